@@ -1,0 +1,1 @@
+//! The client library: a stack thread with blocking and async faces.

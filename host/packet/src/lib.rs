@@ -1,0 +1,1 @@
+//! The Rivulet wire format: parsing and building, docs/wire-format.md in code.

@@ -1,0 +1,1 @@
+//! The rivulet command: serve, get, run, agent, inspect.

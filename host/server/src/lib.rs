@@ -1,0 +1,1 @@
+//! The server library: minisockets on real packets, in Rust and C.

@@ -1,0 +1,1 @@
+//! The preload shim that puts ordinary sockets on the Rivulet client.

@@ -1,0 +1,1 @@
+//! v1model from BMv2 JSON, compiled when loaded.

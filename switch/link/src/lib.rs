@@ -1,0 +1,1 @@
+//! Link shaping: rate, delay, loss, reordering, queue.
