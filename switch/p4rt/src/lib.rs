@@ -1,1 +1,3 @@
 //! The P4Runtime server over the engine.
+
+pub mod proto;
