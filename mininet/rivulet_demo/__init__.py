@@ -1,0 +1,1 @@
+"""Rivulet demos: a rack in Mininet."""

@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Sets up what the commands of the Makefile need, once: Debian packages, the Rust toolchain's presence, the
+# Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
+# Usage: scripts/setup.sh [--no-apt]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+UV_VERSION=0.9.5
+# Why each: mininet (demos), nftables (keeps our segments from the kernel's TCP), ethtool (offloads),
+# conntrack (wire plausibility tests), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
+PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables procps python3-dev python3-venv tcpdump wget)
+
+say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
+
+missing=()
+for package in "${PACKAGES[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+if ((${#missing[@]})) && [[ "${1:-}" != --no-apt ]]; then
+  say "installing Debian packages: ${missing[*]}"
+  sudo=()
+  if ((EUID != 0)); then
+    say "root is needed once, to install them"
+    sudo=(sudo)
+  fi
+  "${sudo[@]}" apt-get update -qq
+  # No recommends: mininet would pull in Open vSwitch and start its daemon.
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >build-apt.log 2>&1 \
+    || { cat build-apt.log >&2; rm -f build-apt.log; say "apt-get failed: its output stands above"; exit 1; }
+  rm -f build-apt.log
+fi
+
+if ! command -v cargo >/dev/null; then
+  if [[ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]]; then
+    say "cargo is installed but not on the PATH: add ${CARGO_HOME:-\$HOME/.cargo}/bin to it"
+  else
+    say "Rust 1.90 or newer is needed and not there: install it with rustup (https://rustup.rs), then run this again"
+  fi
+  exit 1
+fi
+
+stamp=.venv/.requirements.sha256
+want=$(sha256sum requirements.lock pyproject.toml | sha256sum | cut -d' ' -f1)
+if [[ ! -f $stamp || $(cat "$stamp") != "$want" ]]; then
+  say "making the Python environment in .venv (system Python: it alone sees Mininet)"
+  mkdir -p build
+  [[ -x build/uv/bin/uv ]] || { /usr/bin/python3 -m venv build/uv && build/uv/bin/pip install -q "uv==$UV_VERSION"; }
+  [[ -x .venv/bin/python ]] || build/uv/bin/uv venv -q --python /usr/bin/python3 --system-site-packages .venv
+  build/uv/bin/uv pip sync -q --python .venv/bin/python --require-hashes requirements.lock
+  build/uv/bin/uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e .
+  echo "$want" >"$stamp"
+fi
