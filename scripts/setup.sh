@@ -50,3 +50,15 @@ if [[ ! -f $stamp || $(cat "$stamp") != "$want" ]]; then
   build/uv/bin/uv pip install -q --python .venv/bin/python --no-deps --no-build-isolation -e .
   echo "$want" >"$stamp"
 fi
+
+# Bindings of the agent channel: generated, so not committed.
+proto=controller/proto/rivulet/agent/v1/agent.proto
+out=controller/rivulet_controller/pb
+if [[ ! -f $out/__init__.py || $proto -nt $out/__init__.py ]]; then
+  say "generating the bindings of the agent channel"
+  mkdir -p "$out"
+  .venv/bin/python -m grpc_tools.protoc -Icontroller/proto --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" "$proto"
+  # protoc imports by the proto's path; ours lives in a package.
+  sed -i 's/^from rivulet\./from rivulet_controller.pb.rivulet./' "$out"/rivulet/agent/v1/*.py
+  find "$out" -type d -exec touch {}/__init__.py \;
+fi

@@ -1,0 +1,164 @@
+"""The door for agents: one gRPC stream each, whole updates out, reports in.
+
+`AgentServer` keeps what each connected agent is and holds; the daemon decides what to send. Nothing on any
+packet path waits for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from .keys import Kind
+from .pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
+
+log = logging.getLogger("rivulet.agents")
+
+HELLO_TIMEOUT_S = 5.0
+"""A stream that does not introduce itself by then is closed."""
+
+Held = frozenset[tuple[str, Kind, int]]
+"""Epochs held, as (service name, kind, epoch)."""
+
+
+@dataclass(slots=True)
+class Agent:
+    """One connected agent."""
+
+    name: str
+    incarnation: int
+    mac: bytes
+    version: str
+    connected_at: float
+    report: agent_pb2.Report | None = None
+    reported_at: float = 0.0
+    held: Held = frozenset()
+    _sent: dict[int, Held] = field(default_factory=dict)
+    _outbox: asyncio.Queue[agent_pb2.ControllerMessage | None] = field(
+        default_factory=lambda: asyncio.Queue(maxsize=2)
+    )
+
+    def send(self, update: agent_pb2.Update) -> None:
+        """Queues an update; one that was not yet taken is replaced, since each is the whole."""
+        held: Held = frozenset(
+            (service.name, kind, key.epoch)
+            for service in update.services
+            for kind, keys in ((Kind.SEAL, service.seal_keys), (Kind.NONCE, service.nonce_keys))
+            for key in keys
+        )
+        self._sent[update.version] = held
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        self._outbox.put_nowait(agent_pb2.ControllerMessage(update=update))
+
+    def close(self) -> None:
+        """Ends the stream."""
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        self._outbox.put_nowait(None)
+
+    def note(self, report: agent_pb2.Report) -> None:
+        """Takes a report in: what is in force decides which keys this agent holds."""
+        self.report = report
+        self.reported_at = time.monotonic()
+        if report.version_in_force in self._sent:
+            self.held = self._sent[report.version_in_force]
+            for version in [v for v in self._sent if v < report.version_in_force]:
+                del self._sent[version]
+
+
+class AgentServer(agent_pb2_grpc.AgentsServicer):
+    """The gRPC service. `make_update(name)` gives a new agent its update, or raises KeyError."""
+
+    def __init__(self, make_update: Callable[[str], agent_pb2.Update], changed: Callable[[], None]) -> None:
+        self.agents: dict[str, Agent] = {}
+        self._make_update = make_update
+        self._changed = changed
+
+    async def Register(
+        self,
+        request_iterator: AsyncIterator[agent_pb2.AgentMessage],
+        context: grpc.aio.ServicerContext[agent_pb2.AgentMessage, agent_pb2.ControllerMessage],
+    ) -> AsyncIterator[agent_pb2.ControllerMessage]:
+        """One agent's stream (see agent.proto)."""
+        messages = aiter(request_iterator)
+        try:
+            first = await asyncio.wait_for(anext(messages), HELLO_TIMEOUT_S)
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `hello`")
+            return
+        if first.WhichOneof("message") != "hello":
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `hello`")
+        hello = first.hello
+        try:
+            update = self._make_update(hello.name)
+        except KeyError:
+            log.warning("an agent calls itself %r, which the configuration does not know", hello.name)
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"no replica is called {hello.name!r}: add it to the configuration"
+            )
+            return
+        agent = Agent(hello.name, hello.incarnation, hello.mac, hello.version, time.monotonic())
+        old = self.agents.get(hello.name)
+        if old is not None:
+            log.info("agent %s registers again; the older stream is closed", hello.name)
+            old.close()
+        self.agents[hello.name] = agent
+        log.info(
+            "agent %s registered (incarnation %d, version %s)", hello.name, hello.incarnation, hello.version
+        )
+        agent.send(update)
+        reader = asyncio.create_task(self._read(agent, messages))
+        try:
+            while (message := await self._next(agent, reader)) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            if self.agents.get(hello.name) is agent:
+                del self.agents[hello.name]
+                log.info("agent %s is gone", hello.name)
+            self._changed()
+
+    async def _next(self, agent: Agent, reader: asyncio.Task[None]) -> agent_pb2.ControllerMessage | None:
+        """The next message to send, or None when either side ended."""
+        getter = asyncio.ensure_future(agent._outbox.get())
+        done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
+        if getter in done:
+            return getter.result()
+        getter.cancel()
+        return None
+
+    async def _read(self, agent: Agent, messages: AsyncIterator[agent_pb2.AgentMessage]) -> None:
+        try:
+            async for message in messages:
+                if message.WhichOneof("message") != "report":
+                    continue
+                before = (agent.held, agent.report.ready if agent.report else None)
+                agent.note(message.report)
+                if message.report.error:
+                    log.error("agent %s: %s", agent.name, message.report.error)
+                if before != (agent.held, message.report.ready):
+                    self._changed()
+        except (grpc.RpcError, asyncio.CancelledError):
+            return
+
+
+async def serve(
+    server: AgentServer, address: str, credentials: grpc.ServerCredentials | None = None
+) -> grpc.aio.Server:
+    """Listens on `unix:PATH` or HOST:PORT (mutual TLS by `credentials`, or loopback)."""
+    grpc_server = grpc.aio.server()
+    agent_pb2_grpc.add_AgentsServicer_to_server(server, grpc_server)  # type: ignore[no-untyped-call]
+    if credentials is not None:
+        bound = grpc_server.add_secure_port(address, credentials)
+    else:
+        bound = grpc_server.add_insecure_port(address)
+    if bound == 0 and not address.startswith("unix:"):
+        raise OSError(f"cannot listen for agents on {address}")
+    await grpc_server.start()
+    return grpc_server

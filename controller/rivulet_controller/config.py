@@ -1,0 +1,300 @@
+"""The rack's description: one YAML file, validated, with errors that name line and field.
+
+>>> config = load("rack.yaml")            # raises ConfigError
+>>> config.services[0].addresses
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+MAX_MEMBERS = 64
+"""Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
+
+MAX_NONCE_LIFE_S = 3600.0
+"""A nonce key can be searched offline: an hour at most (docs/security.md)."""
+
+MAX_LIVE_SEAL_KEYS = 4096
+"""Seal keys accepted at a time: replicas hold them all, and epochs are 16 bits."""
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class ConfigError(Exception):
+    """The file cannot be used; `problems` has one line each, `FILE:LINE: field: what to do`."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def _mac(value: Any) -> Any:
+    if isinstance(value, int):
+        raise ValueError("write a MAC address in quotes (YAML takes 02:00:… for a number in base 60)")
+    if isinstance(value, str) and not re.fullmatch(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", value):
+        raise ValueError(f"{value!r} is not a MAC address such as 02:00:00:00:00:01")
+    return value.lower() if isinstance(value, str) else value
+
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(value: Any) -> Any:
+    """A duration: a number of seconds, or a number with a unit (`2ms`, `20 min`)."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", value)
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"{value!r} is not a duration such as 20ms, 4s, 30min, 1h")
+        return float(match[1]) * _UNITS[match[2]]
+    return value
+
+
+Mac = Annotated[str, BeforeValidator(_mac)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+PortNumber = Annotated[int, Field(ge=1, le=509)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Host(_Model):
+    """A neighbour of the ToR: who has this address and behind which port."""
+
+    ip: IPAddress
+    mac: Mac
+    port: PortNumber
+
+
+class SwitchConfig(_Model):
+    """A ToR: where its P4Runtime server listens and what stands around it."""
+
+    name: Name
+    address: str = Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+$")
+    device_id: int = Field(default=1, ge=0)
+    number: int = Field(ge=1, le=255, description="upper half of the ToR id")
+    mac: Mac
+    addresses: list[IPAddress] = Field(min_length=1)
+    ports: list[PortNumber] = Field(min_length=1)
+    hosts: list[Host] = []
+    pipeline: Path | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
+
+
+class Replica(_Model):
+    """A machine that serves; `port` is the ToR's port towards it."""
+
+    name: Name
+    switch: Name
+    port: PortNumber
+    mac: Mac
+    ip: IPAddress
+    weight: int = Field(default=1, ge=1, le=256)
+    maintenance: bool = False
+
+
+CheckMode = Literal["off", "count", "enforce"]
+
+
+class Checks(_Model):
+    """What the ToR does about each check of a request: nothing, counting, or dropping."""
+
+    epoch: CheckMode = "enforce"
+    freshness: CheckMode = "enforce"
+    ranges: CheckMode = "enforce"
+    replay: CheckMode = "enforce"
+    unjudged: Literal["pass", "drop"] = Field(
+        default="pass",
+        description="what the switch cannot judge: goes on with the mark cleared, or is dropped",
+    )
+
+
+class Service(_Model):
+    """Addresses and a port, and the replicas behind them."""
+
+    name: Name
+    addresses: list[IPAddress] = Field(min_length=1)
+    port: int = Field(ge=1, le=65535)
+    replicas: list[Name] = Field(min_length=1, max_length=MAX_MEMBERS)
+    policy: Literal["block", "round_robin", "random", "least_loaded"] = "block"
+    slots: int = Field(default=128, ge=1, le=1024)
+    checks: Checks = Checks()
+    heartbeat: Seconds = 0.002
+    liveness: Seconds = 0.020
+    plain_tcp: bool = True
+    trust_tor: bool = True
+
+    @model_validator(mode="after")
+    def _sane(self) -> Service:
+        if self.slots & (self.slots - 1):
+            raise ValueError(f"slots: {self.slots} is not a power of two")
+        if self.liveness < 2 * self.heartbeat:
+            raise ValueError(
+                "liveness: must be at least two heartbeats, or one lost frame excludes a replica"
+            )
+        return self
+
+
+class Keys(_Model):
+    """How keys rotate (docs/security.md)."""
+
+    seal_rotation: Seconds = 3600.0
+    nonce_rotation: Seconds = 1800.0
+    horizon: Seconds = 4.0
+    resume: Seconds = 86400.0
+
+    @model_validator(mode="after")
+    def _sane(self) -> Keys:
+        if self.nonce_rotation > MAX_NONCE_LIFE_S:
+            raise ValueError("nonce_rotation: an hour at most, since a nonce key can be searched offline")
+        if self.nonce_rotation + 2 * self.horizon > MAX_NONCE_LIFE_S:
+            raise ValueError("nonce_rotation: with twice the horizon it must stay within an hour")
+        if self.resume / self.seal_rotation > MAX_LIVE_SEAL_KEYS:
+            raise ValueError(
+                f"seal_rotation: more than {MAX_LIVE_SEAL_KEYS} keys would be live within the resume time"
+            )
+        if self.horizon > 60:
+            raise ValueError("horizon: 60 s at most, since the replay sketch must hold it")
+        return self
+
+
+class Listen(_Model):
+    """Where the controller listens. `unix:PATH` or HOST:PORT; other than loopback the API wants a token."""
+
+    agents: str = "unix:/run/rivulet/agents.sock"
+    api: str = "127.0.0.1:8080"
+    api_token_file: Path | None = None
+
+
+class Config(_Model):
+    """The whole description."""
+
+    switches: list[SwitchConfig] = Field(min_length=1)
+    replicas: list[Replica] = Field(min_length=1)
+    services: list[Service] = Field(min_length=1)
+    keys: Keys = Keys()
+    listen: Listen = Listen()
+    state: Path = Path("/var/lib/rivulet/controller.db")
+
+    def replica(self, name: str) -> Replica:
+        """The replica of that name; KeyError if there is none (validation has made sure of references)."""
+        return next(r for r in self.replicas if r.name == name)
+
+
+def _references(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What pydantic cannot see: references and clashes between entries, each with its place."""
+    switches = {s.name: s for s in config.switches}
+    named = {
+        "switches": [s.name for s in config.switches],
+        "replicas": [r.name for r in config.replicas],
+        "services": [s.name for s in config.services],
+    }
+    for kind, all_names in named.items():
+        for index, name in enumerate(all_names):
+            if name in all_names[:index]:
+                yield (kind, index, "name"), f"{name!r} stands twice: names are unique"
+    names = {r.name for r in config.replicas}
+    places: dict[tuple[str, str], str] = {}
+    for index, replica in enumerate(config.replicas):
+        switch = switches.get(replica.switch)
+        if switch is None:
+            yield ("replicas", index, "switch"), f"there is no switch {replica.switch!r}"
+        elif replica.port not in switch.ports:
+            yield (
+                ("replicas", index, "port"),
+                f"switch {switch.name!r} has no port {replica.port} (it has {switch.ports})",
+            )
+        other = places.setdefault((replica.switch, str(replica.ip)), replica.name)
+        if other != replica.name:
+            yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
+    owners: dict[tuple[str, int], str] = {}
+    for index, service in enumerate(config.services):
+        for place, name in enumerate(service.replicas):
+            if name not in names:
+                yield ("services", index, "replicas", place), f"there is no replica {name!r}"
+            if name in service.replicas[:place]:
+                yield ("services", index, "replicas", place), f"{name!r} stands twice"
+        for place, address in enumerate(service.addresses):
+            owner = owners.setdefault((str(address), service.port), service.name)
+            if owner != service.name or address in service.addresses[:place]:
+                yield (
+                    ("services", index, "addresses", place),
+                    f"{address} port {service.port} is already served by {owner!r}",
+                )
+        if len(service.replicas) > service.slots:
+            yield (
+                ("services", index, "slots"),
+                f"{len(service.replicas)} replicas need at least as many slots",
+            )
+
+
+def _line(tree: Any, path: tuple[str | int, ...]) -> int:
+    """Line (from 1) of the deepest part of `path` that the file has."""
+    line = 1
+    for part in path:
+        marks = getattr(getattr(tree, "lc", None), "data", None)
+        if not isinstance(marks, dict) or part not in marks:
+            break
+        line = int(marks[part][0]) + 1
+        tree = tree[part]
+    return line
+
+
+def _plain(tree: Any) -> Any:
+    """Ruamel's containers as ordinary ones."""
+    if isinstance(tree, dict):
+        return {str(key): _plain(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_plain(value) for value in tree]
+    return tree
+
+
+def parse(text: str, source: str = "config") -> Config:
+    """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
+    try:
+        tree = YAML(typ="rt").load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else 1
+        raise ConfigError(
+            [f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]
+        ) from None
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{source}:1: the file must hold `switches`, `replicas` and `services`"])
+    try:
+        config = Config.model_validate(_plain(tree))
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
+            message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                message = "unknown field"
+            elif item["type"] == "missing":
+                message = "missing"
+            problems.append(f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}")
+        raise ConfigError(sorted(set(problems))) from None
+    problems = [
+        f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}"
+        for path, message in _references(config)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def load(path: str | Path) -> Config:
+    """Reads and validates a file. Raises ConfigError, also for a file that cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from None
+    return parse(text, str(path))

@@ -1,0 +1,148 @@
+"""Key rings: the seal and nonce keys of one service, rotated by epoch.
+
+A key is first *accepted* (on its way to every ToR and every live replica), then, once all of them hold it,
+*usable* (the ToR stamps its epoch into requests), then *retired* by its successor and withdrawn when no
+continuation needs it any more: after the resume time for seal keys, after the horizon for nonce keys.
+
+Pure: time comes in as an argument, randomness from `secrets`. Nothing here is ever logged:
+`Key` hides its secret.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+EPOCH_MAX = 0xFFFF
+"""Epochs are 16 bits, 1 to 65535 and round again; 0 means none (docs/wire-format.md)."""
+
+CONFIRM_MARGIN_S = 1.0
+"""Added to the horizon before a nonce key is withdrawn: requests under way and stamps in flight."""
+
+
+class Kind(enum.StrEnum):
+    """The two kinds of key that rotate."""
+
+    SEAL = "seal"
+    NONCE = "nonce"
+
+
+class State(enum.StrEnum):
+    """Where a key is in its life."""
+
+    ACCEPTED = "accepted"
+    USABLE = "usable"
+    RETIRED = "retired"
+
+
+SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32}
+"""Seal: the KDF's master. Nonce: K (8), K' (8), opening key (16), drawn independently in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of one epoch. Times are seconds of the caller's clock."""
+
+    kind: Kind
+    epoch: int
+    secret: bytes = field(repr=False)
+    created: float
+    state: State = State.ACCEPTED
+    since: float = 0.0
+
+    @property
+    def k(self) -> bytes:
+        """Nonce key K, 8 bytes."""
+        return self.secret[:8]
+
+    @property
+    def k_prime(self) -> bytes:
+        """Nonce key K' (retransmissions), 8 bytes."""
+        return self.secret[8:16]
+
+    @property
+    def opening(self) -> bytes:
+        """Key of the opening PRF, 16 bytes."""
+        return self.secret[16:32]
+
+
+def next_epoch(epoch: int) -> int:
+    """The epoch after `epoch`; 0 is skipped."""
+    return 1 if epoch >= EPOCH_MAX else epoch + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """How long keys live, seconds: until a successor is made, and after one is usable."""
+
+    seal_rotation: float
+    nonce_rotation: float
+    resume: float
+    horizon: float
+
+    def rotation(self, kind: Kind) -> float:
+        """Age at which a usable key gets a successor."""
+        return self.seal_rotation if kind is Kind.SEAL else self.nonce_rotation
+
+    def linger(self, kind: Kind) -> float:
+        """How long a retired key is still accepted."""
+        return self.resume if kind is Kind.SEAL else self.horizon + CONFIRM_MARGIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """All keys of one service, oldest first within a kind."""
+
+    keys: tuple[Key, ...] = ()
+
+    def of(self, kind: Kind) -> tuple[Key, ...]:
+        """The keys of one kind, oldest first."""
+        return tuple(key for key in self.keys if key.kind is kind)
+
+    def usable(self, kind: Kind) -> Key | None:
+        """The newest usable key, if there is one."""
+        return next((key for key in reversed(self.of(kind)) if key.state is State.USABLE), None)
+
+    def tick(
+        self,
+        now: float,
+        lives: Lives,
+        held_everywhere: Callable[[Kind, int], bool],
+        rotate_now: frozenset[Kind] = frozenset(),
+    ) -> KeyRing:
+        """The ring one step on. `held_everywhere` says whether ToRs and live replicas hold an epoch.
+
+        Clock jumps: a key from the future (the clock went back) counts as old, so it is replaced, and a
+        retired key's time starts again, so that nothing is withdrawn early.
+        """
+        ring: list[Key] = []
+        for kind in Kind:
+            keys = list(self.of(kind))
+            keys = [
+                replace(key, since=now) if key.state is State.RETIRED and key.since > now else key
+                for key in keys
+            ]
+            pending = next((key for key in keys if key.state is State.ACCEPTED), None)
+            if pending is not None and held_everywhere(kind, pending.epoch):
+                keys = [
+                    replace(key, state=State.USABLE, since=now)
+                    if key is pending
+                    else replace(key, state=State.RETIRED, since=now)
+                    if key.state is State.USABLE
+                    else key
+                    for key in keys
+                ]
+                pending = None
+            current = next((key for key in reversed(keys) if key.state is State.USABLE), None)
+            due = current is None or now - current.since >= lives.rotation(kind) or current.since > now
+            if pending is None and (due or kind in rotate_now):
+                epoch = next_epoch(keys[-1].epoch) if keys else 1
+                keys.append(Key(kind, epoch, secrets.token_bytes(SECRET_BYTES[kind]), created=now, since=now))
+            ring += [
+                key
+                for key in keys
+                if not (key.state is State.RETIRED and now - key.since >= lives.linger(kind))
+            ]
+        return KeyRing(tuple(ring))

@@ -1,0 +1,84 @@
+"""Configuration: what is refused, with which line and words."""
+
+import pytest
+
+from rivulet_controller.config import ConfigError, load, parse
+
+GOOD = """\
+switches:
+  - name: tor1
+    address: 127.0.0.1:9559
+    number: 1
+    mac: "02:00:00:00:00:fe"
+    addresses: [10.0.0.254, "fd00::fe"]
+    ports: [1, 2, 3]
+replicas:
+  - {name: r1, switch: tor1, port: 2, mac: "02:00:00:00:01:01", ip: 10.0.1.1}
+  - {name: r2, switch: tor1, port: 3, mac: "02:00:00:00:01:02", ip: 10.0.1.2, weight: 2}
+services:
+  - name: web
+    addresses: [10.9.0.1, "fd09::1"]
+    port: 80
+    replicas: [r1, r2]
+    liveness: 20ms
+keys: {seal_rotation: 1h, nonce_rotation: 20 min}
+"""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "rack.yaml")
+    return caught.value.problems
+
+
+def test_good_file_is_read_with_defaults_and_units() -> None:
+    config = parse(GOOD)
+    assert config.services[0].liveness == pytest.approx(0.020)
+    assert config.keys.seal_rotation == 3600.0
+    assert config.services[0].policy == "block"
+    assert config.replica("r2").weight == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("    liveness: 20ms", "    livenes: 20ms", 16, "services.0.livenes: unknown field"),
+        ("    liveness: 20ms", "    liveness: 20 parsecs", 16, "is not a duration such as 20ms"),
+        ("    liveness: 20ms", "    liveness: 3ms", 12, "at least two heartbeats"),
+        ("[r1, r2]", "[r1, r3]", 15, "there is no replica 'r3'"),
+        ("[r1, r2]", "[r1, r1]", 15, "'r1' stands twice"),
+        ("port: 3,", "port: 7,", 10, "has no port 7"),
+        ("10.0.1.2,", "10.0.1.1,", 10, "already the address of replica 'r1'"),
+        ("name: r2,", "name: r1,", 10, "'r1' stands twice"),
+        ("    port: 80\n", "", 12, "services.0.port: missing"),
+        ('mac: "02:00:00:00:00:fe"', "mac: fe", 5, "is not a MAC address"),
+        ("nonce_rotation: 20 min", "nonce_rotation: 2h", 17, "an hour at most"),
+        ("seal_rotation: 1h", "seal_rotation: 1s", 17, "more than 4096 keys would be live"),
+        ("    liveness: 20ms", "    slots: 100", 12, "100 is not a power of two"),
+        ("services:", "services: [", 11, "not YAML"),
+    ],
+)
+def test_mistakes_name_line_and_field(old: str, new: str, line: int, words: str) -> None:
+    assert old in GOOD
+    found = problems(GOOD.replace(old, new))
+    assert any(words in problem for problem in found), found
+    if "not YAML" not in words:
+        assert any(problem.startswith(f"rack.yaml:{line}: ") for problem in found), found
+
+
+def test_clashing_addresses_are_refused() -> None:
+    clash = GOOD.replace("keys:", "  - {name: other, addresses: [10.9.0.1], port: 80, replicas: [r1]}\nkeys:")
+    assert problems(clash) == [
+        "rack.yaml:17: services.1.addresses.0: 10.9.0.1 port 80 is already served by 'web'"
+    ]
+    other_port = clash.replace("port: 80, replicas", "port: 81, replicas")
+    assert len(parse(other_port).services) == 2
+
+
+def test_empty_binary_and_missing_files_are_errors(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    assert "must hold" in problems("")[0]
+    binary = tmp_path / "x.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path in (binary, tmp_path / "absent.yaml"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load(path)

@@ -1,0 +1,107 @@
+"""Key rings: a key is held everywhere before it is usable, and withdrawn only when nothing needs it."""
+
+import random
+
+import pytest
+
+from rivulet_controller.keys import CONFIRM_MARGIN_S, EPOCH_MAX, KeyRing, Kind, Lives, State, next_epoch
+from rivulet_controller.store import Decision, SqliteStore
+
+LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0)
+
+
+def nobody(kind: Kind, epoch: int) -> bool:
+    return False
+
+
+def everybody(kind: Kind, epoch: int) -> bool:
+    return True
+
+
+def test_a_key_is_not_usable_before_all_hold_it() -> None:
+    ring = KeyRing().tick(0.0, LIVES, nobody)
+    assert [key.state for key in ring.keys] == [State.ACCEPTED, State.ACCEPTED]
+    ring = ring.tick(1000.0, LIVES, nobody)
+    assert ring.usable(Kind.SEAL) is None and len(ring.keys) == 2
+    ring = ring.tick(1001.0, LIVES, everybody)
+    assert ring.usable(Kind.SEAL) is not None and ring.usable(Kind.NONCE) is not None
+
+
+def test_rotation_keeps_the_old_key_until_the_last_continuation_that_needs_it() -> None:
+    ring = KeyRing().tick(0.0, LIVES, nobody).tick(0.0, LIVES, everybody)
+    ring = ring.tick(10.0, LIVES, nobody)
+    assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.USABLE), (2, State.ACCEPTED)]
+    ring = ring.tick(11.0, LIVES, everybody)
+    assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.RETIRED), (2, State.USABLE)]
+    assert 1 in [k.epoch for k in ring.tick(11.0 + 99.9, LIVES, nobody).of(Kind.SEAL)]
+    assert 1 not in [k.epoch for k in ring.tick(11.0 + 100.0, LIVES, nobody).of(Kind.SEAL)]
+
+
+def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
+    ring = KeyRing().tick(0.0, LIVES, nobody).tick(0.0, LIVES, everybody)
+    ring = ring.tick(20.0, LIVES, nobody).tick(20.0, LIVES, everybody)
+    gone = 20.0 + LIVES.horizon + CONFIRM_MARGIN_S
+    assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, nobody).of(Kind.NONCE)]
+    assert 1 not in [k.epoch for k in ring.tick(gone, LIVES, nobody).of(Kind.NONCE)]
+
+
+def test_a_clock_that_jumps_back_withdraws_nothing_early_and_rotates() -> None:
+    ring = KeyRing().tick(1000.0, LIVES, nobody).tick(1000.0, LIVES, everybody)
+    ring = ring.tick(1020.0, LIVES, nobody).tick(1020.0, LIVES, everybody)
+    back = ring.tick(5.0, LIVES, nobody)
+    assert {k.epoch for k in back.of(Kind.NONCE)} == {1, 2, 3}
+    later = back.tick(5.0 + LIVES.horizon, LIVES, nobody)
+    assert {k.epoch for k in later.of(Kind.NONCE)} == {1, 2, 3}
+
+
+def test_at_any_time_one_usable_key_and_epochs_in_order() -> None:
+    rng = random.Random(7)
+    ring, now = KeyRing(), 0.0
+    for _ in range(3000):
+        now += rng.choice([0.0, 0.1, 1.0, 5.0, 30.0])
+        had = {kind: ring.usable(kind) for kind in Kind}
+        chance = rng.random()
+        ring = ring.tick(now, LIVES, lambda kind, epoch, chance=chance: chance < 0.5)  # type: ignore[misc]
+        for kind in Kind:
+            keys = ring.of(kind)
+            assert sum(k.state is State.USABLE for k in keys) <= 1
+            assert sum(k.state is State.ACCEPTED for k in keys) <= 1
+            assert [k.epoch for k in keys] == sorted(k.epoch for k in keys)
+            assert had[kind] is None or ring.usable(kind) is not None, (
+                "a usable key vanished without a successor"
+            )
+
+
+def test_epochs_wrap_past_zero_and_secrets_stay_out_of_text() -> None:
+    assert next_epoch(EPOCH_MAX) == 1
+    ring = KeyRing().tick(0.0, LIVES, nobody)
+    for key in ring.keys:
+        assert key.secret.hex() not in repr(ring) and repr(key.secret) not in repr(ring)
+    nonce = ring.of(Kind.NONCE)[0]
+    assert (len(nonce.k), len(nonce.k_prime), len(nonce.opening)) == (8, 8, 16)
+    assert nonce.k != nonce.k_prime
+
+
+def test_the_store_keeps_rings_decisions_and_counters_for_its_owner_only(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "state" / "controller.db"
+    store = SqliteStore(path)
+    ring = KeyRing().tick(0.0, LIVES, nobody).tick(0.0, LIVES, everybody).tick(10.0, LIVES, nobody)
+    store.save_key_ring("web", ring)
+    store.save_decision("r1", Decision(draining=True, weight=3))
+    assert [store.next_counter("tor1"), store.next_counter("tor1"), store.next_counter("tor2")] == [1, 2, 1]
+    store.close()
+    assert path.stat().st_mode & 0o077 == 0
+    again = SqliteStore(path)
+    assert set(again.key_ring("web").keys) == set(ring.keys)
+    for kind in Kind:
+        assert again.key_ring("web").of(kind) == ring.of(kind)
+    assert again.key_ring("other") == KeyRing()
+    assert again.decisions() == {"r1": Decision(draining=True, weight=3)}
+    assert again.next_counter("tor1") == 3
+
+
+def test_a_store_that_cannot_be_opened_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    with pytest.raises(OSError):
+        SqliteStore(blocker / "controller.db")
