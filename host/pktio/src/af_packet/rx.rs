@@ -1,0 +1,286 @@
+//! Receiving: slots the kernel fills, then each frame made whole (tag, segments, checksum).
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::HEADROOM;
+use crate::gso;
+use crate::pool::Pool;
+use crate::vnet::{VNET_LEN, Vnet};
+use crate::{Checksum, ChecksumPolicy, RxFrame, Stats, complete};
+
+/// Octets of a message beyond its slot: the largest frame a packet socket hands over is a segment of
+/// 64 KiB (some devices allow more; those are dropped as truncated).
+const OVERFLOW: usize = 65536 + 64;
+
+/// Room for one auxdata control message.
+const CONTROL: usize = 64;
+
+const TAG: usize = 4;
+
+/// Where a frame of the current batch lies.
+struct Place {
+    /// In the arena, else in the pool.
+    arena: bool,
+    start: usize,
+    len: usize,
+    checksum: Checksum,
+}
+
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; CONTROL]);
+
+pub(super) struct Receiver {
+    /// `batch` slots of `stride` octets, then `batch` overflow areas, resident only once used.
+    pool: Pool,
+    batch: usize,
+    stride: usize,
+    /// Control messages; the headers below point here.
+    control: Box<[Control]>,
+    /// Two parts a message, slot and overflow.
+    parts: Box<[libc::iovec]>,
+    messages: Box<[libc::mmsghdr]>,
+    /// Frames that do not lie in one slot: cut from a large segment, or longer than a slot.
+    arena: Vec<u8>,
+    /// One large frame put together before it is cut.
+    whole: Vec<u8>,
+    frames: Vec<Place>,
+    policy: ChecksumPolicy,
+}
+
+// SAFETY: the raw pointers inside `parts` and `messages` point into heap memory and pages owned by this
+// object, which do not move with it.
+unsafe impl Send for Receiver {}
+
+impl Receiver {
+    pub(super) fn new(batch: usize, slot_frame: usize, policy: ChecksumPolicy) -> io::Result<Self> {
+        let stride = HEADROOM + slot_frame;
+        let pool = Pool::new(batch * (stride + OVERFLOW))?;
+        let mut control = vec![Control([0; CONTROL]); batch].into_boxed_slice();
+        let mut parts = Vec::with_capacity(2 * batch);
+        for i in 0..batch {
+            let head = i * stride + HEADROOM - VNET_LEN;
+            parts.push(libc::iovec { iov_base: pool.at(head).cast(), iov_len: slot_frame + VNET_LEN });
+            let tail = batch * stride + i * OVERFLOW;
+            parts.push(libc::iovec { iov_base: pool.at(tail).cast(), iov_len: OVERFLOW });
+        }
+        let mut parts = parts.into_boxed_slice();
+        let mut messages = Vec::with_capacity(batch);
+        for i in 0..batch {
+            // SAFETY: all zero is a valid mmsghdr.
+            let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            message.msg_hdr.msg_iov = &raw mut parts[2 * i];
+            message.msg_hdr.msg_iovlen = 2;
+            message.msg_hdr.msg_control = control[i].0.as_mut_ptr().cast();
+            message.msg_hdr.msg_controllen = CONTROL;
+            messages.push(message);
+        }
+        Ok(Receiver {
+            pool,
+            batch,
+            stride,
+            control,
+            parts,
+            messages: messages.into_boxed_slice(),
+            arena: Vec::new(),
+            whole: Vec::new(),
+            frames: Vec::with_capacity(batch),
+            policy,
+        })
+    }
+
+    pub(super) fn frame(&mut self, index: usize) -> RxFrame<'_> {
+        let place = &self.frames[index];
+        let data = if place.arena {
+            &mut self.arena[place.start..place.start + place.len]
+        } else {
+            self.pool.slice_mut(place.start, place.len)
+        };
+        RxFrame { data, checksum: place.checksum }
+    }
+
+    pub(super) fn recv(&mut self, fd: BorrowedFd<'_>, stats: &mut Stats) -> io::Result<usize> {
+        self.frames.clear();
+        self.arena.clear();
+        // SAFETY: the headers point to live slots, overflow areas and control buffers of this object
+        // with the lengths given there; a null timeout is allowed.
+        let n = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                self.messages.as_mut_ptr(),
+                self.batch as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        if n < 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => Ok(0),
+                // A frame that no virtio header can describe (cut in a tunnel); it is consumed.
+                Some(libc::EINVAL) => {
+                    stats.rx_errors += 1;
+                    Ok(0)
+                }
+                _ => Err(error),
+            };
+        }
+        for i in 0..n as usize {
+            if !self.accept(i) {
+                stats.rx_errors += 1;
+            }
+            let header = &mut self.messages[i].msg_hdr;
+            header.msg_controllen = CONTROL;
+            header.msg_flags = 0;
+        }
+        stats.rx_frames += self.frames.len() as u64;
+        stats.rx_bytes += self.frames.iter().map(|f| f.len as u64).sum::<u64>();
+        Ok(self.frames.len())
+    }
+
+    /// Makes message `i` one or more frames. False if it is damaged.
+    fn accept(&mut self, i: usize) -> bool {
+        let message = &self.messages[i];
+        let truncated = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+        let Some(len) = (message.msg_len as usize).checked_sub(VNET_LEN) else { return false };
+        if truncated || len < crate::MIN_FRAME {
+            return false;
+        }
+        let start = i * self.stride + HEADROOM;
+        let mut header = [0; VNET_LEN];
+        header.copy_from_slice(self.pool.slice(start - VNET_LEN, VNET_LEN));
+        let vnet = Vnet::parse(&header);
+        if vnet.unknown_gso {
+            return false;
+        }
+        let tag = vlan_tag(&self.control[i].0[..message.msg_hdr.msg_controllen.min(CONTROL)]);
+        let slot_frame = self.parts[2 * i].iov_len - VNET_LEN;
+        if vnet.segmentation.is_none() && len <= slot_frame {
+            return self.accept_in_slot(start, len, tag, vnet.checksum);
+        }
+        self.accept_large(i, start, len, tag, vnet)
+    }
+
+    fn accept_in_slot(
+        &mut self,
+        mut start: usize,
+        mut len: usize,
+        tag: Option<[u8; TAG]>,
+        sum: Checksum,
+    ) -> bool {
+        let mut checksum = sum;
+        if let Some(tag) = tag {
+            // The addresses move into the headroom, the tag between them and the type.
+            start -= TAG;
+            len += TAG;
+            let frame = self.pool.slice_mut(start, len);
+            frame.copy_within(TAG..TAG + 12, 0);
+            frame[12..12 + TAG].copy_from_slice(&tag);
+            checksum = shifted(checksum);
+        }
+        if let Some(checksum) = settle(self.policy, self.pool.slice_mut(start, len), checksum) {
+            self.frames.push(Place { arena: false, start, len, checksum });
+            return true;
+        }
+        false
+    }
+
+    /// Puts slot and overflow together and cuts if asked to.
+    fn accept_large(
+        &mut self,
+        i: usize,
+        start: usize,
+        len: usize,
+        tag: Option<[u8; TAG]>,
+        vnet: Vnet,
+    ) -> bool {
+        let slot_frame = self.parts[2 * i].iov_len - VNET_LEN;
+        let in_slot = len.min(slot_frame);
+        let head = self.pool.slice(start, in_slot);
+        let rest = self.pool.slice(self.batch * self.stride + i * OVERFLOW, len - in_slot);
+        let whole = &mut self.whole;
+        whole.clear();
+        whole.extend_from_slice(&head[..12]);
+        whole.extend_from_slice(tag.as_ref().map_or(&[], |t| t));
+        whole.extend_from_slice(&head[12..]);
+        whole.extend_from_slice(rest);
+        let (arena, frames) = (&mut self.arena, &mut self.frames);
+        match vnet.segmentation {
+            Some(seg) => {
+                let first = frames.len();
+                if !gso::segment(whole, seg, arena, |range, checksum| {
+                    frames.push(Place { arena: true, start: range.start, len: range.len(), checksum });
+                }) {
+                    return false;
+                }
+                for place in &mut frames[first..] {
+                    let frame = &mut arena[place.start..place.start + place.len];
+                    // `segment` writes fields that lie inside.
+                    place.checksum = settle(self.policy, frame, place.checksum).unwrap_or_default();
+                }
+                true
+            }
+            None => {
+                let checksum = if tag.is_some() { shifted(vnet.checksum) } else { vnet.checksum };
+                let Some(checksum) = settle(self.policy, whole, checksum) else { return false };
+                let start = arena.len();
+                arena.extend_from_slice(whole);
+                frames.push(Place { arena: true, start, len: whole.len(), checksum });
+                true
+            }
+        }
+    }
+}
+
+/// Completes a partial checksum if that is the policy. `None` if its field lies outside the frame.
+fn settle(policy: ChecksumPolicy, frame: &mut [u8], checksum: Checksum) -> Option<Checksum> {
+    match (policy, checksum) {
+        (ChecksumPolicy::Complete, Checksum::Partial { start, offset }) => {
+            complete(frame, start, offset).then_some(Checksum::Verified)
+        }
+        (ChecksumPolicy::Report, Checksum::Partial { start, offset }) => {
+            let end = usize::from(start) + usize::from(offset) + 2;
+            (end <= frame.len()).then_some(checksum)
+        }
+        _ => Some(checksum),
+    }
+}
+
+/// The same checksum in a frame that became a tag longer.
+fn shifted(checksum: Checksum) -> Checksum {
+    match checksum {
+        Checksum::Partial { start, offset } => {
+            Checksum::Partial { start: start.saturating_add(TAG as u16), offset }
+        }
+        other => other,
+    }
+}
+
+/// The VLAN tag which the kernel took out, from the auxdata among the control messages.
+fn vlan_tag(control: &[u8]) -> Option<[u8; TAG]> {
+    const HEADER: usize = size_of::<libc::cmsghdr>();
+    const VALID: u32 = libc::TP_STATUS_VLAN_VALID;
+    const TPID_VALID: u32 = libc::TP_STATUS_VLAN_TPID_VALID;
+    let mut at = 0;
+    while let Some(bytes) = control.get(at..at + HEADER) {
+        // SAFETY: `bytes` is as long as a cmsghdr, for which every bit pattern is valid.
+        let header: libc::cmsghdr = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+        let data = control.get(at + HEADER..)?;
+        if header.cmsg_level == libc::SOL_PACKET
+            && header.cmsg_type == libc::PACKET_AUXDATA
+            && data.len() >= size_of::<libc::tpacket_auxdata>()
+        {
+            // SAFETY: as above, for tpacket_auxdata.
+            let aux: libc::tpacket_auxdata = unsafe { std::ptr::read_unaligned(data.as_ptr().cast()) };
+            if aux.tp_status & VALID == 0 {
+                return None;
+            }
+            let tpid = if aux.tp_status & TPID_VALID != 0 { aux.tp_vlan_tpid } else { 0x8100 };
+            let ([a, b], [c, d]) = (tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes());
+            return Some([a, b, c, d]);
+        }
+        at = at.checked_add(header.cmsg_len.max(HEADER).next_multiple_of(align_of::<libc::cmsghdr>()))?;
+    }
+    None
+}

@@ -1,0 +1,121 @@
+//! Opening and setting up the socket.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::os;
+use crate::{Config, Filter, Interface, LinkInfo, OpenError};
+
+/// All protocols, in network order as the kernel wants it.
+const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
+
+/// A bound socket and what its interface is.
+pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, LinkInfo), OpenError> {
+    let fail = |operation| move |source| os(interface, operation, source);
+    // Protocol 0: nothing is received before the filter stands and the socket is bound.
+    // SAFETY: plain system call.
+    let fd = unsafe {
+        libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)
+    };
+    if fd < 0 {
+        return Err(os(interface, "socket(AF_PACKET)", io::Error::last_os_error()));
+    }
+    // SAFETY: a descriptor that was just opened and belongs to nobody else.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let info = LinkInfo::query(fd.as_raw_fd(), interface.name()).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENODEV) => OpenError::NoSuchInterface(interface.to_string()),
+        _ => os(interface, "link state", e),
+    })?;
+
+    let set = |level, name, value: libc::c_int| option(fd.as_fd(), level, name, &value);
+    set(libc::SOL_PACKET, libc::PACKET_AUXDATA, 1).map_err(fail("PACKET_AUXDATA"))?;
+    set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1).map_err(fail("PACKET_VNET_HDR"))?;
+    set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1).map_err(fail("PACKET_IGNORE_OUTGOING"))?;
+    if config.qdisc_bypass {
+        set(libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1).map_err(fail("PACKET_QDISC_BYPASS"))?;
+    }
+    // The kernel doubles what it is given; beyond its own limit only with CAP_NET_ADMIN, without
+    // which the limit is what we get.
+    for (force, plain, octets) in [
+        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.rx_bytes),
+        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.tx_bytes),
+    ] {
+        let value = libc::c_int::try_from(octets / 2).unwrap_or(libc::c_int::MAX / 2);
+        if set(libc::SOL_SOCKET, force, value).is_err() {
+            set(libc::SOL_SOCKET, plain, value).map_err(fail("socket buffer"))?;
+        }
+    }
+    set_filter(fd.as_fd(), config.filter.as_ref()).map_err(fail("SO_ATTACH_FILTER"))?;
+    if config.promiscuous {
+        let member = libc::packet_mreq {
+            mr_ifindex: info.index as libc::c_int,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
+            .map_err(fail("PACKET_MR_PROMISC"))?;
+    }
+    bind(fd.as_fd(), info.index).map_err(fail("bind"))?;
+    Ok((fd, info))
+}
+
+fn bind(fd: BorrowedFd<'_>, index: u32) -> io::Result<()> {
+    // SAFETY: all zero is a valid sockaddr_ll.
+    let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    addr.sll_family = libc::AF_PACKET as u16;
+    addr.sll_protocol = ALL;
+    addr.sll_ifindex = index as i32;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is a whole sockaddr_ll that lives through the call.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// `setsockopt` with a value of a plain C type.
+fn option<T>(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is `len` readable octets that live through the call.
+    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Attaches the filter, or takes it off.
+pub(super) fn set_filter(fd: BorrowedFd<'_>, filter: Option<&Filter>) -> io::Result<()> {
+    let Some(filter) = filter else {
+        return match option(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0) {
+            // There was none.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            other => other,
+        };
+    };
+    let program = libc::sock_fprog {
+        len: filter.program().len() as u16,
+        // The kernel copies and does not write.
+        filter: filter.program().as_ptr().cast_mut(),
+    };
+    option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Frames the kernel dropped since the last call.
+pub(super) fn drops(fd: BorrowedFd<'_>) -> u64 {
+    // SAFETY: all zero is a valid tpacket_stats.
+    let mut stats: libc::tpacket_stats = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+    // SAFETY: `stats` is `len` writable octets that live through the call.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_STATISTICS,
+            (&raw mut stats).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 { u64::from(stats.tp_drops) } else { 0 }
+}

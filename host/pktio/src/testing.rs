@@ -1,0 +1,100 @@
+//! Network namespaces for tests and benchmarks: made with unique names, removed on drop.
+
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A network namespace of `ip netns`, removed with all its interfaces when dropped.
+#[derive(Debug)]
+pub struct Netns {
+    name: String,
+}
+
+impl Netns {
+    /// A fresh namespace with loopback up, named from the prefix, this process and a count. `None`, and
+    /// a line on standard error that says so, where the user may not make one: the test is to return.
+    #[must_use]
+    pub fn new(prefix: &str) -> Option<Netns> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("{prefix}{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        match Command::new("ip").args(["netns", "add", &name]).output() {
+            Ok(out) if out.status.success() => {}
+            Ok(out) => {
+                eprintln!("SKIPPED: no network namespaces: {}", String::from_utf8_lossy(&out.stderr).trim());
+                return None;
+            }
+            Err(e) => {
+                eprintln!("SKIPPED: cannot run ip: {e}");
+                return None;
+            }
+        }
+        let ns = Netns { name };
+        ns.ip("link set lo up");
+        Some(ns)
+    }
+
+    /// The name, for `ip netns exec` and [`Interface::new`](crate::Interface::new).
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// An interface of this namespace.
+    ///
+    /// # Panics
+    /// On a name that cannot be one.
+    #[must_use]
+    pub fn interface(&self, name: &str) -> crate::Interface {
+        crate::Interface::new(Some(&self.name), name).expect("interface name")
+    }
+
+    /// `ip -n NAMESPACE ARGS`, split at white space.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn ip(&self, args: &str) {
+        let out = Command::new("ip").arg("-n").arg(&self.name).args(args.split_whitespace()).output();
+        check(&format!("ip {args}"), out.expect("run ip"));
+    }
+
+    /// A command inside the namespace, not yet started.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name, program]);
+        command
+    }
+
+    /// Runs a command line inside and returns its standard output.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub fn run(&self, line: &str) -> String {
+        let mut words = line.split_whitespace();
+        let program = words.next().expect("a command");
+        check(line, self.command(program).args(words).output().expect("run ip"))
+    }
+
+    /// A veth pair, `here` in this namespace and `there` in the other, both up.
+    pub fn veth(&self, here: &str, other: &Netns, there: &str) {
+        self.ip(&format!("link add {here} type veth peer name {there} netns {}", other.name));
+        self.ip(&format!("link set dev {here} up"));
+        other.ip(&format!("link set dev {there} up"));
+    }
+
+    /// No IPv6 in interfaces made from now on, so that the kernel sends nothing by itself.
+    pub fn quiet(&self) {
+        self.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    }
+}
+
+fn check(what: &str, out: Output) -> String {
+    assert!(out.status.success(), "{what}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        // A socket that is still open inside keeps the interfaces for a while; nothing to be done here.
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+    }
+}

@@ -1,0 +1,288 @@
+//! Frames over veth pairs in network namespaces of the test's own.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::filter::{Rule, TcpRule};
+use rivulet_pktio::testing::Netns;
+use rivulet_pktio::{
+    AfPacket, Checksum, ChecksumPolicy, Config, Filter, IoError, PacketIo, TxFrame, in_netns, internet_sum,
+};
+
+const PREFIX: &str = "pio-";
+
+fn frame(len: usize, mark: u8) -> Vec<u8> {
+    let mut f: Vec<u8> = (0..len).map(|i| i as u8 ^ mark).collect();
+    f[..6].fill(0xff);
+    f[6..12].copy_from_slice(&[2, 0, 0, 0, 0, mark]);
+    f[12..14].copy_from_slice(&[0x88, 0xb6]);
+    f
+}
+
+/// Receives until `done` says so, at most two seconds.
+fn collect(
+    io: &mut dyn PacketIo,
+    mut done: impl FnMut(&[(Vec<u8>, Checksum)]) -> bool,
+) -> Vec<(Vec<u8>, Checksum)> {
+    let mut got = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !done(&got) && Instant::now() < deadline {
+        let n = io.recv().unwrap();
+        for i in 0..n {
+            let f = io.frame(i);
+            got.push((f.data.to_vec(), f.checksum));
+        }
+        if n == 0 {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    got
+}
+
+/// The kernel tells the carrier's state with some delay.
+fn eventually(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !condition() {
+        assert!(Instant::now() < deadline, "did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn pair() -> Option<(Netns, Netns)> {
+    let (a, b) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?);
+    a.quiet();
+    b.quiet();
+    a.veth("va", &b, "vb");
+    Some((a, b))
+}
+
+fn open(ns: &Netns, name: &str, config: Config) -> AfPacket {
+    AfPacket::open(&ns.interface(name), config).unwrap()
+}
+
+#[test]
+fn frames_arrive_in_order_whichever_way_they_were_sent() {
+    let Some((a, b)) = pair() else { return };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
+    let sent: Vec<Vec<u8>> = (0..200u32).map(|i| frame(14 + (i as usize * 37) % 1500, i as u8)).collect();
+    for batch in sent[..100].chunks(10) {
+        for f in &batch[..5] {
+            tx.reserve(f.len() + 3).unwrap()[..f.len()].copy_from_slice(f);
+            tx.commit(f.len());
+        }
+        let split: Vec<TxFrame> = batch[5..]
+            .iter()
+            .map(|f| TxFrame { head: &f[..14], body: &f[14..], ..TxFrame::default() })
+            .collect();
+        assert_eq!(tx.send(&split).unwrap(), 5);
+    }
+    for f in &sent[100..] {
+        tx.reserve(f.len()).unwrap().copy_from_slice(f);
+        tx.commit(f.len());
+    }
+    tx.flush().unwrap();
+    let got = collect(&mut rx, |g| g.len() == sent.len());
+    assert_eq!(got.len(), sent.len());
+    for (i, ((got, _), sent)) in got.iter().zip(&sent).enumerate() {
+        assert!(got == sent, "frame {i}");
+    }
+    assert_eq!(collect(&mut tx, |_| true).len(), 0, "own frames do not come back");
+    assert_eq!((tx.stats().tx_frames, rx.stats().rx_frames), (200, 200));
+}
+
+#[test]
+fn vlan_tags_stay_in_place() {
+    let Some((a, b)) = pair() else { return };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
+    let mut sent = Vec::new();
+    // Beyond the MTU the kernel allows one tag of 802.1Q, no other.
+    for (tpid, len) in [([0x81, 0x00], 1514), ([0x88, 0xa8], 1510)] {
+        let mut f = frame(len, 9);
+        f.splice(12..12, [tpid[0], tpid[1], 0x60, 0x2a]);
+        sent.push(f.clone());
+        f.splice(12..12, [0x81, 0x00, 0x00, 0x07]);
+        f.truncate(1000);
+        sent.push(f);
+    }
+    let frames: Vec<_> = sent.iter().map(|f| TxFrame::new(f)).collect();
+    assert_eq!(tx.send(&frames).unwrap(), 4);
+    let got = collect(&mut rx, |g| g.len() == 4);
+    assert_eq!(got.len(), 4);
+    for (i, ((got, _), sent)) in got.iter().zip(&sent).enumerate() {
+        assert_eq!(got[..24], sent[..24], "frame {i}");
+        assert!(got == sent, "frame {i}");
+    }
+}
+
+/// A UDP datagram of the kernel's own, whose checksum veth leaves partial.
+fn udp_datagram(policy: ChecksumPolicy) -> Option<(Vec<u8>, Checksum)> {
+    let (a, b) = pair()?;
+    a.ip("addr add 10.0.0.1/24 dev va");
+    a.ip("neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev va");
+    let mut rx = open(&b, "vb", Config { checksum: policy, ..Config::default() });
+    in_netns(Some(a.name()), || {
+        UdpSocket::bind("10.0.0.1:1111").unwrap().send_to(&[7; 99], "10.0.0.2:9").unwrap()
+    })
+    .unwrap();
+    collect(&mut rx, |g| !g.is_empty()).pop()
+}
+
+fn udp_sum(frame: &[u8]) -> u16 {
+    let mut pseudo = frame[26..34].to_vec();
+    pseudo.extend([0, 17]);
+    pseudo.extend(&frame[38..40]);
+    internet_sum(&frame[34..], internet_sum(&pseudo, 0))
+}
+
+#[test]
+fn partial_checksums_are_completed_or_told() {
+    let Some((frame, checksum)) = udp_datagram(ChecksumPolicy::Complete) else { return };
+    assert_eq!((checksum, udp_sum(&frame)), (Checksum::Verified, 0xffff));
+    let Some((frame, checksum)) = udp_datagram(ChecksumPolicy::Report) else { return };
+    assert_eq!(checksum, Checksum::Partial { start: 34, offset: 6 });
+    assert_ne!(udp_sum(&frame), 0xffff);
+}
+
+/// A TCP connection of two kernels with all their offloads on, through frames moved by us.
+#[test]
+fn large_segments_are_cut_and_tcp_works_across() {
+    let (Some(a), Some(m), Some(b)) = (Netns::new(PREFIX), Netns::new(PREFIX), Netns::new(PREFIX)) else {
+        return;
+    };
+    for ns in [&a, &m, &b] {
+        ns.quiet();
+    }
+    a.veth("va", &m, "ma");
+    b.veth("vb", &m, "mb");
+    a.ip("addr add 10.0.0.1/24 dev va");
+    b.ip("addr add 10.0.0.2/24 dev vb");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let longest = std::thread::scope(|s| {
+        let forward = s.spawn(|| {
+            let mut ports = [open(&m, "ma", Config::default()), open(&m, "mb", Config::default())];
+            let mut longest = 0;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                for from in 0..2 {
+                    let [x, y] = &mut ports;
+                    let (rx, tx) = if from == 0 { (x, y) } else { (y, x) };
+                    for i in 0..rx.recv().unwrap() {
+                        let f = rx.frame(i);
+                        longest = longest.max(f.data.len());
+                        tx.reserve(f.data.len()).unwrap().copy_from_slice(f.data);
+                        tx.commit(f.data.len());
+                    }
+                    tx.flush().unwrap();
+                }
+            }
+            longest
+        });
+        let listener = in_netns(Some(b.name()), || TcpListener::bind("10.0.0.2:80").unwrap()).unwrap();
+        let data: Vec<u8> =
+            (0..4_000_000u32).map(|i| ((i.wrapping_mul(2_654_435_761)) >> 24) as u8).collect();
+        let expected = data.clone();
+        let server = s.spawn(move || {
+            let mut all = Vec::new();
+            listener.accept().unwrap().0.read_to_end(&mut all).unwrap();
+            all
+        });
+        let mut client = in_netns(Some(a.name()), || TcpStream::connect("10.0.0.2:80").unwrap()).unwrap();
+        client.write_all(&data).unwrap();
+        drop(client);
+        assert!(server.join().unwrap() == expected, "the bytes differ");
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        forward.join().unwrap()
+    });
+    assert_eq!(longest, 1514, "no frame is longer than the MTU and some are as long");
+}
+
+#[test]
+fn filter_keeps_other_frames_away_and_can_be_replaced() {
+    let Some((a, b)) = pair() else { return };
+    let only_heartbeats = Filter::new(&[Rule::EtherType(0x88b5)]).unwrap();
+    let config = Config { filter: Some(only_heartbeats), ..Config::default() };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", config));
+    let (other, mut heartbeat) = (frame(60, 1), frame(60, 2));
+    heartbeat[13] = 0xb5;
+    let both = [TxFrame::new(&other), TxFrame::new(&heartbeat)];
+    tx.send(&both).unwrap();
+    let got = collect(&mut rx, |g| g.len() > 1);
+    assert_eq!(got.iter().map(|g| &g.0).collect::<Vec<_>>(), [&heartbeat]);
+    rx.set_filter(Some(&Filter::new(&[Rule::Tcp(TcpRule::default())]).unwrap())).unwrap();
+    tx.send(&both).unwrap();
+    assert!(collect(&mut rx, |g| !g.is_empty()).is_empty());
+    rx.set_filter(None).unwrap();
+    rx.set_filter(None).unwrap();
+    tx.send(&both).unwrap();
+    assert_eq!(collect(&mut rx, |g| g.len() == 2).len(), 2);
+}
+
+#[test]
+fn refused_frames_are_counted_and_do_not_hold_up_the_rest() {
+    let Some((a, b)) = pair() else { return };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
+    let (good, long, short) = (frame(100, 1), frame(4000, 2), [0u8; 5]);
+    let n = tx.send(&[TxFrame::new(&long), TxFrame::new(&good), TxFrame::new(&short), TxFrame::new(&good)]);
+    assert_eq!(n.unwrap(), 4);
+    assert!(tx.reserve(4000).is_none() && tx.reserve(usize::MAX).is_none());
+    assert_eq!(collect(&mut rx, |g| g.len() == 2).len(), 2);
+    let stats = tx.stats();
+    assert_eq!((stats.tx_frames, stats.tx_errors), (2, 4));
+}
+
+#[test]
+fn jumbo_frames_work_after_the_mtu_was_raised() {
+    let Some((a, b)) = pair() else { return };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
+    a.ip("link set va mtu 9000");
+    b.ip("link set vb mtu 9000");
+    assert_eq!(tx.link().unwrap().mtu, 9000);
+    let jumbo = frame(9014, 3);
+    tx.reserve(jumbo.len()).unwrap().copy_from_slice(&jumbo);
+    tx.commit(jumbo.len());
+    tx.flush().unwrap();
+    assert!(collect(&mut rx, |g| !g.is_empty()) == [(jumbo, Checksum::Unknown)]);
+}
+
+#[test]
+fn down_is_an_error_that_passes_and_gone_needs_reopening() {
+    let Some((a, b)) = pair() else { return };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
+    let f = frame(60, 1);
+    b.ip("link set vb down");
+    eventually(|| !tx.link().unwrap().up);
+    assert!(matches!(rx.recv(), Err(IoError::Down(_))));
+    assert_eq!(rx.recv().unwrap(), 0, "told once");
+    assert!(matches!(rx.send(&[TxFrame::new(&f)]), Err(IoError::Down(_))));
+    b.ip("link set vb up");
+    eventually(|| tx.link().unwrap().up);
+    tx.send(&[TxFrame::new(&f)]).unwrap();
+    assert_eq!(collect(&mut rx, |g| !g.is_empty()).len(), 1, "works again by itself");
+
+    a.ip("link del va");
+    for io in [&mut tx, &mut rx] {
+        assert!(matches!(io.recv(), Err(IoError::Gone(_))));
+        assert!(matches!(io.link(), Err(IoError::Gone(_))));
+        assert!(matches!(io.send(&[TxFrame::new(&f)]), Err(IoError::Gone(_))));
+        assert!(io.reopen().is_err());
+    }
+    a.veth("va", &b, "vb");
+    tx.reopen().unwrap();
+    rx.reopen().unwrap();
+    tx.send(&[TxFrame::new(&f)]).unwrap();
+    assert_eq!(collect(&mut rx, |g| !g.is_empty()).len(), 1);
+}
+
+#[test]
+fn the_receive_queue_is_bounded_and_its_drops_are_counted() {
+    let Some((a, b)) = pair() else { return };
+    let config = Config { rx_bytes: 64 << 10, ..Config::default() };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", config));
+    let f = frame(1000, 1);
+    for _ in 0..100 {
+        tx.send(&[TxFrame::new(&f); 10]).unwrap();
+    }
+    let got = collect(&mut rx, |g| g.len() == 1000).len() as u64;
+    assert!(got < 200, "{got} frames in 64 KiB");
+    assert_eq!(rx.stats().rx_dropped, 1000 - got);
+}
