@@ -79,7 +79,7 @@ class SwitchConfig(_Model):
     """A ToR: where its P4Runtime server listens and what stands around it."""
 
     name: Name
-    address: str = Field(pattern=r"^(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+$")
+    address: str = Field(pattern=r"^(unix:.+|(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+)$")
     device_id: int = Field(default=1, ge=0)
     number: int = Field(ge=1, le=255, description="upper half of the ToR id")
     mac: Mac

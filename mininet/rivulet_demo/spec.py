@@ -1,0 +1,158 @@
+"""The rack of the demos as data: who stands where, with which addresses, on which link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["client", "replica"]
+
+TOR_MAC = "02:00:00:00:00:fe"
+SERVICE_V4 = "10.9.0.1"
+SERVICE_V6 = "fd00:9::1"
+SERVICE_PORT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What `rivulet-wire` does to a link, in each direction."""
+
+    rate_mbit: float | None = 100.0
+    delay_ms: float = 0.0
+    loss_percent: float = 0.0
+    queue_packets: int = 200
+
+    def arguments(self) -> list[str]:
+        """The flags of rivulet-wire."""
+        flags = ["--delay", f"{self.delay_ms:g}ms", "--queue", str(self.queue_packets)]
+        if self.rate_mbit is not None:
+            flags += ["--rate", f"{self.rate_mbit:g}mbit"]
+        if self.loss_percent:
+            flags += ["--loss", f"{self.loss_percent:g}%"]
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine of the rack, in a network namespace of its own."""
+
+    name: str
+    role: Role
+    port: int
+    ip: str
+    ip6: str
+    mac: str
+    link: Link
+
+    @property
+    def gateway(self) -> str:
+        """The ToR's address in this host's subnet."""
+        return self.ip.rsplit(".", 1)[0] + ".254"
+
+    @property
+    def gateway6(self) -> str:
+        """The ToR's IPv6 address in this host's subnet."""
+        return self.ip6.rsplit("::", 1)[0] + "::fe"
+
+
+@dataclass(frozen=True, slots=True)
+class RackSpec:
+    """The whole rack."""
+
+    hosts: tuple[Host, ...]
+    policy: str = "block"
+    heartbeat_ms: float = 2.0
+    liveness_ms: float = 20.0
+    slots: int = 128
+    weights: dict[str, int] = field(default_factory=dict)
+
+    def of(self, role: Role) -> tuple[Host, ...]:
+        """The hosts of one role, in order."""
+        return tuple(host for host in self.hosts if host.role == role)
+
+    def host(self, name: str) -> Host:
+        """The host of that name."""
+        return next(host for host in self.hosts if host.name == name)
+
+    def controller_config(self, switch_address: str, agents: str, api: str, state: str) -> dict[str, Any]:
+        """The controller's configuration for this rack, as YAML would hold it."""
+        gateways = sorted({host.gateway for host in self.hosts} | {host.gateway6 for host in self.hosts})
+        return {
+            "switches": [
+                {
+                    "name": "tor1",
+                    "address": switch_address,
+                    "number": 1,
+                    "mac": TOR_MAC,
+                    "addresses": gateways,
+                    "ports": [host.port for host in self.hosts],
+                    "hosts": [
+                        {"ip": ip, "mac": host.mac, "port": host.port}
+                        for host in self.hosts
+                        for ip in (host.ip, host.ip6)
+                    ],
+                }
+            ],
+            "replicas": [
+                {
+                    "name": host.name,
+                    "switch": "tor1",
+                    "port": host.port,
+                    "mac": host.mac,
+                    "ip": host.ip,
+                    "weight": self.weights.get(host.name, 1),
+                }
+                for host in self.of("replica")
+            ],
+            "services": [
+                {
+                    "name": "files",
+                    "addresses": [SERVICE_V4, SERVICE_V6],
+                    "port": SERVICE_PORT,
+                    "replicas": [host.name for host in self.of("replica")],
+                    "policy": self.policy,
+                    "slots": self.slots,
+                    "heartbeat": f"{self.heartbeat_ms:g}ms",
+                    "liveness": f"{self.liveness_ms:g}ms",
+                }
+            ],
+            "listen": {"agents": agents, "api": api},
+            "state": state,
+        }
+
+
+def rack(
+    clients: int = 2,
+    replicas: int = 3,
+    rate_mbit: float = 100.0,
+    rtt_ms: float = 10.0,
+    client_loss_percent: float = 0.0,
+    **settings: Any,
+) -> RackSpec:
+    """A rack. The clients' links carry rate and delay, the replicas' only the rate."""
+    queue = max(50, int(rate_mbit * 1e6 / 8 / 1500 * rtt_ms / 1e3))
+    hosts = [
+        Host(
+            name=f"c{n}",
+            role="client",
+            port=n,
+            ip=f"10.0.1.{n}",
+            ip6=f"fd00:1::{n}",
+            mac=f"02:00:00:00:01:{n:02x}",
+            link=Link(rate_mbit, rtt_ms / 2, client_loss_percent, queue),
+        )
+        for n in range(1, clients + 1)
+    ]
+    hosts += [
+        Host(
+            name=f"r{n}",
+            role="replica",
+            port=100 + n,
+            ip=f"10.0.2.{n}",
+            ip6=f"fd00:2::{n}",
+            mac=f"02:00:00:00:02:{n:02x}",
+            link=Link(rate_mbit, 0.0, 0.0, queue),
+        )
+        for n in range(1, replicas + 1)
+    ]
+    return RackSpec(hosts=tuple(hosts), **settings)
