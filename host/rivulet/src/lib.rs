@@ -1,1 +1,3 @@
-//! The rivulet command: serve, get, run, agent, inspect.
+//! The pieces of the `rivulet` command: the file server's HTTP, and what the subcommands share.
+
+pub mod http;

@@ -1,0 +1,427 @@
+//! An answer: everything of which the octets of one response are a function.
+
+use std::io::Write;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::codec::{Malformed, Reader, put_text};
+use super::objects::{Identity, Lookup, MAX_NAME, Objects};
+use super::{Method, Request, Status};
+
+/// Version of the encoding; another one is refused.
+const VERSION: u8 = 1;
+/// Longest encoding, octets.
+pub const MAX_ANSWER: usize = 64 + MAX_NAME;
+
+const HEAD_ONLY: u8 = 1;
+const CLOSE: u8 = 2;
+const FILE: u8 = 4;
+
+/// A response not yet produced. Its encoding is what an output continuation carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer<'a> {
+    status: Status,
+    head_only: bool,
+    close: bool,
+    /// Seconds since 1970 when the request was answered, for `Date`: fixed by the first replica, so
+    /// that all produce the same head.
+    date: u32,
+    head_len: u16,
+    /// Name in the store, or the location for 301.
+    name: &'a str,
+    file: Option<Part>,
+}
+
+/// What of which content is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    identity: Identity,
+    first: u64,
+    len: u64,
+}
+
+/// Why octets of an answer cannot be had here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The content of that identity is not on this replica.
+    #[error("this replica does not hold that content")]
+    NotMine,
+    /// Its hash is being computed.
+    #[error("the content is being hashed")]
+    NotYet,
+    /// Offset or length lie beyond the answer.
+    #[error("beyond the end of the answer")]
+    Beyond,
+}
+
+impl<'a> Answer<'a> {
+    /// Decides what `request` gets at the time `date` (seconds since 1970). `Err` if the content is not
+    /// hashed yet.
+    pub fn new(request: &'a Request, objects: &Objects, date: u32) -> Result<Answer<'a>, ReadError> {
+        let mut answer = Answer {
+            status: Status(200),
+            head_only: request.method == Method::Head,
+            close: request.close,
+            date,
+            head_len: 0,
+            name: "",
+            file: None,
+        };
+        match (request.refuse, request.method) {
+            (Some(status), _) => answer.status = status,
+            (None, Method::Get | Method::Head) => answer.find(request, objects)?,
+            (None, Method::Options) => answer.status = Status(204),
+            (None, Method::Put | Method::Post) => {
+                // Its body is not read here, so nothing can follow it.
+                answer.close = true;
+                answer.status = Status(405);
+            }
+            (None, Method::Other) => {
+                answer.close = true;
+                answer.status = Status(501);
+            }
+        }
+        let mut head = Vec::new();
+        answer.write_head(&mut head);
+        answer.head_len = head.len() as u16;
+        Ok(answer)
+    }
+
+    fn find(&mut self, request: &'a Request, objects: &Objects) -> Result<(), ReadError> {
+        if request.path.len() > MAX_NAME - "/index.html".len() {
+            self.status = Status(414);
+            return Ok(());
+        }
+        let object = match objects.lookup(&request.path) {
+            Lookup::Found(object) => object,
+            Lookup::Pending => return Err(ReadError::NotYet),
+            Lookup::Directory => {
+                (self.status, self.name) = (Status(301), &request.path);
+                return Ok(());
+            }
+            Lookup::Missing => {
+                self.status = Status(404);
+                return Ok(());
+            }
+            Lookup::Forbidden => {
+                self.status = Status(403);
+                return Ok(());
+            }
+            Lookup::Exhausted => {
+                self.status = Status(503);
+                return Ok(());
+            }
+        };
+        let identity = object.identity();
+        self.name = &request.path;
+        let mut part = Part { identity, first: 0, len: identity.size };
+        if request.if_none_match.present && request.if_none_match.matches(&identity.hash) {
+            self.status = Status(304);
+        } else if !request.if_range.present || request.if_range.matches(&identity.hash) {
+            match request.range.resolve(identity.size) {
+                Ok(None) => {}
+                Ok(Some((first, len))) => {
+                    self.status = Status(206);
+                    (part.first, part.len) = (first, len);
+                }
+                Err(_) => self.status = Status(416),
+            }
+        }
+        self.file = Some(part);
+        Ok(())
+    }
+
+    /// The status that the answer carries.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// True if the connection ends behind this answer.
+    #[must_use]
+    pub fn closes(&self) -> bool {
+        self.close
+    }
+
+    /// Octets of the body as `Content-Length` says them.
+    fn content_len(&self) -> u64 {
+        match (self.status.0, &self.file) {
+            (200 | 206, Some(part)) => part.len,
+            _ => self.status.page().len() as u64,
+        }
+    }
+
+    /// Octets of the whole response, head and body.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a response is never empty")]
+    pub fn len(&self) -> u64 {
+        let body = if self.head_only || matches!(self.status.0, 204 | 304) { 0 } else { self.content_len() };
+        u64::from(self.head_len).saturating_add(body)
+    }
+
+    /// Fills `out` with the octets of the response from `offset` on.
+    pub fn read(&self, offset: u64, out: &mut [u8], objects: &Objects) -> Result<(), ReadError> {
+        if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.len()) {
+            return Err(ReadError::Beyond);
+        }
+        let head_len = u64::from(self.head_len);
+        let mut out = out;
+        let mut offset = offset;
+        if offset < head_len && !out.is_empty() {
+            let mut head = Vec::with_capacity(usize::from(self.head_len));
+            self.write_head(&mut head);
+            let rest = head.get(offset as usize..usize::from(self.head_len)).ok_or(ReadError::NotMine)?;
+            let n = rest.len().min(out.len());
+            let (now, later) = out.split_at_mut(n);
+            now.copy_from_slice(&rest[..n]);
+            out = later;
+            offset += n as u64;
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        let at = offset - head_len;
+        let Some(part) = self.file.filter(|_| matches!(self.status.0, 200 | 206)) else {
+            let page = self.status.page().as_bytes();
+            out.copy_from_slice(page.get(at as usize..at as usize + out.len()).ok_or(ReadError::Beyond)?);
+            return Ok(());
+        };
+        let object = match objects.lookup_known(self.name) {
+            Lookup::Found(object) if object.identity() == part.identity => object,
+            Lookup::Pending => return Err(ReadError::NotYet),
+            _ => return Err(ReadError::NotMine),
+        };
+        let at = part.first.checked_add(at).ok_or(ReadError::Beyond)?;
+        if object.read(at, out) { Ok(()) } else { Err(ReadError::NotMine) }
+    }
+
+    /// The response head; a function of the fields alone.
+    fn write_head(&self, out: &mut Vec<u8>) {
+        let date = httpdate::HttpDate::from(UNIX_EPOCH + Duration::from_secs(u64::from(self.date)));
+        let status = self.status;
+        // Writing to a Vec does not fail.
+        let _ =
+            write!(out, "HTTP/1.1 {} {}\r\nServer: rivulet\r\nDate: {date}\r\n", status.0, status.reason());
+        if !matches!(status.0, 204 | 304) {
+            let _ = write!(out, "Content-Length: {}\r\n", self.content_len());
+        }
+        match &self.file {
+            Some(part) => {
+                if matches!(status.0, 200 | 206) {
+                    let _ = write!(out, "Content-Type: {}\r\n", content_type(self.name));
+                }
+                let _ = write!(
+                    out,
+                    "Accept-Ranges: bytes\r\nETag: \"{:032x}\"\r\n",
+                    u128::from_be_bytes(part.identity.hash)
+                );
+                let size = part.identity.size;
+                if status.0 == 206 {
+                    let last = part.first + part.len.max(1) - 1;
+                    let _ = write!(out, "Content-Range: bytes {}-{last}/{size}\r\n", part.first);
+                } else if status.0 == 416 {
+                    let _ = write!(out, "Content-Range: bytes */{size}\r\nContent-Type: text/plain\r\n");
+                }
+            }
+            None => {
+                match status.0 {
+                    301 => {
+                        let path = percent_encoding::utf8_percent_encode(self.name, PATH);
+                        let _ = write!(out, "Location: {path}/\r\n");
+                    }
+                    204 | 405 => {
+                        let _ = write!(out, "Allow: GET, HEAD, OPTIONS\r\n");
+                    }
+                    _ => {}
+                }
+                if !status.page().is_empty() {
+                    let _ = write!(out, "Content-Type: text/plain\r\n");
+                }
+            }
+        }
+        let _ = write!(out, "Connection: {}\r\n\r\n", if self.close { "close" } else { "keep-alive" });
+    }
+
+    /// Appends the encoding that [`Answer::decode`] reads, at most [`MAX_ANSWER`] octets.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.push(VERSION);
+        let flag = |on, bit| if on { bit } else { 0 };
+        out.push(flag(self.head_only, HEAD_ONLY) | flag(self.close, CLOSE) | flag(self.file.is_some(), FILE));
+        out.extend_from_slice(&self.status.0.to_be_bytes());
+        out.extend_from_slice(&self.date.to_be_bytes());
+        out.extend_from_slice(&self.head_len.to_be_bytes());
+        if let Some(part) = &self.file {
+            for field in [part.identity.size, part.first, part.len] {
+                out.extend_from_slice(&field.to_be_bytes());
+            }
+            out.extend_from_slice(&part.identity.hash);
+        }
+        put_text(out, self.name);
+    }
+
+    /// Reads what [`Answer::encode`] wrote; `input` holds nothing else.
+    pub fn decode(input: &'a [u8]) -> Result<Answer<'a>, Malformed> {
+        let mut r = Reader(input);
+        if r.u8()? != VERSION {
+            return Err(Malformed);
+        }
+        let flags = r.u8()?;
+        let (status, date, head_len) = (Status(r.u16()?), r.u32()?, r.u16()?);
+        let file = if flags & FILE != 0 {
+            let (size, first, len, hash) = (r.u64()?, r.u64()?, r.u64()?, r.array()?);
+            if first.checked_add(len).is_none_or(|end| end > size) {
+                return Err(Malformed);
+            }
+            Some(Part { identity: Identity { size, hash }, first, len })
+        } else {
+            None
+        };
+        let name = r.text()?;
+        r.end()?;
+        let (head_only, close) = (flags & HEAD_ONLY != 0, flags & CLOSE != 0);
+        Ok(Answer { status, head_only, close, date, head_len, name, file })
+    }
+}
+
+/// Octets of a path that a `Location` must escape.
+const PATH: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'`')
+    .add(b'{')
+    .add(b'}')
+    .add(b'\\');
+
+fn content_type(name: &str) -> &'static str {
+    let name = if name.ends_with('/') { "index.html" } else { name };
+    match mime_guess::from_path(name).first_raw() {
+        Some("text/html") => "text/html; charset=utf-8",
+        Some("text/plain") => "text/plain; charset=utf-8",
+        Some(other) => other,
+        None => "application/octet-stream",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::{Fed, Head};
+    use proptest::prelude::*;
+
+    fn store() -> (tempfile::TempDir, Objects) {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("ten.txt"), "0123456789").unwrap();
+        std::fs::write(dir.path().join("big.bin"), vec![9; 300_000]).unwrap();
+        std::fs::write(dir.path().join("empty"), "").unwrap();
+        std::fs::create_dir(dir.path().join("a b")).unwrap();
+        std::fs::write(dir.path().join("a b/index.html"), "<p>").unwrap();
+        let objects = Objects::open(dir.path()).unwrap();
+        (dir, objects)
+    }
+
+    fn request(line: &str, headers: &str) -> Request {
+        match Head::default().feed(format!("{line} HTTP/1.1\r\nHost: h\r\n{headers}\r\n").as_bytes()) {
+            Fed::Done(_, request) => request,
+            more => panic!("{more:?}"),
+        }
+    }
+
+    fn response(objects: &Objects, line: &str, headers: &str) -> String {
+        let request = request(line, headers);
+        let answer = Answer::new(&request, objects, 0).unwrap();
+        let mut out = vec![0; answer.len() as usize];
+        answer.read(0, &mut out, objects).unwrap();
+        String::from_utf8_lossy(&out).into_owned()
+    }
+
+    #[test]
+    fn statuses_and_headers() {
+        let (_dir, objects) = store();
+        let etag = response(&objects, "GET /ten.txt", "");
+        let etag = etag.lines().find_map(|l| l.strip_prefix("ETag: ")).unwrap().to_owned();
+        let cases = [
+            ("GET /ten.txt", String::new(), "200 OK", "Content-Length: 10", "0123456789"),
+            ("HEAD /ten.txt", String::new(), "200 OK", "Content-Length: 10", ""),
+            ("GET /ten.txt", "Range: bytes=2-3\r\n".into(), "206", "Content-Range: bytes 2-3/10", "23"),
+            ("GET /ten.txt", "Range: bytes=-1\r\n".into(), "206", "Content-Range: bytes 9-9/10", "9"),
+            (
+                "GET /ten.txt",
+                "Range: bytes=10-\r\n".into(),
+                "416",
+                "Content-Range: bytes */10",
+                "416 range not satisfiable\n",
+            ),
+            ("GET /ten.txt", format!("If-None-Match: {etag}\r\n"), "304", "ETag", ""),
+            ("GET /ten.txt", format!("If-Range: {etag}\r\nRange: bytes=0-0\r\n"), "206", "bytes 0-0/10", "0"),
+            (
+                "GET /ten.txt",
+                "If-Range: \"x\"\r\nRange: bytes=0-0\r\n".into(),
+                "200",
+                "text/plain",
+                "0123456789",
+            ),
+            ("GET /empty", String::new(), "200", "Content-Length: 0", ""),
+            ("GET /none", String::new(), "404", "Content-Length: 14", "404 not found\n"),
+            ("GET /a%20b", String::new(), "301", "Location: /a%20b/", "moved permanently\n"),
+            ("GET /a%20b/", String::new(), "200", "text/html", "<p>"),
+            ("PUT /x", "Content-Length: 0\r\n".into(), "405", "Allow: GET", "405 method not allowed\n"),
+            ("BREW /x", String::new(), "501", "Connection: close", "501 not implemented\n"),
+            ("OPTIONS *", String::new(), "204", "Allow: GET", ""),
+        ];
+        for (line, headers, status, header, body) in cases {
+            let text = response(&objects, line, &headers);
+            assert!(text.starts_with(&format!("HTTP/1.1 {status}")), "{line}: {text}");
+            assert!(text.contains(header), "{line}: {text}");
+            assert_eq!(text.split_once("\r\n\r\n").unwrap().1, body, "{line}");
+        }
+    }
+
+    #[test]
+    fn other_content_is_not_mine() {
+        let (dir, objects) = store();
+        let request = request("GET /ten.txt", "");
+        let mut bytes = Vec::new();
+        Answer::new(&request, &objects, 7).unwrap().encode(&mut bytes);
+        std::fs::write(dir.path().join("ten.txt"), "9876543210").unwrap();
+        let elsewhere = Objects::open(dir.path()).unwrap();
+        let answer = Answer::decode(&bytes).unwrap();
+        let mut out = [0; 1];
+        assert_eq!(answer.read(answer.len() - 1, &mut out, &elsewhere), Err(ReadError::NotMine));
+        assert_eq!(answer.read(answer.len(), &mut out, &elsewhere), Err(ReadError::Beyond));
+    }
+
+    proptest! {
+        /// Any cut of an answer, decoded anew for every piece, is that part of the whole.
+        #[test]
+        fn every_piece_is_part_of_the_whole(from in 0u64..301_000, len in 0usize..3000) {
+            let (_dir, objects) = store();
+            let request = request("GET /big.bin", "Range: bytes=100-\r\n");
+            let answer = Answer::new(&request, &objects, 1_700_000_000).unwrap();
+            let mut whole = vec![0; answer.len() as usize];
+            answer.read(0, &mut whole, &objects).unwrap();
+            let mut bytes = Vec::new();
+            answer.encode(&mut bytes);
+            prop_assert!(bytes.len() <= MAX_ANSWER);
+            let again = Answer::decode(&bytes).unwrap();
+            prop_assert_eq!(again, answer);
+            let mut piece = vec![0; len];
+            let got = again.read(from, &mut piece, &objects);
+            match whole.get(from as usize..from as usize + len) {
+                Some(want) => prop_assert!(got.is_ok() && piece == want),
+                None => prop_assert_eq!(got, Err(ReadError::Beyond)),
+            }
+        }
+
+        #[test]
+        fn any_octets_decode_or_are_refused(input in prop::collection::vec(any::<u8>(), 0..120)) {
+            let (_dir, objects) = store();
+            if let Ok(answer) = Answer::decode(&input) {
+                let _ = answer.read(0, &mut [0; 50], &objects);
+            }
+        }
+    }
+}

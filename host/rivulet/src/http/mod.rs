@@ -1,0 +1,79 @@
+//! HTTP/1.1 as pure functions, so that the file server keeps nothing between two packets.
+//!
+//! A request head is read line by line into [`Head`], a small state that a continuation can carry; a
+//! whole request becomes an [`Answer`], which is again small, and every octet of the response is a
+//! function of (answer, offset). Whoever holds the answer's encoding can produce any part of the
+//! response, on any replica, at any time. The same functions serve plain TCP clients.
+
+mod answer;
+mod codec;
+mod guard;
+mod head;
+mod objects;
+mod ranges;
+
+pub use answer::{Answer, MAX_ANSWER, ReadError};
+pub use codec::Malformed;
+pub use head::{Fed, Head, Method, Request};
+pub use objects::{Identity, Lookup, MAX_NAME, Object, Objects};
+pub use ranges::{RangeSpec, Tags};
+
+/// A status code with what this server says about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Status(pub u16);
+
+impl Status {
+    /// The reason phrase (RFC 9110 section 15).
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self.0 {
+            200 => "OK",
+            201 => "Created",
+            204 => "No Content",
+            206 => "Partial Content",
+            301 => "Moved Permanently",
+            304 => "Not Modified",
+            400 => "Bad Request",
+            403 => "Forbidden",
+            404 => "Not Found",
+            405 => "Method Not Allowed",
+            411 => "Length Required",
+            412 => "Precondition Failed",
+            413 => "Content Too Large",
+            414 => "URI Too Long",
+            416 => "Range Not Satisfiable",
+            417 => "Expectation Failed",
+            431 => "Request Header Fields Too Large",
+            500 => "Internal Server Error",
+            501 => "Not Implemented",
+            503 => "Service Unavailable",
+            505 => "HTTP Version Not Supported",
+            507 => "Insufficient Storage",
+            _ => "Unknown",
+        }
+    }
+
+    /// The page that goes with an error, empty for answers that have no content of their own.
+    #[must_use]
+    pub fn page(self) -> &'static str {
+        match self.0 {
+            301 => "moved permanently\n",
+            400 => "400 bad request\n",
+            403 => "403 forbidden\n",
+            404 => "404 not found\n",
+            405 => "405 method not allowed\n",
+            411 => "411 length required\n",
+            413 => "413 content too large\n",
+            414 => "414 URI too long\n",
+            416 => "416 range not satisfiable\n",
+            417 => "417 expectation failed\n",
+            431 => "431 request header fields too large\n",
+            500 => "500 internal server error\n",
+            501 => "501 not implemented\n",
+            503 => "503 service unavailable\n",
+            505 => "505 HTTP version not supported\n",
+            507 => "507 insufficient storage\n",
+            _ => "",
+        }
+    }
+}
