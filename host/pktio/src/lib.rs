@@ -21,8 +21,10 @@ mod error;
 pub mod filter;
 mod frame;
 mod gso;
+pub mod guard;
 mod interface;
 mod link;
+pub mod monitor;
 mod pool;
 #[cfg(feature = "testing")]
 pub mod testing;

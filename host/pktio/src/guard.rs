@@ -1,0 +1,221 @@
+//! Keeps the kernel's TCP from seeing segments that belong to a stack in user space, so that it never
+//! answers them with a reset.
+//!
+//! An nftables drop at `netdev` ingress, which stands behind the packet taps: AF_PACKET sockets still
+//! get every frame. Each process has a table of its own, named from its pid and start time. A process
+//! that was killed leaves its table behind, deliberately: until it is back, the kernel stays silent
+//! towards its peers. The next [`KernelGuard`] in that namespace removes the tables of the dead.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::process::{Command, Stdio};
+
+use crate::filter::TcpRule;
+use crate::in_netns;
+
+const PREFIX: &str = "rivulet_guard_";
+const TCP_HEADER_LONGER_THAN_20: &str = "@th,96,4 >= 6";
+
+/// Why the drop could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// The `nft` command cannot be run.
+    #[error("cannot run nft (Debian package nftables): {0}")]
+    Run(io::Error),
+    /// `nft` refused; its message.
+    #[error("nft: {0}")]
+    Refused(String),
+    /// The namespace cannot be entered.
+    #[error(transparent)]
+    Netns(#[from] crate::OpenError),
+    /// An interface name that does not fit into a rule.
+    #[error("{0:?} is not an interface name")]
+    Name(String),
+}
+
+/// An installed drop; removed when this is dropped.
+#[derive(Debug)]
+pub struct KernelGuard {
+    netns: Option<String>,
+    table: String,
+}
+
+impl KernelGuard {
+    /// Removes the tables of dead processes, then drops at ingress of each interface what any of the
+    /// rules matches. The interfaces stand in `netns` (a name of `ip netns` or a path), or in the
+    /// namespace of the calling thread.
+    pub fn install(netns: Option<&str>, interfaces: &[&str], rules: &[TcpRule]) -> Result<Self, GuardError> {
+        remove_stale(netns)?;
+        // Several guards of one process each have a table.
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let pid = std::process::id();
+        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let start = start_time(pid).unwrap_or_default();
+        let guard =
+            KernelGuard { netns: netns.map(Into::into), table: format!("{PREFIX}{pid}_{start}_{count}") };
+        guard.update(interfaces, rules)?;
+        Ok(guard)
+    }
+
+    /// Replaces interfaces and rules in one step. Before Linux 6.16 every interface must exist, and
+    /// this is to be called when one was made anew, because the kernel forgets the drop with the
+    /// interface; since then the drop waits for interfaces of that name.
+    pub fn update(&self, interfaces: &[&str], rules: &[TcpRule]) -> Result<(), GuardError> {
+        let mut script = format!("add table netdev {0}\ndelete table netdev {0}\n", self.table);
+        let _ = writeln!(script, "table netdev {} {{", self.table);
+        for (i, name) in interfaces.iter().enumerate() {
+            if crate::Interface::new(None, name).is_err() || name.contains(['"', '\\']) {
+                return Err(GuardError::Name((*name).into()));
+            }
+            let _ = writeln!(script, " chain ingress_{i} {{");
+            let _ =
+                writeln!(script, "  type filter hook ingress device \"{name}\" priority 0; policy accept;");
+            for rule in rules {
+                for line in rule_lines(rule) {
+                    let _ = writeln!(script, "  {line} counter drop");
+                }
+            }
+            let _ = writeln!(script, " }}");
+        }
+        script.push_str("}\n");
+        nft(self.netns.as_deref(), &["-f", "-"], &script).map(drop)
+    }
+
+    /// The nftables table, family `netdev`.
+    #[must_use]
+    pub fn table(&self) -> &str {
+        &self.table
+    }
+}
+
+impl Drop for KernelGuard {
+    fn drop(&mut self) {
+        // If this fails the namespace is gone, or the next guard removes the table.
+        let _ = nft(self.netns.as_deref(), &["delete", "table", "netdev", &self.table], "");
+    }
+}
+
+/// Removes the tables of processes that are no more, and returns how many there were.
+pub fn remove_stale(netns: Option<&str>) -> Result<usize, GuardError> {
+    let tables = nft(netns, &["list", "tables", "netdev"], "")?;
+    let mut removed = 0;
+    for table in tables.lines().filter_map(|line| line.trim().strip_prefix("table netdev ")) {
+        if is_stale(table) {
+            nft(netns, &["delete", "table", "netdev", table], "")?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// True for a table of ours whose process is no more. (The start time tells a reused pid.)
+fn is_stale(table: &str) -> bool {
+    let Some(owner) = table.strip_prefix(PREFIX) else { return false };
+    let mut parts = owner.split('_').map(str::parse::<u64>);
+    let (Some(Ok(pid)), Some(Ok(start))) = (parts.next(), parts.next()) else { return false };
+    u32::try_from(pid).ok().and_then(start_time) != Some(start)
+}
+
+/// When a process started, in clock ticks since boot: field 22 of `/proc/PID/stat` (proc(5)).
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Field 2 is the command in parentheses and may hold anything.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// One nftables expression for each family a rule can match.
+fn rule_lines(rule: &TcpRule) -> Vec<String> {
+    let any = rule.sources.is_empty() && rule.destinations.is_empty();
+    let mut lines = Vec::new();
+    for v6 in [false, true] {
+        let family = if v6 { "ip6" } else { "ip" };
+        let mut line = String::from("meta l4proto tcp");
+        let mut possible = true;
+        for (list, field) in [(&rule.sources, "saddr"), (&rule.destinations, "daddr")] {
+            let mine: Vec<String> =
+                list.iter().filter(|a| a.is_ipv6() == v6).map(ToString::to_string).collect();
+            possible &= list.is_empty() || !mine.is_empty();
+            if !mine.is_empty() {
+                let _ = write!(line, " {family} {field} {{ {} }}", mine.join(", "));
+            }
+        }
+        for (list, field) in [(&rule.source_ports, "sport"), (&rule.destination_ports, "dport")] {
+            for range in list.iter().take(1) {
+                let others = list[1..].iter().fold(String::new(), |mut text, r| {
+                    let _ = write!(text, ", {}-{}", r.start(), r.end());
+                    text
+                });
+                let _ = write!(line, " tcp {field} {{ {}-{}{others} }}", range.start(), range.end());
+            }
+        }
+        if let Some(exid) = rule.exid {
+            let _ = write!(line, " {TCP_HEADER_LONGER_THAN_20} @th,160,8 253 @th,176,16 {exid}");
+        }
+        if possible {
+            lines.push(line);
+        }
+        if any {
+            // Without addresses the expression is the same for both families.
+            break;
+        }
+    }
+    lines
+}
+
+fn nft(netns: Option<&str>, args: &[&str], input: &str) -> Result<String, GuardError> {
+    in_netns(netns, || {
+        let mut child = Command::new("nft")
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(GuardError::Run)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A child that does not read says why on its standard error.
+            let _ = stdin.write_all(input.as_bytes());
+        }
+        let out = child.wait_with_output().map_err(GuardError::Run)?;
+        if !out.status.success() {
+            return Err(GuardError::Refused(String::from_utf8_lossy(&out.stderr).trim().into()));
+        }
+        Ok(String::from_utf8_lossy(&out.stdout).into_owned())
+    })?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tables_of_dead_processes_are_stale() {
+        let pid = std::process::id();
+        let start = start_time(pid).unwrap();
+        assert!(!is_stale(&format!("{PREFIX}{pid}_{start}_0")));
+        assert!(is_stale(&format!("{PREFIX}{pid}_{}_0", start + 1)), "pid reused");
+        assert!(is_stale(&format!("{PREFIX}4194305_1_0")), "pid gone");
+        for other in ["filter", PREFIX, "rivulet_guard_x_1_0", "rivulet_guard_1"] {
+            assert!(!is_stale(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_rule_becomes_one_line_a_family() {
+        let rule = TcpRule { exid: Some(0x5256), ..TcpRule::default() };
+        assert_eq!(rule_lines(&rule), ["meta l4proto tcp @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078"]);
+        let rule = TcpRule {
+            destinations: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+            destination_ports: vec![80..=80, 8000..=8999],
+            ..TcpRule::default()
+        };
+        assert_eq!(
+            rule_lines(&rule),
+            [
+                "meta l4proto tcp ip daddr { 10.0.0.1 } tcp dport { 80-80, 8000-8999 }",
+                "meta l4proto tcp ip6 daddr { fd00::1 } tcp dport { 80-80, 8000-8999 }"
+            ]
+        );
+        let v6_only = TcpRule { sources: vec!["fd00::1".parse().unwrap()], ..TcpRule::default() };
+        assert_eq!(rule_lines(&v6_only).len(), 1);
+    }
+}

@@ -1,0 +1,190 @@
+//! Changes of interfaces as the kernel tells them (rtnetlink), for programs that wait on many.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::{OpenError, in_netns};
+
+/// Something happened to an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkEvent {
+    /// Made, renamed, up or down, or another MTU: the state it has now.
+    Changed {
+        /// Its name.
+        name: String,
+        /// Kernel index.
+        index: u32,
+        /// Administratively up and with carrier.
+        up: bool,
+        /// Octets; 0 if the kernel did not say.
+        mtu: u32,
+    },
+    /// Deleted or moved to another namespace.
+    Removed {
+        /// The name it had.
+        name: String,
+        /// The index it had.
+        index: u32,
+    },
+    /// More happened than the kernel kept: ask for every interface anew.
+    Missed,
+}
+
+/// A socket that tells of all interfaces of one namespace. Poll it; it does not block.
+#[derive(Debug)]
+pub struct LinkMonitor {
+    fd: OwnedFd,
+    buffer: Box<[u8]>,
+    /// Where the next message starts and the datagram ends.
+    next: usize,
+    end: usize,
+}
+
+const BUFFER: usize = 32 << 10;
+const HEADER: usize = 16;
+const IFINFO: usize = 16;
+const ATTRIBUTE: usize = 4;
+
+impl LinkMonitor {
+    /// Listens in `netns`, or in the namespace of the calling thread.
+    pub fn open(netns: Option<&str>) -> Result<Self, OpenError> {
+        let fd = in_netns(netns, listen)?.map_err(|source| OpenError::Os {
+            interface: netns.unwrap_or("this namespace").into(),
+            operation: "rtnetlink",
+            source,
+        })?;
+        Ok(LinkMonitor { fd, buffer: vec![0; BUFFER].into(), next: 0, end: 0 })
+    }
+
+    /// The next event, `None` if nothing waits.
+    pub fn next_event(&mut self) -> io::Result<Option<LinkEvent>> {
+        loop {
+            while self.next < self.end {
+                let (event, len) = parse(&self.buffer[self.next..self.end]);
+                self.next += len;
+                if event.is_some() {
+                    return Ok(event);
+                }
+            }
+            // SAFETY: the buffer is writable for its whole length and lives through the call.
+            let n = unsafe {
+                libc::recv(self.fd.as_raw_fd(), self.buffer.as_mut_ptr().cast(), BUFFER, libc::MSG_DONTWAIT)
+            };
+            if n < 0 {
+                let error = io::Error::last_os_error();
+                return match error.raw_os_error() {
+                    Some(libc::EAGAIN) => Ok(None),
+                    Some(libc::EINTR) => continue,
+                    Some(libc::ENOBUFS) => Ok(Some(LinkEvent::Missed)),
+                    _ => Err(error),
+                };
+            }
+            (self.next, self.end) = (0, n as usize);
+        }
+    }
+}
+
+impl AsFd for LinkMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn listen() -> io::Result<OwnedFd> {
+    // SAFETY: plain system call.
+    let fd = unsafe {
+        libc::socket(
+            libc::AF_NETLINK,
+            libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            libc::NETLINK_ROUTE,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just opened, nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all zero is a valid sockaddr_nl.
+    let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    addr.nl_family = libc::AF_NETLINK as u16;
+    addr.nl_groups = libc::RTMGRP_LINK as u32;
+    let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+    // SAFETY: the address is whole and lives through the call.
+    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+fn u32_at(data: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn u16_at(data: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(data.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// The event in the first message of `data`, if it is one, and the octets to go on by.
+fn parse(data: &[u8]) -> (Option<LinkEvent>, usize) {
+    let Some(len) = u32_at(data, 0).map(|l| l as usize).filter(|l| (HEADER..=data.len()).contains(l)) else {
+        return (None, data.len());
+    };
+    let event = u16_at(data, 4).and_then(|kind| link_event(kind, &data[HEADER..len]));
+    (event, len.next_multiple_of(4).min(data.len()))
+}
+
+/// `struct ifinfomsg` and its attributes (rtnetlink(7)).
+fn link_event(kind: u16, body: &[u8]) -> Option<LinkEvent> {
+    let index = u32_at(body, 4)?;
+    let flags = u32_at(body, 8)?;
+    let (mut name, mut mtu) = (None, 0);
+    let mut at = IFINFO;
+    while let (Some(len), Some(attribute)) = (u16_at(body, at), u16_at(body, at + 2)) {
+        let len = usize::from(len);
+        let Some(value) = body.get(at + ATTRIBUTE..at + len.max(ATTRIBUTE)) else { break };
+        match attribute {
+            libc::IFLA_IFNAME => {
+                let text = value.split(|b| *b == 0).next().unwrap_or_default();
+                name = Some(String::from_utf8_lossy(text).into_owned());
+            }
+            libc::IFLA_MTU => mtu = u32_at(value, 0).unwrap_or(0),
+            _ => {}
+        }
+        at += len.max(ATTRIBUTE).next_multiple_of(4);
+    }
+    let name = name?;
+    match kind {
+        libc::RTM_NEWLINK => {
+            let both = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+            Some(LinkEvent::Changed { name, index, up: flags & both == both, mtu })
+        }
+        libc::RTM_DELLINK => Some(LinkEvent::Removed { name, index }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_messages_end_and_do_not_panic() {
+        let mut message = vec![0; 64];
+        message[0] = 64;
+        message[4] = libc::RTM_NEWLINK as u8;
+        message[32..36].copy_from_slice(&[8, 0, libc::IFLA_IFNAME as u8, 0]);
+        message[36..38].copy_from_slice(b"va");
+        let changed = LinkEvent::Changed { name: "va".into(), index: 0, up: false, mtu: 0 };
+        assert_eq!(parse(&message), (Some(changed), 64));
+        for at in 0..message.len() {
+            for value in [0, 1, 3, 0x7f, 0xff] {
+                let mut damaged = message.clone();
+                damaged[at] = value;
+                for len in 0..=damaged.len() {
+                    let (_, next) = parse(&damaged[..len]);
+                    assert!(next > 0 || len == 0, "no progress");
+                }
+            }
+        }
+    }
+}
