@@ -39,9 +39,7 @@ class Agent:
     reported_at: float = 0.0
     held: Held = frozenset()
     _sent: dict[int, Held] = field(default_factory=dict)
-    _outbox: asyncio.Queue[agent_pb2.ControllerMessage | None] = field(
-        default_factory=lambda: asyncio.Queue(maxsize=2)
-    )
+    _outbox: asyncio.Queue[agent_pb2.ControllerMessage | None] = field(default_factory=lambda: asyncio.Queue(maxsize=2))
 
     def send(self, update: agent_pb2.Update) -> None:
         """Queues an update; one that was not yet taken is replaced, since each is the whole."""
@@ -109,9 +107,7 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             log.info("agent %s registers again; the older stream is closed", hello.name)
             old.close()
         self.agents[hello.name] = agent
-        log.info(
-            "agent %s registered (incarnation %d, version %s)", hello.name, hello.incarnation, hello.version
-        )
+        log.info("agent %s registered (incarnation %d, version %s)", hello.name, hello.incarnation, hello.version)
         agent.send(update)
         reader = asyncio.create_task(self._read(agent, messages))
         try:

@@ -137,9 +137,7 @@ class Service(_Model):
         if self.slots & (self.slots - 1):
             raise ValueError(f"slots: {self.slots} is not a power of two")
         if self.liveness < 2 * self.heartbeat:
-            raise ValueError(
-                "liveness: must be at least two heartbeats, or one lost frame excludes a replica"
-            )
+            raise ValueError("liveness: must be at least two heartbeats, or one lost frame excludes a replica")
         return self
 
 
@@ -158,9 +156,7 @@ class Keys(_Model):
         if self.nonce_rotation + 2 * self.horizon > MAX_NONCE_LIFE_S:
             raise ValueError("nonce_rotation: with twice the horizon it must stay within an hour")
         if self.resume / self.seal_rotation > MAX_LIVE_SEAL_KEYS:
-            raise ValueError(
-                f"seal_rotation: more than {MAX_LIVE_SEAL_KEYS} keys would be live within the resume time"
-            )
+            raise ValueError(f"seal_rotation: more than {MAX_LIVE_SEAL_KEYS} keys would be live within the resume time")
         if self.horizon > 60:
             raise ValueError("horizon: 60 s at most, since the replay sketch must hold it")
         return self
@@ -264,9 +260,7 @@ def parse(text: str, source: str = "config") -> Config:
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else 1
-        raise ConfigError(
-            [f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]
-        ) from None
+        raise ConfigError([f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]) from None
     if not isinstance(tree, dict):
         raise ConfigError([f"{source}:1: the file must hold `switches`, `replicas` and `services`"])
     try:
@@ -283,8 +277,7 @@ def parse(text: str, source: str = "config") -> Config:
             problems.append(f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}")
         raise ConfigError(sorted(set(problems))) from None
     problems = [
-        f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}"
-        for path, message in _references(config)
+        f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}" for path, message in _references(config)
     ]
     if problems:
         raise ConfigError(problems)

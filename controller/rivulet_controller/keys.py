@@ -120,10 +120,7 @@ class KeyRing:
         ring: list[Key] = []
         for kind in Kind:
             keys = list(self.of(kind))
-            keys = [
-                replace(key, since=now) if key.state is State.RETIRED and key.since > now else key
-                for key in keys
-            ]
+            keys = [replace(key, since=now) if key.state is State.RETIRED and key.since > now else key for key in keys]
             pending = next((key for key in keys if key.state is State.ACCEPTED), None)
             if pending is not None and held_everywhere(kind, pending.epoch):
                 keys = [
@@ -140,9 +137,5 @@ class KeyRing:
             if pending is None and (due or kind in rotate_now):
                 epoch = next_epoch(keys[-1].epoch) if keys else 1
                 keys.append(Key(kind, epoch, secrets.token_bytes(SECRET_BYTES[kind]), created=now, since=now))
-            ring += [
-                key
-                for key in keys
-                if not (key.state is State.RETIRED and now - key.since >= lives.linger(kind))
-            ]
+            ring += [key for key in keys if not (key.state is State.RETIRED and now - key.since >= lives.linger(kind))]
         return KeyRing(tuple(ring))

@@ -72,8 +72,7 @@ class SqliteStore:
     def key_ring(self, service: str) -> KeyRing:
         """The keys of a service, empty if there are none yet."""
         rows = self._db.execute(
-            "SELECT kind, epoch, secret, created, state, since FROM keys"
-            " WHERE service = ? ORDER BY kind, position",
+            "SELECT kind, epoch, secret, created, state, since FROM keys WHERE service = ? ORDER BY kind, position",
             (service,),
         )
         return KeyRing(tuple(Key(Kind(r[0]), r[1], r[2], r[3], State(r[4]), r[5]) for r in rows))
@@ -109,8 +108,7 @@ class SqliteStore:
     def next_counter(self, name: str) -> int:
         """Increments a counter and gives its new value; the first is 1."""
         row = self._db.execute(
-            "INSERT INTO counters VALUES (?, 1)"
-            " ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value",
+            "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value",
             (name,),
         ).fetchone()
         return int(row[0])

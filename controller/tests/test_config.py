@@ -68,9 +68,7 @@ def test_mistakes_name_line_and_field(old: str, new: str, line: int, words: str)
 
 def test_clashing_addresses_are_refused() -> None:
     clash = GOOD.replace("keys:", "  - {name: other, addresses: [10.9.0.1], port: 80, replicas: [r1]}\nkeys:")
-    assert problems(clash) == [
-        "rack.yaml:17: services.1.addresses.0: 10.9.0.1 port 80 is already served by 'web'"
-    ]
+    assert problems(clash) == ["rack.yaml:17: services.1.addresses.0: 10.9.0.1 port 80 is already served by 'web'"]
     other_port = clash.replace("port: 80, replicas", "port: 81, replicas")
     assert len(parse(other_port).services) == 2
 

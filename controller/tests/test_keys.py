@@ -67,9 +67,7 @@ def test_at_any_time_one_usable_key_and_epochs_in_order() -> None:
             assert sum(k.state is State.USABLE for k in keys) <= 1
             assert sum(k.state is State.ACCEPTED for k in keys) <= 1
             assert [k.epoch for k in keys] == sorted(k.epoch for k in keys)
-            assert had[kind] is None or ring.usable(kind) is not None, (
-                "a usable key vanished without a successor"
-            )
+            assert had[kind] is None or ring.usable(kind) is not None, "a usable key vanished without a successor"
 
 
 def test_epochs_wrap_past_zero_and_secrets_stay_out_of_text() -> None:

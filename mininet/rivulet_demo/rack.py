@@ -164,9 +164,7 @@ class Rack:
         self.wait_for(grpc_socket.exists, 10.0, process, "the switch did not open its P4Runtime socket")
         return process
 
-    def wait_for(
-        self, condition: Callable[[], bool], patience_s: float, process: Process | None, what: str
-    ) -> None:
+    def wait_for(self, condition: Callable[[], bool], patience_s: float, process: Process | None, what: str) -> None:
         """Waits for a condition; RackError with the end of the process's log if it does not come."""
         end = time.monotonic() + patience_s
         while not condition():

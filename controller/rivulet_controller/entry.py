@@ -1,0 +1,224 @@
+"""Entries of a switch as plain values: what is desired, what is there, and the difference.
+
+Values are integers, as the tables hold them; names are the P4Info's. Everything is hashable and prints in one
+readable line, so that a switch's state can be compared as a set of strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import finsy as fy
+
+MatchValue = int | tuple[int, int]
+"""Exact and optional: an integer. LPM: (value, prefix length). Ternary: (value, mask). Range: (low, high)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A table entry, or a table's default action."""
+
+    table: str
+    match: tuple[tuple[str, MatchValue], ...]
+    action: str
+    params: tuple[tuple[str, int], ...] = ()
+    priority: int = 0
+    default: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What makes it this entry and not another."""
+        return ("entry", self.table, self.match, self.priority, self.default)
+
+    def entity(self) -> fy.P4TableEntry:
+        """As finsy writes it."""
+        return fy.P4TableEntry(
+            self.table,
+            match=fy.P4TableMatch(dict(self.match)) if self.match else None,
+            action=fy.P4TableAction(self.action, **dict(self.params)),
+            priority=self.priority,
+            is_default_action=self.default,
+        )
+
+    def __str__(self) -> str:
+        match = " ".join(f"{name}={_text(value)}" for name, value in self.match)
+        params = ", ".join(f"{name}={value:#x}" for name, value in self.params)
+        where = "default" if self.default else match or "any"
+        rank = f" @{self.priority}" if self.priority else ""
+        return f"{self.table}[{where}{rank}] {self.action}({params})"
+
+
+@dataclass(frozen=True, slots=True)
+class Multicast:
+    """A multicast group: one copy to each port."""
+
+    group: int
+    ports: tuple[int, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The group's number."""
+        return ("multicast", self.group)
+
+    def entity(self) -> fy.P4MulticastGroupEntry:
+        """As finsy writes it."""
+        return fy.P4MulticastGroupEntry(self.group, replicas=self.ports)
+
+    def __str__(self) -> str:
+        return f"multicast[{self.group}] {list(self.ports)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Configuration of one cell of an indirect meter (RFC 2698): rates a second, bursts."""
+
+    meter: str
+    index: int
+    cir: int
+    cburst: int
+    pir: int
+    pburst: int
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The cell."""
+        return ("meter", self.meter, self.index)
+
+    def entity(self) -> fy.P4MeterEntry:
+        """As finsy writes it."""
+        config = fy.P4MeterConfig(cir=self.cir, cburst=self.cburst, pir=self.pir, pburst=self.pburst)
+        return fy.P4MeterEntry(self.meter, index=self.index, config=config)
+
+    def __str__(self) -> str:
+        return f"meter {self.meter}[{self.index}] {self.cir}/{self.cburst} {self.pir}/{self.pburst}"
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A digest that the switch shall send: each one at once (docs/dataplane.md)."""
+
+    name: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The digest's name."""
+        return ("digest", self.name)
+
+    def entity(self) -> fy.P4DigestEntry:
+        """As finsy writes it. finsy leaves an all-zero configuration out, and the list size is 1 anyway."""
+        return fy.P4DigestEntry(self.name, max_list_size=1, max_timeout_ns=0, ack_timeout_ns=0)
+
+    def __str__(self) -> str:
+        return f"digest {self.name}"
+
+
+Item = Entry | Multicast | Meter | Digest
+
+
+def _text(value: MatchValue) -> str:
+    return f"{value:#x}" if isinstance(value, int) else f"{value[0]:#x}/{value[1]:#x}"
+
+
+def entry(
+    table: str,
+    match: Mapping[str, MatchValue],
+    action: str,
+    params: Mapping[str, int] | None = None,
+    priority: int = 0,
+) -> Entry:
+    """An entry from dictionaries; the order of fields does not matter."""
+    return Entry(table, tuple(sorted(match.items())), action, tuple(sorted((params or {}).items())), priority)
+
+
+def default(table: str, action: str, params: Mapping[str, int] | None = None) -> Entry:
+    """A table's default action."""
+    return Entry(table, (), action, tuple(sorted((params or {}).items())), default=True)
+
+
+def from_entity(entity: Any) -> Item | None:
+    """What finsy read, as one of ours; None for what the controller does not manage."""
+    match entity:
+        case fy.P4TableEntry() if isinstance(entity.action, fy.P4TableAction) and not entity.is_const:
+            match_fields = tuple(sorted((entity.match or {}).items()))
+            params = tuple(sorted(entity.action.args.items()))
+            return Entry(
+                entity.table_id,
+                match_fields,
+                entity.action.name,
+                params,
+                entity.priority,
+                entity.is_default_action,
+            )
+        case fy.P4MulticastGroupEntry():
+            ports = tuple(sorted(r if isinstance(r, int) else r.egress_port for r in _replicas(entity)))
+            return Multicast(entity.multicast_group_id, ports)
+        case fy.P4MeterEntry() if entity.config is not None:
+            c = entity.config
+            return Meter(entity.meter_id, int(entity.index or 0), c.cir, c.cburst, c.pir, c.pburst)
+        case fy.P4DigestEntry():
+            return Digest(entity.digest_id)
+    return None
+
+
+def _replicas(group: fy.P4MulticastGroupEntry) -> Sequence[Any]:
+    return [r[0] if isinstance(r, tuple) else r for r in group.replicas]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What must be written to get from what is there to what is desired."""
+
+    insert: tuple[Item, ...] = ()
+    modify: tuple[Item, ...] = ()
+    delete: tuple[Item, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.insert) + len(self.modify) + len(self.delete)
+
+    def lines(self) -> list[str]:
+        """One line a write, as `rivuletctl plan` shows it."""
+        return (
+            [f"+ {item}" for item in self.insert]
+            + [f"~ {item}" for item in self.modify]
+            + [f"- {item}" for item in self.delete]
+        )
+
+
+def difference(desired: Iterable[Item], actual: Iterable[Item], order: Sequence[str]) -> Difference:
+    """The least writes that turn `actual` into `desired`.
+
+    `order` names tables in the order of installation; removal is in reverse. Default actions, meters and
+    digests cannot be deleted over P4Runtime's meaning of them and are left as they are when not desired.
+    """
+    rank = {name: place for place, name in enumerate(order)}
+
+    def place(item: Item) -> int:
+        match item:
+            case Entry():
+                return rank.get(item.table, len(rank))
+            case Multicast():
+                return -1
+        return -2
+
+    want = {item.key: item for item in desired}
+    have = {item.key: item for item in actual}
+    insert: list[Item] = []
+    modify: list[Item] = []
+    for key, item in want.items():
+        if key not in have:
+            settable = isinstance(item, Meter) or (isinstance(item, Entry) and item.default)
+            (modify if settable else insert).append(item)
+        elif have[key] != item:
+            modify.append(item)
+    delete = [
+        item
+        for key, item in have.items()
+        if key not in want and (isinstance(item, Multicast) or (isinstance(item, Entry) and not item.default))
+    ]
+    return Difference(
+        tuple(sorted(insert, key=place)),
+        tuple(sorted(modify, key=place)),
+        tuple(sorted(delete, key=place, reverse=True)),
+    )
