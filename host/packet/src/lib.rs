@@ -1,1 +1,47 @@
-//! The Rivulet wire format: parsing and building, docs/wire-format.md in code.
+//! The Rivulet wire format, `docs/wire-format.md` as code.
+//!
+//! Parsing gives views over the bytes that came in and building writes into the buffer it is handed:
+//! nothing here allocates, reads a clock or opens a socket. Every malformed input has an error of its
+//! own ([`WireError`]) that says where it stands, and no input makes a parser panic.
+//!
+//! The layers, outermost first:
+//!
+//! * [`eth`], [`ip`], [`segment`]: Ethernet, 802.1Q, IPv4, IPv6 and TCP, as far as Rivulet needs them;
+//! * [`option`]: the TCP option and the classes;
+//! * [`request`], with [`tor`], [`continuation`] and [`proof`]: what clients send;
+//! * [`response`], with [`delta`]: what servers send;
+//! * [`heartbeat`]: what replicas tell the ToR;
+//! * [`nonce`]: HalfSipHash-2-4 and the nonces made of it;
+//! * [`checksum`]: the Internet checksum, whole and incremental.
+
+#![forbid(unsafe_code)]
+
+mod bytes;
+pub mod checksum;
+pub mod continuation;
+pub mod delta;
+pub mod error;
+pub mod eth;
+pub mod heartbeat;
+pub mod ip;
+pub mod nonce;
+pub mod option;
+pub mod proof;
+pub mod request;
+pub mod response;
+pub mod segment;
+pub mod tor;
+
+pub use continuation::{Mac, SealedContinuation, TransportContinuation};
+pub use delta::Delta;
+pub use error::{BuildError, WireError};
+pub use eth::EthHeader;
+pub use heartbeat::Heartbeat;
+pub use ip::Ecn;
+pub use nonce::{NonceKey, TaggedNonces};
+pub use option::{Class, RequestClass, ResponseClass, RivuletOption};
+pub use proof::{EntryKind, MAX_ENTRIES, Proof, ProofEntry};
+pub use request::{Input, MAX_UCONTS, MAX_WANTS, Request, RequestBuilder, Ucont, Want};
+pub use response::{Body, MAX_GROUP, NewContinuation, Response};
+pub use segment::{Segment, SegmentHeader, SynOptions, TcpFlags};
+pub use tor::TorBlock;

@@ -1,0 +1,213 @@
+//! The transport continuation: the whole TCB, carried by the client.
+
+use core::fmt;
+
+use crate::bytes::{Reader, Writer};
+use crate::error::{BuildError, WireError};
+
+/// Bytes of the sealed head, which a switch reads too.
+pub const HEAD: usize = 20;
+/// Bytes of the sealed tail, which only hosts read.
+pub const TAIL: usize = 28;
+/// Bytes of a continuation without its MAC.
+pub const LENGTH: usize = HEAD + TAIL;
+/// Bytes of the MAC.
+pub const MAC: usize = 12;
+/// Flag of the tail: the request that this continuation answered came with an ECN mark.
+pub const FLAG_MARKED: u8 = 0x01;
+
+/// AES-CMAC, first 12 bytes.
+pub type Mac = [u8; MAC];
+
+/// What the server must know of a connection to take the next step, and nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TransportContinuation {
+    /// Connection tag: with the nonce epoch it names the connection's generation.
+    pub tag: u32,
+    /// Number of the response that carried this continuation.
+    pub number: u32,
+    /// The proof starts at this number.
+    pub base: u32,
+    /// ToR clock of the request that this continuation answered, microseconds, 48 bits.
+    pub time: u64,
+    /// Epoch of K and K' for this connection.
+    pub nonce_epoch: u16,
+    /// Epoch of the key of the MAC.
+    pub seal_epoch: u16,
+    /// Counts TIMEOUT, RESTART and REKEY.
+    pub generation: u16,
+    /// ToR that stamped `time`.
+    pub tor_id: u16,
+    /// Exclusion count stamped with `time`.
+    pub exclusions: u16,
+    /// TCPBase of section 2.5 of the paper, a response number.
+    pub tcp_base: u32,
+    /// startCwnd of section 2.5, packets.
+    pub start_cwnd: u16,
+    /// Slow-start threshold, packets.
+    pub ssthresh: u16,
+    /// TCP sequence number of response n is `wire_base + n * mss`.
+    pub wire_base: u32,
+    /// Bytes of TCP payload that a response slot stands for.
+    pub mss: u16,
+    /// The request carried an ECN mark.
+    pub marked: bool,
+    /// Smoothed round trip time in microseconds, 0 for none; advisory.
+    pub srtt: u32,
+}
+
+impl TransportContinuation {
+    pub(crate) fn read_head(&mut self, r: &mut Reader<'_>) -> Result<(), WireError> {
+        self.tag = r.u32()?;
+        self.number = r.u32()?;
+        self.base = r.u32()?;
+        self.time = r.u48()?;
+        self.nonce_epoch = r.u16()?;
+        Ok(())
+    }
+
+    pub(crate) fn read_tail(&mut self, r: &mut Reader<'_>) -> Result<(), WireError> {
+        self.seal_epoch = r.u16()?;
+        self.generation = r.u16()?;
+        self.tor_id = r.u16()?;
+        self.exclusions = r.u16()?;
+        self.tcp_base = r.u32()?;
+        self.start_cwnd = r.u16()?;
+        self.ssthresh = r.u16()?;
+        self.wire_base = r.u32()?;
+        self.mss = r.u16()?;
+        let at = r.pos();
+        let (flags, reserved) = (r.u8()?, r.u8()?);
+        if flags & !FLAG_MARKED != 0 {
+            return Err(WireError::ContinuationFlags(at));
+        }
+        if reserved != 0 {
+            return Err(WireError::ContinuationReserved(at + 1));
+        }
+        self.marked = flags & FLAG_MARKED != 0;
+        self.srtt = r.u32()?;
+        Ok(())
+    }
+
+    pub(crate) fn write_head(&self, w: &mut Writer<'_>) {
+        w.u32(self.tag);
+        w.u32(self.number);
+        w.u32(self.base);
+        w.u48(self.time);
+        w.u16(self.nonce_epoch);
+    }
+
+    pub(crate) fn write_tail(&self, w: &mut Writer<'_>) {
+        w.u16(self.seal_epoch);
+        w.u16(self.generation);
+        w.u16(self.tor_id);
+        w.u16(self.exclusions);
+        w.u32(self.tcp_base);
+        w.u16(self.start_cwnd);
+        w.u16(self.ssthresh);
+        w.u32(self.wire_base);
+        w.u16(self.mss);
+        w.u8(if self.marked { FLAG_MARKED } else { 0 });
+        w.u8(0);
+        w.u32(self.srtt);
+    }
+
+    /// Head and tail one behind the other: the bytes under the MAC, before the client's address.
+    pub fn to_bytes(&self) -> [u8; LENGTH] {
+        let mut out = [0; LENGTH];
+        let mut w = Writer::new(&mut out);
+        self.write_head(&mut w);
+        self.write_tail(&mut w);
+        out
+    }
+
+    /// The continuation in these 48 bytes.
+    ///
+    /// # Errors
+    /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationReserved`].
+    pub fn from_bytes(bytes: &[u8; LENGTH]) -> Result<Self, WireError> {
+        let mut r = Reader::new(bytes, WireError::TailTruncated);
+        let mut c = Self::default();
+        c.read_head(&mut r)?;
+        c.read_tail(&mut r)?;
+        Ok(c)
+    }
+
+    /// TCP sequence number of the response with this number.
+    pub fn wire_sequence(&self, number: u32) -> u32 {
+        self.wire_base.wrapping_add(number.wrapping_mul(u32::from(self.mss)))
+    }
+
+    /// Check carried by a delta-encoded continuation: the low half of CRC-32C over the 48 bytes.
+    pub fn check(&self) -> u16 {
+        crc32c::crc32c(&self.to_bytes()) as u16
+    }
+}
+
+impl fmt::Display for TransportContinuation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:08x}/{} #{} base {} tcp_base {} cwnd {} ssthresh {} srtt {} us",
+            self.tag,
+            self.generation,
+            self.number,
+            self.base,
+            self.tcp_base,
+            self.start_cwnd,
+            self.ssthresh,
+            self.srtt
+        )
+    }
+}
+
+/// A continuation and the MAC that seals it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SealedContinuation {
+    /// The fields.
+    pub fields: TransportContinuation,
+    /// AES-CMAC over the fields and the client's address and port.
+    pub mac: Mac,
+}
+
+impl SealedContinuation {
+    /// Bytes of head, tail and MAC.
+    pub const LENGTH: usize = LENGTH + MAC;
+
+    pub(crate) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
+        let mut fields = TransportContinuation::default();
+        fields.read_head(r)?;
+        fields.read_tail(r)?;
+        Ok(Self { fields, mac: r.array()? })
+    }
+
+    pub(crate) fn write(&self, w: &mut Writer<'_>) {
+        self.fields.write_head(w);
+        self.fields.write_tail(w);
+        w.bytes(&self.mac);
+    }
+
+    /// The 60 bytes in which a client suspends and resumes a continuation.
+    pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
+        let mut out = [0; Self::LENGTH];
+        let mut w = Writer::new(&mut out);
+        self.write(&mut w);
+        out
+    }
+
+    /// Reads what [`Self::to_bytes`] wrote.
+    ///
+    /// # Errors
+    /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationReserved`].
+    pub fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Result<Self, WireError> {
+        Self::read(&mut Reader::new(bytes, WireError::TailTruncated))
+    }
+}
+
+/// Refuses a time that does not fit its 48 bits, which would silently lose its high part.
+pub(crate) fn check_time(time: u64) -> Result<(), BuildError> {
+    if time >> 48 != 0 {
+        return Err(BuildError::Inconsistent { what: "a time of more than 48 bits" });
+    }
+    Ok(())
+}

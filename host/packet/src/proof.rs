@@ -1,0 +1,235 @@
+//! The SACK proof: ranges of nonces received, and what else is final about a number.
+
+use core::fmt;
+
+use crate::bytes::{Reader, Writer};
+use crate::error::{BuildError, WireError};
+
+/// Most entries of one proof.
+pub const MAX_ENTRIES: usize = 16;
+/// Bytes of an entry.
+pub const ENTRY: usize = 8;
+
+/// What an entry says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum EntryKind {
+    /// A range of originals, nonces of K.
+    Original = 0,
+    /// A range of retransmissions, nonces of K'.
+    Retransmitted = 1,
+    /// The packet came with an ECN mark, or answers a request that did.
+    Mark = 2,
+    /// Losses beyond an exclusion, to be forgiven.
+    Excuse = 3,
+}
+
+impl EntryKind {
+    fn from_bits(bits: u32) -> Self {
+        match bits & 3 {
+            0 => Self::Original,
+            1 => Self::Retransmitted,
+            2 => Self::Mark,
+            _ => Self::Excuse,
+        }
+    }
+
+    /// Whether the entry is a range with a sum.
+    pub fn is_range(self) -> bool {
+        matches!(self, Self::Original | Self::Retransmitted)
+    }
+
+    /// The name used in documents, vectors and P4.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Original => "ORIGINAL",
+            Self::Retransmitted => "RETRANSMITTED",
+            Self::Mark => "MARK",
+            Self::Excuse => "EXCUSE",
+        }
+    }
+}
+
+/// One entry, its numbers relative to the base of the sealed head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProofEntry {
+    /// What it says.
+    pub kind: EntryKind,
+    /// First number minus base; an excuse's exclusion number.
+    pub first: u16,
+    /// Last number minus base; 0 in an excuse.
+    pub last: u16,
+    /// XOR of the nonces of the range; 0 in marks and excuses.
+    pub sum: u32,
+}
+
+impl ProofEntry {
+    /// A range of originals or retransmissions.
+    pub fn range(kind: EntryKind, first: u16, last: u16, sum: u32) -> Self {
+        Self { kind, first, last, sum }
+    }
+
+    /// An ECN mark at one number.
+    pub fn mark(at: u16) -> Self {
+        Self { kind: EntryKind::Mark, first: at, last: at, sum: 0 }
+    }
+
+    /// An excuse by the exclusion with this number.
+    pub fn excuse(exclusion: u16) -> Self {
+        Self { kind: EntryKind::Excuse, first: exclusion, last: 0, sum: 0 }
+    }
+
+    /// The rules an entry keeps, given the last number of the range before it (None: it is the first)
+    /// and whether a mark or an excuse came already.
+    fn check(&self, before: Option<u16>, ranges_done: bool, at: usize) -> Result<(), WireError> {
+        match self.kind {
+            EntryKind::Original | EntryKind::Retransmitted => {
+                if ranges_done {
+                    return Err(WireError::EntryRangeLate(at));
+                }
+                if self.last < self.first {
+                    return Err(WireError::EntryEmpty(at));
+                }
+                if before.is_some_and(|b| self.first <= b) {
+                    return Err(WireError::EntryOrder(at));
+                }
+            }
+            EntryKind::Mark if self.first != self.last || self.sum != 0 => {
+                return Err(WireError::EntryMark(at));
+            }
+            EntryKind::Excuse if self.last != 0 || self.sum != 0 => return Err(WireError::EntryExcuse(at)),
+            EntryKind::Mark | EntryKind::Excuse => {}
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ProofEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            EntryKind::Original => write!(f, "{}-{}", self.first, self.last),
+            EntryKind::Retransmitted => write!(f, "{}-{}'", self.first, self.last),
+            EntryKind::Mark => write!(f, "mark {}", self.first),
+            EntryKind::Excuse => write!(f, "excuse {}", self.first),
+        }
+    }
+}
+
+/// Checks that entries keep the rules of the format, as every parser does.
+///
+/// # Errors
+/// The error of the first entry at fault, its position counted from the first entry.
+pub fn check(entries: impl Iterator<Item = ProofEntry>) -> Result<(), WireError> {
+    let (mut before, mut ranges_done) = (None, false);
+    for (i, e) in entries.enumerate() {
+        e.check(before, ranges_done, i * ENTRY)?;
+        if e.kind.is_range() {
+            before = Some(e.last);
+        } else {
+            ranges_done = true;
+        }
+    }
+    Ok(())
+}
+
+/// The entries of a request that was parsed; its rules hold.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Proof<'a> {
+    kinds: u32,
+    bytes: &'a [u8],
+}
+
+impl<'a> Proof<'a> {
+    /// Reads `count` entries and checks their rules.
+    pub(crate) fn read(r: &mut Reader<'a>, count: u8, kinds: u32) -> Result<Self, WireError> {
+        let at = r.pos();
+        // Entry by entry, so that of two faults the one that stands first is told.
+        r.section(WireError::EntryTruncated);
+        let mut look = r.clone();
+        let (mut before, mut ranges_done) = (None, false);
+        for i in 0..usize::from(count) {
+            let e = Self::decode(kinds, i, look.array()?);
+            e.check(before, ranges_done, at + i * ENTRY)?;
+            if e.kind.is_range() {
+                before = Some(e.last);
+            } else {
+                ranges_done = true;
+            }
+        }
+        Ok(Self { kinds, bytes: r.bytes(usize::from(count) * ENTRY)? })
+    }
+
+    fn decode(kinds: u32, index: usize, b: [u8; ENTRY]) -> ProofEntry {
+        ProofEntry {
+            kind: EntryKind::from_bits(kinds >> (30 - 2 * (index as u32 & 15))),
+            first: u16::from_be_bytes([b[0], b[1]]),
+            last: u16::from_be_bytes([b[2], b[3]]),
+            sum: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
+        }
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / ENTRY
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The entries in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = ProofEntry> + Clone + use<'a> {
+        let kinds = self.kinds;
+        self.bytes.chunks_exact(ENTRY).enumerate().map(move |(i, b)| {
+            let mut entry = [0; ENTRY];
+            entry.copy_from_slice(b);
+            Self::decode(kinds, i, entry)
+        })
+    }
+
+    /// The ranges alone: they stand before marks and excuses.
+    pub fn ranges(&self) -> impl Iterator<Item = ProofEntry> + Clone + use<'a> {
+        self.iter().take_while(|e| e.kind.is_range())
+    }
+}
+
+impl fmt::Debug for Proof<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+impl fmt::Display for Proof<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, e) in self.iter().enumerate() {
+            if i > 0 {
+                f.write_str(", ")?;
+            }
+            write!(f, "{e}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The `range_kinds` field of these entries: two bits each, the first in the highest.
+pub(crate) fn kinds(entries: &[ProofEntry]) -> u32 {
+    entries.iter().take(MAX_ENTRIES).enumerate().fold(0, |k, (i, e)| k | (e.kind as u32) << (30 - 2 * i))
+}
+
+pub(crate) fn write(w: &mut Writer<'_>, entries: &[ProofEntry]) {
+    for e in entries {
+        w.u16(e.first);
+        w.u16(e.last);
+        w.u32(e.sum);
+    }
+}
+
+/// What a builder refuses: too many entries, or entries that a parser would refuse.
+pub(crate) fn check_build(entries: &[ProofEntry]) -> Result<(), BuildError> {
+    if entries.len() > MAX_ENTRIES {
+        return Err(BuildError::TooMany { what: "proof entries", have: entries.len(), most: MAX_ENTRIES });
+    }
+    check(entries.iter().copied())
+        .map_err(|_| BuildError::Inconsistent { what: "proof entries that break the rules of the format" })
+}

@@ -1,0 +1,479 @@
+//! Requests: what a client sends, as a view over the TCP payload and as a builder.
+
+use core::fmt;
+
+use crate::bytes::{Reader, Writer};
+use crate::continuation::{SealedContinuation, check_time};
+use crate::error::{BuildError, WireError};
+use crate::option::RequestClass;
+use crate::proof::{self, MAX_ENTRIES, Proof, ProofEntry};
+use crate::tor::TorBlock;
+
+/// Most wants of one request.
+pub const MAX_WANTS: usize = 16;
+/// Most user continuations of one request.
+pub const MAX_UCONTS: usize = 16;
+/// Bytes of a want.
+pub const WANT: usize = 16;
+/// `ucont` of a want or an input that names no user continuation.
+pub const NO_UCONT: u8 = 255;
+/// Unit of `hold` in microseconds.
+pub const HOLD_UNIT: u64 = 64;
+/// Body flag: an input header and input follow.
+pub const BODY_INPUT: u8 = 0x01;
+/// Body flag: a token follows the wants.
+pub const BODY_TOKEN: u8 = 0x02;
+/// Body flag: what stands behind everything else is padding, to earn an answer of this size.
+pub const BODY_PAD: u8 = 0x04;
+/// Want flag: for a retransmission, in the order of the lost numbers.
+pub const WANT_RETRANSMIT: u8 = 0x01;
+/// Input flag: the input stream ends with this data.
+pub const INPUT_END: u8 = 0x01;
+
+/// A byte range asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Want {
+    /// First byte of the stream.
+    pub offset: u64,
+    /// Bytes, at least 1.
+    pub length: u32,
+    /// Index of the user continuation that covers it, None where the application needs none.
+    pub ucont: Option<u8>,
+    /// It is for a retransmission: the first such want for the first lost number, and so on.
+    pub retransmit: bool,
+}
+
+impl Want {
+    fn read(r: &mut Reader<'_>, uconts: u8) -> Result<Self, WireError> {
+        let at = r.pos();
+        let (offset, length) = (r.u64()?, r.u32()?);
+        if length == 0 {
+            return Err(WireError::WantEmpty(at + 8));
+        }
+        if offset.checked_add(u64::from(length)).is_none() {
+            return Err(WireError::WantBeyond(at));
+        }
+        let (ucont, flags, reserved) = (r.u8()?, r.u8()?, r.u16()?);
+        let ucont = ucont_index(ucont, uconts).ok_or(WireError::WantUcont(at + 12))?;
+        if flags & !WANT_RETRANSMIT != 0 {
+            return Err(WireError::WantFlags(at + 13));
+        }
+        if reserved != 0 {
+            return Err(WireError::WantReserved(at + 14));
+        }
+        Ok(Self { offset, length, ucont, retransmit: flags & WANT_RETRANSMIT != 0 })
+    }
+
+    fn write(&self, w: &mut Writer<'_>) {
+        w.u64(self.offset);
+        w.u32(self.length);
+        w.u8(self.ucont.unwrap_or(NO_UCONT));
+        w.u8(if self.retransmit { WANT_RETRANSMIT } else { 0 });
+        w.u16(0);
+    }
+
+    /// First byte behind the range; a want that was parsed never ends beyond 2^64.
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(u64::from(self.length))
+    }
+}
+
+/// None: an index that is out of bounds.
+fn ucont_index(wire: u8, uconts: u8) -> Option<Option<u8>> {
+    match wire {
+        NO_UCONT => Some(None),
+        i if i < uconts => Some(Some(i)),
+        _ => None,
+    }
+}
+
+/// Input for the application.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Input<'a> {
+    /// Which of the connection's input streams.
+    pub stream: u16,
+    /// The stream ends with this data.
+    pub end: bool,
+    /// Index of the input continuation among the user continuations.
+    pub ucont: Option<u8>,
+    /// Offset of the first byte in the stream.
+    pub offset: u64,
+    /// The bytes.
+    pub data: &'a [u8],
+}
+
+/// A sealed user continuation as it travels: opaque bytes.
+pub type Ucont<'a> = &'a [u8];
+
+/// A request that was parsed. All its rules hold, except those that need a key or a clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// Its class.
+    pub class: RequestClass,
+    /// What the ToR says.
+    pub tor: TorBlock,
+    /// Counts PROBE and TIMEOUT for one number, from 0.
+    pub attempt: u8,
+    /// The continuation; None in a SYN, which has none yet.
+    pub continuation: Option<SealedContinuation>,
+    /// The proof; empty in a SYN.
+    pub proof: Proof<'a>,
+    /// How long the client held the continuation, in units of 64 us, saturating.
+    pub hold: u16,
+    /// Numbers this request answers: 1, or 2 with a delayed acknowledgement.
+    pub covers: u8,
+    /// Token that proves the address.
+    pub token: Option<&'a [u8]>,
+    /// Input for the application.
+    pub input: Option<Input<'a>>,
+    /// Bytes of padding.
+    pub padding: usize,
+    wants: &'a [u8],
+    want_count: u8,
+    uconts: &'a [u8],
+    ucont_count: u8,
+}
+
+impl<'a> Request<'a> {
+    /// Parses the TCP payload of a request segment, its CRC taken off.
+    ///
+    /// # Errors
+    /// The first rule broken, its position counted from the start of `payload`.
+    pub fn parse(class: RequestClass, number_low: u16, payload: &'a [u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new(payload, WireError::TorTruncated);
+        let tor = TorBlock::read(&mut r)?;
+        let (count, attempt, kinds) = (r.u8()?, r.u8()?, r.u32()?);
+        let syn = class == RequestClass::Syn;
+        if usize::from(count) > if syn { 0 } else { MAX_ENTRIES } {
+            return Err(WireError::RangeCount(16));
+        }
+        if attempt != 0 && !matches!(class, RequestClass::Probe | RequestClass::Timeout) {
+            return Err(WireError::AttemptNotZero(17));
+        }
+        // checked_shl: a count of 16 leaves no unused kinds, and a shift by 32 is none.
+        if kinds.checked_shl(2 * u32::from(count)).unwrap_or(0) != 0 {
+            return Err(WireError::RangeKindsUnused(18));
+        }
+        let mut continuation = None;
+        let mut proof = Proof::default();
+        if syn {
+            // A SYN has no number, so its option has a zero there.
+            if number_low != 0 {
+                return Err(WireError::NumberLow(0));
+            }
+            r.section(WireError::TailTruncated);
+        } else {
+            let mut c = SealedContinuation::default();
+            r.section(WireError::HeadTruncated);
+            c.fields.read_head(&mut r)?;
+            if c.fields.number as u16 != number_low {
+                return Err(WireError::NumberLow(26));
+            }
+            proof = Proof::read(&mut r, count, kinds)?;
+            r.section(WireError::TailTruncated);
+            c.fields.read_tail(&mut r)?;
+            c.mac = r.array()?;
+            continuation = Some(c);
+        }
+        let at = r.pos();
+        let (hold, covers, want_count) = (r.u16()?, r.u8()?, r.u8()?);
+        let (ucont_count, body) = (r.u8()?, r.u8()?);
+        if covers == 0 || covers > 2 {
+            return Err(WireError::Covers(at + 2));
+        }
+        if usize::from(want_count) > MAX_WANTS {
+            return Err(WireError::WantCount(at + 3));
+        }
+        if usize::from(ucont_count) > MAX_UCONTS {
+            return Err(WireError::UcontCount(at + 4));
+        }
+        if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD) != 0 {
+            return Err(WireError::BodyFlags(at + 5));
+        }
+        let wants = read_wants(&mut r, want_count, ucont_count)?;
+        let token = if body & BODY_TOKEN != 0 { Some(read_token(&mut r)?) } else { None };
+        let uconts = read_uconts(&mut r, ucont_count)?;
+        let input = if body & BODY_INPUT != 0 { Some(read_input(&mut r, ucont_count)?) } else { None };
+        let padding = r.remaining();
+        if body & BODY_PAD == 0 && padding > 0 {
+            return Err(WireError::TrailingBytes(r.pos()));
+        }
+        Ok(Self {
+            class,
+            tor,
+            attempt,
+            continuation,
+            proof,
+            hold,
+            covers,
+            token,
+            input,
+            padding,
+            wants,
+            want_count,
+            uconts,
+            ucont_count,
+        })
+    }
+
+    /// The byte ranges asked for, in the order of the responses they are for.
+    pub fn wants(&self) -> impl ExactSizeIterator<Item = Want> + Clone + use<'a> {
+        let uconts = self.ucont_count;
+        self.wants.chunks_exact(WANT).map(move |b| {
+            // Every want was read once by `parse`; the default is never seen.
+            Want::read(&mut Reader::new(b, WireError::WantTruncated), uconts).unwrap_or_default()
+        })
+    }
+
+    /// Number of wants.
+    pub fn want_count(&self) -> usize {
+        usize::from(self.want_count)
+    }
+
+    /// The user continuations in order.
+    pub fn uconts(&self) -> impl Iterator<Item = Ucont<'a>> + Clone + use<'a> {
+        let mut r = Reader::new(self.uconts, WireError::UcontTruncated);
+        core::iter::from_fn(move || {
+            if r.remaining() == 0 {
+                return None;
+            }
+            let len = r.u16().ok()?;
+            r.bytes(usize::from(len)).ok()
+        })
+    }
+
+    /// Number of user continuations.
+    pub fn ucont_count(&self) -> usize {
+        usize::from(self.ucont_count)
+    }
+
+    /// The user continuation with this index.
+    pub fn ucont(&self, index: u8) -> Option<Ucont<'a>> {
+        self.uconts().nth(usize::from(index))
+    }
+
+    /// How long the client held the continuation, microseconds.
+    pub fn hold_micros(&self) -> u64 {
+        u64::from(self.hold) * HOLD_UNIT
+    }
+}
+
+fn read_wants<'a>(r: &mut Reader<'a>, count: u8, uconts: u8) -> Result<&'a [u8], WireError> {
+    r.section(WireError::WantTruncated);
+    let mut look = r.clone();
+    for _ in 0..count {
+        Want::read(&mut look, uconts)?;
+    }
+    r.bytes(usize::from(count) * WANT)
+}
+
+fn read_token<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
+    r.section(WireError::TokenTruncated);
+    let at = r.pos();
+    let len = r.u8()?;
+    if len == 0 {
+        return Err(WireError::TokenEmpty(at));
+    }
+    r.bytes(usize::from(len))
+}
+
+fn read_uconts<'a>(r: &mut Reader<'a>, count: u8) -> Result<&'a [u8], WireError> {
+    r.section(WireError::UcontTruncated);
+    let mut look = r.clone();
+    for _ in 0..count {
+        let at = look.pos();
+        let len = look.u16()?;
+        if len == 0 {
+            return Err(WireError::UcontEmpty(at));
+        }
+        look.bytes(usize::from(len))?;
+    }
+    r.bytes(look.pos() - r.pos())
+}
+
+fn read_input<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<Input<'a>, WireError> {
+    r.section(WireError::InputTruncated);
+    let at = r.pos();
+    let (stream, flags, ucont) = (r.u16()?, r.u8()?, r.u8()?);
+    if flags & !INPUT_END != 0 {
+        return Err(WireError::InputFlags(at + 2));
+    }
+    let ucont = ucont_index(ucont, uconts).ok_or(WireError::InputUcont(at + 3))?;
+    let (offset, length) = (r.u64()?, r.u16()?);
+    if offset.checked_add(u64::from(length)).is_none() {
+        return Err(WireError::InputBeyond(at + 4));
+    }
+    let data = r.bytes(usize::from(length))?;
+    Ok(Input { stream, end: flags & INPUT_END != 0, ucont, offset, data })
+}
+
+impl fmt::Display for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.class)?;
+        if let Some(c) = &self.continuation {
+            write!(f, " {} proof [{}]", c.fields, self.proof)?;
+        }
+        write!(f, ", {} wants", self.want_count)?;
+        if let Some(i) = &self.input {
+            write!(f, ", {} bytes of input at {}", i.data.len(), i.offset)?;
+        }
+        Ok(())
+    }
+}
+
+/// A request to be written.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestBuilder<'a> {
+    /// Its class.
+    pub class: RequestClass,
+    /// The ToR's stamp: zeros from a client.
+    pub tor: TorBlock,
+    /// Counts PROBE and TIMEOUT for one number, from 0.
+    pub attempt: u8,
+    /// The continuation; None in a SYN and only there.
+    pub continuation: Option<&'a SealedContinuation>,
+    /// The proof.
+    pub proof: &'a [ProofEntry],
+    /// How long the continuation was held, in units of 64 us.
+    pub hold: u16,
+    /// Numbers answered, 1 or 2.
+    pub covers: u8,
+    /// Byte ranges asked for.
+    pub wants: &'a [Want],
+    /// Token that proves the address.
+    pub token: Option<&'a [u8]>,
+    /// User continuations.
+    pub uconts: &'a [Ucont<'a>],
+    /// Input.
+    pub input: Option<Input<'a>>,
+    /// Pad the payload to this many bytes, if it is shorter.
+    pub pad_to: usize,
+}
+
+impl Default for RequestBuilder<'_> {
+    fn default() -> Self {
+        Self {
+            class: RequestClass::Normal,
+            tor: TorBlock::default(),
+            attempt: 0,
+            continuation: None,
+            proof: &[],
+            hold: 0,
+            covers: 1,
+            wants: &[],
+            token: None,
+            uconts: &[],
+            input: None,
+            pad_to: 0,
+        }
+    }
+}
+
+impl RequestBuilder<'_> {
+    /// The number that goes into the option.
+    pub fn number_low(&self) -> u16 {
+        self.continuation.map_or(0, |c| c.fields.number as u16)
+    }
+
+    fn check(&self) -> Result<(), BuildError> {
+        let rule = |broken: bool, what| if broken { Err(BuildError::Inconsistent { what }) } else { Ok(()) };
+        let most = |have: usize, most, what| {
+            if have > most { Err(BuildError::TooMany { what, have, most }) } else { Ok(()) }
+        };
+        let syn = self.class == RequestClass::Syn;
+        rule(syn == self.continuation.is_some(), "a SYN has no continuation, every other request has one")?;
+        rule(syn && !self.proof.is_empty(), "a SYN has no proof")?;
+        let repeats = matches!(self.class, RequestClass::Probe | RequestClass::Timeout);
+        rule(self.attempt != 0 && !repeats, "only PROBE and TIMEOUT count attempts")?;
+        rule(self.covers == 0 || self.covers > 2, "a request covers 1 or 2 numbers")?;
+        proof::check_build(self.proof)?;
+        check_time(self.tor.time)?;
+        check_time(self.continuation.map_or(0, |c| c.fields.time))?;
+        most(self.wants.len(), MAX_WANTS, "wants")?;
+        most(self.uconts.len(), MAX_UCONTS, "user continuations")?;
+        let uconts = self.uconts.len();
+        let named = |u: Option<u8>| u.is_some_and(|i| usize::from(i) >= uconts);
+        for want in self.wants {
+            rule(want.length == 0, "a want of no bytes")?;
+            rule(want.offset.checked_add(u64::from(want.length)).is_none(), "a want beyond 2^64")?;
+            rule(named(want.ucont), "a want that names a user continuation that is not there")?;
+        }
+        for ucont in self.uconts {
+            rule(ucont.is_empty(), "a user continuation of no bytes")?;
+            most(ucont.len(), usize::from(u16::MAX), "bytes of user continuation")?;
+        }
+        if let Some(token) = self.token {
+            rule(token.is_empty(), "a token of no bytes")?;
+            most(token.len(), usize::from(u8::MAX), "bytes of token")?;
+        }
+        if let Some(input) = &self.input {
+            most(input.data.len(), usize::from(u16::MAX), "bytes of input")?;
+            rule(input.offset.checked_add(input.data.len() as u64).is_none(), "input beyond 2^64")?;
+            rule(named(input.ucont), "input that names a user continuation that is not there")?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of payload that [`Self::write`] will take.
+    pub fn length(&self) -> usize {
+        let sealed = if self.continuation.is_some() { SealedContinuation::LENGTH } else { 0 };
+        let uconts: usize = self.uconts.iter().map(|u| 2 + u.len()).sum();
+        let length = 28
+            + sealed
+            + self.proof.len() * proof::ENTRY
+            + self.wants.len() * WANT
+            + self.token.map_or(0, |t| 1 + t.len())
+            + uconts
+            + self.input.map_or(0, |i| 14 + i.data.len());
+        length.max(self.pad_to)
+    }
+
+    /// Writes the TCP payload and gives its length.
+    ///
+    /// # Errors
+    /// [`BuildError`]: what no parser would take, or a buffer that is too small.
+    pub fn write(&self, buf: &mut [u8]) -> Result<usize, BuildError> {
+        self.check()?;
+        let length = self.length();
+        let mut w = Writer::new(buf);
+        self.tor.write(&mut w);
+        w.u8(self.proof.len() as u8);
+        w.u8(self.attempt);
+        w.u32(proof::kinds(self.proof));
+        if let Some(c) = self.continuation {
+            c.fields.write_head(&mut w);
+            proof::write(&mut w, self.proof);
+            c.fields.write_tail(&mut w);
+            w.bytes(&c.mac);
+        }
+        w.u16(self.hold);
+        w.u8(self.covers);
+        w.u8(self.wants.len() as u8);
+        w.u8(self.uconts.len() as u8);
+        let mut body = if self.input.is_some() { BODY_INPUT } else { 0 };
+        body |= if self.token.is_some() { BODY_TOKEN } else { 0 };
+        body |= if self.pad_to > 0 { BODY_PAD } else { 0 };
+        w.u8(body);
+        for want in self.wants {
+            want.write(&mut w);
+        }
+        if let Some(token) = self.token {
+            w.u8(token.len() as u8);
+            w.bytes(token);
+        }
+        for ucont in self.uconts {
+            w.u16(ucont.len() as u16);
+            w.bytes(ucont);
+        }
+        if let Some(input) = &self.input {
+            w.u16(input.stream);
+            w.u8(if input.end { INPUT_END } else { 0 });
+            w.u8(input.ucont.unwrap_or(NO_UCONT));
+            w.u64(input.offset);
+            w.u16(input.data.len() as u16);
+            w.bytes(input.data);
+        }
+        w.zeros(length - w.pos());
+        w.finish()
+    }
+}

@@ -1,0 +1,436 @@
+//! Responses: what a server sends, one type for the view and for the writer.
+
+use core::fmt;
+
+use crate::bytes::{Reader, Writer};
+use crate::continuation::{SealedContinuation, check_time};
+use crate::delta::{Delta, TimeChange};
+use crate::error::{BuildError, WireError};
+use crate::option::ResponseClass;
+
+/// Most continuations of one GROUP.
+pub const MAX_GROUP: usize = 16;
+/// Bytes of a GROUP member: a nonce and a sealed continuation.
+pub const GROUP_MEMBER: usize = 4 + SealedContinuation::LENGTH;
+/// Content bit: a whole continuation.
+pub const FULL: u8 = 0x01;
+/// Content bit: a delta-encoded continuation.
+pub const DELTA: u8 = 0x02;
+/// Content bit: a user continuation.
+pub const UCONT: u8 = 0x04;
+/// Content bit: the stream offset of the data.
+pub const OFFSET: u8 = 0x08;
+/// Content bit: the nonce is of K'.
+pub const PRIME: u8 = 0x10;
+/// Content bit: the stream ends with this data.
+pub const END: u8 = 0x20;
+
+/// How a response carries its continuation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum NewContinuation {
+    /// It carries none.
+    #[default]
+    None,
+    /// Whole.
+    Full(SealedContinuation),
+    /// As the difference from the client's prediction.
+    Delta(Delta),
+}
+
+/// One continuation of a GROUP: of a number whose response was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct GroupMember {
+    /// Nonce of the member's number, under K'.
+    pub nonce: u32,
+    /// The continuation, regenerated; its number is the lost one.
+    pub continuation: SealedContinuation,
+}
+
+/// The members of a GROUP: 1 to [`MAX_GROUP`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Group<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Group<'a> {
+    /// A view of members that [`Group::encode`] wrote.
+    fn read(r: &mut Reader<'a>) -> Result<Self, WireError> {
+        r.section(WireError::GroupTruncated);
+        let at = r.pos();
+        let count = usize::from(r.u8()?);
+        if count == 0 || count > MAX_GROUP {
+            return Err(WireError::GroupCount(at));
+        }
+        let mut look = r.clone();
+        for _ in 0..count {
+            look.u32()?;
+            SealedContinuation::read(&mut look)?;
+        }
+        Ok(Self { bytes: r.bytes(count * GROUP_MEMBER)? })
+    }
+
+    /// Writes members into a buffer of the caller and gives the group to put into a response.
+    ///
+    /// # Errors
+    /// [`BuildError`]: none or too many members, times beyond 48 bits, a buffer that is too small
+    /// ([`GROUP_MEMBER`] bytes a member).
+    pub fn encode(members: &[GroupMember], buf: &'a mut [u8]) -> Result<Self, BuildError> {
+        if members.is_empty() {
+            return Err(BuildError::Inconsistent { what: "a group of no continuations" });
+        }
+        if members.len() > MAX_GROUP {
+            return Err(BuildError::TooMany { what: "continuations", have: members.len(), most: MAX_GROUP });
+        }
+        let mut w = Writer::new(buf);
+        for m in members {
+            check_time(m.continuation.fields.time)?;
+            w.u32(m.nonce);
+            m.continuation.write(&mut w);
+        }
+        let length = w.finish()?;
+        Ok(Self { bytes: &buf[..length] })
+    }
+
+    /// Number of members.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / GROUP_MEMBER
+    }
+
+    /// Never: a group has one member at least.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The members in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = GroupMember> + use<'a> {
+        self.bytes.chunks_exact(GROUP_MEMBER).map(|b| {
+            let mut r = Reader::new(b, WireError::GroupTruncated);
+            // Every member was read once by `read` or written by `encode`; the default is never seen.
+            let nonce = r.u32().unwrap_or_default();
+            GroupMember { nonce, continuation: SealedContinuation::read(&mut r).unwrap_or_default() }
+        })
+    }
+}
+
+impl fmt::Debug for Group<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// What the class adds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Body<'a> {
+    /// Data, or nothing but a continuation.
+    Data,
+    /// Data of a lost packet; under K', without a continuation.
+    Retransmission,
+    /// Continuations of lost packets, without data.
+    Group(Group<'a>),
+    /// The stream has no bytes from `offset` for `length` bytes; data for what follows may be there.
+    Skip {
+        /// First byte of the region.
+        offset: u64,
+        /// Its length, at least 1.
+        length: u64,
+    },
+    /// Not ready: ask again in so many milliseconds. No data.
+    Wait {
+        /// Milliseconds.
+        milliseconds: u16,
+    },
+    /// Not here: ask elsewhere. No data.
+    NotMine {
+        /// Why, for the application.
+        code: u16,
+    },
+    /// Send this token back to prove the address. No data.
+    Challenge {
+        /// 1 to 255 bytes.
+        token: &'a [u8],
+    },
+    /// Input was taken up to an offset; the user continuation beside it is the input continuation.
+    Input {
+        /// Which input stream.
+        stream: u16,
+        /// First byte not yet taken.
+        consumed: u64,
+    },
+    /// Refused for good; the data is a message for people.
+    Error {
+        /// Why.
+        code: u16,
+    },
+}
+
+impl Body<'_> {
+    /// The class that goes into the option.
+    pub fn class(&self) -> ResponseClass {
+        match self {
+            Self::Data => ResponseClass::Data,
+            Self::Retransmission => ResponseClass::Retransmission,
+            Self::Group(_) => ResponseClass::Group,
+            Self::Skip { .. } => ResponseClass::Skip,
+            Self::Wait { .. } => ResponseClass::Wait,
+            Self::NotMine { .. } => ResponseClass::NotMine,
+            Self::Challenge { .. } => ResponseClass::Challenge,
+            Self::Input { .. } => ResponseClass::Input,
+            Self::Error { .. } => ResponseClass::Error,
+        }
+    }
+
+    fn read<'a>(class: ResponseClass, r: &mut Reader<'a>) -> Result<Body<'a>, WireError> {
+        Ok(match class {
+            ResponseClass::Data => Body::Data,
+            ResponseClass::Retransmission => Body::Retransmission,
+            ResponseClass::Group => Body::Group(Group::read(r)?),
+            ResponseClass::Skip => {
+                let at = r.pos();
+                let (offset, length) = (r.u64()?, r.u64()?);
+                if length == 0 || offset.checked_add(length).is_none() {
+                    return Err(WireError::SkipBeyond(at));
+                }
+                Body::Skip { offset, length }
+            }
+            ResponseClass::Wait => Body::Wait { milliseconds: r.u16()? },
+            ResponseClass::NotMine => Body::NotMine { code: r.u16()? },
+            ResponseClass::Challenge => {
+                let at = r.pos();
+                let len = r.u8()?;
+                if len == 0 {
+                    return Err(WireError::TokenEmpty(at));
+                }
+                r.section(WireError::TokenTruncated);
+                Body::Challenge { token: r.bytes(usize::from(len))? }
+            }
+            ResponseClass::Input => Body::Input { stream: r.u16()?, consumed: r.u64()? },
+            ResponseClass::Error => Body::Error { code: r.u16()? },
+        })
+    }
+
+    fn write(&self, w: &mut Writer<'_>) {
+        match *self {
+            Self::Data | Self::Retransmission => {}
+            Self::Group(g) => {
+                w.u8(g.len() as u8);
+                w.bytes(g.bytes);
+            }
+            Self::Skip { offset, length } => {
+                w.u64(offset);
+                w.u64(length);
+            }
+            Self::Wait { milliseconds } => w.u16(milliseconds),
+            Self::NotMine { code } | Self::Error { code } => w.u16(code),
+            Self::Challenge { token } => {
+                w.u8(token.len() as u8);
+                w.bytes(token);
+            }
+            Self::Input { stream, consumed } => {
+                w.u16(stream);
+                w.u64(consumed);
+            }
+        }
+    }
+
+    fn length(&self) -> usize {
+        match self {
+            Self::Data | Self::Retransmission => 0,
+            Self::Group(g) => 1 + g.bytes.len(),
+            Self::Skip { .. } => 16,
+            Self::Wait { .. } | Self::NotMine { .. } | Self::Error { .. } => 2,
+            Self::Challenge { token } => 1 + token.len(),
+            Self::Input { .. } => 10,
+        }
+    }
+}
+
+/// Content bits that a class may have. A retransmission and a group carry no continuation beside what
+/// their class says, and what carries no data has no use for its offset or end.
+fn allowed(class: ResponseClass) -> u8 {
+    match class {
+        ResponseClass::Data | ResponseClass::Skip => FULL | DELTA | UCONT | OFFSET | PRIME | END,
+        ResponseClass::Input | ResponseClass::Error => FULL | DELTA | UCONT | OFFSET | PRIME | END,
+        ResponseClass::Retransmission => UCONT | OFFSET | PRIME | END,
+        ResponseClass::Group => PRIME,
+        ResponseClass::Wait | ResponseClass::NotMine => FULL | DELTA | UCONT | PRIME,
+        ResponseClass::Challenge => PRIME,
+    }
+}
+
+fn carries_data(class: ResponseClass) -> bool {
+    allowed(class) & OFFSET != 0
+}
+
+/// One response, parsed or to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Response<'a> {
+    /// Response number; its low half stands in the option.
+    pub number: u32,
+    /// `r(number) ^ r(number + 1)`.
+    pub nonce: u32,
+    /// The nonce is of K'.
+    pub prime: bool,
+    /// The stream ends with this data.
+    pub end: bool,
+    /// Low 8 bits of the number of the request that this answers.
+    pub answers: u8,
+    /// The new continuation.
+    pub continuation: NewContinuation,
+    /// Stream offset of the data.
+    pub offset: Option<u64>,
+    /// A user continuation, sealed.
+    pub ucont: Option<&'a [u8]>,
+    /// The class and its fields.
+    pub body: Body<'a>,
+    /// Data to the end of the segment.
+    pub data: &'a [u8],
+}
+
+impl<'a> Response<'a> {
+    /// Parses the TCP payload of a response segment, its CRC taken off.
+    ///
+    /// # Errors
+    /// The first rule broken, its position counted from the start of `payload`.
+    pub fn parse(class: ResponseClass, number_low: u16, payload: &'a [u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new(payload, WireError::ResponseTruncated);
+        let number = r.u32()?;
+        if number as u16 != number_low {
+            return Err(WireError::NumberLow(0));
+        }
+        let (nonce, content, answers) = (r.u32()?, r.u8()?, r.u8()?);
+        let retransmission = class == ResponseClass::Retransmission;
+        if content & !allowed(class) != 0
+            || content & (FULL | DELTA) == FULL | DELTA
+            || (retransmission && content & PRIME == 0)
+        {
+            return Err(WireError::ContentFlags(8));
+        }
+        let continuation = if content & FULL != 0 {
+            r.section(WireError::TailTruncated);
+            NewContinuation::Full(SealedContinuation::read(&mut r)?)
+        } else if content & DELTA != 0 {
+            NewContinuation::Delta(Delta::read(&mut r)?)
+        } else {
+            NewContinuation::None
+        };
+        r.section(WireError::ResponseTruncated);
+        let offset = if content & OFFSET != 0 { Some(r.u64()?) } else { None };
+        let ucont = if content & UCONT != 0 { Some(read_ucont(&mut r)?) } else { None };
+        r.section(WireError::ResponseTruncated);
+        let body = Body::read(class, &mut r)?;
+        if !carries_data(class) && r.remaining() > 0 {
+            return Err(WireError::TrailingBytes(r.pos()));
+        }
+        let (prime, end) = (content & PRIME != 0, content & END != 0);
+        Ok(Self { number, nonce, prime, end, answers, continuation, offset, ucont, body, data: r.rest() })
+    }
+
+    fn content(&self) -> u8 {
+        let mut c = match self.continuation {
+            NewContinuation::None => 0,
+            NewContinuation::Full(_) => FULL,
+            NewContinuation::Delta(_) => DELTA,
+        };
+        c |= if self.ucont.is_some() { UCONT } else { 0 };
+        c |= if self.offset.is_some() { OFFSET } else { 0 };
+        c |= if self.prime { PRIME } else { 0 };
+        c | if self.end { END } else { 0 }
+    }
+
+    fn check(&self) -> Result<(), BuildError> {
+        let rule = |broken: bool, what| if broken { Err(BuildError::Inconsistent { what }) } else { Ok(()) };
+        let class = self.body.class();
+        rule(self.content() & !allowed(class) != 0, "content that the class does not carry")?;
+        rule(class == ResponseClass::Retransmission && !self.prime, "a retransmission's nonce is of K'")?;
+        rule(!carries_data(class) && !self.data.is_empty(), "data in a class that carries none")?;
+        match self.continuation {
+            NewContinuation::Full(c) => check_time(c.fields.time)?,
+            NewContinuation::Delta(Delta { time: Some(TimeChange::Whole(t)), .. }) => check_time(t)?,
+            _ => {}
+        }
+        if let Some(u) = self.ucont {
+            rule(u.is_empty(), "a user continuation of no bytes")?;
+            rule(u.len() > usize::from(u16::MAX), "a user continuation of more than 65535 bytes")?;
+        }
+        match self.body {
+            Body::Skip { offset, length } => {
+                rule(length == 0 || offset.checked_add(length).is_none(), "a region empty or beyond 2^64")
+            }
+            Body::Challenge { token } => {
+                rule(token.is_empty() || token.len() > 255, "a token of 1 to 255 bytes")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes before the data.
+    pub fn head_length(&self) -> usize {
+        let continuation = match self.continuation {
+            NewContinuation::None => 0,
+            NewContinuation::Full(_) => SealedContinuation::LENGTH,
+            NewContinuation::Delta(d) => d.length(),
+        };
+        let offset = if self.offset.is_some() { 8 } else { 0 };
+        10 + continuation + offset + self.ucont.map_or(0, |u| 2 + u.len()) + self.body.length()
+    }
+
+    /// Writes the TCP payload and gives its length. With empty `data` this is the head alone, behind which
+    /// an application may put its data itself.
+    ///
+    /// # Errors
+    /// [`BuildError`]: what no parser would take, or a buffer that is too small.
+    pub fn write(&self, buf: &mut [u8]) -> Result<usize, BuildError> {
+        self.check()?;
+        let mut w = Writer::new(buf);
+        w.u32(self.number);
+        w.u32(self.nonce);
+        w.u8(self.content());
+        w.u8(self.answers);
+        match self.continuation {
+            NewContinuation::None => {}
+            NewContinuation::Full(c) => c.write(&mut w),
+            NewContinuation::Delta(d) => d.write(&mut w),
+        }
+        if let Some(offset) = self.offset {
+            w.u64(offset);
+        }
+        if let Some(u) = self.ucont {
+            w.u16(u.len() as u16);
+            w.bytes(u);
+        }
+        self.body.write(&mut w);
+        w.bytes(self.data);
+        w.finish()
+    }
+}
+
+fn read_ucont<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
+    r.section(WireError::UcontTruncated);
+    let at = r.pos();
+    let len = r.u16()?;
+    if len == 0 {
+        return Err(WireError::UcontEmpty(at));
+    }
+    r.bytes(usize::from(len))
+}
+
+impl fmt::Display for Response<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.body.class(), self.number)?;
+        if self.prime {
+            f.write_str("'")?;
+        }
+        match &self.continuation {
+            NewContinuation::None => {}
+            NewContinuation::Full(c) => write!(f, " [{}]", c.fields)?,
+            NewContinuation::Delta(_) => f.write_str(" [delta]")?,
+        }
+        if !self.data.is_empty() {
+            write!(f, ", {} bytes", self.data.len())?;
+        }
+        if let Some(o) = self.offset {
+            write!(f, " at {o}")?;
+        }
+        Ok(())
+    }
+}
