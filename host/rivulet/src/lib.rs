@@ -1,3 +1,4 @@
 //! The pieces of the `rivulet` command: the file server's HTTP, and what the subcommands share.
 
 pub mod http;
+pub mod serve;

@@ -11,12 +11,14 @@ mod guard;
 mod head;
 mod objects;
 mod ranges;
+mod session;
 
 pub use answer::{Answer, MAX_ANSWER, ReadError};
 pub use codec::Malformed;
 pub use head::{Fed, Head, Method, Request};
 pub use objects::{Identity, Lookup, MAX_NAME, Object, Objects};
 pub use ranges::{RangeSpec, Tags};
+pub use session::{Progress, Promise, Session};
 
 /// A status code with what this server says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

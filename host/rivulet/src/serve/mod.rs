@@ -1,0 +1,3 @@
+//! `rivulet serve`: files over Rivulet, and over plain TCP beside it.
+
+pub mod plain;

@@ -1,0 +1,167 @@
+//! Clients that speak plain TCP: the kernel's sockets in front of the same HTTP functions.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::http::{Answer, Objects, Promise, ReadError, Session};
+
+/// Connections at a time, each with a thread; more are closed at once.
+const MAX_CONNECTIONS: usize = 512;
+/// A connection without a request, or whose client takes nothing, is closed after this.
+const IDLE: Duration = Duration::from_secs(60);
+/// How long a request may wait for its content to be hashed.
+const HASHING: Duration = Duration::from_secs(120);
+const BLOCK: usize = 64 << 10;
+/// Requests answered from one read.
+const PIPELINE: usize = 16;
+
+/// Seconds since 1970 for the `Date` header.
+#[must_use]
+pub fn date() -> u32 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(now.as_secs()).unwrap_or(u32::MAX)
+}
+
+/// Listens on `address` and serves on threads of its own from then on.
+pub fn listen(address: SocketAddr, objects: Objects) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(address)?;
+    let address = listener.local_addr()?;
+    std::thread::Builder::new().name("tcp-listen".into()).spawn(move || accept(&listener, &objects))?;
+    Ok(address)
+}
+
+fn accept(listener: &TcpListener, objects: &Objects) {
+    let open = Arc::new(AtomicUsize::new(0));
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Out of descriptors, most likely; the next attempt would fail at once again.
+                tracing::warn!(error = %e, "accept");
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+        };
+        if open.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS {
+            open.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!("more than {MAX_CONNECTIONS} TCP connections: one closed");
+            continue;
+        }
+        let (objects, of_thread) = (objects.clone(), open.clone());
+        let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
+            if let Err(e) = serve(stream, &objects) {
+                tracing::debug!(error = %e, "TCP connection");
+            }
+            of_thread.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(e) = spawned {
+            open.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!(error = %e, "no thread for a TCP connection");
+        }
+    }
+}
+
+/// One connection from its first to its last octet.
+fn serve(mut stream: TcpStream, objects: &Objects) -> io::Result<()> {
+    stream.set_read_timeout(Some(IDLE))?;
+    stream.set_write_timeout(Some(IDLE))?;
+    stream.set_nodelay(true)?;
+    let mut session = Session::new(0);
+    let mut input: Vec<u8> = Vec::new();
+    let mut block = vec![0; BLOCK];
+    let mut fin = false;
+    let mut promises = Vec::new();
+    let mut waited = Duration::ZERO;
+    while !session.closed {
+        let progress = session.feed(&input, fin, objects, date(), PIPELINE, &mut promises);
+        input.drain(..progress.consumed);
+        let answered = !promises.is_empty();
+        for promise in promises.drain(..) {
+            send(&mut stream, &promise, objects, &mut block)?;
+        }
+        if progress.waiting {
+            if waited > HASHING {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            waited += Duration::from_millis(10);
+            std::thread::sleep(Duration::from_millis(10));
+        } else if !session.closed && (!answered || input.is_empty()) {
+            let n = stream.read(&mut block)?;
+            fin = n == 0;
+            input.extend_from_slice(&block[..n]);
+        }
+    }
+    linger(&mut stream, &mut block)
+}
+
+fn send(stream: &mut TcpStream, promise: &Promise, objects: &Objects, block: &mut [u8]) -> io::Result<()> {
+    let answer = Answer::decode(&promise.answer).map_err(io::Error::other)?;
+    let mut offset = 0;
+    while offset < answer.len() {
+        let n = (answer.len() - offset).min(block.len() as u64) as usize;
+        match answer.read(offset, &mut block[..n], objects) {
+            Ok(()) => stream.write_all(&block[..n])?,
+            Err(ReadError::NotYet) => {
+                std::thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+            // Too late for another status: the client sees the connection end early.
+            Err(e) => return Err(io::Error::other(e)),
+        }
+        offset += n as u64;
+    }
+    Ok(())
+}
+
+/// Ends our direction and reads what still comes, so that the kernel sends no reset over our last
+/// answer (RFC 9112 section 9.6).
+fn linger(stream: &mut TcpStream, block: &mut [u8]) -> io::Result<()> {
+    stream.shutdown(std::net::Shutdown::Write)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    for _ in 0..64 {
+        if stream.read(block)? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn talk(address: SocketAddr, request: &str, shut: bool) -> Vec<u8> {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        if shut {
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        let mut out = Vec::new();
+        stream.read_to_end(&mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn old_clients_are_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let content: Vec<u8> = (0..3_000_000u32).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(dir.path().join("long"), &content).unwrap();
+        std::fs::write(dir.path().join("a"), "aaaa").unwrap();
+        let objects = Objects::open(dir.path()).unwrap();
+        let address = listen("127.0.0.1:0".parse().unwrap(), objects).unwrap();
+        // Persistent, pipelined, the second one longer than any buffer.
+        let request =
+            "GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /long HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+        for shut in [false, true] {
+            let out = talk(address, request, shut);
+            let text = String::from_utf8_lossy(&out[..400]).into_owned();
+            assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("aaaaHTTP/1.1 200"), "{text}");
+            assert!(out.ends_with(&content), "{} octets", out.len());
+        }
+        let out = talk(address, "nonsense\r\n\r\n", false);
+        assert!(out.starts_with(b"HTTP/1.1 400 "));
+    }
+}
