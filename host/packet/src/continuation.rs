@@ -8,13 +8,15 @@ use crate::error::{BuildError, WireError};
 /// Bytes of the sealed head, which a switch reads too.
 pub const HEAD: usize = 20;
 /// Bytes of the sealed tail, which only hosts read.
-pub const TAIL: usize = 28;
+pub const TAIL: usize = 40;
 /// Bytes of a continuation without its MAC.
 pub const LENGTH: usize = HEAD + TAIL;
 /// Bytes of the MAC.
 pub const MAC: usize = 12;
 /// Flag of the tail: the request that this continuation answered came with an ECN mark.
 pub const FLAG_MARKED: u8 = 0x01;
+/// Flag of the tail: this number opened its generation under K', which is no loss.
+pub const FLAG_FIRST: u8 = 0x02;
 
 /// AES-CMAC, first 12 bytes.
 pub type Mac = [u8; MAC];
@@ -52,8 +54,16 @@ pub struct TransportContinuation {
     pub mss: u16,
     /// The request carried an ECN mark.
     pub marked: bool,
+    /// This number opened its generation, under K'.
+    pub first: bool,
     /// Smoothed round trip time in microseconds, 0 for none; advisory.
     pub srtt: u32,
+    /// Tag and first number of generation 0: what user continuations are bound to.
+    pub connection: u64,
+    /// Last exclusion number for which losses were excused, 0 for none.
+    pub excused: u16,
+    /// When that was, in units of 2^20 us of the common clock, low 16 bits.
+    pub excused_at: u16,
 }
 
 impl TransportContinuation {
@@ -78,14 +88,18 @@ impl TransportContinuation {
         self.mss = r.u16()?;
         let at = r.pos();
         let (flags, reserved) = (r.u8()?, r.u8()?);
-        if flags & !FLAG_MARKED != 0 {
+        if flags & !(FLAG_MARKED | FLAG_FIRST) != 0 {
             return Err(WireError::ContinuationFlags(at));
         }
         if reserved != 0 {
             return Err(WireError::ContinuationReserved(at + 1));
         }
         self.marked = flags & FLAG_MARKED != 0;
+        self.first = flags & FLAG_FIRST != 0;
         self.srtt = r.u32()?;
+        self.connection = r.u64()?;
+        self.excused = r.u16()?;
+        self.excused_at = r.u16()?;
         Ok(())
     }
 
@@ -107,9 +121,13 @@ impl TransportContinuation {
         w.u16(self.ssthresh);
         w.u32(self.wire_base);
         w.u16(self.mss);
-        w.u8(if self.marked { FLAG_MARKED } else { 0 });
+        let first = if self.first { FLAG_FIRST } else { 0 };
+        w.u8(first | if self.marked { FLAG_MARKED } else { 0 });
         w.u8(0);
         w.u32(self.srtt);
+        w.u64(self.connection);
+        w.u16(self.excused);
+        w.u16(self.excused_at);
     }
 
     /// Head and tail one behind the other: the bytes under the MAC, before the client's address.
@@ -121,7 +139,7 @@ impl TransportContinuation {
         out
     }
 
-    /// The continuation in these 48 bytes.
+    /// The continuation in these 60 bytes.
     ///
     /// # Errors
     /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationReserved`].
@@ -138,7 +156,7 @@ impl TransportContinuation {
         self.wire_base.wrapping_add(number.wrapping_mul(u32::from(self.mss)))
     }
 
-    /// Check carried by a delta-encoded continuation: the low half of CRC-32C over the 48 bytes.
+    /// Check carried by a delta-encoded continuation: the low half of CRC-32C over the 60 bytes.
     pub fn check(&self) -> u16 {
         crc32c::crc32c(&self.to_bytes()) as u16
     }

@@ -50,7 +50,7 @@ pub struct Delta {
     pub srtt: Option<SrttChange>,
     /// New `marked` flag.
     pub marked: Option<bool>,
-    /// Low half of CRC-32C over the 48 bytes of the continuation.
+    /// Low half of CRC-32C over the 60 bytes of the continuation.
     pub check: u16,
     /// The MAC.
     pub mac: Mac,

@@ -87,6 +87,7 @@ wire_errors! {
     WantReserved = "want_reserved", "byte {0}: the reserved field of a want is not 0";
     TokenTruncated = "token_truncated", "byte {0}: the token ends early";
     TokenEmpty = "token_empty", "byte {0}: a token of no bytes";
+    FormerTruncated = "former_truncated", "byte {0}: the former address ends early";
     UcontTruncated = "ucont_truncated", "byte {0}: a user continuation ends early";
     UcontEmpty = "ucont_empty", "byte {0}: a user continuation of no bytes";
     InputTruncated = "input_truncated", "byte {0}: the input header or its data end early";

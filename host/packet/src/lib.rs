@@ -42,6 +42,6 @@ pub use nonce::{NonceKey, TaggedNonces};
 pub use option::{Class, RequestClass, ResponseClass, RivuletOption};
 pub use proof::{EntryKind, MAX_ENTRIES, Proof, ProofEntry};
 pub use request::{Input, MAX_UCONTS, MAX_WANTS, Request, RequestBuilder, Ucont, Want};
-pub use response::{Body, MAX_GROUP, NewContinuation, Response};
+pub use response::{Body, Consumed, GroupMember, MAX_GROUP, NewContinuation, Response, Uconts};
 pub use segment::{Segment, SegmentHeader, SynOptions, TcpFlags};
 pub use tor::TorBlock;

@@ -1,6 +1,7 @@
 //! Requests: what a client sends, as a view over the TCP payload and as a builder.
 
 use core::fmt;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use crate::bytes::{Reader, Writer};
 use crate::continuation::{SealedContinuation, check_time};
@@ -25,6 +26,8 @@ pub const BODY_INPUT: u8 = 0x01;
 pub const BODY_TOKEN: u8 = 0x02;
 /// Body flag: what stands behind everything else is padding, to earn an answer of this size.
 pub const BODY_PAD: u8 = 0x04;
+/// Body flag: the client's former address and port follow the token; only in RESTART.
+pub const BODY_FORMER: u8 = 0x08;
 /// Want flag: for a retransmission, in the order of the lost numbers.
 pub const WANT_RETRANSMIT: u8 = 0x01;
 /// Input flag: the input stream ends with this data.
@@ -124,6 +127,8 @@ pub struct Request<'a> {
     pub covers: u8,
     /// Token that proves the address.
     pub token: Option<&'a [u8]>,
+    /// The address and port that the MAC covers, when they are not those of the packet; only in RESTART.
+    pub former: Option<SocketAddr>,
     /// Input for the application.
     pub input: Option<Input<'a>>,
     /// Bytes of padding.
@@ -187,11 +192,14 @@ impl<'a> Request<'a> {
         if usize::from(ucont_count) > MAX_UCONTS {
             return Err(WireError::UcontCount(at + 4));
         }
-        if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD) != 0 {
+        if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD | BODY_FORMER) != 0
+            || (body & BODY_FORMER != 0 && class != RequestClass::Restart)
+        {
             return Err(WireError::BodyFlags(at + 5));
         }
         let wants = read_wants(&mut r, want_count, ucont_count)?;
         let token = if body & BODY_TOKEN != 0 { Some(read_token(&mut r)?) } else { None };
+        let former = if body & BODY_FORMER != 0 { Some(read_former(&mut r)?) } else { None };
         let uconts = read_uconts(&mut r, ucont_count)?;
         let input = if body & BODY_INPUT != 0 { Some(read_input(&mut r, ucont_count)?) } else { None };
         let padding = r.remaining();
@@ -207,6 +215,7 @@ impl<'a> Request<'a> {
             hold,
             covers,
             token,
+            former,
             input,
             padding,
             wants,
@@ -277,6 +286,12 @@ fn read_token<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
     r.bytes(usize::from(len))
 }
 
+fn read_former(r: &mut Reader<'_>) -> Result<SocketAddr, WireError> {
+    r.section(WireError::FormerTruncated);
+    let address = Ipv6Addr::from(r.array::<16>()?);
+    Ok(SocketAddr::new(address.to_canonical(), r.u16()?))
+}
+
 fn read_uconts<'a>(r: &mut Reader<'a>, count: u8) -> Result<&'a [u8], WireError> {
     r.section(WireError::UcontTruncated);
     let mut look = r.clone();
@@ -342,6 +357,8 @@ pub struct RequestBuilder<'a> {
     pub wants: &'a [Want],
     /// Token that proves the address.
     pub token: Option<&'a [u8]>,
+    /// The address and port that the MAC covers, when they have changed; only in RESTART.
+    pub former: Option<SocketAddr>,
     /// User continuations.
     pub uconts: &'a [Ucont<'a>],
     /// Input.
@@ -362,6 +379,7 @@ impl Default for RequestBuilder<'_> {
             covers: 1,
             wants: &[],
             token: None,
+            former: None,
             uconts: &[],
             input: None,
             pad_to: 0,
@@ -386,6 +404,8 @@ impl RequestBuilder<'_> {
         let repeats = matches!(self.class, RequestClass::Probe | RequestClass::Timeout);
         rule(self.attempt != 0 && !repeats, "only PROBE and TIMEOUT count attempts")?;
         rule(self.covers == 0 || self.covers > 2, "a request covers 1 or 2 numbers")?;
+        let moved = self.former.is_some() && self.class != RequestClass::Restart;
+        rule(moved, "only a RESTART names a former address")?;
         proof::check_build(self.proof)?;
         check_time(self.tor.time)?;
         check_time(self.continuation.map_or(0, |c| c.fields.time))?;
@@ -423,6 +443,7 @@ impl RequestBuilder<'_> {
             + self.proof.len() * proof::ENTRY
             + self.wants.len() * WANT
             + self.token.map_or(0, |t| 1 + t.len())
+            + self.former.map_or(0, |_| 18)
             + uconts
             + self.input.map_or(0, |i| 14 + i.data.len());
         length.max(self.pad_to)
@@ -452,6 +473,7 @@ impl RequestBuilder<'_> {
         w.u8(self.uconts.len() as u8);
         let mut body = if self.input.is_some() { BODY_INPUT } else { 0 };
         body |= if self.token.is_some() { BODY_TOKEN } else { 0 };
+        body |= if self.former.is_some() { BODY_FORMER } else { 0 };
         body |= if self.pad_to > 0 { BODY_PAD } else { 0 };
         w.u8(body);
         for want in self.wants {
@@ -460,6 +482,14 @@ impl RequestBuilder<'_> {
         if let Some(token) = self.token {
             w.u8(token.len() as u8);
             w.bytes(token);
+        }
+        if let Some(former) = self.former {
+            let address = match former.ip() {
+                IpAddr::V4(a) => a.to_ipv6_mapped(),
+                IpAddr::V6(a) => a,
+            };
+            w.bytes(&address.octets());
+            w.u16(former.port());
         }
         for ucont in self.uconts {
             w.u16(ucont.len() as u16);

@@ -7,6 +7,7 @@ use crate::continuation::{SealedContinuation, check_time};
 use crate::delta::{Delta, TimeChange};
 use crate::error::{BuildError, WireError};
 use crate::option::ResponseClass;
+use crate::request::MAX_UCONTS;
 
 /// Most continuations of one GROUP.
 pub const MAX_GROUP: usize = 16;
@@ -16,7 +17,7 @@ pub const GROUP_MEMBER: usize = 4 + SealedContinuation::LENGTH;
 pub const FULL: u8 = 0x01;
 /// Content bit: a delta-encoded continuation.
 pub const DELTA: u8 = 0x02;
-/// Content bit: a user continuation.
+/// Content bit: user continuations.
 pub const UCONT: u8 = 0x04;
 /// Content bit: the stream offset of the data.
 pub const OFFSET: u8 = 0x08;
@@ -24,6 +25,111 @@ pub const OFFSET: u8 = 0x08;
 pub const PRIME: u8 = 0x10;
 /// Content bit: the stream ends with this data.
 pub const END: u8 = 0x20;
+/// Content bit: how far the request's input was consumed.
+pub const CONSUMED: u8 = 0x40;
+/// Content bit: an address token.
+pub const TOKEN: u8 = 0x80;
+
+/// How far the input of the request was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Consumed {
+    /// Which input stream.
+    pub stream: u16,
+    /// First byte not taken.
+    pub offset: u64,
+}
+
+/// The user continuations of a response, sealed; none or up to [`MAX_UCONTS`].
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Uconts<'a> {
+    count: u8,
+    bytes: &'a [u8],
+}
+
+impl<'a> Uconts<'a> {
+    fn read(r: &mut Reader<'a>) -> Result<Self, WireError> {
+        r.section(WireError::UcontTruncated);
+        let at = r.pos();
+        let count = r.u8()?;
+        if count == 0 || usize::from(count) > MAX_UCONTS {
+            return Err(WireError::UcontCount(at));
+        }
+        let mut look = r.clone();
+        for _ in 0..count {
+            let at = look.pos();
+            let length = look.u16()?;
+            if length == 0 {
+                return Err(WireError::UcontEmpty(at));
+            }
+            look.bytes(usize::from(length))?;
+        }
+        Ok(Self { count, bytes: r.bytes(look.pos() - r.pos())? })
+    }
+
+    /// Writes user continuations into a buffer of the caller (2 bytes more than each) and gives the list to put
+    /// into a response.
+    ///
+    /// # Errors
+    /// [`BuildError`]: too many, an empty or an overlong one, a buffer that is too small.
+    pub fn encode(list: &[&[u8]], buf: &'a mut [u8]) -> Result<Self, BuildError> {
+        if list.len() > MAX_UCONTS {
+            return Err(BuildError::TooMany {
+                what: "user continuations",
+                have: list.len(),
+                most: MAX_UCONTS,
+            });
+        }
+        let mut w = Writer::new(buf);
+        for ucont in list {
+            if ucont.is_empty() || ucont.len() > usize::from(u16::MAX) {
+                return Err(BuildError::Inconsistent { what: "a user continuation of 1 to 65535 bytes" });
+            }
+            w.u16(ucont.len() as u16);
+            w.bytes(ucont);
+        }
+        let length = w.finish()?;
+        Ok(Self { count: list.len() as u8, bytes: &buf[..length] })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        usize::from(self.count)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Each in order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
+        let mut r = Reader::new(self.bytes, WireError::UcontTruncated);
+        core::iter::from_fn(move || {
+            if r.remaining() == 0 {
+                return None;
+            }
+            let length = r.u16().ok()?;
+            r.bytes(usize::from(length)).ok()
+        })
+    }
+
+    fn length(&self) -> usize {
+        if self.is_empty() { 0 } else { 1 + self.bytes.len() }
+    }
+
+    fn write(&self, w: &mut Writer<'_>) {
+        if !self.is_empty() {
+            w.u8(self.count);
+            w.bytes(self.bytes);
+        }
+    }
+}
+
+impl fmt::Debug for Uconts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
 
 /// How a response carries its continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -149,13 +255,8 @@ pub enum Body<'a> {
         /// 1 to 255 bytes.
         token: &'a [u8],
     },
-    /// Input was taken up to an offset; the user continuation beside it is the input continuation.
-    Input {
-        /// Which input stream.
-        stream: u16,
-        /// First byte not yet taken.
-        consumed: u64,
-    },
+    /// Input was taken, and there is no output for it yet: `consumed` and an input continuation stand beside it.
+    Input,
     /// Refused for good; the data is a message for people.
     Error {
         /// Why.
@@ -174,7 +275,7 @@ impl Body<'_> {
             Self::Wait { .. } => ResponseClass::Wait,
             Self::NotMine { .. } => ResponseClass::NotMine,
             Self::Challenge { .. } => ResponseClass::Challenge,
-            Self::Input { .. } => ResponseClass::Input,
+            Self::Input => ResponseClass::Input,
             Self::Error { .. } => ResponseClass::Error,
         }
     }
@@ -194,23 +295,15 @@ impl Body<'_> {
             }
             ResponseClass::Wait => Body::Wait { milliseconds: r.u16()? },
             ResponseClass::NotMine => Body::NotMine { code: r.u16()? },
-            ResponseClass::Challenge => {
-                let at = r.pos();
-                let len = r.u8()?;
-                if len == 0 {
-                    return Err(WireError::TokenEmpty(at));
-                }
-                r.section(WireError::TokenTruncated);
-                Body::Challenge { token: r.bytes(usize::from(len))? }
-            }
-            ResponseClass::Input => Body::Input { stream: r.u16()?, consumed: r.u64()? },
+            ResponseClass::Challenge => Body::Challenge { token: read_token(r)? },
+            ResponseClass::Input => Body::Input,
             ResponseClass::Error => Body::Error { code: r.u16()? },
         })
     }
 
     fn write(&self, w: &mut Writer<'_>) {
         match *self {
-            Self::Data | Self::Retransmission => {}
+            Self::Data | Self::Retransmission | Self::Input => {}
             Self::Group(g) => {
                 w.u8(g.len() as u8);
                 w.bytes(g.bytes);
@@ -225,21 +318,16 @@ impl Body<'_> {
                 w.u8(token.len() as u8);
                 w.bytes(token);
             }
-            Self::Input { stream, consumed } => {
-                w.u16(stream);
-                w.u64(consumed);
-            }
         }
     }
 
     fn length(&self) -> usize {
         match self {
-            Self::Data | Self::Retransmission => 0,
+            Self::Data | Self::Retransmission | Self::Input => 0,
             Self::Group(g) => 1 + g.bytes.len(),
             Self::Skip { .. } => 16,
             Self::Wait { .. } | Self::NotMine { .. } | Self::Error { .. } => 2,
             Self::Challenge { token } => 1 + token.len(),
-            Self::Input { .. } => 10,
         }
     }
 }
@@ -248,11 +336,10 @@ impl Body<'_> {
 /// their class says, and what carries no data has no use for its offset or end.
 fn allowed(class: ResponseClass) -> u8 {
     match class {
-        ResponseClass::Data | ResponseClass::Skip => FULL | DELTA | UCONT | OFFSET | PRIME | END,
-        ResponseClass::Input | ResponseClass::Error => FULL | DELTA | UCONT | OFFSET | PRIME | END,
+        ResponseClass::Data | ResponseClass::Skip | ResponseClass::Input | ResponseClass::Error => 0xff,
         ResponseClass::Retransmission => UCONT | OFFSET | PRIME | END,
         ResponseClass::Group => PRIME,
-        ResponseClass::Wait | ResponseClass::NotMine => FULL | DELTA | UCONT | PRIME,
+        ResponseClass::Wait | ResponseClass::NotMine => FULL | DELTA | UCONT | PRIME | CONSUMED | TOKEN,
         ResponseClass::Challenge => PRIME,
     }
 }
@@ -278,8 +365,12 @@ pub struct Response<'a> {
     pub continuation: NewContinuation,
     /// Stream offset of the data.
     pub offset: Option<u64>,
-    /// A user continuation, sealed.
-    pub ucont: Option<&'a [u8]>,
+    /// User continuations, sealed.
+    pub uconts: Uconts<'a>,
+    /// How far the request's input was taken.
+    pub consumed: Option<Consumed>,
+    /// An address token for a later connection, 1 to 255 bytes.
+    pub token: Option<&'a [u8]>,
     /// The class and its fields.
     pub body: Body<'a>,
     /// Data to the end of the segment.
@@ -315,14 +406,34 @@ impl<'a> Response<'a> {
         };
         r.section(WireError::ResponseTruncated);
         let offset = if content & OFFSET != 0 { Some(r.u64()?) } else { None };
-        let ucont = if content & UCONT != 0 { Some(read_ucont(&mut r)?) } else { None };
+        let uconts = if content & UCONT != 0 { Uconts::read(&mut r)? } else { Uconts::default() };
+        r.section(WireError::ResponseTruncated);
+        let consumed = if content & CONSUMED != 0 {
+            Some(Consumed { stream: r.u16()?, offset: r.u64()? })
+        } else {
+            None
+        };
+        let token = if content & TOKEN != 0 { Some(read_token(&mut r)?) } else { None };
         r.section(WireError::ResponseTruncated);
         let body = Body::read(class, &mut r)?;
         if !carries_data(class) && r.remaining() > 0 {
             return Err(WireError::TrailingBytes(r.pos()));
         }
         let (prime, end) = (content & PRIME != 0, content & END != 0);
-        Ok(Self { number, nonce, prime, end, answers, continuation, offset, ucont, body, data: r.rest() })
+        Ok(Self {
+            number,
+            nonce,
+            prime,
+            end,
+            answers,
+            continuation,
+            offset,
+            uconts,
+            consumed,
+            token,
+            body,
+            data: r.rest(),
+        })
     }
 
     fn content(&self) -> u8 {
@@ -331,7 +442,9 @@ impl<'a> Response<'a> {
             NewContinuation::Full(_) => FULL,
             NewContinuation::Delta(_) => DELTA,
         };
-        c |= if self.ucont.is_some() { UCONT } else { 0 };
+        c |= if self.uconts.is_empty() { 0 } else { UCONT };
+        c |= if self.consumed.is_some() { CONSUMED } else { 0 };
+        c |= if self.token.is_some() { TOKEN } else { 0 };
         c |= if self.offset.is_some() { OFFSET } else { 0 };
         c |= if self.prime { PRIME } else { 0 };
         c | if self.end { END } else { 0 }
@@ -348,17 +461,13 @@ impl<'a> Response<'a> {
             NewContinuation::Delta(Delta { time: Some(TimeChange::Whole(t)), .. }) => check_time(t)?,
             _ => {}
         }
-        if let Some(u) = self.ucont {
-            rule(u.is_empty(), "a user continuation of no bytes")?;
-            rule(u.len() > usize::from(u16::MAX), "a user continuation of more than 65535 bytes")?;
-        }
+        let bad_token = |t: &[u8]| t.is_empty() || t.len() > 255;
+        rule(self.token.is_some_and(bad_token), "a token of 1 to 255 bytes")?;
         match self.body {
             Body::Skip { offset, length } => {
                 rule(length == 0 || offset.checked_add(length).is_none(), "a region empty or beyond 2^64")
             }
-            Body::Challenge { token } => {
-                rule(token.is_empty() || token.len() > 255, "a token of 1 to 255 bytes")
-            }
+            Body::Challenge { token } => rule(bad_token(token), "a token of 1 to 255 bytes"),
             _ => Ok(()),
         }
     }
@@ -371,7 +480,9 @@ impl<'a> Response<'a> {
             NewContinuation::Delta(d) => d.length(),
         };
         let offset = if self.offset.is_some() { 8 } else { 0 };
-        10 + continuation + offset + self.ucont.map_or(0, |u| 2 + u.len()) + self.body.length()
+        let consumed = if self.consumed.is_some() { 10 } else { 0 };
+        let token = self.token.map_or(0, |t| 1 + t.len());
+        10 + continuation + offset + self.uconts.length() + consumed + token + self.body.length()
     }
 
     /// Writes the TCP payload and gives its length. With empty `data` this is the head alone, behind which
@@ -394,9 +505,14 @@ impl<'a> Response<'a> {
         if let Some(offset) = self.offset {
             w.u64(offset);
         }
-        if let Some(u) = self.ucont {
-            w.u16(u.len() as u16);
-            w.bytes(u);
+        self.uconts.write(&mut w);
+        if let Some(consumed) = self.consumed {
+            w.u16(consumed.stream);
+            w.u64(consumed.offset);
+        }
+        if let Some(token) = self.token {
+            w.u8(token.len() as u8);
+            w.bytes(token);
         }
         self.body.write(&mut w);
         w.bytes(self.data);
@@ -404,12 +520,12 @@ impl<'a> Response<'a> {
     }
 }
 
-fn read_ucont<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
-    r.section(WireError::UcontTruncated);
+fn read_token<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
+    r.section(WireError::TokenTruncated);
     let at = r.pos();
-    let len = r.u16()?;
+    let len = r.u8()?;
     if len == 0 {
-        return Err(WireError::UcontEmpty(at));
+        return Err(WireError::TokenEmpty(at));
     }
     r.bytes(usize::from(len))
 }

@@ -20,7 +20,11 @@ fn continuation() -> SealedContinuation {
         wire_base: 0xdead_beef,
         mss: 1200,
         marked: true,
+        first: true,
         srtt: 20_000,
+        connection: 0x0102_0304_0506_0708,
+        excused: 2,
+        excused_at: 77,
     };
     SealedContinuation { fields, mac: *b"twelve bytes" }
 }
@@ -80,6 +84,7 @@ fn a_request_of_every_class_comes_back_as_it_was_built() {
                 attempt: if matches!(class, RequestClass::Probe | RequestClass::Timeout) { 2 } else { 0 },
                 continuation: (!syn).then_some(&c),
                 proof: if syn { &[] } else { &proof },
+                former: (class == RequestClass::Restart).then(|| "192.0.2.9:1234".parse().unwrap()),
                 hold: 17,
                 covers: 2,
                 wants: &wants,
@@ -105,6 +110,7 @@ fn a_request_of_every_class_comes_back_as_it_was_built() {
             assert_eq!(r.proof.iter().collect::<Vec<_>>(), b.proof);
             assert_eq!(r.wants().collect::<Vec<_>>(), wants);
             assert_eq!(r.token, Some(&b"token"[..]));
+            assert_eq!(r.former, b.former);
             assert_eq!(r.ucont(1), Some(&b"second one"[..]));
             assert_eq!(r.ucont(2), None);
             assert_eq!(r.input, b.input);
@@ -120,9 +126,11 @@ fn a_response_of_every_class_comes_back_as_it_was_built() {
     changed.time += 1000;
     changed.srtt -= 20;
     let delta = Delta::between(&c.fields, &changed, c.mac).unwrap();
-    let mut group = [0; 200];
+    let mut group = [0; 2 * response::GROUP_MEMBER];
     let member = response::GroupMember { nonce: 5, continuation: c };
     let group = Group::encode(&[member, member], &mut group).unwrap();
+    let mut list = [0; 40];
+    let uconts = Uconts::encode(&[b"output", b"input"], &mut list).unwrap();
     let bodies = [
         Body::Data,
         Body::Retransmission,
@@ -131,7 +139,7 @@ fn a_response_of_every_class_comes_back_as_it_was_built() {
         Body::Wait { milliseconds: 200 },
         Body::NotMine { code: 2 },
         Body::Challenge { token: b"challenge" },
-        Body::Input { stream: 3, consumed: 99 },
+        Body::Input,
         Body::Error { code: 4 },
     ];
     for body in bodies {
@@ -145,7 +153,9 @@ fn a_response_of_every_class_comes_back_as_it_was_built() {
             answers: 0xfe,
             continuation: if plain { NewContinuation::Delta(delta) } else { NewContinuation::None },
             offset: plain.then_some(1 << 33),
-            ucont: plain.then_some(b"user"),
+            uconts: if plain { uconts } else { Uconts::default() },
+            consumed: plain.then_some(Consumed { stream: 3, offset: 99 }),
+            token: plain.then_some(b"address"),
             body,
             data: if plain { b"data" } else { b"" },
         };
@@ -176,7 +186,9 @@ fn a_steady_response_is_as_small_as_the_format_says() {
         answers: 0,
         continuation: NewContinuation::Delta(Delta::between(&c.fields, &changed, c.mac).unwrap()),
         offset: Some(0),
-        ucont: None,
+        uconts: Uconts::default(),
+        consumed: None,
+        token: None,
         body: Body::Data,
         data: &[],
     };
