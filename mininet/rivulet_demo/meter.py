@@ -1,22 +1,14 @@
-"""Reads a download from standard input and notes when its bytes came.
+"""Notes when the bytes of a download reached its application.
 
-    curl -sN URL | python -m rivulet_demo.meter --out meter.json
-
-Each read is an in-order piece that has reached an application, so a gap between reads is a stall that a
-user would see. Times are `time.monotonic()`, which all processes of one machine share.
+Each read is an in-order piece, so a gap between reads is a stall that a user would see. Times are
+`time.monotonic()`, which all processes of one machine share.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
-import json
-import os
-import sys
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 BIN_S = 0.001
 """Reads within one bin are one sample: a stall is measured to a millisecond, a 200 MB file stays small."""
@@ -48,35 +40,3 @@ def longest_gap(samples: list[tuple[float, int]], start: float, end: float) -> f
     times = [time_ for time_, _ in samples]
     gaps = [b - a for a, b in itertools.pairwise(times) if b > start and a < end]
     return max(gaps, default=0.0)
-
-
-def main() -> int:
-    """Reads to the end, then writes bytes, sha256, longest gap and samples as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="where the samples go, as JSON")
-    parser.add_argument("--live", type=Path, help="a file that always holds the bytes so far, for a live view")
-    options = parser.parse_args()
-    meter = Meter()
-    shown = 0.0
-    while data := os.read(sys.stdin.fileno(), 1 << 16):
-        now = time.monotonic()
-        meter.take(data, now)
-        if options.live is not None and now - shown > 0.1:
-            shown = now
-            options.live.write_text(str(meter.count))
-    options.out.write_text(
-        json.dumps(
-            {
-                "bytes": meter.count,
-                "sha256": meter.digest.hexdigest(),
-                "longest_gap_ms": round(meter.gap_s * 1e3, 3),
-                "ended": time.monotonic(),
-                "samples": meter.samples,
-            }
-        )
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,90 @@
+"""A client as a user has it: real curl, and what a patient script around it does when it fails.
+
+    python -m rivulet_demo.fetch --out fetch.json [--via "rivulet run --"] URL SIZE
+
+When curl ends before SIZE bytes have come, it is started again with a range from where it stopped, as download
+tools do; every start is a connection opened. What came is measured by `meter` as it reaches the application.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from .meter import Meter
+
+RETRY_S = 0.1
+"""Pause before curl is started again: shorter than any tool's default, so TCP is not made to look bad."""
+
+STALLED_S = 5
+"""curl gives a connection up that brought nothing for so long (its default is never)."""
+
+
+def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: float) -> dict[str, object]:
+    """Downloads until `size` bytes are there or the time is up; gives what happened."""
+    meter = Meter()
+    started = time.monotonic()
+    failures: list[dict[str, object]] = []
+    connections = 0
+    shown = 0.0
+    while meter.count < size and time.monotonic() - started < deadline_s:
+        connections += 1
+        command = [*via, "curl", "-sS", "--fail", "-N", "--connect-timeout", "3"]
+        command += ["--speed-limit", "1", "--speed-time", str(STALLED_S), "--max-time", f"{deadline_s:g}"]
+        if meter.count:
+            command += ["-r", f"{meter.count}-"]
+        with subprocess.Popen([*command, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as curl:
+            assert curl.stdout is not None and curl.stderr is not None
+            while data := os.read(curl.stdout.fileno(), 1 << 16):
+                now = time.monotonic()
+                meter.take(data, now)
+                if live is not None and now - shown > 0.1:
+                    shown = now
+                    live.write_text(str(meter.count))
+            error = curl.stderr.read().decode(errors="replace").strip()
+        if curl.returncode != 0:
+            failures.append(
+                {"at": time.monotonic(), "exit": curl.returncode, "bytes": meter.count, "message": error[-300:]}
+            )
+            time.sleep(RETRY_S)
+        elif meter.count < size:
+            failures.append({"at": time.monotonic(), "exit": 0, "bytes": meter.count, "message": "ended early"})
+            time.sleep(RETRY_S)
+    if live is not None:
+        live.write_text(str(meter.count))
+    return {
+        "bytes": meter.count,
+        "complete": meter.count == size,
+        "sha256": meter.digest.hexdigest(),
+        "started": started,
+        "ended": time.monotonic(),
+        "connections_opened": connections,
+        "failures": failures,
+        "longest_gap_ms": round(meter.gap_s * 1e3, 3),
+        "samples": meter.samples,
+    }
+
+
+def main() -> int:
+    """Exit code 0 when all bytes came."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("size", type=int, help="bytes that the whole file has")
+    parser.add_argument("--out", type=Path, required=True, help="where the result goes, as JSON")
+    parser.add_argument("--via", default="", help="what runs curl, such as 'rivulet run --'")
+    parser.add_argument("--live", type=Path, help="a file that always holds the bytes so far")
+    parser.add_argument("--deadline", type=float, default=300.0, help="seconds after which it gives up")
+    options = parser.parse_args()
+    result = fetch(options.url, options.size, shlex.split(options.via), options.live, options.deadline)
+    options.out.write_text(json.dumps(result))
+    return 0 if result["complete"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The picture of a failover: throughput of both clients over time, kills and returns marked (Figure 16 of the paper).
+
+One SVG drawn by matplotlib serves both outputs: a PNG, and an HTML page that needs nothing from outside.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+Samples = Sequence[tuple[float, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that was done to the rack, seconds from the start."""
+
+    at: float
+    what: str
+    replica: str
+
+
+def throughput(samples: Samples, start: float, end: float, bin_s: float) -> tuple[list[float], list[float]]:
+    """Megabits a second of new in-order bytes in each bin of `bin_s`, by time from `start`."""
+    count = max(1, round((end - start) / bin_s))
+    bits = [0.0] * count
+    before = 0
+    for when, total in samples:
+        place = int((when - start) / bin_s)
+        if 0 <= place < count:
+            bits[place] += (total - before) * 8
+        before = total
+    return [(place + 0.5) * bin_s for place in range(count)], [value / bin_s / 1e6 for value in bits]
+
+
+def draw(
+    flows: Mapping[str, Samples], marks: Sequence[Mark], start: float, end: float, title: str, bin_s: float = 0.1
+) -> Figure:
+    """One panel a flow, the same axes, so that they can be compared by eye."""
+    colours = ["#0b6e4f", "#b23a48", "#31528a", "#8a6d31"]
+    figure, axes = pyplot.subplots(
+        len(flows), 1, figsize=(11, 2.6 * len(flows) + 0.6), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, (name, samples), colour in zip(axes[:, 0], flows.items(), colours, strict=False):
+        x, y = throughput(samples, start, end, bin_s)
+        axis.fill_between(x, y, step="mid", alpha=0.25, color=colour, linewidth=0)
+        axis.step(x, y, where="mid", color=colour, linewidth=1.4)
+        axis.set_title(name, loc="left", fontsize=10, color=colour)
+        axis.set_ylabel("Mb/s")
+        axis.set_ylim(bottom=0)
+        axis.grid(axis="y", alpha=0.3)
+        for spine in ("top", "right"):
+            axis.spines[spine].set_visible(False)
+        for mark in marks:
+            killed = mark.what == "kill"
+            axis.axvline(
+                mark.at, color="#b23a48" if killed else "#6a9f58", linewidth=1, linestyle="-" if killed else ":"
+            )
+    top = axes[0, 0]
+    for mark in marks:
+        word = "✗" if mark.what == "kill" else "↑"
+        top.annotate(
+            f"{word} {mark.replica}",
+            (mark.at, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(2, -2),
+            textcoords="offset points",
+            fontsize=8,
+            va="top",
+            color="#b23a48" if mark.what == "kill" else "#4a7f38",
+        )
+    axes[-1, 0].set_xlabel("seconds")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.tight_layout()
+    return figure
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">
+<title>{title}</title>
+<style>
+body{{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1c2321;background:#fff}}
+svg{{width:100%;height:auto}} table{{border-collapse:collapse;margin:1rem 0}}
+td,th{{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:right}}
+td:first-child,th:first-child{{text-align:left}}
+pre{{background:#f4f4f2;padding:1rem;overflow-x:auto;white-space:pre-wrap}}
+</style></head><body>
+<h1>{title}</h1>
+{svg}
+<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>
+<pre>{words}</pre>
+</body></html>
+"""
+
+
+def save(figure: Figure, png: Path, page: Path, title: str, table: Sequence[Sequence[str]], words: str) -> None:
+    """Writes the PNG and the page. The first row of `table` is its head."""
+    figure.savefig(png, dpi=140)
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg")
+    pyplot.close(figure)
+    text = svg.getvalue()
+    escaped = [[html.escape(cell) for cell in row] for row in table]
+    page.write_text(
+        _PAGE.format(
+            title=html.escape(title),
+            svg=text[text.index("<svg") :],
+            head="".join(f"<th>{cell}</th>" for cell in escaped[0]),
+            rows="".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in escaped[1:]),
+            words=html.escape(words),
+        ),
+        encoding="utf-8",
+    )

@@ -1,0 +1,218 @@
+"""What runs in the rack: the controller and the replicas, and the questions a demo asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import finsy as fy
+
+from .rack import REPOSITORY, Process, Rack, RackError, binary
+from .spec import SERVICE_PORT, SERVICE_V4
+
+ARTIFACTS = REPOSITORY / "p4src" / "build"
+
+
+@dataclass(slots=True)
+class Replicas:
+    """The replicas of a rack: started, killed and started again by name."""
+
+    rack: Rack
+    www: Path
+    agents: Path
+    running: dict[str, Process] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+
+    def start(self, name: str) -> None:
+        """Starts the serving process of a replica."""
+        count = self.starts[name] = self.starts.get(name, 0) + 1
+        command = [
+            binary("rivulet"),
+            "serve",
+            str(self.www),
+            *("--interface", f"{name}-eth0", "--controller", f"unix:{self.agents}", "--name", name),
+        ]
+        self.running[name] = self.rack.start(f"{name}-{count}", self.rack.nodes[name], command)
+
+    def kill(self, name: str) -> float:
+        """kill -9 of the serving process; gives the time of it."""
+        process = self.running.pop(name)
+        process.popen.send_signal(signal.SIGKILL)
+        when = time.monotonic()
+        process.popen.wait()
+        return when
+
+    def alive(self) -> list[str]:
+        """Names of the replicas whose process runs."""
+        return [name for name, process in self.running.items() if process.running()]
+
+
+def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) -> Process:
+    """Starts the controller with the rack's configuration (JSON is YAML)."""
+    config = rack.spec.controller_config(
+        f"unix:{switch_socket}", f"unix:{agents}", api, str(rack.folder / "controller.db")
+    )
+    path = rack.folder / "rack.yaml"
+    path.write_text(json.dumps(config, indent=1))
+    process = rack.start("controller", None, [str(Path(sys.executable).parent / "rivulet-controller"), str(path)])
+    rack.wait_for(agents.exists, 15.0, process, "the controller did not open its door for agents")
+    return process
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchView:
+    """What the switch has counted: by replica name, and by drop reason."""
+
+    at: float
+    packets: dict[str, int]
+    exclusions: dict[str, int]
+    returns: dict[str, int]
+    heartbeats: dict[str, int]
+    drops: dict[str, int]
+
+    def excluded(self, name: str) -> bool:
+        """Whether the switch sends this replica nothing now."""
+        return self.exclusions.get(name, 0) > self.returns.get(name, 0)
+
+
+class Watch:
+    """Reads the switch's counters over a P4Runtime session of its own, as a backup controller may.
+
+    A thread keeps the newest view; `history` has every change of an exclusion with its time.
+    """
+
+    def __init__(self, address: str, replicas: list[str], interval_s: float = 0.005) -> None:
+        self.view: SwitchView | None = None
+        self.history: list[tuple[float, str, bool]] = []
+        self.problem = ""
+        self._address = address
+        self._replicas = replicas
+        self._interval = interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="watch", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def _main(self) -> None:
+        while not self._stop.is_set():
+            try:
+                asyncio.run(self._read())
+            except Exception as error:  # the switch may restart under us; the demo goes on
+                self.problem = str(error)
+                self._stop.wait(0.2)
+
+    async def _read(self) -> None:
+        options = fy.SwitchOptions(device_id=1, initial_election_id=1)
+        reasons = _enum(ARTIFACTS / "rivulet.p4info.txtpb", "drop_reason_t")
+        async with fy.Switch("watch", self._address, options) as switch:
+            while not self._stop.is_set():
+                counts = {}
+                for name in ("replica_packets", "replica_exclusions", "replica_returns", "heartbeats", "drops"):
+                    cells: dict[int, int] = {}
+                    indices = range(len(self._replicas)) if name != "drops" else None
+                    wanted = (
+                        [fy.P4CounterEntry(name)]
+                        if indices is None
+                        else [fy.P4CounterEntry(name, index=i) for i in indices]
+                    )
+                    async for cell in switch.read(wanted):  # type: ignore[attr-defined]
+                        cells[int(cell.index or 0)] = cell.packet_count
+                    counts[name] = cells
+                self._take(counts, reasons)
+                await asyncio.sleep(self._interval)
+
+    def _take(self, counts: dict[str, dict[int, int]], reasons: dict[int, str]) -> None:
+        def named(name: str) -> dict[str, int]:
+            return {replica: counts[name].get(i, 0) for i, replica in enumerate(self._replicas)}
+
+        view = SwitchView(
+            time.monotonic(),
+            named("replica_packets"),
+            named("replica_exclusions"),
+            named("replica_returns"),
+            named("heartbeats"),
+            {reasons.get(i, str(i)): n for i, n in counts["drops"].items() if n},
+        )
+        before = self.view
+        for name in self._replicas:
+            was = before.excluded(name) if before else False
+            if view.excluded(name) != was:
+                self.history.append((view.at, name, view.excluded(name)))
+        self.view = view
+
+
+def _enum(p4info: Path, name: str) -> dict[int, str]:
+    """Members of a serializable enum of the P4Info, value to name."""
+    from google.protobuf import text_format
+
+    info = fy.proto.p4i.P4Info()
+    text_format.Parse(p4info.read_text(), info)
+    enum = info.type_info.serializable_enums[name]
+    return {int.from_bytes(member.value, "big"): member.name for member in enum.members}
+
+
+def wait_ready(rack: Rack, watch: Watch, names: list[str], patience_s: float = 20.0) -> None:
+    """Waits until the switch hears every replica and the service answers."""
+
+    def heard() -> bool:
+        view = watch.view
+        return view is not None and all(view.heartbeats.get(name, 0) > 5 for name in names)
+
+    rack.wait_for(heard, patience_s, None, f"the switch does not hear {', '.join(names)} ({watch.problem})")
+
+
+def url(path: str) -> str:
+    """Address of a file of the service."""
+    return f"http://{SERVICE_V4}:{SERVICE_PORT}/{path}"
+
+
+def make_file(www: Path, name: str, size: int) -> str:
+    """A file of pseudo-random bytes of that size, made once; gives its sha256."""
+    import hashlib
+    import random
+
+    www.mkdir(parents=True, exist_ok=True)
+    path = www / name
+    rng = random.Random(size)
+    digest = hashlib.sha256()
+    if path.exists() and path.stat().st_size == size:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+    partial = path.with_suffix(".part")
+    with partial.open("wb") as file:
+        left = size
+        while left:
+            block = rng.randbytes(min(left, 1 << 20))
+            file.write(block)
+            digest.update(block)
+            left -= len(block)
+    os.replace(partial, path)
+    return digest.hexdigest()
+
+
+def ping_ms(rack: Rack, source: str, target: str, count: int = 5) -> float:
+    """Median round-trip time from a host to an address, milliseconds. RackError if nothing comes back."""
+    out, _, code = rack.nodes[source].pexec(f"ping -n -i 0.05 -c {count} -W 2 {target}")
+    times = sorted(float(part.split("=")[1]) for part in str(out).split() if part.startswith("time="))
+    if code != 0 or not times:
+        raise RackError(f"{source} gets no answer from {target}: the switch does not forward yet")
+    return times[len(times) // 2]
+
+
+__all__ = ["Replicas", "SwitchView", "Watch", "make_file", "ping_ms", "start_controller", "subprocess", "url"]
