@@ -1,0 +1,280 @@
+"""What all scenarios share: parameters, a standing rack with its services, the clients, the live view."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .rack import REPOSITORY, Process, Rack, RackError, binary, running_rack
+from .services import Replicas, Watch, make_file, ping_ms, start_controller, url, wait_ready
+from .spec import RackSpec, rack
+
+console = Console(highlight=False)
+
+MEGA = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a user can set on the command line."""
+
+    rate_mbit: float
+    rtt_ms: float
+    size_mb: float
+    replicas: int
+    switch: str
+    out: Path
+    live: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file that is fetched."""
+        return round(self.size_mb * MEGA)
+
+    @property
+    def liveness_ms(self) -> float:
+        """The exclusion bound: BMv2 is ten times slower than the embedded switch (docs/dataplane.md)."""
+        return 200.0 if self.switch == "bmv2" else 20.0
+
+    def spec(self, **more: Any) -> RackSpec:
+        """The rack for these parameters."""
+        settings: dict[str, Any] = {
+            "replicas": self.replicas,
+            "rate_mbit": self.rate_mbit,
+            "rtt_ms": self.rtt_ms,
+            "liveness_ms": self.liveness_ms,
+            "heartbeat_ms": self.liveness_ms / 10,
+        }
+        return rack(**(settings | more))
+
+
+def parser(name: str, words: str) -> argparse.ArgumentParser:
+    """The flags that every scenario has."""
+    flags = argparse.ArgumentParser(
+        prog=f"make demo-{name}", description=words, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("--rate", type=float, help="rate of every link, Mb/s (100; 10 on BMv2)")
+    flags.add_argument("--rtt", type=float, default=10.0, help="round-trip time between client and replica, ms")
+    flags.add_argument("--size", type=float, help="megabytes of the file (200; 20 on BMv2)")
+    flags.add_argument("--replicas", type=int, default=3, help="replicas, 2 to 8")
+    flags.add_argument("--switch", choices=["embedded", "bmv2"], default="embedded", help="which switch is the ToR")
+    flags.add_argument("--out", type=Path, default=REPOSITORY / "build" / "demo", help="folder for results")
+    flags.add_argument("--plain", action="store_true", help="no live view (also without a terminal)")
+    return flags
+
+
+def parameters(options: argparse.Namespace) -> Parameters:
+    """Flags with their defaults, checked."""
+    bmv2 = options.switch == "bmv2"
+    if not 2 <= options.replicas <= 8:
+        raise RackError("--replicas: 2 to 8")
+    values = Parameters(
+        rate_mbit=options.rate if options.rate is not None else (10.0 if bmv2 else 100.0),
+        rtt_ms=options.rtt,
+        size_mb=options.size if options.size is not None else (20.0 if bmv2 else 200.0),
+        replicas=options.replicas,
+        switch=options.switch,
+        out=options.out,
+        live=not options.plain and sys.stdout.isatty(),
+    )
+    for what, value in (("--rate", values.rate_mbit), ("--rtt", values.rtt_ms), ("--size", values.size_mb)):
+        if not 0 < value < 1e5:
+            raise RackError(f"{what}: {value:g} makes no sense")
+    return values
+
+
+@dataclass(slots=True)
+class Standing:
+    """A rack that serves."""
+
+    parameters: Parameters
+    rack: Rack
+    replicas: Replicas
+    watch: Watch
+    sha256: str
+    marks: list[tuple[float, str, str]] = field(default_factory=list)
+    clients: dict[str, tuple[Process, Path]] = field(default_factory=dict)
+
+    def client(self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None) -> None:
+        """Starts a download on a host; `via` runs curl (empty: kernel TCP)."""
+        result = self.rack.folder / f"fetch-{name}.json"
+        result.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "rivulet_demo.fetch", url(path), str(size or self.parameters.size)]
+        command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
+        self.clients[name] = (self.rack.start(f"client-{name}", self.rack.nodes[host], command), result)
+
+    def via_rivulet(self, host: str) -> str:
+        """What runs curl over Rivulet on a host."""
+        return f"{binary('rivulet')} run --"
+
+    def so_far(self, name: str) -> int:
+        """Bytes that a client has."""
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.rack.folder / f"live-{name}").read_text())
+        return 0
+
+    def result(self, name: str) -> dict[str, Any]:
+        """What a client measured; RackError if it left nothing."""
+        process, path = self.clients[name]
+        if not path.exists():
+            raise RackError(f"client {name} ended without a result; its log ends:\n{process.last_lines()}")
+        loaded: dict[str, Any] = json.loads(path.read_text())
+        loaded["sha256_ok"] = loaded["sha256"] == self.sha256
+        return loaded
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a replica's serving process, marked."""
+        self.marks.append((self.replicas.kill(name), "kill", name))
+
+    def restart(self, name: str) -> None:
+        """Starts a killed replica again, marked."""
+        self.replicas.start(name)
+        self.marks.append((time.monotonic(), "return", name))
+
+    def run(self, act: Callable[[Standing, float], None], patience_s: float) -> None:
+        """Runs until all clients have ended; `act(self, seconds)` is called all the while to kill and restart."""
+        started = time.monotonic()
+        with view(self) as show:
+            while any(process.running() for process, _ in self.clients.values()):
+                now = time.monotonic() - started
+                if now > patience_s:
+                    raise RackError(f"the downloads did not end in {patience_s:g} s")
+                act(self, now)
+                show()
+                time.sleep(0.01)
+
+
+@contextmanager
+def view(standing: Standing) -> Iterator[Callable[[], None]]:
+    """The live view; without a terminal a line every five seconds."""
+    rates: dict[str, tuple[float, int, float]] = {}
+    shown = 0.0
+
+    def rate(name: str) -> float:
+        now, count = time.monotonic(), standing.so_far(name)
+        then, before, last = rates.get(name, (now, count, 0.0))
+        if now - then < 0.3:
+            rates.setdefault(name, (now, count, 0.0))
+            return last
+        rates[name] = (now, count, (count - before) * 8 / (now - then) / 1e6)
+        return rates[name][2]
+
+    def picture() -> Group:
+        clients = Table("client", "MB", "Mb/s", "", title=None, box=None, padding=(0, 2))
+        for name in standing.clients:
+            speed = rate(name)
+            bar = "█" * round(30 * min(1.0, speed / standing.parameters.rate_mbit))
+            clients.add_row(name, f"{standing.so_far(name) / MEGA:.1f}", f"{speed:.1f}", Text(bar, style="green"))
+        table = Table("replica", "process", "switch says", "packets", "exclusions", box=None, padding=(0, 2))
+        switch = standing.watch.view
+        for host in standing.rack.spec.of("replica"):
+            alive = host.name in standing.replicas.alive()
+            out = switch is not None and switch.excluded(host.name)
+            table.add_row(
+                host.name,
+                Text("runs", style="green") if alive else Text("killed", style="red"),
+                Text("excluded", style="red") if out else Text("alive", style="green"),
+                f"{switch.packets[host.name]:,}" if switch else "",
+                str(switch.exclusions[host.name]) if switch else "",
+            )
+        drops = "  ".join(f"{reason} {count:,}" for reason, count in (switch.drops if switch else {}).items())
+        return Group(clients, Text(), table, Text(), Text(f"drops: {drops or 'none'}", style="dim"))
+
+    if not standing.parameters.live:
+
+        def line() -> None:
+            nonlocal shown
+            if time.monotonic() - shown > 5.0:
+                shown = time.monotonic()
+                each = ", ".join(f"{n} {standing.so_far(n) / MEGA:.0f} MB" for n in standing.clients)
+                console.print(f"  {each}; alive: {', '.join(standing.replicas.alive()) or 'none'}")
+
+        yield line
+        return
+    with Live(picture(), console=console, refresh_per_second=8, transient=True) as live:
+
+        def update() -> None:
+            nonlocal shown
+            if time.monotonic() - shown > 0.1:
+                shown = time.monotonic()
+                live.update(picture())
+
+        yield update
+
+
+@contextmanager
+def standing_rack(name: str, values: Parameters, **settings: Any) -> Iterator[Standing]:
+    """A rack with switch, controller and replicas up, checked to have the wanted rate and delay."""
+    folder = values.out / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("*.log"), *folder.glob("*.sock"), *folder.glob("live-*"), *folder.glob("controller.db*")]:
+        old.unlink()
+    spec = values.spec(**settings)
+    step = _step
+    step(f"a file of {values.size_mb:g} MB")
+    sha256 = make_file(values.out / "www", "file.bin", values.size)
+    step("namespaces and links")
+    with running_rack(spec, folder, values.switch) as standing:
+        switch_socket, agents = folder / "switch.sock", folder / "agents.sock"
+        step(f"the ToR ({values.switch})")
+        standing.start_switch(switch_socket)
+        step("the controller")
+        start_controller(standing, switch_socket, agents, f"unix:{folder / 'api.sock'}")
+        names = [host.name for host in spec.of("replica")]
+        replicas = Replicas(standing, values.out / "www", agents)
+        step(f"replicas {', '.join(names)}")
+        for replica in names:
+            replicas.start(replica)
+        with Watch(f"unix:{switch_socket}", names) as watch:
+            wait_ready(standing, watch, names)
+            check_links(standing, values)
+            yield Standing(values, standing, replicas, watch, sha256)
+
+
+def check_links(rack_: Rack, values: Parameters) -> None:
+    """The wanted delay must really be there before anything is measured."""
+    client, replica = rack_.spec.of("client")[0], rack_.spec.of("replica")[0]
+    measured = ping_ms(rack_, client.name, replica.ip)
+    if not values.rtt_ms * 0.95 - 0.2 <= measured <= values.rtt_ms * 1.2 + 5:
+        raise RackError(
+            f"the round-trip time is {measured:.2f} ms, not {values.rtt_ms:g} ms: is the machine overloaded?"
+        )
+    _step(f"links checked: round-trip time {measured:.2f} ms")
+
+
+def _step(words: str) -> None:
+    console.print(f"[bold cyan]›[/] {words}")
+
+
+def main_of(name: str, words: str, body: Callable[[Parameters, argparse.Namespace], int]) -> Callable[[list[str]], int]:
+    """The command line of a scenario: flags, errors in words, Ctrl-C."""
+
+    def run(arguments: list[str]) -> int:
+        options = parser(name, words).parse_args(arguments)
+        try:
+            return body(parameters(options), options)
+        except RackError as error:
+            console.print(f"[bold red]failed:[/] {error}", markup=True)
+            return 1
+        except subprocess.TimeoutExpired as error:
+            console.print(f"[bold red]failed:[/] {error}")
+            return 1
+        except KeyboardInterrupt:
+            console.print("[yellow]interrupted; everything was torn down[/]")
+            return 130
+
+    return run
