@@ -1,0 +1,87 @@
+//! Memory for frames that wait: slots in two sizes, grown by chunks, reused, never moved.
+
+/// Octets of a small slot: a frame of an ordinary MTU.
+const SMALL: usize = 2048;
+/// Octets of a large slot: whatever a packet socket hands over.
+const LARGE: usize = 66 << 10;
+const SMALL_PER_CHUNK: usize = 128;
+const LARGE_PER_CHUNK: usize = 4;
+
+/// Names a slot until it is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    index: u32,
+    large: bool,
+}
+
+struct Size {
+    slot: usize,
+    per_chunk: usize,
+    chunks: Vec<Box<[u8]>>,
+    free: Vec<u32>,
+}
+
+impl Size {
+    fn new(slot: usize, per_chunk: usize) -> Self {
+        Size { slot, per_chunk, chunks: Vec::new(), free: Vec::new() }
+    }
+
+    fn take(&mut self) -> u32 {
+        if self.free.is_empty() {
+            let first = (self.chunks.len() * self.per_chunk) as u32;
+            // Zeroed pages of the system, resident once written.
+            self.chunks.push(vec![0; self.slot * self.per_chunk].into());
+            self.free.extend((first..first + self.per_chunk as u32).rev());
+        }
+        self.free.pop().unwrap_or_default()
+    }
+
+    fn bytes(&self, index: u32) -> &[u8] {
+        let (chunk, at) = (index as usize / self.per_chunk, index as usize % self.per_chunk * self.slot);
+        &self.chunks[chunk][at..at + self.slot]
+    }
+
+    fn bytes_mut(&mut self, index: u32) -> &mut [u8] {
+        let (chunk, at) = (index as usize / self.per_chunk, index as usize % self.per_chunk * self.slot);
+        &mut self.chunks[chunk][at..at + self.slot]
+    }
+}
+
+/// Slots of both sizes. How many are out at once is the caller's to bound.
+pub(crate) struct Slab {
+    small: Size,
+    large: Size,
+}
+
+impl Slab {
+    pub(crate) fn new() -> Self {
+        Slab { small: Size::new(SMALL, SMALL_PER_CHUNK), large: Size::new(LARGE, LARGE_PER_CHUNK) }
+    }
+
+    /// Copies a frame in; `None` if it is longer than any slot.
+    pub(crate) fn put(&mut self, frame: &[u8]) -> Option<Slot> {
+        let large = frame.len() > SMALL;
+        let size = if large { &mut self.large } else { &mut self.small };
+        if frame.len() > size.slot {
+            return None;
+        }
+        let index = size.take();
+        size.bytes_mut(index)[..frame.len()].copy_from_slice(frame);
+        Some(Slot { index, large })
+    }
+
+    /// The slot's memory; the frame is at its beginning.
+    pub(crate) fn get(&self, slot: Slot) -> &[u8] {
+        if slot.large { self.large.bytes(slot.index) } else { self.small.bytes(slot.index) }
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut [u8] {
+        if slot.large { self.large.bytes_mut(slot.index) } else { self.small.bytes_mut(slot.index) }
+    }
+
+    pub(crate) fn release(&mut self, slot: Slot) {
+        let size = if slot.large { &mut self.large } else { &mut self.small };
+        debug_assert!(!size.free.contains(&slot.index));
+        size.free.push(slot.index);
+    }
+}

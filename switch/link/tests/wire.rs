@@ -1,0 +1,215 @@
+//! `rivulet-wire` between two interfaces in namespaces of the test's own. Times are asserted with
+//! room for a busy machine; the lower bounds are exact.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rivulet_link::control::request;
+use rivulet_pktio::testing::Netns;
+use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame};
+
+const PREFIX: &str = "pio-";
+
+struct Bench {
+    a: Netns,
+    m: Netns,
+    b: Netns,
+    wire: Child,
+    socket: PathBuf,
+}
+
+impl Bench {
+    fn new(options: &str) -> Option<Bench> {
+        let (a, m, b) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?, Netns::new(PREFIX)?);
+        for ns in [&a, &m, &b] {
+            ns.quiet();
+        }
+        a.veth("va", &m, "ma");
+        b.veth("vb", &m, "mb");
+        let socket = std::env::temp_dir().join(format!("{}.sock", m.name()));
+        // One interface in the namespace it runs in, one named with its namespace.
+        let wire = m
+            .command(env!("CARGO_BIN_EXE_rivulet-wire"))
+            .args(["ma", &format!("{}:mb", m.name()), "--control", socket.to_str().unwrap()])
+            .args(options.split_whitespace())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut bench = Bench { a, m, b, wire, socket };
+        let mut line = String::new();
+        BufReader::new(bench.wire.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("rivulet-wire: ma <-> "), "{line}");
+        Some(bench)
+    }
+
+    fn ports(&self) -> (AfPacket, AfPacket) {
+        let open = |ns: &Netns, name| AfPacket::open(&ns.interface(name), Config::default()).unwrap();
+        (open(&self.a, "va"), open(&self.b, "vb"))
+    }
+
+    fn stat(&self, direction: &str, key: &str) -> u64 {
+        let all = request(&self.socket, "stats").unwrap();
+        let line = all.lines().find(|l| l.starts_with(direction)).unwrap();
+        let word = line.split(' ').find_map(|w| w.strip_prefix(key)?.strip_prefix('='));
+        word.unwrap_or_else(|| panic!("{key} in {line}")).parse().unwrap()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = self.wire.kill();
+        let _ = self.wire.wait();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn frame(len: usize, number: u32) -> Vec<u8> {
+    let mut f = vec![0xff; len];
+    f[12..14].copy_from_slice(&[0x88, 0xb6]);
+    f[14..18].copy_from_slice(&number.to_be_bytes());
+    f
+}
+
+fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(frame[14..18].try_into().unwrap())
+}
+
+/// Sends numbered frames with a gap and returns (number, one-way time) of those that arrive.
+fn probe(from: &mut dyn PacketIo, to: &mut dyn PacketIo, count: u32, gap: Duration) -> Vec<(u32, Duration)> {
+    let mut sent = Vec::new();
+    let mut got = Vec::new();
+    let mut next = Instant::now();
+    let mut quiet = Instant::now();
+    while (sent.len() as u32) < count || quiet.elapsed() < Duration::from_millis(300) {
+        if (sent.len() as u32) < count && Instant::now() >= next {
+            sent.push(Instant::now());
+            from.send(&[TxFrame::new(&frame(200, sent.len() as u32 - 1))]).unwrap();
+            next += gap;
+            quiet = Instant::now();
+        }
+        for i in 0..to.recv().unwrap() {
+            let n = number(to.frame(i).data);
+            got.push((n, sent[n as usize].elapsed()));
+            quiet = Instant::now();
+        }
+    }
+    got
+}
+
+fn quantile(times: &[(u32, Duration)], q: f64) -> Duration {
+    let mut sorted: Vec<Duration> = times.iter().map(|t| t.1).collect();
+    sorted.sort();
+    sorted[((sorted.len() - 1) as f64 * q) as usize]
+}
+
+#[test]
+fn delay_holds_both_ways_and_changes_at_run_time() {
+    let Some(bench) = Bench::new("--delay 5ms --b-to-a delay=2ms") else { return };
+    let (mut a, mut b) = bench.ports();
+    let ms = Duration::from_millis;
+    let check = |times: &[(u32, Duration)], count: usize, wanted: Duration| {
+        assert_eq!(times.len(), count);
+        assert!(times.iter().all(|t| t.1 >= wanted), "earlier than {wanted:?}");
+        let median = quantile(times, 0.5);
+        assert!(median < wanted + ms(1), "median {median:?} for {wanted:?}");
+    };
+    check(&probe(&mut a, &mut b, 50, ms(4)), 50, ms(5));
+    check(&probe(&mut b, &mut a, 50, ms(4)), 50, ms(2));
+    request(&bench.socket, "set b-to-a delay=10ms").unwrap();
+    check(&probe(&mut b, &mut a, 20, ms(4)), 20, ms(10));
+    check(&probe(&mut a, &mut b, 20, ms(4)), 20, ms(5));
+    request(&bench.socket, "set delay=0").unwrap();
+    check(&probe(&mut a, &mut b, 20, ms(4)), 20, ms(0));
+    assert_eq!(bench.stat("a-to-b", "delivered"), 90);
+    assert_eq!(bench.stat("b-to-a", "delivered"), 70);
+}
+
+#[test]
+fn rate_holds_and_the_queue_is_so_long() {
+    let Some(bench) = Bench::new("--rate 100mbit --queue 50") else { return };
+    let (mut a, mut b) = bench.ports();
+    // 50 Mb of 1250-octet frames offered as fast as the wire's socket takes them, for about 0.5 s.
+    let f = frame(1250, 0);
+    let (mut got, mut first, mut last) = (0u32, None, Instant::now());
+    let end = Instant::now() + Duration::from_millis(600);
+    while Instant::now() < end {
+        a.send(&[TxFrame::new(&f); 4]).unwrap();
+        let n = b.recv().unwrap() as u32;
+        if n > 0 {
+            last = Instant::now();
+            first.get_or_insert(last);
+            got += n;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    let seconds = last.duration_since(first.unwrap()).as_secs_f64();
+    let rate = f64::from(got) * 10_000.0 / seconds;
+    assert!((0.9e8..1.03e8).contains(&rate), "{rate} bit/s");
+    assert!(bench.stat("a-to-b", "queue_drops") > 0);
+}
+
+#[test]
+fn loss_and_duplication_happen_and_are_counted() {
+    let Some(bench) = Bench::new("--loss 20% --seed 3") else { return };
+    let (mut a, mut b) = bench.ports();
+    let got = probe(&mut a, &mut b, 500, Duration::from_micros(200)).len() as u64;
+    assert_eq!(got, 500 - bench.stat("a-to-b", "lost"));
+    assert!((330..470).contains(&got), "{got} of 500");
+    request(&bench.socket, "set loss=0 duplicate=1").unwrap();
+    assert_eq!(probe(&mut a, &mut b, 100, Duration::from_micros(200)).len(), 200);
+}
+
+#[test]
+fn bad_requests_are_refused_and_the_wire_goes_on() {
+    let Some(mut bench) = Bench::new("") else { return };
+    for bad in
+        ["", "set", "set rate=0", "set a-to-b", "set speed=1", "stop", "set rate=1mbit loss=9", "\u{1f}"]
+    {
+        let result = request(&bench.socket, bad);
+        assert!(matches!(bad, "set" | "set a-to-b") == result.is_ok(), "{bad:?}: {result:?}");
+    }
+    assert!(request(&bench.socket, &"x".repeat(100_000)).is_err());
+    // Connections that say nothing do not keep others out for ever.
+    let idle: Vec<_> = (0..40).map(|_| std::os::unix::net::UnixStream::connect(&bench.socket)).collect();
+    drop(idle);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(request(&bench.socket, "show").unwrap().starts_with("a-to-b rate=unlimited delay=0ns"));
+    let (mut a, mut b) = bench.ports();
+    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1)).len(), 10);
+
+    let out = Command::new(env!("CARGO_BIN_EXE_rivulet-wire"))
+        .args(["set", bench.socket.to_str().unwrap(), "a-to-b", "rate=1mbit"])
+        .output()
+        .unwrap();
+    assert!(out.status.success());
+    assert!(request(&bench.socket, "show").unwrap().contains("a-to-b rate=1000000bit"));
+
+    // SIGTERM to the wire: `ip netns exec` became it. Counters are printed, the socket file is gone.
+    let pid = bench.wire.id() as i32;
+    // SAFETY: plain system call on a child of ours that has not been waited for.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+    assert!(bench.wire.wait().unwrap().success());
+    assert!(!bench.socket.exists());
+}
+
+#[test]
+fn an_interface_that_goes_and_comes_back_works_again() {
+    let Some(bench) = Bench::new("") else { return };
+    let (mut a, mut b) = bench.ports();
+    bench.m.ip("link set mb down");
+    a.send(&[TxFrame::new(&frame(100, 0))]).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    bench.m.ip("link set mb up");
+    // Received by b itself as an error, once.
+    while b.recv().is_err() {}
+    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1)).len(), 10);
+    bench.b.ip("link del vb");
+    std::thread::sleep(Duration::from_millis(50));
+    bench.b.veth("vb", &bench.m, "mb");
+    b.reopen().unwrap();
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1)).len(), 10);
+    assert_eq!(probe(&mut b, &mut a, 10, Duration::from_millis(1)).len(), 10);
+}
