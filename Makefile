@@ -1,11 +1,28 @@
 # Rivulet: every command of the project. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-CARGO ?= cargo
+.DELETE_ON_ERROR:
 
-.PHONY: help check test test-host protos
+CARGO ?= cargo
+PY := .venv/bin/python
+HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-shim rivulet
+SWITCH_CRATES := rivulet-engine rivulet-p4rt rivulet-link rivulet-switch
+BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
+packages = $(addprefix -p ,$(1))
+
+# Network namespaces need root; everything else runs as whoever calls make.
+ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
+
+.PHONY: help
 help: ## list the commands
+	@echo "Rivulet. The two to know: make demo, make test."
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+# Setting up and building
+
+.PHONY: setup protos build
+setup: ## install what the other commands need (Debian packages, Python environment), once
+	@scripts/setup.sh
 
 build/protos/.complete: switch/p4rt/protos.txt switch/p4rt/fetch_protos.py
 	python3 switch/p4rt/fetch_protos.py build/protos
@@ -13,11 +30,42 @@ build/protos/.complete: switch/p4rt/protos.txt switch/p4rt/fetch_protos.py
 
 protos: build/protos/.complete ## fetch the P4Runtime definitions that the switch is built from
 
-check: protos ## format and lint, the quick part
+build: setup protos ## build the binaries (target/release)
+	@echo "building the binaries; the first time takes some minutes"
+	$(CARGO) build --release --locked $(call packages,$(BINARIES))
+
+# Testing
+
+.PHONY: check test test-host test-switch test-controller
+check: setup protos ## format, lint and types, the quick part
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(PY) -m ruff format --check controller mininet
+	$(PY) -m ruff check controller mininet
+	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo
 
-test-host: protos ## unit, property and simulation tests of the Rust workspace
-	$(CARGO) test --workspace --locked
+test-host: protos ## the stack: unit, property and simulation tests
+	$(CARGO) test --locked $(call packages,$(HOST_CRATES))
 
-test: check test-host ## every test of the project
+test-switch: protos ## the embedded switch: unit and property tests
+	$(CARGO) test --locked $(call packages,$(SWITCH_CRATES))
+
+test-controller: setup ## the control plane and the demo's own helpers
+	$(PY) -m pytest -q
+
+test: check test-host test-switch test-controller ## every test of the project
+
+-include p4src/p4.mk ptf-tests/ptf.mk
+
+# Demos: `make demo RATE=100 RTT=10 SIZE=200 REPLICAS=3 SWITCH=embedded`
+
+DEMO_FLAGS := $(if $(RATE),--rate $(RATE)) $(if $(RTT),--rtt $(RTT)) $(if $(SIZE),--size $(SIZE)) \
+	$(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SWITCH),--switch $(SWITCH)) $(if $(OUT),--out $(OUT))
+SCENARIOS := $(subst _,-,$(notdir $(patsubst %/,%,$(dir $(wildcard mininet/rivulet_demo/scenarios/*/__init__.py)))))
+
+.PHONY: demo $(addprefix demo-,$(SCENARIOS))
+demo: demo-failover ## kill replicas in the middle of a download and see the same connection finish
+
+$(addprefix demo-,$(SCENARIOS)): demo-%: build
+	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
+	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)
