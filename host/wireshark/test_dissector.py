@@ -1,0 +1,54 @@
+"""The Wireshark dissector is held to docs/wire-vectors.json, where tshark is installed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+VECTORS: dict[str, Any] = json.loads((REPOSITORY / "docs" / "wire-vectors.json").read_text())
+SCRIPT = Path(__file__).with_name("rivulet.lua")
+
+pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
+
+
+def dissect(folder: Path, frames: list[bytes], *arguments: str) -> str:
+    """tshark's output for these frames."""
+    path = folder / "frames.pcap"
+    with path.open("wb") as file:
+        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
+        for frame in frames:
+            file.write(struct.pack("<IIII", 0, 0, len(frame), len(frame)) + frame)
+    command = ["tshark", "-r", str(path), "-X", f"lua_script:{SCRIPT}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_every_valid_packet_is_shown_with_its_fields(tmp_path: Path) -> None:
+    packets = VECTORS["packets"]
+    names = ["rivulet.class", "rivulet.number", "rivulet.nonce", "rivulet.tag", "rivulet.malformed"]
+    flags = [flag for name in names for flag in ("-e", name)]
+    frames = [bytes.fromhex(packet["frame"]) for packet in packets]
+    lines = dissect(tmp_path, frames, "-T", "fields", "-E", "occurrence=f", *flags).split("\n")[: len(packets)]
+    assert len(lines) == len(packets)
+    for packet, line in zip(packets, lines, strict=True):
+        shown_class, number, nonce, tag, malformed = line.split("\t")
+        assert shown_class, f"{packet['name']}: not taken for ours"
+        assert not malformed, packet["name"]
+        if packet["response"] is not None:
+            assert int(number) == packet["response"]["number"], packet["name"]
+            assert int(nonce, 16) == packet["response"]["nonce"], packet["name"]
+        elif packet["request"] is not None and packet["request"]["continuation"] is not None:
+            assert int(number) == packet["request"]["continuation"]["number"], packet["name"]
+            assert int(tag, 16) == packet["request"]["continuation"]["tag"], packet["name"]
+
+
+def test_malformed_packets_never_break_the_dissector(tmp_path: Path) -> None:
+    frames = [bytes.fromhex(packet["frame"]) for packet in VECTORS["invalid"]]
+    cut = [frame[:length] for frame in frames for length in range(54, len(frame), 37)]
+    assert "Lua Error" not in dissect(tmp_path, frames + cut, "-V", "-O", "rivulet")
