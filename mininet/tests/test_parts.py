@@ -1,0 +1,88 @@
+"""The parts of the demos that need no rack."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rivulet_controller.config import parse
+from rivulet_demo.fetch import fetch
+from rivulet_demo.figure import throughput
+from rivulet_demo.meter import Meter, longest_gap
+from rivulet_demo.scenarios.failover.plan import plan
+from rivulet_demo.spec import Link, rack
+
+
+def test_the_rack_is_a_configuration_that_the_controller_takes() -> None:
+    spec = rack(clients=2, replicas=8, policy="round_robin", weights={"r2": 5})
+    config = parse(json.dumps(spec.controller_config("unix:/x/s", "unix:/x/a", "127.0.0.1:1", "/x/db")))
+    assert [replica.weight for replica in config.replicas][:3] == [1, 5, 1]
+    assert config.services[0].policy == "round_robin"
+    assert {host.gateway for host in spec.hosts} == {"10.0.1.254", "10.0.2.254"}
+    assert len({host.mac for host in spec.hosts}) == len(spec.hosts)
+
+
+def test_clients_carry_the_delay_and_a_queue_of_one_bandwidth_delay_product() -> None:
+    spec = rack(rate_mbit=100, rtt_ms=10)
+    assert spec.host("c1").link == Link(100, 5.0, 0.0, 83)
+    assert spec.host("r1").link.delay_ms == 0.0
+    assert "--rate" in spec.host("c1").link.arguments()
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_a_plan_kills_all_but_one_and_brings_them_back(count: int) -> None:
+    names = [f"r{n}" for n in range(count)]
+    steps = plan(names, 16.0)
+    alive = set(names)
+    fewest = count
+    for step in sorted(steps, key=lambda s: s.at):
+        assert 0 < step.at < 16.0
+        (alive.discard if step.kill else alive.add)(step.replica)
+        fewest = min(fewest, len(alive))
+    assert fewest == 1
+    assert alive == set(names)
+
+
+def test_the_longest_gap_is_the_one_that_overlaps_the_window() -> None:
+    samples = [(0.0, 1), (0.1, 2), (1.1, 3), (1.2, 4), (3.2, 5)]
+    assert longest_gap(samples, 0.5, 1.15) == pytest.approx(1.0)
+    assert longest_gap(samples, 1.3, 2.0) == pytest.approx(2.0)
+    assert longest_gap(samples, 5.0, 6.0) == 0.0
+    assert longest_gap([], 0.0, 1.0) == 0.0
+
+
+def test_throughput_counts_every_byte_once() -> None:
+    samples = [(10.05, 1000), (10.15, 3000), (10.95, 4000)]
+    times, rates = throughput(samples, 10.0, 11.0, 0.1)
+    assert len(times) == len(rates) == 10
+    assert sum(rates) * 0.1 * 1e6 / 8 == pytest.approx(4000)
+    assert rates[5] == 0.0
+
+
+def test_the_meter_notes_bytes_gaps_and_digest() -> None:
+    meter = Meter()
+    for data, now in ((b"a", 1.0), (b"b", 1.0004), (b"c", 1.5)):
+        meter.take(data, now)
+    assert (meter.count, meter.gap_s, len(meter.samples)) == (3, 0.5, 2)
+    assert meter.digest.hexdigest() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_client_whose_curl_dies_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """A stand-in for curl gives three bytes of ten at a time and fails."""
+    fake = tmp_path / "run"
+    fake.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "start = int(sys.argv[sys.argv.index('-r') + 1].rstrip('-')) if '-r' in sys.argv else 0\n"
+        "sys.stdout.write('0123456789'[start:start + 4])\n"
+        "sys.exit(0 if start + 4 >= 10 else 56)\n"
+    )
+    fake.chmod(0o755)
+    result = fetch("http://none.invalid/", 10, [str(fake)], None, 20.0)
+    assert result["complete"] is True
+    assert result["connections_opened"] == 3
+    failures = result["failures"]
+    assert isinstance(failures, list) and [f["exit"] for f in failures] == [56, 56]
+    assert result["sha256"] == "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"
