@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rivulet_controller.config import parse
 from rivulet_demo.fetch import fetch
 from rivulet_demo.figure import throughput
