@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 CARGO ?= cargo
 PY := .venv/bin/python
+PYTHON_DIRS := controller mininet bench host/wireshark
 HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-shim rivulet
 SWITCH_CRATES := rivulet-engine rivulet-p4rt rivulet-link rivulet-switch
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
@@ -40,9 +41,9 @@ build: setup protos ## build the binaries (target/release)
 check: setup protos ## format, lint and types, the quick part
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(PY) -m ruff format --check controller mininet
-	$(PY) -m ruff check controller mininet
-	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo
+	$(PY) -m ruff format --check $(PYTHON_DIRS)
+	$(PY) -m ruff check $(PYTHON_DIRS)
+	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo bench/rivulet_bench
 
 test-host: protos ## the stack: unit, property and simulation tests
 	$(CARGO) test --locked $(call packages,$(HOST_CRATES))
