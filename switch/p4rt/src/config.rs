@@ -1,0 +1,87 @@
+//! One forwarding-pipeline configuration: the engine's pipeline, the index of its P4Info, and the few things
+//! that P4Runtime reads back but no packet depends on.
+
+use std::collections::{BTreeMap, HashMap};
+
+use rivulet_engine::{Pipeline, Program};
+
+use crate::error::{Result, invalid};
+use crate::index::{self, Index};
+use crate::proto::p4::v1 as p4;
+
+/// A configuration, saved or forwarding.
+pub struct Config {
+    /// The engine's side.
+    pub pipeline: Pipeline,
+    /// What the P4Info names.
+    pub index: Index,
+    /// The request's `config`, as it is read back.
+    pub stored: p4::ForwardingPipelineConfig,
+    /// Multicast groups as written: the engine keeps neither their metadata nor how a port was spelled.
+    pub multicast: BTreeMap<u32, p4::MulticastGroupEntry>,
+    /// Clone sessions as written.
+    pub clones: BTreeMap<u32, p4::CloneSessionEntry>,
+    /// Digests that are on.
+    pub digests: BTreeMap<u32, p4::digest_entry::Config>,
+    /// Metadata of default entries that have one, packed as in [`crate::write::table::pack_metadata`].
+    pub default_metadata: HashMap<u32, Vec<u8>>,
+    /// How each profile is programmed.
+    pub profiles: HashMap<u32, ProfileUse>,
+}
+
+/// What an action profile holds; one-shots and members exclude each other (P4Runtime section 9.2.3).
+#[derive(Clone, Debug, Default)]
+pub struct ProfileUse {
+    /// Entries with a one-shot action set.
+    pub one_shots: usize,
+    /// Members.
+    pub members: usize,
+    /// Groups, with the `max_size` they were inserted with.
+    pub groups: BTreeMap<u32, i32>,
+}
+
+impl Config {
+    /// Loads a configuration: compiles the program and checks the P4Info against it.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the place in the JSON or the object of the P4Info.
+    pub fn load(stored: p4::ForwardingPipelineConfig) -> Result<Config> {
+        if stored.p4_device_config.is_empty() {
+            return Err(invalid("p4_device_config is empty: it has to be the JSON that p4c wrote"));
+        }
+        let program = Program::from_json(&stored.p4_device_config)
+            .map_err(|e| invalid(format!("p4_device_config: {e}")))?;
+        Config::over(Pipeline::new(program), stored)
+    }
+
+    /// A configuration over a pipeline that is there already.
+    pub fn over(pipeline: Pipeline, stored: p4::ForwardingPipelineConfig) -> Result<Config> {
+        let p4info = stored.p4info.as_ref().ok_or_else(|| invalid("the config has no P4Info"))?;
+        let index = Index::new(p4info, pipeline.info())?;
+        Ok(Config {
+            pipeline,
+            index,
+            stored,
+            multicast: BTreeMap::new(),
+            clones: BTreeMap::new(),
+            digests: BTreeMap::new(),
+            default_metadata: HashMap::new(),
+            profiles: HashMap::new(),
+        })
+    }
+
+    /// A table by its identifier.
+    pub fn table(&self, id: u32) -> Result<&index::Table> {
+        index::find(&self.index.tables, id, "table")
+    }
+
+    /// A profile by its identifier.
+    pub fn profile(&self, id: u32) -> Result<&index::Profile> {
+        index::find(&self.index.profiles, id, "action profile")
+    }
+
+    /// What a profile holds.
+    pub fn profile_use(&mut self, id: u32) -> &mut ProfileUse {
+        self.profiles.entry(id).or_default()
+    }
+}

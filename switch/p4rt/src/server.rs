@@ -1,0 +1,457 @@
+//! The server: its state, the work of each request, and the life of its tasks and threads.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use parking_lot::{Mutex, RwLock};
+use rivulet_engine::{DigestSample, Switch};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tonic::Status;
+
+use crate::arbitration::{Arbiter, RoleKey, election_id};
+use crate::config::Config;
+use crate::device::Device;
+use crate::digest::Digests;
+use crate::error::{UpdateError, batch_status, invalid};
+use crate::idle::Idle;
+use crate::packet_io::{Header, PacketIns};
+use crate::ports::Ports;
+use crate::proto::p4::v1 as p4;
+use crate::stream::Outbox;
+use p4::set_forwarding_pipeline_config_request::Action;
+use p4::stream_message_response::Update;
+
+/// Requests that may work at the same time; more wait.
+const WORKERS: usize = 32;
+/// How often idle entries are looked for.
+const IDLE_SWEEP: Duration = Duration::from_millis(250);
+/// Longest nap of the digest thread, and so how long it takes to notice the end.
+const DIGEST_NAP: Duration = Duration::from_millis(100);
+
+/// What a server is started with.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// The device that this server is; requests for others are NOT_FOUND. BMv2's default is 0.
+    pub device_id: u64,
+    /// Longest message taken, bytes. gRPC's default of 4 MiB is too small for the JSON of large programs.
+    pub max_message_bytes: usize,
+    /// How often a silent connection is asked whether it lives; after as long again without an answer it is
+    /// closed, and a primary behind it is gone.
+    pub keepalive: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        let (max_message_bytes, keepalive) = (64 << 20, Duration::from_secs(10));
+        ServerConfig { device_id: 0, max_message_bytes, keepalive }
+    }
+}
+
+/// Why [`Server::serve`] ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The listener or HTTP/2 failed.
+    #[error("gRPC: {0}")]
+    Transport(#[from] tonic::transport::Error),
+    /// A thread could not be started.
+    #[error("starting a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Totals since the start, for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Packets handed to controllers.
+    pub packet_ins: u64,
+    /// Packets for controllers that were lost: no primary, too short for the metadata, or a queue was full.
+    pub packet_ins_lost: u64,
+    /// Packets taken from controllers.
+    pub packet_outs: u64,
+    /// Packets of controllers that were refused or found no room.
+    pub packet_outs_lost: u64,
+    /// Digest lists sent.
+    pub digest_lists: u64,
+    /// Updates of `Write` that were tried.
+    pub updates: u64,
+    /// Of those, refused in batches that had an error.
+    pub batches_failed: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub packet_ins: AtomicU64,
+    pub packet_ins_lost: AtomicU64,
+    pub packet_outs: AtomicU64,
+    pub packet_outs_lost: AtomicU64,
+    pub digest_lists: AtomicU64,
+    pub updates: AtomicU64,
+    pub batches_failed: AtomicU64,
+}
+
+/// Adds one; these counts order nothing.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The metadata headers of the forwarding pipeline; `None` before the first.
+#[derive(Default)]
+pub(crate) struct PacketHeaders {
+    pub packet_in: Header,
+    pub packet_out: Header,
+}
+
+/// A P4Runtime server for one device. See the crate's documentation for how it is used.
+#[derive(Clone)]
+pub struct Server {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What all tasks share. Locks are taken in the order of the fields.
+pub(crate) struct Shared {
+    pub config: ServerConfig,
+    pub switch: Switch,
+    pub ports: Arc<dyn Ports>,
+    /// Held while a write works, so that a change of primary waits for it.
+    pub arbiter: Mutex<Arbiter>,
+    pub device: RwLock<Device>,
+    pub digests: Mutex<Digests>,
+    /// Copy of the arbiter's primaries for those who must not wait for a write.
+    pub primaries: RwLock<Arc<Vec<(u64, Outbox)>>>,
+    pub headers: RwLock<Option<Arc<PacketHeaders>>>,
+    pub next_stream: AtomicU64,
+    pub workers: Semaphore,
+    pub counts: Counts,
+    pub stopping: watch::Sender<bool>,
+    /// What the packet path itself could not hand over.
+    channel_lost: Mutex<Option<Arc<AtomicU64>>>,
+    start: Instant,
+}
+
+/// Nanoseconds since the Unix epoch, for timestamps in messages.
+pub(crate) fn epoch_ns() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+impl Server {
+    /// A server for that switch. It does nothing before [`serve`](Self::serve).
+    pub fn new(config: ServerConfig, switch: Switch, ports: Arc<dyn Ports>) -> Server {
+        let shared = Shared {
+            switch,
+            ports,
+            arbiter: Mutex::new(Arbiter::new(config.device_id)),
+            device: RwLock::default(),
+            digests: Mutex::default(),
+            primaries: RwLock::default(),
+            headers: RwLock::default(),
+            next_stream: AtomicU64::new(1),
+            workers: Semaphore::new(WORKERS),
+            counts: Counts::default(),
+            stopping: watch::Sender::new(false),
+            channel_lost: Mutex::default(),
+            start: Instant::now(),
+            config,
+        };
+        Server { shared: Arc::new(shared) }
+    }
+
+    /// Sets and commits a pipeline as a controller would with VERIFY_AND_COMMIT, with no cookie. `p4info` is
+    /// in text or binary form, `device_config` the JSON.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the place; the pipeline before, if any, stays.
+    pub fn install(&self, p4info: &[u8], device_config: Vec<u8>) -> Result<(), UpdateError> {
+        let p4info = crate::p4info::parse(p4info)?;
+        let stored = p4::ForwardingPipelineConfig {
+            p4info: Some(p4info),
+            p4_device_config: device_config,
+            cookie: None,
+        };
+        let new = Config::load(stored)?;
+        let mut device = self.shared.device.write();
+        device.apply(Action::VerifyAndCommit, new, &self.shared.switch, &*self.shared.ports)?;
+        self.shared.committed(&device);
+        Ok(())
+    }
+
+    /// Totals so far.
+    pub fn totals(&self) -> Totals {
+        let c = &self.shared.counts;
+        let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+        Totals {
+            packet_ins: get(&c.packet_ins),
+            packet_ins_lost: get(&c.packet_ins_lost)
+                + self.shared.channel_lost.lock().as_deref().map_or(0, get),
+            packet_outs: get(&c.packet_outs),
+            packet_outs_lost: get(&c.packet_outs_lost),
+            digest_lists: get(&c.digest_lists),
+            updates: get(&c.updates),
+            batches_failed: get(&c.batches_failed),
+        }
+    }
+
+    /// Serves until `shutdown` is done, then ends the streams, lets running requests finish and returns.
+    /// `packet_ins` and `digests` are the receiving ends of what the packet path tells.
+    ///
+    /// # Errors
+    /// If the listener fails or a thread cannot be started.
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        packet_ins: PacketIns,
+        digests: Receiver<DigestSample>,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), ServeError> {
+        let shared = &self.shared;
+        if let Ok(address) = listener.local_addr() {
+            tracing::info!(%address, device_id = shared.config.device_id, "P4Runtime is served");
+        }
+        let digest_thread = {
+            let shared = shared.clone();
+            std::thread::Builder::new()
+                .name("p4rt-digests".into())
+                .spawn(move || shared.run_digests(&digests))?
+        };
+        let packets = tokio::spawn(shared.clone().run_packet_ins(packet_ins));
+        let idle = tokio::spawn(shared.clone().run_idle());
+        let result = crate::service::run(shared.clone(), listener, shutdown).await;
+        shared.stopping.send_replace(true);
+        packets.abort();
+        idle.abort();
+        // Joining blocks for one nap at most.
+        let joined = tokio::task::spawn_blocking(move || digest_thread.join()).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            tracing::error!("the digest thread panicked");
+        }
+        Ok(result?)
+    }
+
+    /// As [`serve`](Self::serve), on an address of its own.
+    ///
+    /// # Errors
+    /// If the address cannot be bound, and as [`serve`](Self::serve).
+    pub async fn bind_and_serve(
+        &self,
+        address: SocketAddr,
+        packet_ins: PacketIns,
+        digests: Receiver<DigestSample>,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), ServeError> {
+        self.serve(TcpListener::bind(address).await?, packet_ins, digests, shutdown).await
+    }
+}
+
+impl Shared {
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// What depends on the forwarding pipeline follows a commit.
+    fn committed(&self, device: &Device) {
+        let Some(config) = &device.forwarding else { return };
+        self.digests.lock().configure(config);
+        let (packet_in, packet_out) = (config.index.packet_in.clone(), config.index.packet_out.clone());
+        *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out }));
+    }
+
+    /// The device of a request: NOT_FOUND for another.
+    pub fn check_device(&self, device_id: u64) -> Result<(), Status> {
+        if device_id == self.config.device_id {
+            return Ok(());
+        }
+        Err(Status::not_found(format!("no device with id {device_id}, this is {}", self.config.device_id)))
+    }
+
+    /// `Write`.
+    #[allow(deprecated)]
+    pub fn write(&self, request: &p4::WriteRequest) -> Result<(), Status> {
+        self.check_device(request.device_id)?;
+        let arbiter = self.arbiter.lock();
+        let role = RoleKey::new(&request.role, request.role_id);
+        arbiter.check(&role, election_id(request.election_id.as_ref()))?;
+        let mut device = self.device.write();
+        let result = device.current_mut()?.batch(request, &*self.ports);
+        self.counts.updates.fetch_add(request.updates.len() as u64, Ordering::Relaxed);
+        if result.is_err() {
+            count(&self.counts.batches_failed);
+        }
+        let is_digest = |u: &p4::Update| {
+            matches!(
+                u.entity.as_ref().and_then(|e| e.entity.as_ref()),
+                Some(p4::entity::Entity::DigestEntry(_))
+            )
+        };
+        if device.saved.is_none()
+            && let Some(config) = &device.forwarding
+            && request.updates.iter().any(is_digest)
+        {
+            self.digests.lock().configure(config);
+        }
+        result
+    }
+
+    /// `Read`: the entities found, and the status that follows them.
+    pub fn read(&self, request: &p4::ReadRequest) -> Result<(Vec<p4::Entity>, Result<(), Status>), Status> {
+        self.check_device(request.device_id)?;
+        let device = self.device.read();
+        let config = device.current()?;
+        let mut found = Vec::new();
+        let mut results = Vec::with_capacity(request.entities.len());
+        for entity in &request.entities {
+            let entity = entity.entity.as_ref().ok_or_else(|| invalid("the entity is not set"));
+            results.push(entity.and_then(|e| config.read(e, &mut found)));
+        }
+        Ok((found, batch_status("requests", &results)))
+    }
+
+    /// `SetForwardingPipelineConfig`.
+    #[allow(deprecated)]
+    pub fn set_pipeline(&self, request: p4::SetForwardingPipelineConfigRequest) -> Result<(), Status> {
+        self.check_device(request.device_id)?;
+        let arbiter = self.arbiter.lock();
+        let role = RoleKey::new(&request.role, request.role_id);
+        arbiter.check(&role, election_id(request.election_id.as_ref()))?;
+        let action = match Action::try_from(request.action) {
+            Ok(Action::Unspecified) | Err(_) => {
+                return Err(Status::invalid_argument("the request has no action"));
+            }
+            Ok(action) => action,
+        };
+        let new = match (action, request.config) {
+            (Action::Commit, Some(_)) => return Err(Status::invalid_argument("COMMIT takes no config")),
+            (Action::Commit, None) => None,
+            (_, None) => return Err(Status::invalid_argument("the request has no config")),
+            // Compiled before the lock is taken: reads go on meanwhile, packets anyway.
+            (_, Some(config)) => Some(Config::load(config)?),
+        };
+        let mut device = self.device.write();
+        match new {
+            Some(new) => device.apply(action, new, &self.switch, &*self.ports)?,
+            None => device.commit(&self.switch)?,
+        }
+        if matches!(action, Action::VerifyAndCommit | Action::Commit | Action::ReconcileAndCommit) {
+            self.committed(&device);
+            tracing::info!(?action, "a pipeline was committed");
+        }
+        Ok(())
+    }
+
+    /// `GetForwardingPipelineConfig`.
+    pub fn get_pipeline(
+        &self,
+        request: &p4::GetForwardingPipelineConfigRequest,
+    ) -> Result<Option<p4::ForwardingPipelineConfig>, Status> {
+        use p4::get_forwarding_pipeline_config_request::ResponseType;
+        self.check_device(request.device_id)?;
+        let r#type = ResponseType::try_from(request.response_type).map_err(|_| {
+            Status::invalid_argument(format!("unknown response type {}", request.response_type))
+        })?;
+        let device = self.device.read();
+        let Ok(config) = device.current() else { return Ok(None) };
+        let stored = &config.stored;
+        let with_info = matches!(r#type, ResponseType::All | ResponseType::P4infoAndCookie);
+        let with_device = matches!(r#type, ResponseType::All | ResponseType::DeviceConfigAndCookie);
+        Ok(Some(p4::ForwardingPipelineConfig {
+            p4info: stored.p4info.clone().filter(|_| with_info),
+            p4_device_config: if with_device { stored.p4_device_config.clone() } else { Vec::new() },
+            cookie: stored.cookie,
+        }))
+    }
+
+    /// A stream's `MasterArbitrationUpdate`.
+    pub fn arbitrate(
+        &self,
+        stream: u64,
+        outbox: &Outbox,
+        known: Option<&RoleKey>,
+        message: &p4::MasterArbitrationUpdate,
+    ) -> Result<RoleKey, Status> {
+        let mut arbiter = self.arbiter.lock();
+        let result = arbiter.update(stream, outbox, known, message);
+        self.follow_primaries(&arbiter);
+        result
+    }
+
+    /// A stream ended.
+    pub fn leave(&self, role: &RoleKey, stream: u64) {
+        let mut arbiter = self.arbiter.lock();
+        arbiter.disconnect(role, stream);
+        self.follow_primaries(&arbiter);
+    }
+
+    fn follow_primaries(&self, arbiter: &Arbiter) {
+        let now = arbiter.primaries();
+        let before = std::mem::replace(&mut *self.primaries.write(), Arc::new(now.clone()));
+        if now.iter().any(|(stream, _)| !before.iter().any(|(s, _)| s == stream)) {
+            self.digests.lock().new_primary();
+        }
+    }
+
+    /// Whether a stream is a primary's.
+    pub fn is_primary(&self, stream: u64) -> bool {
+        self.primaries.read().iter().any(|(s, _)| *s == stream)
+    }
+
+    /// Tells all primaries; false if there is none, or none had room.
+    fn tell(&self, update: &Update) -> bool {
+        let primaries = self.primaries.read().clone();
+        primaries.iter().filter(|(_, outbox)| outbox.data(update.clone())).count() > 0
+    }
+
+    fn run_digests(&self, samples: &Receiver<DigestSample>) {
+        while !*self.stopping.borrow() {
+            let now = self.now();
+            let deadline = self.digests.lock().deadline();
+            let nap =
+                deadline.map_or(DIGEST_NAP, |d| Duration::from_nanos(d.saturating_sub(now)).min(DIGEST_NAP));
+            let lists = match samples.recv_timeout(nap) {
+                Ok(sample) => self.digests.lock().sample(self.now(), &sample).into_iter().collect(),
+                Err(RecvTimeoutError::Timeout) => Vec::new(),
+                Err(RecvTimeoutError::Disconnected) => {
+                    std::thread::sleep(nap);
+                    Vec::new()
+                }
+            };
+            let due = self.digests.lock().due(self.now());
+            for list in lists.into_iter().chain(due) {
+                count(&self.counts.digest_lists);
+                self.tell(&Update::Digest(list));
+            }
+        }
+    }
+
+    async fn run_packet_ins(self: Arc<Self>, mut packets: PacketIns) {
+        *self.channel_lost.lock() = Some(packets.dropped.clone());
+        while let Some(frame) = packets.receiver.recv().await {
+            let headers = self.headers.read().clone();
+            let packet = headers.and_then(|h| h.packet_in.packet_in(&frame));
+            let sent = packet.is_some_and(|p| self.tell(&Update::Packet(p)));
+            count(if sent { &self.counts.packet_ins } else { &self.counts.packet_ins_lost });
+        }
+    }
+
+    async fn run_idle(self: Arc<Self>) {
+        let mut sweep = tokio::time::interval(IDLE_SWEEP);
+        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let idle = Arc::new(Mutex::new(Idle::default()));
+        loop {
+            sweep.tick().await;
+            let (shared, idle) = (self.clone(), idle.clone());
+            let swept = tokio::task::spawn_blocking(move || {
+                let device = shared.device.read();
+                let found = device.forwarding.as_ref().map(|c| idle.lock().sweep(c, shared.now()));
+                drop(device);
+                for notification in found.into_iter().flatten() {
+                    shared.tell(&Update::IdleTimeoutNotification(notification));
+                }
+            });
+            if swept.await.is_err() {
+                tracing::error!("looking for idle entries panicked");
+            }
+        }
+    }
+}

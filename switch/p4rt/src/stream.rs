@@ -1,0 +1,116 @@
+//! The queues from the server to one controller's stream. What decides who is primary must arrive and has a
+//! queue of its own; packets, digests, notifications and stream errors share another and are lost when the
+//! controller does not read. No queue grows, and nobody waits for a controller.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::{Notify, mpsc};
+
+use crate::proto::p4::v1::StreamMessageResponse;
+use crate::proto::p4::v1::stream_message_response::Update;
+
+/// Arbitration messages that may wait for a controller; one that leaves more unread is disconnected.
+const CONTROL_DEPTH: usize = 64;
+/// Other messages that may wait for a controller.
+const DATA_DEPTH: usize = 1024;
+
+/// The sending side of one stream.
+#[derive(Clone, Debug)]
+pub struct Outbox {
+    control: mpsc::Sender<Update>,
+    data: mpsc::Sender<Update>,
+    lost: Arc<AtomicU64>,
+    kick: Arc<Notify>,
+}
+
+/// The receiving side, which the stream's task drains.
+#[derive(Debug)]
+pub struct Inbox {
+    control: mpsc::Receiver<Update>,
+    data: mpsc::Receiver<Update>,
+    kick: Arc<Notify>,
+}
+
+/// The queues of a new stream.
+pub fn outbox() -> (Outbox, Inbox) {
+    let (control, control_out) = mpsc::channel(CONTROL_DEPTH);
+    let (data, data_out) = mpsc::channel(DATA_DEPTH);
+    let kick = Arc::new(Notify::new());
+    let outbox = Outbox { control, data, lost: Arc::default(), kick: kick.clone() };
+    (outbox, Inbox { control: control_out, data: data_out, kick })
+}
+
+impl Outbox {
+    /// Queues what must arrive. A controller that does not even read these is disconnected: it would act on a
+    /// role it no longer has.
+    pub fn control(&self, update: Update) {
+        if let Err(mpsc::error::TrySendError::Full(_)) = self.control.try_send(update) {
+            self.kick.notify_one();
+        }
+    }
+
+    /// Queues what may be lost; false if it was.
+    pub fn data(&self, update: Update) -> bool {
+        let sent = self.data.try_send(update).is_ok();
+        if !sent {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    /// Done when the receiving side is gone: the client does not listen any more.
+    pub async fn closed(&self) {
+        self.control.closed().await;
+    }
+
+    /// Messages lost so far because the controller did not read.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Inbox {
+    /// The next message, arbitration first; `None` when the stream has to end.
+    pub async fn next(&mut self) -> Option<StreamMessageResponse> {
+        let update = tokio::select! {
+            biased;
+            () = self.kick.notified() => None,
+            update = self.control.recv() => update,
+            update = self.data.recv() => update,
+        };
+        update.map(|u| StreamMessageResponse { update: Some(u) })
+    }
+
+    /// An arbitration message that is waiting.
+    #[cfg(test)]
+    pub fn try_control(&mut self) -> Option<Update> {
+        self.control.try_recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::p4::v1::{MasterArbitrationUpdate, PacketIn};
+
+    #[tokio::test]
+    async fn packets_are_lost_before_anyone_waits() {
+        let (outbox, mut inbox) = outbox();
+        let packet = || Update::Packet(PacketIn::default());
+        let sent = (0..DATA_DEPTH + 10).filter(|_| outbox.data(packet())).count();
+        assert_eq!((sent, outbox.lost()), (DATA_DEPTH, 10));
+        outbox.control(Update::Arbitration(MasterArbitrationUpdate::default()));
+        let first = inbox.next().await.unwrap().update.unwrap();
+        assert!(matches!(first, Update::Arbitration(_)), "arbitration overtakes packets");
+    }
+
+    #[tokio::test]
+    async fn who_does_not_read_arbitration_is_disconnected() {
+        let (outbox, mut inbox) = outbox();
+        for _ in 0..=CONTROL_DEPTH {
+            outbox.control(Update::Arbitration(MasterArbitrationUpdate::default()));
+        }
+        assert!(inbox.next().await.is_none());
+    }
+}
