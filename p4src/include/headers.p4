@@ -88,7 +88,7 @@ header udp_h {
 // Generic UDP Encapsulation, variant 0, no extensions.
 header gue_h {
     bit<2>        variant;
-    bit<1>        control;
+    bit<1>        is_control;
     bit<5>        header_length;
     ip_protocol_t protocol;
     bit<16>       flags;

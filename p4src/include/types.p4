@@ -63,7 +63,6 @@ const bit<16> IPV4_HEADER_BYTES = 20;
 const bit<16> IPV6_HEADER_BYTES = 40;
 const bit<16> UDP_HEADER_BYTES  = 8;
 const bit<16> GUE_HEADER_BYTES  = 4;
-const bit<16> TCP_HEADER_BYTES  = 20;
 const bit<16> ICMP_HEADER_BYTES = 8;
 
 // TCP flags.
@@ -74,9 +73,8 @@ const bit<8> TCP_ACK = 0x10;
 const bit<8> TCP_URG = 0x20;
 
 // The Rivulet option (docs/wire-format.md).
-const bit<8>  OPTION_KIND    = 253;     // RFC 4727, RFC 6994
-const bit<8>  OPTION_LENGTH  = 8;
-const bit<16> OPTION_EXID    = 0x5256;  // "RV"
+const bit<32> OPTION_LEAD    = 0xfd085256;  // kind 253 (RFC 4727, RFC 6994), length 8, ExID "RV"
+const bit<32> OPTION_LEAD_ANY_LENGTH = 0xff00ffff;  // mask: kind and ExID
 const bit<4>  OPTION_VERSION = 1;
 const bit<4>  DATA_OFFSET_SEGMENT = 7;   // option only
 const bit<4>  DATA_OFFSET_SYN     = 12;  // option and one block of 20 bytes
@@ -100,6 +98,13 @@ const bit<8> TOR_FLAG_TIME_VALID = 0x02;
 
 const bit<8> HEARTBEAT_VERSION    = 1;
 const bit<8> HEARTBEAT_FLAG_READY = 0x01;
+
+// Exclusions are told to clients at most once a second for a service, and only of replicas up for 10 s.
+const microseconds_t EXCLUSION_INTERVAL = 1000000;
+const microseconds_t EXCLUSION_UP_TIME  = 10000000;
+
+// Replay slots are 2^22 microseconds = 4.19 s, no shorter than any horizon.
+const bit<8> REPLAY_SLOT_SHIFT = 22;
 
 // How far the stamp in a continuation may lie ahead of this ToR's clock: the agreement between ToRs.
 const microseconds_t CLOCK_AGREEMENT = 100000;
@@ -167,7 +172,8 @@ enum bit<8> drop_reason_t {
     ICMP_QUOTE            = 51,  // ICMP error about something that no service sent
     ICMP_ERROR_METER      = 52,
     OWN_ADDRESS           = 53,  // for the ToR itself, and nothing it answers or punts
-    MULTICAST_SERVICE     = 54   // a service packet in a group-addressed frame
+    MULTICAST_SERVICE     = 54,  // a service packet in a group-addressed frame
+    ATTEMPT               = 55   // not 0 in a class other than PROBE and TIMEOUT
 }
 
 // What became of a packet to a service: the counter `service_outcomes`, cell service * 16 + outcome.
@@ -208,9 +214,20 @@ enum bit<2> check_mode_t { OFF = 0, COUNT = 1, ENFORCE = 2 }
 enum bit<2> policy_t { BLOCK = 0, ROUND_ROBIN = 1, RANDOM = 2, LEAST_LOADED = 3 }
 
 // Cell of `service_meters`: service * 4 + this.
-enum bit<2> service_meter_t { SYN = 0, TIMEOUT = 1, RESTART = 2, ICMP_ERROR = 3 }
+enum bit<2> service_meter_t { SYN = 0, TIMEOUT = 1, RESTART = 2 }
 
 enum bit<2> entry_kind_t { ORIGINAL = 0, RETRANSMITTED = 1, MARK = 2, EXCUSE = 3 }
+
+// What an ICMP error quotes.
+enum bit<2> quote_t {
+    NONE    = 0,
+    RIVULET = 1,  // our option is in sight
+    PLAIN   = 2,  // its place is in sight, and it is not there
+    SHORT   = 3   // ports only: could be either
+}
+
+// What the ToR itself answers.
+enum bit<3> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6 }
 
 error {
     Malformed

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The proof: its form, then its sums.
+#ifndef RIVULET_RANGES_P4
+#define RIVULET_RANGES_P4
+
+#include "../metadata.p4"
+#include "nonces.p4"
+
+// One entry of the proof against the range before it. Sets meta.failed; advances meta.range_end.
+control EntryForm(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bit<1> is_first) {
+    apply {
+        if (kind[1:1] == 0) {
+            if (entry.first > entry.last || (is_first == 0 && (bit<32>)entry.first <= meta.range_end)) {
+                meta.failed = drop_reason_t.RANGE_ORDER;
+            }
+            meta.range_end = (bit<32>)entry.last;
+            meta.has_ranges = 1;
+        } else if (entry.sum != 0 || (kind == entry_kind_t.MARK && entry.first != entry.last)
+                   || (kind == entry_kind_t.EXCUSE && entry.last != 0)) {
+            meta.failed = drop_reason_t.ENTRY_FORM;
+        }
+    }
+}
+
+// Ranges ascend and are disjoint, marks and excuses carry what they may, and the proof of a request that answers a
+// packet reaches that packet. (Otherwise somebody who saw an old proof could use up numbers yet to come.)
+control RangeForm(in headers_t hdr, inout metadata_t meta) {
+    EntryForm() entry_form;
+
+    apply {
+        if (hdr.entry0.isValid()) {
+            entry_form.apply(meta, hdr.entry0, hdr.proof.range_kinds[31:30], 1);
+        }
+        if (hdr.entry1.isValid()) {
+            entry_form.apply(meta, hdr.entry1, hdr.proof.range_kinds[29:28], 0);
+        }
+        if (hdr.entry2.isValid()) {
+            entry_form.apply(meta, hdr.entry2, hdr.proof.range_kinds[27:26], 0);
+        }
+        if (hdr.entry3.isValid()) {
+            entry_form.apply(meta, hdr.entry3, hdr.proof.range_kinds[25:24], 0);
+        }
+        if (hdr.proof.range_count > RANGES_SEEN && hdr.proof.range_kinds[23:23] == 0) {
+            meta.ranges_unseen = 1;
+        }
+        if (meta.failed == drop_reason_t.NONE
+            && (hdr.option.class == CLASS_NORMAL || hdr.option.class == CLASS_PROBE
+                || hdr.option.class == CLASS_REKEY)) {
+            if (meta.has_ranges == 0) {
+                meta.failed = drop_reason_t.RANGE_MISSING;
+            } else if (meta.ranges_unseen == 0
+                       && hdr.continuation.number - hdr.continuation.base > meta.range_end) {
+                meta.failed = drop_reason_t.RANGE_COVER;
+            }
+        }
+    }
+}
+
+// r(base + first) ^ r(base + last + 1) against the sum: two hashes.
+control EntrySum(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bit<32> base) {
+    NonceNumber() nonce_number;
+
+    @hidden action start() {
+        meta.state.v0 = meta.original.v0;
+        meta.state.v1 = meta.original.v1;
+        meta.state.v2 = meta.original.v2;
+        meta.state.v3 = meta.original.v3;
+    }
+
+    @hidden action start_prime() {
+        meta.state.v0 = meta.retransmitted.v0;
+        meta.state.v1 = meta.retransmitted.v1;
+        meta.state.v2 = meta.retransmitted.v2;
+        meta.state.v3 = meta.retransmitted.v3;
+    }
+
+    @hidden action keep() {
+        meta.sum = meta.nonce;
+    }
+
+    apply {
+        if (kind == entry_kind_t.ORIGINAL) {
+            start();
+        } else {
+            start_prime();
+        }
+        nonce_number.apply(meta, base + (bit<32>)entry.first);
+        keep();
+        if (kind == entry_kind_t.ORIGINAL) {
+            start();
+        } else {
+            start_prime();
+        }
+        nonce_number.apply(meta, base + (bit<32>)entry.last + 1);
+        if (meta.sum ^ meta.nonce != entry.sum) {
+            meta.failed = drop_reason_t.SUM;
+        }
+    }
+}
+
+// All sums of up to four ranges: 8 hashes at most. Stops at the first wrong one.
+control RangeSums(in headers_t hdr, inout metadata_t meta) {
+    NonceTag() nonce_tag;
+    EntrySum() entry_sum;
+
+    @hidden action keep_original() {
+        meta.original.v0 = meta.state.v0;
+        meta.original.v1 = meta.state.v1;
+        meta.original.v2 = meta.state.v2;
+        meta.original.v3 = meta.state.v3;
+    }
+
+    @hidden action keep_retransmitted() {
+        meta.retransmitted.v0 = meta.state.v0;
+        meta.retransmitted.v1 = meta.state.v1;
+        meta.retransmitted.v2 = meta.state.v2;
+        meta.retransmitted.v3 = meta.state.v3;
+    }
+
+    apply {
+        nonce_tag.apply(meta, meta.k0, meta.k1, hdr.continuation.tag);
+        keep_original();
+        nonce_tag.apply(meta, meta.k0_prime, meta.k1_prime, hdr.continuation.tag);
+        keep_retransmitted();
+        if (hdr.entry0.isValid() && hdr.proof.range_kinds[31:31] == 0) {
+            entry_sum.apply(meta, hdr.entry0, hdr.proof.range_kinds[31:30], hdr.continuation.base);
+        }
+        if (meta.failed == drop_reason_t.NONE && hdr.entry1.isValid() && hdr.proof.range_kinds[29:29] == 0) {
+            entry_sum.apply(meta, hdr.entry1, hdr.proof.range_kinds[29:28], hdr.continuation.base);
+        }
+        if (meta.failed == drop_reason_t.NONE && hdr.entry2.isValid() && hdr.proof.range_kinds[27:27] == 0) {
+            entry_sum.apply(meta, hdr.entry2, hdr.proof.range_kinds[27:26], hdr.continuation.base);
+        }
+        if (meta.failed == drop_reason_t.NONE && hdr.entry3.isValid() && hdr.proof.range_kinds[25:25] == 0) {
+            entry_sum.apply(meta, hdr.entry3, hdr.proof.range_kinds[25:24], hdr.continuation.base);
+        }
+        if (meta.failed == drop_reason_t.NONE) {
+            meta.sums_right = 1;
+        }
+    }
+}
+
+#endif

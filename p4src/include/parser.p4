@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the Ethernet header to the fourth range of a proof. Each requirement sets its reason, then verify()s:
+// when the parser stops, `parse_reason` says at what. All that is read lies in the first 160 bytes.
+#ifndef RIVULET_PARSER_P4
+#define RIVULET_PARSER_P4
+
+#include "metadata.p4"
+
+parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) {
+    state start {
+        packet.extract(hdr.ethernet);
+        meta.l2_length = 14;
+        transition select(hdr.ethernet.ether_type) {
+            ETHER_TYPE_VLAN:      parse_vlan;
+            ETHER_TYPE_QINQ:      stacked;
+            ETHER_TYPE_ARP:       parse_arp;
+            ETHER_TYPE_IPV4:      parse_ipv4;
+            ETHER_TYPE_IPV6:      parse_ipv6;
+            ETHER_TYPE_HEARTBEAT: parse_heartbeat;
+            default:              accept;
+        }
+    }
+
+    state parse_vlan {
+        packet.extract(hdr.vlan);
+        meta.l2_length = 18;
+        transition select(hdr.vlan.ether_type) {
+            ETHER_TYPE_VLAN:      stacked;
+            ETHER_TYPE_QINQ:      stacked;
+            ETHER_TYPE_ARP:       parse_arp;
+            ETHER_TYPE_IPV4:      parse_ipv4;
+            ETHER_TYPE_IPV6:      parse_ipv6;
+            ETHER_TYPE_HEARTBEAT: parse_heartbeat;
+            default:              accept;
+        }
+    }
+
+    // A service packet must not pass unseen behind a second tag.
+    state stacked {
+        meta.parse_reason = drop_reason_t.VLAN_STACKED;
+        verify(false, error.Malformed);
+        transition accept;
+    }
+
+    state parse_arp {
+        packet.extract(hdr.arp);
+        transition accept;
+    }
+
+    state parse_heartbeat {
+        packet.extract(hdr.heartbeat);
+        meta.parse_reason = drop_reason_t.HEARTBEAT_FORM;
+        verify(hdr.heartbeat.version == HEARTBEAT_VERSION, error.Malformed);
+        transition accept;
+    }
+
+    state parse_ipv4 {
+        packet.extract(hdr.ipv4);
+        meta.parse_reason = drop_reason_t.IPV4_HEADER;
+        verify(hdr.ipv4.version == 4 && hdr.ipv4.ihl >= 5, error.Malformed);
+        verify(hdr.ipv4.total_length >= ((bit<16>)hdr.ipv4.ihl << 2), error.Malformed);
+        meta.parse_reason = drop_reason_t.TRUNCATED;
+        verify(meta.frame_length - meta.l2_length >= hdr.ipv4.total_length, error.Malformed);
+        meta.is_ip = 1;
+        meta.src = IPV4_MAPPED_PREFIX ++ hdr.ipv4.src;
+        meta.dst = IPV4_MAPPED_PREFIX ++ hdr.ipv4.dst;
+        meta.protocol = hdr.ipv4.protocol;
+        meta.l4_length = hdr.ipv4.total_length - ((bit<16>)hdr.ipv4.ihl << 2);
+        transition select(hdr.ipv4.ihl) {
+            5:       parse_ipv4_payload;
+            default: parse_ipv4_options;
+        }
+    }
+
+    state parse_ipv4_options {
+        packet.extract(hdr.ipv4_options, ((bit<32>)hdr.ipv4.ihl - 5) << 5);
+        transition parse_ipv4_payload;
+    }
+
+    state parse_ipv4_payload {
+        transition select(hdr.ipv4.more_fragments, hdr.ipv4.fragment_offset, hdr.ipv4.protocol) {
+            (0, 0, PROTOCOL_TCP):  parse_tcp;
+            (0, 0, PROTOCOL_UDP):  parse_udp;
+            (0, 0, PROTOCOL_ICMP): parse_icmp;
+            (0, 0, _):             accept;
+            default:               fragment;
+        }
+    }
+
+    state fragment {
+        meta.is_fragment = 1;
+        transition accept;
+    }
+
+    state parse_ipv6 {
+        packet.extract(hdr.ipv6);
+        meta.parse_reason = drop_reason_t.IPV6_HEADER;
+        verify(hdr.ipv6.version == 6, error.Malformed);
+        meta.parse_reason = drop_reason_t.TRUNCATED;
+        verify(meta.frame_length - meta.l2_length - IPV6_HEADER_BYTES >= hdr.ipv6.payload_length, error.Malformed);
+        meta.is_ip = 1;
+        meta.src = hdr.ipv6.src;
+        meta.dst = hdr.ipv6.dst;
+        meta.protocol = hdr.ipv6.next_header;
+        meta.l4_length = hdr.ipv6.payload_length;
+        transition select(hdr.ipv6.next_header) {
+            PROTOCOL_TCP:         parse_tcp;
+            PROTOCOL_UDP:         parse_udp;
+            PROTOCOL_ICMPV6:      parse_icmpv6;
+            PROTOCOL_FRAGMENT:    fragment;
+            PROTOCOL_HOP_BY_HOP:  extension;
+            PROTOCOL_ROUTING:     extension;
+            PROTOCOL_DESTINATION: extension;
+            PROTOCOL_ESP:         extension;
+            PROTOCOL_AH:          extension;
+            PROTOCOL_MOBILITY:    extension;
+            PROTOCOL_HIP:         extension;
+            PROTOCOL_SHIM6:       extension;
+            default:              accept;
+        }
+    }
+
+    state extension {
+        meta.has_extension = 1;
+        transition accept;
+    }
+
+    // ---- ICMP ----
+
+    state parse_icmp {
+        packet.extract(hdr.icmp);
+        meta.parse_reason = drop_reason_t.TRUNCATED;
+        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.Malformed);
+        transition select(hdr.icmp.type) {
+            3:       look_quoted_ipv4;
+            11:      look_quoted_ipv4;
+            12:      look_quoted_ipv4;
+            default: accept;
+        }
+    }
+
+    // A quote too short to name a connection is left alone: it may be somebody else's.
+    state look_quoted_ipv4 {
+        transition select(meta.l4_length >= ICMP_HEADER_BYTES + IPV4_HEADER_BYTES + 8) {
+            true:  parse_quoted_ipv4;
+            false: accept;
+        }
+    }
+
+    state parse_quoted_ipv4 {
+        packet.extract(hdr.quoted_ipv4);
+        transition select(hdr.quoted_ipv4.version, hdr.quoted_ipv4.ihl,
+                          hdr.quoted_ipv4.fragment_offset, hdr.quoted_ipv4.protocol) {
+            (4, 5, 0, PROTOCOL_TCP):       parse_quote_l4;
+            (4, 0 &&& 12, 0, _):           accept;
+            (4, 4, 0, _):                  accept;
+            (4, _, 0, PROTOCOL_TCP):       look_quoted_ipv4_options;
+            default:                       accept;
+        }
+    }
+
+    state look_quoted_ipv4_options {
+        transition select(meta.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 8) {
+            true:  parse_quoted_ipv4_options;
+            false: accept;
+        }
+    }
+
+    state parse_quoted_ipv4_options {
+        packet.extract(hdr.quoted_ipv4_options, ((bit<32>)hdr.quoted_ipv4.ihl - 5) << 5);
+        transition parse_quote_l4;
+    }
+
+    state parse_quote_l4 {
+        packet.extract(hdr.quote_l4);
+        meta.quote = quote_t.SHORT;
+        // The option's place, bytes 20 to 23 of the quoted TCP header, 16 to 20 bytes behind what was extracted.
+        transition select(meta.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 24) {
+            true:  look_quoted_option;
+            false: accept;
+        }
+    }
+
+    state look_quoted_option {
+        meta.quote = quote_t.PLAIN;
+        transition select(packet.lookahead<bit<128>>()[31:0]) {
+            OPTION_LEAD &&& OPTION_LEAD_ANY_LENGTH: quoted_rivulet;
+            default:                   accept;
+        }
+    }
+
+    state quoted_rivulet {
+        meta.quote = quote_t.RIVULET;
+        transition accept;
+    }
+
+    state parse_icmpv6 {
+        packet.extract(hdr.icmp);
+        meta.parse_reason = drop_reason_t.TRUNCATED;
+        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.Malformed);
+        transition select(hdr.icmp.type) {
+            1:       look_quoted_ipv6;
+            2:       look_quoted_ipv6;
+            3:       look_quoted_ipv6;
+            4:       look_quoted_ipv6;
+            135:     check_solicitation;
+            default: accept;
+        }
+    }
+
+    state look_quoted_ipv6 {
+        transition select(meta.l4_length >= ICMP_HEADER_BYTES + IPV6_HEADER_BYTES + 8) {
+            true:  parse_quoted_ipv6;
+            false: accept;
+        }
+    }
+
+    state parse_quoted_ipv6 {
+        packet.extract(hdr.quoted_ipv6);
+        transition select(hdr.quoted_ipv6.version, hdr.quoted_ipv6.next_header) {
+            (6, PROTOCOL_TCP): parse_quote_l4_v6;
+            default:           accept;
+        }
+    }
+
+    state parse_quote_l4_v6 {
+        packet.extract(hdr.quote_l4);
+        meta.quote = quote_t.SHORT;
+        transition select(meta.l4_length >= ICMP_HEADER_BYTES + IPV6_HEADER_BYTES + 24) {
+            true:  look_quoted_option;
+            false: accept;
+        }
+    }
+
+    // RFC 4861 section 7.1.1.
+    state check_solicitation {
+        meta.parse_reason = drop_reason_t.NEIGHBOUR_FORM;
+        verify(hdr.ipv6.hop_limit == 255 && hdr.icmp.code == 0 && meta.l4_length >= 24, error.Malformed);
+        transition select(meta.l4_length) {
+            24:      parse_solicitation;
+            32:      parse_solicitation_option;
+            default: accept;
+        }
+    }
+
+    state parse_solicitation {
+        packet.extract(hdr.neighbour);
+        transition accept;
+    }
+
+    state parse_solicitation_option {
+        packet.extract(hdr.neighbour);
+        packet.extract(hdr.link_option);
+        verify(hdr.link_option.length == 1, error.Malformed);
+        transition accept;
+    }
+
+    // ---- UDP: only heartbeats from outside ----
+
+    state parse_udp {
+        packet.extract(hdr.udp);
+        meta.parse_reason = drop_reason_t.UDP_HEADER;
+        verify(hdr.udp.length >= UDP_HEADER_BYTES && hdr.udp.length <= meta.l4_length, error.Malformed);
+        transition select(hdr.udp.dst_port, hdr.udp.length) {
+            (UDP_PORT_HEARTBEAT, 24): parse_remote_heartbeat;
+            default:                  accept;
+        }
+    }
+
+    // Whether it is for us is known later, so a wrong version is judged there.
+    state parse_remote_heartbeat {
+        packet.extract(hdr.heartbeat);
+        transition accept;
+    }
+
+    // ---- TCP and the Rivulet option ----
+
+    state parse_tcp {
+        packet.extract(hdr.tcp);
+        meta.parse_reason = drop_reason_t.TCP_HEADER;
+        verify(hdr.tcp.data_offset >= 5 && meta.l4_length >= ((bit<16>)hdr.tcp.data_offset << 2), error.Malformed);
+        meta.payload_length = meta.l4_length - ((bit<16>)hdr.tcp.data_offset << 2);
+        transition select(hdr.tcp.data_offset) {
+            5:       accept;
+            default: look_option;
+        }
+    }
+
+    // Options are not walked. Ours first, with the data offset of its kind of segment, is a Rivulet packet; ours
+    // elsewhere is plain TCP on a SYN and malformed otherwise, seen behind up to three NOPs and behind the
+    // aligned timestamps that common stacks put first.
+    state look_option {
+        transition select(packet.lookahead<bit<32>>(), hdr.tcp.data_offset, hdr.tcp.flags) {
+            (OPTION_LEAD, DATA_OFFSET_SEGMENT, 0 &&& TCP_SYN):   parse_option;
+            (OPTION_LEAD, DATA_OFFSET_SYN, TCP_SYN &&& TCP_SYN): parse_option_syn;
+            (_, _, TCP_SYN &&& TCP_SYN):                        accept;
+            (OPTION_LEAD &&& OPTION_LEAD_ANY_LENGTH, _, _):                  misplaced_option;
+            (0x01000000 &&& 0xff000000, 7 &&& 7, _):            look_behind_padding;
+            (0x01000000 &&& 0xff000000, 8 &&& 8, _):            look_behind_padding;
+            default:                                            accept;
+        }
+    }
+
+    state look_behind_padding {
+        transition select(packet.lookahead<bit<64>>(), hdr.tcp.data_offset) {
+            (0x01fd005256000000 &&& 0xffff00ffff000000, _): misplaced_option;
+            (0x0101fd0052560000 &&& 0xffffff00ffff0000, _): misplaced_option;
+            (0x010101fd00525600 &&& 0xffffffff00ffff00, _): misplaced_option;
+            (0x0101080a00000000 &&& 0xffffffff00000000, 10 &&& 14): look_behind_timestamps;
+            (0x0101080a00000000 &&& 0xffffffff00000000, 12 &&& 12): look_behind_timestamps;
+            default:                                         accept;
+        }
+    }
+
+    state look_behind_timestamps {
+        transition select(packet.lookahead<bit<128>>()[31:0]) {
+            OPTION_LEAD &&& OPTION_LEAD_ANY_LENGTH: misplaced_option;
+            default:                   accept;
+        }
+    }
+
+    state misplaced_option {
+        meta.parse_reason = drop_reason_t.OPTION_FORM;
+        verify(false, error.Malformed);
+        transition accept;
+    }
+
+    state parse_option {
+        packet.extract(hdr.option);
+        meta.parse_reason = drop_reason_t.OPTION_VERSION;
+        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.Malformed);
+        transition select(hdr.option.class) {
+            0x80 &&& 0x80: accept;  // a response: the client's business
+            default:       check_request;
+        }
+    }
+
+    state check_request {
+        meta.parse_reason = drop_reason_t.CLASS_UNKNOWN;
+        verify(hdr.option.class <= CLASS_CLOSE, error.Malformed);
+        meta.parse_reason = drop_reason_t.CLASS_FLAGS;
+        verify(hdr.option.class != CLASS_SYN, error.Malformed);
+        verify((hdr.tcp.flags & (TCP_RST | TCP_ACK | TCP_URG)) == TCP_ACK, error.Malformed);
+        verify(((hdr.tcp.flags & TCP_FIN) == 0) == (hdr.option.class != CLASS_CLOSE), error.Malformed);
+        meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
+        verify(meta.payload_length >= REQUEST_FIXED_BYTES, error.Malformed);
+        packet.extract(hdr.tor_block);
+        packet.extract(hdr.proof);
+        packet.extract(hdr.continuation);
+        meta.parse_reason = drop_reason_t.ENTRY_COUNT;
+        verify(hdr.proof.range_count <= RANGE_COUNT_MAX, error.Malformed);
+        verify(hdr.option.class != CLASS_RESTART || hdr.proof.range_count == 0, error.Malformed);
+        meta.parse_reason = drop_reason_t.ATTEMPT;
+        verify(hdr.proof.attempt == 0 || hdr.option.class == CLASS_PROBE || hdr.option.class == CLASS_TIMEOUT,
+               error.Malformed);
+        meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
+        verify(meta.payload_length >= REQUEST_FIXED_BYTES + ((bit<16>)hdr.proof.range_count << 3), error.Malformed);
+        meta.parse_reason = drop_reason_t.NUMBER_LOW;
+        verify(hdr.option.number_low == hdr.continuation.number[15:0], error.Malformed);
+        transition select(hdr.proof.range_count) {
+            0:       check_kinds;
+            default: parse_entry0;
+        }
+    }
+
+    state parse_entry0 {
+        packet.extract(hdr.entry0);
+        transition select(hdr.proof.range_count) {
+            1:       check_kinds;
+            default: parse_entry1;
+        }
+    }
+
+    state parse_entry1 {
+        packet.extract(hdr.entry1);
+        transition select(hdr.proof.range_count) {
+            2:       check_kinds;
+            default: parse_entry2;
+        }
+    }
+
+    state parse_entry2 {
+        packet.extract(hdr.entry2);
+        transition select(hdr.proof.range_count) {
+            3:       check_kinds;
+            default: parse_entry3;
+        }
+    }
+
+    state parse_entry3 {
+        packet.extract(hdr.entry3);
+        transition check_kinds;
+    }
+
+    // Kinds of absent entries are 0, and no range (high bit 0) stands behind a mark or an excuse (high bit 1):
+    // among the used entries the high bits are zeros, then ones.
+    state check_kinds {
+        meta.parse_reason = drop_reason_t.ENTRY_KINDS;
+        verify(hdr.proof.range_kinds << ((bit<8>)hdr.proof.range_count << 1) == 0, error.Malformed);
+        verify((((hdr.proof.range_kinds & 0xaaaaaaaa) >> 2) & ~hdr.proof.range_kinds & 0xaaaaaaaa
+                & ~(32w0xffffffff >> ((bit<8>)hdr.proof.range_count << 1))) == 0, error.Malformed);
+        transition accept;
+    }
+
+    state parse_option_syn {
+        packet.extract(hdr.option);
+        packet.extract(hdr.syn_options);
+        meta.parse_reason = drop_reason_t.OPTION_VERSION;
+        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.Malformed);
+        transition select(hdr.option.class) {
+            0x80 &&& 0x80: accept;
+            default:       check_opening;
+        }
+    }
+
+    state check_opening {
+        meta.parse_reason = drop_reason_t.CLASS_UNKNOWN;
+        verify(hdr.option.class <= CLASS_CLOSE, error.Malformed);
+        meta.parse_reason = drop_reason_t.CLASS_FLAGS;
+        verify(hdr.option.class == CLASS_SYN, error.Malformed);
+        verify((hdr.tcp.flags & (TCP_FIN | TCP_RST | TCP_ACK | TCP_URG)) == 0, error.Malformed);
+        meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
+        verify(meta.payload_length >= REQUEST_SYN_BYTES, error.Malformed);
+        packet.extract(hdr.tor_block);
+        packet.extract(hdr.proof);
+        meta.parse_reason = drop_reason_t.ENTRY_COUNT;
+        verify(hdr.proof.range_count == 0, error.Malformed);
+        meta.parse_reason = drop_reason_t.ATTEMPT;
+        verify(hdr.proof.attempt == 0, error.Malformed);
+        meta.parse_reason = drop_reason_t.NUMBER_LOW;
+        verify(hdr.option.number_low == 0, error.Malformed);
+        transition check_kinds;
+    }
+}
+
+#endif

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checksums. The IPv4 header's is verified and made anew; TCP's and the echo's are repaired (RFC 1624), so that a wrong
+// one stays wrong; those of what the ToR itself writes are computed over exactly what is sent.
+#ifndef RIVULET_V1MODEL_CHECKSUMS_P4
+#define RIVULET_V1MODEL_CHECKSUMS_P4
+
+#include "../metadata.p4"
+
+#define IPV4_FIELDS(h) h.version, h.ihl, h.tos, h.total_length, h.identification, h.reserved, h.dont_fragment, \
+    h.more_fragments, h.fragment_offset, h.ttl, h.protocol, h.src, h.dst
+
+control VerifyChecksums(inout headers_t hdr, inout metadata_t meta) {
+    apply {
+        verify_checksum(hdr.ipv4.isValid() && !hdr.ipv4_options.isValid(),
+            { IPV4_FIELDS(hdr.ipv4) }, hdr.ipv4.checksum, HashAlgorithm.csum16);
+        verify_checksum(hdr.ipv4.isValid() && hdr.ipv4_options.isValid(),
+            { IPV4_FIELDS(hdr.ipv4), hdr.ipv4_options.options }, hdr.ipv4.checksum, HashAlgorithm.csum16);
+    }
+}
+
+control ComputeChecksums(inout headers_t hdr, inout metadata_t meta) {
+    apply {
+        // A quoted header stays as it came.
+        update_checksum(hdr.ipv4.isValid() && !hdr.ipv4_options.isValid() && !hdr.outer_icmp.isValid(),
+            { IPV4_FIELDS(hdr.ipv4) }, hdr.ipv4.checksum, HashAlgorithm.csum16);
+        update_checksum(hdr.ipv4.isValid() && hdr.ipv4_options.isValid() && !hdr.outer_icmp.isValid(),
+            { IPV4_FIELDS(hdr.ipv4), hdr.ipv4_options.options }, hdr.ipv4.checksum, HashAlgorithm.csum16);
+        update_checksum(hdr.outer_ipv4.isValid(),
+            { IPV4_FIELDS(hdr.outer_ipv4) }, hdr.outer_ipv4.checksum, HashAlgorithm.csum16);
+
+        update_checksum(meta.repair_tcp == 1,
+            { meta.old_checksum, meta.old_block.time, meta.old_block.tor_id, meta.old_block.exclusions,
+              meta.old_block.seal_epoch, meta.old_block.nonce_epoch, meta.old_block.flags,
+              hdr.tor_block.time, hdr.tor_block.tor_id, hdr.tor_block.exclusions, hdr.tor_block.seal_epoch,
+              hdr.tor_block.nonce_epoch, hdr.tor_block.flags, hdr.tor_block.reserved },
+            hdr.tcp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.repair_echo == 1,
+            { meta.old_checksum, meta.old_type_code, meta.new_type_code },
+            hdr.icmp.checksum, HashAlgorithm.csum16);
+
+        update_checksum(meta.fresh_neighbour == 1,
+            { hdr.ipv6.src, hdr.ipv6.dst, meta.icmp6_length, 24w0, PROTOCOL_ICMPV6, hdr.icmp.type, hdr.icmp.code,
+              hdr.icmp.rest, hdr.neighbour.target, hdr.link_option.type, hdr.link_option.length, hdr.link_option.mac },
+            hdr.icmp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.fresh_too_big4 == 1 && !hdr.ipv4_options.isValid(),
+            { hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest, IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum,
+              hdr.quote_l4.src_port, hdr.quote_l4.dst_port, hdr.quote_l4.sequence },
+            hdr.outer_icmp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.fresh_too_big4 == 1 && hdr.ipv4_options.isValid(),
+            { hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest, IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum,
+              hdr.ipv4_options.options, hdr.quote_l4.src_port, hdr.quote_l4.dst_port, hdr.quote_l4.sequence },
+            hdr.outer_icmp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.fresh_too_big6 == 1,
+            { hdr.outer_ipv6.src, hdr.outer_ipv6.dst, meta.icmp6_length, 24w0, PROTOCOL_ICMPV6,
+              hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest,
+              hdr.ipv6.version, hdr.ipv6.traffic_class, hdr.ipv6.flow_label, hdr.ipv6.payload_length,
+              hdr.ipv6.next_header, hdr.ipv6.hop_limit, hdr.ipv6.src, hdr.ipv6.dst,
+              hdr.tcp.src_port, hdr.tcp.dst_port, hdr.tcp.sequence, hdr.tcp.acknowledgement, hdr.tcp.data_offset,
+              hdr.tcp.reserved, hdr.tcp.flags, hdr.tcp.window, hdr.tcp.checksum, hdr.tcp.urgent },
+            hdr.outer_icmp.checksum, HashAlgorithm.csum16);
+    }
+}
+
+#endif

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// All that v1model keeps between packets, each behind a control that does one access a pass; another architecture
+// gives the same controls. Every index is as wide as its array. BMv2 runs one ingress thread, so @atomic costs
+// nothing there; the embedded switch honours it with several workers.
+#ifndef RIVULET_V1MODEL_STATE_P4
+#define RIVULET_V1MODEL_STATE_P4
+
+#include "../metadata.p4"
+
+const bit<32> POOL_COUNT    = 1024;
+const bit<32> MEMBER_COUNT  = 65536;
+const bit<32> REASON_COUNT  = 256;
+
+// A set of members of each pool. Returns the set before and after.
+control PoolSet(in pool_id_t pool, in member_set_t add, in member_set_t remove,
+                out member_set_t before, out member_set_t after) {
+    register<member_set_t, pool_id_t>(POOL_COUNT) sets;
+    apply {
+        @atomic {
+            sets.read(before, pool);
+            after = (before | add) & ~remove;
+            sets.write(pool, after);
+        }
+    }
+}
+
+// Times of the last two ready heartbeats of each member, newest in the low half.
+control HeardHear(in member_id_t member, in microseconds_t now, in bit<1> hear,
+                  out microseconds_t last, out microseconds_t before_last) {
+    register<bit<96>, member_id_t>(MEMBER_COUNT) last_heard;
+    bit<96> cell;
+    apply {
+        @atomic {
+            last_heard.read(cell, member);
+            last = cell[47:0];
+            before_last = cell[95:48];
+            if (hear == 1) {
+                last_heard.write(member, last ++ now);
+            }
+        }
+    }
+}
+
+// Since when each member has been up.
+control UpSince(in member_id_t member, in bit<1> start, in microseconds_t now, out microseconds_t since) {
+    register<microseconds_t, member_id_t>(MEMBER_COUNT) up_since;
+    apply {
+        @atomic {
+            up_since.read(since, member);
+            if (start == 1) {
+                up_since.write(member, now);
+            }
+        }
+    }
+}
+
+// How often each member was excluded, modulo 2^16.
+control ExclusionCount(in member_id_t member, in bit<1> increment, out bit<16> count) {
+    register<bit<16>, member_id_t>(MEMBER_COUNT) exclusion_count;
+    apply {
+        @atomic {
+            exclusion_count.read(count, member);
+            if (increment == 1) {
+                count = count + 1;
+                exclusion_count.write(member, count);
+            }
+        }
+    }
+}
+
+// Exclusions of each pool that are stamped into requests: at most one a second.
+control PoolExclusions(in pool_id_t pool, in bit<1> increment, in microseconds_t now, out bit<16> count) {
+    register<bit<64>, pool_id_t>(POOL_COUNT) pool_exclusions;
+    bit<64> cell;
+    apply {
+        @atomic {
+            pool_exclusions.read(cell, pool);
+            count = cell[15:0];
+            if (increment == 1 && (cell[63:16] == 0 || now - cell[63:16] >= EXCLUSION_INTERVAL)) {
+                count = count + 1;
+                pool_exclusions.write(pool, now ++ count);
+            }
+        }
+    }
+}
+
+// Requests waiting at each member. Two copies, because a packet asks for two members.
+control Load(in member_id_t member, in bit<1> set, in bit<16> load, in member_id_t other,
+             out bit<16> member_load, out bit<16> other_load) {
+    register<bit<16>, member_id_t>(MEMBER_COUNT) load_first;
+    register<bit<16>, member_id_t>(MEMBER_COUNT) load_second;
+    apply {
+        member_load = load;
+        other_load = load;
+        if (set == 1) {
+            load_first.write(member, load);
+            load_second.write(member, load);
+        } else {
+            load_first.read(member_load, member);
+            load_second.read(other_load, other);
+        }
+    }
+}
+
+// Round robin: the number of the packet within its service; the caller masks it.
+control Turn(in service_id_t service, out bit<32> turn) {
+    register<bit<32>, service_id_t>(4096) turns;
+    apply {
+        @atomic {
+            turns.read(turn, service);
+            turns.write(service, turn + 1);
+        }
+    }
+}
+
+// One row of a replay sketch: a cell is (24-bit slot, 8-bit count), one with another slot counts as empty. The
+// current slot's bank is counted up, the other read if it is of the slot before. `cells` is a power of two that the caller masks by.
+control SketchRow(in bit<18> index, in bit<24> slot, out bit<8> uses)(bit<32> cells) {
+    register<bit<32>, bit<18>>(cells) bank0;
+    register<bit<32>, bit<18>>(cells) bank1;
+    bit<32> current;
+    bit<32> previous;
+    bit<8>  count;
+    apply {
+        @atomic {
+            bank0.read(current, index);
+            bank1.read(previous, index);
+            if (slot[0:0] == 1) {
+                bit<32> swap = current;
+                current = previous;
+                previous = swap;
+            }
+            count = 0;
+            if (current[31:8] == slot) {
+                count = current[7:0];
+            }
+            uses = count;
+            if (previous[31:8] == slot - 1) {
+                uses = uses |+| previous[7:0];
+            }
+            count = count |+| 1;
+            if (slot[0:0] == 0) {
+                bank0.write(index, slot ++ count);
+            } else {
+                bank1.write(index, slot ++ count);
+            }
+        }
+    }
+}
+
+// First uses in the current and the previous slot of one sketch; `full` says that either is above the limit.
+control SketchLoad(in bit<24> slot, in bit<1> first_use, in bit<32> limit, out bit<1> full) {
+    register<bit<64>, bit<1>>(2) first_uses;
+    bit<64> current;
+    bit<64> previous;
+    bit<40> count;
+    apply {
+        @atomic {
+            first_uses.read(current, slot[0:0]);
+            first_uses.read(previous, ~slot[0:0]);
+            count = 0;
+            if (current[63:40] == slot) {
+                count = current[39:0];
+            }
+            if (first_use == 1) {
+                count = count + 1;
+                first_uses.write(slot[0:0], slot ++ count);
+            }
+            full = 0;
+            if (count > (bit<40>)limit
+                || (previous[63:40] == slot - 1 && previous[39:0] > (bit<40>)limit)) {
+                full = 1;
+            }
+        }
+    }
+}
+
+control EventSequence(out bit<32> sequence) {
+    register<bit<32>, bit<1>>(2) event_sequence;
+    apply {
+        @atomic {
+            event_sequence.read(sequence, 0);
+            sequence = sequence + 1;
+            event_sequence.write(0, sequence);
+        }
+    }
+}
+
+// ---- Numbers that are not state ----
+
+// Same for all packets of a connection.
+control FlowHash(in ip_address_t client, in ip_address_t service, in bit<16> client_port, in bit<16> service_port,
+                 out bit<32> number) {
+    apply {
+        hash(number, HashAlgorithm.crc32, 32w0, { client, service, client_port, service_port }, 33w0x100000000);
+    }
+}
+
+// Same for 8 consecutive numbers of a connection and one attempt.
+control BlockHash(in bit<32> tag, in bit<32> number, in bit<8> attempt, out bit<32> block) {
+    apply {
+        hash(block, HashAlgorithm.crc32, 32w0, { tag, 3w0 ++ number[31:3], attempt }, 33w0x100000000);
+    }
+}
+
+control RandomNumber(out bit<32> number) {
+    apply {
+        random(number, 0, 0xffffffff);
+    }
+}
+
+// ---- Counters and meters ----
+
+control DropCounter(in drop_reason_t reason) {
+    counter<drop_reason_t>(REASON_COUNT, CounterType.packets_and_bytes) drops;
+    apply {
+        drops.count(reason);
+    }
+}
+
+control SuspectCounter(in drop_reason_t reason) {
+    counter<drop_reason_t>(REASON_COUNT, CounterType.packets) suspects;
+    apply {
+        suspects.count(reason);
+    }
+}
+
+control OutcomeCounter(in service_id_t service, in outcome_t outcome) {
+    counter<bit<16>>(65536, CounterType.packets_and_bytes) service_outcomes;
+    apply {
+        service_outcomes.count(service ++ (bit<4>)outcome);
+    }
+}
+
+control ReplicaCounter(in member_id_t member) {
+    counter<member_id_t>(MEMBER_COUNT, CounterType.packets_and_bytes) replica_packets;
+    apply {
+        replica_packets.count(member);
+    }
+}
+
+control ReplicaExclusionCounter(in member_id_t member) {
+    counter<member_id_t>(MEMBER_COUNT, CounterType.packets) replica_exclusions;
+    apply {
+        replica_exclusions.count(member);
+    }
+}
+
+control ReplicaReturnCounter(in member_id_t member) {
+    counter<member_id_t>(MEMBER_COUNT, CounterType.packets) replica_returns;
+    apply {
+        replica_returns.count(member);
+    }
+}
+
+control HeartbeatCounter(in member_id_t member, in bit<1> ready) {
+    counter<member_id_t>(MEMBER_COUNT, CounterType.packets) heartbeats;
+    counter<member_id_t>(MEMBER_COUNT, CounterType.packets) heartbeats_unready;
+    apply {
+        if (ready == 1) {
+            heartbeats.count(member);
+        } else {
+            heartbeats_unready.count(member);
+        }
+    }
+}
+
+// 1: above the rate.
+control ServiceMeter(in service_id_t service, in service_meter_t kind, out bit<1> above) {
+    meter<bit<14>>(16384, MeterType.packets) service_meters;
+    bit<2> color;
+    apply {
+        service_meters.execute_meter(service ++ (bit<2>)kind, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
+control IcmpErrorMeter(in service_id_t service, out bit<1> above) {
+    meter<service_id_t>(4096, MeterType.packets) icmp_error_meter;
+    bit<2> color;
+    apply {
+        icmp_error_meter.execute_meter(service, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
+control TooBigMeter(in port_id_t port, out bit<1> above) {
+    meter<port_id_t>(512, MeterType.packets) too_big_meter;
+    bit<2> color;
+    apply {
+        too_big_meter.execute_meter(port, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
+control EventMeter(in bit<8> kind, out bit<1> above) {
+    meter<bit<8>>(256, MeterType.packets) event_meter;
+    bit<2> color;
+    apply {
+        event_meter.execute_meter(kind, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
+control SendEvent(in event_t event) {
+    apply {
+        digest<event_t>(1, event);
+    }
+}
+
+#endif
