@@ -170,7 +170,7 @@ struct metadata_t {
     bit<16>       overhead;
     bit<1>        is_flood;         // egress: no copy to the ingress port
     answer_t      answer;           // egress: what to make of it, sent back where it came from
-    bit<8>        punt;             // punt_reason_t, 0: no
+    punt_reason_t punt;
     bit<1>        stamp;            // egress: overwrite the ToR block
     bit<1>        tag_out;          // egress: send with an 802.1Q tag
 
@@ -186,6 +186,7 @@ struct metadata_t {
     bit<1>        fresh_too_big6;
     bit<32>       icmp6_length;     // upper-layer length for the pseudo header
 
+    event_kind_t  event_kind;
     event_t       event;
 }
 

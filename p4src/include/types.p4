@@ -202,6 +202,7 @@ enum bit<8> event_kind_t {
 
 // Why the controller gets a packet.
 enum bit<8> punt_reason_t {
+    NONE        = 0,
     ETHER_TYPE  = 1,  // table `punts`
     NEIGHBOUR   = 2,  // ARP reply or neighbour advertisement to the ToR
     OWN_ADDRESS = 3   // unicast to an address of the ToR

@@ -44,13 +44,9 @@ control AnswerChoice(in headers_t hdr, inout metadata_t meta) {
 }
 
 control AnswerRewrite(inout headers_t hdr, inout metadata_t meta) {
-    action reflect() {
+    apply {
         hdr.ethernet.dst = hdr.ethernet.src;
         hdr.ethernet.src = meta.own_mac;
-    }
-
-    apply {
-        reflect();
         if (meta.answer == answer_t.ARP) {
             bit<32> asked = hdr.arp.target_ip;
             hdr.arp.operation = ARP_REPLY;

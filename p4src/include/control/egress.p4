@@ -16,11 +16,11 @@ control Write(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
     apply {
         if (meta.packet_out == 1) {
             hdr.packet_out.setInvalid();
-        } else if (meta.punt != 0) {
+        } else if (meta.punt != punt_reason_t.NONE) {
             hdr.packet_in.setValid();
             hdr.packet_in.ingress_port = (bit<16>)meta.ingress_port;
             hdr.packet_in.vlan = (bit<16>)meta.vlan;
-            hdr.packet_in.reason = meta.punt;
+            hdr.packet_in.reason = (bit<8>)meta.punt;
         } else {
             if (meta.is_flood == 1 && port == meta.ingress_port) {
                 meta.egress_drop = 1;

@@ -65,9 +65,9 @@ control Forward(in headers_t hdr, inout metadata_t meta) {
         if (hdr.ethernet.dst == meta.own_mac) {
             if (meta.address_own == 1) {
                 if (meta.is_ip == 1) {
-                    meta.punt = (bit<8>)punt_reason_t.OWN_ADDRESS;
+                    meta.punt = punt_reason_t.OWN_ADDRESS;
                 } else {
-                    meta.punt = (bit<8>)punt_reason_t.NEIGHBOUR;
+                    meta.punt = punt_reason_t.NEIGHBOUR;
                 }
             } else if (meta.is_ip == 1) {
                 routes.apply();

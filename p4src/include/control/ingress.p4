@@ -49,11 +49,11 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             ports.apply(hdr, meta);
             addresses.apply(hdr, meta);
             answer_choice.apply(hdr, meta);
-            if (hdr.heartbeat.isValid() && (meta.address_own == 1
-                || (hdr.ethernet.ether_type == ETHER_TYPE_HEARTBEAT || hdr.vlan.isValid() && hdr.vlan.ether_type == ETHER_TYPE_HEARTBEAT))) {
+            // In the rack a heartbeat has no IP header; one from outside is for an address of ours.
+            if (hdr.heartbeat.isValid() && (meta.is_ip == 0 || meta.address_own == 1)) {
                 meta.is_heartbeat = 1;
             }
-            if (meta.punt != 0 || meta.answer != answer_t.NONE) {
+            if (meta.punt != punt_reason_t.NONE || meta.answer != answer_t.NONE) {
                 // Decided.
             } else if (meta.is_heartbeat == 1) {
                 heartbeats.apply(hdr, meta);
@@ -90,7 +90,7 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             meta.outcome = outcome_t.DROPPED;
             meta.egress_port = DROP_PORT;
             meta.multicast_group = 0;
-        } else if (meta.punt != 0) {
+        } else if (meta.punt != punt_reason_t.NONE) {
             meta.egress_port = CPU_PORT;
         } else if (meta.is_heartbeat == 1) {
             meta.egress_port = DROP_PORT;

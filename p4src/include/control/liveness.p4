@@ -120,11 +120,11 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
             not_readmitted.apply(meta.pool, add & ~before, remove, before, after);
 
             if (returned == 1) {
-                meta.event.kind = (bit<8>)event_kind_t.RETURNED;
+                meta.event_kind = event_kind_t.RETURNED;
             } else if (fell == 1) {
-                meta.event.kind = (bit<8>)event_kind_t.EXCLUDED;
+                meta.event_kind = event_kind_t.EXCLUDED;
             } else if ((before & remove) != 0) {
-                meta.event.kind = (bit<8>)event_kind_t.READMITTED;
+                meta.event_kind = event_kind_t.READMITTED;
             }
             if (returned == 1 || fell == 1 || (before & remove) != 0) {
                 meta.event.pool = 6w0 ++ meta.pool;

@@ -22,8 +22,8 @@ control Ports(in headers_t hdr, inout metadata_t meta) {
         size = PORT_TABLE_SIZE;
     }
 
-    action punt() {
-        meta.punt = (bit<8>)punt_reason_t.ETHER_TYPE;
+    action punt(punt_reason_t reason) {
+        meta.punt = reason;
     }
 
     action pass() { }
@@ -39,7 +39,7 @@ control Ports(in headers_t hdr, inout metadata_t meta) {
     action source_known() { }
 
     action source_unknown() {
-        meta.event.kind = (bit<8>)event_kind_t.UNKNOWN_SOURCE;
+        meta.event_kind = event_kind_t.UNKNOWN_SOURCE;
         meta.event.mac = hdr.ethernet.src;
         meta.event.port = (bit<16>)meta.ingress_port;
         meta.event.vlan = (bit<16>)meta.vlan;

@@ -211,10 +211,14 @@ control RandomNumber(out bit<32> number) {
 
 // ---- Counters and meters ----
 
+// The registers of these three keep the last value. What they are for is their type: it puts the enumeration into the
+// P4Info, which an index type does not, and the digest must be plain bits for BMv2's P4Runtime server.
 control DropCounter(in drop_reason_t reason) {
     counter<drop_reason_t>(REASON_COUNT, CounterType.packets_and_bytes) drops;
+    register<drop_reason_t, bit<1>>(2) last_drop;
     apply {
         drops.count(reason);
+        last_drop.write(0, reason);
     }
 }
 
@@ -227,7 +231,9 @@ control SuspectCounter(in drop_reason_t reason) {
 
 control OutcomeCounter(in service_id_t service, in outcome_t outcome) {
     counter<bit<16>>(65536, CounterType.packets_and_bytes) service_outcomes;
+    register<outcome_t, bit<1>>(2) last_outcome;
     apply {
+        last_outcome.write(0, outcome);
         service_outcomes.count(service ++ (bit<4>)outcome);
     }
 }
@@ -302,8 +308,8 @@ control TooBigMeter(in port_id_t port, out bit<1> above) {
     }
 }
 
-control EventMeter(in bit<8> kind, out bit<1> above) {
-    meter<bit<8>>(256, MeterType.packets) event_meter;
+control EventMeter(in event_kind_t kind, out bit<1> above) {
+    meter<event_kind_t>(256, MeterType.packets) event_meter;
     bit<2> color;
     apply {
         event_meter.execute_meter(kind, color);
@@ -314,8 +320,10 @@ control EventMeter(in bit<8> kind, out bit<1> above) {
     }
 }
 
-control SendEvent(in event_t event) {
+control SendEvent(in event_t event, in event_kind_t kind) {
+    register<event_kind_t, bit<1>>(2) last_event;
     apply {
+        last_event.write(0, kind);
         digest<event_t>(1, event);
     }
 }

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled P4 program: `build` makes it, `check` refuses one that is stale.
+
+BMv2 JSON and P4Info are committed, so that a machine without p4c runs everything. p4c's output holds paths
+and positions, which differ between machines: `program` and `source_info` are dropped, the order of keys is kept, the
+rest is written compact. The manifest has the SHA-256 of every source and of both outputs, and p4c's version.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+P4SRC = Path(__file__).resolve().parent.parent
+PROGRAM = "rivulet.p4"
+BUILD = P4SRC / "build"
+OUTPUTS = ("rivulet.json", "rivulet.p4info.txtpb")
+DROPPED = {"source_info", "program"}
+
+
+def sources() -> list[Path]:
+    """Every P4 source, in the order of the manifest."""
+    return sorted([P4SRC / PROGRAM, *P4SRC.glob("include/**/*.p4")])
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def source_hashes() -> dict[str, str]:
+    return {str(path.relative_to(P4SRC)): digest(path) for path in sources()}
+
+
+def p4c_version() -> str | None:
+    """p4c's version and commit, or None where there is no p4c."""
+    if shutil.which("p4c") is None:
+        return None
+    text = subprocess.run(["p4c", "--version"], check=True, capture_output=True, text=True).stdout
+    match = re.search(r"(\d+(?:\.\d+)+)(?: \(SHA: (\w+))?", text)
+    return " ".join(part for part in match.groups() if part) if match else text.strip()
+
+
+def stripped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: stripped(item) for key, item in value.items() if key not in DROPPED}
+    if isinstance(value, list):
+        return [stripped(item) for item in value]
+    return value
+
+
+def compile_into(folder: Path) -> None:
+    """Runs p4c with relative paths and writes both outputs, without what depends on the machine."""
+    p4info = folder / OUTPUTS[1]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = ["p4c", "--Werror", "--target", "bmv2", "--arch", "v1model", "--p4runtime-files", str(p4info)]
+        subprocess.run([*command, "-o", scratch, PROGRAM], check=True, cwd=P4SRC)
+        raw = json.loads((Path(scratch) / "rivulet.json").read_text())
+    (folder / OUTPUTS[0]).write_text(json.dumps(stripped(raw), separators=(",", ":")) + "\n")
+
+
+def build() -> None:
+    version = p4c_version()
+    if version is None:
+        raise SystemExit("p4c is not on the PATH; the committed program in p4src/build serves without it")
+    BUILD.mkdir(exist_ok=True)
+    compile_into(BUILD)
+    manifest = {
+        "p4c": version,
+        "sources": source_hashes(),
+        "outputs": {name: digest(BUILD / name) for name in OUTPUTS},
+    }
+    (BUILD / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    print(f"p4src/build: {PROGRAM} compiled by p4c {version}")
+
+
+def stale() -> list[str]:
+    """What is wrong with the committed program, in words; empty if it is that of the sources."""
+    manifest = json.loads((BUILD / "manifest.json").read_text())
+    problems = []
+    now = source_hashes()
+    for name in sorted(now.keys() | manifest["sources"].keys()):
+        if now.get(name) != manifest["sources"].get(name):
+            problems.append(f"p4src/{name} is not what p4src/build was compiled from: run `make p4`")
+    for name in OUTPUTS:
+        if digest(BUILD / name) != manifest["outputs"][name]:
+            problems.append(f"p4src/build/{name} was changed after it was compiled: run `make p4`")
+    return problems
+
+
+def check() -> None:
+    problems = stale()
+    if problems:
+        raise SystemExit("\n".join(problems))
+    manifest = json.loads((BUILD / "manifest.json").read_text())
+    version = p4c_version()
+    if version != manifest["p4c"]:
+        print(f"p4src/build: hashes agree (not recompiled: p4c here is {version}, there {manifest['p4c']})")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        compile_into(Path(scratch))
+        for name in OUTPUTS:
+            if (Path(scratch) / name).read_bytes() != (BUILD / name).read_bytes():
+                raise SystemExit(f"p4src/build/{name} differs from what p4c {version} makes of the sources")
+    print(f"p4src/build: hashes agree, and p4c {version} makes the same again")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["build", "check"])
+    build() if parser.parse_args().command == "build" else check()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
