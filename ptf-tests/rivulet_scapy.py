@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# Reason: this file imports scapy, which is GPL-2.0-only.
+# ruff: noqa: RUF012 -- `fields_desc` is a class attribute by scapy's design
+"""Rivulet as scapy layers: what tests build packets from, broken ones included, and take them apart with.
+
+A request, from Ethernet up:
+
+    >>> p = (Ether() / IP(src="192.0.2.1", dst="198.51.100.80")
+    ...      / rivulet_tcp("NORMAL", number=7, sport=40000, dport=80)
+    ...      / RivuletRequest(tag=1, number=7, base=4, entries=[entry("ORIGINAL", 4, 7, base=4, tag=1, key=(k0, k1))]))
+
+Counts, kinds, lengths and checksums are filled in where they are left out. `dissect` turns a frame into such
+layers, `rivulet_wire.check_frame` says what is wrong with one. Fields have the names of the wire format; where a
+scapy packet has an attribute of that name already, an underscore follows (`time_`, `answers_`), and the ToR block's
+`tor_id` is `stamp_id`, since the sealed tail has one too.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from rivulet_wire import (
+    CLASS_NAMES,
+    CLASSES,
+    CONSUMED,
+    DELTA,
+    EX_ID,
+    FLAG_CRC,
+    FORMER,
+    FULL,
+    HAS_TOKEN,
+    HEARTBEAT_ETHERTYPE,
+    HEARTBEAT_PORT,
+    INPUT,
+    KINDS,
+    NO_UCONT,
+    OFFSET,
+    OPTION_KIND,
+    SYN,
+    TOKEN,
+    UCONT,
+    VERSION,
+    range_sum,
+    segment_crc,
+)
+from scapy.error import Scapy_Exception
+from scapy.fields import (
+    BitField,
+    ByteEnumField,
+    ByteField,
+    ConditionalField,
+    FieldLenField,
+    IntField,
+    IP6Field,
+    LongField,
+    PacketField,
+    PacketListField,
+    ShortField,
+    SignedShortField,
+    StrField,
+    StrFixedLenField,
+    StrLenField,
+    XIntField,
+)
+from scapy.layers.inet import IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Ether
+from scapy.packet import Packet, Raw, bind_layers
+
+
+class _Part(Packet):
+    """A piece of a message: what follows it belongs to the message, not to the piece."""
+
+    def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
+        return b"", s
+
+
+class ProofEntry(_Part):
+    """One entry; its kind stands in the `range_kinds` of the request."""
+
+    name = "proof entry"
+    fields_desc = [ShortField("first", 0), ShortField("last", 0), XIntField("sum", 0)]
+    #: Not on the wire with the entry: `RivuletRequest` gathers it into `range_kinds`.
+    kind = 0
+
+    def copy(self) -> ProofEntry:
+        other = super().copy()
+        other.kind = self.kind
+        return other
+
+
+class Want(_Part):
+    """A byte range asked for."""
+
+    name = "want"
+    fields_desc = [
+        LongField("offset", 0),
+        IntField("length", 1),
+        ByteField("ucont", NO_UCONT),
+        ByteField("flags", 0),
+        ShortField("reserved", 0),
+    ]
+
+
+class Ucont(_Part):
+    """A user continuation: opaque bytes with their length."""
+
+    name = "user continuation"
+    fields_desc = [FieldLenField("length", None, length_of="blob"), StrLenField("blob", b"", lambda p: p.length)]
+
+
+class Token(_Part):
+    """A token with its length."""
+
+    name = "token"
+    fields_desc = [
+        FieldLenField("length", None, fmt="B", length_of="blob"),
+        StrLenField("blob", b"", lambda p: p.length),
+    ]
+
+
+class Former(_Part):
+    """The address and port that the MAC covers when the client has moved."""
+
+    name = "former address"
+    fields_desc = [IP6Field("address", "::"), ShortField("port", 0)]
+
+
+class InputData(_Part):
+    """Input for the application."""
+
+    name = "input"
+    fields_desc = [
+        ShortField("stream", 0),
+        ByteField("flags", 0),
+        ByteField("ucont", NO_UCONT),
+        LongField("offset", 0),
+        FieldLenField("length", None, length_of="data"),
+        StrLenField("data", b"", lambda p: p.length),
+    ]
+
+
+def _head() -> list[Any]:
+    return [
+        XIntField("tag", 0),
+        IntField("number", 0),
+        IntField("base", 0),
+        BitField("time_", 0, 48),
+        ShortField("nonce_epoch", 0),
+    ]
+
+
+def _tail() -> list[Any]:
+    return [
+        ShortField("seal_epoch", 0),
+        ShortField("generation", 0),
+        ShortField("tor_id", 0),
+        ShortField("exclusions", 0),
+        IntField("tcp_base", 0),
+        ShortField("start_cwnd", 0),
+        ShortField("ssthresh", 0),
+        XIntField("wire_base", 0),
+        ShortField("mss", 0),
+        ByteField("flags", 0),
+        ByteField("reserved", 0),
+        IntField("srtt", 0),
+        LongField("connection", 0),
+        ShortField("excused", 0),
+        ShortField("excused_at", 0),
+        StrFixedLenField("mac", bytes(12), 12),
+    ]
+
+
+class Continuation(_Part):
+    """A sealed transport continuation, whole."""
+
+    name = "continuation"
+    fields_desc = _head() + _tail()
+
+
+class GroupMember(_Part):
+    """One member of a GROUP."""
+
+    name = "group member"
+    fields_desc = [XIntField("nonce", 0), PacketField("continuation", Continuation(), Continuation)]
+
+
+class DeltaContinuation(_Part):
+    """A continuation as its difference from the client's prediction."""
+
+    name = "delta"
+    fields_desc = [
+        ByteField("bitmap", 0),
+        ConditionalField(IntField("time_low", 0), lambda p: p.bitmap & 0x01),
+        ConditionalField(BitField("time_", 0, 48), lambda p: p.bitmap & 0x02),
+        ConditionalField(ShortField("tor_id", 0), lambda p: p.bitmap & 0x04),
+        ConditionalField(ShortField("exclusions", 0), lambda p: p.bitmap & 0x04),
+        ConditionalField(ShortField("seal_epoch", 0), lambda p: p.bitmap & 0x08),
+        ConditionalField(SignedShortField("srtt_step", 0), lambda p: p.bitmap & 0x10),
+        ConditionalField(IntField("srtt", 0), lambda p: p.bitmap & 0x20),
+        ConditionalField(ByteField("flags", 0), lambda p: p.bitmap & 0x40),
+        ShortField("check", 0),
+        StrFixedLenField("mac", bytes(12), 12),
+    ]
+
+
+_TOR = [
+    BitField("tor_time", 0, 48),
+    ShortField("stamp_id", 0),
+    ShortField("tor_exclusions", 0),
+    ShortField("tor_seal_epoch", 0),
+    ShortField("tor_nonce_epoch", 0),
+    ByteField("tor_flags", 0),
+    ByteField("tor_reserved", 0),
+]
+
+
+def _counts() -> list[Any]:
+    return [
+        FieldLenField("range_count", None, fmt="B", count_of="entries"),
+        ByteField("attempt", 0),
+        XIntField("range_kinds", None),
+    ]
+
+
+def _host_part() -> list[Any]:
+    return [
+        ShortField("hold", 0),
+        ByteField("covers", 1),
+        FieldLenField("want_count", None, fmt="B", count_of="wants"),
+        FieldLenField("ucont_count", None, fmt="B", count_of="uconts"),
+        ByteField("body_flags", 0),
+        PacketListField("wants", [], Want, count_from=lambda p: p.want_count),
+        ConditionalField(PacketField("token", Token(), Token), lambda p: p.body_flags & TOKEN),
+        ConditionalField(PacketField("former", Former(), Former), lambda p: p.body_flags & FORMER),
+        PacketListField("uconts", [], Ucont, count_from=lambda p: p.ucont_count),
+        ConditionalField(PacketField("input", InputData(), InputData), lambda p: p.body_flags & INPUT),
+        StrField("padding", b""),
+    ]
+
+
+class _Kinds(Packet):
+    """Fills in `range_kinds` from the entries, and gives the entries their kinds when it takes them apart."""
+
+    range_kinds: int | None
+    entries: list[ProofEntry]
+
+    def self_build(self) -> bytes:
+        if self.range_kinds is not None:
+            return bytes(super().self_build())
+        self.range_kinds = 0
+        for i, e in enumerate(self.entries[:16]):
+            self.range_kinds |= (e.kind & 3) << (30 - 2 * i)
+        try:
+            return bytes(super().self_build())
+        finally:
+            self.range_kinds = None
+
+    def post_dissect(self, s: bytes) -> bytes:
+        for i, e in enumerate(self.entries[:16]):
+            e.kind = (self.range_kinds or 0) >> (30 - 2 * i) & 3
+        return s
+
+
+class RivuletSyn(_Kinds):
+    """The payload of a SYN."""
+
+    name = "Rivulet SYN"
+    fields_desc = [
+        *_TOR,
+        *_counts(),
+        PacketListField("entries", [], ProofEntry, count_from=lambda p: 0),
+        *_host_part(),
+    ]
+
+
+class RivuletRequest(_Kinds):
+    """The payload of every other request: ToR block, sealed head, proof, sealed tail, MAC, what is asked for."""
+
+    name = "Rivulet request"
+    fields_desc = [
+        *_TOR,
+        *_counts(),
+        *_head(),
+        PacketListField("entries", [], ProofEntry, count_from=lambda p: p.range_count),
+        *_tail(),
+        *_host_part(),
+    ]
+
+
+class RivuletResponse(Packet):
+    """The payload of a response. `body_class` stands in the TCP option and decides what the body is."""
+
+    name = "Rivulet response"
+
+    @staticmethod
+    def _is(*names: str) -> Any:
+        return lambda p: p.class_name() in names
+
+    fields_desc = [
+        IntField("number", 0),
+        XIntField("nonce", 0),
+        ByteField("content", 0),
+        ByteField("answers_", 0),
+        ConditionalField(PacketField("continuation", Continuation(), Continuation), lambda p: p.content & FULL),
+        ConditionalField(PacketField("delta", DeltaContinuation(), DeltaContinuation), lambda p: p.content & DELTA),
+        ConditionalField(LongField("offset", 0), lambda p: p.content & OFFSET),
+        ConditionalField(FieldLenField("ucont_count", None, fmt="B", count_of="uconts"), lambda p: p.content & UCONT),
+        ConditionalField(
+            PacketListField("uconts", [], Ucont, count_from=lambda p: p.ucont_count), lambda p: p.content & UCONT
+        ),
+        ConditionalField(ShortField("consumed_stream", 0), lambda p: p.content & CONSUMED),
+        ConditionalField(LongField("consumed_offset", 0), lambda p: p.content & CONSUMED),
+        ConditionalField(PacketField("token", Token(), Token), lambda p: p.content & HAS_TOKEN),
+        ConditionalField(FieldLenField("member_count", None, fmt="B", count_of="members"), _is("GROUP")),
+        ConditionalField(
+            PacketListField("members", [], GroupMember, count_from=lambda p: p.member_count), _is("GROUP")
+        ),
+        ConditionalField(LongField("skip_offset", 0), _is("SKIP")),
+        ConditionalField(LongField("skip_length", 1), _is("SKIP")),
+        ConditionalField(ShortField("milliseconds", 0), _is("WAIT")),
+        ConditionalField(ShortField("code", 0), _is("NOT_MINE", "ERROR")),
+        ConditionalField(PacketField("challenge", Token(), Token), _is("CHALLENGE")),
+        StrField("data", b""),
+    ]
+
+    def class_name(self) -> str:
+        """The class by the option of the TCP header below; DATA where there is none yet."""
+        fields = option_fields(self.underlayer) if isinstance(self.underlayer, TCP) else None
+        return fields["class"] if fields else "DATA"
+
+
+class RivuletHeartbeat(Packet):
+    """What a replica tells the ToR."""
+
+    name = "Rivulet heartbeat"
+    fields_desc = [
+        ByteField("version", 1),
+        ByteEnumField("flags", 1, {0: "not ready", 1: "ready"}),
+        ShortField("pool", 0),
+        ShortField("replica", 0),
+        ShortField("incarnation", 0),
+        ShortField("load", 0),
+        ShortField("reserved", 0),
+        IntField("sequence", 0),
+    ]
+
+
+bind_layers(Ether, RivuletHeartbeat, type=HEARTBEAT_ETHERTYPE)
+bind_layers(UDP, RivuletHeartbeat, dport=HEARTBEAT_PORT)
+
+
+def option(name: str | int, number_low: int = 0, crc: bool = False) -> tuple[int, bytes]:
+    """The TCP option of a class, as scapy has options."""
+    value = CLASSES[name] if isinstance(name, str) else name
+    flags = VERSION << 4 | (FLAG_CRC if crc else 0)
+    return OPTION_KIND, EX_ID.to_bytes(2, "big") + bytes([value, flags]) + number_low.to_bytes(2, "big")
+
+
+def option_fields(tcp: TCP) -> dict[str, Any] | None:
+    """Class, number_low and crc of a TCP header whose first option is ours, else None."""
+    first = tcp.options[0] if tcp.options else None
+    if not first or first[0] != OPTION_KIND or len(first[1]) != 6 or first[1][:2] != EX_ID.to_bytes(2, "big"):
+        return None
+    value, flags = first[1][2], first[1][3]
+    return {
+        "class": CLASS_NAMES.get(value, value),
+        "crc": bool(flags & FLAG_CRC),
+        "number_low": int.from_bytes(first[1][4:6], "big"),
+    }
+
+
+def rivulet_tcp(name: str, number: int = 0, crc: bool = False, **fields: Any) -> TCP:
+    """A TCP header of a segment of this class: option, flags, window; the rest as in scapy."""
+    flags = {"SYN": "S", "CLOSE": "FA"}.get(name, "PA")
+    options: list[tuple[Any, Any]] = [option(name, number & 0xFFFF, crc)]
+    if "S" in str(fields.get("flags", flags)):
+        options += syn_block(fields.pop("mss", 1440), fields.pop("ts_value", 0), fields.pop("ts_echo", 0))
+    given: dict[str, Any] = {"flags": flags, "window": 0xFFFF, "options": options} | fields
+    return TCP(**given)
+
+
+def syn_block(mss: int, ts_value: int, ts_echo: int, window_scale: int = 14) -> list[tuple[Any, Any]]:
+    """The 20 bytes of ordinary options behind ours in a SYN."""
+    return [("MSS", mss), ("SAckOK", b""), ("Timestamp", (ts_value, ts_echo)), ("WScale", window_scale), ("EOL", None)]
+
+
+def entry(kind: str, first: int, last: int, base: int, tag: int, key: tuple[int, int]) -> ProofEntry:
+    """A range of the response numbers first..last with its right sum under a nonce key."""
+    e = ProofEntry(first=first - base & 0xFFFFFFFF, last=last - base & 0xFFFFFFFF, sum=range_sum(key, tag, first, last))
+    e.kind = KINDS[kind]
+    return e
+
+
+def mark(at: int) -> ProofEntry:
+    """An ECN mark, its number relative to base."""
+    e = ProofEntry(first=at, last=at)
+    e.kind = KINDS["MARK"]
+    return e
+
+
+def excuse(exclusion: int) -> ProofEntry:
+    """An excuse by an exclusion number."""
+    e = ProofEntry(first=exclusion)
+    e.kind = KINDS["EXCUSE"]
+    return e
+
+
+def with_crc(packet: Packet) -> Packet:
+    """The packet with the CRC that its option announces behind its payload, as a `Raw` layer."""
+    tcp = packet[TCP]
+    fields = option_fields(tcp)
+    if fields is None or not fields["crc"]:
+        return packet
+    header = bytes(TCP(**{**tcp.fields, "chksum": 0, "dataofs": None}))
+    is_request = CLASSES.get(fields["class"], 0) < 0x80
+    return packet / Raw(segment_crc(header[20:], bytes(tcp.payload), is_request).to_bytes(4, "big"))
+
+
+def dissect(frame: bytes) -> Packet:
+    """A frame as layers, with RivuletSyn, RivuletRequest or RivuletResponse on top of TCP if its option is ours.
+
+    A payload that ends within a field stays `Raw`.
+    """
+    try:
+        packet = Ether(frame)
+    except struct.error:
+        return Raw(frame)
+    if TCP not in packet:
+        return packet
+    tcp = packet[TCP]
+    fields = option_fields(tcp)
+    payload = _tcp_payload(packet)
+    if fields is None or not payload:
+        return packet
+    crc = b""
+    if fields["crc"]:
+        payload, crc = payload[:-4], payload[-4:]
+    name = fields["class"]
+    layer: Any = RivuletSyn if tcp.flags & SYN else RivuletRequest
+    if CLASSES.get(name, 0) >= 0x80:
+        layer = RivuletResponse
+    try:
+        # The class decides the fields, so the layer must know the header below while it is taken apart.
+        top = layer(payload, _underlayer=tcp)
+    except (struct.error, IndexError, TypeError, ValueError, Scapy_Exception):
+        return packet
+    tcp.remove_payload()
+    tcp.add_payload(top)
+    if crc:
+        packet = packet / Raw(crc)
+    return packet
+
+
+def _tcp_payload(packet: Packet) -> bytes:
+    """The payload within the IP length: what follows is the padding of a short frame."""
+    tcp = packet[TCP]
+    length = packet[IP].len - packet[IP].ihl * 4 if IP in packet else packet[IPv6].plen
+    return bytes(tcp.payload)[: max(length - tcp.dataofs * 4, 0)]
