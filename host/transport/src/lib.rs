@@ -84,3 +84,19 @@
 //!
 //! After any of `handle_*`, `write`, `read`, `finish`, `request`, `close`: call `poll_transmit` until `None`, `poll` until
 //! `None`, then `poll_timeout` again.
+
+#![forbid(unsafe_code)]
+
+pub mod cwnd;
+pub mod history;
+pub mod keys;
+pub mod nonces;
+pub mod opening;
+pub mod seal;
+pub mod server;
+pub mod time;
+pub mod ucont;
+pub mod verdict;
+
+pub use keys::{KeyRing, NonceKeys};
+pub use time::Time;

@@ -1,0 +1,153 @@
+//! Round trip time, retransmission timeout (RFC 6298) and the reordering window (RFC 8985 section 6.2), on the client's clock.
+
+use crate::time::{MILLISECOND, Micros, SECOND};
+
+/// Least retransmission timeout: what Linux uses, below the second of RFC 6298.
+const MIN_RTO: Micros = 200 * MILLISECOND;
+/// Largest retransmission timeout.
+const MAX_RTO: Micros = 60 * SECOND;
+/// Timeout without a sample (RFC 6298 section 2.1).
+const INITIAL_RTO: Micros = SECOND;
+/// After so many recoveries without a spurious declaration, the window goes back to its start (RFC 8985).
+const REORDERING_PERSISTS: u8 = 16;
+
+/// Estimates of one connection.
+#[derive(Clone, Debug)]
+pub struct Rtt {
+    srtt: Micros,
+    variation: Micros,
+    min: Micros,
+    latest: Micros,
+    backoff: u32,
+    /// Quarters of an RTT in the reordering window.
+    quarters: u32,
+    persists: u8,
+    /// Largest displacement seen between replicas, decaying.
+    spread: Micros,
+}
+
+impl Rtt {
+    /// No sample yet.
+    pub fn new() -> Self {
+        Self { srtt: 0, variation: 0, min: 0, latest: 0, backoff: 0, quarters: 1, persists: 0, spread: 0 }
+    }
+
+    /// A sample from a response to a normal request.
+    pub fn sample(&mut self, rtt: Micros) {
+        let rtt = rtt.max(1);
+        self.latest = rtt;
+        self.backoff = 0;
+        if self.srtt == 0 {
+            (self.srtt, self.variation, self.min) = (rtt, rtt / 2, rtt);
+            return;
+        }
+        self.min = self.min.min(rtt);
+        self.variation = (3 * self.variation + self.srtt.abs_diff(rtt)) / 4;
+        self.srtt = (7 * self.srtt + rtt) / 8;
+    }
+
+    /// Smoothed RTT; None without a sample.
+    pub fn smoothed(&self) -> Option<Micros> {
+        (self.srtt > 0).then_some(self.srtt)
+    }
+
+    /// The latest sample.
+    pub fn latest(&self) -> Micros {
+        self.latest
+    }
+
+    /// Retransmission timeout, backed off.
+    pub fn rto(&self) -> Micros {
+        let base = if self.srtt == 0 {
+            INITIAL_RTO
+        } else {
+            (self.srtt + (4 * self.variation).max(MILLISECOND)).max(MIN_RTO)
+        };
+        (base << self.backoff.min(16)).min(MAX_RTO)
+    }
+
+    /// A timeout went unanswered: double (RFC 6298 section 5.5).
+    pub fn back_off(&mut self) {
+        self.backoff += 1;
+    }
+
+    /// When a tail is probed (RFC 8985 section 7.2): two round trips, never later than the timeout.
+    pub fn probe_timeout(&self) -> Micros {
+        match self.smoothed() {
+            Some(srtt) => (2 * srtt + 2 * MILLISECOND).min(self.rto()),
+            None => self.rto(),
+        }
+    }
+
+    /// How long a gap stays undecided beyond one round trip.
+    pub fn reordering_window(&self) -> Micros {
+        let quarter = u64::from(self.quarters) * self.min / 4;
+        quarter.max(self.spread).min(self.srtt).max(MILLISECOND.min(self.srtt))
+    }
+
+    /// A number came `late` microseconds after one that was sent later: replicas differ by that much.
+    pub fn reordered(&mut self, late: Micros) {
+        self.spread = self.spread.max(late + late / 8);
+    }
+
+    /// A number that was declared lost came after all.
+    pub fn spurious(&mut self) {
+        self.quarters = (self.quarters + 1).min(16);
+        self.persists = REORDERING_PERSISTS;
+    }
+
+    /// A recovery began.
+    pub fn recovery(&mut self) {
+        self.spread -= self.spread / 8;
+        if self.persists > 0 {
+            self.persists -= 1;
+            if self.persists == 0 {
+                self.quarters = 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn follows_rfc_6298() {
+        let mut rtt = Rtt::new();
+        assert_eq!(rtt.rto(), SECOND);
+        rtt.sample(100 * MILLISECOND);
+        assert_eq!(rtt.rto(), 300 * MILLISECOND);
+        for _ in 0..100 {
+            rtt.sample(100 * MILLISECOND);
+        }
+        assert_eq!(rtt.rto(), MIN_RTO);
+        rtt.back_off();
+        assert_eq!(rtt.rto(), 2 * MIN_RTO);
+        rtt.sample(100 * MILLISECOND);
+        assert_eq!(rtt.rto(), MIN_RTO, "a sample ends the back-off");
+        for _ in 0..100 {
+            rtt.back_off();
+        }
+        assert_eq!(rtt.rto(), MAX_RTO);
+    }
+
+    #[test]
+    fn reordering_window_starts_at_a_quarter_and_adapts() {
+        let mut rtt = Rtt::new();
+        rtt.sample(80 * MILLISECOND);
+        assert_eq!(rtt.reordering_window(), 20 * MILLISECOND);
+        rtt.spurious();
+        assert_eq!(rtt.reordering_window(), 40 * MILLISECOND);
+        for _ in 0..20 {
+            rtt.spurious();
+        }
+        assert_eq!(rtt.reordering_window(), 80 * MILLISECOND, "at most the RTT");
+        for _ in 0..16 {
+            rtt.recovery();
+        }
+        assert_eq!(rtt.reordering_window(), 20 * MILLISECOND);
+        rtt.reordered(40 * MILLISECOND);
+        assert_eq!(rtt.reordering_window(), 45 * MILLISECOND, "never below the spread between replicas");
+    }
+}

@@ -1,0 +1,189 @@
+//! What a proof says about the numbers up to the one that is answered.
+//!
+//! A proof may reach beyond that number; only its prefix counts, so that every trickle sees what the trickles before it
+//! saw (the prefix property, section 2.4). The sums are checked elsewhere ([`crate::nonces`]): here they are taken as right.
+
+use rivulet_packet::{EntryKind, ProofEntry};
+
+/// Why a proof cannot belong to the continuation that it came with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProofError {
+    /// The number lies before the base, or 65,536 or more behind it.
+    #[error("the number answered is outside of the proof's reach")]
+    OutOfReach,
+    /// No range holds the number answered, so its holder is not known to have received it.
+    #[error("the proof lacks the nonce of the number answered")]
+    OwnNonceMissing,
+}
+
+/// Losses and marks among `base..=number`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct History {
+    /// The number answered, minus base.
+    pub own: u32,
+    /// The number answered was lost once and came under K'.
+    pub own_retransmitted: bool,
+    /// Offset of the first number not received as an original. Numbers that only came under K' count as lost.
+    pub first_loss: Option<u32>,
+    /// Offset of the first number with an ECN mark.
+    pub first_mark: Option<u32>,
+    /// How many numbers directly before the one answered came in no form: its run of losses.
+    pub run: u32,
+}
+
+impl History {
+    /// Reads the prefix up to `number`. `opens_generation`: the number answered is the first of a generation that was
+    /// opened under K', which is no loss.
+    ///
+    /// # Errors
+    /// [`ProofError`].
+    pub fn read(
+        base: u32,
+        number: u32,
+        opens_generation: bool,
+        entries: impl Iterator<Item = ProofEntry> + Clone,
+    ) -> Result<Self, ProofError> {
+        let own = number.wrapping_sub(base);
+        if own > u32::from(u16::MAX) {
+            return Err(ProofError::OutOfReach);
+        }
+        let mut history = Self { own, own_retransmitted: false, first_loss: None, first_mark: None, run: 0 };
+        let mut reached = false;
+        let mut next = 0; // offset of the first number about which nothing was read yet
+        for entry in entries {
+            let (first, last) = (u32::from(entry.first), u32::from(entry.last));
+            match entry.kind {
+                EntryKind::Original | EntryKind::Retransmitted if !reached => {
+                    let retransmitted = entry.kind == EntryKind::Retransmitted;
+                    if first > next {
+                        history.first_loss.get_or_insert(next);
+                    }
+                    if first > own {
+                        return Err(ProofError::OwnNonceMissing);
+                    }
+                    if retransmitted && !(opens_generation && first == 0 && own == 0) {
+                        history.first_loss.get_or_insert(first);
+                    }
+                    if last >= own {
+                        reached = true;
+                        history.own_retransmitted = retransmitted;
+                        history.run = if first == own { own - next } else { 0 };
+                    }
+                    next = last + 1;
+                }
+                EntryKind::Mark if first <= own => {
+                    history.first_mark = Some(history.first_mark.map_or(first, |m| m.min(first)));
+                }
+                _ => {}
+            }
+        }
+        if reached { Ok(history) } else { Err(ProofError::OwnNonceMissing) }
+    }
+
+    /// Offset of the loss or mark that ends the loss-free piece, if there is one.
+    pub fn first_event(&self) -> Option<u32> {
+        match (self.first_loss, self.first_mark) {
+            (Some(loss), Some(mark)) => Some(loss.min(mark)),
+            (loss, mark) => loss.or(mark),
+        }
+    }
+}
+
+/// The `allowed + 1`-th lost offset up to `own`, for the excuse of exclusions: the losses before it are excused.
+pub fn loss_beyond(own: u32, allowed: u32, entries: impl Iterator<Item = ProofEntry>) -> Option<u32> {
+    let mut left = allowed;
+    let mut next = 0;
+    for entry in entries.filter(|e| e.kind.is_range()) {
+        let (first, last) = (u32::from(entry.first), u32::from(entry.last));
+        let gap = first.min(own + 1).saturating_sub(next);
+        if gap > left {
+            return Some(next + left);
+        }
+        left -= gap;
+        if entry.kind == EntryKind::Retransmitted && first <= own {
+            let lost = last.min(own) + 1 - first;
+            if lost > left {
+                return Some(first + left);
+            }
+            left -= lost;
+        }
+        next = last + 1;
+        if last >= own {
+            break;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn o(first: u16, last: u16) -> ProofEntry {
+        ProofEntry::range(EntryKind::Original, first, last, 0)
+    }
+    fn r(first: u16, last: u16) -> ProofEntry {
+        ProofEntry::range(EntryKind::Retransmitted, first, last, 0)
+    }
+    fn read(number: u32, entries: &[ProofEntry]) -> Result<History, ProofError> {
+        History::read(100, number, false, entries.iter().copied())
+    }
+
+    #[test]
+    fn whole_proof_has_no_event() {
+        let h = read(105, &[o(0, 5)]).unwrap();
+        assert_eq!((h.own, h.first_event(), h.run), (5, None, 0));
+    }
+
+    #[test]
+    fn gap_before_the_number_is_its_run() {
+        let h = read(105, &[o(0, 1), o(5, 5)]).unwrap();
+        assert_eq!((h.first_loss, h.run), (Some(2), 3));
+        let h = read(106, &[o(0, 1), o(5, 6)]).unwrap();
+        assert_eq!((h.first_loss, h.run), (Some(2), 0));
+    }
+
+    #[test]
+    fn retransmitted_numbers_stay_lost_but_end_a_run() {
+        let h = read(105, &[o(0, 1), r(3, 4), o(5, 5)]).unwrap();
+        assert_eq!((h.first_loss, h.run, h.own_retransmitted), (Some(2), 0, false));
+        let h = read(104, &[o(0, 1), r(3, 4), o(5, 5)]).unwrap();
+        assert_eq!((h.first_loss, h.run, h.own_retransmitted), (Some(2), 0, true));
+        let h = read(103, &[o(0, 1), r(3, 4)]).unwrap();
+        assert_eq!((h.first_loss, h.run), (Some(2), 1));
+    }
+
+    #[test]
+    fn what_lies_beyond_the_number_does_not_count() {
+        let h = read(102, &[o(0, 2), o(5, 5), ProofEntry::mark(4)]).unwrap();
+        assert_eq!(h.first_event(), None);
+    }
+
+    #[test]
+    fn the_own_nonce_must_be_there() {
+        assert_eq!(read(102, &[o(0, 1)]), Err(ProofError::OwnNonceMissing));
+        assert_eq!(read(102, &[o(0, 1), o(3, 4)]), Err(ProofError::OwnNonceMissing));
+        assert_eq!(read(102, &[]), Err(ProofError::OwnNonceMissing));
+        assert_eq!(read(99, &[o(0, 1)]), Err(ProofError::OutOfReach));
+        assert_eq!(read(100 + 65_536, &[o(0, 1)]), Err(ProofError::OutOfReach));
+    }
+
+    #[test]
+    fn a_generation_may_open_under_the_other_key() {
+        let h = History::read(100, 100, true, [r(0, 0)].into_iter()).unwrap();
+        assert_eq!(h.first_event(), None);
+        let h = History::read(100, 101, true, [r(0, 0), o(1, 1)].into_iter()).unwrap();
+        assert_eq!(h.first_loss, Some(0), "only the number itself is excepted");
+    }
+
+    #[test]
+    fn losses_beyond_the_allowance() {
+        let proof = [o(0, 1), r(3, 4), o(6, 9)];
+        let beyond = |own, allowed| loss_beyond(own, allowed, proof.iter().copied());
+        assert_eq!(beyond(9, 0), Some(2));
+        assert_eq!(beyond(9, 1), Some(3));
+        assert_eq!(beyond(9, 3), Some(5));
+        assert_eq!(beyond(9, 4), None);
+        assert_eq!(beyond(4, 3), None);
+    }
+}

@@ -1,0 +1,243 @@
+//! Keys: one seal master and one nonce set an epoch, and what is derived from them.
+//!
+//! Seal keys are derived from a 16-byte master by the KDF in counter mode of NIST SP 800-108 with AES-CMAC as the
+//! PRF; no key is shared between HalfSipHash, CMAC and GCM-SIV. Several epochs are live at once; rotation never breaks a
+//! connection (`docs/wire-format.md`, "Keys and derived values").
+
+use aes::Aes128;
+use aes_gcm_siv::Aes128GcmSiv;
+use arrayvec::ArrayVec;
+use cmac::{Cmac, Mac};
+use rivulet_packet::nonce::NonceKey;
+
+/// Epochs of one kind that can be live at once.
+pub const MAX_EPOCHS: usize = 8;
+
+/// AES-CMAC over several parts (RFC 4493), keyed once.
+#[derive(Clone)]
+pub struct MacKey(Cmac<Aes128>);
+
+impl MacKey {
+    /// Expands `key` for repeated use.
+    pub fn new(key: &[u8; 16]) -> Self {
+        Self(Cmac::new(key.into()))
+    }
+
+    /// The full 16-byte MAC over the concatenation of `parts`.
+    pub fn mac(&self, parts: &[&[u8]]) -> [u8; 16] {
+        let mut state = self.0.clone();
+        for part in parts {
+            state.update(part);
+        }
+        state.finalize().into_bytes().into()
+    }
+
+    /// The first 12 bytes of [`MacKey::mac`], as the wire carries it.
+    pub fn mac12(&self, parts: &[&[u8]]) -> [u8; 12] {
+        let mut out = [0; 12];
+        out.copy_from_slice(&self.mac(parts)[..12]);
+        out
+    }
+}
+
+impl std::fmt::Debug for MacKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MacKey(..)")
+    }
+}
+
+/// Whether two byte strings are equal, in time that depends on their lengths alone.
+pub fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    let difference = a.iter().zip(b).fold(0u8, |sum, (x, y)| sum | (x ^ y));
+    std::hint::black_box(difference) == 0
+}
+
+/// What is derived from one seal master.
+pub struct SealKeys {
+    /// Seals transport continuations.
+    pub transport: MacKey,
+    /// Seals user continuations.
+    pub user: MacKey,
+    /// Encrypts the application's bytes of a user continuation.
+    pub encrypt: Aes128GcmSiv,
+    /// Address tokens.
+    pub token: MacKey,
+    /// Challenges to a changed address.
+    pub challenge: MacKey,
+    /// New generations when the nonce epoch of the old one is gone.
+    pub generation: MacKey,
+}
+
+impl SealKeys {
+    /// Derives every key of (service, epoch) from its master.
+    pub fn derive(master: &[u8; 16], service: u32, epoch: u16) -> Self {
+        use aes_gcm_siv::KeyInit;
+        let prf = MacKey::new(master);
+        let key = |label: &[u8]| kdf(&prf, label, service, epoch);
+        Self {
+            transport: MacKey::new(&key(b"transport")),
+            user: MacKey::new(&key(b"user")),
+            encrypt: Aes128GcmSiv::new(&key(b"encrypt").into()),
+            token: MacKey::new(&key(b"token")),
+            challenge: MacKey::new(&key(b"challenge")),
+            generation: MacKey::new(&key(b"generation")),
+        }
+    }
+}
+
+/// NIST SP 800-108r1 section 4.1, counter mode, one block: `CMAC(master, [1] || label || 0 || context || [128])` with the
+/// context (service, epoch). Counter and length are 32 bits, big-endian.
+fn kdf(prf: &MacKey, label: &[u8], service: u32, epoch: u16) -> [u8; 16] {
+    let context = service.to_be_bytes();
+    prf.mac(&[&1u32.to_be_bytes(), label, &[0], &context, &epoch.to_be_bytes(), &128u32.to_be_bytes()])
+}
+
+/// The keys of one nonce epoch, drawn independently.
+#[derive(Clone, Debug)]
+pub struct NonceKeys {
+    /// K: nonces of originals.
+    pub original: NonceKey,
+    /// K': nonces of retransmissions and of answers to PROBE and TIMEOUT.
+    pub retransmitted: NonceKey,
+    /// The opening key: tag, first number, ISN, and the generations that follow.
+    pub opening: MacKey,
+}
+
+/// The live keys of one service.
+pub struct KeyRing {
+    service: u32,
+    seal: ArrayVec<(u16, SealKeys), MAX_EPOCHS>,
+    nonce: ArrayVec<(u16, NonceKeys), MAX_EPOCHS>,
+    usable_seal: u16,
+    usable_nonce: u16,
+}
+
+impl KeyRing {
+    /// A ring without keys for `service`: every step is refused until keys are added and made usable.
+    pub fn new(service: u32) -> Self {
+        Self { service, seal: ArrayVec::new(), nonce: ArrayVec::new(), usable_seal: 0, usable_nonce: 0 }
+    }
+
+    /// The service these keys are for.
+    pub fn service(&self) -> u32 {
+        self.service
+    }
+
+    /// Accepts a seal epoch (1 to 65,535). Replaces the epoch if it is there, drops the oldest when the ring is full.
+    pub fn add_seal(&mut self, epoch: u16, master: &[u8; 16]) {
+        let keys = SealKeys::derive(master, self.service, epoch);
+        self.withdraw_seal(epoch);
+        if self.seal.is_full() {
+            self.seal.remove(0);
+        }
+        self.seal.push((epoch, keys));
+    }
+
+    /// Accepts a nonce epoch (1 to 65,535). Replaces the epoch if it is there, drops the oldest when the ring is full.
+    pub fn add_nonce(&mut self, epoch: u16, keys: NonceKeys) {
+        self.withdraw_nonce(epoch);
+        if self.nonce.is_full() {
+            self.nonce.remove(0);
+        }
+        self.nonce.push((epoch, keys));
+    }
+
+    /// Seals are made with this epoch from now on, unless a trusted ToR names another usable one.
+    pub fn use_seal(&mut self, epoch: u16) {
+        self.usable_seal = epoch;
+    }
+
+    /// Connections are opened in this nonce epoch from now on, unless a trusted ToR names another usable one.
+    pub fn use_nonce(&mut self, epoch: u16) {
+        self.usable_nonce = epoch;
+    }
+
+    /// Forgets a seal epoch: what it sealed is refused from now on.
+    pub fn withdraw_seal(&mut self, epoch: u16) {
+        self.seal.retain(|(e, _)| *e != epoch);
+    }
+
+    /// Forgets a nonce epoch: its connections can go on by RESTART alone.
+    pub fn withdraw_nonce(&mut self, epoch: u16) {
+        self.nonce.retain(|(e, _)| *e != epoch);
+    }
+
+    /// The seal keys of `epoch`, if it is live.
+    pub fn seal(&self, epoch: u16) -> Option<&SealKeys> {
+        self.seal.iter().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
+    }
+
+    /// The nonce keys of `epoch`, if it is live.
+    pub fn nonce(&self, epoch: u16) -> Option<&NonceKeys> {
+        self.nonce.iter().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
+    }
+
+    /// The seal epoch to seal with: the ToR's (0: it named none) if this ring has it, else the newest usable one.
+    pub fn sealing_epoch(&self, named_by_tor: u16) -> u16 {
+        if named_by_tor != 0 && self.seal(named_by_tor).is_some() { named_by_tor } else { self.usable_seal }
+    }
+
+    /// The nonce epoch to open connections in, chosen as in [`KeyRing::sealing_epoch`].
+    pub fn opening_epoch(&self, named_by_tor: u16) -> u16 {
+        if named_by_tor != 0 && self.nonce(named_by_tor).is_some() { named_by_tor } else { self.usable_nonce }
+    }
+}
+
+impl std::fmt::Debug for KeyRing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seal: Vec<_> = self.seal.iter().map(|(e, _)| e).collect();
+        let nonce: Vec<_> = self.nonce.iter().map(|(e, _)| e).collect();
+        f.debug_struct("KeyRing")
+            .field("service", &self.service)
+            .field("seal", &seal)
+            .field("nonce", &nonce)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cmac_is_rfc_4493() {
+        let key =
+            [0x2b, 0x7e, 0x15, 0x16, 0x28, 0xae, 0xd2, 0xa6, 0xab, 0xf7, 0x15, 0x88, 0x09, 0xcf, 0x4f, 0x3c];
+        let m =
+            [0x6b, 0xc1, 0xbe, 0xe2, 0x2e, 0x40, 0x9f, 0x96, 0xe9, 0x3d, 0x7e, 0x11, 0x73, 0x93, 0x17, 0x2a];
+        let want =
+            [0x07, 0x0a, 0x16, 0xb4, 0x6b, 0x4d, 0x41, 0x44, 0xf7, 0x9b, 0xdd, 0x9d, 0xd0, 0x4a, 0x28, 0x7c];
+        assert_eq!(MacKey::new(&key).mac(&[&m[..5], &m[5..]]), want);
+    }
+
+    #[test]
+    fn purposes_services_and_epochs_get_different_keys() {
+        let prf = MacKey::new(&[7; 16]);
+        let keys = [
+            kdf(&prf, b"transport", 1, 1),
+            kdf(&prf, b"user", 1, 1),
+            kdf(&prf, b"transport", 2, 1),
+            kdf(&prf, b"transport", 1, 2),
+        ];
+        for (i, a) in keys.iter().enumerate() {
+            assert!(keys[i + 1..].iter().all(|b| a != b));
+        }
+    }
+
+    #[test]
+    fn ring_is_bounded_and_a_withdrawn_epoch_is_gone() {
+        let mut ring = KeyRing::new(1);
+        for epoch in 1..=20 {
+            ring.add_seal(epoch, &[epoch as u8; 16]);
+        }
+        assert!(ring.seal(12).is_none() && ring.seal(13).is_some() && ring.seal(20).is_some());
+        ring.use_seal(20);
+        assert_eq!(ring.sealing_epoch(13), 13);
+        assert_eq!(ring.sealing_epoch(12), 20, "the ToR names an epoch that is gone");
+        ring.withdraw_seal(20);
+        assert!(ring.seal(20).is_none());
+    }
+}

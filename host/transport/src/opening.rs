@@ -1,0 +1,145 @@
+//! What opens connections and generations: one PRF, so that every replica gives the same answer and a client can
+//! neither choose nor find it offline; and the tokens that prove an address.
+
+use std::net::{IpAddr, SocketAddr};
+
+use rivulet_packet::TransportContinuation;
+
+use crate::keys::{KeyRing, MacKey, NonceKeys, equal_in_constant_time};
+use crate::seal::{address_bytes, ip_bytes};
+use crate::time::{CLOCK_MASK, Micros, stamp_age};
+
+/// Tag, first number and server ISN of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// Connection tag of generation 0.
+    pub tag: u32,
+    /// First response number.
+    pub first: u32,
+    /// Server ISN, which is the cookie of a bare SYN.
+    pub isn: u32,
+}
+
+fn words(mac: [u8; 16]) -> [u32; 4] {
+    std::array::from_fn(|i| u32::from_be_bytes([mac[4 * i], mac[4 * i + 1], mac[4 * i + 2], mac[4 * i + 3]]))
+}
+
+/// The opening of a connection. `proved`: the SYN carried a good address token; such a SYN opens with other numbers, so that
+/// its repetition without one cannot issue them a second time.
+pub fn open(
+    keys: &NonceKeys,
+    client: SocketAddr,
+    service: SocketAddr,
+    client_isn: u32,
+    proved: bool,
+) -> Opening {
+    let (from, to) = (address_bytes(client), address_bytes(service));
+    let mark: &[u8] = if proved { &[1] } else { &[] };
+    let [tag, first, isn, _] = words(keys.opening.mac(&[&from, &to, &client_isn.to_be_bytes(), mark]));
+    Opening { tag, first, isn }
+}
+
+/// Tag and first number of the generation after `c`, the same whichever of its continuations was presented.
+pub fn next_generation(key: &MacKey, c: &TransportContinuation, rekey: bool) -> (u32, u32) {
+    let generation = c.generation.wrapping_add(1);
+    let mac = key.mac(&[&c.connection.to_be_bytes(), &generation.to_be_bytes(), &[u8::from(rekey)]]);
+    let [tag, first, ..] = words(mac);
+    (tag, first)
+}
+
+/// Bytes of an address token and of a challenge: seal epoch 16, time 48, MAC 96.
+pub const TOKEN_LENGTH: usize = 20;
+/// How long an address token is good, by its own stamp.
+pub const TOKEN_LIFETIME: Micros = 24 * 3600 * 1_000_000;
+
+fn token(key: &MacKey, epoch: u16, now: u64, what: [&[u8]; 2]) -> [u8; TOKEN_LENGTH] {
+    let mut out = [0; TOKEN_LENGTH];
+    out[..2].copy_from_slice(&epoch.to_be_bytes());
+    out[2..8].copy_from_slice(&(now & CLOCK_MASK).to_be_bytes()[2..]);
+    let [first, second] = what;
+    let mac = key.mac12(&[&out[..8], first, second]);
+    out[8..].copy_from_slice(&mac);
+    out
+}
+
+fn read_token(token: &[u8]) -> Option<(u16, u64)> {
+    let token: &[u8; TOKEN_LENGTH] = token.try_into().ok()?;
+    let time = token[2..8].iter().fold(0u64, |t, b| t << 8 | u64::from(*b));
+    Some((u16::from_be_bytes([token[0], token[1]]), time))
+}
+
+fn fresh(now: u64, stamp: u64, lifetime: Micros) -> bool {
+    let age = stamp_age(now, stamp);
+    age >= -100_000 && age <= lifetime as i64
+}
+
+/// A token that proves `ip` in a later SYN. None: the epoch is not in the ring.
+pub fn address_token(keys: &KeyRing, epoch: u16, now: u64, ip: IpAddr) -> Option<[u8; TOKEN_LENGTH]> {
+    Some(token(&keys.seal(epoch)?.token, epoch, now, [&ip_bytes(ip), &[]]))
+}
+
+/// Whether `presented` proves `ip`. It does not say whether it was used before.
+pub fn proves_address(keys: &KeyRing, now: u64, ip: IpAddr, presented: &[u8]) -> bool {
+    let Some((epoch, time)) = read_token(presented) else { return false };
+    let Some(seal) = keys.seal(epoch) else { return false };
+    let right = token(&seal.token, epoch, time, [&ip_bytes(ip), &[]]);
+    fresh(now, time, TOKEN_LIFETIME) && equal_in_constant_time(&right, presented)
+}
+
+/// The challenge to a connection that shows up from `client`. None: the epoch is not in the ring.
+pub fn challenge(
+    keys: &KeyRing,
+    epoch: u16,
+    now: u64,
+    client: SocketAddr,
+    connection: u64,
+) -> Option<[u8; TOKEN_LENGTH]> {
+    let what: [&[u8]; 2] = [&address_bytes(client), &connection.to_be_bytes()];
+    Some(token(&keys.seal(epoch)?.challenge, epoch, now, what))
+}
+
+/// Whether `presented` answers a challenge to `client`, within `horizon`.
+pub fn answers_challenge(
+    keys: &KeyRing,
+    now: u64,
+    horizon: Micros,
+    client: SocketAddr,
+    connection: u64,
+    presented: &[u8],
+) -> bool {
+    let Some((epoch, time)) = read_token(presented) else { return false };
+    let Some(right) = challenge(keys, epoch, time, client, connection) else { return false };
+    fresh(now, time, horizon) && equal_in_constant_time(&right, presented)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring() -> KeyRing {
+        let mut ring = KeyRing::new(1);
+        ring.add_seal(3, &[9; 16]);
+        ring
+    }
+
+    #[test]
+    fn a_token_proves_its_address_alone_and_not_for_ever() {
+        let ring = ring();
+        let a: SocketAddr = "192.0.2.1:1000".parse().unwrap();
+        let b: SocketAddr = "192.0.2.2:1000".parse().unwrap();
+        let token = address_token(&ring, 3, 50, a.ip()).unwrap();
+        assert!(proves_address(&ring, 60, a.ip(), &token));
+        assert!(!proves_address(&ring, 60, b.ip(), &token));
+        assert!(!proves_address(&ring, 60 + TOKEN_LIFETIME, a.ip(), &token));
+        assert!(!proves_address(&ring, 60, a.ip(), &token[1..]));
+        let mut changed = token;
+        changed[7] ^= 1;
+        assert!(!proves_address(&ring, 60, a.ip(), &changed), "another time");
+        assert!(!answers_challenge(&ring, 60, 100, a, 7, &token), "a token is no answer to a challenge");
+        let challenge = challenge(&ring, 3, 50, a, 7).unwrap();
+        assert!(answers_challenge(&ring, 60, 100, a, 7, &challenge));
+        assert!(!answers_challenge(&ring, 60, 100, a, 8, &challenge), "another connection");
+        assert!(!answers_challenge(&ring, 160, 100, a, 7, &challenge), "too late");
+        assert!(!answers_challenge(&ring, 60, 100, b, 7, &challenge), "another address");
+    }
+}

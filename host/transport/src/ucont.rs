@@ -1,0 +1,273 @@
+//! User continuations (section 4.1): standard fields that clients read, and opaque bytes of the application, sealed by
+//! the library to one service and connection, encrypted where the application asks.
+
+use aes_gcm_siv::aead::AeadInPlace;
+
+use crate::keys::{KeyRing, SealKeys, equal_in_constant_time};
+
+/// Bytes before the application's.
+pub const HEADER: usize = 40;
+/// Longest opaque part, bytes: what fits a packet beside everything else.
+pub const MAX_OPAQUE: usize = 1024;
+/// Longest user continuation, bytes.
+pub const MAX_LENGTH: usize = HEADER + MAX_OPAQUE + 28;
+
+const FLAG_INPUT: u8 = 0x01;
+const FLAG_ENCRYPTED: u8 = 0x02;
+const MAC: usize = 12;
+const SIV: usize = 12 + 16;
+
+/// What a user continuation says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserContinuation<'a> {
+    /// An input continuation; otherwise an output continuation.
+    pub input: bool,
+    /// The stream it belongs to.
+    pub stream: u16,
+    /// First byte it is good for: output offset, or input offset at which input goes on.
+    pub valid_start: u64,
+    /// First byte it is no longer good for; `u64::MAX` for no end.
+    pub valid_end: u64,
+    /// Identity of the content of an output continuation (a digest of name, size and content, or a deployment id); the
+    /// operation id of an input continuation ([`operation_id`]).
+    pub identity: [u8; 16],
+    /// The application's bytes.
+    pub opaque: &'a [u8],
+}
+
+/// What a client reads of a sealed user continuation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// An input continuation; otherwise an output continuation.
+    pub input: bool,
+    /// The stream it belongs to.
+    pub stream: u16,
+    /// See [`UserContinuation::valid_start`].
+    pub valid_start: u64,
+    /// See [`UserContinuation::valid_end`].
+    pub valid_end: u64,
+}
+
+/// Why a user continuation could not be sealed or opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UcontError {
+    /// More opaque bytes than [`MAX_OPAQUE`].
+    #[error("{0} opaque bytes, at most {MAX_OPAQUE} are allowed")]
+    TooLong(usize),
+    /// `valid_end` lies before `valid_start`.
+    #[error("a continuation that is valid nowhere")]
+    EmptyRange,
+    /// The buffer is too small.
+    #[error("the buffer is too small")]
+    Buffer,
+    /// Shorter than its fixed fields, or unknown flags.
+    #[error("a malformed user continuation")]
+    Malformed,
+    /// The ring does not have the epoch it was sealed under.
+    #[error("sealed under an epoch that is gone")]
+    Epoch,
+    /// The seal is wrong: changed, of another connection or of another service.
+    #[error("not sealed for this connection")]
+    Forged,
+}
+
+/// The stable id of an operation: the connection, the stream and the input offset at which the operation began. Repeats of the
+/// same input have the same id, on every replica.
+pub fn operation_id(connection: u64, stream: u16, start: u64) -> [u8; 16] {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&connection.to_be_bytes());
+    id[8..10].copy_from_slice(&stream.to_be_bytes());
+    id[10..].copy_from_slice(&start.to_be_bytes()[2..]);
+    id
+}
+
+/// Seals `what` into `out` and gives its length. `generation` is that of the connection now.
+///
+/// # Errors
+/// [`UcontError::TooLong`], [`UcontError::EmptyRange`], [`UcontError::Buffer`], [`UcontError::Epoch`].
+pub fn seal(
+    keys: &KeyRing,
+    epoch: u16,
+    connection: u64,
+    generation: u16,
+    what: &UserContinuation<'_>,
+    encrypt: bool,
+    out: &mut [u8],
+) -> Result<usize, UcontError> {
+    if what.opaque.len() > MAX_OPAQUE {
+        return Err(UcontError::TooLong(what.opaque.len()));
+    }
+    if what.valid_end < what.valid_start {
+        return Err(UcontError::EmptyRange);
+    }
+    let seal = keys.seal(epoch).ok_or(UcontError::Epoch)?;
+    let body = HEADER + what.opaque.len();
+    let length = body + if encrypt { SIV } else { MAC };
+    let out = out.get_mut(..length).ok_or(UcontError::Buffer)?;
+    out[..2].copy_from_slice(&epoch.to_be_bytes());
+    out[2] = if what.input { FLAG_INPUT } else { 0 } | if encrypt { FLAG_ENCRYPTED } else { 0 };
+    out[3] = 0;
+    out[4..6].copy_from_slice(&what.stream.to_be_bytes());
+    out[6..8].copy_from_slice(&generation.to_be_bytes());
+    out[8..16].copy_from_slice(&what.valid_start.to_be_bytes());
+    out[16..24].copy_from_slice(&what.valid_end.to_be_bytes());
+    out[24..40].copy_from_slice(&what.identity);
+    out[HEADER..body].copy_from_slice(what.opaque);
+    let mac = mac(keys, seal, connection, &out[..body]);
+    if !encrypt {
+        out[body..].copy_from_slice(&mac);
+        return Ok(length);
+    }
+    // The nonce is the MAC of the plaintext: equal ones seal equal bytes, and GCM-SIV (RFC 8452) bears that.
+    let (header, rest) = out.split_at_mut(HEADER);
+    let (opaque, trailer) = rest.split_at_mut(what.opaque.len());
+    let bound = associated(keys, connection, header);
+    let tag = seal
+        .encrypt
+        .encrypt_in_place_detached((&mac).into(), &bound, opaque)
+        .map_err(|_| UcontError::Buffer)?;
+    trailer[..12].copy_from_slice(&mac);
+    trailer[12..].copy_from_slice(&tag);
+    Ok(length)
+}
+
+fn mac(keys: &KeyRing, seal: &SealKeys, connection: u64, body: &[u8]) -> [u8; MAC] {
+    seal.user.mac12(&[&keys.service().to_be_bytes(), &connection.to_be_bytes(), body])
+}
+
+fn associated(keys: &KeyRing, connection: u64, header: &[u8]) -> [u8; 12 + HEADER] {
+    let mut out = [0; 12 + HEADER];
+    out[..4].copy_from_slice(&keys.service().to_be_bytes());
+    out[4..12].copy_from_slice(&connection.to_be_bytes());
+    out[12..].copy_from_slice(header);
+    out
+}
+
+fn parts(sealed: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let flags = *sealed.get(2)?;
+    if flags & !(FLAG_INPUT | FLAG_ENCRYPTED) != 0 || sealed[..].get(3) != Some(&0) {
+        return None;
+    }
+    let trailer = if flags & FLAG_ENCRYPTED != 0 { SIV } else { MAC };
+    let opaque = sealed.len().checked_sub(HEADER + trailer)?;
+    if opaque > MAX_OPAQUE {
+        return None;
+    }
+    let (header, rest) = sealed.split_at(HEADER);
+    let (opaque, trailer) = rest.split_at(opaque);
+    Some((header, opaque, trailer))
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    bytes[at..at + 8].iter().fold(0, |v, b| v << 8 | u64::from(*b))
+}
+
+/// The standard fields, unverified: what a client chooses by. None: malformed.
+pub fn validity(sealed: &[u8]) -> Option<Validity> {
+    let (header, ..) = parts(sealed)?;
+    let (valid_start, valid_end) = (u64_at(header, 8), u64_at(header, 16));
+    if valid_end < valid_start {
+        return None;
+    }
+    Some(Validity { input: header[2] & FLAG_INPUT != 0, stream: u16_at(header, 4), valid_start, valid_end })
+}
+
+/// Opens a user continuation of `connection`. Encrypted bytes are decrypted into `scratch` ([`MAX_OPAQUE`] bytes suffice).
+///
+/// # Errors
+/// [`UcontError::Malformed`], [`UcontError::Epoch`], [`UcontError::Forged`], [`UcontError::Buffer`].
+pub fn open<'a>(
+    keys: &KeyRing,
+    connection: u64,
+    sealed: &'a [u8],
+    scratch: &'a mut [u8],
+) -> Result<UserContinuation<'a>, UcontError> {
+    let (header, opaque, trailer) = parts(sealed).ok_or(UcontError::Malformed)?;
+    let seal = keys.seal(u16_at(header, 0)).ok_or(UcontError::Epoch)?;
+    let opaque = if header[2] & FLAG_ENCRYPTED == 0 {
+        let right = mac(keys, seal, connection, &sealed[..HEADER + opaque.len()]);
+        if !equal_in_constant_time(&right, trailer) {
+            return Err(UcontError::Forged);
+        }
+        opaque
+    } else {
+        let plain = scratch.get_mut(..opaque.len()).ok_or(UcontError::Buffer)?;
+        plain.copy_from_slice(opaque);
+        let (nonce, tag) = trailer.split_at(12);
+        let bound = associated(keys, connection, header);
+        seal.encrypt
+            .decrypt_in_place_detached(nonce.into(), &bound, plain, tag.into())
+            .map_err(|_| UcontError::Forged)?;
+        plain
+    };
+    let mut identity = [0; 16];
+    identity.copy_from_slice(&header[24..40]);
+    Ok(UserContinuation {
+        input: header[2] & FLAG_INPUT != 0,
+        stream: u16_at(header, 4),
+        valid_start: u64_at(header, 8),
+        valid_end: u64_at(header, 16),
+        identity,
+        opaque,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(service: u32) -> KeyRing {
+        let mut ring = KeyRing::new(service);
+        ring.add_seal(1, &[1; 16]);
+        ring
+    }
+
+    const WHAT: UserContinuation<'static> = UserContinuation {
+        input: false,
+        stream: 3,
+        valid_start: 10,
+        valid_end: 1 << 40,
+        identity: [7; 16],
+        opaque: b"/index.html",
+    };
+
+    #[test]
+    fn opens_what_it_sealed_and_nothing_else() {
+        for encrypt in [false, true] {
+            let ring1 = ring(1);
+            let mut out = [0; MAX_LENGTH];
+            let n = seal(&ring1, 1, 42, 5, &WHAT, encrypt, &mut out).unwrap();
+            let sealed = &out[..n];
+            let mut scratch = [0; MAX_OPAQUE];
+            assert_eq!(open(&ring1, 42, sealed, &mut scratch), Ok(WHAT));
+            assert_eq!(open(&ring1, 43, sealed, &mut scratch), Err(UcontError::Forged), "another connection");
+            assert!(open(&ring(2), 42, sealed, &mut scratch).is_err(), "another service");
+            let v = validity(sealed).unwrap();
+            assert_eq!((v.stream, v.valid_start, v.valid_end, v.input), (3, 10, 1 << 40, false));
+            assert_eq!(sealed.windows(5).any(|w| w == b"index"), !encrypt);
+            for i in 0..n {
+                let mut bad = sealed.to_vec();
+                bad[i] ^= 0x20;
+                assert!(open(&ring1, 42, &bad, &mut scratch).is_err(), "byte {i} changed");
+            }
+            for i in 0..n {
+                assert!(open(&ring1, 42, &sealed[..i], &mut scratch).is_err(), "cut to {i}");
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_what_cannot_be_sealed() {
+        let (ring, mut out) = (ring(1), [0; 2000]);
+        let long = UserContinuation { opaque: &[0; MAX_OPAQUE + 1], ..WHAT };
+        assert_eq!(seal(&ring, 1, 1, 0, &long, false, &mut out), Err(UcontError::TooLong(1025)));
+        let backwards = UserContinuation { valid_end: 9, ..WHAT };
+        assert_eq!(seal(&ring, 1, 1, 0, &backwards, false, &mut out), Err(UcontError::EmptyRange));
+        assert_eq!(seal(&ring, 1, 1, 0, &WHAT, false, &mut out[..50]), Err(UcontError::Buffer));
+        assert_eq!(seal(&ring, 9, 1, 0, &WHAT, false, &mut out), Err(UcontError::Epoch));
+    }
+}

@@ -1,0 +1,458 @@
+//! The verdict on a request: terminate, continue or split, and which numbers the answers have (section 2.5).
+//!
+//! One function, used by the server to decide and by the client to predict. It is pure arithmetic over the sealed
+//! continuation and the proof; nonces and MACs are not its business. `docs/recovery.md` derives the formulas.
+
+use rivulet_packet::{ProofEntry, RequestClass, TransportContinuation};
+
+use crate::cwnd::{Piece, halved};
+use crate::history::{History, ProofError, loss_beyond};
+
+/// Initial window in packets (RFC 6928).
+pub const INITIAL_WINDOW: u16 = 10;
+/// Window after a timeout or restart: the loss window of RFC 5681.
+pub const LOSS_WINDOW: u16 = 1;
+/// Slow-start threshold of a new connection: arbitrarily high (RFC 5681 section 3.1).
+pub const INITIAL_SSTHRESH: u16 = u16::MAX;
+/// burstLimit: numbers of one run of losses that a request can have retransmitted.
+pub const BURST_LIMIT: u32 = 10;
+/// Most responses of one request: a full burst, its group, and a window of two.
+pub const MAX_RESPONSES: usize = 16;
+/// Least time between two excuses of a connection, in the unit of `excused_at` (2^20 us).
+const EXCUSE_INTERVAL: u16 = 10;
+
+/// Consecutive numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// The first.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+impl Numbers {
+    /// The numbers in order.
+    pub fn iter(self) -> impl Iterator<Item = u32> {
+        (0..self.count).map(move |i| self.first.wrapping_add(i))
+    }
+}
+
+/// The excuse of losses that coincide with an exclusion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExcusePolicy {
+    /// Replicas that share the service's packets.
+    pub replicas: u16,
+}
+
+/// What the server does with a request whose continuation and sums are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Go on in this generation. All counts zero: the trickle is terminated.
+    Go(Go),
+    /// Open a new generation.
+    Fresh(Fresh),
+    /// The connection ends.
+    Close,
+}
+
+/// Going on in the same generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Go {
+    /// Lost numbers to be retransmitted under K', without continuation.
+    pub retransmit: Numbers,
+    /// Those of them whose continuations are regenerated (condition (b)).
+    pub group: Numbers,
+    /// New responses.
+    pub new: Numbers,
+    /// The new response is issued under K' (answer to a PROBE).
+    pub prime: bool,
+    /// The answer carries data of the application.
+    pub data: bool,
+    /// Piece parameters of the new continuations.
+    pub piece: Option<Piece>,
+    /// Base of the new continuations' proofs.
+    pub base: u32,
+    /// Exclusion number to be sealed as excused.
+    pub excused: Option<u16>,
+}
+
+impl Go {
+    /// Whether nothing at all is answered.
+    pub fn is_termination(&self) -> bool {
+        self.new.count == 0 && self.retransmit.count == 0
+    }
+}
+
+/// Opening a new generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fresh {
+    /// startCwnd of its first piece.
+    pub start_cwnd: u16,
+    /// Its threshold.
+    pub ssthresh: u16,
+    /// Responses to send at once.
+    pub count: u32,
+    /// The first response is issued under K' and flagged as the one that opens the generation.
+    pub prime: bool,
+    /// The answer carries data of the application.
+    pub data: bool,
+    /// By REKEY: another tag than by TIMEOUT and RESTART.
+    pub rekey: bool,
+}
+
+/// Why an authentic continuation and a proof with right sums give no verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VerdictError {
+    /// The proof does not fit the continuation.
+    #[error(transparent)]
+    Proof(#[from] ProofError),
+    /// A delayed acknowledgement where none is allowed: after a loss, at the opening, or of a number before the base.
+    #[error("a delayed acknowledgement of what cannot be delayed")]
+    Covers,
+    /// The number lies beyond what was issued before the first loss; no honest history leads here.
+    #[error("the number lies beyond the window of its loss")]
+    BeyondWindow,
+    /// A REKEY that has not drained its window or reports losses.
+    #[error("a REKEY needs the whole window and no loss")]
+    NotDrained,
+    /// A probe of a request whose trickle ends.
+    #[error("a probe of a trickle that ends")]
+    NothingToProbe,
+    /// A class that has no continuation to judge.
+    #[error("a class without continuation")]
+    Class,
+}
+
+/// The piece that a continuation carries.
+pub fn piece_of(c: &TransportContinuation) -> Piece {
+    Piece { tcp_base: c.tcp_base, start_cwnd: c.start_cwnd.max(1), ssthresh: c.ssthresh }
+}
+
+/// Decides. `entries` is the proof; `covers` is 1 or 2.
+///
+/// # Errors
+/// [`VerdictError`]: the request is refused.
+pub fn decide(
+    class: RequestClass,
+    c: &TransportContinuation,
+    covers: u8,
+    entries: impl Iterator<Item = ProofEntry> + Clone,
+    excuse: Option<ExcusePolicy>,
+) -> Result<Decision, VerdictError> {
+    let piece = piece_of(c);
+    if class == RequestClass::Restart {
+        // No ranges: the window that the continuation was issued in, halved.
+        let ssthresh = halved(piece.cwnd(c.base.wrapping_sub(1))) as u16;
+        return Ok(fresh(LOSS_WINDOW, ssthresh, true, false, false));
+    }
+    let mut history = History::read(c.base, c.number, c.first, entries.clone())?;
+    match class {
+        RequestClass::Normal | RequestClass::Probe => {
+            let excused = excuse.and_then(|policy| apply_excuse(policy, c, &piece, &mut history, entries));
+            let mut go = match history.first_event() {
+                None => advance(c, &piece, &history, covers)?,
+                Some(_) if covers != 1 => return Err(VerdictError::Covers),
+                Some(event) => recover(c, &piece, &history, c.base.wrapping_add(event))?,
+            };
+            go.excused = excused;
+            if class == RequestClass::Probe { probe(go) } else { Ok(Decision::Go(go)) }
+        }
+        RequestClass::Timeout => {
+            let before = match history.first_loss {
+                Some(loss) => c.base.wrapping_add(loss).wrapping_sub(1),
+                None => c.number,
+            };
+            Ok(fresh(LOSS_WINDOW, halved(piece.cwnd(before)) as u16, true, true, false))
+        }
+        RequestClass::Rekey => {
+            let window = piece.cwnd(c.base.wrapping_sub(1));
+            let top = if opens(c) { c.number } else { c.base.wrapping_sub(1).wrapping_add(window) };
+            if history.first_event().is_some() || c.number != top {
+                return Err(VerdictError::NotDrained);
+            }
+            // RFC 5681 section 4.1: the restart window. Nothing was lost, so the threshold stands.
+            let start = (window as u16).min(INITIAL_WINDOW);
+            Ok(fresh(start, (window as u16).max(c.ssthresh), false, true, true))
+        }
+        RequestClass::Close => Ok(Decision::Close),
+        _ => Err(VerdictError::Class),
+    }
+}
+
+fn fresh(start_cwnd: u16, ssthresh: u16, prime: bool, data: bool, rekey: bool) -> Decision {
+    Decision::Fresh(Fresh { start_cwnd, ssthresh, count: u32::from(start_cwnd), prime, data, rekey })
+}
+
+/// Whether this is the answer to a SYN: its request proves the address and splits into the whole initial window.
+fn opens(c: &TransportContinuation) -> bool {
+    c.number == c.tcp_base
+}
+
+/// No loss: continue, and split where TCP's window grows.
+fn advance(c: &TransportContinuation, piece: &Piece, h: &History, covers: u8) -> Result<Go, VerdictError> {
+    let k = c.number;
+    let base = k.wrapping_add(1);
+    if opens(c) {
+        if covers != 1 {
+            return Err(VerdictError::Covers);
+        }
+        let new = Numbers { first: base, count: u32::from(piece.start_cwnd) };
+        return Ok(Go { new, data: true, piece: Some(*piece), base, ..Go::default() });
+    }
+    let delayed = u32::from(covers) - 1;
+    if delayed > h.own {
+        return Err(VerdictError::Covers);
+    }
+    let j = k.wrapping_sub(delayed);
+    let before = piece.cwnd(j.wrapping_sub(1));
+    let new = Numbers { first: j.wrapping_add(before), count: 1 + delayed + piece.cwnd(k) - before };
+    // A run of losses is here only when all of it is excused: then every lost trickle lives on.
+    let lost = h.run.min(BURST_LIMIT);
+    let retransmit = Numbers { first: k.wrapping_sub(lost), count: lost };
+    Ok(Go { retransmit, group: retransmit, new, data: true, piece: Some(*piece), base, ..Go::default() })
+}
+
+/// Fast retransmit and recovery after the loss or mark at `event`.
+fn recover(c: &TransportContinuation, piece: &Piece, h: &History, event: u32) -> Result<Go, VerdictError> {
+    let k = c.number;
+    let cwnd_at_loss = piece.cwnd(event.wrapping_sub(1));
+    let new_cwnd = halved(cwnd_at_loss);
+    if k.wrapping_sub(event) >= cwnd_at_loss {
+        return Err(VerdictError::BeyondWindow);
+    }
+    // Condition (a): the last newCwnd trickles of the window survive.
+    let survives = |number: u32| cwnd_at_loss - number.wrapping_sub(event) <= new_cwnd;
+    let top = event.wrapping_add(cwnd_at_loss); // the first number of the new window
+    let new = match survives(k) {
+        false => Numbers::default(),
+        // A window of one, whose only trickle has to become two.
+        true if new_cwnd > cwnd_at_loss => Numbers { first: top, count: new_cwnd },
+        true => Numbers { first: k.wrapping_add(new_cwnd), count: 1 },
+    };
+    let lost = h.run.min(BURST_LIMIT);
+    let retransmit = Numbers { first: k.wrapping_sub(lost), count: lost };
+    // Condition (b): lost trickles that would have survived. They are the last of the run.
+    let group = retransmit.iter().filter(|n| n.wrapping_sub(event) < cwnd_at_loss && survives(*n)).count();
+    Ok(Go {
+        retransmit,
+        group: Numbers { first: k.wrapping_sub(group as u32), count: group as u32 },
+        new,
+        data: true,
+        piece: Some(Piece {
+            tcp_base: top.wrapping_sub(1),
+            start_cwnd: new_cwnd as u16,
+            ssthresh: new_cwnd as u16,
+        }),
+        base: top,
+        ..Go::default()
+    })
+}
+
+/// A PROBE gets the last response of the verdict, under K' and without data.
+fn probe(go: Go) -> Result<Decision, VerdictError> {
+    if go.new.count == 0 {
+        return Err(VerdictError::NothingToProbe);
+    }
+    let last = Numbers { first: go.new.first.wrapping_add(go.new.count - 1), count: 1 };
+    let none = Numbers::default();
+    Ok(Decision::Go(Go { new: last, prime: true, data: false, retransmit: none, group: none, ..go }))
+}
+
+/// Takes excused losses out of the history, and gives the exclusion number to be sealed as used.
+fn apply_excuse(
+    policy: ExcusePolicy,
+    c: &TransportContinuation,
+    piece: &Piece,
+    h: &mut History,
+    entries: impl Iterator<Item = ProofEntry> + Clone,
+) -> Option<u16> {
+    let loss = h.first_loss?;
+    let named = entries.clone().find(|e| e.kind == rivulet_packet::EntryKind::Excuse)?.first;
+    // Named in a sealed continuation, and not used yet (serial numbers).
+    let known = c.exclusions.wrapping_sub(named) < 1 << 15;
+    let unused = (named.wrapping_sub(c.excused) as i16) > 0;
+    let rested = ((c.time >> 20) as u16).wrapping_sub(c.excused_at) >= EXCUSE_INTERVAL || c.excused == 0;
+    if !(known && unused && rested) {
+        return None;
+    }
+    let window = piece.cwnd(c.base.wrapping_add(loss).wrapping_sub(1));
+    let allowed = 2 * window.div_ceil(u32::from(policy.replicas.max(1))) + 1;
+    h.first_loss = loss_beyond(h.own, allowed, entries);
+    Some(named)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rivulet_packet::EntryKind::{Original, Retransmitted};
+
+    fn continuation(number: u32, base: u32, piece: Piece) -> TransportContinuation {
+        TransportContinuation {
+            number,
+            base,
+            tcp_base: piece.tcp_base,
+            start_cwnd: piece.start_cwnd,
+            ssthresh: piece.ssthresh,
+            ..TransportContinuation::default()
+        }
+    }
+
+    fn o(first: u16, last: u16) -> ProofEntry {
+        ProofEntry::range(Original, first, last, 0)
+    }
+
+    fn go(c: &TransportContinuation, entries: &[ProofEntry]) -> Go {
+        match decide(RequestClass::Normal, c, 1, entries.iter().copied(), None) {
+            Ok(Decision::Go(go)) => go,
+            other => panic!("expected to go on, got {other:?}"),
+        }
+    }
+
+    const CA: Piece = Piece { tcp_base: 99, start_cwnd: 10, ssthresh: 10 };
+
+    #[test]
+    fn the_answer_to_a_syn_splits_into_the_initial_window() {
+        let piece = Piece { tcp_base: 7, start_cwnd: INITIAL_WINDOW, ssthresh: INITIAL_SSTHRESH };
+        let go = go(&continuation(7, 7, piece), &[o(0, 0)]);
+        assert_eq!((go.new, go.base), (Numbers { first: 8, count: 10 }, 8));
+    }
+
+    #[test]
+    fn loss_free_numbers_are_dense() {
+        for (start, ssthresh) in [(1, 64), (1, 4), (2, 2), (10, 10), (10, 1000)] {
+            let piece = Piece { tcp_base: 1000, start_cwnd: start, ssthresh };
+            let mut next = 1001 + u32::from(start);
+            for k in 1001..1400 {
+                let go = go(&continuation(k, k, piece), &[o(0, 0)]);
+                assert_eq!(go.new.first, next, "start {start}, ssthresh {ssthresh}, k {k}");
+                next += go.new.count;
+            }
+        }
+    }
+
+    #[test]
+    fn delayed_acknowledgements_give_the_numbers_of_one_by_one() {
+        let piece = Piece { tcp_base: 1000, start_cwnd: 6, ssthresh: 6 };
+        for k in 1002..1100 {
+            let one = |k: u32| go(&continuation(k, 1001, piece), &[o(0, (k - 1001) as u16)]).new;
+            let c = continuation(k, 1001, piece);
+            let proof = [o(0, (k - 1001) as u16)];
+            let both = decide(RequestClass::Normal, &c, 2, proof.into_iter(), None).unwrap();
+            let Decision::Go(both) = both else { panic!("{both:?}") };
+            assert_eq!(both.new.first, one(k - 1).first);
+            assert_eq!(both.new.count, one(k - 1).count + one(k).count);
+        }
+        let c = continuation(1001, 1001, piece);
+        assert_eq!(
+            decide(RequestClass::Normal, &c, 2, [o(0, 0)].into_iter(), None),
+            Err(VerdictError::Covers)
+        );
+    }
+
+    /// Window of 10 from 100, number 100 lost: 101 retransmits it, 101 to 104 end, 105 to 109 become 110 to 114.
+    #[test]
+    fn one_loss_ends_the_first_half_and_keeps_the_second() {
+        for k in 101..110u32 {
+            let got = go(&continuation(k, 100, CA), &[o(1, (k - 100) as u16)]);
+            let retransmitted =
+                if k == 101 { Numbers { first: 100, count: 1 } } else { Numbers { first: k, count: 0 } };
+            assert_eq!(got.retransmit, retransmitted);
+            let new = if k >= 105 { Numbers { first: k + 5, count: 1 } } else { Numbers::default() };
+            assert_eq!(got.new, new, "k {k}");
+            assert_eq!(got.base, 110);
+            assert_eq!(got.piece, Some(Piece { tcp_base: 109, start_cwnd: 5, ssthresh: 5 }));
+        }
+    }
+
+    #[test]
+    fn lost_survivors_are_regenerated_by_the_first_after_the_run() {
+        // 103 to 106 lost. Window at 102 is 10 (no growth yet), survivors are 108 to 112.
+        let got = go(&continuation(107, 100, CA), &[o(0, 2), o(7, 7)]);
+        assert_eq!(got.retransmit, Numbers { first: 103, count: 4 });
+        assert_eq!(got.group.count, 0);
+        // 107 to 109 lost: cwnd at 106 is 10, survivors 112 to 116.
+        let got = go(&continuation(110, 105, Piece { tcp_base: 100, ..CA }), &[o(0, 1), o(5, 5)]);
+        assert_eq!(got.retransmit, Numbers { first: 107, count: 3 });
+        // The tail: event at 101, window 10, survivors 106 to 110; 105 to 108 lost too.
+        let c = continuation(109, 101, Piece { tcp_base: 100, ..CA });
+        let got = go(&c, &[o(1, 3), o(8, 8)]);
+        assert_eq!(got.retransmit, Numbers { first: 105, count: 4 });
+        assert_eq!(got.group, Numbers { first: 106, count: 3 });
+        assert_eq!(got.new, Numbers { first: 114, count: 1 });
+    }
+
+    #[test]
+    fn a_mark_ends_trickles_from_the_marked_one_and_retransmits_nothing() {
+        let mark = ProofEntry::mark(0);
+        for k in 100..110u32 {
+            let got = go(&continuation(k, 100, CA), &[o(0, (k - 100) as u16), mark]);
+            assert_eq!(got.retransmit.count, 0);
+            assert_eq!(got.new.count, u32::from(k >= 105), "k {k}");
+        }
+    }
+
+    #[test]
+    fn a_window_of_one_becomes_two() {
+        let piece = Piece { tcp_base: 99, start_cwnd: 1, ssthresh: 5 };
+        let c = continuation(100, 100, piece);
+        let entry = ProofEntry::range(Retransmitted, 0, 0, 0);
+        assert_eq!(go(&c, &[entry]).new, Numbers { first: 101, count: 2 });
+        let opening = TransportContinuation { first: true, ..c };
+        let got = go(&opening, &[entry]);
+        assert_eq!(
+            (got.new, got.piece),
+            (Numbers { first: 101, count: 2 }, Some(piece)),
+            "slow start goes on"
+        );
+    }
+
+    #[test]
+    fn a_probe_gets_one_answer_and_no_data() {
+        let piece = Piece { tcp_base: 99, start_cwnd: 4, ssthresh: 100 };
+        let c = continuation(101, 100, piece);
+        let got = decide(RequestClass::Probe, &c, 1, [o(0, 1)].into_iter(), None).unwrap();
+        let Decision::Go(got) = got else { panic!("{got:?}") };
+        assert_eq!((got.new, got.prime, got.data), (Numbers { first: 107, count: 1 }, true, false));
+        let c = continuation(101, 100, CA);
+        let ended = decide(RequestClass::Probe, &c, 1, [o(1, 1)].into_iter(), None);
+        assert_eq!(ended, Err(VerdictError::NothingToProbe));
+    }
+
+    #[test]
+    fn rekey_needs_a_drained_window() {
+        let ask = |number: u32, entries: &[ProofEntry]| {
+            decide(RequestClass::Rekey, &continuation(number, 100, CA), 1, entries.iter().copied(), None)
+        };
+        assert_eq!(ask(108, &[o(0, 8)]), Err(VerdictError::NotDrained));
+        assert_eq!(ask(109, &[o(0, 3), o(5, 9)]), Err(VerdictError::NotDrained));
+        let Ok(Decision::Fresh(fresh)) = ask(109, &[o(0, 9)]) else { panic!() };
+        assert_eq!((fresh.start_cwnd, fresh.ssthresh, fresh.prime), (10, 10, false));
+    }
+
+    #[test]
+    fn timeout_halves_the_window_at_the_first_loss() {
+        let c = continuation(109, 100, CA);
+        let Ok(Decision::Fresh(f)) = decide(RequestClass::Timeout, &c, 1, [o(1, 9)].into_iter(), None) else {
+            panic!()
+        };
+        assert_eq!((f.start_cwnd, f.ssthresh, f.count), (1, 5, 1));
+    }
+
+    #[test]
+    fn an_excuse_leaves_the_window_and_regenerates_all() {
+        let c = TransportContinuation { exclusions: 3, ..continuation(103, 100, CA) };
+        let proof = [o(0, 0), o(3, 3), ProofEntry::excuse(3)];
+        let policy = Some(ExcusePolicy { replicas: 2 });
+        let Ok(Decision::Go(got)) = decide(RequestClass::Normal, &c, 1, proof.into_iter(), policy) else {
+            panic!()
+        };
+        assert_eq!((got.new, got.excused), (Numbers { first: 113, count: 1 }, Some(3)));
+        assert_eq!(got.group, got.retransmit);
+        assert_eq!(got.group, Numbers { first: 101, count: 2 });
+        let used = TransportContinuation { excused: 3, ..c };
+        let Ok(Decision::Go(got)) = decide(RequestClass::Normal, &used, 1, proof.into_iter(), policy) else {
+            panic!()
+        };
+        assert_eq!(got.new.count, 0, "an exclusion excuses once");
+    }
+}
