@@ -217,8 +217,11 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def standing_rack(name: str, values: Parameters, **settings: Any) -> Iterator[Standing]:
-    """A rack with switch, controller and replicas up, checked to have the wanted rate and delay."""
+def standing_rack(name: str, values: Parameters, api: str = "", **settings: Any) -> Iterator[Standing]:
+    """A rack with switch, controller and replicas up, checked to have the wanted delay.
+
+    The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder.
+    """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("*.log"), *folder.glob("*.sock"), *folder.glob("live-*"), *folder.glob("controller.db*")]:
@@ -233,7 +236,7 @@ def standing_rack(name: str, values: Parameters, **settings: Any) -> Iterator[St
         step(f"the ToR ({values.switch})")
         standing.start_switch(switch_socket)
         step("the controller")
-        start_controller(standing, switch_socket, agents, f"unix:{folder / 'api.sock'}")
+        start_controller(standing, switch_socket, agents, api or f"unix:{folder / 'api.sock'}")
         names = [host.name for host in spec.of("replica")]
         replicas = Replicas(standing, values.out / "www", agents)
         step(f"replicas {', '.join(names)}")

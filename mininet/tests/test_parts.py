@@ -12,7 +12,7 @@ from rivulet_controller.config import parse
 from rivulet_demo.fetch import fetch
 from rivulet_demo.figure import throughput
 from rivulet_demo.meter import Meter, longest_gap
-from rivulet_demo.scenarios.failover.plan import plan
+from rivulet_demo.plan import failover, rolling
 from rivulet_demo.spec import Link, rack
 
 
@@ -35,7 +35,7 @@ def test_clients_carry_the_delay_and_a_queue_of_one_bandwidth_delay_product() ->
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_a_plan_kills_all_but_one_and_brings_them_back(count: int) -> None:
     names = [f"r{n}" for n in range(count)]
-    steps = plan(names, 16.0)
+    steps = failover(names, 16.0)
     alive = set(names)
     fewest = count
     for step in sorted(steps, key=lambda s: s.at):
@@ -44,6 +44,16 @@ def test_a_plan_kills_all_but_one_and_brings_them_back(count: int) -> None:
         fewest = min(fewest, len(alive))
     assert fewest == 1
     assert alive == set(names)
+
+
+def test_a_rolling_restart_has_at_most_one_replica_down() -> None:
+    down: set[str] = set()
+    seen: set[str] = set()
+    for step in rolling(["r1", "r2", "r3"], 12.0):
+        (down.add if step.kill else down.discard)(step.replica)
+        seen.add(step.replica)
+        assert len(down) <= 1 and step.at < 12.0
+    assert seen == {"r1", "r2", "r3"} and not down
 
 
 def test_the_longest_gap_is_the_one_that_overlaps_the_window() -> None:

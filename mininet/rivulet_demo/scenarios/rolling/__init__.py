@@ -1,0 +1,24 @@
+"""Every replica is killed and started again in turn, as in an upgrade, while two clients download.
+
+The Rivulet client keeps its one connection through all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ...plan import rolling
+from ...report import show, two_clients
+from ...scenario import Parameters
+
+WORDS = __doc__ or ""
+
+
+def run(values: Parameters, options: argparse.Namespace) -> int:
+    """Runs the scenario; 0 if the Rivulet client got every byte over one connection."""
+    report = two_clients("rolling", values, rolling)
+    opening = (
+        f"Each of {values.replicas} replicas was killed and started again in turn while two clients fetched"
+        f" {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
+    )
+    return show(report, values, "a rolling restart under load", opening)

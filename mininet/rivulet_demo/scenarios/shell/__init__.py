@@ -1,0 +1,31 @@
+"""The rack with a Mininet prompt: try it by hand, and look at the controller's page.
+
+At the prompt, `c1 rivulet get http://10.9.0.1/file.bin -o /tmp/x` downloads, `r1 ip addr` looks at a replica,
+`exit` tears everything down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from mininet.cli import CLI
+
+from ...rack import binary
+from ...scenario import Parameters, console, standing_rack
+
+WORDS = __doc__ or ""
+
+API = "127.0.0.1:8080"
+
+
+def run(values: Parameters, options: argparse.Namespace) -> int:
+    """Stands the rack up and gives the prompt."""
+    with standing_rack("shell", values, api=API) as standing:
+        for node in standing.rack.nodes.values():
+            node.cmd(f"export PATH={os.path.dirname(binary('rivulet'))}:$PATH")
+        console.print(f"controller's page: http://{API}/", soft_wrap=True)
+        console.print("hosts: " + ", ".join(f"{host.name} {host.ip}" for host in standing.rack.spec.hosts))
+        console.print("service: http://10.9.0.1/file.bin and http://[fd00:9::1]/file.bin; `exit` ends it")
+        CLI(standing.rack.net)
+    return 0
