@@ -50,7 +50,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     state parse_heartbeat {
         packet.extract(hdr.heartbeat);
         meta.parse_reason = drop_reason_t.HEARTBEAT_FORM;
-        verify(hdr.heartbeat.version == HEARTBEAT_VERSION, error.Malformed);
+        verify(hdr.heartbeat.version == HEARTBEAT_VERSION && (hdr.heartbeat.flags & ~HEARTBEAT_FLAG_READY) == 0
+               && hdr.heartbeat.replica < 64 && hdr.heartbeat.reserved == 0, error.Malformed);
         transition accept;
     }
 
@@ -267,7 +268,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         }
     }
 
-    // Whether it is for us is known later, so a wrong version is judged there.
+    // Whether it is for us is known later, so its form is judged there.
     state parse_remote_heartbeat {
         packet.extract(hdr.heartbeat);
         transition accept;
@@ -419,6 +420,15 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         meta.parse_reason = drop_reason_t.CLASS_FLAGS;
         verify(hdr.option.class == CLASS_SYN, error.Malformed);
         verify((hdr.tcp.flags & (TCP_FIN | TCP_RST | TCP_ACK | TCP_URG)) == 0, error.Malformed);
+        meta.parse_reason = drop_reason_t.NUMBER_LOW;
+        verify(hdr.option.number_low == 0, error.Malformed);
+        transition select(meta.payload_length) {
+            0:       accept;  // bare, for paths that drop SYNs with data
+            default: parse_opening;
+        }
+    }
+
+    state parse_opening {
         meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
         verify(meta.payload_length >= REQUEST_SYN_BYTES, error.Malformed);
         packet.extract(hdr.tor_block);
@@ -427,8 +437,6 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         verify(hdr.proof.range_count == 0, error.Malformed);
         meta.parse_reason = drop_reason_t.ATTEMPT;
         verify(hdr.proof.attempt == 0, error.Malformed);
-        meta.parse_reason = drop_reason_t.NUMBER_LOW;
-        verify(hdr.option.number_low == 0, error.Malformed);
         transition check_kinds;
     }
 }

@@ -45,7 +45,8 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
             source = meta.src;
         }
         heartbeat_sources.apply();
-        if (hdr.heartbeat.version != HEARTBEAT_VERSION) {
+        if (hdr.heartbeat.version != HEARTBEAT_VERSION || (hdr.heartbeat.flags & ~HEARTBEAT_FLAG_READY) != 0
+            || hdr.heartbeat.replica >= 64 || hdr.heartbeat.reserved != 0) {
             meta.admitted = 0;
             meta.drop_reason = drop_reason_t.HEARTBEAT_FORM;
         }

@@ -46,7 +46,7 @@ control NonceTag(inout metadata_t meta, in bit<32> k0, in bit<32> k1, in bit<32>
         meta.state.v0 = k0;
         meta.state.v1 = k1;
         meta.state.v2 = 0x6c796765 ^ k0;
-        meta.state.v3 = 0x74656463 ^ k1;
+        meta.state.v3 = 0x74656462 ^ k1;
     }
 
     apply {

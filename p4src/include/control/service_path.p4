@@ -47,7 +47,7 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
                 // Not configured.
             } else if (hdr.option.isValid()) {
                 meta.is_request = 1;
-                if (!hdr.tor_block.isValid()) {
+                if (!hdr.tor_block.isValid() && hdr.option.class != CLASS_SYN) {
                     meta.drop_reason = drop_reason_t.RESPONSE_CLASS;
                 } else {
                     if (meta.resubmits == 0) {
