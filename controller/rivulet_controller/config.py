@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,12 @@ from ruamel.yaml.error import YAMLError
 
 MAX_MEMBERS = 64
 """Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
+
+MAX_SERVICES = 4095
+"""Service ids are 12 bits and 0 is none (docs/dataplane.md)."""
+
+MAX_POOLS = 1024
+"""Pools are 10 bits."""
 
 MAX_NONCE_LIFE_S = 3600.0
 """A nonce key can be searched offline: an hour at most (docs/security.md)."""
@@ -68,11 +75,19 @@ class _Model(BaseModel):
 
 
 class Host(_Model):
-    """A neighbour of the ToR: who has this address and behind which port."""
+    """A neighbour of the ToR: who has this address and behind which port; `mtu` in bytes of IP packet."""
 
     ip: IPAddress
     mac: Mac
     port: PortNumber
+    mtu: int = Field(default=1500, ge=576, le=9216)
+
+
+class Route(_Model):
+    """A prefix beyond a neighbour: `via` is the address of one of the switch's hosts."""
+
+    prefix: ipaddress.IPv4Network | ipaddress.IPv6Network
+    via: IPAddress
 
 
 class SwitchConfig(_Model):
@@ -83,9 +98,11 @@ class SwitchConfig(_Model):
     device_id: int = Field(default=1, ge=0)
     number: int = Field(ge=1, le=255, description="upper half of the ToR id")
     mac: Mac
-    addresses: list[IPAddress] = Field(min_length=1)
-    ports: list[PortNumber] = Field(min_length=1)
-    hosts: list[Host] = []
+    addresses: tuple[IPAddress, ...] = Field(min_length=1)
+    ports: tuple[PortNumber, ...] = Field(min_length=1)
+    hosts: tuple[Host, ...] = ()
+    routes: tuple[Route, ...] = ()
+    take_over: bool = Field(default=False, description="replace a foreign program that the switch runs")
     pipeline: Path | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
 
 
@@ -97,40 +114,64 @@ class Replica(_Model):
     port: PortNumber
     mac: Mac
     ip: IPAddress
+    mtu: int = Field(default=1500, ge=576, le=9216)
     weight: int = Field(default=1, ge=1, le=256)
     maintenance: bool = False
+    kill_command: tuple[str, ...] = Field(default=(), description="ends it with SIGKILL; for labs only")
+    tunnel: Literal["ip_in_ip", "gue"] = Field(default="ip_in_ip", description="from switches of other racks")
 
 
 CheckMode = Literal["off", "count", "enforce"]
 
 
 class Checks(_Model):
-    """What the ToR does about each check of a request: nothing, counting, or dropping."""
+    """What the ToR does about each check of a request: nothing, counting, or dropping (docs/dataplane.md)."""
 
-    epoch: CheckMode = "enforce"
-    freshness: CheckMode = "enforce"
-    ranges: CheckMode = "enforce"
+    key: CheckMode = "enforce"
+    time: CheckMode = "enforce"
+    range: CheckMode = "enforce"
+    sum: CheckMode = "enforce"
     replay: CheckMode = "enforce"
+    meter: CheckMode = "enforce"
     unjudged: Literal["pass", "drop"] = Field(
         default="pass",
         description="what the switch cannot judge: goes on with the mark cleared, or is dropped",
     )
 
 
+PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class Meters(_Model):
+    """Most packets a second of the classes that carry little proof; absent: unlimited."""
+
+    syn: PacketRate | None = None
+    timeout: PacketRate | None = None
+    restart: PacketRate | None = None
+    icmp_error: PacketRate | None = 100
+
+
 class Service(_Model):
     """Addresses and a port, and the replicas behind them."""
 
     name: Name
-    addresses: list[IPAddress] = Field(min_length=1)
+    addresses: tuple[IPAddress, ...] = Field(min_length=1)
     port: int = Field(ge=1, le=65535)
-    replicas: list[Name] = Field(min_length=1, max_length=MAX_MEMBERS)
+    replicas: tuple[Name, ...] = Field(min_length=1, max_length=MAX_MEMBERS)
+    pool: Name | None = Field(default=None, description="services of one pool share replicas and liveness")
     policy: Literal["block", "round_robin", "random", "least_loaded"] = "block"
     slots: int = Field(default=128, ge=1, le=1024)
     checks: Checks = Checks()
+    meters: Meters = Meters()
     heartbeat: Seconds = 0.002
     liveness: Seconds = 0.020
     plain_tcp: bool = True
     trust_tor: bool = True
+
+    @property
+    def pool_name(self) -> str:
+        """The pool: the one named, else one of its own."""
+        return self.pool or self.name
 
     @model_validator(mode="after")
     def _sane(self) -> Service:
@@ -157,25 +198,57 @@ class Keys(_Model):
             raise ValueError("nonce_rotation: with twice the horizon it must stay within an hour")
         if self.resume / self.seal_rotation > MAX_LIVE_SEAL_KEYS:
             raise ValueError(f"seal_rotation: more than {MAX_LIVE_SEAL_KEYS} keys would be live within the resume time")
-        if self.horizon > 60:
-            raise ValueError("horizon: 60 s at most, since the replay sketch must hold it")
+        if self.horizon > 4:
+            raise ValueError("horizon: 4 s at most, since the switch's replay sketch must hold it")
         return self
 
 
-class Listen(_Model):
-    """Where the controller listens. `unix:PATH` or HOST:PORT; other than loopback the API wants a token."""
+class Tls(_Model):
+    """Certificates of a mutual TLS listener: ours, its key, and the authority that signs the other side's."""
 
-    agents: str = "unix:/run/rivulet/agents.sock"
-    api: str = "127.0.0.1:8080"
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def _is_local(address: str) -> bool:
+    """Whether only this machine reaches an address `unix:PATH` or HOST:PORT."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+ListenAddress = Annotated[str, Field(pattern=r"^(unix:.+|(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+)$")]
+
+
+class Listen(_Model):
+    """Where the controller listens. `unix:PATH` or HOST:PORT; other than this machine wants TLS, or a token."""
+
+    agents: ListenAddress = "unix:/run/rivulet/agents.sock"
+    agents_tls: Tls | None = None
+    api: ListenAddress = "127.0.0.1:8080"
     api_token_file: Path | None = None
+    lab: bool = Field(default=False, description="the page may kill replicas (`kill_command` of each)")
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Listen:
+        if not _is_local(self.agents) and self.agents_tls is None:
+            raise ValueError("agents: keys cross this channel; beyond this machine it needs agents_tls")
+        if not _is_local(self.api) and self.api_token_file is None:
+            raise ValueError("api: beyond this machine it needs api_token_file")
+        return self
 
 
 class Config(_Model):
     """The whole description."""
 
-    switches: list[SwitchConfig] = Field(min_length=1)
-    replicas: list[Replica] = Field(min_length=1)
-    services: list[Service] = Field(min_length=1)
+    switches: tuple[SwitchConfig, ...] = Field(min_length=1)
+    replicas: tuple[Replica, ...] = Field(min_length=1)
+    services: tuple[Service, ...] = Field(min_length=1)
     keys: Keys = Keys()
     listen: Listen = Listen()
     state: Path = Path("/var/lib/rivulet/controller.db")
@@ -206,12 +279,18 @@ def _references(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]:
         elif replica.port not in switch.ports:
             yield (
                 ("replicas", index, "port"),
-                f"switch {switch.name!r} has no port {replica.port} (it has {switch.ports})",
+                f"switch {switch.name!r} has no port {replica.port} (it has {list(switch.ports)})",
             )
         other = places.setdefault((replica.switch, str(replica.ip)), replica.name)
         if other != replica.name:
             yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
+    yield from _switch_references(config)
+    if len(config.services) > MAX_SERVICES:
+        yield ("services",), f"{MAX_SERVICES} at most"
+    if len({service.pool_name for service in config.services}) > MAX_POOLS:
+        yield ("services",), f"{MAX_POOLS} pools at most; let some services share one"
     owners: dict[tuple[str, int], str] = {}
+    pools: dict[str, Service] = {}
     for index, service in enumerate(config.services):
         for place, name in enumerate(service.replicas):
             if name not in names:
@@ -225,11 +304,51 @@ def _references(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]:
                     ("services", index, "addresses", place),
                     f"{address} port {service.port} is already served by {owner!r}",
                 )
+        pool = pools.setdefault(service.pool_name, service)
+        if set(pool.replicas) != set(service.replicas) or pool.liveness != service.liveness:
+            yield (
+                ("services", index, "pool"),
+                f"services {pool.name!r} and {service.name!r} share a pool: give them the same replicas and liveness",
+            )
         if len(service.replicas) > service.slots:
             yield (
                 ("services", index, "slots"),
                 f"{len(service.replicas)} replicas need at least as many slots",
             )
+
+
+def _switch_references(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Ports, numbers and routes of the switches."""
+    numbers: dict[int, str] = {}
+    for index, switch in enumerate(config.switches):
+        other = numbers.setdefault(switch.number, switch.name)
+        if other != switch.name:
+            yield ("switches", index, "number"), f"{switch.number} is already the number of switch {other!r}"
+        for place, port in enumerate(switch.ports):
+            if port in switch.ports[:place]:
+                yield ("switches", index, "ports", place), f"port {port} stands twice"
+        neighbours: dict[str, str] = {}
+        for place, host in enumerate(switch.hosts):
+            if host.port not in switch.ports:
+                yield (
+                    ("switches", index, "hosts", place, "port"),
+                    f"switch {switch.name!r} has no port {host.port} (it has {list(switch.ports)})",
+                )
+            if neighbours.setdefault(str(host.ip), host.mac) != host.mac:
+                yield ("switches", index, "hosts", place, "ip"), f"{host.ip} has two MAC addresses"
+        for place, route in enumerate(switch.routes):
+            if str(route.via) not in neighbours:
+                yield (
+                    ("switches", index, "routes", place, "via"),
+                    f"{route.via} is not one of the hosts of switch {switch.name!r}",
+                )
+        for replica in config.replicas:
+            here = replica.switch == switch.name
+            if not here and not any(replica.ip in route.prefix for route in switch.routes):
+                yield (
+                    ("switches", index),
+                    f"switch {switch.name!r} has no route to replica {replica.name!r} ({replica.ip}) of another switch",
+                )
 
 
 def _line(tree: Any, path: tuple[str | int, ...]) -> int:
@@ -255,6 +374,11 @@ def _plain(tree: Any) -> Any:
 
 def parse(text: str, source: str = "config") -> Config:
     """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
+    # Lines cost time that a file without mistakes need not spend.
+    with suppress(YAMLError, ValidationError):
+        config = Config.model_validate(YAML(typ="safe").load(text))
+        if not any(_references(config)):
+            return config
     try:
         tree = YAML(typ="rt").load(text)
     except YAMLError as error:

@@ -16,7 +16,11 @@ MatchValue = int | tuple[int, int]
 """Exact and optional: an integer. LPM: (value, prefix length). Ternary: (value, mask). Range: (low, high)."""
 
 
-@dataclass(frozen=True, slots=True)
+SECRET_PARAMS = frozenset({"k0", "k1", "k0_prime", "k1_prime", "sketch_key0", "sketch_key1"})
+"""Action parameters that are keys: never printed."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Entry:
     """A table entry, or a table's default action."""
 
@@ -44,18 +48,20 @@ class Entry:
 
     def __str__(self) -> str:
         match = " ".join(f"{name}={_text(value)}" for name, value in self.match)
-        params = ", ".join(f"{name}={value:#x}" for name, value in self.params)
+        params = ", ".join(f"{n}={'…' if n in SECRET_PARAMS else f'{value:#x}'}" for n, value in self.params)
         where = "default" if self.default else match or "any"
         rank = f" @{self.priority}" if self.priority else ""
         return f"{self.table}[{where}{rank}] {self.action}({params})"
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True, slots=True)
 class Multicast:
-    """A multicast group: one copy to each port."""
+    """A multicast group: one copy to each (port, instance), in ascending order."""
 
     group: int
-    ports: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -64,10 +70,11 @@ class Multicast:
 
     def entity(self) -> fy.P4MulticastGroupEntry:
         """As finsy writes it."""
-        return fy.P4MulticastGroupEntry(self.group, replicas=self.ports)
+        return fy.P4MulticastGroupEntry(self.group, replicas=self.copies)
 
     def __str__(self) -> str:
-        return f"multicast[{self.group}] {list(self.ports)}"
+        copies = " ".join(f"{port}#{instance}" if instance else str(port) for port, instance in self.copies)
+        return f"multicast[{self.group}] {copies}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,7 @@ def from_entity(entity: Any) -> Item | None:
                 entity.is_default_action,
             )
         case fy.P4MulticastGroupEntry():
-            ports = tuple(sorted(r if isinstance(r, int) else r.egress_port for r in _replicas(entity)))
-            return Multicast(entity.multicast_group_id, ports)
+            return Multicast(entity.multicast_group_id, tuple(sorted(_copy(replica) for replica in entity.replicas)))
         case fy.P4MeterEntry() if entity.config is not None:
             c = entity.config
             return Meter(entity.meter_id, int(entity.index or 0), c.cir, c.cburst, c.pir, c.pburst)
@@ -162,8 +168,9 @@ def from_entity(entity: Any) -> Item | None:
     return None
 
 
-def _replicas(group: fy.P4MulticastGroupEntry) -> Sequence[Any]:
-    return [r[0] if isinstance(r, tuple) else r for r in group.replicas]
+def _copy(replica: Any) -> tuple[int, int]:
+    """finsy gives a plain port where the instance is 0."""
+    return (replica, 0) if isinstance(replica, int) else (replica.port, replica.instance)
 
 
 @dataclass(frozen=True, slots=True)

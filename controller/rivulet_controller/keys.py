@@ -22,6 +22,10 @@ CONFIRM_MARGIN_S = 1.0
 """Added to the horizon before a nonce key is withdrawn: requests under way and stamps in flight."""
 
 
+WITHDRAWN_S = 1.0
+"""How long a withdrawn nonce key stays in the ToRs: requests then fail as KEY_NOT_USABLE, not as unknown."""
+
+
 class Kind(enum.StrEnum):
     """The two kinds of key that rotate."""
 
@@ -30,11 +34,12 @@ class Kind(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """Where a key is in its life."""
+    """Where a key is in its life; a withdrawn nonce key still stands in the ToRs, as not usable, for a moment."""
 
     ACCEPTED = "accepted"
     USABLE = "usable"
     RETIRED = "retired"
+    WITHDRAWN = "withdrawn"
 
 
 SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32}
@@ -91,6 +96,15 @@ class Lives:
         return self.resume if kind is Kind.SEAL else self.horizon + CONFIRM_MARGIN_S
 
 
+def _aged(key: Key, now: float, lives: Lives) -> Key | None:
+    """A retired key goes when nothing needs it; a nonce key is refused by the ToRs before it is forgotten."""
+    if key.state is State.WITHDRAWN:
+        return key if 0 <= now - key.since < WITHDRAWN_S else None
+    if key.state is not State.RETIRED or now - key.since < lives.linger(key.kind):
+        return key
+    return replace(key, state=State.WITHDRAWN, since=now) if key.kind is Kind.NONCE else None
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRing:
     """All keys of one service, oldest first within a kind."""
@@ -100,6 +114,22 @@ class KeyRing:
     def of(self, kind: Kind) -> tuple[Key, ...]:
         """The keys of one kind, oldest first."""
         return tuple(key for key in self.keys if key.kind is kind)
+
+    def accepted(self, kind: Kind) -> tuple[Key, ...]:
+        """The keys of one kind that replicas hold, oldest first."""
+        return tuple(key for key in self.keys if key.kind is kind and key.state is not State.WITHDRAWN)
+
+    def next_change(self, lives: Lives) -> float:
+        """When `tick` would next do something by time alone."""
+        times = [float("inf")]
+        for key in self.keys:
+            if key.state is State.USABLE:
+                times.append(key.since + lives.rotation(key.kind))
+            elif key.state is State.RETIRED:
+                times.append(key.since + lives.linger(key.kind))
+            elif key.state is State.WITHDRAWN:
+                times.append(key.since + WITHDRAWN_S)
+        return min(times)
 
     def usable(self, kind: Kind) -> Key | None:
         """The newest usable key, if there is one."""
@@ -137,5 +167,5 @@ class KeyRing:
             if pending is None and (due or kind in rotate_now):
                 epoch = next_epoch(keys[-1].epoch) if keys else 1
                 keys.append(Key(kind, epoch, secrets.token_bytes(SECRET_BYTES[kind]), created=now, since=now))
-            ring += [key for key in keys if not (key.state is State.RETIRED and now - key.since >= lives.linger(kind))]
+            ring += [aged for key in keys if (aged := _aged(key, now, lives)) is not None]
         return KeyRing(tuple(ring))

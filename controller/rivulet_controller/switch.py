@@ -8,55 +8,82 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import finsy as fy
-import grpc
+from finsy.p4client import P4Client
+from finsy.p4schema import P4ConfigResponseType
+from finsy.proto import p4r
 
 from .config import SwitchConfig
-from .entry import Difference, Digest, Entry, Item, Meter, Multicast, difference, from_entity
+from .desired import ORDER, Fragment
+from .entry import Difference, Entry, Item, Meter, difference, from_entity
+from .names import Names
 
 log = logging.getLogger("rivulet.switch")
 
 BATCH = 500
 """Updates in one WriteRequest: well under gRPC's 4 MiB message, large enough to amortise the round trip."""
 
-RECONNECT_S = (0.1, 2.0)
+RECONNECT_S = (0.02, 0.25)
 """First and longest pause between attempts to reach a switch."""
+
+KNOCK_S = 2.0
+"""Longest time to open a connection."""
+
+HANDSHAKE_S = 15.0
+"""Longest time to connect, arbitrate and load the pipeline."""
+
+DIGEST_QUEUE = 1000
+"""Events waiting to be handled; more are dropped, which the gap in their sequence tells."""
+
+OUR_TABLES = frozenset({"tor", "nonce_keys", "slots"})
+"""A program with these tables is a version of ours and may be replaced by another."""
 
 
 class SwitchError(Exception):
-    """A switch refused something, or is not there; the text says which entry and why."""
+    """A switch refused something, or is not there; the text says which entry and why, and what to do."""
+
+
+class Refused(SwitchError):
+    """The switch is there and refused a write: another configuration may be accepted."""
 
 
 class SwitchLink:
-    """The session with one switch. `ready` is called after each (re)connection as primary."""
+    """The session with one switch.
+
+    `ready` is called after each (re)connection as primary; `event` with each digest's fields; `guard` before each
+    batch, and raises SwitchError when this controller must not write any more (a lost lease).
+    """
 
     def __init__(
         self,
         config: SwitchConfig,
-        artifacts: Path,
-        election_id: int,
-        ready: Callable[[SwitchLink, bool], Awaitable[None]],
-        event: Callable[[SwitchLink, Any], None],
+        names: Names,
+        election_id: Callable[[], int],
+        ready: Callable[[SwitchLink], Awaitable[None]],
+        event: Callable[[SwitchLink, dict[str, int]], None],
+        guard: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
+        self.names = names
         self.connected = False
         self.problem = "not connected yet"
+        self.writes = 0
+        """Updates written since the start."""
+        self._election_id = election_id
         self._ready = ready
         self._event = event
-        self._options = fy.SwitchOptions(
-            p4info=artifacts / "rivulet.p4info.txtpb",
-            p4blob=artifacts / "rivulet.json",
-            device_id=config.device_id,
-            initial_election_id=election_id,
-        )
+        self._guard = guard
         self._switch: fy.Switch | None = None
         self._actual: dict[tuple[Any, ...], Item] = {}
+        self._applied: dict[str, Fragment] = {}
+        self._whole = True
         self._writing = asyncio.Lock()
+
+    # The session
 
     async def run(self) -> None:
         """Connects, serves the session until it breaks, connects again; ends only when cancelled."""
@@ -66,33 +93,92 @@ class SwitchLink:
                 async with self._session() as switch:
                     pause = RECONNECT_S[0]
                     await self._serve(switch)
-                self.problem = "the session ended"
-            except (fy.P4ClientError, SwitchError, OSError, grpc.RpcError, ValueError) as error:
-                self.problem = f"cannot be reached at {self.config.address}: {error}"
-                log.warning("switch %s %s", self.config.name, self.problem)
-            except BaseExceptionGroup as group:
-                self.problem = f"session failed: {group.exceptions[0]}"
-                log.warning("switch %s %s", self.config.name, self.problem)
+                problem = "the session ended"
+            except SwitchError as error:
+                problem = str(error)
+            except TimeoutError:
+                problem = f"no answer at {self.config.address} within {HANDSHAKE_S:g} s"
+            except fy.P4ClientError as error:
+                problem = f"no P4Runtime at {self.config.address}: {error.message or error.code.name}"
+            except Exception as error:
+                # finsy raises RuntimeError, ValueError and AssertionError on a broken stream: the link outlives all.
+                problem = f"session failed: {type(error).__name__}: {error}"
+            if problem != self.problem:
+                log.warning("switch %s: %s", self.config.name, problem)
+            self.problem = problem
             await asyncio.sleep(pause)
             pause = min(pause * 2, RECONNECT_S[1])
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[fy.Switch]:
-        switch = fy.Switch(self.config.name, self.config.address, self._options)
-        async with switch:
+        self._guard()
+        await self._knock()
+        async with asyncio.timeout(HANDSHAKE_S):
+            await self._inspect()
+        options = fy.SwitchOptions(
+            p4info=self.names.p4info_path,
+            p4blob=self.names.program_path,
+            device_id=self.config.device_id,
+            initial_election_id=self._election_id(),
+        )
+        switch = fy.Switch(self.config.name, self.config.address, options)
+        async with asyncio.timeout(HANDSHAKE_S):
+            await switch.__aenter__()
+        try:
             if not switch.is_primary:
-                raise SwitchError("another controller is primary")
+                raise SwitchError(
+                    f"another controller (election id {switch.primary_id}) is primary: end it, or wait for its end"
+                )
             self._switch = switch
-            try:
-                yield switch
-            finally:
-                self._switch = None
-                self.connected = False
+            yield switch
+        finally:
+            self._switch = None
+            self.connected = False
+            await switch.__aexit__(None, None, None)
+
+    async def _knock(self) -> None:
+        """Sees whether anybody listens. gRPC would answer a refusal with a back-off of a second and more."""
+        address = self.config.address
+        try:
+            async with asyncio.timeout(KNOCK_S):
+                if address.startswith("unix:"):
+                    _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+                else:
+                    host, _, port = address.rpartition(":")
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+        except (OSError, TimeoutError) as error:
+            raise SwitchError(f"nobody listens at {address}: {error or 'no answer'}") from None
+
+    async def _inspect(self) -> None:
+        """Refuses a switch that runs a program of somebody else's, unless told to take it over."""
+        client = P4Client(self.config.address, None, wait_for_ready=False)
+        await client.open()
+        try:
+            reply = await client.request(
+                p4r.GetForwardingPipelineConfigRequest(
+                    device_id=self.config.device_id, response_type=P4ConfigResponseType.P4INFO_AND_COOKIE.vt()
+                )
+            )
+        except fy.P4ClientError as error:
+            if not error.is_pipeline_missing:
+                raise
+            return
+        finally:
+            await client.close()
+        info = reply.config.p4info
+        if not info.tables or reply.config.cookie.cookie == self.names.schema.p4cookie:
+            return
+        tables = {table.preamble.alias for table in info.tables}
+        if not tables >= OUR_TABLES and not self.config.take_over:
+            raise SwitchError(
+                f"device {self.config.device_id} at {self.config.address} runs another program (tables"
+                f" {', '.join(sorted(tables)[:4])}, …): check address and device_id, or set `take_over: true`"
+            )
+        log.info("switch %s: its program differs from ours and is replaced", self.config.name)
 
     async def _serve(self, switch: fy.Switch) -> None:
         await self._read()
-        # An empty switch has just been given its pipeline: its ToR clock starts again.
-        fresh = not any(isinstance(item, Entry) and not item.default for item in self._actual.values())
         self.connected = True
         self.problem = ""
         log.info("switch %s: primary, %d items there", self.config.name, len(self._actual))
@@ -100,111 +186,181 @@ class SwitchLink:
         demoted = switch.ee.event_future(fy.SwitchEvent.BECOME_BACKUP)
         digests = asyncio.create_task(self._digests(switch))
         try:
-            await self._ready(self, fresh)
+            await self._ready(self)
             await asyncio.wait({down, demoted, digests}, return_when=asyncio.FIRST_COMPLETED)
             if digests.done() and not digests.cancelled() and digests.exception() is not None:
                 raise SwitchError(f"digest stream: {digests.exception()}")
+            if demoted.done():
+                raise SwitchError("another controller became primary")
         finally:
             digests.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await digests
 
     async def _digests(self, switch: fy.Switch) -> None:
-        # finsy annotates its async generators as coroutines that give one.
-        async for digest in switch.read_digests("event"):
+        async for digest in switch.read_digests(self.names.digest, queue_size=DIGEST_QUEUE):
             for event in digest:
-                self._event(self, event)
+                self._event(self, dict(event))
             await switch.write([digest.ack()])
 
     async def _read(self) -> None:
-        """Reads everything the controller manages into the mirror."""
+        """Reads everything the controller manages into the mirror; meters are read when first wanted."""
         switch = self._require()
-        schema = switch.p4info
-        wanted: list[Any] = [fy.P4TableEntry(), fy.P4MulticastGroupEntry()]
-        wanted += [fy.P4TableEntry(table.alias, is_default_action=True) for table in schema.tables]
-        wanted += [fy.P4MeterEntry(meter.alias) for meter in schema.meters]
-        wanted += [fy.P4DigestEntry(digest.alias) for digest in schema.digests]
         actual: dict[tuple[Any, ...], Item] = {}
-        for request in wanted:
+        there = {table.alias for table in switch.p4info.tables}
+        wanted: list[Any] = [fy.P4TableEntry(table) for table in ORDER if table in there and table != "tor"]
+        wanted.append(fy.P4MulticastGroupEntry())
+        optional = [fy.P4TableEntry("tor", is_default_action=True), fy.P4DigestEntry(self.names.digest)]
+        for request in wanted + optional:
             try:
                 async for entity in switch.read(request):  # type: ignore[attr-defined]
                     item = from_entity(entity)
                     if item is not None:
                         actual[item.key] = item
             except fy.P4ClientError as error:
-                # BMv2 answers a read of a digest or meter that was never set with an error, not with nothing.
-                if isinstance(request, fy.P4TableEntry) and not request.is_default_action:
+                # BMv2 answers a read of what was never set with an error, not with nothing.
+                if request not in optional:
                     raise
                 log.debug("switch %s: %s: %s", self.config.name, request, error)
         self._actual = actual
+        self._whole = True
+
+    # What it has and should have
 
     def items(self) -> list[Item]:
         """What the switch has, as last read and written."""
         return list(self._actual.values())
 
-    def plan(self, desired: Iterable[Item], order: Sequence[str]) -> Difference:
-        """What `apply` would write."""
-        return difference(desired, self._actual.values(), order)
+    def has_key(self, key: tuple[Any, ...]) -> bool:
+        """Whether the switch has an item of this key."""
+        return key in self._actual
 
-    async def apply(self, desired: Iterable[Item], order: Sequence[str]) -> Difference:
+    def tor_parameters(self) -> dict[str, int]:
+        """The parameters of the `tor` table's default action; empty if it is not set."""
+        for item in self._actual.values():
+            if isinstance(item, Entry) and item.table == "tor" and item.default:
+                return dict(item.params)
+        return {}
+
+    def plan(self, fragments: Mapping[str, Fragment]) -> Difference:
+        """What `apply` would write. Fragments that were applied before, and are the same objects, cost nothing."""
+        if self._whole:
+            return difference((item for f in fragments.values() for item in f), self._actual.values(), ORDER)
+        changed = [name for name, f in fragments.items() if self._applied.get(name) is not f]
+        gone = [name for name in self._applied if name not in fragments]
+        want = [item for name in changed for item in fragments[name]]
+        keys = {item.key for item in want}
+        keys |= {item.key for name in (*changed, *gone) for item in self._applied.get(name, ())}
+        return difference(want, (self._actual[key] for key in keys if key in self._actual), ORDER)
+
+    async def apply(self, fragments: Mapping[str, Fragment]) -> Difference:
         """Writes the difference, in order. On a refusal the mirror is read anew and SwitchError raised."""
         async with self._writing:
-            todo = self.plan(desired, order)
             switch = self._require()
-            writes: list[tuple[str, Item]] = [("+", item) for item in todo.insert]
-            writes += [("~", item) for item in todo.modify]
-            writes += [("-", item) for item in todo.delete]
-            for start in range(0, len(writes), BATCH):
-                await self._write(switch, writes[start : start + BATCH])
+            if self._whole:
+                await self._read_meters(switch, fragments)
+            todo = self.plan(fragments)
+            for sign, items in (("+", todo.insert), ("~", todo.modify), ("-", todo.delete)):
+                for batch in _batches(items):
+                    await self._write(switch, sign, batch)
+            self._applied = dict(fragments)
+            self._whole = False
             return todo
 
-    async def _write(self, switch: fy.Switch, writes: list[tuple[str, Item]]) -> None:
-        updates = []
-        for sign, item in writes:
-            entity = item.entity()
+    async def _read_meters(self, switch: fy.Switch, fragments: Mapping[str, Fragment]) -> None:
+        """Reads the meter cells that are desired: meters have thousands of cells, nearly all unset."""
+        cells = [item for f in fragments.values() for item in f if isinstance(item, Meter)]
+        for start in range(0, len(cells), BATCH):
+            try:
+                requests = [fy.P4MeterEntry(cell.meter, index=cell.index) for cell in cells[start : start + BATCH]]
+                async for entity in switch.read(requests):  # type: ignore[attr-defined]
+                    item = from_entity(entity)
+                    if isinstance(item, Meter):
+                        self._actual[item.key] = item
+            except fy.P4ClientError as error:
+                log.debug("switch %s: meters: %s", self.config.name, error)
+
+    async def _write(self, switch: fy.Switch, sign: str, items: list[Item]) -> None:
+        self._guard()
+        try:
+            entities = [item.entity() for item in items]
             match sign:
                 case "+":
-                    updates.append(+entity)  # type: ignore[operator]
+                    await switch.insert(entities)
                 case "~":
-                    updates.append(~entity)
+                    await switch.modify(entities)
                 case _:
-                    updates.append(-entity)  # type: ignore[operator]
-        try:
-            await switch.write(updates)
+                    await switch.delete(entities)
         except fy.P4ClientError as error:
-            lines = [
-                f"{writes[index][0]} {writes[index][1]}: {detail.message or detail.canonical_code.name}"
-                for index, detail in list(error.details.items())[:10]
-                if index < len(writes)
-            ]
-            await self._read()
-            raise SwitchError(
-                f"switch {self.config.name} refused {len(error.details) or len(writes)}"
-                f" of {len(writes)} writes: " + ("; ".join(lines) if lines else f"{error.code.name}: {error.message}")
-            ) from None
-        for sign, item in writes:
+            await self._refused(error, sign, items)
+        except ValueError as error:
+            raise Refused(f"switch {self.config.name}: its program does not take an entry: {error}") from None
+        self.writes += len(items)
+        for item in items:
             if sign == "-":
                 self._actual.pop(item.key, None)
             else:
                 self._actual[item.key] = item
 
-    async def counters(self, name: str) -> dict[int, tuple[int, int]]:
-        """All cells of an indirect counter that are not zero: index to (packets, bytes)."""
-        found: dict[int, tuple[int, int]] = {}
-        async for cell in self._require().read(fy.P4CounterEntry(name)):  # type: ignore[attr-defined]
-            if cell.packet_count or cell.byte_count:
-                found[int(cell.index or 0)] = (cell.packet_count, cell.byte_count)
-        return found
+    async def _refused(self, error: fy.P4ClientError, sign: str, items: list[Item]) -> None:
+        """Raises what the operator should read; the mirror is read anew, since part of the batch was written."""
+        details = sorted(error.details.items())
+        lines = [
+            f"{sign} {items[index]}: {detail.message or code.name}{_advice(code.name)}"
+            for index, detail in details[:5]
+            for code in [detail.canonical_code]
+            if index < len(items)
+        ]
+        self._whole = True
+        if not details and error.code.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
+            raise SwitchError(f"switch {self.config.name} went away during a write: {error.message}") from None
+        with suppress(fy.P4ClientError, SwitchError):
+            await self._read()
+        if error.code.name == "PERMISSION_DENIED":
+            raise SwitchError(f"switch {self.config.name}: another controller is primary now") from None
+        raise Refused(
+            f"switch {self.config.name} refused {len(details) or 'some'} of {len(items)} writes: "
+            + ("; ".join(lines) if lines else f"{error.code.name}: {error.message}{_advice(error.code.name)}")
+        ) from None
 
-    @property
-    def schema(self) -> fy.P4Schema:
-        """The P4Info in force."""
-        return self._require().p4info
+    async def counters(self, name: str, cells: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
+        """Cells of an indirect counter as index to (packets, bytes); all that are not zero, if none are named."""
+        if cells is None:
+            requests = [fy.P4CounterEntry(name)]
+        else:
+            requests = [fy.P4CounterEntry(name, index=index) for index in cells]
+        found: dict[int, tuple[int, int]] = {}
+        for start in range(0, len(requests), BATCH):
+            async for cell in self._require().read(requests[start : start + BATCH]):  # type: ignore[attr-defined]
+                if cells is not None or cell.packet_count or cell.byte_count:
+                    found[int(cell.index or 0)] = (cell.packet_count, cell.byte_count)
+        return found
 
     def _require(self) -> fy.Switch:
         if self._switch is None:
-            raise SwitchError(f"switch {self.config.name} {self.problem}")
+            raise SwitchError(f"switch {self.config.name}: {self.problem}")
         return self._switch
 
 
-__all__ = ["Digest", "Meter", "Multicast", "SwitchError", "SwitchLink"]
+def _batches(items: Iterable[Item]) -> list[list[Item]]:
+    """Batches of one kind of entity each: a batch's updates have no order among themselves (P4Runtime 12.2)."""
+    batches: list[list[Item]] = []
+    last = None
+    for item in items:
+        kind = item.table if isinstance(item, Entry) else type(item).__name__
+        if kind != last or len(batches[-1]) >= BATCH:
+            batches.append([])
+            last = kind
+        batches[-1].append(item)
+    return batches
+
+
+def _advice(code: str) -> str:
+    """What to do about a refusal."""
+    return {
+        "RESOURCE_EXHAUSTED": " (the table is full: fewer services or slots, or a program with larger tables)",
+        "ALREADY_EXISTS": " (something else writes to this switch)",
+        "NOT_FOUND": " (something else writes to this switch)",
+        "INVALID_ARGUMENT": " (the program does not take this value: is the pipeline of this controller's version?)",
+        "PERMISSION_DENIED": " (another controller is primary)",
+    }.get(code, "")

@@ -2,10 +2,7 @@
 
 import random
 
-import pytest
-
-from rivulet_controller.keys import CONFIRM_MARGIN_S, EPOCH_MAX, KeyRing, Kind, Lives, State, next_epoch
-from rivulet_controller.store import Decision, SqliteStore
+from rivulet_controller.keys import CONFIRM_MARGIN_S, EPOCH_MAX, WITHDRAWN_S, KeyRing, Kind, Lives, State, next_epoch
 
 LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0)
 
@@ -42,7 +39,11 @@ def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
     ring = ring.tick(20.0, LIVES, nobody).tick(20.0, LIVES, everybody)
     gone = 20.0 + LIVES.horizon + CONFIRM_MARGIN_S
     assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, nobody).of(Kind.NONCE)]
-    assert 1 not in [k.epoch for k in ring.tick(gone, LIVES, nobody).of(Kind.NONCE)]
+    ring = ring.tick(gone, LIVES, nobody)
+    assert 1 not in [k.epoch for k in ring.accepted(Kind.NONCE)]
+    withdrawn = next(k for k in ring.of(Kind.NONCE) if k.epoch == 1)
+    assert withdrawn.state is State.WITHDRAWN, "the ToRs refuse it before they forget it"
+    assert 1 not in [k.epoch for k in ring.tick(gone + WITHDRAWN_S, LIVES, nobody).of(Kind.NONCE)]
 
 
 def test_a_clock_that_jumps_back_withdraws_nothing_early_and_rotates() -> None:
@@ -78,28 +79,3 @@ def test_epochs_wrap_past_zero_and_secrets_stay_out_of_text() -> None:
     nonce = ring.of(Kind.NONCE)[0]
     assert (len(nonce.k), len(nonce.k_prime), len(nonce.opening)) == (8, 8, 16)
     assert nonce.k != nonce.k_prime
-
-
-def test_the_store_keeps_rings_decisions_and_counters_for_its_owner_only(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "state" / "controller.db"
-    store = SqliteStore(path)
-    ring = KeyRing().tick(0.0, LIVES, nobody).tick(0.0, LIVES, everybody).tick(10.0, LIVES, nobody)
-    store.save_key_ring("web", ring)
-    store.save_decision("r1", Decision(draining=True, weight=3))
-    assert [store.next_counter("tor1"), store.next_counter("tor1"), store.next_counter("tor2")] == [1, 2, 1]
-    store.close()
-    assert path.stat().st_mode & 0o077 == 0
-    again = SqliteStore(path)
-    assert set(again.key_ring("web").keys) == set(ring.keys)
-    for kind in Kind:
-        assert again.key_ring("web").of(kind) == ring.of(kind)
-    assert again.key_ring("other") == KeyRing()
-    assert again.decisions() == {"r1": Decision(draining=True, weight=3)}
-    assert again.next_counter("tor1") == 3
-
-
-def test_a_store_that_cannot_be_opened_says_so(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    blocker = tmp_path / "file"
-    blocker.write_text("not a folder")
-    with pytest.raises(OSError):
-        SqliteStore(blocker / "controller.db")

@@ -1,0 +1,73 @@
+"""The common clock of the ToRs: the offset of each, from events that carry its time.
+
+Pure bookkeeping over samples. The rack's clock is never stepped: the first ToR whose clock was valid when the
+controller met it is the reference, and without one the controller's wall clock at that moment. So neither a jump of
+the wall clock nor a restart of a switch makes established connections stale.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+CLOCK_BITS = 48
+_MASK = (1 << CLOCK_BITS) - 1
+
+TOLERANCE_US = 20_000
+"""Error below which an offset is left alone; ToRs must agree within 100 ms (docs/wire-format.md)."""
+
+WINDOW_S = 30.0
+"""How long a sample counts: drift of two clocks stays far below the tolerance meanwhile."""
+
+SAMPLES = 256
+
+
+def signed(difference: int) -> int:
+    """A difference of two 48-bit clocks as the nearest signed number."""
+    difference &= _MASK
+    return difference - (1 << CLOCK_BITS) if difference >> (CLOCK_BITS - 1) else difference
+
+
+class RackClock:
+    """The common clock against the controller's monotonic one, microseconds."""
+
+    def __init__(self) -> None:
+        self._base: int | None = None
+
+    def now(self, monotonic: float, wall: float) -> int:
+        """The common time; the first call without a reference takes the wall clock for it."""
+        if self._base is None:
+            self._base = round((wall - monotonic) * 1e6)
+        return (round(monotonic * 1e6) + self._base) & _MASK
+
+    def adopt(self, monotonic: float, clock: int) -> None:
+        """Takes a valid ToR's clock as the reference, if there is none yet."""
+        if self._base is None:
+            self._base = clock - round(monotonic * 1e6)
+
+
+@dataclass(slots=True)
+class OffsetEstimate:
+    """The offset of one ToR's local clock to the common clock, from samples of it."""
+
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+
+    def reset(self) -> None:
+        """Forgets everything: the switch or its pipeline started again."""
+        self._samples.clear()
+
+    def sample(self, monotonic: float, common: int, local: int) -> None:
+        """One event: common time when it arrived, local clock when it was made."""
+        while self._samples and monotonic - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        self._samples.append((monotonic, (common - local) & _MASK))
+
+    def wanted(self, current: int | None) -> int | None:
+        """The offset to set, or None if `current` is good enough. The least delayed sample is nearest the truth."""
+        if not self._samples:
+            return None
+        newest = self._samples[-1][1]
+        best = min((offset for _, offset in self._samples), key=lambda offset: signed(offset - newest))
+        if current is not None and abs(signed(best - current)) <= TOLERANCE_US:
+            return None
+        return best

@@ -1,0 +1,137 @@
+"""`rivulet-controller FILE`: the process. Signals, the file's changes, the listeners; the work is controller.py's."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+
+from . import agents as agents_door
+from .config import Config, ConfigError, Tls, load
+from .controller import Controller
+from .names import NamesError
+from .state import OutOfNumbers
+from .store import SqliteStore, StoreError
+
+log = logging.getLogger("rivulet.daemon")
+
+FILE_POLL_S = 0.25
+"""How often the configuration file is looked at for a change."""
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 ended by a signal, 1 cannot start, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="rivulet-controller", description="Rivulet's control plane.")
+    parser.add_argument("file", type=Path, help="the description of the rack (YAML)")
+    parser.add_argument("--log", default="info", choices=["debug", "info", "warning", "error"])
+    arguments = parser.parse_args()
+    logging.basicConfig(
+        level=arguments.log.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # finsy tells every connection attempt; our own lines say what matters.
+    logging.getLogger("finsy").setLevel(logging.CRITICAL if arguments.log != "debug" else logging.DEBUG)
+    try:
+        config = load(arguments.file)
+        asyncio.run(_run(config, arguments.file))
+    except (ConfigError, NamesError, StoreError, OutOfNumbers, ValueError, OSError) as error:
+        print(f"rivulet-controller: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+async def _run(config: Config, path: Path) -> None:
+    stop = asyncio.Event()
+    reload = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    store = SqliteStore(config.state)
+    controller = Controller(config, store, path)
+    server: grpc.aio.Server | None = None
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await controller.start()
+        server = await _listen(controller, config)
+        tasks.append(asyncio.create_task(controller.run(), name="controller"))
+        tasks.append(asyncio.create_task(_follow_file(controller, path, reload), name="file"))
+        ended = asyncio.create_task(stop.wait(), name="signal")
+        done, _ = await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {ended}:
+            # None of them ends by itself: what ended has failed, and the process must say so.
+            task.result()
+        log.info("ending: the switches keep what they have")
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        await controller.stop()
+        if server is not None:
+            await server.stop(0.2)
+        store.close()
+
+
+async def _listen(controller: Controller, config: Config) -> grpc.aio.Server:
+    address = config.listen.agents
+    if address.startswith("unix:"):
+        free_socket(Path(address.removeprefix("unix:")))
+    server = await agents_door.serve(controller.agents, address, _credentials(config.listen.agents_tls))
+    if address.startswith("unix:"):
+        # Whoever can open it gets keys.
+        os.chmod(address.removeprefix("unix:"), 0o600)
+    log.info("agents: listening on %s", address)
+    return server
+
+
+def free_socket(path: Path) -> None:
+    """Makes the folder of a Unix socket, and removes one left by a process that is gone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_socket():
+        path.unlink()
+
+
+def _credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
+    if tls is None:
+        return None
+    return grpc.ssl_server_credentials(
+        [(tls.key.read_bytes(), tls.certificate.read_bytes())],
+        root_certificates=tls.authority.read_bytes(),
+        require_client_auth=True,
+    )
+
+
+async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event) -> None:
+    """Reloads on SIGHUP and when the file changes. A file that cannot be used changes nothing."""
+    seen = _stamp(path)
+    while True:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reload.wait(), FILE_POLL_S)
+        now = _stamp(path)
+        if not reload.is_set() and (now == seen or now is None):
+            continue
+        reload.clear()
+        seen = now
+        try:
+            await controller.change(load(path), "the file")
+        except ConfigError as error:
+            controller.refuse_config("the file", str(error))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+if __name__ == "__main__":
+    main()

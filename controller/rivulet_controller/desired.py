@@ -1,0 +1,399 @@
+"""What a switch should hold, as pure functions of configuration, keys, numbers and slots (docs/dataplane.md).
+
+The result comes in fragments, each a tuple of entries under a name, so that a change of one service touches one
+fragment. A fragment whose inputs did not change is the same object as before (`lru_cache`), which the writer uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from .config import Config, IPAddress, Keys, Replica, Service, SwitchConfig
+from .entry import Digest, Item, Meter, Multicast, default, entry
+from .keys import KeyRing, Kind, State
+from .names import Names
+from .slots import drained, round_robin
+from .state import Pairs
+
+ORDER = (
+    "tor", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
+    "next_hops", "neighbours", "routes",
+    "pools", "replicas", "encapsulations", "heartbeat_sources", "slots",
+    "nonce_keys", "service_checks", "service_config", "services", "addresses",
+)  # fmt: skip
+"""Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
+
+FLOOD_GROUP = 1
+COPIES_GROUPS = 1024
+"""Multicast groups: one floods VLAN 0, `COPIES_GROUPS + pool` copies to all members of a pool."""
+
+REPLAY_LIMIT = 32768
+OPENINGS_LIMIT = 8192
+"""First uses per 4.19 s above which the replay sketch stops judging (docs/dataplane.md)."""
+
+EVENT_RATE = 100
+"""Digests a second of each kind that packets alone can cause."""
+
+TOO_BIG_RATE = 100
+"""ICMP too-big answers a second and port."""
+
+TUNNEL_OVERHEAD = {("ip_in_ip", 4): 20, ("ip_in_ip", 6): 40, ("gue", 4): 32, ("gue", 6): 52}
+"""Bytes that a tunnel adds, by kind and IP version of the outer header."""
+
+Fragment = tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tor:
+    """What is particular to one run of one switch's pipeline."""
+
+    tor_id: int
+    clock_offset: int = 0
+    time_valid: bool = False
+    sketch_keys: tuple[int, int] = field(default=(0, 0), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers that names have in the switch's tables."""
+
+    services: Mapping[str, int]
+    pools: Mapping[str, int]
+    replicas: Mapping[str, Mapping[str, int]]
+    """By pool, then by replica."""
+    next_hops: Mapping[str, Mapping[str, int]]
+    """By switch, then by `hop_name`."""
+
+
+def address_int(address: IPAddress) -> int:
+    """An address as the 128 bits of the tables; IPv4 as ::ffff:a.b.c.d."""
+    return int(address) | (0xFFFF << 32 if address.version == 4 else 0)
+
+
+def mac_int(mac: str) -> int:
+    """A MAC address as an integer."""
+    return int(mac.replace(":", ""), 16)
+
+
+def hop_name(port: int, mac: str) -> str:
+    """What a next hop is called: several addresses behind one port and MAC share it."""
+    return f"{port}/{mac}"
+
+
+def next_hops(config: Config, switch: SwitchConfig) -> dict[str, tuple[int, str, int]]:
+    """The switch's next hops by name: port, MAC, MTU."""
+    hops = {hop_name(h.port, h.mac): (h.port, h.mac, h.mtu) for h in switch.hosts}
+    for replica in config.replicas:
+        if replica.switch == switch.name:
+            hops.setdefault(hop_name(replica.port, replica.mac), (replica.port, replica.mac, replica.mtu))
+    return hops
+
+
+def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
+    v4 = next((a for a in switch.addresses if a.version == 4), None)
+    v6 = next((a for a in switch.addresses if a.version == 6), None)
+    yield default(
+        "tor",
+        "set_tor",
+        {
+            "clock_offset": tor.clock_offset,
+            "time_valid": int(tor.time_valid),
+            "tor_id": tor.tor_id,
+            "mac": mac_int(switch.mac),
+            "ipv4": int(v4) if v4 else 0,
+            "ipv6": int(v6) if v6 else 0,
+            "sketch_key0": tor.sketch_keys[0],
+            "sketch_key1": tor.sketch_keys[1],
+            "replay_limit": REPLAY_LIMIT,
+            "openings_limit": OPENINGS_LIMIT,
+        },
+    )
+    for kind in ("CHECK_FAILED", "UNKNOWN_SOURCE", "UNJUDGED", "NO_REPLICA"):
+        yield _rate("event_meter", names.value("event_kind_t", kind), EVENT_RATE)
+    for port in switch.ports:
+        yield _rate("too_big_meter", port, TOO_BIG_RATE)
+    yield Digest(names.digest)
+
+
+def _rate(meter: str, index: int, rate: int) -> Meter:
+    """A limit of `rate` packets a second with a burst of a tenth of a second, ten packets at least."""
+    burst = max(rate // 10, 10)
+    return Meter(meter, index, rate, burst, rate, burst)
+
+
+def _l2(config: Config, switch: SwitchConfig, clock_known: bool, learned: frozenset[tuple[int, int]]) -> Iterator[Item]:
+    """Ports and bridging in VLAN 0. `learned`: sources that events told of, as (MAC, port)."""
+    for port in switch.ports:
+        yield entry("ports", {"ingress_port": port}, "set_port", {"pvid": 0})
+    yield Multicast(FLOOD_GROUP, tuple((port, 0) for port in sorted(switch.ports)))
+    yield entry("floods", {"vlan": 0}, "flood", {"group": FLOOD_GROUP})
+    known = {mac_int(mac): port for port, mac, _ in next_hops(config, switch).values()}
+    for mac, port in {**dict(sorted(learned)), **known}.items():
+        yield entry("bridges", {"vlan": 0, "mac": mac}, "bridge_to", {"port": port})
+        # Until the switch's clock is known, every frame may raise an event, since events tell the clock.
+        if clock_known:
+            yield entry("known_sources", {"vlan": 0, "mac": mac, "ingress_port": port}, "source_known")
+
+
+def _routes(config: Config, switch: SwitchConfig, numbers: Mapping[str, int]) -> Iterator[Item]:
+    hops = next_hops(config, switch)
+    for name, (port, mac, mtu) in hops.items():
+        number = numbers[name]
+        yield entry("next_hops", {"next_hop": number}, "set_next_hop", {"port": port, "mtu": mtu})
+        yield entry(
+            "neighbours",
+            {"next_hop": number},
+            "set_neighbour",
+            {"src_mac": mac_int(switch.mac), "dst_mac": mac_int(mac), "vlan": 0},
+        )
+    where: dict[tuple[int, int], int] = {}
+    for host in switch.hosts:
+        where[address_int(host.ip), 128] = numbers[hop_name(host.port, host.mac)]
+    for replica in config.replicas:
+        if replica.switch == switch.name:
+            where.setdefault((address_int(replica.ip), 128), numbers[hop_name(replica.port, replica.mac)])
+    for route in switch.routes:
+        length = route.prefix.prefixlen + (96 if route.prefix.version == 4 else 0)
+        where.setdefault((address_int(route.prefix.network_address), length), _via(switch, route.via, numbers))
+    for (value, length), hop in where.items():
+        # The default route matches anything, which P4Runtime writes as no match at all.
+        match: dict[str, int | tuple[int, int]] = {"destination": (value, length)} if length else {}
+        yield entry("routes", match, "route_to", {"next_hop": hop})
+
+
+def _via(switch: SwitchConfig, address: IPAddress, numbers: Mapping[str, int]) -> int:
+    host = next(h for h in switch.hosts if h.ip == address)
+    return numbers[hop_name(host.port, host.mac)]
+
+
+def _addresses(config: Config, switch: SwitchConfig, live: frozenset[str]) -> Iterator[Item]:
+    own = {address_int(address) for address in switch.addresses}
+    for value in sorted(own):
+        yield entry("addresses", {"address": value}, "own_address")
+    served = {address_int(a) for service in config.services if service.name in live for a in service.addresses}
+    for value in sorted(served - own):
+        yield entry("addresses", {"address": value}, "service_address")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A replica in a pool as one switch sees it."""
+
+    index: int
+    replica: Replica
+    hop: int
+    port: int
+    remote: bool
+
+
+@lru_cache(maxsize=4096)
+def _pool(
+    number: int, members: tuple[Member, ...], bound_us: int, readmitted: tuple[int, ...], switch: SwitchConfig
+) -> Fragment:
+    items: list[Item] = []
+    group = COPIES_GROUPS + number
+    items.append(Multicast(group, tuple((m.port, m.index) for m in sorted(members, key=lambda m: (m.port, m.index)))))
+    bitmap = sum(1 << m.index for m in members)
+    items.append(
+        entry("pools", {"pool": number}, "set_pool", {"members": bitmap, "bound": bound_us, "copies_group": group})
+    )
+    for member, again in zip(members, readmitted, strict=True):
+        replica = member.replica
+        key = {"pool": number, "replica": member.index}
+        if member.remote:
+            overhead = TUNNEL_OVERHEAD[replica.tunnel, replica.ip.version]
+            items.append(entry("replicas", key, "remote", {"next_hop": member.hop, "overhead": overhead}))
+            source = next(a for a in switch.addresses if a.version == replica.ip.version)
+            items.append(
+                entry(
+                    "encapsulations",
+                    key,
+                    f"{replica.tunnel}_v{replica.ip.version}",
+                    {"next_hop": member.hop, "src": int(source), "dst": int(replica.ip)},
+                )
+            )
+        else:
+            items.append(entry("replicas", key, "rack", {"next_hop": member.hop}))
+            items.append(entry("encapsulations", key, "to_rack", {"next_hop": member.hop}))
+        source_value = address_int(replica.ip) if member.remote else mac_int(replica.mac)
+        items.append(
+            entry(
+                "heartbeat_sources",
+                {**key, "ingress_port": member.port, "remote": int(member.remote), "source": source_value},
+                "admit_heartbeat",
+                {"readmitted": again},
+            )
+        )
+    return tuple(items)
+
+
+def _members(config: Config, switch: SwitchConfig, service: Service, numbers: Numbers) -> tuple[Member, ...]:
+    """Who is in a service's pool, as this switch reaches them; maintenance takes a replica out."""
+    hops = next_hops(config, switch)
+    by_name = {replica.name: replica for replica in config.replicas}
+    members = []
+    for name, index in sorted(numbers.replicas[service.pool_name].items(), key=lambda item: item[1]):
+        replica = by_name[name]
+        if replica.maintenance:
+            continue
+        if replica.switch == switch.name:
+            hop = hop_name(replica.port, replica.mac)
+            members.append(Member(index, replica, numbers.next_hops[switch.name][hop], hops[hop][0], remote=False))
+        else:
+            route = max((r for r in switch.routes if replica.ip in r.prefix), key=lambda r: r.prefix.prefixlen)
+            host = next(h for h in switch.hosts if h.ip == route.via)
+            number = numbers.next_hops[switch.name][hop_name(host.port, host.mac)]
+            members.append(Member(index, replica, number, host.port, remote=True))
+    return tuple(members)
+
+
+@lru_cache(maxsize=16384)
+def _slot_set(number: int, pairs: Pairs) -> Fragment:
+    return tuple(
+        entry("slots", {"slot_set": number, "slot": slot}, "set_slot", {"first": first, "second": second})
+        for slot, (first, second) in enumerate(pairs)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _round_robin(size: int, weights: tuple[tuple[int, int], ...]) -> Pairs:
+    return round_robin(size, dict(weights))
+
+
+def flow_set(service: int) -> int:
+    """Number of a service's slot set for flows."""
+    return 2 * service
+
+
+def spray_set(service: Service, number: int) -> int:
+    """Number of a service's slot set for requests: only round robin needs an order of its own."""
+    return 2 * number + 1 if service.policy == "round_robin" else flow_set(number)
+
+
+@lru_cache(maxsize=16384)
+def _service(service: Service, number: int, pool: int, ring: KeyRing, keys: Keys, names: Names) -> Fragment:
+    items: list[Item] = []
+    for key in ring.of(Kind.NONCE):
+        words = [int.from_bytes(key.secret[at : at + 4], "little") for at in range(0, 16, 4)]
+        items.append(
+            entry(
+                "nonce_keys",
+                {"service": number, "nonce_epoch": key.epoch},
+                "set_nonce_keys",
+                {
+                    **dict(zip(("k0", "k1", "k0_prime", "k1_prime"), words, strict=True)),
+                    "usable": int(key.state is not State.WITHDRAWN),
+                },
+            )
+        )
+    seal, nonce = ring.usable(Kind.SEAL), ring.usable(Kind.NONCE)
+    checks = service.checks
+    modes = {
+        f"{check}_mode": names.value("check_mode_t", getattr(checks, check).upper())
+        for check in ("key", "time", "range", "sum", "replay", "meter")
+    }
+    items.append(
+        entry(
+            "service_checks",
+            {"service": number},
+            "set_checks",
+            {
+                **modes,
+                "drop_unjudged": int(checks.unjudged == "drop"),
+                "horizon": round(keys.horizon * 1e6),
+                "seal_epoch": seal.epoch if seal else 0,
+                "nonce_epoch": nonce.epoch if nonce else 0,
+            },
+        )
+    )
+    mask = service.slots - 1
+    items.append(
+        entry(
+            "service_config",
+            {"service": number},
+            "configure",
+            {
+                "pool": pool,
+                "policy": names.value("policy_t", service.policy.upper()),
+                "spray_set": spray_set(service, number),
+                "spray_mask": mask,
+                "flow_set": flow_set(number),
+                "flow_mask": mask,
+                "plain_tcp": int(service.plain_tcp),
+            },
+        )
+    )
+    for address in service.addresses:
+        match = {"address": address_int(address), "port": service.port}
+        items.append(entry("services", match, "set_service", {"service": number}))
+    for cell in ("syn", "timeout", "restart"):
+        rate = getattr(service.meters, cell)
+        if rate is not None:
+            items.append(_rate("service_meters", number * 4 + names.value("service_meter_t", cell.upper()), rate))
+    if service.meters.icmp_error is not None:
+        items.append(_rate("icmp_error_meter", number, service.meters.icmp_error))
+    return tuple(items)
+
+
+def desired(
+    names: Names,
+    config: Config,
+    switch: SwitchConfig,
+    tor: Tor,
+    numbers: Numbers,
+    rings: Mapping[str, KeyRing],
+    slots: Mapping[str, Pairs],
+    weights: Mapping[str, int],
+    draining: frozenset[str],
+    readmitted: Mapping[tuple[int, int], int],
+    learned: frozenset[tuple[int, int]] = frozenset(),
+) -> dict[str, Fragment]:
+    """Everything that one switch should hold, by fragment.
+
+    `weights` are the replicas' weights in force; `readmitted` holds, by (pool, replica) numbers, the exclusions after
+    which a replica takes plain TCP again. A service without a nonce key is left out: it is not live before its keys.
+    """
+    live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
+    fragments: dict[str, Fragment] = {
+        "switch": tuple(_switch(names, switch, tor)),
+        "l2": tuple(_l2(config, switch, tor.time_valid, learned)),
+        "routes": tuple(_routes(config, switch, numbers.next_hops[switch.name])),
+        "addresses": tuple(_addresses(config, switch, live)),
+    }
+    indices: dict[str, dict[int, int]] = {}
+    leaving: dict[str, frozenset[int]] = {}
+    for service in config.services:
+        pool, number = numbers.pools[service.pool_name], numbers.services[service.name]
+        if service.pool_name not in indices:
+            members = _members(config, switch, service, numbers)
+            again = tuple(readmitted.get((pool, m.index), 0) for m in members)
+            bound = round(service.liveness * 1e6)
+            fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, again, switch)
+            indices[service.pool_name] = {m.index: weights[m.replica.name] for m in members}
+            leaving[service.pool_name] = frozenset(m.index for m in members if m.replica.name in draining)
+        by_index, away = indices[service.pool_name], leaving[service.pool_name]
+        flows = drained(slots[service.name], away, by_index)
+        fragments[f"slots {service.name}"] = _slot_set(flow_set(number), flows)
+        if service.policy == "round_robin":
+            stay = {index: weight for index, weight in by_index.items() if index not in away}
+            spray = _round_robin(service.slots, tuple((stay or by_index).items()))
+            fragments[f"spray {service.name}"] = _slot_set(spray_set(service, number), spray)
+        if service.name in live:
+            fragments[f"service {service.name}"] = _service(
+                service, number, pool, rings[service.name], config.keys, names
+            )
+    return fragments
+
+
+def tor_of(items: Mapping[str, int]) -> Tor | None:
+    """The `Tor` that a switch already has, from the parameters of its `tor` default action; None if not set."""
+    if not items.get("tor_id"):
+        return None
+    return Tor(
+        tor_id=items["tor_id"],
+        clock_offset=items["clock_offset"],
+        time_valid=bool(items["time_valid"]),
+        sketch_keys=(items["sketch_key0"], items["sketch_key1"]),
+    )

@@ -1,0 +1,70 @@
+"""What the P4 program calls things: its schema, and its enumerations by name.
+
+Numbers of drop reasons, event kinds, check modes and the like are written once, in the P4 program; they arrive here
+through the P4Info. Those that no table or digest exposes are read from the P4 source beside the artifacts.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import finsy as fy
+
+ENUMS = frozenset(
+    {"check_mode_t", "drop_reason_t", "event_kind_t", "outcome_t", "policy_t", "punt_reason_t", "service_meter_t"}
+)
+"""Enumerations that the controller uses."""
+
+_ENUM = re.compile(r"\benum\s+bit<\d+>\s+(\w+)\s*\{(.*?)\}", re.DOTALL)
+_MEMBER = re.compile(r"(\w+)\s*=\s*(\d+)")
+
+
+class NamesError(Exception):
+    """The artifacts are missing or not those of this controller."""
+
+
+class Names:
+    """The P4Info of the program and its enumerations.
+
+    >>> names = Names(Path("p4src/build"))
+    >>> names.value("check_mode_t", "ENFORCE")
+    2
+    """
+
+    def __init__(self, artifacts: Path) -> None:
+        """Reads `rivulet.p4info.txtpb`. Raises NamesError."""
+        self.p4info_path = artifacts / "rivulet.p4info.txtpb"
+        self.program_path = artifacts / "rivulet.json"
+        for path in (self.p4info_path, self.program_path):
+            if not path.is_file():
+                raise NamesError(f"{path} is not there: run `make p4`, or point `pipeline` at the folder that has it")
+        self.schema = fy.P4Schema(self.p4info_path, self.program_path)
+        info = self.schema.type_info.serializable_enums
+        self._enums = {name: dict(info[name].members) for name in ENUMS if name in info}
+        source = artifacts.parent / "include" / "types.p4"
+        if missing := ENUMS - self._enums.keys():
+            if source.is_file():
+                self._enums |= {k: v for k, v in read_enums(source.read_text()).items() if k in missing}
+            if missing := ENUMS - self._enums.keys():
+                raise NamesError(f"neither {self.p4info_path} nor {source} defines {', '.join(sorted(missing))}")
+        self._back = {enum: {v: k for k, v in members.items()} for enum, members in self._enums.items()}
+        self.digest = next((digest.alias for digest in self.schema.digests), "")
+
+    def value(self, enum: str, member: str) -> int:
+        """The number of a member; KeyError if the program has none of that name."""
+        return self._enums[enum][member]
+
+    def member(self, enum: str, value: int) -> str:
+        """The name of a value; its number as text if the program has no name for it."""
+        return self._back[enum].get(value, str(value))
+
+    def members(self, enum: str) -> dict[str, int]:
+        """All members of an enumeration."""
+        return dict(self._enums[enum])
+
+
+def read_enums(source: str) -> dict[str, dict[str, int]]:
+    """The enumerations with an underlying type that a P4 source defines."""
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
+    return {name: {m: int(v) for m, v in _MEMBER.findall(body)} for name, body in _ENUM.findall(plain)}

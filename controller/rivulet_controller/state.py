@@ -1,0 +1,153 @@
+"""What the controller remembers: key rings, operators' decisions, numbers of names, slots.
+
+`State` holds it in memory; `changes` gives what is not yet durable, for the store. Numbers are stable: a service,
+pool, replica or next hop keeps its number for as long as the state lives, so that a changed configuration
+never renumbers what did not change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from .keys import Key, KeyRing, Kind
+from .keys import State as KeyState
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an operator decided about a replica; None where the configuration's value holds."""
+
+    draining: bool = False
+    weight: int | None = None
+
+
+class OutOfNumbers(Exception):
+    """More names than numbers; the text says of what."""
+
+
+def allocate(known: Mapping[str, int], names: Iterable[str], low: int, high: int) -> dict[str, int]:
+    """Numbers from `low` to `high` for `names`: the known ones stay, new names get fresh numbers.
+
+    Numbers of names that are gone are given out again only when no fresh one is left. Raises OutOfNumbers.
+    """
+    wanted = list(dict.fromkeys(names))
+    result = {name: known[name] for name in wanted if name in known}
+    fresh = max([low - 1, *known.values()]) + 1
+    free = iter(sorted(set(known.values()) - set(result.values())))
+    for name in wanted:
+        if name in result:
+            continue
+        if fresh <= high:
+            result[name], fresh = fresh, fresh + 1
+            continue
+        number = next(free, None)
+        if number is None:
+            raise OutOfNumbers(f"{len(wanted)} names and {high - low + 1} numbers")
+        result[name] = number
+    return result
+
+
+Pairs = tuple[tuple[int, int], ...]
+"""Slots: replica index of first and second, by slot."""
+
+
+class State:
+    """The state in memory, and what of it is not yet durable."""
+
+    def __init__(self, stored: Mapping[str, bytes] | None = None) -> None:
+        """From what a store loaded. A value that cannot be read is an error: ValueError."""
+        self.rings: dict[str, KeyRing] = {}
+        self.decisions: dict[str, Decision] = {}
+        self.numbers: dict[str, dict[str, int]] = {}
+        self.slots: dict[str, Pairs] = {}
+        self.counters: dict[str, int] = {}
+        self._changes: dict[str, bytes | None] = {}
+        for key, value in (stored or {}).items():
+            kind, _, name = key.partition("/")
+            try:
+                self._read(kind, name, value)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"the stored state {key!r} cannot be read: {error}") from None
+
+    def _read(self, kind: str, name: str, value: bytes) -> None:
+        match kind:
+            case "keys":
+                self.rings[name] = KeyRing(tuple(_key(item) for item in json.loads(value)))
+            case "decision":
+                self.decisions[name] = Decision(**json.loads(value))
+            case "numbers":
+                self.numbers[name] = {str(k): int(v) for k, v in json.loads(value).items()}
+            case "slots":
+                self.slots[name] = tuple(zip(value[::2], value[1::2], strict=True))
+            case "counter":
+                self.counters[name] = int(value)
+
+    def set_ring(self, service: str, ring: KeyRing) -> None:
+        """Replaces the keys of a service."""
+        if self.rings.get(service) == ring:
+            return
+        self.rings[service] = ring
+        items = [{**asdict(key), "secret": key.secret.hex()} for key in ring.keys]
+        self._changes[f"keys/{service}"] = json.dumps(items).encode()
+
+    def set_decision(self, replica: str, decision: Decision) -> None:
+        """Replaces the decision about one replica."""
+        self.decisions[replica] = decision
+        self._changes[f"decision/{replica}"] = json.dumps(asdict(decision)).encode()
+
+    def number(self, kind: str, names: Iterable[str], low: int, high: int) -> dict[str, int]:
+        """Numbers of these names, old ones kept. Raises OutOfNumbers."""
+        known = self.numbers.get(kind, {})
+        wanted = allocate(known, names, low, high)
+        # Names that are gone keep their numbers on record until somebody needs them.
+        taken = set(wanted.values())
+        merged = {**{name: n for name, n in known.items() if n not in taken}, **wanted}
+        if merged != known:
+            self.numbers[kind] = merged
+            self._changes[f"numbers/{kind}"] = json.dumps(merged).encode()
+        return wanted
+
+    def set_slots(self, service: str, pairs: Pairs) -> None:
+        """Replaces the slots of a service."""
+        if self.slots.get(service) == pairs:
+            return
+        self.slots[service] = pairs
+        self._changes[f"slots/{service}"] = bytes(index for pair in pairs for index in pair)
+
+    def next_counter(self, name: str) -> int:
+        """A durable counter, incremented and returned (ToR incarnations, election ids); the first is 1."""
+        self.counters[name] = self.counters.get(name, 0) + 1
+        self._changes[f"counter/{name}"] = str(self.counters[name]).encode()
+        return self.counters[name]
+
+    def forget_services(self, live: Iterable[str]) -> None:
+        """Drops keys and slots of services that are no more."""
+        keep = set(live)
+        for name in [n for n in self.rings if n not in keep]:
+            del self.rings[name]
+            self._changes[f"keys/{name}"] = None
+        for name in [n for n in self.slots if n not in keep]:
+            del self.slots[name]
+            self._changes[f"slots/{name}"] = None
+
+    def changes(self) -> dict[str, bytes | None]:
+        """What is not yet durable; the caller saves it, and gives it back with `retry` if that failed."""
+        changes, self._changes = self._changes, {}
+        return changes
+
+    def retry(self, changes: Mapping[str, bytes | None]) -> None:
+        """Takes back changes that could not be saved; newer ones win."""
+        self._changes = {**changes, **self._changes}
+
+
+def _key(item: dict[str, object]) -> Key:
+    return Key(
+        kind=Kind(str(item["kind"])),
+        epoch=int(str(item["epoch"])),
+        secret=bytes.fromhex(str(item["secret"])),
+        created=float(str(item["created"])),
+        state=KeyState(str(item["state"])),
+        since=float(str(item["since"])),
+    )

@@ -1,0 +1,46 @@
+"""What an agent is told: the whole of what its replica must serve, as a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .config import Config
+from .desired import Numbers, mac_int
+from .keys import KeyRing, Kind
+from .pb.rivulet.agent.v1 import agent_pb2
+
+
+def update(config: Config, replica: str, numbers: Numbers, rings: Mapping[str, KeyRing]) -> agent_pb2.Update:
+    """The update for one replica, without a version. Raises KeyError if the configuration has no such replica."""
+    place = next((r for r in config.replicas if r.name == replica), None)
+    if place is None:
+        raise KeyError(replica)
+    tor = next(s for s in config.switches if s.name == place.switch)
+    message = agent_pb2.Update()
+    for service in config.services:
+        if replica not in service.replicas or place.maintenance:
+            continue
+        ring = rings.get(service.name, KeyRing())
+        seal, nonce = ring.usable(Kind.SEAL), ring.usable(Kind.NONCE)
+        message.services.add(
+            id=numbers.services[service.name],
+            name=service.name,
+            addresses=[address.packed for address in service.addresses],
+            port=service.port,
+            pool=numbers.pools[service.pool_name],
+            replica=numbers.replicas[service.pool_name][replica],
+            tor_mac=mac_int(tor.mac).to_bytes(6, "big"),
+            heartbeat_interval_us=round(service.heartbeat * 1e6),
+            liveness_bound_us=round(service.liveness * 1e6),
+            trust_tor=service.trust_tor,
+            plain_tcp=service.plain_tcp,
+            seal_keys=[agent_pb2.SealKey(epoch=k.epoch, master=k.secret) for k in ring.accepted(Kind.SEAL)],
+            nonce_keys=[
+                agent_pb2.NonceKey(epoch=k.epoch, k=k.k, k_prime=k.k_prime, opening=k.opening)
+                for k in ring.accepted(Kind.NONCE)
+            ],
+            usable_seal_epoch=seal.epoch if seal else 0,
+            usable_nonce_epoch=nonce.epoch if nonce else 0,
+            horizon_us=round(config.keys.horizon * 1e6),
+        )
+    return message

@@ -1,0 +1,96 @@
+"""A rack's description for tests, and what a switch should hold for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rivulet_controller.config import Config, parse
+from rivulet_controller.desired import Fragment, Numbers, Tor, desired, next_hops
+from rivulet_controller.keys import KeyRing, Kind, Lives
+from rivulet_controller.names import Names
+from rivulet_controller.slots import pair
+from rivulet_controller.state import State
+
+ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
+NAMES = Names(ARTIFACTS)
+LIVES = Lives(seal_rotation=3600.0, nonce_rotation=1800.0, resume=86400.0, horizon=4.0)
+
+RACK = """\
+switches:
+  - name: tor1
+    address: 127.0.0.1:9559
+    number: 1
+    mac: "02:00:00:00:00:fe"
+    addresses: [10.0.1.254, "fd00:1::fe"]
+    ports: [1, 101, 102, 103]
+    hosts:
+      - {ip: 10.0.1.1, mac: "02:00:00:00:01:01", port: 1}
+      - {ip: "fd00:1::1", mac: "02:00:00:00:01:01", port: 1}
+    routes:
+      - {prefix: 0.0.0.0/0, via: 10.0.1.1}
+      - {prefix: "::/0", via: "fd00:1::1"}
+replicas:
+  - {name: r1, switch: tor1, port: 101, mac: "02:00:00:00:02:01", ip: 10.0.2.1}
+  - {name: r2, switch: tor1, port: 102, mac: "02:00:00:00:02:02", ip: 10.0.2.2}
+  - {name: r3, switch: tor1, port: 103, mac: "02:00:00:00:02:03", ip: 10.0.2.3, weight: 2}
+services:
+  - name: web
+    addresses: [10.9.0.1, "fd00:9::1"]
+    port: 80
+    replicas: [r1, r2, r3]
+    slots: 16
+    liveness: 20ms
+"""
+
+
+def config(text: str = RACK) -> Config:
+    """The rack, parsed."""
+    return parse(text, "rack.yaml")
+
+
+def held(kind: Kind, epoch: int) -> bool:
+    """As if all held every key."""
+    return True
+
+
+def fragments(
+    rack: Config,
+    switch: str = "tor1",
+    *,
+    tor: Tor | None = None,
+    draining: frozenset[str] = frozenset(),
+    keys: bool = True,
+    state: State | None = None,
+) -> dict[str, Fragment]:
+    """What a switch should hold, with fresh numbers, slots and usable keys."""
+    state = state or State()
+    weights = {r.name: r.weight for r in rack.replicas}
+    replicas = {s.pool_name: state.number(f"pool {s.pool_name}", s.replicas, 0, 63) for s in rack.services}
+    numbers = Numbers(
+        state.number("service", (s.name for s in rack.services), 1, 4095),
+        state.number("pool", (s.pool_name for s in rack.services), 0, 1023),
+        replicas,
+        {s.name: state.number(f"next_hop {s.name}", next_hops(rack, s), 1, 65535) for s in rack.switches},
+    )
+    for service in rack.services:
+        if keys and service.name not in state.rings:
+            state.set_ring(service.name, KeyRing().tick(1.0, LIVES, held).tick(1.0, LIVES, held))
+        by_index = {replicas[service.pool_name][name]: weights[name] for name in service.replicas}
+        state.set_slots(service.name, pair(state.slots.get(service.name, ()), service.slots, by_index, service.name))
+    return desired(
+        NAMES,
+        rack,
+        next(s for s in rack.switches if s.name == switch),
+        tor or Tor(0x0101, 5, True, (7, 8)),
+        numbers,
+        state.rings,
+        state.slots,
+        weights,
+        draining,
+        {},
+    )
+
+
+def lines(parts: dict[str, Fragment]) -> set[str]:
+    """Everything as readable lines."""
+    return {str(item) for fragment in parts.values() for item in fragment}

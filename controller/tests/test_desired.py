@@ -1,0 +1,205 @@
+"""What a switch should hold: the rows of docs/dataplane.md, in the P4 program's own names and widths."""
+
+import dataclasses
+
+import pytest
+from sample_rack import NAMES, RACK, config, fragments, lines
+
+from rivulet_controller.desired import ORDER, Tor, address_int, tor_of
+from rivulet_controller.entry import Entry, difference
+from rivulet_controller.keys import KeyRing, Kind, Lives
+from rivulet_controller.names import read_enums
+from rivulet_controller.state import State
+
+WEB = f"{address_int(config().services[0].addresses[0]):#x}"
+TWO_RACKS = RACK.replace(
+    "replicas:\n  - {name: r1",
+    """\
+  - name: tor2
+    address: 127.0.0.1:9560
+    number: 2
+    mac: "02:00:00:00:00:fd"
+    addresses: [10.0.3.254, "fd00:3::fe"]
+    ports: [1]
+    hosts: [{ip: 10.0.3.1, mac: "02:00:00:00:03:01", port: 1, mtu: 1600}]
+    routes: [{prefix: 10.0.2.0/24, via: 10.0.3.1}]
+replicas:
+  - {name: r1""",
+)
+
+
+def everything(text: str) -> list[Entry]:
+    rack = config(text)
+    return [item for s in rack.switches for f in fragments(rack, s.name).values() for item in f]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RACK,
+        TWO_RACKS,
+        TWO_RACKS.replace("ip: 10.0.2.1}", "ip: 10.0.2.1, tunnel: gue}"),
+        RACK
+        + "    policy: round_robin\n    meters: {syn: 100, timeout: 10, restart: 1}\n    checks: {unjudged: drop}\n",
+        RACK.replace("ip: 10.0.2.2}", "ip: 10.0.2.2, maintenance: true}"),
+    ],
+)
+def test_every_entry_encodes_against_the_committed_p4info(text: str) -> None:
+    for item in everything(text):
+        item.entity().encode(NAMES.schema)
+        if isinstance(item, Entry):
+            assert item.table in ORDER
+            table = NAMES.schema.tables[item.table]
+            assert item.default or {f.alias for f in table.match_fields} >= {name for name, _ in item.match}
+
+
+def test_installation_order_names_every_table_that_the_controller_fills() -> None:
+    const = {table.alias for table in NAMES.schema.tables if table.is_const}
+    assert set(ORDER) == {table.alias for table in NAMES.schema.tables} - const
+
+
+def test_a_small_rack_line_by_line() -> None:
+    found = lines(fragments(config()))
+    assert {line for line in found if line.startswith(("services", "addresses", "pools", "replicas", "heartbeat"))} == {
+        f"services[address={WEB} port=0x50] set_service(service=0x1)",
+        "services[address=0xfd000009000000000000000000000001 port=0x50] set_service(service=0x1)",
+        "addresses[address=0xffff0a0001fe] own_address()",
+        "addresses[address=0xfd0000010000000000000000000000fe] own_address()",
+        f"addresses[address={WEB}] service_address()",
+        "addresses[address=0xfd000009000000000000000000000001] service_address()",
+        "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x7)",
+        "replicas[pool=0x0 replica=0x0] rack(next_hop=0x2)",
+        "replicas[pool=0x0 replica=0x1] rack(next_hop=0x3)",
+        "replicas[pool=0x0 replica=0x2] rack(next_hop=0x4)",
+        *(
+            f"heartbeat_sources[ingress_port={port:#x} pool=0x0 remote=0x0 replica={index:#x} source={mac:#x}]"
+            " admit_heartbeat(readmitted=0x0)"
+            for index, port, mac in [(0, 101, 0x20000000201), (1, 102, 0x20000000202), (2, 103, 0x20000000203)]
+        ),
+    }
+    assert "multicast[1024] 101 102#1 103#2" in found
+    assert "routes[any] route_to(next_hop=0x1)" in found, "IPv6's default route matches all 128 bits"
+    assert "routes[destination=0xffff00000000/0x60] route_to(next_hop=0x1)" in found
+    assert (
+        "service_config[service=0x1] configure(flow_mask=0xf, flow_set=0x2, plain_tcp=0x1, policy=0x0, pool=0x0,"
+        " spray_mask=0xf, spray_set=0x2)" in found
+    )
+    assert (
+        "service_checks[service=0x1] set_checks(drop_unjudged=0x0, horizon=0x3d0900, key_mode=0x2, meter_mode=0x2,"
+        " nonce_epoch=0x1, range_mode=0x2, replay_mode=0x2, seal_epoch=0x1, sum_mode=0x2, time_mode=0x2)" in found
+    )
+
+
+def test_keys_never_appear_in_text() -> None:
+    state = State()
+    parts = fragments(config(), tor=Tor(0x0101, 5, True, (0xDEADBEEF, 0xFEEDFACE)), state=state)
+    text = repr(parts) + " ".join(lines(parts)) + repr(state.rings)
+    secret = state.rings["web"].of(Kind.NONCE)[0].secret
+    words = [int.from_bytes(secret[at : at + 4], "little") for at in range(0, 32, 4)]
+    words += [int.from_bytes(secret[at : at + 4], "big") for at in range(0, 32, 4)]
+    for word in [*words, 0xDEADBEEF, 0xFEEDFACE]:
+        assert f"{word:x}" not in text and str(word) not in text
+    assert secret.hex() not in text and repr(secret) not in text
+
+
+def test_nonce_key_words_are_little_endian() -> None:
+    state = State()
+    parts = fragments(config(), state=state)
+    key = next(item for item in parts["service web"] if isinstance(item, Entry) and item.table == "nonce_keys")
+    secret = state.rings["web"].of(Kind.NONCE)[0].secret
+    params = dict(key.params)
+    assert params["k0"].to_bytes(4, "little") + params["k1"].to_bytes(4, "little") == secret[:8]
+    assert params["k0_prime"].to_bytes(4, "little") + params["k1_prime"].to_bytes(4, "little") == secret[8:16]
+
+
+def test_a_service_is_not_live_before_its_keys() -> None:
+    found = lines(fragments(config(), keys=False))
+    assert not any(line.startswith(("services[", "service_config[", "nonce_keys[")) for line in found)
+    assert not any(WEB in line for line in found)
+    order = {name: place for place, name in enumerate(ORDER)}
+    for earlier, later in [("nonce_keys", "service_checks"), ("pools", "slots"), ("slots", "service_config")]:
+        assert order[earlier] < order[later]
+    inserts = difference([i for f in fragments(config()).values() for i in f], [], ORDER).insert
+    tables = [item.table for item in inserts if isinstance(item, Entry)]
+    assert tables == sorted(tables, key=lambda t: order[t])
+    deletes = difference([], inserts, ORDER).delete
+    assert [i.table for i in deletes if isinstance(i, Entry)] == sorted(tables, key=lambda t: -order[t])
+
+
+def test_a_withdrawn_nonce_key_is_unusable_before_it_goes() -> None:
+    lives = Lives(seal_rotation=1e6, nonce_rotation=10.0, resume=1e6, horizon=4.0)
+    ring = KeyRing()
+    for now in (0.0, 0.0, 10.0, 10.0, 15.0):
+        ring = ring.tick(now, lives, lambda kind, epoch: True)
+    state = State()
+    state.set_ring("web", ring)
+    usable = {
+        line.split("]")[0]: line.rsplit("usable=", 1)[1]
+        for line in lines(fragments(config(), state=state))
+        if "usable" in line
+    }
+    assert usable == {
+        "nonce_keys[nonce_epoch=0x1 service=0x1": "0x0)",
+        "nonce_keys[nonce_epoch=0x2 service=0x1": "0x1)",
+    }
+
+
+def test_draining_and_maintenance() -> None:
+    state = State()
+    before = lines(fragments(config(), state=state))
+    away = lines(fragments(config(), draining=frozenset({"r1"}), state=state))
+    assert all(line.startswith("slots[") for line in before ^ away), "draining touches slots alone"
+    assert not any("first=0x0" in line for line in away if line.startswith("slots["))
+    out = lines(fragments(config(RACK.replace("ip: 10.0.2.2}", "ip: 10.0.2.2, maintenance: true}"))))
+    assert "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x5)" in out
+    assert "multicast[1024] 101 103#2" in out
+
+
+def test_until_the_clock_is_known_every_source_may_tell_it() -> None:
+    found = lines(fragments(config(), tor=Tor(0x0101)))
+    assert not any(line.startswith("known_sources") for line in found)
+    assert sum(line.startswith("known_sources") for line in lines(fragments(config()))) == 4
+
+
+def test_replicas_of_another_rack_are_reached_by_tunnel() -> None:
+    found = lines(fragments(config(TWO_RACKS), "tor2"))
+    assert "replicas[pool=0x0 replica=0x0] remote(next_hop=0x1, overhead=0x14)" in found
+    assert "encapsulations[pool=0x0 replica=0x0] ip_in_ip_v4(dst=0xa000201, next_hop=0x1, src=0xa0003fe)" in found
+    assert (
+        "heartbeat_sources[ingress_port=0x1 pool=0x0 remote=0x1 replica=0x0 source=0xffff0a000201]"
+        " admit_heartbeat(readmitted=0x0)" in found
+    )
+
+
+def test_round_robin_has_an_order_of_its_own() -> None:
+    rack = config(RACK + "    policy: round_robin\n")
+    state = State()
+    assert len(fragments(rack, state=state)["spray web"]) == 16
+    drained = fragments(rack, draining=frozenset({"r3"}), state=state)["spray web"]
+    assert all("=0x2" not in str(item).split("]")[1] for item in drained), "a draining replica gets no requests"
+
+
+def test_what_did_not_change_is_the_same_object() -> None:
+    text = RACK + RACK.split("services:\n")[1].replace("web", "other").replace('10.9.0.1, "fd00:9::1"', "10.9.0.2")
+    state = State()
+    before = fragments(config(text), state=state)
+    after = fragments(config(text.replace("port: 80", "port: 81", 1)), state=state)
+    for name, fragment in before.items():
+        same = name.startswith(("pool", "slots")) or name == "service other"
+        assert (after[name] is fragment) == same or after[name] == fragment, name
+    assert after["service other"] is before["service other"] and after["slots web"] is before["slots web"]
+
+
+def test_a_switch_tells_which_tor_it_is() -> None:
+    tor = Tor(0x0102, 99, True, (1, 2))
+    params = next(dict(i.params) for i in fragments(config(), tor=tor)["switch"] if isinstance(i, Entry))
+    assert tor_of(params) == tor
+    assert tor_of({}) is None and tor_of({**params, "tor_id": 0}) is None
+    assert dataclasses.replace(tor, sketch_keys=(0, 0)) != tor and "1, 2" not in repr(tor)
+
+
+def test_enumerations_come_from_the_program() -> None:
+    assert NAMES.value("drop_reason_t", "NO_REPLICA") == 40
+    assert NAMES.member("drop_reason_t", 40) == "NO_REPLICA" and NAMES.member("drop_reason_t", 250) == "250"
+    source = "// enum bit<8> no { A = 1 }\nenum bit<4> yes_t { A = 1, /* B = 2, */ C = 3 // D = 4\n}"
+    assert read_enums(source) == {"yes_t": {"A": 1, "C": 3}}

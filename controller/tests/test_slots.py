@@ -1,0 +1,90 @@
+"""Slots: exact shares, few moves, seconds by weight, draining that moves nothing for good."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from rivulet_controller.slots import apportion, drained, pair, round_robin, smooth
+
+
+def moved(before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]) -> int:
+    """Slots whose first changed."""
+    return sum(old[0] != new[0] for old, new in zip(before, after, strict=True))
+
+
+def test_shares_are_exact_to_one_slot_and_nobody_is_left_out() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        weights = {index: rng.randint(1, 256) for index in rng.sample(range(64), rng.randint(1, 16))}
+        quotas = apportion(weights, 128)
+        assert sum(quotas.values()) == 128 and quotas.keys() == weights.keys()
+        whole = sum(weights.values())
+        for index, quota in quotas.items():
+            # Whoever would get none gets one, from the largest share.
+            assert quota == 1 or quota >= weights[index] * 128 // whole - len(weights)
+            assert quota <= weights[index] * 128 / whole + 1 or quota == 1
+    assert apportion({0: 1, 1: 2, 2: 1}, 128) == {0: 32, 1: 64, 2: 32}
+    assert apportion({0: 0}, 128) == {}
+
+
+def test_round_robin_is_smooth() -> None:
+    assert smooth({0: 5, 1: 1, 2: 1}) == [0, 0, 1, 0, 2, 0, 0], "nginx's own example"
+    firsts = [first for first, _ in round_robin(128, {0: 1, 1: 1, 2: 1})]
+    assert all(firsts[i] != firsts[i + 1] for i in range(127))
+
+
+def test_seconds_are_never_the_first_and_spread_by_weight() -> None:
+    pairs = pair((), 1024, {0: 1, 1: 1, 2: 2}, "web")
+    assert Counter(first for first, _ in pairs) == {0: 256, 1: 256, 2: 512}
+    assert all(first != second for first, second in pairs)
+    seconds = Counter(second for first, second in pairs if first == 0)
+    assert seconds[2] == pytest.approx(2 * seconds[1], abs=3), "a dead replica's share goes to the others by weight"
+
+
+def test_a_new_member_takes_its_share_and_no_other_slot_moves() -> None:
+    before = pair((), 128, {0: 1, 1: 1, 2: 1}, "web")
+    after = pair(before, 128, {0: 1, 1: 1, 2: 1, 3: 1}, "web")
+    assert moved(before, after) == 32 == Counter(first for first, _ in after)[3]
+
+
+def test_a_member_that_leaves_moves_its_own_slots_only() -> None:
+    before = pair((), 128, {0: 1, 1: 1, 2: 1, 3: 1}, "web")
+    after = pair(before, 128, {0: 1, 1: 1, 3: 1}, "web")
+    assert all(old[0] == 2 for old, new in zip(before, after, strict=True) if old[0] != new[0])
+    assert moved(before, after) == 32
+
+
+def test_moves_are_the_least_possible_for_any_change_of_weights() -> None:
+    rng = random.Random(11)
+    before = pair((), 256, {0: 1}, "web")
+    for _ in range(200):
+        weights = {index: rng.randint(1, 9) for index in rng.sample(range(12), rng.randint(1, 12))}
+        after = pair(before, 256, weights, "web")
+        had, has = Counter(f for f, _ in before), Counter(f for f, _ in after)
+        assert moved(before, after) == sum(max(has[i] - had[i], 0) for i in has)
+        assert len(weights) == 1 or all(first != second for first, second in after)
+        before = after
+
+
+def test_draining_swaps_and_coming_back_moves_nothing() -> None:
+    weights = {0: 1, 1: 1, 2: 1}
+    pairs = pair((), 128, weights, "web")
+    away = drained(pairs, frozenset({1}), weights)
+    for old, new in zip(pairs, away, strict=True):
+        if old[0] == 1:
+            assert new == (old[1], 1), "SYNs go to the new first, old flows are handed to the second"
+        else:
+            assert new == old
+    both = drained(pairs, frozenset({0, 1}), weights)
+    assert {first for first, _ in both} == {2}
+    assert drained(pairs, frozenset({0, 1, 2}), weights) == pairs, "when all drain, nobody does"
+    assert drained(pairs, frozenset(), weights) == pairs
+
+
+def test_the_number_of_slots_may_change_and_nobody_may_serve() -> None:
+    pairs = pair((), 64, {0: 1, 1: 1}, "web")
+    doubled = pair(pairs, 128, {0: 1, 1: 1}, "web")
+    assert moved(pairs, doubled[:64]) == 0 and moved(pairs, doubled[64:]) == 0
+    assert pair(pairs, 8, {}, "web") == ((0, 0),) * 8
+    assert pair((), 8, {5: 1}, "web") == ((5, 5),) * 8

@@ -1,0 +1,87 @@
+"""Durable state: what is kept, for whom, and numbers that never change for what did not change."""
+
+from pathlib import Path
+
+import pytest
+
+from rivulet_controller.keys import KeyRing, Kind, Lives
+from rivulet_controller.state import Decision, OutOfNumbers, State, allocate
+from rivulet_controller.store import SqliteStore, StoreError
+
+LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0)
+
+
+def everybody(kind: Kind, epoch: int) -> bool:
+    return True
+
+
+def test_the_store_keeps_everything_and_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "controller.db"
+    store = SqliteStore(path)
+    state = State(store.load())
+    ring = KeyRing().tick(0.0, LIVES, everybody).tick(0.0, LIVES, everybody).tick(10.0, LIVES, everybody)
+    state.set_ring("web", ring)
+    state.set_decision("r1", Decision(draining=True, weight=3))
+    state.set_slots("web", ((0, 1), (1, 0), (63, 0)))
+    assert state.number("service", ["web", "other"], 1, 4095) == {"web": 1, "other": 2}
+    assert [state.next_counter("tor1"), state.next_counter("tor1"), state.next_counter("tor2")] == [1, 2, 1]
+    store.save(state.changes())
+    assert state.changes() == {}, "what is durable is not saved again"
+    for file in path.parent.iterdir():
+        assert file.stat().st_mode & 0o077 == 0, f"{file.name} can be read by others"
+    store.close()
+
+    again = State(SqliteStore(path).load())
+    for kind in Kind:
+        assert again.rings["web"].of(kind) == ring.of(kind)
+    assert again.decisions == {"r1": Decision(draining=True, weight=3)}
+    assert again.slots == {"web": ((0, 1), (1, 0), (63, 0))}
+    assert again.number("service", ["new", "other"], 1, 4095) == {"new": 3, "other": 2}
+    assert again.next_counter("tor1") == 3
+
+
+def test_services_that_are_gone_lose_their_keys_and_slots() -> None:
+    state = State()
+    for name in ("web", "old"):
+        state.set_ring(name, KeyRing().tick(0.0, LIVES, everybody))
+        state.set_slots(name, ((0, 0),))
+    state.changes()
+    state.forget_services(["web"])
+    assert state.changes() == {"keys/old": None, "slots/old": None}
+
+
+def test_changes_that_could_not_be_saved_come_again_and_newer_ones_win() -> None:
+    state = State()
+    state.next_counter("a")
+    state.next_counter("b")
+    failed = state.changes()
+    state.next_counter("a")
+    state.retry(failed)
+    assert state.changes() == {"counter/a": b"2", "counter/b": b"1"}
+
+
+@pytest.mark.parametrize("value", [b"", b"[1]", b"{", b'[{"kind": "seal"}]'])
+def test_a_state_that_cannot_be_read_says_which(value: bytes) -> None:
+    with pytest.raises(ValueError, match="'keys/web' cannot be read"):
+        State({"keys/web": value})
+
+
+def test_stores_that_cannot_be_used_say_so(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("not a folder")
+    with pytest.raises(StoreError, match="controller"):
+        SqliteStore(blocker / "controller.db")
+    garbage = tmp_path / "garbage.db"
+    garbage.write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError, match="garbage"):
+        SqliteStore(garbage)
+
+
+def test_numbers_stay_and_come_again_only_when_none_is_left() -> None:
+    known = allocate({}, ["a", "b", "c"], 0, 3)
+    assert known == {"a": 0, "b": 1, "c": 2}
+    assert allocate(known, ["c", "d"], 0, 3) == {"c": 2, "d": 3}, "a fresh number before one that was in use"
+    full = {**known, "d": 3}
+    assert allocate(full, ["b", "e"], 0, 3) == {"b": 1, "e": 0}
+    with pytest.raises(OutOfNumbers):
+        allocate(full, ["a", "b", "c", "d", "e"], 0, 3)
