@@ -1,4 +1,5 @@
 //! The pieces of the `rivulet` command: the file server's HTTP, and what the subcommands share.
 
+pub mod agent;
 pub mod http;
 pub mod serve;

@@ -136,6 +136,12 @@ impl<'a> Answer<'a> {
         self.status
     }
 
+    /// The hash of the content that is sent, zero for answers without.
+    #[must_use]
+    pub fn identity(&self) -> [u8; 16] {
+        self.file.map_or([0; 16], |part| part.identity.hash)
+    }
+
     /// True if the connection ends behind this answer.
     #[must_use]
     pub fn closes(&self) -> bool {

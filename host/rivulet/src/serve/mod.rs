@@ -1,3 +1,10 @@
 //! `rivulet serve`: files over Rivulet, and over plain TCP beside it.
 
+mod address;
+mod args;
+mod command;
 pub mod plain;
+pub mod stateless;
+
+pub use args::ServeArgs;
+pub use command::serve;

@@ -1,0 +1,163 @@
+//! From the controller's messages to what the server takes, with every field checked.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
+use rivulet_server::service::{Member, Service, ServiceError, check_all};
+
+use super::proto;
+
+/// Why an update is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// A field has a length or a value that it cannot have.
+    #[error("service {service}: {field} is not {want}")]
+    Field {
+        /// Name of the service.
+        service: String,
+        /// The field, as the message names it.
+        field: &'static str,
+        /// What it should be.
+        want: &'static str,
+    },
+    /// The fields contradict each other.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+}
+
+/// The services of an update.
+pub fn services(update: &proto::Update) -> Result<Vec<Service>, ConvertError> {
+    let services: Vec<Service> = update.services.iter().map(service).collect::<Result<_, _>>()?;
+    check_all(&services)?;
+    Ok(services)
+}
+
+fn service(from: &proto::Service) -> Result<Service, ConvertError> {
+    let bad = |field, want| ConvertError::Field { service: from.name.clone(), field, want };
+    let small = |value: u32, field| u16::try_from(value).map_err(|_| bad(field, "below 65,536"));
+    let addresses = from
+        .addresses
+        .iter()
+        .map(|a| address(a).ok_or(bad("addresses", "4 or 16 octets")))
+        .collect::<Result<_, _>>()?;
+    let seal = from
+        .seal_keys
+        .iter()
+        .map(|k| {
+            let master = secret(&k.master).ok_or(bad("seal_keys.master", "16 octets"))?;
+            Ok(SealKey { epoch: small(k.epoch, "seal_keys.epoch")?, master })
+        })
+        .collect::<Result<_, ConvertError>>()?;
+    let nonce = from
+        .nonce_keys
+        .iter()
+        .map(|k| {
+            Ok(NonceEpoch {
+                epoch: small(k.epoch, "nonce_keys.epoch")?,
+                k: secret(&k.k).ok_or(bad("nonce_keys.k", "8 octets"))?,
+                k_prime: secret(&k.k_prime).ok_or(bad("nonce_keys.k_prime", "8 octets"))?,
+                opening: secret(&k.opening).ok_or(bad("nonce_keys.opening", "16 octets"))?,
+            })
+        })
+        .collect::<Result<_, ConvertError>>()?;
+    let keys = KeySet {
+        service: small(from.id, "id")?,
+        usable_seal: small(from.usable_seal_epoch, "usable_seal_epoch")?,
+        usable_nonce: small(from.usable_nonce_epoch, "usable_nonce_epoch")?,
+        seal,
+        nonce,
+    };
+    let member = Member {
+        pool: small(from.pool, "pool")?,
+        replica: small(from.replica, "replica")?,
+        tor_mac: from.tor_mac.as_slice().try_into().map_err(|_| bad("tor_mac", "6 octets"))?,
+        heartbeat: Duration::from_micros(from.heartbeat_interval_us.into()),
+        bound: Duration::from_micros(from.liveness_bound_us.into()),
+    };
+    Ok(Service {
+        name: from.name.clone(),
+        addresses,
+        port: small(from.port, "port")?,
+        keys,
+        member: Some(member),
+        trust_tor: from.trust_tor,
+        plain_tcp: from.plain_tcp,
+        horizon: Duration::from_micros(from.horizon_us.into()),
+    })
+}
+
+fn address(octets: &[u8]) -> Option<IpAddr> {
+    match octets.len() {
+        4 => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
+fn secret<const N: usize>(octets: &[u8]) -> Option<Secret<N>> {
+    octets.try_into().ok().map(Secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn good() -> proto::Service {
+        proto::Service {
+            id: 1,
+            name: "www".into(),
+            addresses: vec![vec![10, 9, 0, 1], vec![0xfd; 16]],
+            port: 80,
+            pool: 1,
+            replica: 2,
+            tor_mac: vec![2, 0, 0, 0, 0, 1],
+            heartbeat_interval_us: 2000,
+            liveness_bound_us: 20_000,
+            trust_tor: true,
+            plain_tcp: true,
+            seal_keys: vec![proto::SealKey { epoch: 3, master: vec![1; 16] }],
+            nonce_keys: vec![proto::NonceKey {
+                epoch: 4,
+                k: vec![1; 8],
+                k_prime: vec![2; 8],
+                opening: vec![3; 16],
+            }],
+            usable_seal_epoch: 3,
+            usable_nonce_epoch: 4,
+            horizon_us: 4_000_000,
+        }
+    }
+
+    #[test]
+    fn a_service_arrives_whole() {
+        let update = proto::Update { version: 1, services: vec![good()] };
+        let services = services(&update).unwrap();
+        let service = &services[0];
+        assert_eq!((service.port, service.keys.usable_seal, service.keys.usable_nonce), (80, 3, 4));
+        assert_eq!(service.addresses[0].to_string(), "10.9.0.1");
+        assert_eq!(service.member.unwrap().replica, 2);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        type Change = fn(&mut proto::Service);
+        let cases: [(&str, Change); 8] = [
+            ("addresses", |s| s.addresses.push(vec![1, 2])),
+            ("tor_mac", |s| s.tor_mac.clear()),
+            ("port", |s| s.port = 65_536),
+            ("master", |s| s.seal_keys[0].master.push(0)),
+            ("k_prime", |s| s.nonce_keys[0].k_prime.clear()),
+            ("usable seal epoch", |s| s.usable_seal_epoch = 9),
+            ("index", |s| s.replica = 64),
+            ("service number", |s| s.id = 0),
+        ];
+        for (part, change) in cases {
+            let mut bad = good();
+            change(&mut bad);
+            let error =
+                services(&proto::Update { version: 1, services: vec![bad] }).expect_err(part).to_string();
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The `rivulet` command.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use rivulet_cli::serve::{self, ServeArgs};
+use rivulet_server::keys::KeySet;
+
+/// Connections that survive the death of their server.
+#[derive(Parser)]
+#[command(name = "rivulet", version, about, max_term_width = 100)]
+struct Cli {
+    /// Log as JSON lines (the level is set by RIVULET_LOG, such as `debug` or `rivulet_server=trace`)
+    #[arg(long, global = true)]
+    log_json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Serve(ServeArgs),
+    /// Writes fresh keys for a service to standard output
+    Keygen {
+        /// Number of the service
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+        service: u16,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    log(cli.log_json);
+    let result = match cli.command {
+        Command::Serve(args) => serve::serve(&args).map(|()| 0),
+        Command::Keygen { service } => keygen(service),
+    };
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            eprintln!("rivulet: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn keygen(service: u16) -> anyhow::Result<u8> {
+    print!("{}", KeySet::generate(service)?.to_toml());
+    Ok(0)
+}
+
+fn log(json: bool) {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_env("RIVULET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json { log.json().init() } else { log.with_target(false).init() }
+}

@@ -1,0 +1,116 @@
+//! The flags of `rivulet serve`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use rivulet_server::keys::KeySet;
+use rivulet_server::service::{Member, Service};
+
+/// Serves the files of a directory over Rivulet and plain TCP.
+///
+/// Services and keys come from a controller (--controller, --name), or from flags and a key file
+/// (--listen, --keys). Replicas that share keys and files serve each other's connections.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Directory with the files
+    pub dir: PathBuf,
+
+    /// Interface towards the clients or the ToR
+    #[arg(long, short, value_name = "NAME")]
+    pub interface: String,
+
+    /// Controller that gives services and keys: unix:PATH or HOST:PORT
+    #[arg(long, value_name = "ADDRESS", requires = "name", conflicts_with_all = ["listen", "keys"])]
+    pub controller: Option<String>,
+
+    /// Name of this replica in the controller's configuration
+    #[arg(long, value_name = "NAME", requires = "controller")]
+    pub name: Option<String>,
+
+    /// Service address and port, without a controller; may be repeated (one port for all)
+    #[arg(long, short, value_name = "ADDR:PORT", requires = "keys")]
+    pub listen: Vec<SocketAddr>,
+
+    /// Key file written by `rivulet keygen`, the same on all replicas
+    #[arg(long, short, value_name = "FILE", requires = "listen")]
+    pub keys: Option<PathBuf>,
+
+    /// Send heartbeats for pool and replica index to a ToR with this Ethernet address, and answers too
+    #[arg(long, value_name = "POOL/REPLICA@MAC", requires = "keys")]
+    pub member: Option<String>,
+
+    /// Microseconds between two heartbeats
+    #[arg(long, value_name = "US", default_value_t = 2000)]
+    pub heartbeat_us: u64,
+
+    /// Age of the oldest waiting request from which on this replica is not ready, microseconds
+    #[arg(long, value_name = "US", default_value_t = 20_000)]
+    pub bound_us: u64,
+
+    /// Believe what the ToR stamps into requests (only behind one's own ToR)
+    #[arg(long, requires = "keys")]
+    pub trust_tor: bool,
+
+    /// Age up to which an ordinary request is fresh, milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 4000)]
+    pub horizon_ms: u64,
+
+    /// Serve Rivulet clients only
+    #[arg(long)]
+    pub no_plain_tcp: bool,
+
+    /// Put the service addresses on a dummy device (`rivulet0`, else `lo`), and take them away at the end
+    #[arg(long)]
+    pub setup_address: bool,
+}
+
+impl ServeArgs {
+    /// The services that the flags describe; none with a controller.
+    pub fn services(&self) -> anyhow::Result<Vec<Service>> {
+        let Some(keys) = &self.keys else { return Ok(Vec::new()) };
+        let keys = KeySet::read(keys)?;
+        let port = self.listen.first().context("--listen is missing")?.port();
+        if self.listen.iter().any(|a| a.port() != port) {
+            bail!("all addresses of --listen have one port");
+        }
+        let service = Service {
+            name: "files".into(),
+            addresses: self.listen.iter().map(SocketAddr::ip).collect(),
+            port,
+            keys,
+            member: self.member.as_deref().map(|text| self.place(text)).transpose()?,
+            trust_tor: self.trust_tor,
+            plain_tcp: !self.no_plain_tcp,
+            horizon: Duration::from_millis(self.horizon_ms),
+        };
+        service.check()?;
+        Ok(vec![service])
+    }
+
+    fn place(&self, text: &str) -> anyhow::Result<Member> {
+        let parsed = || {
+            let (place, mac) = text.split_once('@')?;
+            let (pool, replica) = place.split_once('/')?;
+            let mut octets = mac.split(':').map(|octet| u8::from_str_radix(octet, 16));
+            let mut tor_mac = [0; 6];
+            for to in &mut tor_mac {
+                *to = octets.next()?.ok()?;
+            }
+            octets.next().is_none().then_some(())?;
+            Some((pool.parse().ok()?, replica.parse().ok()?, tor_mac))
+        };
+        let (pool, replica, tor_mac) = parsed().with_context(|| {
+            format!("--member {text:?} is not POOL/REPLICA@MAC, such as 1/0@02:00:00:00:00:01")
+        })?;
+        Ok(Member {
+            pool,
+            replica,
+            tor_mac,
+            heartbeat: Duration::from_micros(self.heartbeat_us),
+            bound: Duration::from_micros(self.bound_us),
+        })
+    }
+}

@@ -1,0 +1,167 @@
+//! The serving process: one thread on the packet path, the agent and the kernel's listeners beside it.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rivulet_pktio::Interface;
+use rivulet_server::service::Service;
+use rivulet_server::{Config, Server};
+
+use super::address::ServiceAddresses;
+use super::args::ServeArgs;
+use super::plain;
+use super::stateless::Files;
+use crate::agent::{Agent, Status};
+use crate::http::Objects;
+
+/// Between two looks at what is not on the packet path.
+const CHORES: Duration = Duration::from_millis(5);
+/// Listeners that could not be opened are tried again after this.
+const RETRY: Duration = Duration::from_secs(1);
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_signal(_signal: libc::c_int) {
+    STOP.store(true, Ordering::Release);
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
+    // SAFETY: the handler only stores to an atomic.
+    unsafe {
+        let handler = on_signal as extern "C" fn(libc::c_int) as usize;
+        libc::signal(libc::SIGTERM, handler);
+        libc::signal(libc::SIGINT, handler);
+    }
+    let objects = Objects::open(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
+    objects.prepare(&args.dir);
+    let services = args.services()?;
+    let mut addresses = ServiceAddresses::default();
+    if args.setup_address {
+        ensure(&mut addresses, &services)?;
+    }
+    let incarnation = incarnation();
+    let interface = Interface::new(None, &args.interface)?;
+    let mut server = Server::open(&Config { interface, services, incarnation })?;
+    let mut files = Files::new(objects.clone());
+    let agent = match (&args.controller, &args.name) {
+        (Some(controller), Some(name)) => Some(Agent::start(controller, name, incarnation, server.mac())?),
+        _ => None,
+    };
+    let mut listeners = Listeners::new(objects);
+    let mut status = Status::default();
+    report(&server);
+    listeners.ensure(server.services());
+
+    let mut chores = Instant::now();
+    while !STOP.load(Ordering::Acquire) {
+        server.turn(&mut files, CHORES);
+        if chores.elapsed() < CHORES {
+            continue;
+        }
+        chores = Instant::now();
+        if let Some(agent) = &agent {
+            while let Ok((version, services)) = agent.updates.try_recv() {
+                take_up(&mut server, version, services, &mut addresses, args.setup_address, &mut status);
+            }
+            fill(&server, &mut status);
+            agent.set_status(status.clone());
+        }
+        listeners.ensure(server.services());
+    }
+    tracing::info!("stopping");
+    Ok(())
+}
+
+/// Takes an update of the controller up; on an error all is as before.
+fn take_up(
+    server: &mut Server,
+    version: u64,
+    services: Vec<Service>,
+    addresses: &mut ServiceAddresses,
+    setup: bool,
+    status: &mut Status,
+) {
+    let result = if setup { ensure(addresses, &services) } else { Ok(()) };
+    match result.and_then(|()| server.replace(services).map_err(Into::into)) {
+        Ok(()) => {
+            (status.version, status.error) = (version, String::new());
+            report(server);
+        }
+        Err(e) => {
+            tracing::error!(version, error = %e, "update not taken up");
+            status.error = format!("{e:#}");
+        }
+    }
+}
+
+fn ensure(addresses: &mut ServiceAddresses, services: &[Service]) -> anyhow::Result<()> {
+    let all: Vec<_> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
+    addresses.ensure(&all).context("service addresses")
+}
+
+fn report(server: &Server) {
+    for service in server.services() {
+        let place = service.member.map(|m| format!("{}/{}", m.pool, m.replica));
+        let sockets: Vec<String> = service.sockets().map(|s| s.to_string()).collect();
+        tracing::info!(service = service.name, addresses = sockets.join(" "), member = place, "serving");
+    }
+}
+
+fn fill(server: &Server, status: &mut Status) {
+    let counters = server.counters();
+    status.ready = server.is_ready();
+    status.reason =
+        if status.ready { String::new() } else { "nothing to serve, or the interface is down".into() };
+    status.load = server.load() as u32;
+    status.requests = counters.requests;
+    status.refused = counters.refused_total();
+}
+
+/// Different at every start: heartbeats of a former process are told from ours.
+fn incarnation() -> u16 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let mixed = (now.as_nanos() as u64 ^ u64::from(std::process::id())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> 48) as u16).max(1)
+}
+
+/// The kernel's listening sockets.
+struct Listeners {
+    objects: Objects,
+    open: HashSet<SocketAddr>,
+    failed: HashSet<SocketAddr>,
+    tried: Instant,
+}
+
+impl Listeners {
+    fn new(objects: Objects) -> Listeners {
+        Listeners { objects, open: HashSet::new(), failed: HashSet::new(), tried: Instant::now() }
+    }
+
+    /// Opens what is missing. A service address may stand on this host later than the service is known.
+    fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>) {
+        let again = self.tried.elapsed() > RETRY;
+        if again {
+            self.tried = Instant::now();
+        }
+        for socket in services.filter(|s| s.plain_tcp).flat_map(Service::sockets) {
+            if self.open.contains(&socket) || self.failed.contains(&socket) && !again {
+                continue;
+            }
+            match plain::listen(socket, self.objects.clone()) {
+                Ok(_) => {
+                    self.open.insert(socket);
+                    self.failed.remove(&socket);
+                }
+                Err(e) => {
+                    if self.failed.insert(socket) {
+                        tracing::warn!(address = %socket, error = %e, "no plain TCP yet");
+                    }
+                }
+            }
+        }
+    }
+}

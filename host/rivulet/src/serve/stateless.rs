@@ -1,0 +1,237 @@
+//! The file server as a minisocket application: nothing of a connection is kept between two requests.
+//!
+//! The input continuation holds the [`Session`]: the next output offset and the request head being read. An
+//! output continuation holds an [`Answer`], of which every octet of the response is a function. So any
+//! replica can go on with any request, also one that did not exist when the connection began.
+
+use rivulet_packet::Consumed;
+use rivulet_server::{Application, EventKind, Minisocket};
+use rivulet_transport::server::{Answer as Say, Head, InputEvent, Refusal, Reply};
+use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation, operation_id};
+
+use super::plain::date;
+use crate::http::{Answer, Objects, Promise, ReadError, Session};
+
+/// Bits of an output offset that lie within one stream's region.
+const REGION: u32 = 48;
+/// Answers promised in one response: what fits into a packet beside the input continuation.
+const PROMISES: usize = 4;
+/// A client is told to ask again for content that is being hashed after this time, milliseconds.
+const HASHING: u16 = 20;
+/// Longest payload of a packet, octets.
+const PAYLOAD: usize = 9000;
+
+/// The file server.
+pub struct Files {
+    objects: Objects,
+    /// What goes into a packet, on its way there.
+    data: Box<[u8]>,
+}
+
+/// Input that was understood, ready to be told.
+struct Understood {
+    consumed: Consumed,
+    /// The input continuation, then output continuations, sealed.
+    sealed: Vec<Vec<u8>>,
+    promises: Vec<Promise>,
+    /// Output offset at which the stream ends, if it does now.
+    end: Option<u64>,
+    waiting: bool,
+}
+
+impl Files {
+    /// Serves these objects.
+    #[must_use]
+    pub fn new(objects: Objects) -> Files {
+        Files { objects, data: vec![0; PAYLOAD].into() }
+    }
+
+    /// Reads the requests in the input; a function of the request alone.
+    fn understand(
+        &self,
+        msk: &Minisocket<'_, '_>,
+        input: &InputEvent<'_>,
+        room: usize,
+    ) -> Result<Understood, Refusal> {
+        let start = u64::from(input.stream) << REGION;
+        let mut session = match &input.continuation {
+            None => Session::new(start),
+            // A continuation is good at exactly the offset where it was made.
+            Some(c) if c.valid_start != input.offset => return Err(Refusal::User),
+            Some(c) => Session::decode(c.opaque).map_err(|_| Refusal::User)?,
+        };
+        let before = session.clone();
+        let mut limit = PROMISES;
+        loop {
+            let mut promises = Vec::new();
+            let progress = session.feed(input.data, input.fin, &self.objects, date(), limit, &mut promises);
+            let offset = input.offset + progress.consumed as u64;
+            let mut opaque = Vec::with_capacity(MAX_OPAQUE);
+            session.encode(&mut opaque);
+            let ahead = UserContinuation {
+                input: true,
+                stream: input.stream,
+                valid_start: offset,
+                valid_end: offset,
+                identity: operation_id(msk.connection(), input.stream, input.offset),
+                opaque: &opaque,
+            };
+            let mut sealed = vec![seal(msk, &ahead)?];
+            for promise in &promises {
+                sealed.push(seal(msk, &output(input.stream, promise))?);
+            }
+            let need = 11 + sealed.iter().map(|s| 2 + s.len()).sum::<usize>();
+            if need <= room || limit == 1 {
+                let closes = session.closed && promises.last().is_none_or(|p| !closes(&p.answer));
+                return Ok(Understood {
+                    consumed: Consumed { stream: input.stream, offset },
+                    sealed,
+                    end: closes.then_some(session.next),
+                    promises,
+                    waiting: progress.waiting,
+                });
+            }
+            // Fewer requests at a time; the client sends the others again.
+            limit = 1;
+            session = before.clone();
+        }
+    }
+
+    /// Output that a head wants, as much as fits into `room`.
+    fn wanted<'d>(
+        &self,
+        msk: &Minisocket<'_, '_>,
+        index: usize,
+        head: &Head,
+        room: usize,
+        data: &'d mut [u8],
+    ) -> Say<'d> {
+        let Some(want) = head.want else { return Say::None };
+        let mut scratch = [0; MAX_OPAQUE];
+        let c = match msk.output_continuation(index, &mut scratch) {
+            Ok(c) => c,
+            Err(_) => {
+                return Say::Error { code: 400, message: "a continuation that is not of this connection" };
+            }
+        };
+        let Ok(answer) = Answer::decode(c.opaque) else {
+            return Say::Error { code: 400, message: "a continuation of another service" };
+        };
+        let length = room.min(want.length as usize).min(data.len());
+        self.read(&answer, c.valid_start, want.offset, length, data)
+    }
+
+    /// Octets of an answer whose first stands at output offset `start`.
+    fn read<'d>(
+        &self,
+        answer: &Answer<'_>,
+        start: u64,
+        offset: u64,
+        length: usize,
+        data: &'d mut [u8],
+    ) -> Say<'d> {
+        let at = offset.saturating_sub(start);
+        let left = answer.len().saturating_sub(at);
+        let length = left.min(length as u64) as usize;
+        let Some(data) = data.get_mut(..length) else { return Say::None };
+        match answer.read(at, data, &self.objects) {
+            Ok(()) => Say::Data { offset, data, end: answer.closes() && length as u64 == left },
+            Err(ReadError::NotYet) => Say::Wait { milliseconds: HASHING },
+            Err(ReadError::NotMine) => Say::NotMine { code: 404 },
+            Err(ReadError::Beyond) => Say::Error { code: 416, message: "beyond the end of the answer" },
+        }
+    }
+}
+
+impl Application for Files {
+    fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
+        if msk.kind() == EventKind::Close {
+            return Ok(());
+        }
+        let mut data = std::mem::take(&mut self.data);
+        let result = self.answer(msk, &mut data);
+        self.data = data;
+        result
+    }
+}
+
+impl Files {
+    fn answer(&self, msk: &mut Minisocket<'_, '_>, data: &mut [u8]) -> Result<(), Refusal> {
+        let mut scratch = [0; MAX_OPAQUE];
+        // What is said about the input goes where it takes no room from wanted data, if there is such a place.
+        let apt = |wanted: bool| {
+            msk.heads().iter().position(|h| h.is_for_application() && h.want.is_none() != wanted)
+        };
+        let place = apt(false).or_else(|| apt(true));
+        let mut understood = match (msk.input(&mut scratch)?, place) {
+            (Some(input), Some(place)) => {
+                Some((place, self.understand(msk, &input, msk.heads()[place].room)?))
+            }
+            _ => None,
+        };
+        // Wanted data behind what was just promised can be sent at once into heads that want nothing.
+        let mut ahead: Option<(u64, Promise)> = None;
+        for index in 0..msk.heads().len() {
+            let head = msk.heads()[index];
+            if !head.is_for_application() {
+                continue;
+            }
+            let mut reply = Reply::default();
+            let mut told = understood.take_if(|(place, _)| *place == index).map(|(_, told)| told);
+            if let Some(told) = &mut told {
+                ahead = told.promises.drain(..).next().map(|promise| (promise.start, promise));
+            }
+            let sealed: Vec<&[u8]> =
+                told.iter().flat_map(|told| told.sealed.iter().map(Vec::as_slice)).collect();
+            let mut end = None;
+            if let Some(told) = &told {
+                reply.uconts = &sealed;
+                reply.consumed = Some(told.consumed);
+                end = told.end;
+                if told.waiting {
+                    reply.answer = Say::Wait { milliseconds: HASHING };
+                }
+            }
+            let room = head.room.saturating_sub(reply.overhead());
+            if head.want.is_some() {
+                reply.answer = self.wanted(msk, index, &head, room, data);
+            } else if let Some(offset) = end {
+                reply.answer = Say::Data { offset, data: &[], end: true };
+            } else if let Some((next, promise)) = &mut ahead
+                && let Ok(answer) = Answer::decode(&promise.answer)
+                && *next < promise.end
+                && room > 0
+            {
+                reply.answer = self.read(&answer, promise.start, *next, room, data);
+                if let Say::Data { data, .. } = reply.answer {
+                    *next += data.len() as u64;
+                }
+            }
+            if let Err(e) = msk.send(index, &reply) {
+                tracing::debug!(error = %e, "response not built");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn output<'a>(stream: u16, promise: &'a Promise) -> UserContinuation<'a> {
+    UserContinuation {
+        input: false,
+        stream,
+        valid_start: promise.start,
+        valid_end: promise.end,
+        identity: Answer::decode(&promise.answer).map(|a| a.identity()).unwrap_or_default(),
+        opaque: &promise.answer,
+    }
+}
+
+fn seal(msk: &Minisocket<'_, '_>, what: &UserContinuation<'_>) -> Result<Vec<u8>, Refusal> {
+    let mut out = [0; MAX_LENGTH];
+    let length = msk.seal(what, &mut out).map_err(|_| Refusal::User)?;
+    Ok(out[..length].to_vec())
+}
+
+fn closes(answer: &[u8]) -> bool {
+    Answer::decode(answer).is_ok_and(|answer| answer.closes())
+}

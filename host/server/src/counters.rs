@@ -1,0 +1,44 @@
+//! What a server counts.
+
+use rivulet_transport::server::Refusal;
+
+/// Counters since the start; they only grow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames taken.
+    pub frames: u64,
+    /// Requests that the step accepted.
+    pub requests: u64,
+    /// Of these, trickles that it terminated.
+    pub terminated: u64,
+    /// Responses handed to the interface.
+    pub responses: u64,
+    /// Requests refused, by the index of [`Refusal::NAMES`].
+    pub refused: [u64; Refusal::NAMES.len()],
+    /// Segments to an address or port that is no service here.
+    pub not_ours: u64,
+    /// Frames with a wrong checksum.
+    pub damaged: u64,
+    /// Responses that found no room in the transmit queue.
+    pub unsent: u64,
+    /// Responses that could not be built.
+    pub unbuilt: u64,
+    /// Heartbeats sent.
+    pub heartbeats: u64,
+}
+
+impl Counters {
+    /// Counts a refusal under its name.
+    pub fn refuse(&mut self, refusal: &Refusal) {
+        let name = refusal.name();
+        if let Some(i) = Refusal::NAMES.iter().position(|n| *n == name) {
+            self.refused[i] += 1;
+        }
+    }
+
+    /// All refusals.
+    #[must_use]
+    pub fn refused_total(&self) -> u64 {
+        self.refused.iter().sum()
+    }
+}

@@ -1,0 +1,117 @@
+//! Heartbeats from the packet path: what the ToR believes a replica by.
+//!
+//! One frame a pool and interval. `ready` only while keys are held and the oldest request that is not
+//! dealt with is younger than the bound; a replica that cannot say so is as good as silent.
+
+use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat, LENGTH};
+
+use crate::service::Member;
+
+/// Octets of a frame, without the padding that the device adds.
+pub const FRAME: usize = 14 + LENGTH;
+
+/// The beat of one place in a pool.
+#[derive(Debug)]
+pub struct Beat {
+    member: Member,
+    incarnation: u16,
+    sequence: u32,
+    /// When the next is due, microseconds.
+    next: u64,
+}
+
+impl Beat {
+    /// Beats from now on.
+    #[must_use]
+    pub fn new(member: Member, incarnation: u16, now: u64) -> Beat {
+        Beat { member, incarnation, sequence: 0, next: now }
+    }
+
+    /// When the next heartbeat is due, microseconds.
+    #[must_use]
+    pub fn due(&self) -> u64 {
+        self.next
+    }
+
+    /// The frame that is due at `now`, none if it is too early. `oldest` is the age in microseconds of
+    /// the oldest waiting request, 0 without one. After a pause it goes on from now instead of catching up.
+    pub fn frame(
+        &mut self,
+        now: u64,
+        source: [u8; 6],
+        keys: bool,
+        load: usize,
+        oldest: u64,
+    ) -> Option<[u8; FRAME]> {
+        if now < self.next {
+            return None;
+        }
+        let interval = self.member.heartbeat.as_micros() as u64;
+        self.next = if self.next + interval > now { self.next + interval } else { now + interval };
+        let ready = keys && u128::from(oldest) < self.member.bound.as_micros();
+        let beat = Heartbeat {
+            ready,
+            pool: self.member.pool,
+            replica: self.member.replica,
+            incarnation: self.incarnation,
+            load: u16::try_from(load).unwrap_or(u16::MAX),
+            sequence: self.sequence,
+        };
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut frame = [0; FRAME];
+        frame[..6].copy_from_slice(&self.member.tor_mac);
+        frame[6..12].copy_from_slice(&source);
+        frame[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
+        // Fails only for an index that `Service::check` refuses; then the replica is silent, as it should be.
+        beat.write(&mut frame[14..]).ok()?;
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn beat() -> Beat {
+        let member = Member {
+            pool: 3,
+            replica: 7,
+            tor_mac: [2, 0, 0, 0, 0, 1],
+            heartbeat: Duration::from_millis(2),
+            bound: Duration::from_millis(20),
+        };
+        Beat::new(member, 99, 1000)
+    }
+
+    fn read(frame: &[u8; FRAME]) -> Heartbeat {
+        Heartbeat::parse(&frame[14..]).unwrap()
+    }
+
+    #[test]
+    fn pace_and_sequence() {
+        let mut beat = beat();
+        let mac = [2, 0, 0, 0, 0, 9];
+        assert_eq!(beat.frame(999, mac, true, 0, 0), None);
+        let first = beat.frame(1000, mac, true, 5, 0).unwrap();
+        assert_eq!((&first[..6], &first[6..12]), (&[2, 0, 0, 0, 0, 1][..], &mac[..]));
+        assert_eq!(
+            read(&first),
+            Heartbeat { ready: true, pool: 3, replica: 7, incarnation: 99, load: 5, sequence: 0 }
+        );
+        assert_eq!(beat.frame(2999, mac, true, 0, 0), None);
+        assert_eq!(read(&beat.frame(3001, mac, true, 0, 0).unwrap()).sequence, 1);
+        assert_eq!(beat.due(), 5000, "no drift");
+        assert_eq!(read(&beat.frame(50_000, mac, true, 70_000, 0).unwrap()).load, u16::MAX);
+        assert_eq!(beat.due(), 52_000, "no catching up");
+    }
+
+    #[test]
+    fn ready_needs_keys_and_young_requests() {
+        let cases = [(true, 0, true), (true, 19_999, true), (true, 20_000, false), (false, 0, false)];
+        for (keys, oldest, ready) in cases {
+            let frame = beat().frame(1000, [0; 6], keys, 0, oldest).unwrap();
+            assert_eq!(read(&frame).ready, ready, "{keys} {oldest}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The keys of a service as they come from a file or from the controller.
+//!
+//! The file is TOML, written by `rivulet keygen`; every replica of a service holds the same:
+//!
+//! ```toml
+//! service = 1
+//! usable_seal = 1
+//! usable_nonce = 1
+//!
+//! [[seal]]
+//! epoch = 1
+//! master = "000102030405060708090a0b0c0d0e0f"
+//!
+//! [[nonce]]
+//! epoch = 1
+//! k = "0001020304050607"
+//! k_prime = "08090a0b0c0d0e0f"
+//! opening = "000102030405060708090a0b0c0d0e0f"
+//! ```
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rivulet_packet::NonceKey;
+use rivulet_transport::keys::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
+use serde::{Deserialize, Serialize};
+
+/// Largest key file that is read, octets.
+const MAX_FILE: u64 = 64 << 10;
+
+/// Octets written as hexadecimal digits; never shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Secret<const N: usize>(pub [u8; N]);
+
+impl<const N: usize> fmt::Debug for Secret<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<{N} octets>")
+    }
+}
+
+impl<const N: usize> Serialize for Secret<N> {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&self.0.iter().map(|b| format!("{b:02x}")).collect::<String>())
+    }
+}
+
+impl<'de, const N: usize> Deserialize<'de> for Secret<N> {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        let digits = text.len() == 2 * N && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let octet = |i: usize| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok();
+        let mut out = [0; N];
+        for (i, to) in out.iter_mut().enumerate() {
+            let value = octet(i).filter(|_| digits);
+            *to = value
+                .ok_or_else(|| serde::de::Error::custom(format!("expected {} hexadecimal digits", 2 * N)))?;
+        }
+        Ok(Secret(out))
+    }
+}
+
+/// A seal epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SealKey {
+    /// 1 to 65,535.
+    pub epoch: u16,
+    /// What the keys are derived from.
+    pub master: Secret<16>,
+}
+
+/// A nonce epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NonceEpoch {
+    /// 1 to 65,535.
+    pub epoch: u16,
+    /// K: the words k0 and k1, the octets of each little-endian.
+    pub k: Secret<8>,
+    /// K', likewise.
+    pub k_prime: Secret<8>,
+    /// Key of the opening PRF.
+    pub opening: Secret<16>,
+}
+
+/// All keys of one service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeySet {
+    /// Number of the service, 1 to 65,535.
+    pub service: u16,
+    /// Newest seal epoch to be used where no ToR names one.
+    pub usable_seal: u16,
+    /// Newest nonce epoch to be used where no ToR names one.
+    pub usable_nonce: u16,
+    /// Live seal epochs.
+    pub seal: Vec<SealKey>,
+    /// Live nonce epochs.
+    pub nonce: Vec<NonceEpoch>,
+}
+
+/// Why keys are not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file cannot be read.
+    #[error("{0}: {1}")]
+    Read(PathBuf, #[source] io::Error),
+    /// The file is not a key file.
+    #[error("{0}: {1}")]
+    Parse(PathBuf, #[source] Box<toml::de::Error>),
+    /// The keys contradict themselves.
+    #[error("keys of service {0}: {1}")]
+    Invalid(u16, &'static str),
+    /// The system has no randomness.
+    #[error("no random numbers: {0}")]
+    Random(#[source] io::Error),
+}
+
+impl KeySet {
+    /// Fresh keys for `service`, epoch 1 of both kinds.
+    pub fn generate(service: u16) -> Result<KeySet, KeyError> {
+        let seal = SealKey { epoch: 1, master: random()? };
+        let nonce = NonceEpoch { epoch: 1, k: random()?, k_prime: random()?, opening: random()? };
+        let set = KeySet { service, usable_seal: 1, usable_nonce: 1, seal: vec![seal], nonce: vec![nonce] };
+        set.check()?;
+        Ok(set)
+    }
+
+    /// Reads a key file.
+    pub fn read(path: &Path) -> Result<KeySet, KeyError> {
+        let failed = |e| KeyError::Read(path.into(), e);
+        if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
+            return Err(failed(io::ErrorKind::FileTooLarge.into()));
+        }
+        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let set: KeySet = toml::from_str(&text).map_err(|e| KeyError::Parse(path.into(), Box::new(e)))?;
+        set.check()?;
+        Ok(set)
+    }
+
+    /// The text of a key file.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        // Integers, strings and tables always serialise.
+        toml::to_string(self).unwrap_or_default()
+    }
+
+    /// Checks what the types cannot say.
+    pub fn check(&self) -> Result<(), KeyError> {
+        let rule = |ok: bool, what| if ok { Ok(()) } else { Err(KeyError::Invalid(self.service, what)) };
+        let distinct = |epochs: &[u16]| epochs.iter().enumerate().all(|(i, e)| !epochs[..i].contains(e));
+        let seal: Vec<u16> = self.seal.iter().map(|k| k.epoch).collect();
+        let nonce: Vec<u16> = self.nonce.iter().map(|k| k.epoch).collect();
+        rule(self.service != 0, "the service number is 0")?;
+        rule(!seal.contains(&0) && !nonce.contains(&0), "an epoch is 0")?;
+        rule(seal.len() <= MAX_EPOCHS && nonce.len() <= MAX_EPOCHS, "more than 8 epochs of one kind")?;
+        rule(distinct(&seal) && distinct(&nonce), "an epoch stands twice")?;
+        rule(seal.contains(&self.usable_seal), "the usable seal epoch has no key")?;
+        rule(nonce.contains(&self.usable_nonce), "the usable nonce epoch has no key")?;
+        rule(self.nonce.iter().all(|n| n.k != n.k_prime), "K and K' of an epoch are equal")
+    }
+
+    /// The keys in the form that the transport works with.
+    #[must_use]
+    pub fn ring(&self) -> KeyRing {
+        let mut ring = KeyRing::new(u32::from(self.service));
+        for seal in &self.seal {
+            ring.add_seal(seal.epoch, &seal.master.0);
+        }
+        for nonce in &self.nonce {
+            let keys = NonceKeys {
+                original: words(&nonce.k),
+                retransmitted: words(&nonce.k_prime),
+                opening: MacKey::new(&nonce.opening.0),
+            };
+            ring.add_nonce(nonce.epoch, keys);
+        }
+        ring.use_seal(self.usable_seal);
+        ring.use_nonce(self.usable_nonce);
+        ring
+    }
+}
+
+fn words(key: &Secret<8>) -> NonceKey {
+    let [a, b, c, d, e, f, g, h] = key.0;
+    NonceKey { k0: u32::from_le_bytes([a, b, c, d]), k1: u32::from_le_bytes([e, f, g, h]) }
+}
+
+fn random<const N: usize>() -> Result<Secret<N>, KeyError> {
+    let mut out = [0; N];
+    // SAFETY: the pointer and length are those of `out`; up to 256 octets are never cut short.
+    let got = unsafe { libc::getrandom(out.as_mut_ptr().cast(), N, 0) };
+    if got == N as isize { Ok(Secret(out)) } else { Err(KeyError::Random(io::Error::last_os_error())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let set = KeySet::generate(7).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        std::fs::write(&path, set.to_toml()).unwrap();
+        assert_eq!(KeySet::read(&path).unwrap(), set);
+        assert_ne!(KeySet::generate(7).unwrap(), set, "keys are random");
+        let ring = set.ring();
+        assert!(ring.seal(1).is_some() && ring.nonce(1).is_some() && ring.opening_epoch(0) == 1);
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let set = KeySet::generate(7).unwrap();
+        let digits = toml::Value::try_from(&set.seal[0]).unwrap()["master"].as_str().unwrap().to_owned();
+        assert!(!format!("{set:?}").contains(&digits));
+    }
+
+    #[test]
+    fn bad_files_are_errors() {
+        let good = KeySet::generate(7).unwrap().to_toml();
+        let cases = [
+            good.replace("usable_seal = 1", "usable_seal = 2"),
+            good.replace("service = 7", "service = 0"),
+            good.replace("service = 7", "service = 70000"),
+            good.replace("epoch = 1", "epoch = 0"),
+            good.replace("master = \"", "master = \"0"),
+            good.replace("master = \"", "master = \"\u{e9}"),
+            good.replace("master", "slave"),
+            good.clone() + "[[seal]]\nepoch = 1\nmaster = \"000102030405060708090a0b0c0d0e0f\"\n",
+            String::new(),
+        ];
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys.toml");
+        for text in cases {
+            std::fs::write(&path, &text).unwrap();
+            let error = KeySet::read(&path).expect_err(&text);
+            assert!(!error.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! A minisocket: the transient descriptor of one event (section 3.2).
+//!
+//! It exists while its event is being handled, belongs to one client, and can send no more than congestion
+//! control allows for the request that made it. What the application does not answer, the library does, so
+//! that the trickle lives on.
+
+use std::net::SocketAddr;
+
+use rivulet_packet::EthHeader;
+use rivulet_pktio::PacketIo;
+use rivulet_transport::keys::KeyRing;
+use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError};
+use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UcontError, UserContinuation};
+
+use crate::counters::Counters;
+
+/// What happened (section 3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A connection is opened; its SYN may carry input and wants.
+    Open,
+    /// A request came. At least once, and in any order: a replica may die after acting and before
+    /// answering.
+    Request,
+    /// The client has ended the connection.
+    Close,
+}
+
+/// A transient descriptor for one event.
+pub struct Minisocket<'a, 'p> {
+    pub(crate) plan: &'a Plan<'p>,
+    pub(crate) keys: &'a KeyRing,
+    pub(crate) io: &'a mut dyn PacketIo,
+    /// Octets of an IP packet at most: the interface's MTU.
+    pub(crate) room: usize,
+    pub(crate) ethernet: EthHeader,
+    pub(crate) kind: EventKind,
+    pub(crate) counters: &'a mut Counters,
+    /// The first head that has no answer yet.
+    pub(crate) next: usize,
+}
+
+impl<'p> Minisocket<'_, 'p> {
+    /// What happened.
+    #[must_use]
+    pub fn kind(&self) -> EventKind {
+        self.kind
+    }
+
+    /// The client.
+    #[must_use]
+    pub fn client(&self) -> SocketAddr {
+        self.plan.client()
+    }
+
+    /// The service address that the client speaks to.
+    #[must_use]
+    pub fn service(&self) -> SocketAddr {
+        self.plan.service()
+    }
+
+    /// Number of the connection; user continuations are bound to it.
+    #[must_use]
+    pub fn connection(&self) -> u64 {
+        self.plan.connection()
+    }
+
+    /// The request's input. `scratch` takes what was encrypted; [`MAX_OPAQUE`] octets suffice.
+    pub fn input<'b>(&self, scratch: &'b mut [u8; MAX_OPAQUE]) -> Result<Option<InputEvent<'b>>, Refusal>
+    where
+        'p: 'b,
+    {
+        self.plan.input(self.keys, scratch)
+    }
+
+    /// The responses that congestion control allows, to be answered in order.
+    #[must_use]
+    pub fn heads(&self) -> &[Head] {
+        self.plan.heads()
+    }
+
+    /// The output continuation behind what head `index` wants.
+    pub fn output_continuation<'b>(
+        &self,
+        index: usize,
+        scratch: &'b mut [u8; MAX_OPAQUE],
+    ) -> Result<UserContinuation<'b>, Refusal>
+    where
+        'p: 'b,
+    {
+        let want = self.plan.heads().get(index).and_then(|head| head.want).ok_or(Refusal::User)?;
+        self.plan.output_continuation(&want, self.keys, scratch)
+    }
+
+    /// Seals a user continuation for this connection (`msk_setucont` is this and [`send`](Self::send)).
+    pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_LENGTH]) -> Result<usize, UcontError> {
+        self.plan.seal_ucont(self.keys, what, false, out)
+    }
+
+    /// Answers head `index`, and those before it that have no answer with nothing. A reply that does not
+    /// fit leaves the head unanswered: try again with less.
+    pub fn send(&mut self, index: usize, reply: &Reply<'_>) -> Result<(), RespondError> {
+        while self.next < index.min(self.plan.heads().len()) {
+            self.build(self.next, &Reply::default())?;
+        }
+        self.build(index, reply)
+    }
+
+    /// Answers all that has no answer yet with nothing.
+    pub(crate) fn finish(&mut self) {
+        while self.next < self.plan.heads().len() {
+            if let Err(e) = self.build(self.next, &Reply::default()) {
+                tracing::debug!(error = %e, "response not built");
+                self.counters.unbuilt += 1;
+                self.next += 1;
+            }
+        }
+    }
+
+    fn build(&mut self, index: usize, reply: &Reply<'_>) -> Result<(), RespondError> {
+        let head = self.ethernet.length();
+        let room = head + self.room;
+        let Some(frame) = self.io.reserve(room) else {
+            // The transmit queue is full: to the client this is a loss like another.
+            self.counters.unsent += 1;
+            self.next = index + 1;
+            return Ok(());
+        };
+        let sent = self.plan.respond(index, reply, self.keys, &mut frame[head..])?;
+        let kind: u16 = if frame[head] >> 4 == 6 { 0x86dd } else { 0x0800 };
+        frame[..6].copy_from_slice(&self.ethernet.dst);
+        frame[6..12].copy_from_slice(&self.ethernet.src);
+        if let Some(tag) = self.ethernet.vlan {
+            frame[12..14].copy_from_slice(&0x8100u16.to_be_bytes());
+            frame[14..16].copy_from_slice(&tag.to_be_bytes());
+        }
+        frame[head - 2..head].copy_from_slice(&kind.to_be_bytes());
+        self.io.commit(head + sent.length);
+        self.counters.responses += 1;
+        self.next = index + 1;
+        Ok(())
+    }
+}

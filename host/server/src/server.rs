@@ -1,0 +1,368 @@
+//! The event loop: frames in, the transport's step, the application's answers, frames out.
+//!
+//! One thread, one interface. In steady state nothing is allocated and nothing is kept from one packet to
+//! the next except soft state that may be dropped at any time.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rivulet_packet::option::EX_ID;
+use rivulet_packet::{EthHeader, Segment};
+use rivulet_pktio::filter::{Rule, TcpRule};
+use rivulet_pktio::guard::{GuardError, KernelGuard};
+use rivulet_pktio::{
+    AfPacket, Checksum, ChecksumPolicy, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, TxFrame,
+};
+use rivulet_transport::Time;
+use rivulet_transport::keys::KeyRing;
+use rivulet_transport::server::{Policy, Refusal, Verdict, step};
+
+use crate::counters::Counters;
+use crate::heartbeat::Beat;
+use crate::minisocket::{EventKind, Minisocket};
+use crate::service::{Service, ServiceError, check_all};
+
+/// Octets of receive queue.
+const RX_BYTES: usize = 16 << 20;
+/// Batches taken before timers are looked at again.
+const MAX_BATCHES: usize = 8;
+/// IP and TCP headers of ours at most (IPv6, 28 octets of TCP), taken from the MTU.
+const HEADERS: u32 = 68;
+
+/// A server application: what `msk_*` programs are in Rust. It keeps nothing of a connection between two
+/// calls; whatever it needs again it puts into user continuations.
+pub trait Application {
+    /// An event. REQUEST events come at least once and unordered. An error refuses the request: nothing
+    /// is answered, the refusal is counted.
+    fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal>;
+}
+
+/// How a server is opened.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The interface towards the clients or the ToR.
+    pub interface: Interface,
+    /// What is served from the start; may be empty.
+    pub services: Vec<Service>,
+    /// Changes with every start of the process; heartbeats carry it.
+    pub incarnation: u16,
+}
+
+/// Why a server cannot be opened or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The services contradict themselves.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// The interface cannot be opened for packets.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The interface does not say what it is.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// The kernel's TCP cannot be kept from answering.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+}
+
+struct Running {
+    service: Service,
+    keys: KeyRing,
+    policy: Policy,
+    beat: Option<Beat>,
+}
+
+/// A server on one interface.
+pub struct Server {
+    io: Box<dyn PacketIo>,
+    link: LinkInfo,
+    guard: Option<KernelGuard>,
+    running: Vec<Running>,
+    incarnation: u16,
+    counters: Counters,
+    started: Instant,
+    /// Requests in the last batch: the load that heartbeats tell.
+    load: usize,
+    /// Holds the frame being handled.
+    frame: Box<[u8]>,
+}
+
+impl Server {
+    /// Opens the interface and takes the services up.
+    pub fn open(config: &Config) -> Result<Server, ServerError> {
+        let io = AfPacket::open(
+            &config.interface,
+            rivulet_pktio::Config {
+                rx_bytes: RX_BYTES,
+                checksum: ChecksumPolicy::Report,
+                promiscuous: false,
+                filter: Some(filter(&[])?),
+                ..rivulet_pktio::Config::default()
+            },
+        )?;
+        let link = io.link()?;
+        let mut server = Server {
+            io: Box::new(io),
+            link,
+            guard: None,
+            running: Vec::new(),
+            incarnation: config.incarnation,
+            counters: Counters::default(),
+            started: Instant::now(),
+            load: 0,
+            frame: vec![0; MAX_FRAME].into(),
+        };
+        server.replace(config.services.clone())?;
+        Ok(server)
+    }
+
+    /// Replaces everything that is served. On an error all is as before.
+    pub fn replace(&mut self, services: Vec<Service>) -> Result<(), ServerError> {
+        check_all(&services)?;
+        let addresses: Vec<IpAddr> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
+        let filter = filter(&addresses)?;
+        if addresses != self.addresses() {
+            let (netns, name) = (self.io.interface().netns(), self.io.interface().name());
+            let rules = [segments(&addresses)];
+            match &self.guard {
+                _ if addresses.is_empty() => self.guard = None,
+                Some(guard) => guard.update(&[name], &rules)?,
+                None => self.guard = Some(KernelGuard::install(netns, &[name], &rules)?),
+            }
+            self.io.set_filter(Some(&filter))?;
+        }
+        let now = self.now();
+        let payload = (self.link.mtu.saturating_sub(HEADERS)).clamp(300, 8952) as u16;
+        let mut running = Vec::with_capacity(services.len());
+        for service in services {
+            let policy = Policy {
+                payload,
+                horizon: service.horizon.as_micros() as u64,
+                trust_tor: service.trust_tor,
+                ..Policy::default()
+            };
+            let before = self.running.iter_mut().find(|r| r.service.member == service.member);
+            let beat = match before.and_then(|r| r.beat.take()) {
+                // Sequence and pace go on.
+                Some(beat) => Some(beat),
+                None => service.member.map(|member| Beat::new(member, self.incarnation, now)),
+            };
+            running.push(Running { keys: service.keys.ring(), service, policy, beat });
+        }
+        self.running = running;
+        Ok(())
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.running.iter().flat_map(|r| r.service.addresses.iter().copied()).collect()
+    }
+
+    /// Ethernet address of the interface.
+    #[must_use]
+    pub fn mac(&self) -> [u8; 6] {
+        self.link.mac
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What is served.
+    pub fn services(&self) -> impl Iterator<Item = &Service> {
+        self.running.iter().map(|r| &r.service)
+    }
+
+    /// True while there is something to serve and the interface is up.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.running.is_empty() && self.link.up
+    }
+
+    /// Requests in the last batch.
+    #[must_use]
+    pub fn load(&self) -> usize {
+        self.load
+    }
+
+    /// Waits until there is something to do, `longest` at most, and does it: heartbeats, then requests,
+    /// each handed to `application`.
+    pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
+        self.wait(longest);
+        self.beat();
+        self.load = 0;
+        for _ in 0..MAX_BATCHES {
+            let count = match self.io.recv() {
+                Ok(count) => count,
+                Err(e) => {
+                    self.trouble(&e);
+                    0
+                }
+            };
+            if count == 0 {
+                break;
+            }
+            self.load += count;
+            for i in 0..count {
+                self.frame(i, application);
+            }
+            self.flush();
+            self.beat();
+        }
+    }
+
+    /// Microseconds of this server's own clock.
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+
+    fn wait(&self, longest: Duration) {
+        let now = self.now();
+        let due =
+            self.running.iter().filter_map(|r| r.beat.as_ref()).map(|b| b.due().saturating_sub(now)).min();
+        let time = due.map_or(longest, |due| longest.min(Duration::from_micros(due)));
+        let events = libc::POLLIN | if self.io.pending() > 0 { libc::POLLOUT } else { 0 };
+        let mut entry = libc::pollfd { fd: self.io.as_fd().as_raw_fd(), events, revents: 0 };
+        let time = libc::timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+        // SAFETY: one entry, as the count says.
+        unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
+        if entry.revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
+            // An interface that is down or gone would be reported without a pause.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn beat(&mut self) {
+        let now = self.now();
+        for running in &mut self.running {
+            let Some(beat) = &mut running.beat else { continue };
+            let keys = running.keys.opening_epoch(0) != 0 && running.keys.sealing_epoch(0) != 0;
+            // A request is answered within the turn that takes it, or the loop itself has stopped and this
+            // is not reached: then the replica is silent, which the ToR takes for the same.
+            if let Some(frame) = beat.frame(now, self.link.mac, keys, self.load, 0)
+                && self.io.send(&[TxFrame::new(&frame)]).is_ok_and(|sent| sent == 1)
+            {
+                self.counters.heartbeats += 1;
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        if let Err(e) = self.io.flush() {
+            self.trouble(&e);
+        }
+    }
+
+    fn trouble(&mut self, error: &IoError) {
+        match error {
+            IoError::Down(_) => self.link.up = false,
+            IoError::Gone(name) => {
+                if let Err(e) = self.io.reopen() {
+                    tracing::debug!(interface = name, error = %e, "cannot open again");
+                }
+            }
+            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
+        }
+        if let Ok(link) = self.io.link() {
+            self.link = link;
+        }
+    }
+
+    /// One received frame, from its Ethernet header to the responses.
+    fn frame(&mut self, index: usize, application: &mut dyn Application) {
+        let counters = &mut self.counters;
+        counters.frames += 1;
+        // Responses are written while the request is read, and both lie in memory of the same object: the
+        // request, the shorter of the two, is copied.
+        let received = self.io.frame(index);
+        let Some(copy) = self.frame.get_mut(..received.data.len()) else {
+            counters.damaged += 1;
+            return;
+        };
+        copy.copy_from_slice(received.data);
+        let verify = received.checksum == Checksum::Unknown;
+        let (ethernet, segment) = match Segment::parse_frame(&*copy) {
+            Ok(parsed) => parsed,
+            Err(e) => {
+                counters.refuse(&Refusal::Wire(e));
+                return;
+            }
+        };
+        if verify && segment.verify_checksum().is_err() || segment.verify_crc().is_err() {
+            counters.damaged += 1;
+            return;
+        }
+        let serves = |r: &&Running| {
+            r.service.port == segment.dst.port() && r.service.addresses.contains(&segment.dst.ip())
+        };
+        let Some(running) = self.running.iter().find(serves) else {
+            counters.not_ours += 1;
+            return;
+        };
+        let plan = match step(&segment, &running.keys, common_clock(), &running.policy) {
+            Ok(Verdict::Respond(plan)) => plan,
+            Ok(Verdict::Terminate) => {
+                counters.requests += 1;
+                counters.terminated += 1;
+                return;
+            }
+            Err(refusal) => {
+                tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
+                counters.refuse(&refusal);
+                return;
+            }
+        };
+        counters.requests += 1;
+        let kind = match (plan.is_close(), segment.syn_options) {
+            (true, _) => EventKind::Close,
+            (false, Some(_)) => EventKind::Open,
+            (false, None) => EventKind::Request,
+        };
+        let ethernet = EthHeader {
+            dst: running.service.member.map_or(ethernet.src, |member| member.tor_mac),
+            src: self.link.mac,
+            vlan: ethernet.vlan,
+        };
+        let mut msk = Minisocket {
+            plan: &plan,
+            keys: &running.keys,
+            io: self.io.as_mut(),
+            room: self.link.mtu as usize,
+            ethernet,
+            kind,
+            counters,
+            next: 0,
+        };
+        if (kind == EventKind::Close || plan.is_for_application())
+            && let Err(refusal) = application.event(&mut msk)
+        {
+            tracing::debug!(client = %segment.src, refusal = %refusal, "refused by the application");
+            msk.counters.refuse(&refusal);
+            return;
+        }
+        msk.finish();
+    }
+}
+
+/// Longest frame taken, octets: a jumbo frame of 9000 with its tag.
+const MAX_FRAME: usize = 9216;
+
+/// The clock of replicas that no ToR stamps for: real time, which NTP keeps together.
+fn common_clock() -> Time {
+    Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
+}
+
+/// Segments of ours to the service addresses.
+fn segments(addresses: &[IpAddr]) -> TcpRule {
+    TcpRule { exid: Some(EX_ID), destinations: addresses.to_vec(), ..TcpRule::default() }
+}
+
+/// Without addresses nothing passes.
+fn filter(addresses: &[IpAddr]) -> Result<Filter, OpenError> {
+    if addresses.is_empty() {
+        return Filter::new(&[]);
+    }
+    Filter::new(&[Rule::Tcp(segments(addresses))])
+}

@@ -1,0 +1,165 @@
+//! What a replica serves: addresses, keys, and its place in a pool.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use crate::keys::{KeyError, KeySet};
+
+/// Services that one server carries.
+pub const MAX_SERVICES: usize = 16;
+/// Addresses of one service.
+pub const MAX_ADDRESSES: usize = 16;
+
+/// A service as this replica carries it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// For logs and metrics.
+    pub name: String,
+    /// Service addresses; they stand on a dummy device and are announced by nobody.
+    pub addresses: Vec<IpAddr>,
+    /// TCP port.
+    pub port: u16,
+    /// Keys, shared by all replicas.
+    pub keys: KeySet,
+    /// Its place behind a ToR; none for a server on its own.
+    pub member: Option<Member>,
+    /// Frames come from a ToR that checked the proofs it marks, and overwrites what it stamps.
+    pub trust_tor: bool,
+    /// The kernel's TCP serves plain clients at the same port.
+    pub plain_tcp: bool,
+    /// Age up to which an ordinary request is fresh.
+    pub horizon: Duration,
+}
+
+/// A place in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The pool.
+    pub pool: u16,
+    /// Index in it, 0 to 63.
+    pub replica: u16,
+    /// Ethernet address of the ToR, to which heartbeats and answers go.
+    pub tor_mac: [u8; 6],
+    /// Time between two heartbeats.
+    pub heartbeat: Duration,
+    /// Age of the oldest waiting request from which on this replica is not ready.
+    pub bound: Duration,
+}
+
+/// Why a service is not accepted.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// Its keys are unusable.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    /// A field is out of range.
+    #[error("service {0}: {1}")]
+    Invalid(String, &'static str),
+    /// Two services want the same address and port, or there are too many of them.
+    #[error("services: {0}")]
+    Set(String),
+}
+
+impl Service {
+    /// Checks what the types cannot say.
+    pub fn check(&self) -> Result<(), ServiceError> {
+        self.keys.check()?;
+        let rule =
+            |ok: bool, what| if ok { Ok(()) } else { Err(ServiceError::Invalid(self.name.clone(), what)) };
+        rule(self.port != 0, "the port is 0")?;
+        rule(!self.addresses.is_empty(), "no address")?;
+        rule(self.addresses.len() <= MAX_ADDRESSES, "more than 16 addresses")?;
+        rule(
+            self.addresses.iter().all(|a| !a.is_unspecified() && !a.is_multicast() && !a.is_loopback()),
+            "an address that is not one host's",
+        )?;
+        rule(
+            !self.horizon.is_zero() && self.horizon <= Duration::from_secs(3600),
+            "the horizon is not within an hour",
+        )?;
+        if let Some(member) = &self.member {
+            rule(member.replica < 64, "the replica index is not below 64")?;
+            rule(
+                member.tor_mac[0] & 1 == 0 && member.tor_mac != [0; 6],
+                "the ToR's Ethernet address is not one",
+            )?;
+            let interval = Duration::from_micros(100)..=Duration::from_secs(10);
+            rule(
+                interval.contains(&member.heartbeat),
+                "the heartbeat interval is not within 100 us to 10 s",
+            )?;
+            rule(member.bound >= member.heartbeat, "the liveness bound is below the heartbeat interval")?;
+        }
+        Ok(())
+    }
+
+    /// Addresses with the port.
+    pub fn sockets(&self) -> impl Iterator<Item = SocketAddr> {
+        self.addresses.iter().map(|&ip| SocketAddr::new(ip, self.port))
+    }
+}
+
+/// Checks all services of a server together.
+pub fn check_all(services: &[Service]) -> Result<(), ServiceError> {
+    if services.len() > MAX_SERVICES {
+        return Err(ServiceError::Set(format!("more than {MAX_SERVICES}")));
+    }
+    let mut seen = Vec::new();
+    for service in services {
+        service.check()?;
+        for socket in service.sockets() {
+            if seen.contains(&socket) {
+                return Err(ServiceError::Set(format!("{socket} stands twice")));
+            }
+            seen.push(socket);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service() -> Service {
+        Service {
+            name: "www".into(),
+            addresses: vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
+            port: 80,
+            keys: KeySet::generate(1).unwrap(),
+            member: Some(Member {
+                pool: 1,
+                replica: 0,
+                tor_mac: [2, 0, 0, 0, 0, 1],
+                heartbeat: Duration::from_millis(2),
+                bound: Duration::from_millis(20),
+            }),
+            trust_tor: true,
+            plain_tcp: true,
+            horizon: Duration::from_secs(4),
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_range_is_refused() {
+        service().check().unwrap();
+        type Change = fn(&mut Service);
+        let cases: [(&str, Change); 8] = [
+            ("the port", |s| s.port = 0),
+            ("no address", |s| s.addresses.clear()),
+            ("one host's", |s| s.addresses.push("224.0.0.1".parse().unwrap())),
+            ("horizon", |s| s.horizon = Duration::ZERO),
+            ("index", |s| s.member.as_mut().unwrap().replica = 64),
+            ("Ethernet", |s| s.member.as_mut().unwrap().tor_mac = [0xff; 6]),
+            ("interval", |s| s.member.as_mut().unwrap().heartbeat = Duration::ZERO),
+            ("bound", |s| s.member.as_mut().unwrap().bound = Duration::ZERO),
+        ];
+        for (part, change) in cases {
+            let mut bad = service();
+            change(&mut bad);
+            let error = bad.check().expect_err(part).to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(check_all(&[service(), service()]).unwrap_err().to_string().contains("twice"));
+    }
+}
