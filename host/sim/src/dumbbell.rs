@@ -1,0 +1,72 @@
+//! The usual network of comparisons: many flows through one bottleneck in each direction.
+
+use crate::link::{Config, End};
+use crate::net::{LinkId, Network, NodeId};
+use crate::tcp::{Client, Server};
+use crate::{Nanos, SECOND};
+
+/// Payload bytes of a full segment of the reference TCP, so that its packets are as large as an Ethernet allows.
+pub const MSS: u32 = 1500 - crate::tcp::HEADERS;
+
+/// One flow of the reference TCP.
+#[derive(Debug, Clone, Copy)]
+pub struct TcpFlow {
+    /// When the client sends its SYN.
+    pub start: Nanos,
+    /// Bytes that the server sends; u64::MAX: without end.
+    pub bytes: u64,
+    /// Extra delay of its packets to the client, before the bottleneck.
+    pub delay: Nanos,
+    /// Delayed acknowledgements.
+    pub delayed: bool,
+    /// ECN-capable.
+    pub ecn: bool,
+}
+
+impl Default for TcpFlow {
+    fn default() -> Self {
+        Self { start: 0, bytes: u64::MAX, delay: 0, delayed: false, ecn: false }
+    }
+}
+
+/// Two links between all servers and all clients.
+#[derive(Debug, Clone, Copy)]
+pub struct Dumbbell {
+    /// From the servers to the clients.
+    pub down: LinkId,
+    /// From the clients to the servers.
+    pub up: LinkId,
+}
+
+impl Dumbbell {
+    /// Adds the two links.
+    pub fn new(net: &mut Network, down: Config, up: Config) -> Self {
+        Self { down: net.add_link(down, End::Destination), up: net.add_link(up, End::Destination) }
+    }
+
+    /// Adds a flow of the reference TCP; gives its client and its server.
+    pub fn tcp(&self, net: &mut Network, flow: TcpFlow) -> (NodeId, NodeId) {
+        let access = net.add_link(Config { delay: flow.delay, ..Config::default() }, End::Link(self.down));
+        let client = net.next_node();
+        let server = NodeId(client.0 + 1);
+        net.add_node(Client::new(server, self.up, flow.start, 300, flow.delayed));
+        net.add_node(Server::new(client, access, flow.bytes, MSS, flow.ecn));
+        (client, server)
+    }
+}
+
+/// How long one transfer of the reference takes from the SYN to the last byte; None if it is not done after
+/// `limit`.
+pub fn tcp_completion(seed: u64, down: Config, up: Config, bytes: u64, limit: Nanos) -> Option<Nanos> {
+    let mut net = Network::new(seed);
+    let d = Dumbbell::new(&mut net, down, up);
+    let (client, _) = d.tcp(&mut net, TcpFlow { bytes, ..TcpFlow::default() });
+    net.run_while(limit, |net| net.node::<Client>(client).completion().is_none());
+    net.node::<Client>(client).completion()
+}
+
+/// Queue in packets that holds as many bits as the link carries in `time`, at least 4.
+pub fn queue_for(rate: u64, time: Nanos) -> usize {
+    let bits = u128::from(rate) * u128::from(time) / u128::from(SECOND);
+    ((bits / (1538 * 8)) as usize).max(4)
+}

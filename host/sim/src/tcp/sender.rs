@@ -1,0 +1,331 @@
+//! The sending side.
+
+use std::collections::VecDeque;
+
+use super::Ack;
+use super::rack::Rack;
+use super::rto::Rto;
+use crate::Nanos;
+
+/// RFC 6928.
+pub const INITIAL_WINDOW: u32 = 10;
+/// Least window and threshold after a loss.
+const LEAST: u32 = 2;
+
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    at: Nanos,
+    retransmitted: bool,
+    sacked: bool,
+    /// Declared lost and not sent again yet.
+    lost: bool,
+}
+
+/// What the congestion control is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Open,
+    /// Fast recovery until everything below is acknowledged.
+    Recovery(u64),
+    /// After a timeout, until everything below is acknowledged.
+    Loss(u64),
+}
+
+/// What happened to a connection.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Segments sent, retransmissions too.
+    pub sent: u64,
+    /// Retransmissions.
+    pub retransmitted: u64,
+    /// Fast recoveries begun.
+    pub recoveries: u64,
+    /// Timeouts.
+    pub timeouts: u64,
+    /// Tail probes.
+    pub probes: u64,
+    /// Segments declared lost that came twice.
+    pub spurious: u64,
+}
+
+/// One connection's sending side. The caller sends what [`Sender::poll`] names, and calls on acknowledgements and
+/// when [`Sender::next_timeout`] has come.
+#[derive(Debug, Clone)]
+pub struct Sender {
+    total: u64,
+    una: u64,
+    window: VecDeque<Sent>,
+    sacked: usize,
+    lost: usize,
+    retransmitted_out: usize,
+    cwnd: u32,
+    /// Segments acknowledged in congestion avoidance since the window grew.
+    credit: u32,
+    ssthresh: u32,
+    mode: Mode,
+    /// No reaction to another mark before this is acknowledged (RFC 3168 §6.1.2).
+    reacted: u64,
+    rack: Rack,
+    rto: Rto,
+    rto_at: Option<Nanos>,
+    rack_at: Option<Nanos>,
+    probe_at: Option<Nanos>,
+    /// A tail probe is out: its segment, and whether it was a retransmission.
+    probe: Option<(u64, bool)>,
+    /// A segment that goes out whatever the window says.
+    forced: Option<u64>,
+    counters: Counters,
+}
+
+impl Sender {
+    /// A sender of this many segments. `rto` has the sample of the handshake.
+    pub fn new(total: u64, rto: Rto) -> Self {
+        Self {
+            total,
+            una: 0,
+            window: VecDeque::new(),
+            sacked: 0,
+            lost: 0,
+            retransmitted_out: 0,
+            cwnd: INITIAL_WINDOW,
+            credit: 0,
+            ssthresh: u32::MAX,
+            mode: Mode::Open,
+            reacted: 0,
+            rack: Rack::new(),
+            rto,
+            rto_at: None,
+            rack_at: None,
+            probe_at: None,
+            probe: None,
+            forced: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Congestion window, segments.
+    pub fn cwnd(&self) -> u32 {
+        self.cwnd
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Whether everything is acknowledged.
+    pub fn finished(&self) -> bool {
+        self.una >= self.total
+    }
+
+    fn next_new(&self) -> u64 {
+        self.una + self.window.len() as u64
+    }
+
+    /// Segments that count as being in the network (RFC 6675, pipe).
+    fn pipe(&self) -> usize {
+        self.window.len() - self.sacked - self.lost
+    }
+
+    /// The earliest timer.
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        [self.rto_at, self.rack_at, self.probe_at].into_iter().flatten().min()
+    }
+
+    /// The next segment to be sent now, and whether it is the last of all.
+    pub fn poll(&mut self, now: Nanos) -> Option<(u64, bool)> {
+        let seq = match self.forced.take().filter(|s| *s >= self.una) {
+            Some(seq) => seq,
+            None if self.pipe() >= self.cwnd as usize => return None,
+            None if self.lost > 0 => self.una + self.window.iter().position(|s| s.lost)? as u64,
+            None if self.next_new() < self.total => self.next_new(),
+            None => return None,
+        };
+        let index = (seq - self.una) as usize;
+        self.counters.sent += 1;
+        if index < self.window.len() {
+            self.counters.retransmitted += 1;
+            let s = &mut self.window[index];
+            self.lost -= usize::from(s.lost);
+            self.retransmitted_out += usize::from(!s.retransmitted);
+            *s = Sent { at: now, retransmitted: true, lost: false, ..*s };
+            if index == 0 {
+                // As Linux does: the oldest segment was just sent again, its answer takes a round trip.
+                self.rto_at = Some(now + self.rto.timeout());
+            }
+        } else {
+            self.window.push_back(Sent { at: now, retransmitted: false, sacked: false, lost: false });
+        }
+        self.rto_at.get_or_insert(now + self.rto.timeout());
+        self.arm_probe(now);
+        Some((seq, seq + 1 == self.total))
+    }
+
+    /// Takes an acknowledgement; `echo` is its timestamp.
+    pub fn ack(&mut self, now: Nanos, ack: &Ack, echo: Nanos) {
+        self.rto.sample(now - echo);
+        let before = self.una;
+        while self.una < ack.next
+            && let Some(s) = self.window.pop_front()
+        {
+            self.retransmitted_out -= usize::from(s.retransmitted);
+            self.lost -= usize::from(s.lost);
+            if s.sacked {
+                self.sacked -= 1;
+            } else {
+                self.rack.delivered(now, self.una, s.at, s.retransmitted, self.rto.least());
+            }
+            self.una += 1;
+        }
+        let newly_sacked = ack.sacks.iter().map(|r| self.sack(now, *r)).sum::<u64>();
+        let acked = self.una - before;
+        if let Some(seq) = ack.duplicate {
+            self.counters.spurious += 1;
+            if self.probe.is_none_or(|p| p.0 != seq) {
+                self.rack.spurious();
+            }
+        }
+        self.end_probe(ack);
+        if let Mode::Recovery(end) | Mode::Loss(end) = self.mode
+            && self.una >= end
+        {
+            if matches!(self.mode, Mode::Recovery(_)) {
+                self.cwnd = self.ssthresh;
+            }
+            (self.mode, self.credit) = (Mode::Open, 0);
+        }
+        if ack.marked && self.mode == Mode::Open && self.una > self.reacted {
+            self.reacted = self.next_new();
+            self.halve();
+        } else if !matches!(self.mode, Mode::Recovery(_)) {
+            self.grow(acked as u32);
+        }
+        self.detect(now);
+        if acked > 0 {
+            self.rto_at = (!self.window.is_empty()).then(|| now + self.rto.timeout());
+        }
+        if acked + newly_sacked > 0 {
+            self.arm_probe(now);
+        }
+    }
+
+    fn sack(&mut self, now: Nanos, (from, to): (u64, u64)) -> u64 {
+        let mut newly = 0;
+        for seq in from.max(self.una)..to.min(self.next_new()) {
+            let s = &mut self.window[(seq - self.una) as usize];
+            if !s.sacked {
+                s.sacked = true;
+                self.sacked += 1;
+                newly += 1;
+                self.lost -= usize::from(std::mem::take(&mut s.lost));
+                self.rack.delivered(now, seq, s.at, s.retransmitted, self.rto.least());
+            }
+        }
+        newly
+    }
+
+    /// RFC 3465 with L = 2 in slow start; one segment a window in congestion avoidance.
+    fn grow(&mut self, acked: u32) {
+        if self.cwnd < self.ssthresh {
+            self.cwnd = (self.cwnd + acked.min(2)).min(self.ssthresh);
+            return;
+        }
+        self.credit += acked;
+        while self.credit >= self.cwnd {
+            self.credit -= self.cwnd;
+            self.cwnd += 1;
+        }
+    }
+
+    fn halve(&mut self) {
+        self.ssthresh = (self.cwnd / 2).max(LEAST);
+        (self.cwnd, self.credit) = (self.ssthresh, 0);
+    }
+
+    /// RACK's detection (RFC 8985 §6.2, step 5).
+    fn detect(&mut self, now: Nanos) {
+        self.rack_at = None;
+        if self.sacked == 0 && self.retransmitted_out == 0 {
+            return;
+        }
+        let window = self.rack.window(&self.rto, self.mode != Mode::Open, self.sacked);
+        let mut declared = false;
+        for (i, s) in self.window.iter_mut().enumerate() {
+            if s.sacked || s.lost {
+                continue;
+            }
+            match self.rack.deadline(self.una + i as u64, s.at, window) {
+                Some(deadline) if deadline <= now => {
+                    s.lost = true;
+                    self.lost += 1;
+                    declared = true;
+                }
+                Some(deadline) => self.rack_at = Some(self.rack_at.map_or(deadline, |at| at.max(deadline))),
+                None => {}
+            }
+        }
+        if declared && self.mode == Mode::Open {
+            self.counters.recoveries += 1;
+            self.rack.recovery();
+            self.halve();
+            self.mode = Mode::Recovery(self.next_new());
+            // The first retransmission does not wait for the window to deflate (RFC 6675 §5, step 4.3).
+            self.forced = self.window.iter().position(|s| s.lost).map(|i| self.una + i as u64);
+        }
+    }
+
+    /// A tail probe is set where nothing else would wake us before the timeout (RFC 8985 §7.2).
+    fn arm_probe(&mut self, now: Nanos) {
+        let wanted =
+            self.mode == Mode::Open && self.sacked == 0 && !self.window.is_empty() && self.probe.is_none();
+        self.probe_at = wanted.then(|| now + self.rto.probe_timeout());
+    }
+
+    /// The probe is acknowledged (RFC 8985 §7.4): without a duplicate the retransmission repaired a loss.
+    fn end_probe(&mut self, ack: &Ack) {
+        let Some((seq, retransmission)) = self.probe else { return };
+        if ack.duplicate == Some(seq) {
+            self.probe = None;
+        } else if ack.next > seq {
+            self.probe = None;
+            if retransmission && self.mode == Mode::Open {
+                self.halve();
+            }
+        }
+    }
+
+    /// Handles the timers that are due.
+    pub fn timeout(&mut self, now: Nanos) {
+        if self.rack_at.is_some_and(|at| at <= now) {
+            self.detect(now);
+        }
+        if self.probe_at.is_some_and(|at| at <= now) {
+            self.probe_at = None;
+            self.counters.probes += 1;
+            let retransmission = self.next_new() >= self.total;
+            let seq = self.next_new() - u64::from(retransmission);
+            self.probe = Some((seq, retransmission));
+            self.forced = Some(seq);
+            self.rto_at = Some(now + self.rto.timeout());
+        }
+        if self.rto_at.is_some_and(|at| at <= now) {
+            self.counters.timeouts += 1;
+            if !matches!(self.mode, Mode::Loss(_)) {
+                self.ssthresh = (self.cwnd / 2).max(LEAST);
+            }
+            (self.cwnd, self.credit) = (1, 0);
+            self.mode = Mode::Loss(self.next_new());
+            // RFC 8985 §6.3: the oldest, and what was sent a round trip before.
+            let old = now.saturating_sub(self.rto.smoothed() + self.rto.least() / 4);
+            for (i, s) in self.window.iter_mut().enumerate().filter(|(_, s)| !s.sacked && !s.lost) {
+                if i == 0 || s.at <= old {
+                    s.lost = true;
+                    self.lost += 1;
+                }
+            }
+            self.rto.back_off();
+            self.rto_at = Some(now + self.rto.timeout());
+            (self.probe, self.probe_at, self.rack_at) = (None, None, None);
+        }
+    }
+}
