@@ -1,10 +1,12 @@
 //! The test vectors as code: what docs/wire-vectors.json is made from.
-#![allow(dead_code, reason = "the example, the staleness test and the fuzz corpus each use a part")]
+#![allow(dead_code, unused_imports, reason = "the example, the tests and the corpus each use a part")]
 
+mod exercise;
 mod invalid;
 mod json;
 mod valid;
 
+pub use exercise::*;
 use rivulet_packet::*;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -39,88 +41,6 @@ pub fn specs() -> Vec<Spec> {
 /// All invalid frames.
 pub fn invalid_frames() -> Vec<Vec<u8>> {
     invalid::frames().into_iter().map(|(_, _, f)| f).collect()
-}
-
-/// Parses a frame, as a packet too, and reads everything there is in it. Panics if an error points beyond
-/// the bytes or a view contradicts itself.
-pub fn exercise(frame: &[u8]) {
-    let within = |e: WireError, bytes: &[u8]| assert!(e.position() <= bytes.len(), "{e}");
-    if let Err(e) = Heartbeat::parse(frame) {
-        within(e, frame);
-    }
-    if let Some(packet) = frame.get(14..)
-        && let Err(e) = Segment::parse_packet(packet)
-    {
-        within(e, packet);
-    }
-    let segment = match Segment::parse_frame(frame) {
-        Ok((eth, segment)) => {
-            let _ = format!("{eth} {segment}");
-            segment
-        }
-        Err(e) => return within(e, frame),
-    };
-    for outcome in [segment.verify_checksum(), segment.verify_crc()] {
-        if let Err(e) = outcome {
-            within(e, frame);
-        }
-    }
-    match segment.option.class {
-        Class::Request(class) => exercise_request(class, segment.option.number_low, segment.payload),
-        Class::Response(class) => exercise_response(class, segment.option.number_low, segment.payload),
-    }
-}
-
-/// Parses a request, reads all of it, and writes it again: the bytes must be the same.
-pub fn exercise_request(class: RequestClass, number_low: u16, payload: &[u8]) {
-    let r = match Request::parse(class, number_low, payload) {
-        Ok(r) => r,
-        Err(e) => return assert!(e.position() <= payload.len(), "{e}"),
-    };
-    let _ = format!("{r}");
-    let proof: Vec<_> = r.proof.iter().collect();
-    let wants: Vec<_> = r.wants().collect();
-    let uconts: Vec<_> = r.uconts().collect();
-    assert_eq!((proof.len(), wants.len(), uconts.len()), (r.proof.len(), r.want_count(), r.ucont_count()));
-    let b = RequestBuilder {
-        class,
-        tor: r.tor,
-        attempt: r.attempt,
-        continuation: r.continuation.as_ref(),
-        proof: &proof,
-        hold: r.hold,
-        covers: r.covers,
-        wants: &wants,
-        token: r.token,
-        former: r.former,
-        uconts: &uconts,
-        input: r.input,
-        pad_to: if r.padding > 0 { payload.len() } else { 0 },
-    };
-    let mut again = vec![0; payload.len()];
-    assert_eq!(b.write(&mut again), Ok(payload.len()));
-    // Padding is never read, and the flag for it may stand where there is none.
-    let end = payload.len() - r.padding;
-    let body_flags =
-        27 + if r.continuation.is_some() { SealedContinuation::LENGTH + proof.len() * 8 } else { 0 };
-    again[body_flags] = payload[body_flags];
-    assert_eq!(&again[..end], &payload[..end]);
-}
-
-/// Parses a response, reads all of it, and writes it again: the bytes must be the same.
-pub fn exercise_response(class: ResponseClass, number_low: u16, payload: &[u8]) {
-    let r = match Response::parse(class, number_low, payload) {
-        Ok(r) => r,
-        Err(e) => return assert!(e.position() <= payload.len(), "{e}"),
-    };
-    let _ = format!("{r}");
-    if let Body::Group(g) = r.body {
-        assert_eq!(g.iter().count(), g.len());
-    }
-    assert_eq!(r.uconts.iter().count(), r.uconts.len());
-    let mut again = vec![0; payload.len()];
-    assert_eq!(r.write(&mut again), Ok(payload.len()));
-    assert_eq!(again, payload);
 }
 
 /// The nonce epoch of all packets.
