@@ -24,7 +24,6 @@ parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inou
     // After a resubmission standard metadata is zero, the clock and the port too; the fields of the @field_list are kept.
     state start {
         meta.frame_length = (bit<16>)standard.packet_length;
-        meta.parse_reason = drop_reason_t.NONE;
         transition select(standard.instance_type) {
             0:       first_pass;
             default: parse_packet;
@@ -57,16 +56,12 @@ parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inou
 }
 
 control V1Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+    ParseReason() parse_reason;
     Decide() decide;
 
     apply {
-        if (standard.parser_error == error.PacketTooShort) {
-            meta.malformed = 1;
-            meta.parse_reason = drop_reason_t.TRUNCATED;
-        } else if (standard.parser_error != error.NoError) {
-            meta.malformed = 1;
-        } else if (standard.checksum_error == 1) {
-            meta.malformed = 1;
+        parse_reason.apply(standard.parser_error, meta.parse_reason);
+        if (meta.parse_reason == drop_reason_t.NONE && standard.checksum_error == 1) {
             meta.parse_reason = drop_reason_t.IPV4_CHECKSUM;
         }
         if (hdr.packet_out.isValid()) {

@@ -50,8 +50,7 @@ struct metadata_t {
     // Written by the parser.
     bit<16>       frame_length;     // bytes
     bit<16>       l2_length;        // bytes before the IP header
-    drop_reason_t parse_reason;     // what the parser was about to require when it stopped
-    bit<1>        malformed;
+    drop_reason_t parse_reason;     // why the parser stopped, or the IPv4 checksum; NONE: well formed
     ip_address_t  src;
     ip_address_t  dst;
     ip_protocol_t protocol;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the Ethernet header to the fourth range of a proof. Each requirement sets its reason, then verify()s:
-// when the parser stops, `parse_reason` says at what. All that is read lies in the first 160 bytes.
+// From the Ethernet header to the fourth range of a proof. Each requirement has an error of its own, from which
+// ParseReason makes the drop reason. (A reason in metadata, set before each verify(), does not survive: p4c takes
+// all but the last assignment of a state for dead.) All that is read lies in the first 160 bytes.
 #ifndef RIVULET_PARSER_P4
 #define RIVULET_PARSER_P4
 
@@ -37,8 +38,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     // A service packet must not pass unseen behind a second tag.
     state stacked {
-        meta.parse_reason = drop_reason_t.VLAN_STACKED;
-        verify(false, error.Malformed);
+        verify(false, error.VlanStacked);
         transition accept;
     }
 
@@ -49,19 +49,16 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_heartbeat {
         packet.extract(hdr.heartbeat);
-        meta.parse_reason = drop_reason_t.HEARTBEAT_FORM;
         verify(hdr.heartbeat.version == HEARTBEAT_VERSION && (hdr.heartbeat.flags & ~HEARTBEAT_FLAG_READY) == 0
-               && hdr.heartbeat.replica < 64 && hdr.heartbeat.reserved == 0, error.Malformed);
+               && hdr.heartbeat.replica < 64 && hdr.heartbeat.reserved == 0, error.HeartbeatForm);
         transition accept;
     }
 
     state parse_ipv4 {
         packet.extract(hdr.ipv4);
-        meta.parse_reason = drop_reason_t.IPV4_HEADER;
-        verify(hdr.ipv4.version == 4 && hdr.ipv4.ihl >= 5, error.Malformed);
-        verify(hdr.ipv4.total_length >= ((bit<16>)hdr.ipv4.ihl << 2), error.Malformed);
-        meta.parse_reason = drop_reason_t.TRUNCATED;
-        verify(meta.frame_length - meta.l2_length >= hdr.ipv4.total_length, error.Malformed);
+        verify(hdr.ipv4.version == 4 && hdr.ipv4.ihl >= 5, error.Ipv4Header);
+        verify(hdr.ipv4.total_length >= ((bit<16>)hdr.ipv4.ihl << 2), error.Ipv4Header);
+        verify(meta.frame_length - meta.l2_length >= hdr.ipv4.total_length, error.IpTruncated);
         meta.is_ip = 1;
         meta.src = IPV4_MAPPED_PREFIX ++ hdr.ipv4.src;
         meta.dst = IPV4_MAPPED_PREFIX ++ hdr.ipv4.dst;
@@ -95,10 +92,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_ipv6 {
         packet.extract(hdr.ipv6);
-        meta.parse_reason = drop_reason_t.IPV6_HEADER;
-        verify(hdr.ipv6.version == 6, error.Malformed);
-        meta.parse_reason = drop_reason_t.TRUNCATED;
-        verify(meta.frame_length - meta.l2_length - IPV6_HEADER_BYTES >= hdr.ipv6.payload_length, error.Malformed);
+        verify(hdr.ipv6.version == 6, error.Ipv6Header);
+        verify(meta.frame_length - meta.l2_length - IPV6_HEADER_BYTES >= hdr.ipv6.payload_length, error.IpTruncated);
         meta.is_ip = 1;
         meta.src = hdr.ipv6.src;
         meta.dst = hdr.ipv6.dst;
@@ -130,8 +125,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_icmp {
         packet.extract(hdr.icmp);
-        meta.parse_reason = drop_reason_t.TRUNCATED;
-        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.Malformed);
+        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.IpTruncated);
         transition select(hdr.icmp.type) {
             3:       look_quoted_ipv4;
             11:      look_quoted_ipv4;
@@ -197,8 +191,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_icmpv6 {
         packet.extract(hdr.icmp);
-        meta.parse_reason = drop_reason_t.TRUNCATED;
-        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.Malformed);
+        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.IpTruncated);
         transition select(hdr.icmp.type) {
             1:       look_quoted_ipv6;
             2:       look_quoted_ipv6;
@@ -235,8 +228,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     // RFC 4861 section 7.1.1.
     state check_solicitation {
-        meta.parse_reason = drop_reason_t.NEIGHBOUR_FORM;
-        verify(hdr.ipv6.hop_limit == 255 && hdr.icmp.code == 0 && meta.l4_length >= 24, error.Malformed);
+        verify(hdr.ipv6.hop_limit == 255 && hdr.icmp.code == 0 && meta.l4_length >= 24, error.NeighbourForm);
         transition select(meta.l4_length) {
             24:      parse_solicitation;
             32:      parse_solicitation_option;
@@ -252,7 +244,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     state parse_solicitation_option {
         packet.extract(hdr.neighbour);
         packet.extract(hdr.link_option);
-        verify(hdr.link_option.length == 1, error.Malformed);
+        verify(hdr.link_option.length == 1, error.NeighbourForm);
         transition accept;
     }
 
@@ -260,8 +252,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_udp {
         packet.extract(hdr.udp);
-        meta.parse_reason = drop_reason_t.UDP_HEADER;
-        verify(hdr.udp.length >= UDP_HEADER_BYTES && hdr.udp.length <= meta.l4_length, error.Malformed);
+        verify(hdr.udp.length >= UDP_HEADER_BYTES && hdr.udp.length <= meta.l4_length, error.UdpHeader);
         transition select(hdr.udp.dst_port, hdr.udp.length) {
             (UDP_PORT_HEARTBEAT, 24): parse_remote_heartbeat;
             default:                  accept;
@@ -278,8 +269,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_tcp {
         packet.extract(hdr.tcp);
-        meta.parse_reason = drop_reason_t.TCP_HEADER;
-        verify(hdr.tcp.data_offset >= 5 && meta.l4_length >= ((bit<16>)hdr.tcp.data_offset << 2), error.Malformed);
+        verify(hdr.tcp.data_offset >= 5 && meta.l4_length >= ((bit<16>)hdr.tcp.data_offset << 2), error.TcpHeader);
         meta.payload_length = meta.l4_length - ((bit<16>)hdr.tcp.data_offset << 2);
         transition select(hdr.tcp.data_offset) {
             5:       accept;
@@ -321,15 +311,13 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state misplaced_option {
-        meta.parse_reason = drop_reason_t.OPTION_FORM;
-        verify(false, error.Malformed);
+        verify(false, error.OptionForm);
         transition accept;
     }
 
     state parse_option {
         packet.extract(hdr.option);
-        meta.parse_reason = drop_reason_t.OPTION_VERSION;
-        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.Malformed);
+        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.OptionVersion);
         transition select(hdr.option.class) {
             0x80 &&& 0x80: accept;  // a response: the client's business
             default:       check_request;
@@ -337,27 +325,20 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state check_request {
-        meta.parse_reason = drop_reason_t.CLASS_UNKNOWN;
-        verify(hdr.option.class <= CLASS_CLOSE, error.Malformed);
-        meta.parse_reason = drop_reason_t.CLASS_FLAGS;
-        verify(hdr.option.class != CLASS_SYN, error.Malformed);
-        verify((hdr.tcp.flags & (TCP_RST | TCP_ACK | TCP_URG)) == TCP_ACK, error.Malformed);
-        verify(((hdr.tcp.flags & TCP_FIN) == 0) == (hdr.option.class != CLASS_CLOSE), error.Malformed);
-        meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
-        verify(meta.payload_length >= REQUEST_FIXED_BYTES, error.Malformed);
+        verify(hdr.option.class <= CLASS_CLOSE, error.ClassUnknown);
+        verify(hdr.option.class != CLASS_SYN, error.ClassFlags);
+        verify((hdr.tcp.flags & (TCP_RST | TCP_ACK | TCP_URG)) == TCP_ACK, error.ClassFlags);
+        verify(((hdr.tcp.flags & TCP_FIN) == 0) == (hdr.option.class != CLASS_CLOSE), error.ClassFlags);
+        verify(meta.payload_length >= REQUEST_FIXED_BYTES, error.RequestLength);
         packet.extract(hdr.tor_block);
         packet.extract(hdr.proof);
         packet.extract(hdr.continuation);
-        meta.parse_reason = drop_reason_t.ENTRY_COUNT;
-        verify(hdr.proof.range_count <= RANGE_COUNT_MAX, error.Malformed);
-        verify(hdr.option.class != CLASS_RESTART || hdr.proof.range_count == 0, error.Malformed);
-        meta.parse_reason = drop_reason_t.ATTEMPT;
+        verify(hdr.proof.range_count <= RANGE_COUNT_MAX, error.EntryCount);
+        verify(hdr.option.class != CLASS_RESTART || hdr.proof.range_count == 0, error.EntryCount);
         verify(hdr.proof.attempt == 0 || hdr.option.class == CLASS_PROBE || hdr.option.class == CLASS_TIMEOUT,
-               error.Malformed);
-        meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
-        verify(meta.payload_length >= REQUEST_FIXED_BYTES + ((bit<16>)hdr.proof.range_count << 3), error.Malformed);
-        meta.parse_reason = drop_reason_t.NUMBER_LOW;
-        verify(hdr.option.number_low == hdr.continuation.number[15:0], error.Malformed);
+               error.Attempt);
+        verify(meta.payload_length >= REQUEST_FIXED_BYTES + ((bit<16>)hdr.proof.range_count << 3), error.RequestLength);
+        verify(hdr.option.number_low == hdr.continuation.number[15:0], error.NumberLow);
         transition select(hdr.proof.range_count) {
             0:       check_kinds;
             default: parse_entry0;
@@ -396,18 +377,16 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     // Kinds of absent entries are 0, and no range (high bit 0) stands behind a mark or an excuse (high bit 1):
     // among the used entries the high bits are zeros, then ones.
     state check_kinds {
-        meta.parse_reason = drop_reason_t.ENTRY_KINDS;
-        verify(hdr.proof.range_kinds << ((bit<8>)hdr.proof.range_count << 1) == 0, error.Malformed);
+        verify(hdr.proof.range_kinds << ((bit<8>)hdr.proof.range_count << 1) == 0, error.EntryKinds);
         verify((((hdr.proof.range_kinds & 0xaaaaaaaa) >> 2) & ~hdr.proof.range_kinds & 0xaaaaaaaa
-                & ~(32w0xffffffff >> ((bit<8>)hdr.proof.range_count << 1))) == 0, error.Malformed);
+                & ~(32w0xffffffff >> ((bit<8>)hdr.proof.range_count << 1))) == 0, error.EntryKinds);
         transition accept;
     }
 
     state parse_option_syn {
         packet.extract(hdr.option);
         packet.extract(hdr.syn_options);
-        meta.parse_reason = drop_reason_t.OPTION_VERSION;
-        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.Malformed);
+        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.OptionVersion);
         transition select(hdr.option.class) {
             0x80 &&& 0x80: accept;
             default:       check_opening;
@@ -415,13 +394,10 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state check_opening {
-        meta.parse_reason = drop_reason_t.CLASS_UNKNOWN;
-        verify(hdr.option.class <= CLASS_CLOSE, error.Malformed);
-        meta.parse_reason = drop_reason_t.CLASS_FLAGS;
-        verify(hdr.option.class == CLASS_SYN, error.Malformed);
-        verify((hdr.tcp.flags & (TCP_FIN | TCP_RST | TCP_ACK | TCP_URG)) == 0, error.Malformed);
-        meta.parse_reason = drop_reason_t.NUMBER_LOW;
-        verify(hdr.option.number_low == 0, error.Malformed);
+        verify(hdr.option.class <= CLASS_CLOSE, error.ClassUnknown);
+        verify(hdr.option.class == CLASS_SYN, error.ClassFlags);
+        verify((hdr.tcp.flags & (TCP_FIN | TCP_RST | TCP_ACK | TCP_URG)) == 0, error.ClassFlags);
+        verify(hdr.option.number_low == 0, error.NumberLow);
         transition select(meta.payload_length) {
             0:       accept;  // bare, for paths that drop SYNs with data
             default: parse_opening;
@@ -429,15 +405,38 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state parse_opening {
-        meta.parse_reason = drop_reason_t.REQUEST_LENGTH;
-        verify(meta.payload_length >= REQUEST_SYN_BYTES, error.Malformed);
+        verify(meta.payload_length >= REQUEST_SYN_BYTES, error.RequestLength);
         packet.extract(hdr.tor_block);
         packet.extract(hdr.proof);
-        meta.parse_reason = drop_reason_t.ENTRY_COUNT;
-        verify(hdr.proof.range_count == 0, error.Malformed);
-        meta.parse_reason = drop_reason_t.ATTEMPT;
-        verify(hdr.proof.attempt == 0, error.Malformed);
+        verify(hdr.proof.range_count == 0, error.EntryCount);
+        verify(hdr.proof.attempt == 0, error.Attempt);
         transition check_kinds;
+    }
+}
+
+// The drop reason of a parser error.
+control ParseReason(in error parse_error, out drop_reason_t reason) {
+    apply {
+        reason = drop_reason_t.NONE;
+        if (parse_error != error.NoError) {
+            reason = drop_reason_t.TRUNCATED;
+            if (parse_error == error.VlanStacked) { reason = drop_reason_t.VLAN_STACKED; }
+            if (parse_error == error.HeartbeatForm) { reason = drop_reason_t.HEARTBEAT_FORM; }
+            if (parse_error == error.Ipv4Header) { reason = drop_reason_t.IPV4_HEADER; }
+            if (parse_error == error.Ipv6Header) { reason = drop_reason_t.IPV6_HEADER; }
+            if (parse_error == error.NeighbourForm) { reason = drop_reason_t.NEIGHBOUR_FORM; }
+            if (parse_error == error.UdpHeader) { reason = drop_reason_t.UDP_HEADER; }
+            if (parse_error == error.TcpHeader) { reason = drop_reason_t.TCP_HEADER; }
+            if (parse_error == error.OptionForm) { reason = drop_reason_t.OPTION_FORM; }
+            if (parse_error == error.OptionVersion) { reason = drop_reason_t.OPTION_VERSION; }
+            if (parse_error == error.ClassUnknown) { reason = drop_reason_t.CLASS_UNKNOWN; }
+            if (parse_error == error.ClassFlags) { reason = drop_reason_t.CLASS_FLAGS; }
+            if (parse_error == error.RequestLength) { reason = drop_reason_t.REQUEST_LENGTH; }
+            if (parse_error == error.EntryCount) { reason = drop_reason_t.ENTRY_COUNT; }
+            if (parse_error == error.Attempt) { reason = drop_reason_t.ATTEMPT; }
+            if (parse_error == error.NumberLow) { reason = drop_reason_t.NUMBER_LOW; }
+            if (parse_error == error.EntryKinds) { reason = drop_reason_t.ENTRY_KINDS; }
+        }
     }
 }
 

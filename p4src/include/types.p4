@@ -230,8 +230,25 @@ enum bit<2> quote_t {
 // What the ToR itself answers.
 enum bit<3> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6 }
 
+// What the parser requires, one for each reason.
 error {
-    Malformed
+    VlanStacked,
+    HeartbeatForm,
+    Ipv4Header,
+    IpTruncated,
+    Ipv6Header,
+    NeighbourForm,
+    UdpHeader,
+    TcpHeader,
+    OptionForm,
+    OptionVersion,
+    ClassUnknown,
+    ClassFlags,
+    RequestLength,
+    EntryCount,
+    Attempt,
+    NumberLow,
+    EntryKinds
 }
 
 #endif

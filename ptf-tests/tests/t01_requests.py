@@ -2,8 +2,8 @@
 """Requests through the switch to a replica, and responses back."""
 
 import packets
-from rack import CLIENT, TOR_MAC, RackTest, host_mac, variants
-from packets import CHECKED, TIME_VALID, Request, ip_packet
+from rack import CLIENT, TOR_MAC, RackTest, families, host_mac, variants
+from packets import CHECKED, TIME_VALID, Entry, Request, ip_packet
 
 
 @variants
@@ -26,16 +26,134 @@ class ResponseReachesTheClient(RackTest):
 
     def check(self) -> None:
         service = self.add_service()
-        segment = packets.tcp(
-            service.address,
-            self.client,
-            80,
-            40000,
-            options=Request(class_=0x80).option(),
-            payload=bytes(range(200)),
-        )
+        options = Request(class_=0x80).option()
+        segment = packets.tcp(service.address, self.client, 80, 40000, options=options, payload=bytes(range(200)))
         payload = ip_packet(service.address, self.client, packets.TCP, segment)
         ether_type = 0x0800 if self.family == 4 else 0x86DD
         sent = packets.ethernet(TOR_MAC, host_mac(1), ether_type, payload, self.rack_vlan())
         self.send(1, sent)
         self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
+
+
+@variants
+class EveryProofThatTheSwitchCanSee(RackTest):
+    """One to four ranges, of originals and retransmissions, with marks and excuses behind, pass marked."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        ranges = [(0, 2), (4, 4), (7, 9), (12, 200)]
+        for count in range(1, 5):
+            for kinds in (["ORIGINAL"] * 4, ["RETRANSMITTED"] * 4, ["ORIGINAL", "RETRANSMITTED"] * 2):
+                self.passes(service, self.good_request(service, ranges[:count], kinds=kinds[:count]))
+        request = self.good_request(service, [(0, 3), (5, 6)])
+        extras = (Entry(2, 5, 5, 0), Entry(3, 77, 0, 0), Entry(2, 6, 6, 0))
+        self.passes(service, request.with_(entries=request.entries + extras))
+        # Four ranges and twelve entries behind them that have no sum: all is seen that matters.
+        request = self.good_request(service, ranges)
+        self.passes(service, request.with_(entries=request.entries + (Entry(2, 1, 1, 0),) * 12))
+
+
+@families
+class NumbersWrap(RackTest):
+    """Ranges across the wrap of 32-bit numbers, and the longest one that can be written down."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        self.passes(service, self.good_request(service, [(0, 20)], base=0xFFFFFFF8))
+        self.passes(service, self.good_request(service, [(0, 3), (9, 10)], base=0xFFFFFFFF))
+        self.passes(service, self.good_request(service, [(0, 65535)], base=0x80000000))
+
+
+@families
+class EveryClassOfRequest(RackTest):
+    """All classes reach a replica; those without a proof go on without the mark."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        for name in ("NORMAL", "PROBE", "TIMEOUT", "REKEY", "CLOSE"):
+            self.passes(service, self.good_request(service, name=name, attempt=2 if name in ("PROBE", "TIMEOUT") else 0))
+        for name in ("TIMEOUT", "RESTART", "CLOSE"):
+            self.passes(service, self.good_request(service, [], name=name), flags=TIME_VALID)
+        # A RESTART may be of any age.
+        self.passes(service, self.good_request(service, [], name="RESTART", time=5), flags=TIME_VALID)
+        with self.counts("service_outcomes", self.outcome(service, "OPENING")):
+            self.passes(service, Request(name="SYN"), flags=TIME_VALID)
+
+
+@families
+class BareSyn(RackTest):
+    """A SYN with our option and no data has no ToR block: it is passed on as it is."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        frame = self.to_service(service, Request(name="SYN", cut=0))
+        with self.counts("service_outcomes", self.outcome(service, "OPENING")):
+            self.send(CLIENT, frame)
+            self.expect_plain(service, frame)
+
+
+@variants
+class TheStampIsTheTorsOwn(RackTest):
+    """Whatever a client writes into the ToR block is overwritten, the checked mark first of all."""
+
+    def check(self) -> None:
+        service = self.add_service(modes={"sum": 0})
+        for block in (b"\xff" * 16, bytes(range(16)), bytes(14) + b"\x03\x80"):
+            request = self.good_request(service, tor_block=block)
+            bad = request.with_(entries=(Entry(0, 0, 3, 0xBAD),))
+            self.passes(service, bad, flags=TIME_VALID)  # nobody checked it
+        service = self.add_service()
+        for block in (b"\xff" * 16, bytes(range(16)), bytes(14) + b"\x03\x80"):
+            self.passes(service, self.good_request(service, tor_block=block))
+
+
+@families
+class AWrongTcpChecksumStaysWrong(RackTest):
+    """The repair is incremental: damage is not hidden by it."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        for i in range(8):
+            frame = bytearray(self.to_service(service, self.good_request(service)))
+            at = packets.parse(bytes(frame)).l4 + 16
+            wrong = (int.from_bytes(frame[at : at + 2], "big") ^ (0x0101 << i)) & 0xFFFF
+            frame[at : at + 2] = wrong.to_bytes(2, "big")
+            self.send(CLIENT, bytes(frame))
+            result = self.dataplane.poll(0, timeout=3)
+            self.assertIsInstance(result, self.dataplane.PollSuccess, "expected the request, none came")
+            problems = packets.parse(bytes(result.packet)).problems
+            self.assertEqual(problems, ["wrong TCP checksum"], "the switch made a wrong checksum right")
+
+
+@variants
+class ChecksumsOfManyStamps(RackTest):
+    """200 requests with random ToR blocks and payloads, every repaired checksum right."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        for _ in range(200):
+            tail = self.random.randbytes(86 + self.random.randrange(300))
+            self.passes(service, self.good_request(service, tor_block=self.random.randbytes(16), tail=tail))
+
+
+class Ipv4OptionsAndTos(RackTest):
+    """A request behind IPv4 options of any length, with TOS and ECN bits, passes with both untouched."""
+
+    def runTest(self) -> None:
+        service = self.add_service()
+        for length in range(0, 44, 4):
+            options = (b"\x01" * length)[:-1] + b"\x00" if length else b""
+            frame = self.to_service(service, self.good_request(service), options=options, tos=0xBA, flags=0)
+            self.send(CLIENT, frame)
+            self.expect_request(service, frame)
+
+
+@families
+class CrcFlagAndShortestRequest(RackTest):
+    """The CRC flag is the hosts' business; a request may end where the switch's part ends."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        self.passes(service, self.good_request(service, version_flags=0x11))
+        self.passes(service, self.good_request(service, [(0, 1), (3, 3), (5, 5), (8, 9)], tail=b""))
+        self.passes(service, Request(name="SYN", cut=22), flags=TIME_VALID)

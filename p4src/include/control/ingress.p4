@@ -41,7 +41,7 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
 
     apply {
         tor.apply(meta);
-        if (meta.malformed == 1) {
+        if (meta.parse_reason != drop_reason_t.NONE) {
             meta.drop_reason = meta.parse_reason;
         } else if (meta.tor_ready == 0) {
             meta.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
