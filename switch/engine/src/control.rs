@@ -1,9 +1,14 @@
 //! The control interface of one pipeline.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::bits::{canonical, limb_count, limbs_of};
 use crate::info::ProgramInfo;
+use crate::mirror::{Ctl, check_meter, past_end, unknown};
 use crate::program::Program;
+use crate::runtime::Op;
+use crate::state::Shared;
 use crate::types::*;
 
 /// A loaded program with all its state: tables, profiles, counters, meters, registers, value sets, multicast
@@ -31,18 +36,31 @@ pub struct Pipeline {
 
 pub(crate) struct PipelineInner {
     program: Arc<Program>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) serial: u64,
+    pub(crate) ctl: Mutex<Ctl>,
 }
 
 impl Pipeline {
     /// A saved pipeline of that program with nothing in it but what the program says: const entries, default
     /// actions.
     pub fn new(program: Arc<Program>) -> Pipeline {
-        Pipeline { inner: Arc::new(PipelineInner { program }) }
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
+        let serial = SERIAL.fetch_add(1, Relaxed);
+        let shared = Arc::new(Shared::new(program.info()));
+        let ctl = Mutex::new(Ctl::new(serial, &program, &shared));
+        Pipeline { inner: Arc::new(PipelineInner { program, shared, serial, ctl }) }
+    }
+
+    pub(crate) fn ctl(&self) -> MutexGuard<'_, Ctl> {
+        // The state is whole between calls: no call that takes the lock panics half way by design, and a
+        // poisoned lock must not take the switch down.
+        self.inner.ctl.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A number that no other pipeline of this process has.
     pub fn serial(&self) -> u64 {
-        todo!()
+        self.inner.serial
     }
 
     /// The program.
@@ -63,8 +81,7 @@ impl Pipeline {
     /// `AlreadyExists` for the same key (and priority), `Full`, `Const` for a table of const entries, `Invalid`
     /// and `OutOfRange` for the key or the action, `NotFound` for an unknown member or group.
     pub fn insert(&self, table: TableId, entry: &EntrySpec) -> Result<(), WriteError> {
-        let _ = (table, entry);
-        todo!()
+        self.ctl().insert(self.program(), table, entry)
     }
 
     /// Replaces an entry's action, timeout, metadata and meter; the counter if one is given.
@@ -72,8 +89,7 @@ impl Pipeline {
     /// # Errors
     /// `NotFound` if there is no such key, otherwise as [`insert`](Self::insert).
     pub fn modify(&self, table: TableId, entry: &EntrySpec) -> Result<(), WriteError> {
-        let _ = (table, entry);
-        todo!()
+        self.ctl().modify(self.program(), table, entry)
     }
 
     /// Removes an entry.
@@ -81,20 +97,17 @@ impl Pipeline {
     /// # Errors
     /// `NotFound`, `Const`, `Invalid`.
     pub fn delete(&self, table: TableId, key: &EntryKey) -> Result<(), WriteError> {
-        let _ = (table, key);
-        todo!()
+        self.ctl().delete(self.program(), table, key)
     }
 
     /// Removes all entries that are not const.
     pub fn clear_table(&self, table: TableId) -> Result<(), WriteError> {
-        let _ = table;
-        todo!()
+        self.ctl().clear_table(self.program(), table)
     }
 
     /// All entries, const ones too, in the order they were inserted.
     pub fn entries(&self, table: TableId) -> Vec<Entry> {
-        let _ = table;
-        todo!()
+        self.ctl().entries(self.program(), &self.inner.shared, table)
     }
 
     /// One entry.
@@ -102,14 +115,12 @@ impl Pipeline {
     /// # Errors
     /// `NotFound`, `Invalid` and `OutOfRange` for the key.
     pub fn entry(&self, table: TableId, key: &EntryKey) -> Result<Entry, WriteError> {
-        let _ = (table, key);
-        todo!()
+        self.ctl().entry(self.program(), &self.inner.shared, table, key)
     }
 
     /// The default entry.
     pub fn default_entry(&self, table: TableId) -> DefaultEntry {
-        let _ = table;
-        todo!()
+        self.ctl().default_entry(self.program(), table)
     }
 
     /// Sets the default action; `None` goes back to the program's own.
@@ -117,8 +128,7 @@ impl Pipeline {
     /// # Errors
     /// `Const` for a const default action, `Invalid`, `OutOfRange`, `NotFound`.
     pub fn set_default(&self, table: TableId, action: Option<&EntryAction>) -> Result<(), WriteError> {
-        let _ = (table, action);
-        todo!()
+        self.ctl().set_default(self.program(), table, action)
     }
 
     /// Writes the direct counter of an entry.
@@ -131,8 +141,7 @@ impl Pipeline {
         key: &EntryKey,
         value: CounterData,
     ) -> Result<(), WriteError> {
-        let _ = (table, key, value);
-        todo!()
+        self.ctl().set_direct_counter(self.program(), table, key, value)
     }
 
     /// Writes the direct meter of an entry; `None` unconfigures it.
@@ -145,14 +154,13 @@ impl Pipeline {
         key: &EntryKey,
         config: Option<MeterConfig>,
     ) -> Result<(), WriteError> {
-        let _ = (table, key, config);
-        todo!()
+        self.ctl().set_direct_meter(self.program(), table, key, config)
     }
 
     /// Entries whose idle timeout has passed and that have not been reported since they were last hit or
     /// written. Each is reported once per idle period. Call it about once a second.
     pub fn take_idle(&self) -> Vec<(TableId, Entry)> {
-        todo!()
+        self.ctl().take_idle(self.program(), &self.inner.shared)
     }
 
     // ---- action profiles ----
@@ -162,8 +170,7 @@ impl Pipeline {
     /// # Errors
     /// `AlreadyExists`, `Full`, `Invalid`, `OutOfRange`.
     pub fn insert_member(&self, profile: ProfileId, id: u32, call: &ActionCall) -> Result<(), WriteError> {
-        let _ = (profile, id, call);
-        todo!()
+        self.ctl().insert_member(self.program(), profile, id, call)
     }
 
     /// Replaces a member's action, for all entries and groups that use it.
@@ -171,8 +178,7 @@ impl Pipeline {
     /// # Errors
     /// `NotFound`, `Invalid`, `OutOfRange`.
     pub fn modify_member(&self, profile: ProfileId, id: u32, call: &ActionCall) -> Result<(), WriteError> {
-        let _ = (profile, id, call);
-        todo!()
+        self.ctl().modify_member(self.program(), profile, id, call)
     }
 
     /// Removes a member.
@@ -180,14 +186,12 @@ impl Pipeline {
     /// # Errors
     /// `NotFound`; `InUse` while an entry or a group refers to it.
     pub fn delete_member(&self, profile: ProfileId, id: u32) -> Result<(), WriteError> {
-        let _ = (profile, id);
-        todo!()
+        self.ctl().delete_member(profile, id)
     }
 
     /// All members, by id.
     pub fn members(&self, profile: ProfileId) -> Vec<(u32, ActionCall)> {
-        let _ = profile;
-        todo!()
+        self.ctl().members(profile)
     }
 
     /// Adds a group. An entry that refers to a group without members runs no action.
@@ -196,8 +200,7 @@ impl Pipeline {
     /// `AlreadyExists`, `NotFound` for an unknown member, `Invalid` without a selector or for a weight of 0,
     /// `Full` beyond the group's or the profile's size.
     pub fn insert_group(&self, profile: ProfileId, id: u32, group: &Group) -> Result<(), WriteError> {
-        let _ = (profile, id, group);
-        todo!()
+        self.ctl().insert_group(self.program(), profile, id, group)
     }
 
     /// Replaces a group's members.
@@ -205,8 +208,7 @@ impl Pipeline {
     /// # Errors
     /// As [`insert_group`](Self::insert_group), and `NotFound` for an unknown group.
     pub fn modify_group(&self, profile: ProfileId, id: u32, group: &Group) -> Result<(), WriteError> {
-        let _ = (profile, id, group);
-        todo!()
+        self.ctl().modify_group(self.program(), profile, id, group)
     }
 
     /// Removes a group.
@@ -214,14 +216,12 @@ impl Pipeline {
     /// # Errors
     /// `NotFound`; `InUse` while an entry refers to it.
     pub fn delete_group(&self, profile: ProfileId, id: u32) -> Result<(), WriteError> {
-        let _ = (profile, id);
-        todo!()
+        self.ctl().delete_group(profile, id)
     }
 
     /// All groups, by id.
     pub fn groups(&self, profile: ProfileId) -> Vec<(u32, Group)> {
-        let _ = profile;
-        todo!()
+        self.ctl().groups(profile)
     }
 
     // ---- counters, meters, registers ----
@@ -231,8 +231,13 @@ impl Pipeline {
     /// # Errors
     /// `OutOfRange` past the array's end.
     pub fn counter(&self, counter: CounterId, index: usize) -> Result<CounterData, WriteError> {
-        let _ = (counter, index);
-        todo!()
+        let cells = self.inner.shared.counters.get(counter.index()).ok_or_else(|| unknown("counter"))?;
+        match cells.get(index.saturating_mul(2)..index.saturating_mul(2).saturating_add(2)) {
+            Some([bytes, packets]) => {
+                Ok(CounterData { bytes: bytes.load(Relaxed), packets: packets.load(Relaxed) })
+            }
+            _ => Err(past_end(&self.info().counters[counter.index()].name, index)),
+        }
     }
 
     /// Writes one cell of an indirect counter.
@@ -245,8 +250,11 @@ impl Pipeline {
         index: usize,
         value: CounterData,
     ) -> Result<(), WriteError> {
-        let _ = (counter, index, value);
-        todo!()
+        let info = self.info().counters.get(counter.index()).ok_or_else(|| unknown("counter"))?;
+        if index >= info.size {
+            return Err(past_end(&info.name, index));
+        }
+        self.ctl().send(Op::Counter { counter: counter.0, index, value })
     }
 
     /// The rates of one cell of an indirect meter, `None` if unconfigured.
@@ -254,8 +262,11 @@ impl Pipeline {
     /// # Errors
     /// `OutOfRange` past the array's end.
     pub fn meter(&self, meter: MeterId, index: usize) -> Result<Option<MeterConfig>, WriteError> {
-        let _ = (meter, index);
-        todo!()
+        let info = self.info().meters.get(meter.index()).ok_or_else(|| unknown("meter"))?;
+        if index >= info.size {
+            return Err(past_end(&info.name, index));
+        }
+        Ok(self.ctl().meters.get(&(meter.0, index as u32)).copied())
     }
 
     /// Configures one cell of an indirect meter, buckets full; `None` makes it always green again.
@@ -268,8 +279,19 @@ impl Pipeline {
         index: usize,
         config: Option<MeterConfig>,
     ) -> Result<(), WriteError> {
-        let _ = (meter, index, config);
-        todo!()
+        let info = self.info().meters.get(meter.index()).ok_or_else(|| unknown("meter"))?;
+        if index >= info.size {
+            return Err(past_end(&info.name, index));
+        }
+        check_meter(config.as_ref())?;
+        let index = index as u32;
+        let mut ctl = self.ctl();
+        ctl.send(Op::Meter { meter: meter.0, index, config })?;
+        match config {
+            Some(c) => ctl.meters.insert((meter.0, index), c),
+            None => ctl.meters.remove(&(meter.0, index)),
+        };
+        Ok(())
     }
 
     /// One cell of a register, canonical.
@@ -277,8 +299,14 @@ impl Pipeline {
     /// # Errors
     /// `OutOfRange` past the array's end.
     pub fn register(&self, register: RegisterId, index: usize) -> Result<Vec<u8>, WriteError> {
-        let _ = (register, index);
-        todo!()
+        let info = self.info().registers.get(register.index()).ok_or_else(|| unknown("register"))?;
+        if index >= info.size {
+            return Err(past_end(&info.name, index));
+        }
+        let n = limb_count(info.width);
+        let cells = &self.inner.shared.registers[register.index()][index * n..][..n];
+        let limbs: Vec<u64> = cells.iter().map(|c| c.load(Relaxed)).collect();
+        Ok(canonical(&limbs))
     }
 
     /// Writes one cell of a register.
@@ -286,8 +314,14 @@ impl Pipeline {
     /// # Errors
     /// `OutOfRange` past the array's end or if the value is too wide.
     pub fn set_register(&self, register: RegisterId, index: usize, value: &[u8]) -> Result<(), WriteError> {
-        let _ = (register, index, value);
-        todo!()
+        let info = self.info().registers.get(register.index()).ok_or_else(|| unknown("register"))?;
+        if index >= info.size {
+            return Err(past_end(&info.name, index));
+        }
+        let limbs = limbs_of(value, info.width).ok_or_else(|| {
+            WriteError::OutOfRange(format!("{} has cells of {} bits", info.name, info.width))
+        })?;
+        self.ctl().send(Op::Register { register: register.0, index, limbs })
     }
 
     // ---- value sets, multicast, clones, digests ----
@@ -297,14 +331,12 @@ impl Pipeline {
     /// # Errors
     /// `Invalid`, `OutOfRange`.
     pub fn set_value_set(&self, set: ValueSetId, members: &[ValueSetMember]) -> Result<(), WriteError> {
-        let _ = (set, members);
-        todo!()
+        self.ctl().set_value_set(self.program(), set, members)
     }
 
     /// A value set's members.
     pub fn value_set(&self, set: ValueSetId) -> Vec<ValueSetMember> {
-        let _ = set;
-        todo!()
+        self.ctl().value_sets.get(set.index()).cloned().unwrap_or_default()
     }
 
     /// Sets (or with `None` removes) a multicast group. A packet with an `mcast_grp` that does not exist is
@@ -313,13 +345,12 @@ impl Pipeline {
     /// # Errors
     /// `NotFound` when removing one that is not there; `Invalid` for group 0.
     pub fn set_multicast_group(&self, group: u16, replicas: Option<&[Replica]>) -> Result<(), WriteError> {
-        let _ = (group, replicas);
-        todo!()
+        self.ctl().set_multicast_group(group, replicas)
     }
 
     /// All multicast groups, by id.
     pub fn multicast_groups(&self) -> Vec<(u16, Vec<Replica>)> {
-        todo!()
+        self.ctl().multicast.iter().map(|(k, v)| (*k, v.clone())).collect()
     }
 
     /// Sets (or with `None` removes) a clone session. Clones to a session that does not exist are not made.
@@ -327,20 +358,21 @@ impl Pipeline {
     /// # Errors
     /// `NotFound` when removing one that is not there; `OutOfRange` above 32767, BMv2's largest.
     pub fn set_clone_session(&self, session: u32, config: Option<&CloneSession>) -> Result<(), WriteError> {
-        let _ = (session, config);
-        todo!()
+        self.ctl().set_clone_session(session, config)
     }
 
     /// All clone sessions, by id.
     pub fn clone_sessions(&self) -> Vec<(u32, CloneSession)> {
-        todo!()
+        self.ctl().clones.iter().map(|(k, v)| (*k, v.clone())).collect()
     }
 
     /// Turns a digest's samples on or off (off at first). Every sample of every packet is delivered, in order,
     /// through the channel of [`Events`](crate::Events); lists, acknowledgements and the suppression of equal
     /// samples are the P4Runtime server's business.
     pub fn enable_digest(&self, digest: DigestId, on: bool) -> Result<(), WriteError> {
-        let _ = (digest, on);
-        todo!()
+        if digest.index() >= self.info().digests.len() {
+            return Err(unknown("digest"));
+        }
+        self.ctl().send(Op::Digest { digest, on })
     }
 }

@@ -18,13 +18,31 @@
 //! # }
 //! ```
 
+mod bits;
+mod calc;
+mod code;
 mod control;
 mod datapath;
+mod emit;
+mod expr;
+mod hash;
+mod headers;
 mod info;
+mod json;
+mod key;
+mod layout;
+mod load;
+mod mirror;
 mod program;
+mod queue;
+mod runtime;
+mod state;
 mod switch;
+mod table;
 mod trace;
 mod types;
+mod vm;
+mod wide;
 
 pub use control::Pipeline;
 pub use datapath::{DataPath, Output};

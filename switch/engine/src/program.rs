@@ -2,13 +2,203 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
+use crate::code::Ins;
+use crate::emit::{StackField, WideExpr};
+use crate::hash::Algorithm;
 use crate::info::ProgramInfo;
-use crate::types::LoadError;
+use crate::key::{CanonKey, KeyPlan};
+use crate::layout::{Field, Header, Stack};
+use crate::types::{ActionId, LoadError, TableId};
 
 /// A P4 program, compiled from the JSON that `p4c --target bmv2 --arch v1model` writes. Immutable; several
 /// pipelines may share one.
 pub struct Program {
-    info: ProgramInfo,
+    pub(crate) info: ProgramInfo,
+    pub(crate) headers: Vec<Header>,
+    pub(crate) stacks: Vec<Stack>,
+    pub(crate) union_stacks: Vec<Stack>,
+    /// Members of each union.
+    pub(crate) unions: Vec<Vec<u32>>,
+    /// Slots that belong to a packet.
+    pub(crate) phv_slots: u32,
+    pub(crate) vl_bytes: u32,
+    /// Slots of metadata headers, as ranges.
+    pub(crate) metadata: Vec<(u32, u32)>,
+    pub(crate) special: Special,
+    pub(crate) errors: Errors,
+    pub(crate) tables: Vec<TablePlan>,
+    pub(crate) actions: Vec<ActionPlan>,
+    pub(crate) calculations: Vec<Calculation>,
+    pub(crate) checksums: Vec<Checksum>,
+    pub(crate) selectors: Vec<Option<u32>>,
+    pub(crate) field_lists: Vec<(u32, Vec<Field>)>,
+    /// Number of each digest in the JSON, and its fields.
+    pub(crate) digests: Vec<(u32, Vec<Field>)>,
+    pub(crate) deparse: Vec<u32>,
+    pub(crate) register_limbs: Vec<u32>,
+    pub(crate) vset_keys: Vec<VsetKey>,
+    pub(crate) logs: Vec<LogPlan>,
+    pub(crate) asserts: Vec<String>,
+    pub(crate) states: Vec<String>,
+    pub(crate) conditions: Vec<String>,
+    pub(crate) const_entries: Vec<(TableId, CanonKey, ActionWords)>,
+    /// What runs, and the same with what a trace needs.
+    pub(crate) plain: Code,
+    pub(crate) traced: Code,
+}
+
+/// Compiled code and its data.
+#[derive(Clone, Default)]
+pub(crate) struct Code {
+    pub(crate) ins: Vec<Ins>,
+    pub(crate) parser: u32,
+    pub(crate) parser_end: u32,
+    pub(crate) ingress: u32,
+    pub(crate) egress: u32,
+    pub(crate) deparser: u32,
+    pub(crate) actions: Vec<u32>,
+    pub(crate) dispatch: Vec<Vec<u32>>,
+    pub(crate) slots: u32,
+    pub(crate) constants: Vec<(u32, u64)>,
+    pub(crate) stack_fields: Vec<StackField>,
+    pub(crate) wides: Vec<WideExpr>,
+    /// Slot written with the drop port when a pipeline starts.
+    pub(crate) drop_port: u32,
+}
+
+/// Slots that simple_switch itself reads and writes. Fields a program does not have are `None`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Special {
+    pub(crate) ingress_port: Option<Field>,
+    pub(crate) packet_length: Option<Field>,
+    pub(crate) instance_type: Option<Field>,
+    pub(crate) egress_spec: Option<Field>,
+    pub(crate) egress_port: Option<Field>,
+    pub(crate) parser_error: Option<Field>,
+    pub(crate) checksum_error: Option<Field>,
+    pub(crate) ingress_timestamp: Option<Field>,
+    pub(crate) egress_timestamp: Option<Field>,
+    pub(crate) mcast_grp: Option<Field>,
+    pub(crate) egress_rid: Option<Field>,
+    pub(crate) priority: Option<Field>,
+    pub(crate) enq_timestamp: Option<Field>,
+    pub(crate) enq_qdepth: Option<Field>,
+    pub(crate) deq_timedelta: Option<Field>,
+    pub(crate) deq_qdepth: Option<Field>,
+    pub(crate) qid: Option<Field>,
+    /// BMv2's packet registers: length with the headers added and removed since.
+    pub(crate) length: u32,
+    /// Session of the clone asked for, with bit 15 set; 0 for none.
+    pub(crate) clone: u32,
+    pub(crate) clone_list: u32,
+    pub(crate) digest: u32,
+    pub(crate) resubmit: u32,
+    pub(crate) recirculate: u32,
+    pub(crate) exit: u32,
+    /// Length the packet is cut to.
+    pub(crate) truncate: u32,
+    /// Error the parser ended with.
+    pub(crate) error: u32,
+    /// Whether a checksum was wrong.
+    pub(crate) bad_sum: u32,
+    /// Slots of the above, in a row.
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+}
+
+/// Parser errors.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Errors {
+    pub(crate) names: Vec<(String, u64)>,
+    pub(crate) none: u64,
+    pub(crate) too_short: u64,
+    pub(crate) stack_bounds: u64,
+    pub(crate) header_short: u64,
+    pub(crate) timeout: u64,
+    pub(crate) invalid: u64,
+}
+
+impl Errors {
+    pub(crate) fn name(&self, code: u64) -> String {
+        let found = self.names.iter().find(|(_, v)| *v == code);
+        found.map_or_else(|| code.to_string(), |(n, _)| n.clone())
+    }
+}
+
+/// An action with its arguments as slots' values, and its position in its table's list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ActionWords {
+    pub(crate) action: ActionId,
+    /// Position in the table's list of actions.
+    pub(crate) local: u32,
+    pub(crate) words: SmallVec<[u64; 6]>,
+}
+
+/// What the packet path needs of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct TablePlan {
+    pub(crate) key: KeyPlan,
+    pub(crate) default: Option<ActionWords>,
+    pub(crate) const_default: bool,
+    /// Action that the default must keep.
+    pub(crate) const_action: Option<ActionId>,
+    /// Direct meter: where the colour goes, and whether it counts packets.
+    pub(crate) meter: Option<(Field, bool)>,
+}
+
+/// What the packet path needs of an action.
+#[derive(Clone, Debug)]
+pub(crate) struct ActionPlan {
+    /// First slot of its parameters, which lie in a row.
+    pub(crate) params: u32,
+    /// Limbs of each.
+    pub(crate) limbs: Vec<u32>,
+}
+
+/// An input of a calculation.
+#[derive(Clone, Debug)]
+pub(crate) enum Input {
+    Field(Field),
+    /// Limbs and width.
+    Const(Vec<u64>, u32),
+    Header(u32),
+}
+
+/// A hash or checksum over fields.
+#[derive(Clone, Debug)]
+pub(crate) struct Calculation {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) inputs: Vec<Input>,
+    pub(crate) payload: bool,
+}
+
+/// A checksum to verify or to update.
+#[derive(Clone, Debug)]
+pub(crate) struct Checksum {
+    pub(crate) name: String,
+    pub(crate) target: Field,
+    /// `None`: P4_14's own IPv4 checksum over the target's header.
+    pub(crate) calculation: Option<u32>,
+}
+
+/// A select key compared with a value set.
+#[derive(Clone, Debug)]
+pub(crate) struct VsetKey {
+    pub(crate) set: u32,
+    /// Slots and width of each field.
+    pub(crate) fields: Vec<(SmallVec<[u32; 2]>, u32)>,
+    /// Mask of each field, as limbs; none for all ones.
+    pub(crate) masks: Option<Vec<Vec<u64>>>,
+}
+
+/// A log message: text, then slots (first, limbs) and text in turn.
+#[derive(Clone, Debug)]
+pub(crate) struct LogPlan {
+    pub(crate) parts: Vec<String>,
+    /// First slot, limbs, whether signed.
+    pub(crate) values: Vec<(u32, u32, bool)>,
 }
 
 impl Program {
@@ -17,8 +207,20 @@ impl Program {
     /// # Errors
     /// Names the place in the JSON and what is wrong with it. No input panics.
     pub fn from_json(json: &[u8]) -> Result<Arc<Program>, LoadError> {
-        let _ = json;
-        Ok(Arc::new(Program { info: ProgramInfo::default() }))
+        // Expressions nest as deep as the JSON does: a stack of its own makes that harmless.
+        const STACK: usize = 256 << 20;
+        let own = |what: &str| LoadError { place: String::new(), what: what.into() };
+        std::thread::scope(|scope| {
+            let spawned = std::thread::Builder::new()
+                .name("p4-load".into())
+                .stack_size(STACK)
+                .spawn_scoped(scope, || crate::load::program(json));
+            match spawned.map(|t| t.join()) {
+                Ok(Ok(result)) => result.map(Arc::new),
+                Ok(Err(_)) => Err(own("the loader failed; this is a bug of the engine")),
+                Err(e) => Err(own(&format!("no thread to load with: {e}"))),
+            }
+        })
     }
 
     /// Its tables, actions and so on.

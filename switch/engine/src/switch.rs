@@ -1,11 +1,26 @@
 //! The switch: a packet path that one thread owns, and a handle to it for everyone else.
 
-use std::sync::mpsc::Receiver;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::control::Pipeline;
 use crate::datapath::DataPath;
+use crate::mirror::Place;
+use crate::program::Program;
+use crate::runtime::{Op, Runtime};
 use crate::trace::Trace;
 use crate::types::{DigestSample, WriteError};
+
+/// Commands that may wait for the packet path.
+const MAX_QUEUED: usize = 65_536;
+/// How long a write waits for the packet path.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Log messages that may wait for their reader.
+const LOG_CAPACITY: usize = 1024;
+/// Packets a traced request may ask for.
+const MAX_TRACES: usize = 4096;
 
 /// What a switch is started with.
 #[derive(Clone, Debug)]
@@ -76,15 +91,130 @@ pub struct Stats {
     pub logs_lost: u64,
 }
 
+/// A program and its state, as the packet path has them.
+pub(crate) struct Live {
+    pub(crate) program: Arc<Program>,
+    pub(crate) rt: Runtime,
+}
+
+/// What the packet path is told.
+pub(crate) enum Command {
+    /// For the pipeline with that serial number; of no effect if it is not the one.
+    Op(u64, Op),
+    Swap(Box<Live>),
+    Port {
+        port: Option<u32>,
+        rate_pps: Option<u64>,
+        depth: usize,
+    },
+    Trace {
+        to: SyncSender<Trace>,
+        count: usize,
+        port: Option<u32>,
+    },
+}
+
+/// The control side's end of the queue of commands.
+#[derive(Clone)]
+pub(crate) struct Queue {
+    sender: Sender<Command>,
+    /// Commands not yet taken. The packet path looks at this and nothing else when there are none.
+    pub(crate) waiting: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    /// Waits until there is room.
+    pub(crate) fn wait(&self) -> Result<(), WriteError> {
+        let start = Instant::now();
+        while self.waiting.load(Ordering::Relaxed) >= MAX_QUEUED {
+            if start.elapsed() > PATIENCE {
+                return Err(WriteError::Busy);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn op(&self, serial: u64, op: Op) {
+        self.send(Command::Op(serial, op));
+    }
+
+    fn send(&self, command: Command) {
+        // If the packet path is gone nobody minds.
+        if self.sender.send(command).is_ok() {
+            self.waiting.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// Counters of [`Stats`], written by the packet path only.
+#[derive(Default)]
+pub(crate) struct StatCells {
+    pub(crate) received: AtomicU64,
+    pub(crate) emitted: AtomicU64,
+    pub(crate) ingress_dropped: AtomicU64,
+    pub(crate) egress_dropped: AtomicU64,
+    pub(crate) no_pipeline: AtomicU64,
+    pub(crate) no_multicast_group: AtomicU64,
+    pub(crate) parser_errors: AtomicU64,
+    pub(crate) pass_limit: AtomicU64,
+    pub(crate) queue_full: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) digests_lost: AtomicU64,
+    pub(crate) logs_lost: AtomicU64,
+    pub(crate) now_us: AtomicU64,
+}
+
+/// One more. There is one writer, so this need not be an atomic addition.
+#[inline(always)]
+pub(crate) fn bump(cell: &AtomicU64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+}
+
+struct Inner {
+    queue: Queue,
+    stats: Arc<StatCells>,
+    state: Mutex<State>,
+}
+
+struct State {
+    forwarding: Option<Pipeline>,
+    /// Pipelines that the packet path has let go of, to be freed here and not there.
+    retired: Receiver<Box<Live>>,
+}
+
 /// Handle to a running switch; clone it freely.
 #[derive(Clone)]
-pub struct Switch {}
+pub struct Switch {
+    inner: Arc<Inner>,
+}
 
 impl Switch {
     /// A switch with no pipeline: it drops all packets until one is committed.
     pub fn new(config: SwitchConfig) -> (Switch, DataPath, Events) {
-        let _ = config;
-        todo!()
+        let (sender, commands) = channel();
+        let (to_retired, retired) = channel();
+        let (to_digests, digests) = sync_channel(config.digest_capacity.clamp(1, 1 << 20));
+        let (to_logs, logs) = sync_channel(LOG_CAPACITY);
+        let queue = Queue { sender, waiting: Arc::new(AtomicUsize::new(0)) };
+        let stats = Arc::new(StatCells::default());
+        let path = DataPath::new(
+            config,
+            commands,
+            queue.waiting.clone(),
+            stats.clone(),
+            to_retired,
+            to_digests,
+            to_logs,
+        );
+        let state = Mutex::new(State { forwarding: None, retired });
+        (Switch { inner: Arc::new(Inner { queue, stats, state }) }, path, Events { digests, logs })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        let state = self.inner.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.retired.try_iter().for_each(drop);
+        state
     }
 
     /// Makes `pipeline` the forwarding one. Everything written to it so far is in force with the first packet
@@ -94,41 +224,83 @@ impl Switch {
     /// [`WriteError::InUse`] for a retired pipeline or one that another switch forwards with;
     /// [`WriteError::Busy`].
     pub fn commit(&self, pipeline: &Pipeline) -> Result<(), WriteError> {
-        let _ = pipeline;
-        todo!()
+        let mut state = self.state();
+        if state.forwarding.as_ref().is_some_and(|f| f.serial() == pipeline.serial()) {
+            return Ok(());
+        }
+        self.inner.queue.wait()?;
+        {
+            let mut ctl = pipeline.ctl();
+            if !matches!(ctl.place, Place::Saved(_)) {
+                return Err(WriteError::InUse("the pipeline is retired or forwards elsewhere".into()));
+            }
+            let place = std::mem::replace(&mut ctl.place, Place::Forwarding(self.inner.queue.clone()));
+            if let Place::Saved(live) = place {
+                self.inner.queue.send(Command::Swap(live));
+            }
+        }
+        if let Some(old) = state.forwarding.replace(pipeline.clone()) {
+            old.ctl().place = Place::Retired;
+        }
+        Ok(())
     }
 
     /// The forwarding pipeline.
     pub fn forwarding(&self) -> Option<Pipeline> {
-        todo!()
+        self.state().forwarding.clone()
     }
 
     /// The clock as the packet path last saw it, microseconds.
     pub fn now_us(&self) -> u64 {
-        todo!()
+        self.inner.stats.now_us.load(Ordering::Relaxed)
     }
 
     /// Totals.
     pub fn stats(&self) -> Stats {
-        todo!()
+        drop(self.state());
+        let s = &self.inner.stats;
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        Stats {
+            received: get(&s.received),
+            emitted: get(&s.emitted),
+            ingress_dropped: get(&s.ingress_dropped),
+            egress_dropped: get(&s.egress_dropped),
+            no_pipeline: get(&s.no_pipeline),
+            no_multicast_group: get(&s.no_multicast_group),
+            parser_errors: get(&s.parser_errors),
+            pass_limit: get(&s.pass_limit),
+            queue_full: get(&s.queue_full),
+            faults: get(&s.faults),
+            digests_lost: get(&s.digests_lost),
+            logs_lost: get(&s.logs_lost),
+        }
     }
 
     /// Rate in packets a second (`None`: no bound, and no queue at all) and depth in packets of the queues of
     /// a port, or of all ports; BMv2's `set_queue_rate` and `set_queue_depth`.
+    ///
+    /// # Errors
+    /// [`WriteError::Invalid`] for a rate or a depth of 0, [`WriteError::Busy`].
     pub fn set_queue(
         &self,
         port: Option<u32>,
         rate_pps: Option<u64>,
         depth: usize,
     ) -> Result<(), WriteError> {
-        let _ = (port, rate_pps, depth);
-        todo!()
+        if rate_pps == Some(0) || depth == 0 {
+            return Err(WriteError::Invalid("a queue has a rate and a depth of 1 or more".into()));
+        }
+        self.inner.queue.wait()?;
+        self.inner.queue.send(Command::Port { port, rate_pps, depth });
+        Ok(())
     }
 
     /// Asks for a trace of the next packets, from one port or any; they arrive in order in the returned
-    /// channel, at most `count`. A new request ends the one before.
+    /// channel, at most `count` (and 4096). A new request ends the one before.
     pub fn trace_next(&self, count: usize, port: Option<u32>) -> Receiver<Trace> {
-        let _ = (count, port);
-        todo!()
+        let count = count.clamp(1, MAX_TRACES);
+        let (to, traces) = sync_channel(count);
+        self.inner.queue.send(Command::Trace { to, count, port });
+        traces
     }
 }

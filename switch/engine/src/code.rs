@@ -1,0 +1,189 @@
+//! The bytecode a program is compiled to.
+//!
+//! All of a packet's state lies in one array of 64-bit slots, the *frame*: first what belongs to the packet
+//! (metadata, header fields, validity, stack positions), then constants, action parameters and temporaries.
+//! A field of up to 64 bits is one slot, a wider one as many as it needs, least significant first; a slot
+//! never holds bits beyond its field's width, signed fields included. An instruction names slots by number.
+
+/// What an instruction does. `a`, `b`, `c` are slots unless said otherwise; `[w]` means the result is cut to
+/// the lowest `w` bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Op {
+    /// a = b `[w]`
+    Mov,
+    /// a = b + c `[w]`, and so on.
+    Add,
+    Sub,
+    Mul,
+    And,
+    Or,
+    Xor,
+    Not,
+    /// a = b << c, 0 from 64 on.
+    Shl,
+    Shr,
+    /// Arithmetic.
+    Sar,
+    /// a = b << x.
+    ShlI,
+    ShrI,
+    SarI,
+    /// a = b rotated left by x in w bits.
+    Rotl,
+    /// a = b << x | c >> (64 - x) `[w]`, x from 1 to 63.
+    Funnel,
+    /// a = b as a signed value of x bits `[w]`.
+    Sext,
+    Eq,
+    Ne,
+    Ult,
+    Ule,
+    Slt,
+    Sle,
+    UMin,
+    SMin,
+    SMax,
+    /// a = b / c, 0 for c = 0.
+    Div,
+    Rem,
+    /// if c == 0 then a = b
+    MovZ,
+    /// x limbs at a = limbs at b + limbs at c, the topmost cut to w bits.
+    AddN,
+    SubN,
+    /// a = x limbs at b == limbs at c, and so on.
+    EqN,
+    UltN,
+    SltN,
+    /// x limbs at a = wide expression number b (an index), cut to c bits.
+    Wide,
+    /// a = address to go on at.
+    Jmp,
+    /// Go on at a if b is 0.
+    Jz,
+    Jnz,
+    /// Go on at a if b == c.
+    JEq,
+    JNe,
+    JUlt,
+    JUge,
+    /// Before a jump backwards: counts it, and gives the packet up if there are too many.
+    Loop,
+    /// Limbs at a = register array c (an index), cell b.
+    RegLoad,
+    /// Register array a (an index), cell b = limbs at c.
+    RegStore,
+    /// Limbs at a = element b of the stack field c (an index).
+    StackGet,
+    /// Element b of stack field c (an index) = limbs at a.
+    StackPut,
+    /// a = number of the header at position b of header stack c (an index), all ones if there is none. With
+    /// w = 1 of union stack c, member x.
+    HdrAt,
+    /// a = header number b is valid.
+    HdrValid,
+    /// Header number a becomes valid with all fields 0, unless it is valid.
+    AddHdr,
+    /// Header number a becomes invalid.
+    RemHdr,
+    /// Header number a = header number b, fields and validity.
+    CopyHdr,
+    /// a = headers number b and c are valid, of one type and equal.
+    EqHdr,
+    /// a = variable-length fields of headers b and c (indexes) are equal as numbers.
+    EqVl,
+    /// a = unions b and c (indexes) are equal.
+    EqUnion,
+    /// Shift stack a (an index; union stack with w = 1) by b towards its end.
+    Push,
+    Pop,
+    /// Stack a = stack b (indexes; union stacks with w = 1).
+    CopyStack,
+    /// Variable-length field of header a = that of header b (indexes).
+    CopyVl,
+    /// Parser: header a (an index).
+    Extract,
+    /// Header a (an index), b bits variable, at most c bytes in all (an index of nothing: the number; 0 none).
+    ExtractVl,
+    /// Next of header stack a (an index).
+    ExtractStack,
+    ExtractStackVl,
+    /// Next of union stack a (an index), member x.
+    ExtractUnion,
+    ExtractUnionVl,
+    /// Limbs at a = c bits (number), b bits (number) beyond the parser's position.
+    Look,
+    /// Skip b bits.
+    Advance,
+    /// Parser error b.
+    Fail,
+    /// a = select key b (an index) is in its value set.
+    VsetHas,
+    /// End of the parser proper: the rest is payload.
+    ParserEnd,
+    /// Verify checksum a (an index).
+    Verify,
+    /// Update checksum a (an index).
+    Update,
+    /// Apply table a (an index): look up, run the action.
+    Apply,
+    /// Go on where dispatch table a (an index) says for the action that ran.
+    Dispatch,
+    /// Go on at a if the last table applied was hit.
+    JHit,
+    /// End of an action.
+    Ret,
+    /// End of the parser, a pipeline and so on.
+    End,
+    /// Counter a (an index), cell b.
+    Count,
+    /// c = colour of meter a (an index), cell b `[w]`.
+    Meter,
+    /// Limbs at a = hash b (an index).
+    Hash,
+    /// a = random from b to c `[w]`.
+    Rand,
+    /// log_msg a (an index).
+    Log,
+    /// Drop the packet with message a (an index) if b is 0.
+    Assert,
+    /// Trace only: parser state a (an index).
+    TraceState,
+    /// Trace only: condition a (an index) was b.
+    TraceCond,
+    /// Trace only: action a (an index) without a table.
+    TraceAction,
+}
+
+/// One instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ins {
+    pub(crate) op: Op,
+    pub(crate) w: u8,
+    pub(crate) x: u16,
+    pub(crate) a: u32,
+    pub(crate) b: u32,
+    pub(crate) c: u32,
+}
+
+impl Ins {
+    pub(crate) fn new(op: Op, a: u32, b: u32, c: u32) -> Ins {
+        Ins { op, w: 64, x: 0, a, b, c }
+    }
+
+    pub(crate) fn w(mut self, w: u32) -> Ins {
+        self.w = w as u8;
+        self
+    }
+
+    pub(crate) fn x(mut self, x: u32) -> Ins {
+        self.x = x as u16;
+        self
+    }
+
+    /// Whether `a` is the address of an instruction.
+    pub(crate) fn jumps(&self) -> bool {
+        matches!(self.op, Op::Jmp | Op::Jz | Op::Jnz | Op::JEq | Op::JNe | Op::JUlt | Op::JUge | Op::JHit)
+    }
+}

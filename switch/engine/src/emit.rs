@@ -1,0 +1,817 @@
+//! From expressions to instructions.
+//!
+//! `emit_mod(e, w)` gives the lowest `w` bits of a value, which for most operations need only the lowest bits
+//! of the operands; where the whole value matters (comparisons, right shifts, saturation) its range says how
+//! many bits that is.
+
+use std::collections::HashMap;
+
+use num_bigint::BigInt;
+use num_traits::{Signed, ToPrimitive, Zero};
+use smallvec::{SmallVec, smallvec};
+
+use crate::bits::{limb_count, ones};
+use crate::code::{Ins, Op};
+use crate::expr::{Bin, Expr, Hdr, Kind, bits_of, limbs_mod};
+use crate::layout::Layout;
+
+/// Slots of a value, least significant first.
+pub(crate) type Limbs = SmallVec<[u32; 2]>;
+
+/// A place to jump to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Label(u32);
+
+/// A field of a stack's elements, found by index when the program runs.
+#[derive(Clone, Debug)]
+pub(crate) struct StackField {
+    /// For each element the field's first slot.
+    pub(crate) slots: Vec<u32>,
+    pub(crate) limbs: u32,
+}
+
+/// A wide expression, computed with numbers of any size.
+#[derive(Clone, Debug)]
+pub(crate) struct WideExpr {
+    pub(crate) expr: Expr,
+    /// First slot of the action's parameters, if it is in an action.
+    pub(crate) params: Vec<u32>,
+}
+
+/// Where the values of an action's parameters are.
+#[derive(Clone, Debug)]
+pub(crate) enum Params {
+    /// First slot of each.
+    Slots(Vec<u32>),
+    /// Known now.
+    Known(Vec<BigInt>),
+}
+
+/// Code in the making.
+pub(crate) struct Asm<'l, 'a> {
+    pub(crate) layout: &'l Layout<'a>,
+    pub(crate) code: Vec<Ins>,
+    labels: Vec<u32>,
+    consts: HashMap<u64, u32>,
+    pub(crate) slots: u32,
+    temps: HashMap<u32, (Vec<u32>, usize)>,
+    pub(crate) stack_fields: Vec<StackField>,
+    stack_field_ids: HashMap<(bool, u32, u32, u32), u32>,
+    pub(crate) wides: Vec<WideExpr>,
+    pub(crate) params: Params,
+    /// Registers need one index more: their cell widths in limbs.
+    pub(crate) register_limbs: Vec<u32>,
+}
+
+impl<'l, 'a> Asm<'l, 'a> {
+    pub(crate) fn new(layout: &'l Layout<'a>, first_slot: u32) -> Self {
+        Asm {
+            layout,
+            code: Vec::new(),
+            labels: Vec::new(),
+            consts: HashMap::new(),
+            slots: first_slot,
+            temps: HashMap::new(),
+            stack_fields: Vec::new(),
+            stack_field_ids: HashMap::new(),
+            wides: Vec::new(),
+            params: Params::Known(Vec::new()),
+            register_limbs: Vec::new(),
+        }
+    }
+
+    pub(crate) fn put(&mut self, ins: Ins) {
+        self.code.push(ins);
+    }
+
+    pub(crate) fn here(&self) -> u32 {
+        self.code.len() as u32
+    }
+
+    /// Constants and their slots.
+    pub(crate) fn constants(&self) -> Vec<(u32, u64)> {
+        self.consts.iter().map(|(v, s)| (*s, *v)).collect()
+    }
+
+    /// The slot of a constant.
+    pub(crate) fn imm(&mut self, value: u64) -> u32 {
+        let next = self.slots;
+        let slot = *self.consts.entry(value).or_insert(next);
+        if slot == next {
+            self.slots += 1;
+        }
+        slot
+    }
+
+    /// A slot, or several in a row, to use until the statement ends.
+    pub(crate) fn temp(&mut self, limbs: u32) -> u32 {
+        let (pool, used) = self.temps.entry(limbs).or_default();
+        if *used == pool.len() {
+            pool.push(self.slots);
+            self.slots += limbs;
+        }
+        *used += 1;
+        pool[*used - 1]
+    }
+
+    /// Ends a statement: its temporaries are free again.
+    pub(crate) fn end_statement(&mut self) {
+        self.temps.values_mut().for_each(|(_, used)| *used = 0);
+    }
+
+    pub(crate) fn label(&mut self) -> Label {
+        self.labels.push(u32::MAX);
+        Label(self.labels.len() as u32 - 1)
+    }
+
+    pub(crate) fn bind(&mut self, label: Label) {
+        self.labels[label.0 as usize] = self.here();
+    }
+
+    pub(crate) fn jump(&mut self, op: Op, label: Label, b: u32, c: u32) {
+        self.put(Ins::new(op, label.0, b, c));
+    }
+
+    pub(crate) fn address(&self, label: Label) -> u32 {
+        self.labels[label.0 as usize]
+    }
+
+    /// Replaces labels by addresses. All must be bound.
+    pub(crate) fn link(&mut self) {
+        for ins in self.code.iter_mut().filter(|i| i.jumps()) {
+            ins.a = self.labels[ins.a as usize];
+        }
+    }
+
+    fn op(&mut self, op: Op, w: u32, dst: Option<u32>, b: u32, c: u32, x: u32) -> u32 {
+        let a = dst.unwrap_or_else(|| self.temp(1));
+        self.put(Ins::new(op, a, b, c).w(w).x(x));
+        a
+    }
+
+    fn param(&self, index: u32, limb: u32) -> u32 {
+        match &self.params {
+            Params::Slots(slots) => slots[index as usize] + limb,
+            Params::Known(_) => 0,
+        }
+    }
+
+    /// The known value of a constant, also of a known parameter.
+    fn known(&self, e: &Expr) -> Option<BigInt> {
+        match (&e.kind, &self.params) {
+            (Kind::Param(i), Params::Known(values)) => values.get(*i as usize).cloned(),
+            _ => e.value().cloned(),
+        }
+    }
+
+    fn small(&self, e: &Expr) -> Option<u32> {
+        self.known(e)?.to_u32()
+    }
+
+    /// Slots of a leaf and its width, if it is one: (first slot, width, signed).
+    fn leaf(&self, e: &Expr) -> Option<(u32, u32, bool)> {
+        match &e.kind {
+            Kind::Field(f) => Some((f.slot, f.width, f.signed)),
+            Kind::Slot(s) => Some((*s, bits_of(&e.hi), false)),
+            Kind::Param(i) => match &self.params {
+                Params::Slots(_) => Some((self.param(*i, 0), bits_of(&e.hi), false)),
+                Params::Known(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The lowest `w` bits (1 to 64) of `e` in one slot.
+    pub(crate) fn emit(&mut self, e: &Expr, w: u32, dst: Option<u32>) -> u32 {
+        debug_assert!((1..=64).contains(&w));
+        if let Some(v) = self.known(e) {
+            let slot = self.imm(limbs_mod(&v, w)[0]);
+            return self.moved(slot, dst);
+        }
+        if let Some((slot, width, signed)) = self.leaf(e) {
+            return if signed && w > width {
+                self.op(Op::Sext, w, dst, slot, 0, width)
+            } else if w < width.min(64) {
+                self.op(Op::Mov, w, dst, slot, 0, 0)
+            } else {
+                self.moved(slot, dst)
+            };
+        }
+        match &e.kind {
+            Kind::Bin(op, l, r) => self.emit_bin(e, *op, l, r, w, dst),
+            Kind::Not(x) => {
+                let x = self.emit(x, w, None);
+                self.op(Op::Not, w, dst, x, 0, 0)
+            }
+            Kind::NotB(x) => {
+                let x = self.emit(x, 1, None);
+                let one = self.imm(1);
+                self.op(Op::Xor, 64, dst, x, one, 0)
+            }
+            Kind::NonZero(x) => {
+                let zero = Expr::number(0);
+                self.compare(Bin::Ne, x, &zero, dst)
+            }
+            Kind::Cond(c, a, b) => {
+                let cond = self.emit(c, 1, None);
+                let a = self.emit(a, w, None);
+                let b = self.emit(b, w, None);
+                // Not into `dst` at once: b may be the destination itself.
+                let out = self.op(Op::Mov, 64, None, a, 0, 0);
+                self.put(Ins::new(Op::MovZ, out, b, cond));
+                self.moved(out, dst)
+            }
+            Kind::Valid(h) => match h {
+                Hdr::Fixed(h) => {
+                    let slot = self.layout.headers[*h as usize].valid();
+                    self.moved(slot, dst)
+                }
+                other => {
+                    let h = self.hdr(other);
+                    self.op(Op::HdrValid, 64, dst, h, 0, 0)
+                }
+            },
+            Kind::EqHdr(a, b) => {
+                let (a, b) = (self.hdr(a), self.hdr(b));
+                self.op(Op::EqHdr, 64, dst, a, b, 0)
+            }
+            Kind::EqVl(a, b) => self.op(Op::EqVl, 64, dst, *a, *b, 0),
+            Kind::EqUnion(a, b) => self.op(Op::EqUnion, 64, dst, *a, *b, 0),
+            Kind::StackField { .. } | Kind::UnionField { .. } | Kind::Register { .. } => {
+                let first = self.indexed(e);
+                self.cut(first, e, w, dst)
+            }
+            Kind::Const | Kind::Field(_) | Kind::Param(_) | Kind::Slot(_) => self.imm(0),
+        }
+    }
+
+    /// A value that lies in slots of its own width, cut or extended to `w`.
+    fn cut(&mut self, slot: u32, e: &Expr, w: u32, dst: Option<u32>) -> u32 {
+        let width = if e.lo.is_negative() { bits_of(&e.hi) + 1 } else { bits_of(&e.hi) };
+        if e.lo.is_negative() && w > width {
+            self.op(Op::Sext, w, dst, slot, 0, width)
+        } else if w < width.min(64) {
+            self.op(Op::Mov, w, dst, slot, 0, 0)
+        } else {
+            self.moved(slot, dst)
+        }
+    }
+
+    fn moved(&mut self, slot: u32, dst: Option<u32>) -> u32 {
+        match dst {
+            Some(d) if d != slot => self.op(Op::Mov, 64, dst, slot, 0, 0),
+            _ => slot,
+        }
+    }
+
+    /// Loads a stack's or a register's element into temporaries; its first slot.
+    fn indexed(&mut self, e: &Expr) -> u32 {
+        match &e.kind {
+            Kind::StackField { stack, offset, width, index, .. } => {
+                let limbs = limb_count(*width) as u32;
+                let field = self.stack_field(false, *stack, 0, *offset, limbs);
+                let index = self.emit(index, 64, None);
+                let a = self.temp(limbs);
+                self.put(Ins::new(Op::StackGet, a, index, field));
+                a
+            }
+            Kind::UnionField { stack, member, offset, width, index, .. } => {
+                let limbs = limb_count(*width) as u32;
+                let field = self.stack_field(true, *stack, *member, *offset, limbs);
+                let index = self.emit(index, 64, None);
+                let a = self.temp(limbs);
+                self.put(Ins::new(Op::StackGet, a, index, field));
+                a
+            }
+            Kind::Register { array, width, index } => {
+                let index = self.emit(index, 64, None);
+                let a = self.temp(limb_count(*width) as u32);
+                self.put(Ins::new(Op::RegLoad, a, index, *array));
+                a
+            }
+            _ => self.imm(0),
+        }
+    }
+
+    pub(crate) fn stack_field(
+        &mut self,
+        union: bool,
+        stack: u32,
+        member: u32,
+        offset: u32,
+        limbs: u32,
+    ) -> u32 {
+        let l = self.layout;
+        let s = if union { &l.union_stacks[stack as usize] } else { &l.stacks[stack as usize] };
+        let slots = s.elements.iter().map(|e| l.headers[e[member as usize] as usize].base + offset).collect();
+        let next = self.stack_fields.len() as u32;
+        let id = *self.stack_field_ids.entry((union, stack, member, offset)).or_insert(next);
+        if id == next {
+            self.stack_fields.push(StackField { slots, limbs });
+        }
+        id
+    }
+
+    /// A slot with a header's number.
+    pub(crate) fn hdr(&mut self, h: &Hdr) -> u32 {
+        match h {
+            Hdr::Fixed(h) => self.imm((*h).into()),
+            Hdr::Stack(s, i) => {
+                let i = self.emit(i, 64, None);
+                self.op(Op::HdrAt, 0, None, i, *s, 0)
+            }
+            Hdr::Union(s, i, member) => {
+                let i = self.emit(i, 64, None);
+                self.op(Op::HdrAt, 1, None, i, *s, *member)
+            }
+        }
+    }
+
+    /// Whether 64 bits, unsigned or signed, hold every value of `e`.
+    fn fits(e: &Expr) -> Option<bool> {
+        if !e.lo.is_negative() {
+            (bits_of(&e.hi) <= 64).then_some(false)
+        } else {
+            (e.lo.to_i64().is_some() && e.hi.to_i64().is_some()).then_some(true)
+        }
+    }
+
+    /// The whole value in 64 bits; it must fit.
+    fn whole(&mut self, e: &Expr) -> u32 {
+        let w = if e.lo.is_negative() { 64 } else { bits_of(&e.hi).max(1) };
+        self.emit(e, w, None)
+    }
+
+    fn emit_bin(&mut self, e: &Expr, op: Bin, l: &Expr, r: &Expr, w: u32, dst: Option<u32>) -> u32 {
+        match op {
+            Bin::Add | Bin::Sub | Bin::Mul | Bin::Xor | Bin::Or | Bin::And => {
+                if let Some(slot) = self.rotation(op, l, r, w, dst) {
+                    return slot;
+                }
+                if op == Bin::And {
+                    for (x, mask) in [(l, self.known(r)), (r, self.known(l))] {
+                        if let Some(n) = mask.as_ref().and_then(low_mask) {
+                            if n == 0 {
+                                let zero = self.imm(0);
+                                return self.moved(zero, dst);
+                            }
+                            return self.emit(x, n.min(w), dst);
+                        }
+                    }
+                }
+                let code = match op {
+                    Bin::Add => Op::Add,
+                    Bin::Sub => Op::Sub,
+                    Bin::Mul => Op::Mul,
+                    Bin::Xor => Op::Xor,
+                    Bin::Or => Op::Or,
+                    _ => Op::And,
+                };
+                let l = self.emit(l, w, None);
+                let r = self.emit(r, w, None);
+                self.op(code, w, dst, l, r, 0)
+            }
+            Bin::Shl => match self.small(r) {
+                Some(0) => self.emit(l, w, dst),
+                Some(n) if n >= w => {
+                    let zero = self.imm(0);
+                    self.moved(zero, dst)
+                }
+                Some(n) => {
+                    let l = self.emit(l, w - n, None);
+                    self.op(Op::ShlI, w, dst, l, 0, n)
+                }
+                None if Self::fits(r) == Some(false) => {
+                    let l = self.emit(l, w, None);
+                    let r = self.whole(r);
+                    self.op(Op::Shl, w, dst, l, r, 0)
+                }
+                None => self.wide(e, w, dst),
+            },
+            Bin::Shr => match (Self::fits(l), self.small(r)) {
+                (_, Some(0)) => self.emit(l, w, dst),
+                (Some(signed), Some(n)) => {
+                    let l = self.whole(l);
+                    if n >= 64 && !signed {
+                        let zero = self.imm(0);
+                        return self.moved(zero, dst);
+                    }
+                    self.op(if signed { Op::SarI } else { Op::ShrI }, w, dst, l, 0, n.min(63))
+                }
+                (Some(signed), None) if Self::fits(r) == Some(false) => {
+                    let l = self.whole(l);
+                    let r = self.whole(r);
+                    self.op(if signed { Op::Sar } else { Op::Shr }, w, dst, l, r, 0)
+                }
+                (None, Some(n)) if n < 4096 => {
+                    let limbs = self.emit_limbs(e, w);
+                    self.moved(limbs[0], dst)
+                }
+                _ => self.wide(e, w, dst),
+            },
+            Bin::Div | Bin::Mod => {
+                if Self::fits(l) != Some(false) || Self::fits(r) != Some(false) {
+                    return self.wide(e, w, dst);
+                }
+                let l = self.whole(l);
+                let r = self.whole(r);
+                self.op(if op == Bin::Div { Op::Div } else { Op::Rem }, w, dst, l, r, 0)
+            }
+            Bin::TwoComp => {
+                let n = r.small().unwrap_or(64);
+                if w <= n {
+                    self.emit(l, w, dst)
+                } else {
+                    let l = self.emit(l, n, None);
+                    self.op(Op::Sext, w, dst, l, 0, n)
+                }
+            }
+            Bin::USat | Bin::Sat => self.saturated(e, op, l, r, w, dst),
+            Bin::AndB | Bin::OrB => {
+                let l = self.emit(l, 1, None);
+                let r = self.emit(r, 1, None);
+                self.op(if op == Bin::AndB { Op::And } else { Op::Or }, 1, dst, l, r, 0)
+            }
+            Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::Gt | Bin::Ge => self.compare(op, l, r, dst),
+        }
+    }
+
+    fn saturated(&mut self, e: &Expr, op: Bin, l: &Expr, r: &Expr, w: u32, dst: Option<u32>) -> u32 {
+        let n = r.small().unwrap_or(1).max(1);
+        match (Self::fits(l), op) {
+            (Some(false), _) => {
+                let limit = ones(if op == Bin::USat { n } else { n - 1 });
+                let (v, limit) = (self.whole(l), self.imm(limit));
+                self.op(Op::UMin, w, dst, v, limit, 0)
+            }
+            (Some(true), Bin::USat) if n < 64 => {
+                let (v, zero, limit) = (self.whole(l), self.imm(0), self.imm(ones(n)));
+                let v = self.op(Op::SMax, 64, None, v, zero, 0);
+                self.op(Op::SMin, w, dst, v, limit, 0)
+            }
+            (Some(true), Bin::Sat) if n <= 64 => {
+                let max = ones(n - 1);
+                let (v, min, max) = (self.whole(l), self.imm(!max), self.imm(max));
+                let v = self.op(Op::SMax, 64, None, v, min, 0);
+                self.op(Op::SMin, w, dst, v, max, 0)
+            }
+            _ => self.wide(e, w, dst),
+        }
+    }
+
+    fn wide(&mut self, e: &Expr, w: u32, dst: Option<u32>) -> u32 {
+        let a = dst.unwrap_or_else(|| self.temp(1));
+        self.put_wide(e, w, a);
+        a
+    }
+
+    fn put_wide(&mut self, e: &Expr, w: u32, a: u32) {
+        let params = match &self.params {
+            Params::Slots(s) => s.clone(),
+            Params::Known(values) => {
+                // A wide expression reads slots: give known parameters some.
+                let values = values.clone();
+                let mut slots = Vec::new();
+                for v in values {
+                    let limbs = limbs_mod(&v, (bits_of(&v).max(1)).next_multiple_of(64) + 1024);
+                    slots.push(self.slots);
+                    self.slots += limbs.len() as u32;
+                    for (i, limb) in limbs.iter().enumerate() {
+                        let from = self.imm(*limb);
+                        let to = slots[slots.len() - 1] + i as u32;
+                        self.put(Ins::new(Op::Mov, to, from, 0));
+                    }
+                }
+                slots
+            }
+        };
+        let id = self.wides.len() as u32;
+        self.wides.push(WideExpr { expr: e.clone(), params });
+        self.put(Ins::new(Op::Wide, a, id, w));
+    }
+
+    fn compare(&mut self, op: Bin, l: &Expr, r: &Expr, dst: Option<u32>) -> u32 {
+        let (op, l, r) = match op {
+            Bin::Gt => (Bin::Lt, r, l),
+            Bin::Ge => (Bin::Le, r, l),
+            _ => (op, l, r),
+        };
+        let signed = l.lo.is_negative() || r.lo.is_negative();
+        let narrow = if signed {
+            let as_i64 = |e: &Expr| e.lo.to_i64().is_some() && e.hi.to_i64().is_some();
+            as_i64(l) && as_i64(r)
+        } else {
+            Self::fits(l).is_some() && Self::fits(r).is_some()
+        };
+        if narrow {
+            let code = match (op, signed) {
+                (Bin::Eq, _) => Op::Eq,
+                (Bin::Ne, _) => Op::Ne,
+                (Bin::Lt, false) => Op::Ult,
+                (Bin::Lt, true) => Op::Slt,
+                (_, false) => Op::Ule,
+                (_, true) => Op::Sle,
+            };
+            let (l, r) = if signed {
+                (self.emit(l, 64, None), self.emit(r, 64, None))
+            } else {
+                (self.whole(l), self.whole(r))
+            };
+            return self.op(code, 64, dst, l, r, 0);
+        }
+        let bits = [l, r].iter().flat_map(|e| [bits_of(&e.lo), bits_of(&e.hi)]).max().unwrap_or(64)
+            + u32::from(signed);
+        if bits > 4000 {
+            // Beyond what is told apart; such values do not come from p4c.
+            return self.wide(&Expr::bin(op, l.clone(), r.clone()), 1, dst);
+        }
+        let width = bits.next_multiple_of(64);
+        let (l, r) = (self.row(l, width), self.row(r, width));
+        let n = width / 64;
+        let (code, l, r, negate) = match (op, signed) {
+            (Bin::Eq, _) => (Op::EqN, l, r, false),
+            (Bin::Ne, _) => (Op::EqN, l, r, true),
+            (Bin::Lt, false) => (Op::UltN, l, r, false),
+            (Bin::Lt, true) => (Op::SltN, l, r, false),
+            (_, false) => (Op::UltN, r, l, true),
+            (_, true) => (Op::SltN, r, l, true),
+        };
+        if !negate {
+            return self.op(code, 64, dst, l, r, n);
+        }
+        let t = self.op(code, 64, None, l, r, n);
+        let one = self.imm(1);
+        self.op(Op::Xor, 64, dst, t, one, 0)
+    }
+
+    /// The lowest `w` bits in slots one after another.
+    fn row(&mut self, e: &Expr, w: u32) -> u32 {
+        let limbs = self.emit_limbs(e, w);
+        if limbs.windows(2).all(|p| p[1] == p[0] + 1) {
+            return limbs[0];
+        }
+        let first = self.temp(limbs.len() as u32);
+        for (i, slot) in limbs.iter().enumerate() {
+            self.put(Ins::new(Op::Mov, first + i as u32, *slot, 0));
+        }
+        first
+    }
+
+    /// The lowest `w` bits, any number, limb by limb.
+    pub(crate) fn emit_limbs(&mut self, e: &Expr, w: u32) -> Limbs {
+        let n = limb_count(w);
+        if let Some(v) = self.known(e) {
+            return limbs_mod(&v, w).iter().map(|l| self.imm(*l)).collect();
+        }
+        let top = w - 64 * (n as u32 - 1);
+        if let Some((slot, width, signed)) = self.leaf(e) {
+            if !(signed && w > width) {
+                return self.widen(slot, width, w);
+            }
+            return self.wide_row(e, w);
+        }
+        if w <= 64 && !matches!(e.kind, Kind::Bin(Bin::Shr, ..)) {
+            return smallvec![self.emit(e, w, None)];
+        }
+        match &e.kind {
+            Kind::Bin(op @ (Bin::And | Bin::Or | Bin::Xor), l, r) => {
+                let code = match op {
+                    Bin::And => Op::And,
+                    Bin::Or => Op::Or,
+                    _ => Op::Xor,
+                };
+                if *op == Bin::And {
+                    for (x, mask) in [(l, self.known(r)), (r, self.known(l))] {
+                        if let Some(m) = mask.as_ref().and_then(low_mask).filter(|m| (1..=4096).contains(m)) {
+                            let limbs = self.emit_limbs(x, m.min(w));
+                            return self.pad(limbs, n);
+                        }
+                    }
+                }
+                let (l, r) = (self.emit_limbs(l, w), self.emit_limbs(r, w));
+                l.iter().zip(&r).map(|(a, b)| self.op(code, 64, None, *a, *b, 0)).collect()
+            }
+            Kind::Not(x) => {
+                let x = self.emit_limbs(x, w);
+                let width = |i| if i + 1 == n { top } else { 64 };
+                x.iter().enumerate().map(|(i, s)| self.op(Op::Not, width(i), None, *s, 0, 0)).collect()
+            }
+            Kind::Bin(op @ (Bin::Add | Bin::Sub), l, r) => {
+                let (l, r) = (self.row(l, w), self.row(r, w));
+                let a = self.temp(n as u32);
+                let code = if *op == Bin::Add { Op::AddN } else { Op::SubN };
+                self.put(Ins::new(code, a, l, r).w(top).x(n as u32));
+                (0..n as u32).map(|i| a + i).collect()
+            }
+            Kind::Bin(Bin::Shl, l, r) => match self.small(r) {
+                Some(s) if s >= w => smallvec![self.imm(0); n],
+                Some(s) => {
+                    let x = self.emit_limbs(l, w - s);
+                    let (q, r) = ((s / 64) as usize, s % 64);
+                    let zero = self.imm(0);
+                    let at = |i: Option<usize>| i.and_then(|i| x.get(i).copied()).unwrap_or(zero);
+                    (0..n)
+                        .map(|i| {
+                            let width = if i + 1 == n { top } else { 64 };
+                            let hi = at(i.checked_sub(q));
+                            let lo = at(i.checked_sub(q + 1));
+                            match r {
+                                0 => hi,
+                                _ => self.op(Op::Funnel, width, None, hi, lo, r),
+                            }
+                        })
+                        .collect()
+                }
+                None => self.wide_row(e, w),
+            },
+            Kind::Bin(Bin::Shr, l, r) => match self.small(r) {
+                Some(s) if s < 8192 => {
+                    let need = s + w;
+                    let have = bits_of(&l.hi).max(1);
+                    let x = self.emit_limbs(l, if l.lo.is_negative() { need } else { need.min(have) });
+                    let (q, r) = ((s / 64) as usize, s % 64);
+                    let zero = self.imm(0);
+                    let at = |i: usize| x.get(i).copied().unwrap_or(zero);
+                    let parts: Vec<(u32, u32)> = (0..n).map(|i| (at(i + q), at(i + q + 1))).collect();
+                    parts
+                        .iter()
+                        .enumerate()
+                        .map(|(i, (lo, hi))| {
+                            let width = if i + 1 == n { top } else { 64 };
+                            match r {
+                                0 if width == 64 => *lo,
+                                0 => self.op(Op::Mov, width, None, *lo, 0, 0),
+                                _ => self.op(Op::Funnel, width, None, *hi, *lo, 64 - r),
+                            }
+                        })
+                        .collect()
+                }
+                _ => self.wide_row(e, w),
+            },
+            Kind::Bin(Bin::TwoComp, l, r) if r.small().is_some_and(|m| w <= m) => self.emit_limbs(l, w),
+            Kind::Cond(c, a, b) => {
+                let cond = self.emit(c, 1, None);
+                let (a, b) = (self.emit_limbs(a, w), self.emit_limbs(b, w));
+                a.iter()
+                    .zip(&b)
+                    .map(|(a, b)| {
+                        let out = self.op(Op::Mov, 64, None, *a, 0, 0);
+                        self.put(Ins::new(Op::MovZ, out, *b, cond));
+                        out
+                    })
+                    .collect()
+            }
+            Kind::StackField { width, .. }
+            | Kind::UnionField { width, .. }
+            | Kind::Register { width, .. }
+                if !e.lo.is_negative() =>
+            {
+                let width = *width;
+                let first = self.indexed(e);
+                self.widen(first, width, w)
+            }
+            _ if !e.lo.is_negative() && bits_of(&e.hi) <= 64 => {
+                let width = bits_of(&e.hi).max(1);
+                let slot = self.emit(e, width.min(w), None);
+                self.pad(smallvec![slot], n)
+            }
+            _ => self.wide_row(e, w),
+        }
+    }
+
+    fn pad(&mut self, mut limbs: Limbs, n: usize) -> Limbs {
+        let zero = self.imm(0);
+        limbs.resize(n, zero);
+        limbs
+    }
+
+    /// The limbs of an unsigned value that lies in slots, cut or padded to `w` bits.
+    fn widen(&mut self, first: u32, width: u32, w: u32) -> Limbs {
+        let n = limb_count(w);
+        let have = limb_count(width);
+        let zero = self.imm(0);
+        (0..n)
+            .map(|i| {
+                if i >= have {
+                    zero
+                } else if i + 1 == n && w < width && !w.is_multiple_of(64) {
+                    self.op(Op::Mov, w % 64, None, first + i as u32, 0, 0)
+                } else {
+                    first + i as u32
+                }
+            })
+            .collect()
+    }
+
+    fn wide_row(&mut self, e: &Expr, w: u32) -> Limbs {
+        let n = limb_count(w) as u32;
+        let a = self.temp(n);
+        self.put_wide(e, w, a);
+        (0..n).map(|i| a + i).collect()
+    }
+
+    /// `x << k | x >> (w - k)` and its like, as p4c writes rotations and the programs that rotate.
+    fn rotation(&mut self, op: Bin, l: &Expr, r: &Expr, w: u32, dst: Option<u32>) -> Option<u32> {
+        if !matches!(op, Bin::Or | Bin::Xor | Bin::Add) {
+            return None;
+        }
+        let (a, b) = (shifted(l)?, shifted(r)?);
+        let (left, right) = if a.0 { (a, b) } else { (b, a) };
+        if !left.0 || right.0 {
+            return None;
+        }
+        let (slot, width, signed) = self.leaf(left.1)?;
+        if self.leaf(right.1)? != (slot, width, signed) || signed || width != w || w > 64 {
+            return None;
+        }
+        let k = left.2;
+        if k == 0 || k + right.2 != w || left.3 < w - k || right.3 < k {
+            return None;
+        }
+        Some(self.op(Op::Rotl, w, dst, slot, 0, k))
+    }
+
+    /// Goes to `label` if the condition is (not) true, else on.
+    pub(crate) fn branch(&mut self, e: &Expr, when: bool, label: Label) {
+        match &e.kind {
+            Kind::Const => {
+                if e.lo.is_zero() != when {
+                    self.jump(Op::Jmp, label, 0, 0);
+                }
+            }
+            Kind::NotB(x) => self.branch(x, !when, label),
+            Kind::Bin(op @ (Bin::AndB | Bin::OrB), l, r) => {
+                // Neither side has an effect, so the right one need not be computed.
+                if (*op == Bin::OrB) == when {
+                    self.branch(l, when, label);
+                    self.branch(r, when, label);
+                } else {
+                    let skip = self.label();
+                    self.branch(l, !when, skip);
+                    self.branch(r, when, label);
+                    self.bind(skip);
+                }
+            }
+            Kind::Bin(op @ (Bin::Eq | Bin::Ne | Bin::Lt | Bin::Le | Bin::Gt | Bin::Ge), l, r)
+                if Self::fits(l) == Some(false) && Self::fits(r) == Some(false) =>
+            {
+                let (l, r) = (self.whole(l), self.whole(r));
+                let (code, l, r) = match (*op, when) {
+                    (Bin::Eq, true) | (Bin::Ne, false) => (Op::JEq, l, r),
+                    (Bin::Eq, false) | (Bin::Ne, true) => (Op::JNe, l, r),
+                    (Bin::Lt, true) | (Bin::Ge, false) => (Op::JUlt, l, r),
+                    (Bin::Lt, false) | (Bin::Ge, true) => (Op::JUge, l, r),
+                    (Bin::Gt, true) | (Bin::Le, false) => (Op::JUlt, r, l),
+                    _ => (Op::JUge, r, l),
+                };
+                self.jump(code, label, l, r);
+            }
+            _ => {
+                let v = self.emit(e, 1, None);
+                self.jump(if when { Op::Jnz } else { Op::Jz }, label, v, 0);
+            }
+        }
+    }
+}
+
+/// n, if the number is 2^n - 1.
+fn low_mask(n: &BigInt) -> Option<u32> {
+    if n.is_negative() {
+        return None;
+    }
+    let bits = bits_of(n);
+    let next: BigInt = n + 1;
+    (next.trailing_zeros().is_some_and(|z| z == u64::from(bits))).then_some(bits)
+}
+
+/// A value shifted by a constant: left or right, what, by how much, and how many of the result's bits (for a
+/// left shift: of the operand's) masks on the way keep.
+fn shifted(e: &Expr) -> Option<(bool, &Expr, u32, u32)> {
+    match &e.kind {
+        Kind::Bin(Bin::And, x, m) => {
+            let keep = low_mask(m.value()?)?;
+            let (left, what, by, kept) = shifted(x)?;
+            let keep = if left { keep.saturating_sub(by) } else { keep };
+            Some((left, what, by, kept.min(keep)))
+        }
+        Kind::Bin(Bin::Shl, x, n) => {
+            let (what, kept) = masked(x)?;
+            Some((true, what, n.small()?, kept))
+        }
+        Kind::Bin(Bin::Shr, x, n) => Some((false, x, n.small()?, u32::MAX)),
+        _ => None,
+    }
+}
+
+/// A value under masks of low bits, and how many bits they keep; a shift right by nothing is no matter.
+fn masked(e: &Expr) -> Option<(&Expr, u32)> {
+    match &e.kind {
+        Kind::Bin(Bin::And, x, m) => {
+            let keep = low_mask(m.value()?)?;
+            let (what, kept) = masked(x)?;
+            Some((what, kept.min(keep)))
+        }
+        Kind::Bin(Bin::Shr, x, n) if n.small() == Some(0) => masked(x),
+        _ => Some((e, u32::MAX)),
+    }
+}

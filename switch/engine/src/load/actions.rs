@@ -1,0 +1,521 @@
+//! Actions: their primitives, one by one.
+
+use crate::bits::{limb_count, ones};
+use crate::code::{Ins, Op};
+use crate::emit::{Label, Params};
+use crate::expr::{Bin, Expr, Hdr, Kind, Value};
+use crate::json::{Json, Res};
+use crate::layout::Field;
+use crate::load::Loader;
+use crate::program::LogPlan;
+
+impl<'a> Loader<'_, 'a> {
+    /// All actions as tables call them: parameters in slots, ended by a return.
+    pub(super) fn actions(&mut self) -> Res<Vec<Label>> {
+        let mut labels = Vec::new();
+        for (i, a) in self.action_json.iter().enumerate() {
+            let label = self.asm.label();
+            self.asm.bind(label);
+            labels.push(label);
+            self.params = self.info.actions[i].params.iter().map(|p| p.width).collect();
+            let plan = &self.action_plans[i];
+            let slots = plan
+                .limbs
+                .iter()
+                .scan(plan.params, |next, n| {
+                    *next += n;
+                    Some(*next - n)
+                })
+                .collect();
+            self.asm.params = Params::Slots(slots);
+            self.primitives(&a.list("primitives")?)?;
+            self.asm.put(Ins::new(Op::Ret, 0, 0, 0));
+        }
+        Ok(labels)
+    }
+
+    /// Whether an action can end its pipeline.
+    pub(super) fn exits(&self, action: u32) -> Res<bool> {
+        for p in self.action_json[action as usize].list("primitives")? {
+            if p.get("op")?.str()? == "exit" {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Primitives in a row; jumps backwards among them (loops) are counted when they run.
+    pub(super) fn primitives(&mut self, list: &[Json<'a>]) -> Res<()> {
+        let labels: Vec<Label> = (0..=list.len()).map(|_| self.asm.label()).collect();
+        for (i, p) in list.iter().enumerate() {
+            self.asm.bind(labels[i]);
+            let op = p.get("op")?.str()?;
+            let args = p.list("parameters")?;
+            if op == "_jump" || op == "_jump_if_zero" {
+                let to_at = &args.last().ok_or_else(|| p.error("parameters are missing"))?;
+                let to = self.scope().data(to_at)?.small().map(|n| n as usize);
+                let Some(to) = to.filter(|to| *to <= list.len()) else {
+                    return to_at.err("a jump goes to a primitive of the action");
+                };
+                if to <= i {
+                    self.asm.put(Ins::new(Op::Loop, 0, 0, 0));
+                }
+                if op == "_jump" {
+                    self.asm.jump(Op::Jmp, labels[to], 0, 0);
+                } else {
+                    let cond = self.scope().data(&args[0])?;
+                    let cond = if cond.bool { cond } else { Expr::bin(Bin::Ne, cond, Expr::number(0)) };
+                    self.asm.branch(&cond, false, labels[to]);
+                }
+            } else {
+                self.primitive(p, op, &args)?;
+            }
+            self.asm.end_statement();
+        }
+        self.asm.bind(labels[list.len()]);
+        Ok(())
+    }
+
+    fn primitive(&mut self, p: &Json<'a>, op: &str, args: &[Json<'a>]) -> Res<()> {
+        let want = |n: usize| {
+            if args.len() == n {
+                Ok(())
+            } else {
+                p.err(format!("`{op}` takes {n} parameters, here are {}", args.len()))
+            }
+        };
+        let s = self.special;
+        match op {
+            "assign" | "modify_field" => {
+                want(2)?;
+                let value = self.scope().data(&args[1])?;
+                self.store(&args[0], value)
+            }
+            "add_to_field" | "subtract_from_field" => {
+                want(2)?;
+                let (a, b) = (self.scope().data(&args[0])?, self.scope().data(&args[1])?);
+                let bin = if op == "add_to_field" { Bin::Add } else { Bin::Sub };
+                self.store(&args[0], Expr::bin(bin, a, b))
+            }
+            "add" | "subtract" | "bit_xor" | "bit_or" | "bit_and" | "shift_left" | "shift_right" => {
+                want(3)?;
+                let (a, b) = (self.scope().data(&args[1])?, self.scope().data(&args[2])?);
+                let bin = match op {
+                    "add" => Bin::Add,
+                    "subtract" => Bin::Sub,
+                    "bit_xor" => Bin::Xor,
+                    "bit_or" => Bin::Or,
+                    "bit_and" => Bin::And,
+                    "shift_left" => Bin::Shl,
+                    _ => Bin::Shr,
+                };
+                self.store(&args[0], Expr::bin(bin, a, b))
+            }
+            "assign_VL" => {
+                want(2)?;
+                let (dst, src) =
+                    (self.layout.field(&args[0].get("value")?)?, self.layout.field(&args[1].get("value")?)?);
+                self.copy_vl(p, dst, src)
+            }
+            "assign_header" | "copy_header" => {
+                want(2)?;
+                let (dst, src) = (self.scope().header(&args[0])?, self.scope().header(&args[1])?);
+                self.copy_header(p, &dst, &src)
+            }
+            "assign_union" => {
+                want(2)?;
+                let (dst, src) = (self.union_members(&args[0])?, self.union_members(&args[1])?);
+                if dst.len() != src.len() {
+                    return p.err("unions of different types");
+                }
+                dst.iter().zip(&src).try_for_each(|(d, s)| self.copy_header(p, d, s))
+            }
+            "assign_header_stack" | "assign_union_stack" => {
+                want(2)?;
+                let (w, a, b) = match (self.scope().value(&args[0])?, self.scope().value(&args[1])?) {
+                    (Value::Stack(a), Value::Stack(b)) => (0, a, b),
+                    (Value::UnionStack(a), Value::UnionStack(b)) => (1, a, b),
+                    _ => return p.err("two stacks were expected"),
+                };
+                let list = if w == 1 { &self.layout.union_stacks } else { &self.layout.stacks };
+                let (x, y) = (&list[a as usize], &list[b as usize]);
+                if x.ty != y.ty || x.elements.len() != y.elements.len() {
+                    return p.err("stacks of different types");
+                }
+                self.asm.put(Ins::new(Op::CopyStack, a, b, 0).w(w));
+                Ok(())
+            }
+            "push" | "pop" => {
+                want(2)?;
+                let (w, a) = match self.scope().value(&args[0])? {
+                    Value::Stack(a) => (0, a),
+                    Value::UnionStack(a) => (1, a),
+                    _ => return p.err("a stack was expected"),
+                };
+                let n = self.number(&args[1], 64)?;
+                self.asm.put(Ins::new(if op == "push" { Op::Push } else { Op::Pop }, a, n, 0).w(w));
+                Ok(())
+            }
+            "exit" => {
+                want(0)?;
+                self.set(s.exit, 1);
+                Ok(())
+            }
+            "assert" | "assume" => {
+                want(1)?;
+                let cond = self.scope().data(&args[0])?;
+                let cond = if cond.bool { cond } else { Expr::bin(Bin::Ne, cond, Expr::number(0)) };
+                let slot = self.asm.emit(&cond, 1, None);
+                let at = source(p).map_or(String::new(), |text| format!(": {text}"));
+                self.asserts.push(format!("{op} failed{at}"));
+                self.asm.put(Ins::new(Op::Assert, self.asserts.len() as u32 - 1, slot, 0));
+                Ok(())
+            }
+            "log_msg" => {
+                want(2)?;
+                self.log(&args[0], &args[1])
+            }
+            "modify_field_rng_uniform" => {
+                want(3)?;
+                let (lo, hi) = (self.number(&args[1], 64)?, self.number(&args[2], 64)?);
+                let out = self.asm.temp(1);
+                // A range that is none leaves the field alone.
+                let skip = self.asm.label();
+                self.asm.jump(Op::JUlt, skip, hi, lo);
+                self.asm.put(Ins::new(Op::Rand, out, lo, hi));
+                self.store(&args[0], Expr::slot(out, 64))?;
+                self.asm.bind(skip);
+                Ok(())
+            }
+            "drop" | "mark_to_drop" => {
+                want(usize::from(op == "mark_to_drop"))?;
+                if let Some(f) = s.egress_spec {
+                    let ins = Ins::new(Op::Mov, f.slot, self.drop_port, 0).w(f.width.min(64));
+                    self.asm.put(ins);
+                }
+                if let Some(f) = s.mcast_grp {
+                    self.set(f.slot, 0);
+                }
+                Ok(())
+            }
+            "generate_digest" => {
+                want(2)?;
+                self.set_from(s.digest, &args[1])
+            }
+            "add_header" | "add_header_fast" | "remove_header" => {
+                want(1)?;
+                let h = self.scope().header(&args[0])?;
+                let h = self.asm.hdr(&h);
+                let w = u32::from(op == "add_header_fast");
+                let code = if op == "remove_header" { Op::RemHdr } else { Op::AddHdr };
+                self.asm.put(Ins::new(code, h, 0, 0).w(w));
+                Ok(())
+            }
+            "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress" => {
+                want(2)?;
+                // BMv2 keeps 15 bits and marks the session as present with the 16th.
+                let session = self.number(&args[0], 16)?;
+                let mark = self.asm.imm(0x8000);
+                self.asm.put(Ins::new(Op::Or, s.clone, session, mark).w(16));
+                self.set_from(s.clone_list, &args[1])
+            }
+            "resubmit" => {
+                want(1)?;
+                self.set_from(s.resubmit, &args[0])
+            }
+            "recirculate" => {
+                want(1)?;
+                self.set_from(s.recirculate, &args[0])
+            }
+            "modify_field_with_hash_based_offset" => {
+                want(4)?;
+                let at = args[2].get("value")?;
+                let name = at.str()?;
+                let Some(calc) = self.calculations.get(name).copied() else {
+                    return at.err(format!("no calculation `{name}`"));
+                };
+                let (base, size) = (self.number(&args[1], 64)?, self.number(&args[3], 64)?);
+                let (h, m, v) = (self.asm.temp(1), self.asm.temp(1), self.asm.temp(1));
+                self.asm.put(Ins::new(Op::Hash, h, calc, 0));
+                // A size of 0 counts as 1; so does the remainder by 0 here.
+                self.asm.put(Ins::new(Op::Rem, m, h, size));
+                self.asm.put(Ins::new(Op::Add, v, m, base));
+                self.store(&args[0], Expr::slot(v, 64))
+            }
+            "no_op" => want(0),
+            "execute_meter" => {
+                want(3)?;
+                let at = args[0].get("value")?;
+                let name = at.str()?;
+                let Some(m) = self.info.meter(name) else {
+                    return at.err(format!("no meter array `{name}`"));
+                };
+                let index = self.number(&args[1], 32)?;
+                let out = self.asm.temp(1);
+                let before = self.scope().data(&args[2])?;
+                self.asm.emit(&before, 64, Some(out));
+                self.asm.put(Ins::new(Op::Meter, m.0, index, out));
+                self.store(&args[2], Expr::slot(out, 64))
+            }
+            "count" => {
+                want(2)?;
+                let at = args[0].get("value")?;
+                let name = at.str()?;
+                let Some(c) = self.info.counter(name) else {
+                    return at.err(format!("no counter array `{name}`"));
+                };
+                let index = self.number(&args[1], 32)?;
+                self.asm.put(Ins::new(Op::Count, c.0, index, 0));
+                Ok(())
+            }
+            "register_read" => {
+                want(3)?;
+                let (array, width) = self.scope().register(&args[1].get("value")?)?;
+                let index = self.scope().data(&args[2])?;
+                let index = Expr::bin(Bin::And, index, Expr::number(ones(32)));
+                let value = Expr::register(array, width, index);
+                // Straight into a field of the same width.
+                if let Value::Data(Expr { kind: Kind::Field(f), .. }) = self.scope().value(&args[0])?
+                    && f.width == width
+                    && !f.signed
+                    && !f.saturating
+                {
+                    let Kind::Register { index, .. } = &value.kind else { return Ok(()) };
+                    let index = self.asm.emit(index, 32, None);
+                    self.asm.put(Ins::new(Op::RegLoad, f.slot, index, array));
+                    return Ok(());
+                }
+                self.store(&args[0], value)
+            }
+            "register_write" => {
+                want(3)?;
+                let (array, width) = self.scope().register(&args[0].get("value")?)?;
+                let value = self.scope().data(&args[2])?;
+                let index = self.number(&args[1], 32)?;
+                self.store_register(array, width, index, &value);
+                Ok(())
+            }
+            "truncate" => {
+                want(1)?;
+                let n = self.number(&args[0], 32)?;
+                self.asm.put(Ins::new(Op::UMin, s.truncate, s.truncate, n));
+                Ok(())
+            }
+            other => p.get("op")?.err(format!("no primitive `{other}`")),
+        }
+    }
+
+    /// A number in a slot.
+    fn number(&mut self, at: &Json<'a>, w: u32) -> Res<u32> {
+        let e = self.scope().data(at)?;
+        Ok(self.asm.emit(&e, w, None))
+    }
+
+    fn set(&mut self, slot: u32, value: u64) {
+        let v = self.asm.imm(value);
+        self.asm.put(Ins::new(Op::Mov, slot, v, 0));
+    }
+
+    fn set_from(&mut self, slot: u32, at: &Json<'a>) -> Res<()> {
+        let e = self.scope().data(at)?;
+        self.asm.emit(&e, 16, Some(slot));
+        Ok(())
+    }
+
+    fn union_members(&mut self, at: &Json<'a>) -> Res<Vec<Hdr>> {
+        Ok(match self.scope().value(at)? {
+            Value::Union(u) => self.layout.unions[u as usize].2.iter().map(|h| Hdr::Fixed(*h)).collect(),
+            Value::UnionAt(s, i) => {
+                let n = self.layout.union_types[self.layout.union_stacks[s as usize].ty].1.len() as u32;
+                (0..n).map(|m| Hdr::Union(s, Box::new(i.clone()), m)).collect()
+            }
+            _ => return at.err("a union was expected"),
+        })
+    }
+
+    fn hdr_type(&self, h: &Hdr) -> usize {
+        let l = self.layout;
+        match h {
+            Hdr::Fixed(h) => l.headers[*h as usize].ty,
+            Hdr::Stack(s, _) => l.stacks[*s as usize].ty,
+            Hdr::Union(s, _, m) => l.union_types[l.union_stacks[*s as usize].ty].1[*m as usize].1,
+        }
+    }
+
+    fn copy_header(&mut self, at: &Json<'a>, dst: &Hdr, src: &Hdr) -> Res<()> {
+        if self.hdr_type(dst) != self.hdr_type(src) {
+            return at.err("headers of different types");
+        }
+        let (d, s) = (self.asm.hdr(dst), self.asm.hdr(src));
+        self.asm.put(Ins::new(Op::CopyHdr, d, s, 0));
+        Ok(())
+    }
+
+    pub(super) fn copy_vl(&mut self, at: &Json<'a>, dst: Field, src: Field) -> Res<()> {
+        if !dst.vl || !src.vl {
+            return at.err("two variable-length fields were expected");
+        }
+        self.asm.put(Ins::new(Op::CopyVl, dst.header, src.header, 0));
+        Ok(())
+    }
+
+    /// Assigns to whatever a parameter names.
+    fn store(&mut self, dst: &Json<'a>, value: Expr) -> Res<()> {
+        let Value::Data(target) = self.scope().value(dst)? else { return dst.err("a field was expected") };
+        match target.kind {
+            Kind::Field(f) => self.store_field(f, &value),
+            Kind::StackField { stack, offset, width, index, .. } => {
+                self.store_indexed(false, stack, 0, offset, width, &index, &value);
+                Ok(())
+            }
+            Kind::UnionField { stack, member, offset, width, index, .. } => {
+                self.store_indexed(true, stack, member, offset, width, &index, &value);
+                Ok(())
+            }
+            Kind::Register { array, width, index } => {
+                let index = self.asm.emit(&index, 32, None);
+                self.store_register(array, width, index, &value);
+                Ok(())
+            }
+            _ => dst.err("nothing can be assigned to this"),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn store_indexed(
+        &mut self,
+        union: bool,
+        stack: u32,
+        member: u32,
+        offset: u32,
+        width: u32,
+        index: &Expr,
+        value: &Expr,
+    ) {
+        let n = limb_count(width) as u32;
+        let field = self.asm.stack_field(union, stack, member, offset, n);
+        let row = self.row(value, width, n);
+        let index = self.asm.emit(index, 64, None);
+        self.asm.put(Ins::new(Op::StackPut, row, index, field));
+    }
+
+    fn store_register(&mut self, array: u32, width: u32, index: u32, value: &Expr) {
+        let row = self.row(value, width, limb_count(width) as u32);
+        self.asm.put(Ins::new(Op::RegStore, array, index, row));
+    }
+
+    /// A value's lowest bits in slots in a row.
+    fn row(&mut self, value: &Expr, width: u32, n: u32) -> u32 {
+        if n == 1 {
+            return self.asm.emit(value, width.max(1), None);
+        }
+        let limbs = self.asm.emit_limbs(value, width);
+        let first = self.asm.temp(n);
+        for (i, slot) in limbs.iter().enumerate() {
+            self.asm.put(Ins::new(Op::Mov, first + i as u32, *slot, 0));
+        }
+        first
+    }
+
+    /// Assigns to a field, cut (or for P4_14's saturating fields: limited) to its width.
+    pub(super) fn store_field(&mut self, f: Field, value: &Expr) -> Res<()> {
+        let limited;
+        let value = if f.saturating {
+            let bin = if f.signed { Bin::Sat } else { Bin::USat };
+            limited = Expr::bin(bin, value.clone(), Expr::number(f.width.into()));
+            &limited
+        } else {
+            value
+        };
+        if f.width == 0 {
+            return Ok(());
+        }
+        if f.width <= 64 {
+            self.asm.emit(value, f.width, Some(f.slot));
+            return Ok(());
+        }
+        let limbs = self.asm.emit_limbs(value, f.width);
+        for (i, slot) in limbs.iter().enumerate() {
+            if *slot != f.slot + i as u32 {
+                self.asm.put(Ins::new(Op::Mov, f.slot + i as u32, *slot, 0));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn store_limbs(&mut self, f: Field, slots: &[u32], width: u32) -> Res<()> {
+        let zero = self.asm.imm(0);
+        let n = limb_count(f.width);
+        for i in 0..n {
+            let bits = (f.width - 64 * i as u32).min(64);
+            let from = slots.get(i).copied().filter(|_| width as usize > 64 * i).unwrap_or(zero);
+            if bits > 0 {
+                self.asm.put(Ins::new(Op::Mov, f.slot + i as u32, from, 0).w(bits));
+            }
+        }
+        Ok(())
+    }
+
+    fn log(&mut self, format: &Json<'a>, values: &Json<'a>) -> Res<()> {
+        let at = format.get("value")?;
+        let parts = split_format(at.str()?);
+        let mut plan = LogPlan { parts, values: Vec::new() };
+        for v in values.get("value")?.items()? {
+            let e = self.scope().data(&v)?;
+            let signed = e.lo < num_bigint::BigInt::from(0);
+            let bits = crate::expr::bits_of(&e.hi).clamp(1, 4096) + u32::from(signed);
+            let width = if signed { bits.next_multiple_of(64) } else { bits };
+            let n = limb_count(width) as u32;
+            let first = self.row(&e, width, n);
+            plan.values.push((first, n, signed));
+        }
+        if plan.parts.len() != plan.values.len() + 1 {
+            return format.err(format!(
+                "the message has {} places for {} values",
+                plan.parts.len() - 1,
+                plan.values.len()
+            ));
+        }
+        self.logs.push(plan);
+        self.asm.put(Ins::new(Op::Log, self.logs.len() as u32 - 1, 0, 0));
+        Ok(())
+    }
+}
+
+/// The text around the `{}` of a message; `\{` is a brace.
+fn split_format(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if matches!(chars.peek(), Some('{' | '}')) => parts.extend_last(chars.next()),
+            '{' => {
+                for c in chars.by_ref() {
+                    if c == '}' {
+                        break;
+                    }
+                }
+                parts.push(String::new());
+            }
+            c => parts.extend_last(Some(c)),
+        }
+    }
+    parts
+}
+
+trait ExtendLast {
+    fn extend_last(&mut self, c: Option<char>);
+}
+
+impl ExtendLast for Vec<String> {
+    fn extend_last(&mut self, c: Option<char>) {
+        if let Some(last) = self.last_mut() {
+            last.extend(c);
+        }
+    }
+}
+
+/// The source text of a primitive or a condition.
+pub(super) fn source<'a>(j: &Json<'a>) -> Option<&'a str> {
+    j.opt("source_info")?.opt("source_fragment")?.str().ok()
+}

@@ -1,0 +1,166 @@
+//! State that the packet path writes and control calls read: counters, registers, meters.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::bits::limb_count;
+use crate::info::ProgramInfo;
+use crate::types::{CounterData, MeterConfig};
+
+/// A counter, and when its table entry was last hit.
+#[derive(Default)]
+pub(crate) struct Cell {
+    bytes: AtomicU64,
+    packets: AtomicU64,
+    pub(crate) last_us: AtomicU64,
+}
+
+impl Cell {
+    /// Counts a packet. Only the packet path writes, so plain additions do.
+    #[inline(always)]
+    pub(crate) fn count(&self, bytes: u64) {
+        self.bytes.store(self.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
+        self.packets.store(self.packets.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    pub(crate) fn set(&self, value: CounterData) {
+        self.bytes.store(value.bytes, Relaxed);
+        self.packets.store(value.packets, Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> CounterData {
+        CounterData { bytes: self.bytes.load(Relaxed), packets: self.packets.load(Relaxed) }
+    }
+}
+
+const CHUNK: usize = 1024;
+
+/// Cells of a table's entries by slot. A chunk is made when its first slot is used, by the control side.
+pub(crate) struct Cells {
+    chunks: Box<[OnceLock<Box<[Cell]>>]>,
+}
+
+impl Cells {
+    pub(crate) fn new(max: usize) -> Cells {
+        Cells { chunks: (0..max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Makes sure a slot has a cell.
+    pub(crate) fn provide(&self, slot: u32) {
+        if let Some(c) = self.chunks.get(slot as usize / CHUNK) {
+            c.get_or_init(|| (0..CHUNK).map(|_| Cell::default()).collect());
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, slot: u32) -> Option<&Cell> {
+        self.chunks.get(slot as usize / CHUNK)?.get()?.get(slot as usize % CHUNK)
+    }
+}
+
+/// Memory that is zero and not touched before it is used.
+pub(crate) fn zeroed(len: usize) -> Box<[AtomicU64]> {
+    let plain: Box<[u64]> = vec![0u64; len].into_boxed_slice();
+    // SAFETY: AtomicU64 has the size, alignment and bit validity of u64, and the box is not used elsewhere.
+    unsafe { Box::from_raw(Box::into_raw(plain) as *mut [AtomicU64]) }
+}
+
+/// What the packet path and control calls share.
+pub(crate) struct Shared {
+    pub(crate) tables: Vec<Cells>,
+    /// Bytes and packets of each cell in turn.
+    pub(crate) counters: Vec<Box<[AtomicU64]>>,
+    /// Limbs of each cell.
+    pub(crate) registers: Vec<Box<[AtomicU64]>>,
+    /// The packet path's clock.
+    pub(crate) now_us: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(info: &ProgramInfo) -> Shared {
+        Shared {
+            tables: info.tables.iter().map(|t| Cells::new(t.max_size)).collect(),
+            counters: info.counters.iter().map(|c| zeroed(c.size * 2)).collect(),
+            registers: info.registers.iter().map(|r| zeroed(r.size * limb_count(r.width))).collect(),
+            now_us: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A two-rate three-colour meter, RFC 2698 colour-blind, with BMv2's arithmetic: tokens are reckoned from the
+/// start of the clock, so that no rounding adds up.
+#[derive(Clone, Debug)]
+pub(crate) struct Meter {
+    /// Peak first: a packet that exceeds it is red and takes nothing from the other.
+    rates: [Bucket; 2],
+}
+
+#[derive(Clone, Debug)]
+struct Bucket {
+    rate: u64,
+    burst: u64,
+    tokens: u64,
+    /// Tokens given since the start.
+    given: u64,
+}
+
+impl Bucket {
+    fn take(&mut self, now_us: u64, amount: u64) -> bool {
+        let given = (u128::from(now_us) * u128::from(self.rate) / 1_000_000) as u64;
+        self.tokens = self.tokens.saturating_add(given.saturating_sub(self.given)).min(self.burst);
+        self.given = given;
+        if self.tokens < amount {
+            return false;
+        }
+        self.tokens -= amount;
+        true
+    }
+}
+
+/// Colours as BMv2 numbers them.
+const GREEN: u64 = 0;
+const YELLOW: u64 = 1;
+const RED: u64 = 2;
+
+impl Meter {
+    pub(crate) fn new(c: &MeterConfig) -> Meter {
+        let bucket = |rate, burst| Bucket { rate, burst, tokens: burst, given: 0 };
+        Meter { rates: [bucket(c.pir, c.pburst), bucket(c.cir, c.cburst)] }
+    }
+
+    pub(crate) fn execute(&mut self, now_us: u64, amount: u64) -> u64 {
+        if !self.rates[0].take(now_us, amount) {
+            RED
+        } else if !self.rates[1].take(now_us, amount) {
+            YELLOW
+        } else {
+            GREEN
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_of_rfc_2698() {
+        let mut m = Meter::new(&MeterConfig { cir: 1000, cburst: 2, pir: 2000, pburst: 4 });
+        // Both buckets full: two green, then two of the peak's, then none.
+        let colours: Vec<u64> = (0..5).map(|_| m.execute(0, 1)).collect();
+        assert_eq!(colours, [GREEN, GREEN, YELLOW, YELLOW, RED]);
+        // A millisecond brings one committed and two peak tokens.
+        let colours: Vec<u64> = (0..3).map(|_| m.execute(1000, 1)).collect();
+        assert_eq!(colours, [GREEN, YELLOW, RED]);
+    }
+
+    #[test]
+    fn cells_come_in_chunks() {
+        let cells = Cells::new(3000);
+        assert!(cells.get(2047).is_none());
+        cells.provide(2047);
+        cells.get(2047).unwrap().count(64);
+        assert_eq!(cells.get(2047).unwrap().get(), CounterData { bytes: 64, packets: 1 });
+        assert!(cells.get(5000).is_none());
+    }
+}

@@ -1,0 +1,301 @@
+//! Table lookup: entries grouped by mask, each group a hash table.
+//!
+//! An exact table is one group. A longest-prefix table has a group for each prefix length in use, the longest
+//! first. A ternary table has one for each mask in use, that with the highest priority in it first, so that a
+//! search ends when no later group can do better (tuple space search, Srinivasan et al. 1999).
+
+use hashbrown::HashTable;
+
+use crate::info::TableKind;
+use crate::key::{CanonKey, KeyFieldPlan, KeyPlan, Words};
+
+/// Words of the widest key taken.
+pub(crate) const MAX_WORDS: usize = 64;
+
+/// Entries of a group that have one masked value: the best first. Only ternary and range tables have more
+/// than one.
+struct Bucket {
+    first: u32,
+    more: Vec<u32>,
+}
+
+struct Group {
+    mask: Words,
+    /// Prefix length, or the highest priority in the group.
+    rank: i64,
+    buckets: HashTable<Bucket>,
+}
+
+/// Finds entries' slots by key.
+pub(crate) struct Lookup {
+    kind: TableKind,
+    words: usize,
+    seed: u64,
+    /// Masked values of all slots in a row.
+    values: Vec<u64>,
+    priorities: Vec<i32>,
+    ranges: Vec<Vec<(u32, Words, Words)>>,
+    range_fields: Vec<KeyFieldPlan>,
+    groups: Vec<Group>,
+}
+
+/// Mixes a key. The seed keeps collisions from being chosen beforehand.
+#[inline(always)]
+fn hash(words: &[u64], seed: u64) -> u64 {
+    words.iter().fold(seed, |h, w| {
+        let m = u128::from(h ^ w) * 0x9E37_79B9_7F4A_7C15_u128;
+        (m as u64) ^ (m >> 64) as u64
+    })
+}
+
+#[inline(always)]
+fn hash_masked(words: &[u64], mask: &[u64], seed: u64) -> u64 {
+    words.iter().zip(mask).fold(seed, |h, (w, k)| {
+        let m = u128::from(h ^ (w & k)) * 0x9E37_79B9_7F4A_7C15_u128;
+        (m as u64) ^ (m >> 64) as u64
+    })
+}
+
+impl Lookup {
+    pub(crate) fn new(kind: TableKind, plan: &KeyPlan, seed: u64) -> Lookup {
+        Lookup {
+            kind,
+            words: plan.words,
+            seed,
+            values: Vec::new(),
+            priorities: Vec::new(),
+            ranges: Vec::new(),
+            range_fields: plan.fields.clone(),
+            groups: Vec::new(),
+        }
+    }
+
+    fn value(values: &[u64], words: usize, slot: u32) -> &[u64] {
+        &values[slot as usize * words..][..words]
+    }
+
+    /// Adds a slot; the key must not be in the table.
+    pub(crate) fn insert(&mut self, slot: u32, key: &CanonKey) {
+        let at = slot as usize;
+        if self.priorities.len() <= at {
+            self.priorities.resize(at + 1, 0);
+            self.values.resize((at + 1) * self.words, 0);
+            self.ranges.resize(at + 1, Vec::new());
+        }
+        self.values[at * self.words..][..self.words].copy_from_slice(&key.value);
+        self.priorities[at] = key.priority;
+        self.ranges[at] = key.ranges.to_vec();
+        let rank = match self.kind {
+            TableKind::Exact => 0,
+            TableKind::Lpm => i64::from(key.prefix),
+            TableKind::Ternary | TableKind::Range => i64::from(key.priority),
+        };
+        let index = match self.groups.iter().position(|g| g.mask == key.mask) {
+            Some(i) => i,
+            None => {
+                self.groups.push(Group { mask: key.mask.clone(), rank, buckets: HashTable::new() });
+                self.groups.len() - 1
+            }
+        };
+        let (values, words, seed) = (&self.values, self.words, self.seed);
+        let group = &mut self.groups[index];
+        let equal = |b: &Bucket| Self::value(values, words, b.first) == &key.value[..];
+        let h = hash(&key.value, seed);
+        match group.buckets.find_mut(h, equal) {
+            Some(b) => {
+                b.more.push(b.first);
+                b.more.push(slot);
+                // Best first; among equals the slot that BMv2 finds first.
+                b.more.sort_by_key(|s| (-i64::from(self.priorities[*s as usize]), *s));
+                b.first = b.more.remove(0);
+            }
+            None => {
+                let again = |b: &Bucket| hash(Self::value(values, words, b.first), seed);
+                group.buckets.insert_unique(h, Bucket { first: slot, more: Vec::new() }, again);
+            }
+        }
+        group.rank = group.rank.max(rank);
+        self.groups.sort_by_key(|g| -g.rank);
+    }
+
+    /// Removes a slot that is in the table.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        let (values, words, seed) = (&self.values, self.words, self.seed);
+        let value = Self::value(values, words, slot);
+        let h = hash(value, seed);
+        let mut found = None;
+        for (i, group) in self.groups.iter_mut().enumerate() {
+            let here = |b: &Bucket| b.first == slot || b.more.contains(&slot);
+            if let Ok(mut entry) = group.buckets.find_entry(h, here) {
+                let b = entry.get_mut();
+                if b.more.is_empty() {
+                    entry.remove();
+                } else if b.first == slot {
+                    b.first = b.more.remove(0);
+                } else {
+                    b.more.retain(|s| *s != slot);
+                }
+                found = Some(i);
+                break;
+            }
+        }
+        if let Some(i) = found
+            && self.groups[i].buckets.is_empty()
+        {
+            self.groups.remove(i);
+        }
+    }
+
+    /// The slot of the entry that a key matches.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: &[u64]) -> Option<u32> {
+        match self.kind {
+            TableKind::Exact => {
+                let group = self.groups.first()?;
+                if self.words == 1 {
+                    let key = key[0];
+                    let b =
+                        group.buckets.find(hash(&[key], self.seed), |b| self.values[b.first as usize] == key);
+                    return b.map(|b| b.first);
+                }
+                let equal = |b: &Bucket| Self::value(&self.values, self.words, b.first) == key;
+                group.buckets.find(hash(key, self.seed), equal).map(|b| b.first)
+            }
+            TableKind::Lpm => self.groups.iter().find_map(|g| self.in_group(g, key)).map(|b| b.first),
+            TableKind::Ternary | TableKind::Range => self.best(key),
+        }
+    }
+
+    #[inline(always)]
+    fn in_group<'g>(&self, group: &'g Group, key: &[u64]) -> Option<&'g Bucket> {
+        let h = hash_masked(key, &group.mask, self.seed);
+        group.buckets.find(h, |b| {
+            let value = Self::value(&self.values, self.words, b.first);
+            value.iter().zip(key.iter().zip(&group.mask)).all(|(v, (k, m))| *v == k & m)
+        })
+    }
+
+    fn best(&self, key: &[u64]) -> Option<u32> {
+        let mut best: Option<(i64, u32)> = None;
+        for group in &self.groups {
+            if best.is_some_and(|(p, _)| p > group.rank) {
+                break;
+            }
+            let Some(bucket) = self.in_group(group, key) else { continue };
+            for slot in std::iter::once(&bucket.first).chain(&bucket.more) {
+                let priority = i64::from(self.priorities[*slot as usize]);
+                // The slots of a bucket come best first.
+                if best.is_some_and(|(p, s)| p > priority || p == priority && s < *slot) {
+                    break;
+                }
+                if self.in_ranges(*slot, key) {
+                    best = Some((priority, *slot));
+                    break;
+                }
+            }
+        }
+        best.map(|(_, s)| s)
+    }
+
+    fn in_ranges(&self, slot: u32, key: &[u64]) -> bool {
+        self.ranges[slot as usize].iter().all(|(field, low, high)| {
+            let plan = &self.range_fields[*field as usize];
+            if let [(word, shift)] = plan.at[..] {
+                let v = key[word as usize] >> shift & crate::bits::ones(plan.width);
+                return low[0] <= v && v <= high[0];
+            }
+            let v: Words = plan.at.iter().map(|(w, s)| key[*w as usize] >> s).collect();
+            // The topmost limb first; only that of a field can share its word.
+            let mut v = v;
+            if let Some(top) = v.last_mut() {
+                *top &= crate::bits::ones(plan.width - 64 * (plan.at.len() as u32 - 1));
+            }
+            v.iter().rev().ge(low.iter().rev()) && v.iter().rev().le(high.iter().rev())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::info::{KeyField, TableInfo};
+    use crate::types::{EntryKey, KeyMatch, MatchKind};
+
+    fn info(kind: TableKind, key: &[(MatchKind, u32)]) -> (TableInfo, KeyPlan) {
+        let mut plan = KeyPlan::default();
+        let mut fields = Vec::new();
+        for (i, (k, w)) in key.iter().enumerate() {
+            plan.push(i as u32 * 2, *w, *k, None);
+            fields.push(KeyField { name: format!("f{i}"), kind: *k, width: *w });
+        }
+        let info = TableInfo {
+            name: "t".into(),
+            kind,
+            key: fields,
+            actions: vec![],
+            action_names: vec![],
+            max_size: 10,
+            profile: None,
+            has_counters: false,
+            direct_meter: None,
+            support_timeout: false,
+            const_entries: false,
+            hidden: false,
+        };
+        (info, plan)
+    }
+
+    fn key(plan: &KeyPlan, values: &[u64]) -> Vec<u64> {
+        let frame: Vec<u64> = values.iter().flat_map(|v| [*v, 0]).collect();
+        let mut words = vec![0; plan.words];
+        plan.build(&frame, &mut words);
+        words
+    }
+
+    #[test]
+    fn the_longest_prefix_wins() {
+        let (info, plan) = info(TableKind::Lpm, &[(MatchKind::Exact, 8), (MatchKind::Lpm, 32)]);
+        let mut t = Lookup::new(TableKind::Lpm, &plan, 7);
+        for (slot, (v, len)) in
+            [(0x0a000000u32, 8), (0x0a010000, 16), (0, 0), (0x0a010203, 32)].iter().enumerate()
+        {
+            let lpm = KeyMatch::Lpm { value: v.to_be_bytes().to_vec(), prefix_len: *len };
+            let k = EntryKey { fields: vec![KeyMatch::Exact(vec![1]), lpm], priority: 0 };
+            t.insert(slot as u32, &plan.canon(&info, &k).unwrap());
+        }
+        let find = |t: &Lookup, a: u64, b: u64| t.find(&key(&plan, &[a, b]));
+        assert_eq!(find(&t, 1, 0x0a010203), Some(3));
+        assert_eq!(find(&t, 1, 0x0a010204), Some(1));
+        assert_eq!(find(&t, 1, 0x0b000000), Some(2));
+        assert_eq!(find(&t, 2, 0x0a010203), None);
+        t.remove(1);
+        assert_eq!(find(&t, 1, 0x0a010204), Some(0));
+    }
+
+    #[test]
+    fn the_highest_priority_wins_and_ranges_hold() {
+        let (info, plan) = info(TableKind::Range, &[(MatchKind::Ternary, 16), (MatchKind::Range, 16)]);
+        let mut t = Lookup::new(TableKind::Range, &plan, 7);
+        let mut add = |slot, value: u16, mask: u16, low: u16, high: u16, priority| {
+            let b = |v: u16| v.to_be_bytes().to_vec();
+            let fields = vec![
+                KeyMatch::Ternary { value: b(value), mask: b(mask) },
+                KeyMatch::Range { low: b(low), high: b(high) },
+            ];
+            t.insert(slot, &plan.canon(&info, &EntryKey { fields, priority }).unwrap());
+        };
+        add(0, 0, 0, 0, 0xffff, 1);
+        add(1, 0x1200, 0xff00, 10, 20, 5);
+        add(2, 0x1200, 0xff00, 15, 30, 9);
+        add(3, 0x1234, 0xffff, 17, 17, 5);
+        let find = |t: &Lookup, a: u64, b: u64| t.find(&key(&plan, &[a, b]));
+        assert_eq!(find(&t, 0x1234, 12), Some(1));
+        assert_eq!(find(&t, 0x1234, 17), Some(2));
+        assert_eq!(find(&t, 0x1234, 40), Some(0));
+        t.remove(2);
+        // Equal priorities: the lower slot, as BMv2 walks its list.
+        assert_eq!(find(&t, 0x1234, 17), Some(1));
+        t.remove(1);
+        assert_eq!(find(&t, 0x1234, 17), Some(3));
+    }
+}

@@ -1,0 +1,599 @@
+//! Runs compiled code for one packet.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::bits::ones;
+use crate::code::{Ins, Op};
+use crate::program::{Code, Program};
+use crate::runtime::{Act, Runtime, VsetField};
+use crate::table::MAX_WORDS;
+use crate::trace::Step;
+
+/// Parser states a packet may enter.
+const MAX_STATES: u32 = 10_000;
+
+/// Jumps backwards that a packet may take in a pipeline.
+const MAX_LOOPS: u32 = 1_000_000;
+
+/// A packet on its way through a pass.
+pub(crate) struct Packet<'p> {
+    /// All of it, as it came in.
+    pub(crate) data: &'p [u8],
+    /// Bytes that the parser took.
+    pub(crate) taken: usize,
+    /// Length when it came into the switch, which counters and meters of bytes count.
+    pub(crate) ingress_length: u64,
+}
+
+/// The frame and what else one packet path needs to run code.
+pub(crate) struct Vm {
+    pub(crate) frame: Vec<u64>,
+    /// Bytes of variable-length fields.
+    pub(crate) vl: Vec<u8>,
+    pub(crate) scratch: Vec<u8>,
+    /// Key of the table applied last.
+    key: [u64; MAX_WORDS],
+    pub(crate) rng: u64,
+    pub(crate) now_us: u64,
+    /// Why the packet was given up, if it was.
+    pub(crate) fault: Option<u32>,
+    pub(crate) round_robin: u64,
+    pub(crate) trace: Option<Vec<Step>>,
+    pub(crate) logs: Vec<String>,
+}
+
+impl Vm {
+    pub(crate) fn new(seed: u64) -> Vm {
+        Vm {
+            frame: Vec::new(),
+            vl: Vec::new(),
+            scratch: Vec::new(),
+            key: [0; MAX_WORDS],
+            rng: seed | 1,
+            now_us: 0,
+            fault: None,
+            round_robin: 0,
+            trace: None,
+            logs: Vec::new(),
+        }
+    }
+
+    /// Readies the frame for a program.
+    pub(crate) fn load(&mut self, program: &Program, code: &Code, drop_port: u32) {
+        self.frame.clear();
+        self.frame.resize(code.slots as usize, 0);
+        for (slot, value) in &code.constants {
+            self.frame[*slot as usize] = *value;
+        }
+        self.frame[code.drop_port as usize] = drop_port.into();
+        self.vl.clear();
+        self.vl.resize(program.vl_bytes as usize, 0);
+        self.clear(program);
+    }
+
+    /// A packet's slots as they are before the parser: all zero, metadata valid.
+    pub(crate) fn clear(&mut self, program: &Program) {
+        self.frame[..program.phv_slots as usize].fill(0);
+        for (base, _) in &program.metadata {
+            self.frame[*base as usize] = 1;
+        }
+        self.frame[program.special.truncate as usize] = u64::MAX;
+        self.frame[program.special.error as usize] = program.errors.none;
+    }
+
+    /// xorshift64*.
+    pub(crate) fn random(&mut self) -> u64 {
+        self.rng ^= self.rng >> 12;
+        self.rng ^= self.rng << 25;
+        self.rng ^= self.rng >> 27;
+        self.rng.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub(crate) fn step(&mut self, step: impl FnOnce() -> Step) {
+        if let Some(t) = &mut self.trace {
+            t.push(step());
+        }
+    }
+
+    /// Runs from an address to the end of that part.
+    pub(crate) fn run(
+        &mut self,
+        program: &Program,
+        code: &Code,
+        rt: &mut Runtime,
+        packet: &mut Packet,
+        start: u32,
+    ) {
+        let mut pc = start as usize;
+        let mut back = 0usize;
+        let mut local = 0u32;
+        let mut hit = false;
+        let mut states = 0u32;
+        let mut loops = 0u32;
+        macro_rules! f {
+            ($slot:expr) => {
+                self.frame[$slot as usize]
+            };
+        }
+        macro_rules! fail {
+            ($error:expr) => {{
+                f!(program.special.error) = $error;
+                pc = code.parser_end as usize;
+                continue;
+            }};
+        }
+        loop {
+            let i: Ins = code.ins[pc];
+            pc += 1;
+            let w = u32::from(i.w);
+            match i.op {
+                Op::Mov => f!(i.a) = f!(i.b) & ones(w),
+                Op::Add => f!(i.a) = f!(i.b).wrapping_add(f!(i.c)) & ones(w),
+                Op::Sub => f!(i.a) = f!(i.b).wrapping_sub(f!(i.c)) & ones(w),
+                Op::Mul => f!(i.a) = f!(i.b).wrapping_mul(f!(i.c)) & ones(w),
+                Op::And => f!(i.a) = f!(i.b) & f!(i.c),
+                Op::Or => f!(i.a) = f!(i.b) | f!(i.c),
+                Op::Xor => f!(i.a) = f!(i.b) ^ f!(i.c),
+                Op::Not => f!(i.a) = !f!(i.b) & ones(w),
+                Op::Shl => f!(i.a) = shl(f!(i.b), f!(i.c)) & ones(w),
+                Op::Shr => f!(i.a) = if f!(i.c) > 63 { 0 } else { f!(i.b) >> f!(i.c) & ones(w) },
+                Op::Sar => f!(i.a) = ((f!(i.b) as i64) >> f!(i.c).min(63)) as u64 & ones(w),
+                Op::ShlI => f!(i.a) = f!(i.b) << i.x & ones(w),
+                Op::ShrI => f!(i.a) = f!(i.b) >> i.x & ones(w),
+                Op::SarI => f!(i.a) = (f!(i.b) as i64 >> i.x) as u64 & ones(w),
+                Op::Rotl => {
+                    let v = f!(i.b);
+                    f!(i.a) = (v << i.x | v >> (w - u32::from(i.x))) & ones(w);
+                }
+                Op::Funnel => f!(i.a) = (f!(i.b) << i.x | f!(i.c) >> (64 - i.x)) & ones(w),
+                Op::Sext => {
+                    let s = 64 - u32::from(i.x);
+                    f!(i.a) = ((f!(i.b) << s) as i64 >> s) as u64 & ones(w);
+                }
+                Op::Eq => f!(i.a) = (f!(i.b) == f!(i.c)).into(),
+                Op::Ne => f!(i.a) = (f!(i.b) != f!(i.c)).into(),
+                Op::Ult => f!(i.a) = (f!(i.b) < f!(i.c)).into(),
+                Op::Ule => f!(i.a) = (f!(i.b) <= f!(i.c)).into(),
+                Op::Slt => f!(i.a) = ((f!(i.b) as i64) < f!(i.c) as i64).into(),
+                Op::Sle => f!(i.a) = (f!(i.b) as i64 <= f!(i.c) as i64).into(),
+                Op::UMin => f!(i.a) = f!(i.b).min(f!(i.c)) & ones(w),
+                Op::SMin => f!(i.a) = (f!(i.b) as i64).min(f!(i.c) as i64) as u64 & ones(w),
+                Op::SMax => f!(i.a) = (f!(i.b) as i64).max(f!(i.c) as i64) as u64 & ones(w),
+                Op::Div => f!(i.a) = f!(i.b).checked_div(f!(i.c)).unwrap_or(0) & ones(w),
+                Op::Rem => f!(i.a) = f!(i.b).checked_rem(f!(i.c)).unwrap_or(0) & ones(w),
+                Op::MovZ => {
+                    if f!(i.c) == 0 {
+                        f!(i.a) = f!(i.b);
+                    }
+                }
+                Op::Jmp => pc = i.a as usize,
+                Op::Jz => {
+                    if f!(i.b) == 0 {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::Jnz => {
+                    if f!(i.b) != 0 {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::JEq => {
+                    if f!(i.b) == f!(i.c) {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::JNe => {
+                    if f!(i.b) != f!(i.c) {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::JUlt => {
+                    if f!(i.b) < f!(i.c) {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::JUge => {
+                    if f!(i.b) >= f!(i.c) {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::JHit => {
+                    if hit {
+                        pc = i.a as usize;
+                    }
+                }
+                Op::Loop => {
+                    loops += 1;
+                    if loops > MAX_LOOPS {
+                        self.fault = Some(u32::MAX);
+                        return;
+                    }
+                }
+                Op::Dispatch => {
+                    let to = &code.dispatch[i.a as usize];
+                    pc = to[(local as usize).min(to.len() - 1)] as usize;
+                }
+                Op::Ret => pc = back,
+                Op::End => return,
+                Op::Apply => {
+                    let (found, act) = self.apply(program, rt, packet, i.a);
+                    hit = found;
+                    local = u32::MAX;
+                    if let Some((action, at)) = act {
+                        local = at;
+                        back = pc;
+                        pc = code.actions[action as usize] as usize;
+                    }
+                }
+                Op::AddN | Op::SubN => self.add_limbs(i),
+                Op::EqN | Op::UltN | Op::SltN => self.compare_limbs(i),
+                Op::Wide => crate::wide::run(self, program, code, rt, i),
+                Op::RegLoad => {
+                    let n = program.register_limbs[i.c as usize] as usize;
+                    let cells = &rt.shared.registers[i.c as usize];
+                    let at = (f!(i.b) as usize).saturating_mul(n);
+                    if let Some(cell) = cells.get(at..at.saturating_add(n)) {
+                        for (k, c) in cell.iter().enumerate() {
+                            f!(i.a + k as u32) = c.load(Relaxed);
+                        }
+                    }
+                }
+                Op::RegStore => {
+                    let n = program.register_limbs[i.a as usize] as usize;
+                    let cells = &rt.shared.registers[i.a as usize];
+                    let at = (f!(i.b) as usize).saturating_mul(n);
+                    if let Some(cell) = cells.get(at..at.saturating_add(n)) {
+                        for (k, c) in cell.iter().enumerate() {
+                            c.store(f!(i.c + k as u32), Relaxed);
+                        }
+                    }
+                }
+                Op::Count => {
+                    let cells = &rt.shared.counters[i.a as usize];
+                    let at = (f!(i.b) as usize).saturating_mul(2);
+                    if let Some([bytes, packets]) = cells.get(at..at.saturating_add(2)) {
+                        bytes.store(bytes.load(Relaxed).wrapping_add(packet.ingress_length), Relaxed);
+                        packets.store(packets.load(Relaxed).wrapping_add(1), Relaxed);
+                    }
+                }
+                Op::Meter => {
+                    let info = &program.info.meters[i.a as usize];
+                    let index = f!(i.b);
+                    if index < info.size as u64 {
+                        let amount = match info.unit {
+                            crate::info::MeterUnit::Packets => 1,
+                            crate::info::MeterUnit::Bytes => packet.ingress_length,
+                        };
+                        let meter = rt.meters[i.a as usize].get_mut(&(index as u32));
+                        f!(i.c) = meter.map_or(0, |m| m.execute(self.now_us, amount));
+                    }
+                }
+                Op::Hash => {
+                    f!(i.a) = self.calculate(program, i.b, packet);
+                }
+                Op::Rand => {
+                    let (lo, hi) = (f!(i.b), f!(i.c));
+                    let r = self.random();
+                    let span = hi.wrapping_sub(lo).wrapping_add(1);
+                    f!(i.a) = if span == 0 {
+                        r
+                    } else {
+                        lo.wrapping_add(((u128::from(r) * u128::from(span)) >> 64) as u64)
+                    };
+                }
+                Op::StackGet => {
+                    let field = &code.stack_fields[i.c as usize];
+                    let from = field.slots.get(f!(i.b) as usize);
+                    for k in 0..field.limbs {
+                        f!(i.a + k) = from.map_or(0, |s| f!(s + k));
+                    }
+                }
+                Op::StackPut => {
+                    let field = &code.stack_fields[i.c as usize];
+                    if let Some(to) = field.slots.get(f!(i.b) as usize) {
+                        for k in 0..field.limbs {
+                            f!(to + k) = f!(i.a + k);
+                        }
+                    }
+                }
+                Op::HdrAt => {
+                    let list = if i.w == 1 { &program.union_stacks } else { &program.stacks };
+                    let element = list[i.c as usize].elements.get(f!(i.b) as usize);
+                    f!(i.a) = element.and_then(|e| e.get(i.x as usize)).map_or(u64::MAX, |h| (*h).into());
+                }
+                Op::HdrValid => {
+                    let h = program.headers.get(f!(i.b) as usize);
+                    f!(i.a) = h.map_or(0, |h| f!(h.valid()));
+                }
+                Op::AddHdr => {
+                    let h = f!(i.a) as usize;
+                    self.add_header(program, h, i.w == 1);
+                }
+                Op::RemHdr => {
+                    if let Some(h) = program.headers.get(f!(i.a) as usize)
+                        && f!(h.valid()) != 0
+                        && !h.metadata
+                    {
+                        let bytes = u64::from(h.fixed_bytes) + f!(h.vl_bits()) / 8;
+                        f!(program.special.length) = f!(program.special.length).wrapping_sub(bytes);
+                        f!(h.valid()) = 0;
+                    }
+                }
+                Op::CopyHdr => self.copy_header(program, f!(i.a) as usize, f!(i.b) as usize),
+                Op::EqHdr => f!(i.a) = self.equal_headers(program, f!(i.b) as usize, f!(i.c) as usize).into(),
+                Op::EqVl => f!(i.a) = self.equal_vl(program, i.b as usize, i.c as usize).into(),
+                Op::EqUnion => f!(i.a) = self.equal_unions(program, i.b as usize, i.c as usize).into(),
+                Op::Push | Op::Pop => self.shift_stack(program, i),
+                Op::CopyStack => self.copy_stack(program, i),
+                Op::CopyVl => self.copy_vl(program, i.a as usize, i.b as usize),
+                Op::Extract => {
+                    if let Err(e) = self.extract(program, packet, i.a, 0, 0) {
+                        fail!(e);
+                    }
+                }
+                Op::ExtractVl => {
+                    let bits = f!(i.b);
+                    if let Err(e) = self.extract(program, packet, i.a, bits, i.c) {
+                        fail!(e);
+                    }
+                }
+                Op::ExtractStack | Op::ExtractStackVl | Op::ExtractUnion | Op::ExtractUnionVl => {
+                    if let Err(e) = self.extract_next(program, packet, i) {
+                        fail!(e);
+                    }
+                }
+                Op::Look => {
+                    let pos = packet.taken * 8 + i.b as usize;
+                    if pos + i.c as usize > packet.data.len() * 8 {
+                        fail!(program.errors.too_short);
+                    }
+                    let mut end = pos + i.c as usize;
+                    let mut left = i.c;
+                    let mut slot = i.a;
+                    while left > 0 {
+                        let n = left.min(64);
+                        end -= n as usize;
+                        f!(slot) = crate::bits::get(packet.data, end, n);
+                        slot += 1;
+                        left -= n;
+                    }
+                }
+                Op::Advance => {
+                    let bits = f!(i.b);
+                    if !bits.is_multiple_of(8) {
+                        fail!(program.errors.invalid);
+                    }
+                    if bits / 8 > (packet.data.len() - packet.taken) as u64 {
+                        fail!(program.errors.too_short);
+                    }
+                    packet.taken += (bits / 8) as usize;
+                }
+                Op::Fail => fail!(f!(i.b)),
+                Op::VsetHas => f!(i.a) = self.in_value_set(program, rt, i.b as usize).into(),
+                Op::ParserEnd => {
+                    if f!(program.special.error) != program.errors.none && self.trace.is_some() {
+                        let error = program.errors.name(f!(program.special.error));
+                        self.step(|| Step::ParserError { error });
+                    }
+                }
+                Op::Verify => {
+                    let sum = &program.checksums[i.a as usize];
+                    let ok = self.checksum(program, sum, packet) == f!(sum.target.slot);
+                    if !ok {
+                        f!(program.special.bad_sum) = 1;
+                    }
+                    self.step(|| Step::Checksum { name: sum.name.clone(), ok });
+                }
+                Op::Update => {
+                    let sum = &program.checksums[i.a as usize];
+                    f!(sum.target.slot) = self.checksum(program, sum, packet) & ones(sum.target.width);
+                }
+                Op::Log => self.log(program, i.a as usize),
+                Op::Assert => {
+                    if f!(i.b) == 0 {
+                        self.fault = Some(i.a);
+                        return;
+                    }
+                }
+                Op::TraceState => {
+                    states += 1;
+                    if states > MAX_STATES {
+                        fail!(program.errors.timeout);
+                    }
+                    self.step(|| Step::ParserState { name: program.states[i.a as usize].clone() });
+                }
+                Op::TraceCond => {
+                    let value = f!(i.b) != 0;
+                    self.step(|| Step::Condition { name: program.conditions[i.a as usize].clone(), value });
+                }
+                Op::TraceAction => {
+                    self.step(|| Step::Action { name: program.info.actions[i.a as usize].name.clone() });
+                }
+            }
+        }
+    }
+
+    /// Looks a table up; whether it was hit, and the action with its place in the table's list. Its parameters
+    /// are in their slots.
+    #[inline(always)]
+    fn apply(
+        &mut self,
+        program: &Program,
+        rt: &mut Runtime,
+        packet: &Packet,
+        id: u32,
+    ) -> (bool, Option<(u32, u32)>) {
+        let plan = &program.tables[id as usize];
+        let table = &mut rt.tables[id as usize];
+        plan.key.build(&self.frame, &mut self.key);
+        let slot = table.lookup.find(&self.key[..plan.key.words]);
+        if let Some(slot) = slot {
+            if let Some((field, packets)) = plan.meter {
+                let amount = if packets { 1 } else { packet.ingress_length };
+                let colour = table.meters.get_mut(&slot).map_or(0, |m| m.execute(self.now_us, amount));
+                self.frame[field.slot as usize] = colour & ones(field.width);
+            }
+            if (table.counted || table.timed)
+                && let Some(cell) = rt.shared.tables[id as usize].get(slot)
+            {
+                if table.counted {
+                    cell.count(packet.ingress_length);
+                }
+                if table.timed {
+                    cell.last_us.store(self.now_us, Relaxed);
+                }
+            }
+        }
+        let rt = &*rt;
+        let table = &rt.tables[id as usize];
+        let act = slot.map_or(&table.default, |s| &table.entries[s as usize]);
+        let called = match act {
+            Act::Call { action, local, words } => {
+                let first = program.actions[*action as usize].params as usize;
+                self.frame[first..first + words.len()].copy_from_slice(words);
+                Some((*action, *local))
+            }
+            Act::None => None,
+            indirect => {
+                let member = match indirect {
+                    Act::Member(m) => Some(*m),
+                    Act::Group(g) => self.select(program, rt, packet, id, *g),
+                    _ => None,
+                };
+                self.call_member(program, rt, id, member)
+            }
+        };
+        if self.trace.is_some() {
+            self.trace_table(program, id, slot, called);
+        }
+        (slot.is_some(), called)
+    }
+
+    /// Puts a member's parameters into their slots.
+    fn call_member(
+        &mut self,
+        program: &Program,
+        rt: &Runtime,
+        table: u32,
+        member: Option<u32>,
+    ) -> Option<(u32, u32)> {
+        let profile = rt.tables[table as usize].profile?;
+        let (action, words) = rt.profiles[profile as usize].members.get(member? as usize)?.as_ref()?;
+        let first = program.actions[*action as usize].params as usize;
+        self.frame[first..first + words.len()].copy_from_slice(words);
+        let local = program.info.tables[table as usize].actions.iter().position(|a| a.0 == *action)?;
+        Some((*action, local as u32))
+    }
+
+    /// Picks a group's member by the selector's hash.
+    fn select(
+        &mut self,
+        program: &Program,
+        rt: &Runtime,
+        packet: &Packet,
+        table: u32,
+        group: u32,
+    ) -> Option<u32> {
+        let profile = rt.tables[table as usize].profile? as usize;
+        let members = rt.profiles[profile].groups.get(group as usize)?;
+        if members.is_empty() {
+            return None;
+        }
+        let hash = self.calculate(program, program.selectors[profile]?, packet);
+        Some(members[(hash % members.len() as u64) as usize])
+    }
+
+    fn in_value_set(&self, program: &Program, rt: &Runtime, key: usize) -> bool {
+        let key = &program.vset_keys[key];
+        rt.value_sets[key.set as usize].iter().any(|member| {
+            member.iter().zip(&key.fields).enumerate().all(|(f, (want, (slots, _)))| {
+                let mask_of =
+                    |l: usize| key.masks.as_ref().map_or(u64::MAX, |m| m[f].get(l).copied().unwrap_or(0));
+                let value = |l: usize| self.frame[slots[l] as usize] & mask_of(l);
+                match want {
+                    VsetField::Masked(v, m) => {
+                        (0..slots.len()).all(|l| value(l) & m[l] == v[l] & mask_of(l) & m[l])
+                    }
+                    VsetField::Range(low, high) => {
+                        let all = || (0..slots.len()).rev().map(value);
+                        all().ge(low.iter().rev().copied()) && all().le(high.iter().rev().copied())
+                    }
+                }
+            })
+        })
+    }
+
+    fn log(&mut self, program: &Program, id: usize) {
+        let plan = &program.logs[id];
+        let mut text = String::new();
+        for (i, part) in plan.parts.iter().enumerate() {
+            text.push_str(part);
+            if let Some((first, limbs, signed)) = plan.values.get(i) {
+                let limbs = &self.frame[*first as usize..(*first + *limbs) as usize];
+                text.push_str(&crate::wide::integer(limbs, *signed).to_string());
+            }
+        }
+        self.step(|| Step::Log { text: text.clone() });
+        if self.logs.len() < 64 {
+            self.logs.push(text);
+        }
+    }
+
+    #[cold]
+    fn trace_table(&mut self, program: &Program, id: u32, slot: Option<u32>, called: Option<(u32, u32)>) {
+        let (info, plan) = (&program.info.tables[id as usize], &program.tables[id as usize]);
+        let fields = info.key.iter().zip(&plan.key.fields);
+        let key = &self.key;
+        let key = fields
+            .map(|(f, p)| format!("{}=0x{:x}", f.name, crate::wide::integer(&plan.key.field(p, key), false)));
+        let action = called.map_or("no action".to_string(), |(action, _)| {
+            let a = &program.info.actions[action as usize];
+            let p = &program.actions[action as usize];
+            let mut at = p.params as usize;
+            let args = a.params.iter().zip(&p.limbs).map(|(param, n)| {
+                let limbs = &self.frame[at..at + *n as usize];
+                at += *n as usize;
+                format!("{}=0x{:x}", param.name, crate::wide::integer(limbs, false))
+            });
+            format!("{}({})", a.name, args.collect::<Vec<_>>().join(", "))
+        });
+        let entry = slot.map(|s| format!("entry {s}"));
+        let step = Step::Table { name: info.name.clone(), key: key.collect(), entry, action };
+        self.step(|| step);
+    }
+
+    fn add_limbs(&mut self, i: Ins) {
+        let n = u32::from(i.x);
+        let mut carry = i.op == Op::SubN;
+        for k in 0..n {
+            let b = self.frame[(i.b + k) as usize];
+            let c = self.frame[(i.c + k) as usize];
+            let c = if i.op == Op::SubN { !c } else { c };
+            let (sum, over) = b.overflowing_add(c);
+            let (sum, more) = sum.overflowing_add(carry.into());
+            carry = over || more;
+            let w = if k + 1 == n { i.w.into() } else { 64 };
+            self.frame[(i.a + k) as usize] = sum & ones(w);
+        }
+    }
+
+    fn compare_limbs(&mut self, i: Ins) {
+        let n = usize::from(i.x);
+        let b = &self.frame[i.b as usize..][..n];
+        let c = &self.frame[i.c as usize..][..n];
+        let out = match i.op {
+            Op::EqN => b == c,
+            Op::UltN => b.iter().rev().lt(c.iter().rev()),
+            _ => {
+                let (top_b, top_c) = (b[n - 1] as i64, c[n - 1] as i64);
+                top_b < top_c || top_b == top_c && b[..n - 1].iter().rev().lt(c[..n - 1].iter().rev())
+            }
+        };
+        self.frame[i.a as usize] = out.into();
+    }
+}
+
+#[inline(always)]
+fn shl(v: u64, by: u64) -> u64 {
+    if by > 63 { 0 } else { v << by }
+}
