@@ -11,24 +11,25 @@
 //! # The server
 //!
 //! ```text
-//! let request = rivulet_packet::...parse(packet)?;            // a view, nothing copied
-//! match server::step(&request, &keys, now, &policy) {           // pure; bounded; no allocation
-//!     Err(Refusal::...)        => count it by `refusal.name()`, drop the packet
+//! let segment = rivulet_packet::Segment::parse_packet(packet)?;  // or parse_frame; then segment.verify()
+//! match server::step(&segment, &keys, now, &policy) {           // pure; bounded; no allocation
+//!     Err(refusal)             => count it by `refusal.name()`, drop the packet
 //!     Ok(Verdict::Terminate)   => nothing is sent
 //!     Ok(Verdict::Respond(plan)) => {
-//!         plan.input()         // Option<Input { stream, offset, data, fin, continuation }>
-//!         plan.heads()         // one Head a response: class, number, want, room
-//!         for i in 0..plan.heads().len() {
-//!             let len = plan.respond(i, &reply, &keys, &mut buffer)?;   // a whole IP packet
+//!         plan.input(&keys, &mut scratch)?                 // Option<InputEvent { stream, offset, data, fin, continuation }>
+//!         for (i, head) in plan.heads().iter().enumerate() {
+//!             // head.is_for_application(), head.want, head.room; plan.output_continuation(&want, &keys, &mut scratch)?
+//!             let sent = plan.respond(i, &reply, &keys, &mut buffer)?;   // a whole IP packet of sent.length bytes
 //!         }
 //!     }
 //! }
 //! ```
 //!
-//! `server::Server` wraps the step with the two removable soft states: the replay defence per response number
-//! (`server::ReplayMemory`) and the minisocket cache (`server::MinisocketCache`); its `accept` has the step's signature and order:
-//! parse, step, replay. Every response of a plan must be built, each exactly once, in order; a response without
-//! data (`Reply::default()`) is legal and keeps the trickle alive.
+//! [`server::Server`] wraps the step with the two removable soft states, the replay defence per response number
+//! ([`server::ReplayMemory`]) and the minisocket cache ([`server::MinisocketCache`]): `accept` in place of `step`, `respond` in place of
+//! `plan.respond`. Every response of a plan is to be built, each once, in order; one that fails to build is a lost packet, no more. A
+//! reply without content (`Reply::default()`) is legal and keeps the trickle alive. User continuations are sealed by
+//! `plan.seal_ucont`.
 //!
 //! # Input and output spaces (the contract with server applications)
 //!
@@ -40,9 +41,10 @@
 //!
 //! - A request's input arrives as `Input { stream, offset, data, fin, continuation }`. With `continuation: None` it is the start of the
 //!   stream (`offset == 0`): the next output offset is `stream << 48`. Otherwise `continuation` is an *input continuation* that the
-//!   application sealed before; `valid_start` is the input offset at which it goes on (the client sends data from
-//!   there, and the library refuses other offsets below `valid_start` or beyond `valid_end`), and its opaque bytes say
-//!   whatever the application put there, among it **the next output offset**. The library adds a stable operation id (`identity`).
+//!   application sealed before. A packet of input may start at any offset from its `valid_start` to its `valid_end`, both
+//!   included (the library refuses others): equal ones where input has to be read in order, far apart ones where it need not. Its opaque bytes say
+//!   whatever the application put there, among it **the next output offset**. Its `identity` is the stable id of the operation
+//!   ([`ucont::operation_id`] of connection, stream and the offset at which the operation began).
 //! - For input that it understood wholly, an application answers with `consumed` (the offset up to which it consumed; less
 //!   than what came is fine, the client sends the rest again), a new input continuation (`valid_start == consumed`,
 //!   opaque: next output offset) and, per answer it promises, an *output continuation* with
@@ -77,9 +79,9 @@
 //! handle_timeout(now)                                          // when poll_timeout's time has come
 //! poll_transmit(now, &mut buf) -> Option<usize>                // whole IP packets until None
 //! poll_timeout() -> Option<Time>
-//! poll() -> Option<Event>                                      // Connected, Readable(stream), Writable(stream), InputConsumed, Closed, Error, FallbackToTcp(handshake)
-//! write(stream, data) -> usize, finish(stream), read(stream, buf) -> Read, request(data) -> stream, close()
-//! suspend(now) -> Vec<u8>, Connection::resume(bytes, config, local, now)
+//! poll() -> Option<Event>                                      // Connected, Readable, Writable, InputConsumed, Token, FallbackToTcp, Closed, Failed
+//! write(stream, data, now) -> usize, finish(stream), read(stream, buf) -> Read, request(data, now) -> Option<stream>, close(now)
+//! suspend() -> Option<Vec<u8>>, Connection::resume(bytes, config, local, now)
 //! ```
 //!
 //! After any of `handle_*`, `write`, `read`, `finish`, `request`, `close`: call `poll_transmit` until `None`, `poll` until
@@ -87,6 +89,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod cwnd;
 pub mod history;
 pub mod keys;

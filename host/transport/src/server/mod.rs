@@ -1,10 +1,17 @@
 //! The server: the stateless step, the responses it yields, and the two removable soft states beside it.
 
+mod cache;
 mod plan;
 mod refusal;
+mod replay;
+#[allow(clippy::module_inception)]
+mod server;
 mod step;
 
+pub use cache::MinisocketCache;
 pub use plan::{Answer, Head, HeadKind, InputEvent, Plan, Reply, RespondError, STEADY_OVERHEAD, Sent};
 pub use refusal::Refusal;
+pub use replay::{ReplayKey, ReplayMemory, ReplayStatistics, Use};
+pub use server::Server;
 pub(crate) use step::predict;
 pub use step::{Policy, Verdict, step};

@@ -272,6 +272,23 @@ impl<'a> Plan<'a> {
         self.request.as_ref()?.continuation.as_ref().map(|c| &c.fields)
     }
 
+    /// The address token that this opening uses up.
+    pub(super) fn spent(&self) -> Option<&'a [u8]> {
+        self.spent
+    }
+
+    /// Whether this is the completion of a bare opening.
+    pub(super) fn completes(&self) -> bool {
+        let blank = |sealed: SealedContinuation| sealed.mac == [0; 12] && sealed.fields.tag == 0;
+        self.class() == Some(RequestClass::Restart)
+            && self.request.as_ref().and_then(|r| r.continuation).is_some_and(blank)
+    }
+
+    /// Whether this is a challenge, which uses nothing up.
+    pub(super) fn challenges(&self) -> bool {
+        self.heads.iter().any(|head| head.kind == HeadKind::Challenge)
+    }
+
     /// Seals a user continuation for this connection into `out`.
     ///
     /// # Errors

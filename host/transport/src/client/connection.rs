@@ -1,0 +1,531 @@
+//! A connection: its state, and what its user does with it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use rivulet_packet::WireError;
+
+use super::generation::Generation;
+use super::input::Input;
+use super::output::Output;
+use super::rtt::Rtt;
+use crate::time::{MILLISECOND, Micros, SECOND, Time};
+use crate::verdict::ExcusePolicy;
+
+/// What a connection may use.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// MTU of the path, bytes: no packet is larger.
+    pub mtu: u16,
+    /// Receive buffer of a stream, bytes.
+    pub receive_buffer: usize,
+    /// Send buffer of a stream, bytes.
+    pub send_buffer: usize,
+    /// Delay acknowledgements where that is allowed: half the requests, two answers each.
+    pub delayed_acks: bool,
+    /// Put a CRC-32C on every request and ask for it on every response.
+    pub crc: bool,
+    /// Mark requests with input as ECN-capable.
+    pub ecn: bool,
+    /// The service's horizon: ordinary requests are good so long.
+    pub horizon: Micros,
+    /// The service's excuse policy, if it has one.
+    pub excuse: Option<ExcusePolicy>,
+    /// Seed of the client's ISN and timestamps; to be drawn at random for each connection.
+    pub seed: u64,
+    /// An address token from an earlier connection to the service.
+    pub token: Option<Vec<u8>>,
+    /// The path is known to drop SYNs with data: begin with a bare one.
+    pub bare_syn: bool,
+    /// SYNs before the connection is given up.
+    pub syn_attempts: u32,
+    /// Without any answer for so long, a connection that awaits one is given up.
+    pub give_up_after: Micros,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mtu: 1500,
+            receive_buffer: 1 << 20,
+            send_buffer: 256 << 10,
+            delayed_acks: false,
+            crc: false,
+            ecn: true,
+            horizon: 4 * SECOND,
+            excuse: None,
+            seed: 0,
+            token: None,
+            bare_syn: false,
+            syn_attempts: 6,
+            give_up_after: 120 * SECOND,
+        }
+    }
+}
+
+/// What a plain TCP server answered, for `TCP_REPAIR`: the handshake is complete but for its last ACK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpHandshake {
+    /// Our next sequence number: what the server acknowledged.
+    pub send_next: u32,
+    /// The server's ISN plus 1.
+    pub receive_next: u32,
+    /// The server acknowledged the data of our SYN (TCP Fast Open); else all input is still to be sent.
+    pub syn_data_acknowledged: bool,
+    /// The server's MSS.
+    pub mss: u16,
+    /// Window scales (theirs, ours), if both sent one.
+    pub window_scale: Option<(u8, u8)>,
+    /// Whether they permit SACK.
+    pub sack: bool,
+    /// Timestamps (their value), if they sent one.
+    pub timestamp: Option<u32>,
+    /// Their window, unscaled.
+    pub window: u16,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectionError {
+    /// No answer to any SYN.
+    #[error("no answer to the opening")]
+    Unreachable,
+    /// Nothing came for [`Config::give_up_after`].
+    #[error("no answer for too long")]
+    TimedOut,
+    /// The server refused for good.
+    #[error("the server refused with code {code}: {message}")]
+    Refused {
+        /// Its code.
+        code: u16,
+        /// For people.
+        message: String,
+    },
+    /// Every replica asked says that it does not have the content any more.
+    #[error("no replica has the content")]
+    NotMine,
+    /// Input keeps coming back unconsumed.
+    #[error("the server makes no progress with the input")]
+    InputRefused,
+    /// The port is closed: a plain RST answered the SYN.
+    #[error("connection refused")]
+    Reset,
+}
+
+/// A packet that was ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InputError {
+    /// It does not parse.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// It is of another connection.
+    #[error("a packet of another connection")]
+    Elsewhere,
+    /// It answers nothing that was asked, or came twice.
+    #[error("a response to nothing that was asked")]
+    Unexpected,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The server speaks Rivulet; the first response came.
+    Connected,
+    /// [`Connection::read`] on this stream gives bytes or the end.
+    Readable(u16),
+    /// [`Connection::write`] on this stream takes bytes again.
+    Writable(u16),
+    /// All input written to this stream was consumed.
+    InputConsumed(u16),
+    /// An address token for a later connection came.
+    Token(Vec<u8>),
+    /// The server speaks TCP: go on with a kernel socket. The connection is over for this crate.
+    FallbackToTcp(TcpHandshake),
+    /// The close was answered.
+    Closed,
+    /// The connection failed.
+    Failed(ConnectionError),
+}
+
+/// Result of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// So many bytes.
+    Bytes(usize),
+    /// Nothing now.
+    Blocked,
+    /// The end of the stream.
+    End,
+}
+
+/// Counts of a connection, for tests and tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Requests sent, of every class.
+    pub requests: u64,
+    /// Responses taken.
+    pub responses: u64,
+    /// Numbers declared lost.
+    pub declared: u64,
+    /// Declared numbers that came after all.
+    pub spurious: u64,
+    /// PROBEs sent.
+    pub probes: u64,
+    /// TIMEOUTs sent.
+    pub timeouts: u64,
+    /// RESTARTs sent.
+    pub restarts: u64,
+    /// REKEYs sent.
+    pub rekeys: u64,
+    /// Continuations whose difference did not match the prediction.
+    pub mispredicted: u64,
+    /// Trickles that ended as predicted and were not sent.
+    pub terminated: u64,
+    /// Packets ignored.
+    pub ignored: u64,
+}
+
+/// Where a connection stands.
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Nothing was sent.
+    Idle,
+    /// SYNs were sent.
+    Opening {
+        /// How many.
+        attempts: u32,
+        /// When the next is due.
+        due: Time,
+        /// The last one was bare.
+        bare: bool,
+        /// It is to be sent now.
+        send: bool,
+    },
+    /// A bare SYN was answered; the cookie is to be completed.
+    Completing {
+        /// Server ISN.
+        cookie: u32,
+        /// When to ask again, or to start over.
+        due: Time,
+        /// To be sent now.
+        send: bool,
+        /// How often it was sent.
+        attempts: u32,
+    },
+    /// Open.
+    Open,
+    /// CLOSE is to be sent, or was.
+    Closing {
+        /// How often.
+        attempts: u32,
+        /// When to send it (again).
+        due: Time,
+    },
+    /// Over.
+    Over,
+}
+
+/// How the connection is being brought to life again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Revival {
+    /// Not needed.
+    None,
+    /// TIMEOUT: `attempts` were sent, the next is due.
+    Timeout {
+        /// Sent so far.
+        attempts: u8,
+        /// When the next one, or a RESTART, is due.
+        due: Time,
+    },
+    /// REKEY was sent, once.
+    Rekey {
+        /// When it counts as lost.
+        due: Time,
+    },
+    /// RESTART.
+    Restart {
+        /// Sent so far.
+        attempts: u32,
+        /// When the next is due.
+        due: Time,
+    },
+}
+
+/// Data asked for again under K', without a continuation to answer.
+#[derive(Debug)]
+pub(super) struct Retransmission {
+    pub number: u32,
+    pub want: Range<u64>,
+    pub due: Time,
+}
+
+/// One stream.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub input: Input,
+    pub output: Output,
+    /// The user was told that it may read, and has not yet read to the end.
+    pub told_readable: bool,
+    pub blocked_writer: bool,
+    pub told_consumed: bool,
+}
+
+/// The client's side of one connection.
+///
+/// Sans-I/O: it opens no socket and reads no clock. [`Connection::handle_input`] takes whole IP packets,
+/// [`Connection::poll_transmit`] gives them, [`Connection::poll_timeout`] says when [`Connection::handle_timeout`] wants to be called.
+/// After any call that changes something (these two, `write`, `read`, `finish`, `request`, `close`, `connect`): `poll_transmit` until it
+/// gives None, `poll` until it gives None, then `poll_timeout`.
+#[derive(Debug)]
+pub struct Connection {
+    pub(super) config: Config,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) phase: Phase,
+    pub(super) isn: u32,
+    pub(super) seq: u32,
+    /// Highest sequence end seen from the server.
+    pub(super) ack: u32,
+    /// The one continuation left is good for a RESTART alone.
+    pub(super) must_restart: bool,
+    pub(super) generation: Option<Generation>,
+    /// The generation before: its late data is still welcome.
+    pub(super) former: Option<Generation>,
+    /// The address that the kept continuations are sealed for.
+    pub(super) sealed_for: SocketAddr,
+    pub(super) challenge: Option<Vec<u8>>,
+    pub(super) revival: Revival,
+    pub(super) wanted_in_revival: Vec<Range<u64>>,
+    pub(super) streams: BTreeMap<u16, Stream>,
+    pub(super) next_stream: u16,
+    pub(super) rtt: Rtt,
+    pub(super) retransmissions: Vec<Retransmission>,
+    /// When a declaration is due.
+    pub(super) detection: Option<Time>,
+    /// Probes of the present tail.
+    pub(super) probes: u8,
+    pub(super) probe_now: bool,
+    /// When the connection last sent a normal request or heard of one.
+    pub(super) last_progress: Time,
+    pub(super) last_sent: Time,
+    pub(super) last_heard: Time,
+    /// When the oldest request that nothing was heard since was sent.
+    pub(super) first_unanswered: Time,
+    pub(super) events: VecDeque<Event>,
+    pub(super) statistics: Statistics,
+    pub(super) scratch: Vec<u8>,
+    pub(super) syn_input: Option<(u16, Range<u64>, bool)>,
+    pub(super) recovering_until: u32,
+}
+
+impl Connection {
+    /// A connection from `local` to `remote`. Nothing is sent before the first [`Connection::write`] or [`Connection::connect`], so
+    /// that the SYN can carry the request.
+    pub fn open(config: Config, local: SocketAddr, remote: SocketAddr, now: Time) -> Self {
+        let isn = mix(config.seed ^ 0x7269_7675_6c65_7431) as u32;
+        let mut connection = Self {
+            local,
+            remote,
+            phase: Phase::Idle,
+            isn,
+            seq: isn,
+            ack: 0,
+            must_restart: false,
+            generation: None,
+            former: None,
+            sealed_for: local,
+            challenge: None,
+            revival: Revival::None,
+            wanted_in_revival: Vec::new(),
+            streams: BTreeMap::new(),
+            next_stream: 1,
+            rtt: Rtt::new(),
+            retransmissions: Vec::new(),
+            detection: None,
+            probes: 0,
+            probe_now: false,
+            last_progress: now,
+            last_sent: now,
+            last_heard: now,
+            first_unanswered: now,
+            events: VecDeque::new(),
+            statistics: Statistics::default(),
+            scratch: Vec::new(),
+            syn_input: None,
+            recovering_until: 0,
+            config,
+        };
+        connection.stream(0);
+        connection
+    }
+
+    pub(super) fn stream(&mut self, id: u16) -> &mut Stream {
+        let (receive, send) = (self.config.receive_buffer, self.config.send_buffer);
+        self.streams.entry(id).or_insert_with(|| Stream {
+            input: Input::new(send),
+            output: Output::new(id, receive),
+            told_readable: false,
+            blocked_writer: false,
+            told_consumed: true,
+        })
+    }
+
+    /// Sends the SYN even without input.
+    pub fn connect(&mut self, now: Time) {
+        if matches!(self.phase, Phase::Idle) {
+            self.last_heard = now;
+            let bare = self.config.bare_syn;
+            self.phase = Phase::Opening { attempts: 0, due: now, bare, send: true };
+        }
+    }
+
+    /// Writes input to a stream and gives how much was taken. [`Event::Writable`] says when there is room again. Sends the
+    /// SYN if nothing was sent yet.
+    pub fn write(&mut self, stream: u16, data: &[u8], now: Time) -> usize {
+        let Some(s) = self.streams.get_mut(&stream) else { return 0 };
+        let taken = s.input.write(data);
+        s.blocked_writer = taken < data.len();
+        s.told_consumed &= taken == 0;
+        if taken > 0 {
+            self.connect(now);
+        }
+        taken
+    }
+
+    /// Ends a stream's input.
+    pub fn finish(&mut self, stream: u16) {
+        if let Some(s) = self.streams.get_mut(&stream) {
+            s.input.finish();
+        }
+    }
+
+    /// A parallel request (section 5.2): a new stream with this input. None: all streams are in use, or the data is more than the
+    /// send buffer takes.
+    pub fn request(&mut self, data: &[u8], now: Time) -> Option<u16> {
+        if data.len() > self.config.send_buffer || self.next_stream == u16::MAX {
+            return None;
+        }
+        let id = self.next_stream;
+        self.next_stream += 1;
+        self.stream(id);
+        self.write(id, data, now);
+        self.finish(id);
+        Some(id)
+    }
+
+    /// Forgets a stream: nothing more is asked for it. Its number is not used again.
+    pub fn forget(&mut self, stream: u16) {
+        if stream != 0 {
+            self.streams.remove(&stream);
+        }
+    }
+
+    /// Reads output of a stream in order.
+    pub fn read(&mut self, stream: u16, buf: &mut [u8]) -> Read {
+        let Some(s) = self.streams.get_mut(&stream) else { return Read::End };
+        match s.output.read(buf) {
+            0 if s.output.is_finished() => Read::End,
+            0 => {
+                s.told_readable = false;
+                Read::Blocked
+            }
+            n => Read::Bytes(n),
+        }
+    }
+
+    /// Bytes that can be read at once.
+    pub fn readable(&self, stream: u16) -> usize {
+        self.streams.get(&stream).map_or(0, |s| s.output.readable())
+    }
+
+    /// Whether the server ended the stream and all of it came, read or not.
+    pub fn is_complete(&self, stream: u16) -> bool {
+        self.streams.get(&stream).is_none_or(|s| s.output.is_complete())
+    }
+
+    /// Ends the connection. The server keeps nothing, so this is courtesy towards middleboxes; [`Event::Closed`] follows.
+    pub fn close(&mut self, now: Time) {
+        match self.phase {
+            Phase::Over => {}
+            Phase::Open => self.phase = Phase::Closing { attempts: 0, due: now },
+            _ => self.end(Event::Closed),
+        }
+    }
+
+    /// What happened since the last call.
+    pub fn poll(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Whether the connection is over: it sends and takes nothing more.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// Counts so far.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// Smoothed round trip time, if there is a sample.
+    pub fn smoothed_rtt(&self) -> Option<Micros> {
+        self.rtt.smoothed()
+    }
+
+    /// The present window: trickles in flight and held.
+    pub fn window(&self) -> usize {
+        self.generation.as_ref().map_or(0, Generation::population)
+    }
+
+    /// Bytes that responses brought and nobody read yet, over all streams.
+    pub fn buffered(&self) -> usize {
+        self.streams.values().map(|s| s.output.buffered()).sum()
+    }
+
+    /// Local address and port.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Address and port of the service.
+    pub fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    pub(super) fn end(&mut self, event: Event) {
+        if !self.is_over() {
+            self.phase = Phase::Over;
+            self.events.push_back(event);
+        }
+    }
+
+    pub(super) fn fail(&mut self, error: ConnectionError) {
+        self.end(Event::Failed(error));
+    }
+
+    /// Largest TCP payload of a request.
+    pub(super) fn largest_payload(&self) -> usize {
+        let ip = if self.local.is_ipv4() { 20 } else { 40 };
+        let crc = if self.config.crc { 4 } else { 0 };
+        usize::from(self.config.mtu).saturating_sub(ip + 28 + crc)
+    }
+
+    /// MSS option of our SYN.
+    pub(super) fn mss_option(&self) -> u16 {
+        let ip = if self.local.is_ipv4() { 20 } else { 40 };
+        self.config.mtu.saturating_sub(ip + 20)
+    }
+}
+
+/// A 64-bit mix (the finalizer of MurmurHash3): spreads a seed, no secret.
+pub(super) fn mix(mut x: u64) -> u64 {
+    x ^= x >> 33;
+    x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    x ^= x >> 33;
+    x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    x ^ x >> 33
+}
+
+/// Least pause before something is sent again without an estimate.
+pub(super) const LEAST_PAUSE: Micros = 10 * MILLISECOND;

@@ -1,0 +1,16 @@
+//! The client: the side that keeps the state of the connection, and the server's too.
+
+mod connection;
+mod generation;
+mod input;
+mod output;
+mod plain;
+mod receive;
+mod rtt;
+mod send;
+mod suspend;
+mod timers;
+
+pub use connection::{
+    Config, Connection, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake,
+};

@@ -1,0 +1,430 @@
+//! What a connection does with what comes.
+
+use std::ops::Range;
+
+use rivulet_packet::{
+    Body, Class, Ecn, NewContinuation, Response, SealedContinuation, Segment, TransportContinuation,
+    WireError,
+};
+
+use super::connection::{Connection, ConnectionError, Event, InputError, Phase, Revival};
+use super::generation::{Arrival, Generation};
+use super::output::MAX_REFUSALS;
+use super::plain;
+use crate::time::{MILLISECOND, Time};
+use crate::ucont;
+
+impl Connection {
+    /// Takes an IP packet that came at `now`.
+    ///
+    /// # Errors
+    /// [`InputError`]: the packet was ignored, and nothing changed but a count.
+    pub fn handle_input(&mut self, now: Time, packet: &[u8]) -> Result<(), InputError> {
+        let result = self.take_packet(now, packet);
+        if result.is_err() {
+            self.statistics.ignored += 1;
+        }
+        result
+    }
+
+    fn take_packet(&mut self, now: Time, packet: &[u8]) -> Result<(), InputError> {
+        let segment = match Segment::parse_packet(packet) {
+            Ok(segment) => segment,
+            Err(WireError::OptionMissing(at)) => return self.take_plain(packet, at),
+            Err(error) => return Err(error.into()),
+        };
+        if (segment.src, segment.dst) != (self.remote, self.local) || self.is_over() {
+            return Err(InputError::Elsewhere);
+        }
+        segment.verify()?;
+        if segment.is_bare_syn_ack() {
+            return self.take_cookie(now, &segment);
+        }
+        let Class::Response(_) = segment.option.class else { return Err(InputError::Unexpected) };
+        let response = segment.response()?;
+        self.take_response(now, &segment, &response)?;
+        self.last_heard = now;
+        self.statistics.responses += 1;
+        self.acknowledge(segment.seq.wrapping_add(segment.sequence_length()));
+        self.settle_declared(now);
+        self.announce();
+        Ok(())
+    }
+
+    /// Acknowledgements never go back.
+    fn acknowledge(&mut self, end: u32) {
+        if self.ack == 0 || (end.wrapping_sub(self.ack) as i32) > 0 {
+            self.ack = end;
+        }
+    }
+
+    /// A segment without our option: only the answer of a plain TCP server to our SYN means anything.
+    fn take_plain(&mut self, packet: &[u8], at: usize) -> Result<(), InputError> {
+        if !matches!(self.phase, Phase::Opening { .. }) {
+            return Err(WireError::OptionMissing(at).into());
+        }
+        let sent = self.seq;
+        match plain::read(packet, self.local, self.remote, self.isn, sent).ok_or(InputError::Elsewhere)? {
+            plain::Answer::Handshake(handshake) => self.end(Event::FallbackToTcp(handshake)),
+            plain::Answer::Reset => self.fail(ConnectionError::Reset),
+        }
+        Ok(())
+    }
+
+    fn take_cookie(&mut self, now: Time, segment: &Segment<'_>) -> Result<(), InputError> {
+        let Phase::Opening { .. } = self.phase else { return Err(InputError::Unexpected) };
+        if segment.ack != self.isn.wrapping_add(1) {
+            return Err(InputError::Unexpected);
+        }
+        self.last_heard = now;
+        self.phase = Phase::Completing { cookie: segment.seq, due: now, send: true, attempts: 0 };
+        Ok(())
+    }
+
+    fn take_response(
+        &mut self,
+        now: Time,
+        segment: &Segment<'_>,
+        r: &Response<'_>,
+    ) -> Result<(), InputError> {
+        if let Body::Challenge { token } = r.body {
+            let Revival::Restart { attempts, .. } = self.revival else { return Err(InputError::Unexpected) };
+            self.challenge = Some(token.to_vec());
+            self.revival = Revival::Restart { attempts, due: now };
+            return Ok(());
+        }
+        if let NewContinuation::Full(sealed) = r.continuation
+            && self.opens_generation(&sealed)
+        {
+            self.begin(now, segment, r, &sealed);
+        }
+        if self.generation.is_none() {
+            return Err(InputError::Unexpected);
+        }
+        if let Phase::Closing { .. } = self.phase
+            && segment.flags.has(rivulet_packet::TcpFlags::FIN)
+        {
+            self.end(Event::Closed);
+            return Ok(());
+        }
+        match r.body {
+            Body::Group(group) => {
+                for member in group.iter() {
+                    self.take_regenerated(now, member.nonce, member.continuation, false);
+                }
+                Ok(())
+            }
+            Body::Retransmission => {
+                let found = self.retransmissions.iter().position(|x| x.number == r.number);
+                let found = found.ok_or(InputError::Unexpected)?;
+                let want = self.retransmissions.swap_remove(found).want;
+                self.take_content(now, r, Some(want), None, None);
+                Ok(())
+            }
+            _ if r.prime => self.take_prime(now, r),
+            _ => self.take_original(now, segment, r),
+        }
+    }
+
+    /// Whether a whole continuation begins the generation that is being waited for.
+    fn opens_generation(&self, sealed: &SealedContinuation) -> bool {
+        let fields = &sealed.fields;
+        match &self.generation {
+            None => {
+                fields.generation == 0
+                    && matches!(self.phase, Phase::Opening { .. } | Phase::Completing { .. })
+            }
+            Some(current) => {
+                self.revival != Revival::None
+                    && fields.generation == current.generation.wrapping_add(1)
+                    && current
+                        .latest_continuation()
+                        .and_then(|i| current.slot(i)?.sealed)
+                        .is_some_and(|old| old.fields.connection == fields.connection)
+            }
+        }
+    }
+
+    /// Begins a generation from any of its first responses.
+    fn begin(&mut self, now: Time, segment: &Segment<'_>, r: &Response<'_>, sealed: &SealedContinuation) {
+        let fields = &sealed.fields;
+        let sent_at = self.last_sent;
+        let mut fresh = Generation::new(fields.tag, fields.generation, fields.base);
+        if r.prime {
+            fresh.open_prime(r.nonce, *sealed, now);
+        } else {
+            // The answer to a SYN is one; else the whole first window is on its way.
+            let count = if fields.base == fields.tcp_base { 1 } else { fields.start_cwnd.min(16) };
+            for index in 0..u32::from(count) {
+                fresh.expect(index, index, sent_at);
+            }
+        }
+        for (index, want) in std::mem::take(&mut self.wanted_in_revival).into_iter().enumerate() {
+            match fresh.slot_mut(index as u32) {
+                Some(slot) => slot.want = Some(want),
+                None => self.settle_want(want),
+            }
+        }
+        if let (Some(input), Some(slot)) = (self.syn_input.take(), fresh.slot_mut(0)) {
+            slot.input = Some(input);
+        }
+        if self.generation.is_none() {
+            if segment.flags.has(rivulet_packet::TcpFlags::SYN) {
+                self.seq = segment.ack;
+            }
+            self.phase = Phase::Open;
+            self.events.push_back(Event::Connected);
+        }
+        self.former = self.generation.replace(fresh);
+        self.sealed_for = self.local;
+        self.must_restart = false;
+        self.challenge = None;
+        self.revival = Revival::None;
+        self.detection = None;
+        self.probes = 0;
+        self.recovering_until = 0;
+        self.last_progress = now;
+    }
+
+    /// A continuation that came under K': regenerated, or the answer to a PROBE, or the first of a generation.
+    fn take_prime(&mut self, now: Time, r: &Response<'_>) -> Result<(), InputError> {
+        let NewContinuation::Full(sealed) = r.continuation else { return Err(InputError::Unexpected) };
+        let first = self.generation.as_ref().is_some_and(|g| g.index(r.number) == 0 && sealed.fields.first);
+        if !first && !self.take_regenerated(now, r.nonce, sealed, true) {
+            return Err(InputError::Unexpected);
+        }
+        let taken = match self.generation.as_mut().and_then(|g| g.slot_mut(0)).filter(|_| first) {
+            Some(slot) => (slot.want.take(), slot.input.take()),
+            None => (None, None),
+        };
+        self.take_content(now, r, taken.0, taken.1, None);
+        Ok(())
+    }
+
+    fn take_regenerated(&mut self, now: Time, nonce: u32, sealed: SealedContinuation, settles: bool) -> bool {
+        let Some(generation) = self.generation.as_mut() else { return false };
+        if sealed.fields.tag != generation.tag || sealed.fields.generation != generation.generation {
+            return false;
+        }
+        let index = generation.index(sealed.fields.number);
+        // A PROBE settles the tail only if this number is the tail: it was asked for.
+        let awaited = generation.classify(sealed.fields.number) != Arrival::Unknown;
+        let taken = awaited && generation.receive_prime(index, nonce, sealed, settles, now);
+        if taken && settles {
+            self.probes = 0;
+            self.last_progress = now;
+        }
+        taken
+    }
+
+    fn take_original(
+        &mut self,
+        now: Time,
+        segment: &Segment<'_>,
+        r: &Response<'_>,
+    ) -> Result<(), InputError> {
+        let Some(generation) = self.generation.as_mut() else { return Err(InputError::Unexpected) };
+        let index = generation.index(r.number);
+        match generation.classify(r.number) {
+            Arrival::New => {
+                let predicted = generation.slot(index).and_then(|s| s.predicted);
+                let sealed = match r.continuation {
+                    NewContinuation::Full(sealed) => Some(sealed).filter(|s| self.fits(s, r.number)),
+                    NewContinuation::Delta(delta) => self.patch(predicted, &delta),
+                    NewContinuation::None => None,
+                };
+                self.receive_new(now, segment, r, index, sealed);
+                Ok(())
+            }
+            Arrival::Late => {
+                self.statistics.spurious += 1;
+                self.rtt.spurious();
+                self.take_content(now, r, None, None, Some(index));
+                Ok(())
+            }
+            Arrival::Unknown => {
+                // Late data of the generation before is as good as any.
+                let former = self.former.as_ref().map(|g| g.classify(r.number));
+                if !matches!(former, Some(Arrival::New | Arrival::Late)) {
+                    return Err(InputError::Unexpected);
+                }
+                self.take_content(now, r, None, None, None);
+                Ok(())
+            }
+        }
+    }
+
+    fn patch(
+        &mut self,
+        predicted: Option<TransportContinuation>,
+        delta: &rivulet_packet::Delta,
+    ) -> Option<SealedContinuation> {
+        let patched = predicted.and_then(|p| delta.apply(&p));
+        self.statistics.mispredicted += u64::from(patched.is_none());
+        Some(SealedContinuation { fields: patched?, mac: delta.mac })
+    }
+
+    /// Whether a whole continuation belongs to this number of this generation.
+    fn fits(&self, sealed: &SealedContinuation, number: u32) -> bool {
+        let fields = &sealed.fields;
+        fields.number == number
+            && self
+                .generation
+                .as_ref()
+                .is_some_and(|g| g.tag == fields.tag && g.generation == fields.generation)
+    }
+
+    fn receive_new(
+        &mut self,
+        now: Time,
+        segment: &Segment<'_>,
+        r: &Response<'_>,
+        index: u32,
+        sealed: Option<SealedContinuation>,
+    ) {
+        let Some(generation) = self.generation.as_mut() else { return };
+        if let Some(late) = generation.lateness(index, now) {
+            self.rtt.reordered(late);
+        }
+        let Some(slot) = generation.slot_mut(index) else { return };
+        self.rtt.sample(now.since(slot.sent_at));
+        let (want, input) = (slot.want.take(), slot.input.take());
+        let parent = slot.parent;
+        generation.receive(index, r.nonce, sealed, segment.ecn == Ecn::Ce, now);
+        generation.advance();
+        self.last_progress = now;
+        self.probes = 0;
+        let input = input.or_else(|| {
+            // The input of a request may be acknowledged by any of its responses.
+            r.consumed.and_then(|consumed| {
+                self.generation.as_mut().and_then(|g| g.take_sibling_input(index, parent, consumed.stream))
+            })
+        });
+        self.take_content(now, r, want, input, None);
+    }
+
+    /// Data, user continuations and what else a response says beside its continuation.
+    fn take_content(
+        &mut self,
+        now: Time,
+        r: &Response<'_>,
+        want: Option<Range<u64>>,
+        input: Option<(u16, Range<u64>, bool)>,
+        late: Option<u32>,
+    ) {
+        let late_input = late.and_then(|i| self.generation.as_mut()?.slot_mut(i)?.input.take());
+        for sealed in r.uconts.iter() {
+            self.hold(sealed);
+        }
+        if let Some(offset) = r.offset
+            && let Some(s) = self.streams.get_mut(&((offset >> 48) as u16))
+        {
+            s.output.receive(offset, r.data, r.end);
+        }
+        let at = want.as_ref().map(|w| w.start);
+        match (&r.body, at) {
+            (Body::Skip { offset, length }, _) => {
+                if let Some(s) = self.streams.get_mut(&((offset >> 48) as u16)) {
+                    s.output.skip(*offset, *length);
+                }
+            }
+            (Body::Wait { milliseconds }, Some(at)) => {
+                let until = now + u64::from(*milliseconds) * MILLISECOND;
+                self.stream((at >> 48) as u16).output.rest(at, until);
+            }
+            (Body::NotMine { .. }, Some(at))
+                if self.stream((at >> 48) as u16).output.refuse(at, now) >= MAX_REFUSALS =>
+            {
+                self.fail(ConnectionError::NotMine);
+            }
+            (Body::Error { code }, _) => {
+                let message = String::from_utf8_lossy(r.data).into_owned();
+                self.fail(ConnectionError::Refused { code: *code, message });
+            }
+            _ => {}
+        }
+        if let Some(want) = want {
+            self.settle_want(want);
+        }
+        if let Some((stream, range, fin)) = input.or(late_input) {
+            let wait = match r.body {
+                Body::Wait { milliseconds } => u64::from(milliseconds) * MILLISECOND,
+                _ => self.rtt.smoothed().unwrap_or(10 * MILLISECOND),
+            };
+            let consumed = r.consumed.filter(|c| c.stream == stream).map(|c| c.offset);
+            let good = match self.streams.get_mut(&stream) {
+                Some(s) => s.input.answered(range, fin, consumed, now + wait),
+                None => true,
+            };
+            if !good {
+                self.fail(ConnectionError::InputRefused);
+            }
+        }
+        if let Some(token) = r.token {
+            self.events.push_back(Event::Token(token.to_vec()));
+        }
+    }
+
+    fn hold(&mut self, sealed: &[u8]) {
+        let Some(validity) = ucont::validity(sealed) else { return };
+        if validity.input {
+            if let Some(s) = self.streams.get_mut(&validity.stream) {
+                s.input.hold(validity, sealed);
+            }
+        } else if let Some(s) = self.streams.get_mut(&((validity.valid_start >> 48) as u16)) {
+            s.output.hold(validity, sealed);
+        }
+    }
+
+    pub(super) fn settle_want(&mut self, want: Range<u64>) {
+        if let Some(s) = self.streams.get_mut(&((want.start >> 48) as u16)) {
+            s.output.settle(want);
+        }
+    }
+
+    /// Finds losses, and gives back what was asked for with them.
+    pub(super) fn settle_declared(&mut self, now: Time) {
+        let Some(generation) = self.generation.as_mut() else { return };
+        self.detection = generation.detect(now, &self.rtt);
+        let declared = std::mem::take(&mut generation.declared);
+        for index in declared {
+            self.statistics.declared += 1;
+            let Some(generation) = self.generation.as_mut() else { return };
+            if index >= self.recovering_until {
+                self.recovering_until = index + generation.population() as u32;
+                self.rtt.recovery();
+            }
+            let Some(slot) = generation.slot_mut(index) else { continue };
+            let (want, input) = (slot.want.take(), slot.input.clone());
+            if let Some(want) = want {
+                self.settle_want(want);
+            }
+            if let Some((stream, range, fin)) = input
+                && let Some(s) = self.streams.get_mut(&stream)
+            {
+                s.input.lost(range, fin);
+            }
+        }
+        if let Some(generation) = self.generation.as_mut() {
+            generation.prune();
+        }
+    }
+
+    /// Tells the user what it can do now.
+    pub(super) fn announce(&mut self) {
+        for (&id, s) in &mut self.streams {
+            if !s.told_readable && (s.output.readable() > 0 || s.output.is_finished()) {
+                s.told_readable = true;
+                self.events.push_back(Event::Readable(id));
+            }
+            if s.blocked_writer && s.input.room() > 0 {
+                s.blocked_writer = false;
+                self.events.push_back(Event::Writable(id));
+            }
+            if !s.told_consumed && s.input.is_consumed() {
+                s.told_consumed = true;
+                self.events.push_back(Event::InputConsumed(id));
+            }
+        }
+    }
+}

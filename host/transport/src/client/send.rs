@@ -1,0 +1,580 @@
+//! What a connection sends, and when (section 4).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use rivulet_packet::{
+    Class, Ecn, Input as InputPart, RequestBuilder, RequestClass, RivuletOption, SealedContinuation,
+    SegmentHeader, SynOptions, TcpFlags, TransportContinuation, Want, segment,
+};
+
+use super::connection::{Connection, LEAST_PAUSE, Phase, Retransmission, Revival, mix};
+use super::generation::Generation;
+use super::input::Packet;
+use crate::server::{STEADY_OVERHEAD, predict};
+use crate::time::{MILLISECOND, SECOND, Time};
+use crate::verdict::{Decision, Go, INITIAL_WINDOW, decide};
+
+/// What a whole continuation takes more than a steady one, and what an answer to an opening may spend on user continuations.
+const FULL_OVERHEAD: usize = 96;
+/// Wants of one request at most.
+const MAX_WANTS: usize = rivulet_packet::MAX_WANTS;
+/// Smallest SYN: it must be no smaller than the answer without data that it allows.
+const LEAST_SYN: usize = 128;
+/// Bytes of an input header.
+const INPUT_HEADER: usize = 14;
+
+/// Everything a request asks for.
+#[derive(Default)]
+struct Asked {
+    wants: ArrayVec<Want, MAX_WANTS>,
+    uconts: ArrayVec<Arc<[u8]>, 16>,
+    again: ArrayVec<Range<u64>, MAX_WANTS>,
+    fresh: ArrayVec<Range<u64>, MAX_WANTS>,
+    input: Option<(u16, Packet)>,
+    length: usize,
+}
+
+impl Asked {
+    fn is_empty(&self) -> bool {
+        self.wants.is_empty() && self.input.is_none()
+    }
+
+    /// Index of this user continuation, added if it is new.
+    fn ucont(&mut self, sealed: Arc<[u8]>) -> Option<u8> {
+        if let Some(i) = self.uconts.iter().position(|u| Arc::ptr_eq(u, &sealed)) {
+            return Some(i as u8);
+        }
+        self.length += 2 + sealed.len();
+        self.uconts.try_push(sealed).ok()?;
+        Some(self.uconts.len() as u8 - 1)
+    }
+}
+
+/// The parts of a request that differ between classes.
+struct Shape<'c> {
+    class: RequestClass,
+    continuation: Option<&'c SealedContinuation>,
+    index: Option<u32>,
+    attempt: u8,
+    covers: u8,
+    pad_to: usize,
+}
+
+impl Connection {
+    /// Writes the next packet, from the IP header on, into `packet` (as large as the MTU) and gives its length. None: nothing is to be
+    /// sent now.
+    pub fn poll_transmit(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        match self.phase {
+            Phase::Idle | Phase::Over => None,
+            Phase::Opening { send, bare, .. } => send.then(|| self.send_syn(now, bare, packet)).flatten(),
+            Phase::Completing { send, .. } => send.then(|| self.send_completion(now, packet)).flatten(),
+            Phase::Closing { due, .. } => (due <= now).then(|| self.send_close(now, packet)).flatten(),
+            Phase::Open => self.send_open(now, packet),
+        }
+    }
+
+    fn send_open(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        self.revive_the_dead(now);
+        match self.revival {
+            Revival::None => {}
+            Revival::Timeout { due, .. } | Revival::Restart { due, .. } if due <= now => {
+                return self.send_revival(now, packet);
+            }
+            _ => return None,
+        }
+        if std::mem::take(&mut self.probe_now)
+            && let Some(n) = self.send_probe(now, packet)
+        {
+            return Some(n);
+        }
+        self.send_trickle(now, packet)
+    }
+
+    /// Data bytes to want in one response.
+    fn want_size(&self, full: bool) -> usize {
+        let mss = self
+            .generation
+            .as_ref()
+            .and_then(Generation::slot_size)
+            .unwrap_or(usize::from(self.config.mtu) - 68);
+        let crc = if self.config.crc { segment::CRC } else { 0 };
+        mss.saturating_sub(crc + if full { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
+    }
+
+    /// Whether there is anything to ask the server for.
+    pub(super) fn has_business(&self, now: Time) -> bool {
+        let most = self.want_size(false);
+        self.streams.values().any(|s| s.output.wants(most, now) || s.input.has_packet(now))
+    }
+
+    /// Collects up to `again` wants for retransmissions and `fresh` for new responses, and a packet of input.
+    fn collect(&mut self, again: u32, fresh: u32, full: bool, input: bool, fixed: usize, now: Time) -> Asked {
+        let (most, limit) = (self.want_size(full), self.largest_payload());
+        let mut asked = Asked { length: fixed, ..Asked::default() };
+        let ids: ArrayVec<u16, 64> = self.streams.keys().copied().take(64).collect();
+        let turn = self.statistics.requests as usize;
+        let mut idle = 0;
+        let mut at = turn;
+        while idle < ids.len() && asked.wants.len() < (again + fresh).min(MAX_WANTS as u32) as usize {
+            let id = ids[at % ids.len()];
+            at += 1;
+            if asked.length + 16 + crate::ucont::MAX_LENGTH > limit
+                && !asked.wants.is_empty()
+                && asked.uconts.is_full()
+            {
+                break;
+            }
+            let Some((range, sealed)) = self.streams.get_mut(&id).and_then(|s| s.output.take_want(most, now))
+            else {
+                idle += 1;
+                continue;
+            };
+            idle = 0;
+            let known = asked.uconts.iter().any(|u| Arc::ptr_eq(u, &sealed));
+            let more = 16 + if known { 0 } else { 2 + sealed.len() };
+            if asked.length + more > limit || (!known && asked.uconts.is_full()) {
+                self.stream(id).output.settle(range);
+                break;
+            }
+            let retransmit = asked.again.len() < again as usize;
+            asked.length += 16;
+            let ucont = asked.ucont(sealed);
+            let length = (range.end - range.start) as u32;
+            asked.wants.push(Want { offset: range.start, length, ucont, retransmit });
+            if retransmit { asked.again.push(range) } else { asked.fresh.push(range) }
+        }
+        if input && !asked.uconts.is_full() {
+            let room = limit.saturating_sub(asked.length + INPUT_HEADER);
+            let id =
+                ids.iter().copied().find(|id| self.streams.get(id).is_some_and(|s| s.input.has_packet(now)));
+            if let Some(id) = id
+                && let Some(found) = self.stream(id).input.take_packet(room, now)
+            {
+                asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;
+                asked.input = Some((id, found));
+            }
+        }
+        asked
+    }
+
+    /// Everything taken for a request that is not sent after all goes back.
+    fn put_back(&mut self, asked: Asked) {
+        for range in asked.again.into_iter().chain(asked.fresh) {
+            self.settle_want(range);
+        }
+        if let Some((stream, found)) = asked.input {
+            self.stream(stream).input.lost(found.range, found.fin);
+        }
+    }
+
+    /// Sends from the lowest usable continuation, if there is something to ask for.
+    fn send_trickle(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        loop {
+            let generation = self.generation.as_ref()?;
+            let index = generation.first_ready()?;
+            let sealed = generation.slot(index)?.sealed?;
+            let business = self.has_business(now);
+            if business && self.is_stale(index, now) {
+                self.revive(now);
+                return self.send_revival(now, packet);
+            }
+            let generation = self.generation.as_mut()?;
+            let proof = generation.proof(index);
+            let covers = 1;
+            let excuse = self.config.excuse;
+            let decision =
+                decide(RequestClass::Normal, &sealed.fields, covers, proof.iter().copied(), excuse);
+            let Ok(Decision::Go(go)) = decision else {
+                generation.spend(index);
+                continue;
+            };
+            if go.is_termination() {
+                generation.spend(index);
+                self.statistics.terminated += 1;
+                continue;
+            }
+            if !business {
+                return None;
+            }
+            return self.send_normal(index, &sealed, &go, now, packet);
+        }
+    }
+
+    fn send_normal(
+        &mut self,
+        index: u32,
+        sealed: &SealedContinuation,
+        go: &Go,
+        now: Time,
+        packet: &mut [u8],
+    ) -> Option<usize> {
+        let proof = self.generation.as_ref()?.proof(index);
+        let fixed = 28 + SealedContinuation::LENGTH + proof.len() * 8;
+        let asked = self.collect(go.retransmit.count, go.new.count, false, go.new.count > 0, fixed, now);
+        if asked.is_empty() && go.group.count == 0 {
+            self.put_back(asked);
+            return None;
+        }
+        let shape = Shape {
+            class: RequestClass::Normal,
+            continuation: Some(sealed),
+            index: Some(index),
+            attempt: 0,
+            covers: 1,
+            pad_to: 0,
+        };
+        let Some(length) = self.build(&shape, &asked, now, packet) else {
+            self.put_back(asked);
+            return None;
+        };
+        let due = now + self.rtt.probe_timeout();
+        for (number, want) in go.retransmit.iter().zip(asked.again) {
+            self.retransmissions.push(Retransmission { number, want, due });
+        }
+        let predicted = predict(&sealed.fields, go);
+        let mut input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
+        let mut fresh = asked.fresh.into_iter();
+        let generation = self.generation.as_mut()?;
+        generation.spend(index);
+        for number in go.new.iter() {
+            let at = generation.index(number);
+            let want = fresh.next();
+            match generation.expect(at, index, now) {
+                Some(slot) => {
+                    slot.want = want;
+                    slot.predicted = Some(TransportContinuation { number, ..predicted });
+                    slot.input = input.take();
+                }
+                None => {
+                    if let Some(want) = want {
+                        self.streams.entry((want.start >> 48) as u16).and_modify(|s| s.output.settle(want));
+                    }
+                }
+            }
+        }
+        (self.last_sent, self.last_progress) = (now, now);
+        Some(length)
+    }
+
+    /// A PROBE of the highest request that is not answered wholly.
+    fn send_probe(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        let generation = self.generation.as_ref()?;
+        let parent = generation.highest_expected()?.1.parent;
+        let sealed = generation.slot(parent)?.sealed?;
+        let shape = Shape {
+            class: RequestClass::Probe,
+            continuation: Some(&sealed),
+            index: Some(parent),
+            attempt: self.probes.saturating_sub(1),
+            covers: 1,
+            pad_to: 0,
+        };
+        let length = self.build(&shape, &Asked::default(), now, packet)?;
+        self.statistics.probes += 1;
+        Some(length)
+    }
+
+    /// Whether the trickles were unused for so long that they are given up: a continuation near the end of its horizon, or a
+    /// connection idle for a retransmission timeout (RFC 7661).
+    fn is_stale(&self, index: u32, now: Time) -> bool {
+        let Some(slot) = self.generation.as_ref().and_then(|g| g.slot(index)) else { return true };
+        let idle = now.since(self.last_sent.max(slot.received_at)) > self.rtt.rto();
+        idle || self.is_expired(slot.received_at, now)
+    }
+
+    /// Whether a continuation that came then may be older than the horizon when it arrives.
+    pub(super) fn is_expired(&self, received_at: Time, now: Time) -> bool {
+        let margin = 2 * self.rtt.smoothed().unwrap_or(SECOND / 4) + 200 * MILLISECOND;
+        now.since(received_at) + margin > self.config.horizon
+    }
+
+    /// Chooses the gentlest way to go on that still works, to be sent at once.
+    pub(super) fn revive(&mut self, now: Time) {
+        let fresh = self.generation.as_ref().is_some_and(|g| {
+            g.latest_continuation()
+                .and_then(|i| g.slot(i))
+                .is_some_and(|s| !self.is_expired(s.received_at, now))
+        });
+        let moved = self.sealed_for != self.local || self.must_restart;
+        self.abandon_outstanding();
+        self.revival = match fresh && !moved {
+            true => Revival::Timeout { attempts: 0, due: now },
+            false => Revival::Restart { attempts: 0, due: now },
+        };
+    }
+
+    /// Nothing that is outstanding is waited for any more; what was asked is asked for again.
+    pub(super) fn abandon_outstanding(&mut self) {
+        let Some(generation) = self.generation.as_mut() else { return };
+        let (wants, inputs) = generation.abandon();
+        for want in
+            wants.into_iter().chain(self.retransmissions.drain(..).map(|r| r.want).collect::<Vec<_>>())
+        {
+            self.settle_want(want);
+        }
+        for (stream, range, fin) in inputs {
+            if let Some(s) = self.streams.get_mut(&stream) {
+                s.input.lost(range, fin);
+            }
+        }
+    }
+
+    /// REKEY, TIMEOUT or RESTART.
+    fn send_revival(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        // What an unanswered attempt asked for is asked for again.
+        for want in std::mem::take(&mut self.wanted_in_revival) {
+            self.settle_want(want);
+        }
+        if let Some((stream, range, fin)) = self.syn_input.take() {
+            self.stream(stream).input.lost(range, fin);
+        }
+        let generation = self.generation.as_ref()?;
+        let index = generation.latest_continuation()?;
+        let sealed = generation.slot(index)?.sealed?;
+        let (class, attempt) = match self.revival {
+            Revival::Timeout { attempts: 0, .. } if self.is_drained(index) => (RequestClass::Rekey, 0),
+            Revival::Timeout { attempts, .. } => (RequestClass::Timeout, attempts),
+            _ => (RequestClass::Restart, 0),
+        };
+        let fixed = 28 + SealedContinuation::LENGTH + self.generation.as_ref()?.proof(index).len() * 8;
+        let asked = match class {
+            RequestClass::Restart => Asked::default(),
+            RequestClass::Rekey => self.collect(0, u32::from(INITIAL_WINDOW), true, true, fixed, now),
+            _ => self.collect(0, 1, true, true, fixed, now),
+        };
+        let shape = Shape {
+            class,
+            continuation: Some(&sealed),
+            index: (class != RequestClass::Restart).then_some(index),
+            attempt,
+            covers: 1,
+            pad_to: 0,
+        };
+        let length = self.build(&shape, &asked, now, packet)?;
+        self.wanted_in_revival = asked.fresh.into_iter().collect();
+        self.syn_input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
+        let due = now + self.rtt.rto();
+        self.revival = match self.revival {
+            Revival::Restart { attempts, .. } => {
+                self.statistics.restarts += 1;
+                Revival::Restart { attempts: attempts + 1, due }
+            }
+            Revival::Timeout { attempts, .. } if class == RequestClass::Timeout => {
+                self.statistics.timeouts += 1;
+                Revival::Timeout { attempts: attempts + 1, due }
+            }
+            _ => {
+                self.statistics.rekeys += 1;
+                Revival::Rekey { due }
+            }
+        };
+        (self.last_sent, self.last_progress) = (now, now);
+        Some(length)
+    }
+
+    /// Whether the window of `index` came whole and unused, so that a REKEY may take it all.
+    fn is_drained(&self, index: u32) -> bool {
+        let Some(generation) = self.generation.as_ref() else { return false };
+        let Some(sealed) = generation.slot(index).and_then(|s| s.sealed) else { return false };
+        let proof = generation.proof(index);
+        let all = generation.ready_count() as u32
+            > u32::from(sealed.fields.number.wrapping_sub(sealed.fields.base) as u16);
+        all && decide(RequestClass::Rekey, &sealed.fields, 1, proof.iter().copied(), None).is_ok()
+    }
+
+    fn send_syn(&mut self, now: Time, bare: bool, packet: &mut [u8]) -> Option<usize> {
+        let (attempts, due) = match self.phase {
+            Phase::Opening { attempts, .. } => (attempts + 1, now + (SECOND << attempts.min(6))),
+            _ => return None,
+        };
+        if let Some((stream, range, fin)) = self.syn_input.take() {
+            self.stream(stream).input.lost(range, fin);
+        }
+        self.seq = self.isn;
+        let length = if bare {
+            self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, false, packet)?
+        } else {
+            let limit = self.largest_payload().saturating_sub(20);
+            let token = self.config.token.clone();
+            let fixed = 28 + 20 + token.as_ref().map_or(0, |t| 1 + t.len());
+            let asked = self.collect(0, 0, true, true, fixed, now);
+            let pad_to = if asked.input.is_some() { limit } else { LEAST_SYN };
+            let shape = Shape {
+                class: RequestClass::Syn,
+                continuation: None,
+                index: None,
+                attempt: 0,
+                covers: 1,
+                pad_to,
+            };
+            let length = self.build(&shape, &asked, now, packet)?;
+            self.syn_input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
+            length
+        };
+        self.phase = Phase::Opening { attempts, due, bare, send: false };
+        self.last_sent = now;
+        Some(length)
+    }
+
+    /// Completes an opening by cookie.
+    fn send_completion(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        let Phase::Completing { cookie, attempts, .. } = self.phase else { return None };
+        if let Some((stream, range, fin)) = self.syn_input.take() {
+            self.stream(stream).input.lost(range, fin);
+        }
+        self.seq = self.isn.wrapping_add(1);
+        self.ack = cookie.wrapping_add(1);
+        let mss = self.mss_option().saturating_sub(8);
+        let blank =
+            SealedContinuation { fields: TransportContinuation { mss, ..Default::default() }, mac: [0; 12] };
+        let asked = self.collect(0, 0, true, true, 28 + SealedContinuation::LENGTH, now);
+        let shape = Shape {
+            class: RequestClass::Restart,
+            continuation: Some(&blank),
+            index: None,
+            attempt: 0,
+            covers: 1,
+            pad_to: 0,
+        };
+        let length = self.build(&shape, &asked, now, packet)?;
+        self.syn_input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
+        let due = now + self.rtt.rto();
+        self.phase = Phase::Completing { cookie, due, send: false, attempts: attempts + 1 };
+        self.last_sent = now;
+        Some(length)
+    }
+
+    fn send_close(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        let Phase::Closing { attempts, .. } = self.phase else { return None };
+        let generation = self.generation.as_ref();
+        let latest =
+            generation.and_then(|g| g.latest_continuation().filter(|_| attempts < 3).map(|i| (g, i)));
+        let found = latest.and_then(|(g, i)| g.slot(i).map(|s| (i, s.sealed, s.received_at)));
+        let Some((index, Some(sealed), received_at)) = found else {
+            self.end(super::Event::Closed);
+            return None;
+        };
+        if self.is_expired(received_at, now) || self.sealed_for != self.local {
+            // The server keeps nothing: there is nobody to tell.
+            self.end(super::Event::Closed);
+            return None;
+        }
+        let shape = Shape {
+            class: RequestClass::Close,
+            continuation: Some(&sealed),
+            index: Some(index),
+            attempt: 0,
+            covers: 1,
+            pad_to: 0,
+        };
+        let seq = self.seq;
+        let length = self.build(&shape, &Asked::default(), now, packet)?;
+        self.seq = seq;
+        self.phase = Phase::Closing { attempts: attempts + 1, due: now + self.rtt.rto().max(LEAST_PAUSE) };
+        Some(length)
+    }
+
+    fn build(&mut self, shape: &Shape<'_>, asked: &Asked, now: Time, packet: &mut [u8]) -> Option<usize> {
+        let generation = self.generation.as_ref();
+        let proof = match shape.index {
+            Some(index) => generation.map(|g| g.proof(index)).unwrap_or_default(),
+            None => ArrayVec::new(),
+        };
+        let received_at = shape.index.and_then(|i| generation?.slot(i)).map_or(now, |s| s.received_at);
+        let mut uconts: ArrayVec<&[u8], 17> = asked.uconts.iter().map(|u| &**u).collect();
+        let mut input_ucont = None;
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.clear();
+        if let Some((stream, found)) = &asked.input {
+            if let Some(sealed) = &found.continuation {
+                uconts.push(sealed);
+                input_ucont = Some(uconts.len() as u8 - 1);
+            }
+            if let Some(s) = self.streams.get(stream) {
+                s.input.bytes(&found.range, &mut scratch);
+            }
+        }
+        let input = asked.input.as_ref().map(|(stream, found)| InputPart {
+            stream: *stream,
+            end: found.fin,
+            ucont: input_ucont,
+            offset: found.range.start,
+            data: &scratch,
+        });
+        let token = match shape.class {
+            RequestClass::Syn => self.config.token.as_deref(),
+            RequestClass::Restart => self.challenge.as_deref(),
+            _ => None,
+        };
+        let moved = shape.class == RequestClass::Restart && self.sealed_for != self.local;
+        let builder = RequestBuilder {
+            class: shape.class,
+            attempt: shape.attempt,
+            continuation: shape.continuation,
+            proof: &proof,
+            hold: u16::try_from(now.since(received_at) / 64).unwrap_or(u16::MAX),
+            covers: shape.covers,
+            wants: &asked.wants,
+            token,
+            former: moved.then_some(self.sealed_for),
+            uconts: &uconts,
+            input,
+            pad_to: shape.pad_to,
+            ..RequestBuilder::default()
+        };
+        let carries_input = input.is_some() && shape.class == RequestClass::Normal;
+        let ecn = if carries_input && self.config.ecn { Ecn::Ect0 } else { Ecn::NotEct };
+        let start = self.header(Class::Request(shape.class), 0, ecn, false).payload_offset();
+        let payload = packet.get_mut(start..).and_then(|room| builder.write(room).ok());
+        let number_low = builder.number_low();
+        self.scratch = scratch;
+        self.frame(Class::Request(shape.class), number_low, ecn, payload?, self.config.crc, packet)
+    }
+
+    fn header(&self, class: Class, number_low: u16, ecn: Ecn, crc: bool) -> SegmentHeader {
+        let flags = TcpFlags::of(class);
+        let syn = flags.has(TcpFlags::SYN);
+        SegmentHeader {
+            src: self.local,
+            dst: self.remote,
+            ecn,
+            seq: self.seq,
+            ack: if syn { 0 } else { self.ack },
+            flags,
+            option: RivuletOption { class, crc, number_low },
+            syn_options: syn.then(|| SynOptions {
+                mss: self.mss_option(),
+                ts_value: mix(self.config.seed ^ 0x7473) as u32,
+                ts_echo: 0,
+                window_scale: segment::WINDOW_SCALE,
+            }),
+        }
+    }
+
+    /// Puts headers around a payload that stands in place, and counts.
+    fn frame(
+        &mut self,
+        class: Class,
+        number_low: u16,
+        ecn: Ecn,
+        payload: usize,
+        crc: bool,
+        packet: &mut [u8],
+    ) -> Option<usize> {
+        if self.last_heard >= self.first_unanswered {
+            self.first_unanswered = self.last_sent.max(self.last_heard) + 1;
+        }
+        let header = self.header(class, number_low, ecn, crc);
+        let length = header.finish_packet(packet, payload).ok()?;
+        if length > usize::from(self.config.mtu) {
+            return None;
+        }
+        let flags = u32::from(header.flags.has(TcpFlags::SYN)) + u32::from(header.flags.has(TcpFlags::FIN));
+        let trailer = if crc { segment::CRC } else { 0 };
+        self.seq = self.seq.wrapping_add((payload + trailer) as u32 + flags);
+        self.statistics.requests += 1;
+        Some(length)
+    }
+}

@@ -1,0 +1,160 @@
+//! When a connection acts without being spoken to.
+
+use super::connection::{Connection, ConnectionError, Phase, Revival};
+use crate::time::Time;
+
+/// Probes of one tail before the retransmission timeout is waited for.
+const MAX_PROBES: u8 = 2;
+/// TIMEOUTs before RESTART.
+const MAX_TIMEOUTS: u8 = 3;
+/// Answers to a bare SYN that are asked for before the opening starts over.
+const MAX_COMPLETIONS: u32 = 3;
+
+impl Connection {
+    /// When [`Connection::handle_timeout`] wants to be called. None: not until something comes or is asked for.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        match self.phase {
+            Phase::Idle | Phase::Over => None,
+            Phase::Opening { due, .. } | Phase::Completing { due, .. } | Phase::Closing { due, .. } => {
+                Some(due)
+            }
+            Phase::Open => {
+                let rests = self.streams.values().flat_map(|s| {
+                    [s.output.rests_until(self.last_heard), s.input.rests_until(self.last_heard)]
+                });
+                let retransmissions = self.retransmissions.iter().map(|r| Some(r.due));
+                [self.detection, self.revival_due(), self.tail_due(), self.patience()]
+                    .into_iter()
+                    .chain(rests)
+                    .chain(retransmissions)
+                    .flatten()
+                    .min()
+            }
+        }
+    }
+
+    fn revival_due(&self) -> Option<Time> {
+        match self.revival {
+            Revival::None => None,
+            Revival::Timeout { due, .. } | Revival::Rekey { due } | Revival::Restart { due, .. } => Some(due),
+        }
+    }
+
+    /// When the tail is probed or given up.
+    fn tail_due(&self) -> Option<Time> {
+        let awaiting = self.generation.as_ref().is_some_and(|g| g.is_awaiting());
+        if !awaiting || self.revival != Revival::None {
+            return None;
+        }
+        let pause = match self.probes {
+            0 => self.rtt.probe_timeout(),
+            n if n < MAX_PROBES => self.rtt.probe_timeout() * (1 + u64::from(n)),
+            _ => self.rtt.rto().max(self.rtt.probe_timeout() * (1 + u64::from(MAX_PROBES))),
+        };
+        Some(self.last_progress + pause)
+    }
+
+    /// When nothing was heard for too long although something is awaited.
+    fn patience(&self) -> Option<Time> {
+        let awaited =
+            self.revival != Revival::None || self.generation.as_ref().is_some_and(|g| g.is_awaiting());
+        awaited.then(|| self.last_heard.max(self.first_unanswered) + self.config.give_up_after)
+    }
+
+    /// Time has come to `now`.
+    pub fn handle_timeout(&mut self, now: Time) {
+        match self.phase {
+            Phase::Idle | Phase::Over | Phase::Closing { .. } => {}
+            Phase::Opening { attempts, due, send, .. } => {
+                if due <= now && !send {
+                    if attempts >= self.config.syn_attempts {
+                        return self.fail(ConnectionError::Unreachable);
+                    }
+                    // Some paths drop data on a SYN.
+                    self.phase = Phase::Opening { attempts, due, bare: true, send: true };
+                }
+            }
+            Phase::Completing { cookie, attempts, due, send } => {
+                if due <= now && !send {
+                    self.rtt.back_off();
+                    self.phase = if attempts < MAX_COMPLETIONS {
+                        Phase::Completing { cookie, attempts, due, send: true }
+                    } else if now.since(self.last_heard) > self.config.give_up_after {
+                        return self.fail(ConnectionError::Unreachable);
+                    } else {
+                        // The completion is good once: another ISN opens another connection.
+                        self.isn = self.isn.wrapping_add(super::connection::mix(now.0) as u32 | 1);
+                        Phase::Opening { attempts: 1, due: now, bare: false, send: true }
+                    };
+                }
+            }
+            Phase::Open => self.open_timeout(now),
+        }
+    }
+
+    fn open_timeout(&mut self, now: Time) {
+        if self.patience().is_some_and(|due| due <= now) {
+            return self.fail(ConnectionError::TimedOut);
+        }
+        while let Some(at) = self.retransmissions.iter().position(|r| r.due <= now) {
+            let lost = self.retransmissions.swap_remove(at);
+            self.settle_want(lost.want);
+        }
+        if self.detection.is_some_and(|due| due <= now) {
+            self.settle_declared(now);
+        }
+        match self.revival {
+            Revival::Timeout { attempts, due } if due <= now && attempts > 0 => {
+                self.rtt.back_off();
+                if attempts >= MAX_TIMEOUTS {
+                    self.revival = Revival::Restart { attempts: 0, due: now };
+                }
+            }
+            Revival::Rekey { due } if due <= now => {
+                self.rtt.back_off();
+                self.revival = Revival::Timeout { attempts: 1, due: now };
+            }
+            Revival::Restart { attempts, due } if due <= now && attempts > 0 => self.rtt.back_off(),
+            Revival::None if self.tail_due().is_some_and(|due| due <= now) => {
+                if self.probes < MAX_PROBES && self.rtt.smoothed().is_some() {
+                    self.probes += 1;
+                    self.probe_now = true;
+                } else {
+                    self.time_out(now);
+                }
+            }
+            _ => {}
+        }
+        // A continuation too old for a TIMEOUT is still good for a RESTART.
+        if let Revival::Timeout { due, .. } = self.revival
+            && due <= now
+            && !self.has_fresh_continuation(now)
+        {
+            self.revival = Revival::Restart { attempts: 0, due: now };
+        }
+        self.revive_the_dead(now);
+    }
+
+    fn time_out(&mut self, now: Time) {
+        self.rtt.back_off();
+        self.revive(now);
+    }
+
+    fn has_fresh_continuation(&self, now: Time) -> bool {
+        let Some(g) = self.generation.as_ref() else { return false };
+        let slot = g.latest_continuation().and_then(|i| g.slot(i));
+        !self.must_restart && slot.is_some_and(|s| !self.is_expired(s.received_at, now))
+    }
+
+    /// All trickles ended and there is still something to ask for.
+    pub(super) fn revive_the_dead(&mut self, now: Time) {
+        let Some(g) = self.generation.as_ref() else { return };
+        if self.revival == Revival::None
+            && g.first_ready().is_none()
+            && !g.is_awaiting()
+            && self.has_business(now)
+        {
+            self.revive(now);
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! A client and stateless servers in virtual time, with a network that does what a test says.
+#![allow(dead_code)]
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use rivulet_packet::{Consumed, NonceKey, Segment};
+use rivulet_transport::client::{Config, Connection, Event, Read};
+use rivulet_transport::keys::MacKey;
+use rivulet_transport::server::{Answer, Plan, Policy, Refusal, Reply, Verdict, step};
+use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation};
+use rivulet_transport::{KeyRing, NonceKeys, Time};
+
+pub const CLIENT: &str = "192.0.2.1:40000";
+pub const SERVICE: &str = "198.51.100.80:80";
+
+pub fn keys() -> KeyRing {
+    let mut ring = KeyRing::new(7);
+    ring.add_seal(1, &[0x11; 16]);
+    ring.add_nonce(1, nonce_keys(1));
+    ring.use_seal(1);
+    ring.use_nonce(1);
+    ring
+}
+
+pub fn nonce_keys(epoch: u32) -> NonceKeys {
+    NonceKeys {
+        original: NonceKey { k0: epoch, k1: 0x1234_5678 },
+        retransmitted: NonceKey { k0: epoch, k1: 0x8765_4321 },
+        opening: MacKey::new(&[epoch as u8; 16]),
+    }
+}
+
+/// The byte at an offset of the answer of `size` bytes.
+pub fn content(size: u64, offset: u64) -> u8 {
+    ((offset ^ size).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// A stateless application: each line of input is the size of an answer. The next output offset and the part of a line that came
+/// are sealed into the input continuation.
+pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(&[u8])) {
+    let (mut scratch, mut scratch2) = ([0; MAX_OPAQUE], [0; MAX_OPAQUE]);
+    let input = plan.input(keys, &mut scratch).expect("input of an honest client");
+    let mut made: Vec<Vec<u8>> = Vec::new();
+    let mut first: Option<(u64, u64)> = None;
+    let mut consumed = None;
+    let seal = |what: UserContinuation<'_>| {
+        let mut out = vec![0; MAX_LENGTH];
+        let n = plan.seal_ucont(keys, &what, false, &mut out).unwrap();
+        out.truncate(n);
+        out
+    };
+    if let Some(input) = input {
+        let opaque = input.continuation.map_or(&[][..], |c| c.opaque);
+        let mut next = u64::from(input.stream) << 48;
+        let mut line = Vec::new();
+        if let Some((head, rest)) = opaque.split_first_chunk::<8>() {
+            next = u64::from_be_bytes(*head);
+            line.extend_from_slice(rest);
+        }
+        let start = input.continuation.map_or(0, |c| c.valid_start);
+        assert_eq!(input.offset, start, "input goes on where its continuation says");
+        for &byte in input.data {
+            if byte != b'\n' {
+                line.push(byte);
+                continue;
+            }
+            let size: u64 = String::from_utf8_lossy(&line).trim().parse().unwrap();
+            line.clear();
+            made.push(seal(UserContinuation {
+                input: false,
+                stream: input.stream,
+                valid_start: next,
+                valid_end: next + size,
+                identity: [1; 16],
+                opaque: &[next.to_be_bytes(), size.to_be_bytes()].concat(),
+            }));
+            first.get_or_insert((next, size));
+            next += size;
+        }
+        let end = input.offset + input.data.len() as u64;
+        made.push(seal(UserContinuation {
+            input: true,
+            stream: input.stream,
+            valid_start: end,
+            valid_end: end,
+            identity: [0; 16],
+            opaque: &[&next.to_be_bytes()[..], &line].concat(),
+        }));
+        consumed = Some(Consumed { stream: input.stream, offset: end });
+    }
+    let uconts: Vec<&[u8]> = made.iter().map(|u| &u[..]).collect();
+    let mut packet = vec![0; 2048];
+    for (i, head) in plan.heads().iter().enumerate() {
+        let mut reply = Reply::default();
+        if i == 0 && head.is_for_application() {
+            (reply.uconts, reply.consumed) = (&uconts, consumed);
+        }
+        let data: Vec<u8>;
+        if let Some(want) = head.want.filter(|_| head.is_for_application()) {
+            let c = plan.output_continuation(&want, keys, &mut scratch2).expect("an honest want");
+            let (start, size) = range_of(c.opaque);
+            let length = (want.length as usize).min(head.room.saturating_sub(reply.overhead()));
+            let end = (want.offset + length as u64).min(start + size);
+            data = (want.offset..end).map(|at| content(size, at - start)).collect();
+            reply.answer = Answer::Data { offset: want.offset, data: &data, end: false };
+        } else if let Some((start, size)) = first.filter(|_| i == 0 && head.is_for_application()) {
+            let length = (size as usize).min(head.room.saturating_sub(reply.overhead()));
+            data = (0..length as u64).map(|at| content(size, at)).collect();
+            reply.answer = Answer::Data { offset: start, data: &data, end: false };
+        }
+        if reply.overhead() > head.room {
+            reply = Reply::default();
+        }
+        let sent = plan.respond(i, &reply, keys, &mut packet).unwrap();
+        send(&packet[..sent.length]);
+    }
+}
+
+fn range_of(opaque: &[u8]) -> (u64, u64) {
+    let word = |at: usize| u64::from_be_bytes(opaque[at..at + 8].try_into().unwrap());
+    (word(0), word(8))
+}
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Up,
+    Down,
+}
+
+/// What the network does with a packet: the delays after which copies of it arrive.
+pub type Fate = Vec<u64>;
+
+pub struct World {
+    pub client: Connection,
+    pub keys: KeyRing,
+    pub policy: Policy,
+    pub now: u64,
+    queue: BTreeMap<(u64, u64), (Way, Vec<u8>)>,
+    serial: u64,
+    pub events: Vec<Event>,
+    pub received: BTreeMap<u16, Vec<u8>>,
+    pub refusals: Vec<Refusal>,
+    pub reading: bool,
+    pub sent_packets: u64,
+}
+
+impl World {
+    pub fn new(config: Config) -> Self {
+        let (local, remote): (SocketAddr, SocketAddr) = (CLIENT.parse().unwrap(), SERVICE.parse().unwrap());
+        let now = 1_000_000;
+        Self {
+            client: Connection::open(config, local, remote, Time(now)),
+            keys: keys(),
+            policy: Policy::default(),
+            now,
+            queue: BTreeMap::new(),
+            serial: 0,
+            events: Vec::new(),
+            received: BTreeMap::new(),
+            refusals: Vec::new(),
+            reading: true,
+            sent_packets: 0,
+        }
+    }
+
+    pub fn write(&mut self, stream: u16, data: &[u8]) {
+        assert_eq!(self.client.write(stream, data, Time(self.now)), data.len());
+    }
+
+    fn send(&mut self, way: Way, packet: &[u8], fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
+        self.sent_packets += 1;
+        for delay in fate(way, packet) {
+            self.serial += 1;
+            self.queue.insert((self.now + delay, self.serial), (way, packet.to_vec()));
+        }
+    }
+
+    fn pump(&mut self, fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
+        let mut packet = vec![0; 2048];
+        loop {
+            while let Some(n) = self.client.poll_transmit(Time(self.now), &mut packet) {
+                let out = packet[..n].to_vec();
+                self.send(Way::Up, &out, fate);
+            }
+            let mut changed = false;
+            while let Some(event) = self.client.poll() {
+                if let Event::Readable(stream) = event
+                    && self.reading
+                {
+                    self.read(stream);
+                    changed = true;
+                }
+                self.events.push(event);
+            }
+            if !changed {
+                return;
+            }
+        }
+    }
+
+    pub fn read(&mut self, stream: u16) {
+        let mut buf = [0; 4096];
+        while let Read::Bytes(n) = self.client.read(stream, &mut buf) {
+            self.received.entry(stream).or_default().extend_from_slice(&buf[..n]);
+        }
+    }
+
+    /// Runs until `done` or until `until` (virtual microseconds). Gives whether it was done.
+    pub fn run(
+        &mut self,
+        until: u64,
+        mut fate: impl FnMut(Way, &[u8]) -> Fate,
+        mut done: impl FnMut(&Self) -> bool,
+    ) -> bool {
+        let mut steps = 0u64;
+        loop {
+            self.pump(&mut fate);
+            if done(self) {
+                return true;
+            }
+            steps += 1;
+            assert!(steps < 20_000_000, "the world spins");
+            let next_packet = self.queue.first_key_value().map(|((at, _), _)| *at);
+            let timer = self.client.poll_timeout().map(|t| t.0.max(self.now));
+            let Some(next) = next_packet.into_iter().chain(timer).min().filter(|t| *t <= until) else {
+                self.now = self.now.max(until.min(timer.unwrap_or(until)));
+                return false;
+            };
+            if Some(next) == timer && next == self.now && next_packet != Some(next) && steps > 1 {
+                // A timer in the past that does not go away would spin: give it a microsecond.
+                self.now += 1;
+            }
+            self.now = self.now.max(next);
+            if next_packet == Some(next) {
+                let (_, (way, packet)) = self.queue.pop_first().unwrap();
+                match way {
+                    Way::Down => {
+                        let _ = self.client.handle_input(Time(self.now), &packet);
+                    }
+                    Way::Up => self.serve(&packet, &mut fate),
+                }
+            }
+            if timer.is_some_and(|t| t <= self.now) {
+                self.client.handle_timeout(Time(self.now));
+            }
+        }
+    }
+
+    fn serve(&mut self, packet: &[u8], fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
+        let segment = Segment::parse_packet(packet).unwrap();
+        if segment.verify().is_err() {
+            return;
+        }
+        let mut out = Vec::new();
+        match step(&segment, &self.keys, Time(self.now), &self.policy) {
+            Err(refusal) => self.refusals.push(refusal),
+            Ok(Verdict::Terminate) => {}
+            Ok(Verdict::Respond(plan)) => answer(&plan, &self.keys, |p| out.push(p.to_vec())),
+        }
+        for packet in out {
+            self.send(Way::Down, &packet, fate);
+        }
+    }
+
+    pub fn got(&self, stream: u16) -> &[u8] {
+        self.received.get(&stream).map_or(&[], |v| v)
+    }
+}
+
+pub fn expected(size: u64) -> Vec<u8> {
+    (0..size).map(|at| content(size, at)).collect()
+}
+
+/// A small deterministic generator (xorshift64*).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub fn chance(&mut self, p: f64) -> bool {
+        ((self.next() >> 11) as f64 / (1u64 << 53) as f64) < p
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n.max(1)
+    }
+}
