@@ -86,7 +86,8 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
         """One agent's stream (see agent.proto)."""
         messages = aiter(request_iterator)
         try:
-            first = await asyncio.wait_for(anext(messages), HELLO_TIMEOUT_S)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = await anext(messages)
         except (TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `hello`")
             return

@@ -22,7 +22,7 @@ from .clock import OffsetEstimate, RackClock
 from .config import Config, Service, SwitchConfig
 from .desired import Fragment, Numbers, Tor, desired, next_hops, tor_of
 from .entry import Entry
-from .health import Health
+from .health import Health, ReplicaView
 from .keys import KeyRing, Kind, Lives
 from .names import Names, NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
@@ -121,8 +121,10 @@ class Controller:
         try:
             while True:
                 timeout = min(TICK_S, max(0.005, self._next_time() - time.time()))
+                # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._dirty.wait(), timeout)
+                    async with asyncio.timeout(timeout):
+                        await self._dirty.wait()
                 self._dirty.clear()
                 await self.reconcile()
         finally:
@@ -156,12 +158,16 @@ class Controller:
                 self._prepare(config)
                 self.config = config
                 self._follow_switches()
+                for switch in self.switches.values():
+                    switch.retry_at = 0.0
                 problems = await self._reconcile()
             except (StoreError, NamesError, OutOfNumbers) as error:
                 problems = [str(error)]
             if problems:
                 self.refuse_config(who, "; ".join(problems))
                 self.config = old
+                for switch in self.switches.values():
+                    switch.retry_at = 0.0
                 self._prepare(old)
                 self._follow_switches()
                 await self._reconcile()
@@ -454,6 +460,21 @@ class Controller:
         if replica is not None:
             log.info("switch %s: replica %s %s", link.config.name, replica, kind.lower())
             self.health.note_event(link.config.name, replica, kind)
+
+    def view(self, replica: str) -> ReplicaView:
+        """Everything that is known of one replica. Raises KeyError."""
+        place = next((r for r in self.config.replicas if r.name == replica), None)
+        if place is None or self._numbers is None:
+            raise KeyError(f"there is no replica {replica!r}")
+        readmitted = {}
+        for name, switch in self.switches.items():
+            sample = self.health.samples.get(name)
+            for cell, (pool, index, member) in (sample.places if sample else {}).items():
+                if member == replica and sample is not None:
+                    current = sample.exclusions.get(cell, 0) & 0xFFFF
+                    readmitted[name] = switch.readmitted.get((pool, index), 0) == current
+        agent = self.agents.agents.get(replica)
+        return self.health.view(replica, agent, replica in self.draining(), place.maintenance, readmitted)
 
     def replica_at(self, pool: int, index: int) -> str | None:
         """The replica of a place in a pool, by the numbers in force."""

@@ -113,7 +113,8 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
     seen = _stamp(path)
     while True:
         with suppress(TimeoutError):
-            await asyncio.wait_for(reload.wait(), FILE_POLL_S)
+            async with asyncio.timeout(FILE_POLL_S):
+                await reload.wait()
         now = _stamp(path)
         if not reload.is_set() and (now == seen or now is None):
             continue

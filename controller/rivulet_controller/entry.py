@@ -98,6 +98,10 @@ class Meter:
         config = fy.P4MeterConfig(cir=self.cir, cburst=self.cburst, pir=self.pir, pburst=self.pburst)
         return fy.P4MeterEntry(self.meter, index=self.index, config=config)
 
+    def reset(self) -> fy.P4MeterEntry:
+        """As finsy makes the cell unlimited again (P4Runtime 9.5: no configuration is the default one)."""
+        return fy.P4MeterEntry(self.meter, index=self.index)
+
     def __str__(self) -> str:
         return f"meter {self.meter}[{self.index}] {self.cir}/{self.cburst} {self.pir}/{self.pburst}"
 
@@ -196,8 +200,8 @@ class Difference:
 def difference(desired: Iterable[Item], actual: Iterable[Item], order: Sequence[str]) -> Difference:
     """The least writes that turn `actual` into `desired`.
 
-    `order` names tables in the order of installation; removal is in reverse. Default actions, meters and
-    digests cannot be deleted over P4Runtime's meaning of them and are left as they are when not desired.
+    `order` names tables in the order of installation; removal is in reverse. A default action or a digest that is
+    not desired is left as it is; a meter becomes unlimited.
     """
     rank = {name: place for place, name in enumerate(order)}
 
@@ -222,7 +226,7 @@ def difference(desired: Iterable[Item], actual: Iterable[Item], order: Sequence[
     delete = [
         item
         for key, item in have.items()
-        if key not in want and (isinstance(item, Multicast) or (isinstance(item, Entry) and not item.default))
+        if key not in want and (isinstance(item, Multicast | Meter) or (isinstance(item, Entry) and not item.default))
     ]
     return Difference(
         tuple(sorted(insert, key=place)),

@@ -283,14 +283,15 @@ class SwitchLink:
     async def _write(self, switch: fy.Switch, sign: str, items: list[Item]) -> None:
         self._guard()
         try:
-            entities = [item.entity() for item in items]
-            match sign:
-                case "+":
-                    await switch.insert(entities)
-                case "~":
-                    await switch.modify(entities)
-                case _:
-                    await switch.delete(entities)
+            if sign == "+":
+                await switch.insert([item.entity() for item in items])
+            elif sign == "~":
+                await switch.modify([item.entity() for item in items])
+            elif isinstance(items[0], Meter):
+                # A batch is of one kind. Meters exist for ever: removal is a reset.
+                await switch.modify([item.reset() for item in items if isinstance(item, Meter)])
+            else:
+                await switch.delete([item.entity() for item in items])
         except fy.P4ClientError as error:
             await self._refused(error, sign, items)
         except ValueError as error:

@@ -1,0 +1,385 @@
+"""The controller against a fake switch and fake agents: each path by which a rack comes to be as described."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from finsy.proto import p4r, rpc_code
+from sample_rack import NAMES, RACK, config, lines
+
+from rivulet_controller import agents as agents_door
+from rivulet_controller import controller as controller_module
+from rivulet_controller.clock import signed
+from rivulet_controller.controller import Controller
+from rivulet_controller.keys import Kind
+from rivulet_controller.store import SqliteStore
+
+OTHER = (
+    "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r1, r2, r3], slots: 8, pool: web, liveness: 20ms}\n"
+)
+
+
+def rack(switch: FakeSwitch, text: str = RACK) -> str:
+    return text.replace("127.0.0.1:9559", switch.address)
+
+
+@asynccontextmanager
+async def running(switch: FakeSwitch, folder: Path, text: str = RACK) -> AsyncIterator[Controller]:
+    """A controller for the rack, with its door for agents at folder/agents."""
+    store = SqliteStore(folder / "state.db")
+    controller = Controller(config(rack(switch, text)), store)
+    await controller.start()
+    server = await agents_door.serve(controller.agents, f"unix:{folder}/agents")
+    task = asyncio.create_task(controller.run())
+    try:
+        yield controller
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await controller.stop()
+        await server.stop(None)
+        store.close()
+
+
+async def until(condition: Callable[[], bool], what: str, patience_s: float = 8.0) -> None:
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end, f"not within {patience_s:g} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+def as_described(controller: Controller, switch: FakeSwitch) -> bool:
+    """Whether the switch holds exactly what it should."""
+    parts = controller.fragments("tor1")
+    return parts is not None and bool(switch.entities) and switch.lines() == lines(parts)
+
+
+def connected(controller: Controller) -> bool:
+    """Whether the session with the switch stands."""
+    return "tor1" in controller.switches and controller.switches["tor1"].link.connected
+
+
+def problem(controller: Controller) -> str:
+    """Why the session with the switch does not stand."""
+    return controller.switches["tor1"].link.problem if "tor1" in controller.switches else ""
+
+
+@pytest.fixture
+async def switch() -> AsyncIterator[FakeSwitch]:
+    async with FakeSwitch(NAMES) as fake:
+        yield fake
+
+
+async def test_an_empty_switch_gets_everything_in_order(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "the switch holds what it should")
+        assert switch.pipelines_set == 1
+        tables = [line.split("[")[0] for kind, line in switch.writes if kind == "INSERT" and "[" in line]
+        for first, then in [
+            ("pools", "slots"),
+            ("slots", "nonce_keys"),
+            ("nonce_keys", "services"),
+            ("services", "addresses"),
+        ]:
+            assert max(i for i, t in enumerate(tables) if t == first) < tables.index(then), (first, then)
+        assert not any(kind == "DELETE" for kind, _ in switch.writes)
+
+
+async def test_a_restarted_controller_writes_nothing_that_was_right(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        switch.send_digest(kind=NAMES.value("event_kind_t", "UNKNOWN_SOURCE"), clock=5_000_000, mac=0x02AA, port=102)
+        await until(
+            lambda: "known_sources[ingress_port=0x66 mac=0x2aa vlan=0x0] source_known()" in switch.lines(), "learning"
+        )
+        await until(lambda: as_described(controller, switch), "clock set")
+        tor = controller.switches["tor1"].tor
+        before = switch.lines()
+    switch.writes.clear()
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: controller.reconciles > 3 and connected(controller), "connected again")
+        await until(lambda: as_described(controller, switch), "as described")
+        await asyncio.sleep(0.2)
+        assert switch.writes == [] and switch.lines() == before
+        assert switch.pipelines_set == 1 and controller.switches["tor1"].tor == tor
+
+
+async def test_a_restarted_switch_gets_everything_again_and_a_new_tor_id(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        first = controller.switches["tor1"].tor
+        await switch.restart()
+        await until(lambda: not as_described(controller, switch), "it is empty", 2.0) if as_described(
+            controller, switch
+        ) else None
+        await until(lambda: as_described(controller, switch), "everything again")
+        second = controller.switches["tor1"].tor
+        assert first and second and (first.tor_id, second.tor_id) == (0x0101, 0x0102)
+        assert first.sketch_keys != second.sketch_keys
+
+
+async def test_only_the_differences_are_written(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+    foreign = p4r.Entity()
+    slots = NAMES.schema.tables["slots"]
+    for key, entity in switch.entities.items():
+        if key[0] == "entry" and key[1] == slots.id:
+            foreign.CopyFrom(entity)
+            removed = key
+    foreign.table_entry.match[0].exact.value = b"\x77"
+    switch.entities[("entry", slots.id, *sorted(m.SerializeToString() for m in foreign.table_entry.match))] = foreign
+    changed = next(k for k, e in switch.entities.items() if k[0] == "entry" and k[1] == NAMES.schema.tables["pools"].id)
+    switch.entities[changed].table_entry.action.action.params[0].value = b"\x01"
+    del switch.entities[removed]
+    switch.writes.clear()
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: connected(controller) and as_described(controller, switch), "repaired")
+        kinds = [(kind, line.split("[")[0]) for kind, line in switch.writes]
+        assert kinds == [("INSERT", "slots"), ("MODIFY", "pools"), ("DELETE", "slots")]
+
+
+async def test_a_changed_line_is_one_write(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        switch.writes.clear()
+        assert await controller.change(config(rack(switch).replace("liveness: 20ms", "liveness: 25ms")), "a test")
+        assert switch.writes == [("MODIFY", "pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7)")]
+
+
+async def test_a_service_comes_and_goes_without_touching_others(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        before = switch.lines()
+        switch.writes.clear()
+        assert await controller.change(config(rack(switch) + OTHER), "a test")
+        await until(lambda: as_described(controller, switch), "added")
+        assert {kind for kind, _ in switch.writes} <= {"INSERT", "MODIFY"}
+        assert before <= switch.lines()
+        assert await controller.change(config(rack(switch)), "a test")
+        await until(lambda: as_described(controller, switch), "removed")
+        assert [kind for kind, _ in switch.writes].count("RESET") == 1, "the meter is unlimited again"
+        gone = [line.split("[")[0] for kind, line in switch.writes if kind == "DELETE"]
+        assert gone[:2] == ["addresses", "services"] and gone.index("nonce_keys") > gone.index("service_config")
+        assert switch.lines() == before and "other" not in controller.state.rings
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [(rpc_code.RESOURCE_EXHAUSTED, "the table is full"), (rpc_code.INVALID_ARGUMENT, "does not take this value")],
+)
+async def test_a_refused_write_keeps_the_last_good_state(
+    switch: FakeSwitch, tmp_path: Path, code: int, advice: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        before = switch.lines()
+        services = NAMES.schema.tables["services"].id
+        switch.refuse = lambda u: (
+            code if u.type == p4r.Update.INSERT and u.entity.table_entry.table_id == services else 0
+        )
+        assert not await controller.change(config(rack(switch) + OTHER), "a test")
+        assert advice in controller.config_problem and "services[address=" in controller.config_problem
+        assert "the last good one stays" in caplog.text
+        assert [s.name for s in controller.config.services] == ["web"]
+        assert switch.lines() == before
+        switch.refuse = lambda u: 0
+        assert await controller.change(config(rack(switch) + OTHER), "a test") and not controller.config_problem
+
+
+async def test_a_full_table_says_so(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES, capacity=10) as switch, running(switch, tmp_path) as controller:
+        await until(lambda: connected(controller) and bool(controller.switches["tor1"].problem), "an error")
+        said = controller.switches["tor1"].problem
+        assert "slots[" in said and "table is full" in said and "fewer services or slots" in said
+
+
+async def test_a_foreign_program_is_not_replaced_unless_told(switch: FakeSwitch, tmp_path: Path) -> None:
+    foreign = p4r.ForwardingPipelineConfig(cookie=p4r.ForwardingPipelineConfig.Cookie(cookie=1))
+    foreign.p4info.tables.add().preamble.alias = "acl"
+    switch.pipeline = foreign
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: "runs another program (tables acl" in problem(controller), "an error")
+        assert switch.pipelines_set == 0
+        told = rack(switch).replace("    number: 1\n", "    number: 1\n    take_over: true\n")
+        await controller.change(config(told), "a test")
+        await until(lambda: as_described(controller, switch), "taken over")
+
+
+async def test_an_older_version_of_our_program_is_replaced(switch: FakeSwitch, tmp_path: Path) -> None:
+    old = NAMES.schema.get_pipeline_config()
+    switch.pipeline = p4r.ForwardingPipelineConfig()
+    switch.pipeline.CopyFrom(old)
+    switch.pipeline.cookie.cookie = 1
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "replaced")
+        assert switch.pipelines_set == 1
+
+
+async def test_a_controller_that_is_not_primary_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        switch.demote()
+        switch.writes.clear()
+        await until(lambda: "another controller" in problem(controller), "it knows")
+        await controller.decide("r1", draining=True)
+        await asyncio.sleep(0.3)
+        assert switch.writes == []
+
+
+async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
+    switch = FakeSwitch(NAMES)
+    await switch.listen("127.0.0.1:0")
+    await switch.stop()
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: "nobody listens at" in problem(controller), "an error")
+        await switch.listen(switch.address)
+        await until(lambda: as_described(controller, switch), "found")
+    await switch.stop()
+
+
+async def test_a_key_is_stamped_only_when_all_that_live_hold_it(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        assert "seal_epoch=0x0" in next(line for line in switch.lines() if line.startswith("service_checks"))
+        agents = f"unix:{tmp_path}/agents"
+        async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2", silent=True) as two:
+            await until(lambda: len(one.updates) > 0 and len(two.updates) > 0, "updates")
+            service = one.newest.services[0]
+            assert (service.id, service.pool, service.replica, service.port) == (1, 0, 0, 80)
+            assert (two.newest.services[0].replica, service.heartbeat_interval_us) == (1, 2000)
+            assert service.tor_mac == bytes.fromhex("0200000000fe")
+            await asyncio.sleep(0.5)
+            assert controller.state.rings["web"].usable(Kind.SEAL) is None, "r2 has not confirmed"
+        async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2") as two:
+            await until(lambda: controller.state.rings["web"].usable(Kind.NONCE) is not None, "usable")
+            await until(lambda: "seal_epoch=0x1" in " ".join(switch.lines()), "stamped")
+            await until(lambda: one.newest.services[0].usable_seal_epoch == 1, "told")
+
+
+async def test_a_replica_that_never_confirms_holds_keys_up_for_a_moment_only(
+    switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1.0)
+    agents = f"unix:{tmp_path}/agents"
+    two = FakeAgent(agents, "r2", silent=True)
+    async with running(switch, tmp_path) as controller, two, FakeAgent(agents, "r1"):
+        await until(lambda: bool(two.updates), "it was told")
+        await until(lambda: controller.state.rings["web"].usable(Kind.SEAL) is not None, "usable without r2", 4.0)
+
+
+async def test_rotation_on_demand_and_by_time(switch: FakeSwitch, tmp_path: Path) -> None:
+    text = RACK + "keys: {seal_rotation: 200ms, nonce_rotation: 500ms, horizon: 100ms, resume: 1s}\n"
+    agents = f"unix:{tmp_path}/agents"
+    async with running(switch, tmp_path, text) as controller, FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"):
+        began = time.monotonic()
+        await until(lambda: controller.state.rings["web"].of(Kind.SEAL)[-1].epoch >= 8, "rotation by time")
+        assert time.monotonic() - began < 5.0
+        await until(lambda: 1 not in [k.epoch for k in one.newest.services[0].seal_keys], "withdrawal")
+        usable = one.newest.services[0].usable_seal_epoch
+        assert usable in [k.epoch for k in one.newest.services[0].seal_keys]
+        epochs = {int(line.split("nonce_epoch=")[1].split()[0], 16) for line in switch.lines() if "nonce_keys[" in line}
+        assert {k.epoch for k in one.newest.services[0].nonce_keys} <= epochs
+        before = controller.state.rings["web"].of(Kind.NONCE)[-1].epoch
+        controller.rotate("web", frozenset({Kind.NONCE}))
+        await until(lambda: controller.state.rings["web"].of(Kind.NONCE)[-1].epoch > before, "on demand", 0.4)
+        with pytest.raises(KeyError):
+            controller.rotate("nobody", frozenset({Kind.NONCE}))
+
+
+async def test_an_agent_that_the_configuration_does_not_know_is_told_so(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path), FakeAgent(f"unix:{tmp_path}/agents", "r9") as stranger:
+        await until(lambda: bool(stranger.error), "refusal")
+        assert "no replica is called 'r9'" in stranger.error and stranger.updates == []
+
+
+async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch: FakeSwitch, tmp_path: Path) -> None:
+    kind = NAMES.value("event_kind_t", "UNKNOWN_SOURCE")
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        assert not any(line.startswith("known_sources") for line in switch.lines())
+        switch.send_digest(kind=kind, clock=1_000_000, mac=0x020000000101, port=1)
+        await until(lambda: any("time_valid=0x1" in line for line in switch.lines()), "clock")
+        tor = controller.switches["tor1"].tor
+        assert tor is not None
+        assert abs(signed(tor.clock_offset + 1_000_000 - round(time.time() * 1e6))) < 500_000
+        await until(lambda: as_described(controller, switch), "known sources follow")
+        await asyncio.sleep(1.2)
+        switch.writes.clear()
+        common = (round(time.time() * 1e6) + 3000) & (1 << 48) - 1
+        switch.send_digest(kind=kind, clock=common, mac=0x020000000101, port=1, sequence=1)
+        await asyncio.sleep(0.3)
+        assert switch.writes == [], "an offset that is good enough is left alone"
+        await switch.restart()
+        await until(lambda: as_described(controller, switch), "again")
+        switch.send_digest(kind=kind, clock=500_000, mac=0x020000000101, port=1)
+        await until(lambda: any("time_valid=0x1" in line for line in switch.lines()), "clock again")
+        again = controller.switches["tor1"].tor
+        assert again is not None
+        error = signed(again.clock_offset + 500_000 - round(time.time() * 1e6))
+        assert abs(error) < 500_000, "the common clock goes on"
+
+
+async def test_a_replica_that_returned_takes_plain_tcp_only_once_it_is_steady(
+    switch: FakeSwitch, tmp_path: Path
+) -> None:
+    readmitted = (
+        "heartbeat_sources[ingress_port=0x65 pool=0x0 remote=0x0 replica=0x0 source=0x20000000201]"
+        " admit_heartbeat(readmitted=0x3)"
+    )
+
+    async def beat() -> None:
+        while True:
+            switch.counters["heartbeats", 0] = switch.counters.get(("heartbeats", 0), 0) + 10
+            await asyncio.sleep(0.05)
+
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        switch.counters["replica_exclusions", 0] = 3
+        switch.counters["replica_returns", 0] = 2
+        beating = asyncio.create_task(beat())
+        await asyncio.sleep(4.0)
+        assert readmitted not in switch.lines(), "it is still excluded"
+        view = controller.view("r1")
+        assert view.state == "excluded" and "heartbeats are back" in view.reason
+        switch.counters["replica_returns", 0] = 3
+        await until(lambda: readmitted in switch.lines(), "re-admission", 6.0)
+        beating.cancel()
+
+
+async def test_a_lost_switch_and_a_lost_agent_are_explained(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: "tor1" in controller.health.before, "two readings", 5.0)
+        assert controller.view("r1").state == "silent"
+        async with FakeAgent(f"unix:{tmp_path}/agents", "r1") as agent:
+            await until(lambda: "r1" in controller.agents.agents, "registered")
+            assert agent.updates is not None
+            await until(lambda: controller.view("r1").agent, "seen")
+        switch.counters["replica_exclusions", 0] = 1
+        await until(lambda: controller.view("r1").state == "excluded", "excluded")
+        assert "no heartbeat is heard, and its agent is gone" in controller.view("r1").reason
+
+
+async def test_decisions_survive_the_controller(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        await controller.decide("r3", weight=1)
+        await controller.decide("r1", draining=True)
+        await until(lambda: not any("first=0x0" in line for line in switch.lines() if "slots[" in line), "drained")
+        await until(lambda: as_described(controller, switch), "as described")
+        before = switch.lines()
+        with pytest.raises(KeyError):
+            await controller.decide("r9", draining=True)
+    switch.writes.clear()
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: connected(controller) and as_described(controller, switch), "again")
+        assert switch.lines() == before and switch.writes == []
+        assert controller.weights()["r3"] == 1 and controller.draining() == {"r1"}
