@@ -1,1 +1,37 @@
-//! The client library: a stack thread with blocking and async faces.
+//! The client library: connections of the Rivulet transport behind ordinary streams.
+//!
+//! A [`Stack`] is one thread that moves packets for any number of connections. [`Stack::connect`] gives a
+//! [`Stream`] that reads and writes like a `TcpStream`:
+//!
+//! ```no_run
+//! use std::io::{Read, Write};
+//!
+//! let stack = rivulet_client::Stack::start()?;
+//! let mut stream = stack.connect("192.0.2.80:80".parse()?)?;
+//! stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+//! let mut answer = Vec::new();
+//! stream.read_to_end(&mut answer)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! It needs `CAP_NET_RAW` (packet sockets) and `CAP_NET_ADMIN` (the drop that keeps the kernel's TCP from
+//! answering for us), and an Ethernet interface on the way to the server.
+
+mod address;
+mod connection;
+mod driver;
+mod fallback;
+mod interfaces;
+mod netlink;
+mod next_hop;
+mod port;
+mod stack;
+mod stream;
+mod wake;
+
+pub use netlink::{Route, neighbour, route};
+pub use next_hop::{NextHop, ResolveError, resolve};
+pub use port::LocalPort;
+pub use rivulet_transport::client::{Config, ConnectionError, Statistics};
+pub use stack::{ConnectError, MAX_CONNECTIONS, Stack};
+pub use stream::Stream;

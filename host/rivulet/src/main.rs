@@ -1,8 +1,11 @@
 //! The `rivulet` command.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rivulet_cli::get::{self, GetArgs};
+use rivulet_cli::run;
 use rivulet_cli::serve::{self, ServeArgs};
 use rivulet_server::keys::KeySet;
 
@@ -20,6 +23,16 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Serve(ServeArgs),
+    Get(GetArgs),
+    /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
+    ///
+    /// Works for programs that use the C library dynamically linked, not for Go or static programs.
+    /// Connections to this machine's own addresses stay plain TCP.
+    Run {
+        /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
     /// Writes fresh keys for a service to standard output
     Keygen {
         /// Number of the service
@@ -33,6 +46,8 @@ fn main() -> ExitCode {
     log(cli.log_json);
     let result = match cli.command {
         Command::Serve(args) => serve::serve(&args).map(|()| 0),
+        Command::Get(args) => get::get(&args),
+        Command::Run { command } => run::run(&command),
         Command::Keygen { service } => keygen(service),
     };
     match result {
@@ -51,7 +66,8 @@ fn keygen(service: u16) -> anyhow::Result<u8> {
 
 fn log(json: bool) {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("RIVULET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("RIVULET_LOG")
+        .unwrap_or_else(|_| EnvFilter::new("warn,rivulet_cli::serve=info,rivulet_cli::agent=info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json { log.json().init() } else { log.with_target(false).init() }
 }

@@ -79,8 +79,8 @@ pub struct TcpHandshake {
     pub window_scale: Option<(u8, u8)>,
     /// Whether they permit SACK.
     pub sack: bool,
-    /// Timestamps (their value), if they sent one.
-    pub timestamp: Option<u32>,
+    /// Timestamps (theirs, and ours as they echo it), if they sent one.
+    pub timestamp: Option<(u32, u32)>,
     /// Their window, unscaled.
     pub window: u16,
 }

@@ -71,7 +71,7 @@ pub fn read(packet: &[u8], local: SocketAddr, remote: SocketAddr, isn: u32, sent
             (2, 2) => handshake.mss = u16_at(body, 0)?,
             (3, 1) => handshake.window_scale = Some((body[0].min(14), rivulet_packet::segment::WINDOW_SCALE)),
             (4, 0) => handshake.sack = true,
-            (8, 8) => handshake.timestamp = u32_at(body, 0),
+            (8, 8) => handshake.timestamp = Some((u32_at(body, 0)?, u32_at(body, 4)?)),
             _ => {}
         }
         options = options.get(length.max(2)..)?;

@@ -1,0 +1,125 @@
+//! One connection as the application's threads and the stack thread share it.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+
+use parking_lot::{Condvar, Mutex};
+use rivulet_transport::client::{Connection, ConnectionError, TcpHandshake};
+
+use crate::port::LocalPort;
+use crate::stack::Mailbox;
+
+/// What became of a connection as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It works, or is being opened.
+    Open,
+    /// It ended as it should.
+    Closed,
+    /// It failed.
+    Failed(ConnectionError),
+    /// The application gave it up.
+    Aborted,
+    /// The server speaks plain TCP only.
+    PlainTcp(TcpHandshake),
+}
+
+impl Ending {
+    /// What a read or write gets, if anything.
+    pub fn error(&self) -> Option<io::Error> {
+        let kind = match self {
+            Ending::Open | Ending::Closed | Ending::PlainTcp(_) => return None,
+            Ending::Aborted => return Some(io::ErrorKind::ConnectionAborted.into()),
+            Ending::Failed(ConnectionError::Unreachable | ConnectionError::TimedOut) => {
+                io::ErrorKind::TimedOut
+            }
+            Ending::Failed(ConnectionError::Reset) => io::ErrorKind::ConnectionRefused,
+            Ending::Failed(_) => io::ErrorKind::ConnectionReset,
+        };
+        let Ending::Failed(e) = self else { return None };
+        Some(io::Error::new(kind, e.clone()))
+    }
+}
+
+/// The connection and who waits for it.
+pub(crate) struct State {
+    pub connection: Connection,
+    pub connected: bool,
+    pub ending: Ending,
+    /// Tasks waiting to read and to write.
+    pub readers: Vec<Waker>,
+    pub writers: Vec<Waker>,
+    /// The last stream is gone; the stack thread may forget the connection once it is closed.
+    pub abandoned: bool,
+    /// What was written before the server was known to speak Rivulet, in case it does not.
+    pub early: Vec<u8>,
+    /// Nothing more is written.
+    pub finished: bool,
+}
+
+/// Shared between the application's handles and the stack thread.
+pub(crate) struct Shared {
+    pub id: u32,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub state: Mutex<State>,
+    /// Notified at every event; threads look again at what they wait for.
+    pub changed: Condvar,
+    pub mailbox: Arc<Mailbox>,
+    /// The kernel's socket once the server turned out to speak plain TCP only.
+    pub plain: OnceLock<TcpStream>,
+    /// Held as long as anybody may still send from it.
+    pub port: Mutex<Option<LocalPort>>,
+}
+
+impl Shared {
+    pub fn new(
+        id: u32,
+        mailbox: Arc<Mailbox>,
+        connection: Connection,
+        port: LocalPort,
+        remote: SocketAddr,
+    ) -> Shared {
+        let state = State {
+            connection,
+            connected: false,
+            ending: Ending::Open,
+            readers: Vec::new(),
+            writers: Vec::new(),
+            abandoned: false,
+            early: Vec::new(),
+            finished: false,
+        };
+        Shared {
+            id,
+            local: port.address(),
+            remote,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            mailbox,
+            plain: OnceLock::new(),
+            port: Mutex::new(Some(port)),
+        }
+    }
+
+    /// Tells the stack thread that there is something to send.
+    pub fn touch(&self) {
+        self.mailbox.touch(self.id);
+    }
+}
+
+impl State {
+    /// Notes how the connection ended; the first ending stands.
+    pub fn finish_with(&mut self, ending: Ending) {
+        if self.ending == Ending::Open {
+            self.ending = ending;
+        }
+    }
+
+    /// Wakes everybody who waits; each looks for himself whether it concerns him.
+    pub fn wake_all(&mut self) {
+        self.readers.drain(..).chain(self.writers.drain(..)).for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,266 @@
+//! The stack thread: packets in, packets out, timers.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::MutexGuard;
+use rivulet_pktio::IoError;
+use rivulet_transport::Time;
+use rivulet_transport::client::Event;
+use rivulet_transport::time::Micros;
+
+use crate::address::flow;
+use crate::connection::{Ending, Shared, State};
+use crate::interfaces::{Interfaces, Port};
+use crate::next_hop::NextHop;
+use crate::stack::Mailbox;
+
+/// Octets of an Ethernet header.
+const ETHERNET: usize = 14;
+/// Batches taken from one interface before timers are looked at again.
+const MAX_BATCHES: usize = 16;
+/// Longest sleep: interfaces that came back are noticed by then, microseconds.
+const MAX_SLEEP: Micros = 500_000;
+
+/// How long a stack without handles waits for its closing connections, microseconds.
+const LAST_WORDS: Micros = 300_000;
+
+struct Entry {
+    shared: Arc<Shared>,
+    hop: NextHop,
+    /// When its timer fires, as it stands in `Driver::timers`.
+    timer: Option<Time>,
+    queued: bool,
+}
+
+/// The thread's own state.
+pub(crate) struct Driver {
+    mailbox: Arc<Mailbox>,
+    interfaces: Interfaces,
+    entries: HashMap<u32, Entry>,
+    flows: HashMap<(SocketAddr, SocketAddr), u32>,
+    timers: BTreeSet<(Time, u32)>,
+    /// Connections to be served in this round.
+    work: Vec<u32>,
+}
+
+impl Driver {
+    pub fn new(mailbox: Arc<Mailbox>, interfaces: Interfaces) -> Driver {
+        Driver {
+            mailbox,
+            interfaces,
+            entries: HashMap::new(),
+            flows: HashMap::new(),
+            timers: BTreeSet::new(),
+            work: Vec::new(),
+        }
+    }
+
+    /// Runs until the last handle is gone and every connection has said what it had to say.
+    pub fn run(mut self) {
+        let mut last = None;
+        loop {
+            self.sleep();
+            self.mailbox.waker.clear();
+            self.take_mail();
+            self.receive();
+            self.fire_timers();
+            self.serve();
+            if self.mailbox.stop.load(Ordering::Acquire) {
+                let until = *last.get_or_insert(self.mailbox.now() + LAST_WORDS);
+                if self.entries.is_empty() || self.mailbox.now() >= until {
+                    break;
+                }
+            }
+        }
+        self.mailbox.ended.store(true, Ordering::Release);
+        self.interfaces.lock().clear();
+    }
+
+    /// Waits for packets, for the application, or for a timer.
+    fn sleep(&mut self) {
+        let now = self.mailbox.now();
+        let until = self.timers.first().map_or(MAX_SLEEP, |(at, _)| at.since(now).min(MAX_SLEEP));
+        let mut fds = Vec::with_capacity(4);
+        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        fds.push(entry(self.mailbox.waker.as_fd().as_raw_fd()));
+        for port in self.interfaces.lock().values() {
+            fds.push(entry(port.io.as_fd().as_raw_fd()));
+        }
+        let time =
+            libc::timespec { tv_sec: (until / 1_000_000) as i64, tv_nsec: (until % 1_000_000 * 1000) as i64 };
+        // SAFETY: pointer and length are those of the vector; the descriptors stay open because only this
+        // thread closes them.
+        unsafe {
+            libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const time, std::ptr::null())
+        };
+    }
+
+    /// New connections, and those whose application did something.
+    fn take_mail(&mut self) {
+        let opened = std::mem::take(&mut *self.mailbox.opened.lock());
+        for new in opened {
+            let id = new.shared.id;
+            self.flows.insert((new.shared.remote, new.shared.local), id);
+            self.entries.insert(id, Entry { shared: new.shared, hop: new.hop, timer: None, queued: false });
+            self.queue(id);
+        }
+        let touched = std::mem::take(&mut *self.mailbox.touched.lock());
+        for id in touched {
+            self.queue(id);
+        }
+    }
+
+    fn queue(&mut self, id: u32) {
+        if let Some(entry) = self.entries.get_mut(&id)
+            && !std::mem::replace(&mut entry.queued, true)
+        {
+            self.work.push(id);
+        }
+    }
+
+    fn receive(&mut self) {
+        let interfaces = self.interfaces.clone();
+        for port in interfaces.lock().values_mut() {
+            for _ in 0..MAX_BATCHES {
+                let count = match port.io.recv() {
+                    Ok(0) => break,
+                    Ok(count) => count,
+                    Err(e) => {
+                        Self::trouble(port, &e);
+                        break;
+                    }
+                };
+                let now = self.mailbox.now();
+                for i in 0..count {
+                    let frame = port.io.frame(i);
+                    let Some((packet, key)) = flow(frame.data) else { continue };
+                    let Some(&id) = self.flows.get(&key) else { continue };
+                    let Some(entry) = self.entries.get(&id) else { continue };
+                    let result = entry.shared.state.lock().connection.handle_input(now, packet);
+                    if let Err(e) = result {
+                        tracing::debug!(error = %e, "packet ignored");
+                        continue;
+                    }
+                    self.queue(id);
+                }
+            }
+        }
+    }
+
+    /// An interface that fails: it is down and will come back by itself, or it was made anew.
+    fn trouble(port: &mut Port, error: &IoError) {
+        match error {
+            IoError::Down(_) => {}
+            IoError::Gone(name) => {
+                if let Err(e) = port.io.reopen() {
+                    tracing::debug!(interface = name, error = %e, "cannot open again");
+                }
+            }
+            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
+        }
+    }
+
+    fn fire_timers(&mut self) {
+        let now = self.mailbox.now();
+        while let Some(&(at, id)) = self.timers.first()
+            && at <= now
+        {
+            self.timers.pop_first();
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.timer = None;
+                entry.shared.state.lock().connection.handle_timeout(now);
+            }
+            self.queue(id);
+        }
+    }
+
+    /// Sends what the queued connections have to send and tells their applications what happened.
+    fn serve(&mut self) {
+        let interfaces = self.interfaces.clone();
+        let mut ports = interfaces.lock();
+        for id in std::mem::take(&mut self.work) {
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            entry.queued = false;
+            let shared = entry.shared.clone();
+            let mut state = shared.state.lock();
+            let now = self.mailbox.now();
+            let opening = !state.connected;
+            let port = ports.get_mut(&entry.hop.index);
+            let over = match port {
+                Some(port) => {
+                    transmit(port, &entry.hop, &mut state, now);
+                    let over = tell(&shared, &mut state);
+                    if opening && (state.connected || over || state.ending != Ending::Open) {
+                        port.opened(shared.local.port());
+                    }
+                    over
+                }
+                None => tell(&shared, &mut state),
+            };
+            let next = if over { None } else { state.connection.poll_timeout() };
+            drop(state);
+            if entry.timer != next {
+                if let Some(at) = entry.timer {
+                    self.timers.remove(&(at, id));
+                }
+                if let Some(at) = next {
+                    self.timers.insert((at, id));
+                }
+                entry.timer = next;
+            }
+            if over {
+                self.flows.remove(&(shared.remote, shared.local));
+                self.entries.remove(&id);
+            }
+        }
+        for port in ports.values_mut() {
+            if let Err(e) = port.io.flush() {
+                Self::trouble(port, &e);
+            }
+        }
+    }
+}
+
+/// Writes packets straight into transmit memory until there are none. What finds no room is lost, and
+/// the transport sees it as lost.
+fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, now: Time) {
+    let room = ETHERNET + port.link.mtu as usize;
+    while let Some(frame) = port.io.reserve(room) {
+        let Some(length) = state.connection.poll_transmit(now, &mut frame[ETHERNET..]) else { return };
+        frame[..6].copy_from_slice(&hop.mac);
+        frame[6..12].copy_from_slice(&port.link.mac);
+        let kind: u16 = if frame[ETHERNET] >> 4 == 6 { 0x86dd } else { 0x0800 };
+        frame[12..14].copy_from_slice(&kind.to_be_bytes());
+        port.io.commit(ETHERNET + length);
+    }
+}
+
+/// Hands events on; true if the connection is over and nobody will read from it.
+fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>) -> bool {
+    let mut happened = false;
+    while let Some(event) = state.connection.poll() {
+        happened = true;
+        match event {
+            Event::Connected => {
+                state.connected = true;
+                state.early = Vec::new();
+            }
+            Event::Closed => state.finish_with(Ending::Closed),
+            Event::Failed(e) => {
+                tracing::debug!(error = %e, remote = %shared.remote, "connection failed");
+                state.finish_with(Ending::Failed(e));
+            }
+            Event::FallbackToTcp(handshake) => state.finish_with(Ending::PlainTcp(handshake)),
+            Event::Token(_) | Event::Readable(_) | Event::Writable(_) | Event::InputConsumed(_) => {}
+        }
+    }
+    if happened {
+        state.wake_all();
+        shared.changed.notify_all();
+    }
+    state.abandoned && state.connection.is_over()
+}

@@ -1,0 +1,40 @@
+//! The flags of `rivulet get`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// Downloads over Rivulet; a server that speaks plain TCP only is served by plain TCP.
+///
+/// Exit codes: 0 all came; 1 wrong flags or a local file; 2 no connection; 3 the server said no;
+/// 4 a connection broke and could not be continued.
+#[derive(Args, Debug)]
+pub struct GetArgs {
+    /// What to download: http://HOST[:PORT]/PATH
+    #[arg(required = true)]
+    pub urls: Vec<String>,
+
+    /// Where to write, `-` for standard output; once for each URL, in their order [default: the URL's last part]
+    #[arg(long, short, value_name = "FILE")]
+    pub output: Vec<PathBuf>,
+
+    /// Go on with what an interrupted download left (FILE.part)
+    #[arg(long, short = 'c')]
+    pub r#continue: bool,
+
+    /// Print what happened as one JSON object a URL, to standard output (with `-o -`: to standard error)
+    #[arg(long)]
+    pub json: bool,
+
+    /// No progress bar and no summary
+    #[arg(long, short)]
+    pub quiet: bool,
+
+    /// Milliseconds between two samples of progress in the JSON
+    #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    pub sample_ms: u64,
+
+    /// Give up when nothing came for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub stall_timeout: u64,
+}

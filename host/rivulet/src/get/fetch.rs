@@ -1,0 +1,416 @@
+//! The downloads themselves.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressStyle};
+use rivulet_client::{Config, Stack, Statistics, Stream};
+use serde::Serialize;
+
+use super::args::GetArgs;
+use super::meter::{Meter, Reading};
+use super::response::{Buffer, Head};
+use super::url::Url;
+
+const BLOCK: usize = 256 << 10;
+/// Octets of a stream that may wait to be read: more than any path holds.
+const RECEIVE_BUFFER: usize = 16 << 20;
+
+/// Why a download failed, by exit code.
+#[derive(Debug)]
+enum Failure {
+    /// 1
+    Local(anyhow::Error),
+    /// 2
+    Connect(anyhow::Error),
+    /// 3
+    Status(u16, String),
+    /// 4
+    Broken(anyhow::Error),
+}
+
+impl Failure {
+    fn code(&self) -> u8 {
+        match self {
+            Failure::Local(_) => 1,
+            Failure::Connect(_) => 2,
+            Failure::Status(..) => 3,
+            Failure::Broken(_) => 4,
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Failure::Local(e) | Failure::Connect(e) | Failure::Broken(e) => format!("{e:#}"),
+            Failure::Status(code, reason) => format!("the server answered {code} {reason}"),
+        }
+    }
+}
+
+/// What happened to one URL.
+#[derive(Debug, Serialize)]
+struct Report {
+    url: String,
+    ok: bool,
+    error: Option<String>,
+    status: Option<u16>,
+    file: Option<PathBuf>,
+    /// Octets of the whole content, as far as known.
+    size: Option<u64>,
+    /// `rivulet`, or `tcp` if the server speaks nothing else.
+    transport: &'static str,
+    local: Option<SocketAddr>,
+    remote: Option<SocketAddr>,
+    #[serde(flatten)]
+    reading: Reading,
+    smoothed_rtt_us: Option<u64>,
+    counts: Option<Counts>,
+}
+
+/// Counts of the connection that carried the download; later downloads on it have all before in them.
+#[derive(Debug, Serialize)]
+struct Counts {
+    requests: u64,
+    responses: u64,
+    declared_lost: u64,
+    spurious: u64,
+    probes: u64,
+    timeouts: u64,
+    restarts: u64,
+    rekeys: u64,
+    mispredicted: u64,
+    ignored: u64,
+}
+
+impl From<Statistics> for Counts {
+    fn from(s: Statistics) -> Counts {
+        Counts {
+            requests: s.requests,
+            responses: s.responses,
+            declared_lost: s.declared,
+            spurious: s.spurious,
+            probes: s.probes,
+            timeouts: s.timeouts,
+            restarts: s.restarts,
+            rekeys: s.rekeys,
+            mispredicted: s.mispredicted,
+            ignored: s.ignored,
+        }
+    }
+}
+
+/// A connection that may serve several URLs.
+struct Connection {
+    stream: Stream,
+    buffer: Buffer,
+    remote: SocketAddr,
+}
+
+/// Downloads every URL; gives the exit code.
+pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
+    let urls: Vec<Url> = args.urls.iter().map(|u| Url::parse(u)).collect::<Result<_, _>>()?;
+    if args.output.len() > urls.len() {
+        anyhow::bail!("more outputs than URLs");
+    }
+    let stack = Stack::with_config(Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() })?;
+    let mut kept: Option<Connection> = None;
+    let mut code = 0;
+    for (i, url) in urls.iter().enumerate() {
+        let mut download = Download::new(args, url, args.output.get(i));
+        let result = download.run(&stack, &mut kept);
+        let report = download.report(&args.urls[i], kept.as_ref(), result.as_ref().err());
+        if let Err(failure) = result {
+            // The first failure is the one that tells.
+            code = if code == 0 { failure.code() } else { code };
+            eprintln!("rivulet get: {}: {}", args.urls[i], failure.message());
+            kept = None;
+        }
+        tell(args, &report, download.to_stdout())?;
+    }
+    Ok(code)
+}
+
+fn tell(args: &GetArgs, report: &Report, stdout_is_taken: bool) -> anyhow::Result<()> {
+    if args.json {
+        let text = serde_json::to_string(report)?;
+        if stdout_is_taken {
+            eprintln!("{text}");
+        } else {
+            println!("{text}");
+        }
+    } else if !args.quiet && report.ok {
+        let r = &report.reading;
+        let losses = match &report.counts {
+            Some(c) => {
+                format!("{} packets lost, {} timeouts, {} restarts", c.declared_lost, c.timeouts, c.restarts)
+            }
+            None => String::new(),
+        };
+        eprintln!(
+            "{}: {} bytes in {:.3} s, {:.1} Mb/s over {}; {losses}; longest pause {:.0} ms",
+            report.file.as_deref().unwrap_or(Path::new("-")).display(),
+            r.bytes,
+            r.seconds,
+            r.mbit_per_s,
+            report.transport,
+            r.longest_gap_ms,
+        );
+    }
+    Ok(())
+}
+
+/// One URL on its way into one file.
+struct Download<'a> {
+    args: &'a GetArgs,
+    url: &'a Url,
+    path: PathBuf,
+    meter: Meter,
+    status: Option<u16>,
+    size: Option<u64>,
+}
+
+impl<'a> Download<'a> {
+    fn new(args: &'a GetArgs, url: &'a Url, output: Option<&PathBuf>) -> Download<'a> {
+        let path = output.cloned().unwrap_or_else(|| url.file_name().into());
+        let meter = Meter::new(Duration::from_millis(args.sample_ms));
+        Download { args, url, path, meter, status: None, size: None }
+    }
+
+    fn to_stdout(&self) -> bool {
+        self.path == Path::new("-")
+    }
+
+    fn part(&self) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".part");
+        name.into()
+    }
+
+    /// Where the entity tag of the `.part` file is kept.
+    fn tag(&self) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".part.etag");
+        name.into()
+    }
+
+    fn run(&mut self, stack: &Stack, kept: &mut Option<Connection>) -> Result<(), Failure> {
+        let resume = self.resume_point();
+        let remote = self.url.resolve().map_err(Failure::Connect)?;
+        if kept.as_ref().is_none_or(|c| c.remote != remote) {
+            let stream = stack.connect(remote).map_err(|e| Failure::Connect(e.into()))?;
+            *kept = Some(Connection { stream, buffer: Buffer::default(), remote });
+        }
+        let Some(connection) = kept.as_mut() else {
+            return Err(Failure::Connect(anyhow::anyhow!("no connection")));
+        };
+        let request = self.request(resume.as_ref());
+        (&connection.stream).write_all(request.as_bytes()).map_err(|e| self.connection_failed(e))?;
+        let stall = Duration::from_secs(self.args.stall_timeout);
+        let mut patient = Patient { stream: &connection.stream, stall };
+        let head = match connection.buffer.head(&mut patient) {
+            Ok(head) => head,
+            Err(e) => return Err(Failure::Connect(e)),
+        };
+        self.status = Some(head.status);
+        let result = self.body(&head, resume, &mut connection.buffer, &mut patient);
+        if result.is_ok() && !head.close && head.length.is_some() {
+            return Ok(());
+        }
+        // Only a failure's report still looks at the connection; the next URL gets another one.
+        if result.is_ok() && head.close {
+            connection.remote = SocketAddr::from(([0, 0, 0, 0], 0));
+        }
+        result
+    }
+
+    fn connection_failed(&self, e: io::Error) -> Failure {
+        let failed = anyhow::Error::new(e).context(self.url.authority.clone());
+        if self.meter.bytes() == 0 { Failure::Connect(failed) } else { Failure::Broken(failed) }
+    }
+
+    /// Length and entity tag of what an interrupted download left.
+    fn resume_point(&self) -> Option<(u64, String)> {
+        if !self.args.r#continue || self.to_stdout() {
+            return None;
+        }
+        let length = std::fs::metadata(self.part()).ok()?.len();
+        let tag = std::fs::read_to_string(self.tag()).ok()?;
+        (length > 0 && tag.starts_with('"')).then_some((length, tag))
+    }
+
+    fn request(&self, resume: Option<&(u64, String)>) -> String {
+        let mut text = format!(
+            "GET {} HTTP/1.1\r\nHost: {}\r\nUser-Agent: rivulet/{}\r\nAccept: */*\r\n",
+            self.url.target,
+            self.url.authority,
+            env!("CARGO_PKG_VERSION")
+        );
+        if let Some((from, tag)) = resume {
+            // Without If-Range another content would be joined to this one's beginning.
+            text += &format!("Range: bytes={from}-\r\nIf-Range: {tag}\r\n");
+        }
+        text + "\r\n"
+    }
+
+    fn body(
+        &mut self,
+        head: &Head,
+        resume: Option<(u64, String)>,
+        buffer: &mut Buffer,
+        from: &mut Patient<'_>,
+    ) -> Result<(), Failure> {
+        let start = match (head.status, &resume, head.range) {
+            (200, ..) => 0,
+            (206, Some((length, _)), Some((first, size))) if first == *length => {
+                self.size = Some(size);
+                first
+            }
+            // Everything was there already.
+            (416, Some((length, _)), _) => {
+                self.size = Some(*length);
+                self.drain(head, buffer, from).ok();
+                return self.complete();
+            }
+            _ => {
+                self.drain(head, buffer, from).ok();
+                return Err(Failure::Status(head.status, head.reason.clone()));
+            }
+        };
+        if head.status == 200 {
+            self.size = head.length;
+        }
+        let mut sink = self.sink(start, head.etag.as_deref()).map_err(Failure::Local)?;
+        let bar = self.bar(start);
+        let mut block = vec![0; BLOCK];
+        let mut left = head.length.unwrap_or(u64::MAX);
+        while left > 0 {
+            let most = left.min(BLOCK as u64) as usize;
+            let n = match buffer.read(from, &mut block[..most]) {
+                Ok(0) if head.length.is_none() => break,
+                Ok(0) => {
+                    bar.abandon();
+                    return Err(Failure::Broken(anyhow::anyhow!("the connection ended {left} octets early")));
+                }
+                Ok(n) => n,
+                Err(e) => {
+                    bar.abandon();
+                    let e = anyhow::Error::new(e).context(format!("after {} octets", self.meter.bytes()));
+                    return Err(Failure::Broken(e));
+                }
+            };
+            self.meter.take(n);
+            sink.write_all(&block[..n])
+                .with_context(|| self.path.display().to_string())
+                .map_err(Failure::Local)?;
+            bar.inc(n as u64);
+            left -= n as u64;
+        }
+        bar.finish_and_clear();
+        sink.flush().with_context(|| self.path.display().to_string()).map_err(Failure::Local)?;
+        drop(sink);
+        self.complete()
+    }
+
+    /// Reads a body that is not wanted, so that the connection can go on.
+    fn drain(&self, head: &Head, buffer: &mut Buffer, from: &mut Patient<'_>) -> io::Result<()> {
+        let mut left = head.length.unwrap_or(0).min(1 << 20);
+        let mut block = [0; 4096];
+        while left > 0 {
+            let most = left.min(block.len() as u64) as usize;
+            match buffer.read(from, &mut block[..most])? {
+                0 => break,
+                n => left -= n as u64,
+            }
+        }
+        Ok(())
+    }
+
+    fn sink(&self, start: u64, etag: Option<&str>) -> anyhow::Result<Box<dyn Write>> {
+        if self.to_stdout() {
+            return Ok(Box::new(io::stdout()));
+        }
+        let part = self.part();
+        let context = || part.display().to_string();
+        let mut file: File = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(start == 0)
+            .open(&part)
+            .with_context(context)?;
+        file.seek(SeekFrom::Start(start)).with_context(context)?;
+        if let Some(etag) = etag {
+            std::fs::write(self.tag(), etag).with_context(|| self.tag().display().to_string())?;
+        }
+        Ok(Box::new(file))
+    }
+
+    /// The whole content is in the `.part` file: it gets its name.
+    fn complete(&self) -> Result<(), Failure> {
+        if self.to_stdout() {
+            return Ok(());
+        }
+        std::fs::rename(self.part(), &self.path)
+            .with_context(|| self.path.display().to_string())
+            .map_err(Failure::Local)?;
+        // Left behind it would only be overwritten by the next download.
+        let _ = std::fs::remove_file(self.tag());
+        Ok(())
+    }
+
+    fn bar(&self, start: u64) -> ProgressBar {
+        if self.args.quiet || self.args.json {
+            return ProgressBar::hidden();
+        }
+        let bar = match self.size {
+            Some(size) => ProgressBar::new(size),
+            None => ProgressBar::no_length(),
+        };
+        let style =
+            ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_position(start);
+        bar
+    }
+
+    fn report(&self, url: &str, connection: Option<&Connection>, failure: Option<&Failure>) -> Report {
+        let stream = connection.map(|c| &c.stream);
+        let tcp = stream.is_some_and(Stream::is_plain_tcp);
+        Report {
+            url: url.to_owned(),
+            ok: failure.is_none(),
+            error: failure.map(Failure::message),
+            status: self.status,
+            file: (!self.to_stdout()).then(|| self.path.clone()),
+            size: self.size,
+            transport: if tcp { "tcp" } else { "rivulet" },
+            local: stream.map(Stream::local_addr),
+            remote: stream.map(Stream::peer_addr),
+            reading: self.meter.reading(),
+            smoothed_rtt_us: stream.and_then(Stream::smoothed_rtt).map(|rtt| rtt.as_micros() as u64),
+            counts: stream.filter(|_| !tcp).map(|s| s.statistics().into()),
+        }
+    }
+}
+
+/// Reads with an end to the waiting.
+struct Patient<'a> {
+    stream: &'a Stream,
+    stall: Duration,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.stream.read_until(into, Some(Instant::now() + self.stall));
+        read.map_err(|e| match e.kind() {
+            io::ErrorKind::TimedOut => {
+                let text = format!("nothing came for {} s", self.stall.as_secs());
+                io::Error::new(io::ErrorKind::TimedOut, text)
+            }
+            _ => e,
+        })
+    }
+}

@@ -1,0 +1,10 @@
+//! `rivulet get`: downloads, and what happened to them.
+
+mod args;
+mod fetch;
+mod meter;
+mod response;
+mod url;
+
+pub use args::GetArgs;
+pub use fetch::get;

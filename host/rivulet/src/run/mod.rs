@@ -1,0 +1,117 @@
+//! `rivulet run -- COMMAND`: an unmodified program's TCP connections over Rivulet.
+//!
+//! The command runs with the shim preloaded; this process is its stack. The stack outlives the command as
+//! long as some process still has a connection through it.
+
+mod door;
+#[path = "../../../shim/src/protocol.rs"]
+#[allow(missing_docs, unreachable_pub)]
+mod protocol;
+mod pump;
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rivulet_client::Stack;
+
+/// File name of the shim.
+const SHIM: &str = "librivulet_shim.so";
+/// Environment variable that says where the shim is.
+const SHIM_ENV: &str = "RIVULET_SHIM";
+
+/// Runs a command with its TCP connections over Rivulet; gives the exit code that a shell would show.
+pub fn run(command: &[OsString]) -> anyhow::Result<u8> {
+    let (program, arguments) = command.split_first().context("no command given")?;
+    let shim = find_shim()?;
+    let stack = Stack::start().context("the stack thread")?;
+    let folder =
+        tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;
+    let path = folder.path().join("stack");
+    let door = door::Door::open(&path, stack).with_context(|| format!("{}", path.display()))?;
+
+    let mut child = Command::new(program);
+    child.args(arguments).env("LD_PRELOAD", preload(&shim)).env(protocol::STACK_ENV, &path);
+    let parent = std::process::id();
+    // SAFETY: only async-signal-safe calls between fork and exec.
+    unsafe {
+        child.pre_exec(move || {
+            // Without its stack the command cannot go on: it gets SIGTERM with us.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            if libc::getppid() as u32 == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        });
+    }
+    ignore_terminal_signals();
+    let mut child = match child.spawn() {
+        Ok(child) => child,
+        Err(e) => {
+            eprintln!("rivulet run: {}: {e}", Path::new(program).display());
+            return Ok(if e.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+        }
+    };
+    let status = child.wait().context("waiting for the command")?;
+    // A child of the command may still be talking.
+    while door.open_connections() > 0 && !door.idle_since(Duration::from_secs(30)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => 1,
+    })
+}
+
+/// Ctrl-C is for the command; we end when it ends.
+fn ignore_terminal_signals() {
+    // SAFETY: sets the disposition of two signals; a command is started with `exec`, which keeps "ignore",
+    // therefore a handler that does nothing is set instead.
+    unsafe {
+        let nothing = nothing as extern "C" fn(libc::c_int) as usize;
+        libc::signal(libc::SIGINT, nothing);
+        libc::signal(libc::SIGQUIT, nothing);
+    }
+}
+
+extern "C" fn nothing(_signal: libc::c_int) {}
+
+/// Our shim in front of what is preloaded already.
+fn preload(shim: &Path) -> OsString {
+    let mut value = shim.as_os_str().to_owned();
+    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+        value.push(":");
+        value.push(before);
+    }
+    value
+}
+
+/// Beside this program, where cargo and packages put it.
+fn find_shim() -> anyhow::Result<PathBuf> {
+    if let Some(path) = std::env::var_os(SHIM_ENV) {
+        let path = PathBuf::from(path);
+        if !path.is_file() {
+            bail!("{SHIM_ENV} names {}, which is not a file", path.display());
+        }
+        return Ok(path);
+    }
+    let program = std::env::current_exe().context("where this program is")?;
+    let folder = program.parent().context("the folder of this program")?;
+    let places = ["", "deps", "../lib", "../lib/rivulet", "../deps"];
+    let candidates = places.iter().map(|place| folder.join(place).join(SHIM));
+    let found = candidates.into_iter().find(|path| path.is_file());
+    let found = found.with_context(|| {
+        format!(
+            "{SHIM} is not beside {} (build it with `cargo build -p rivulet-shim`, or set {SHIM_ENV})",
+            program.display()
+        )
+    })?;
+    // The list of preloaded libraries is split at colons and spaces.
+    let found = found.canonicalize().unwrap_or(found);
+    if OsStr::new(&found).to_string_lossy().contains([':', ' ']) {
+        bail!("{}: a path with a colon or a space cannot be preloaded; set {SHIM_ENV}", found.display());
+    }
+    Ok(found)
+}
