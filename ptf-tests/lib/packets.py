@@ -195,7 +195,7 @@ class Request:
         data = self.tor_block + struct.pack("!BBI", count, self.attempt, kinds)
         if self.name != "SYN":
             data += struct.pack("!III", self.tag, self.number & 0xFFFFFFFF, self.base)
-            data += self.time.to_bytes(6, "big") + struct.pack("!H", self.epoch)
+            data += (self.time % (1 << 48)).to_bytes(6, "big") + struct.pack("!H", self.epoch)
             for entry in self.entries:
                 data += struct.pack("!HHI", entry.first, entry.last, entry.sum)
         data += self.tail

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks: what each refuses, and what off, count and enforce mean."""
+
+import time
+
+import packets
+from rack import CLIENT, COUNT, ENFORCE, OFF, RackTest, families, set_tor, variants
+from packets import CHECKED, TIME_VALID, Entry, Request
+
+
+@variants
+class KeyEpochs(RackTest):
+    """An epoch without keys, one not usable, and several that live beside each other."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        self.fails(service, self.good_request(service, epoch=service.epoch + 1), "KEY_UNKNOWN")
+        self.fails(service, self.good_request(service, epoch=0), "KEY_UNKNOWN")
+        key = {"service": service.id, "nonce_epoch": service.epoch}
+        words = dict(
+            k0=service.key[0], k1=service.key[1], k0_prime=service.key_prime[0], k1_prime=service.key_prime[1]
+        )
+        self.modify("nonce_keys", key, "set_nonce_keys", usable=0, **words)
+        self.fails(service, self.good_request(service), "KEY_NOT_USABLE")
+        self.modify("nonce_keys", key, "set_nonce_keys", usable=1, **words)
+        self.passes(service, self.good_request(service))
+        # Another epoch with other keys: each judges its own only.
+        other = dict(k0=1, k1=2, k0_prime=3, k1_prime=4)
+        self.insert(
+            "nonce_keys", {"service": service.id, "nonce_epoch": 9}, "set_nonce_keys", usable=1, **other
+        )
+        self.fails(service, self.good_request(service, epoch=9), "SUM")
+        entry = packets.good_range("ORIGINAL", (1, 2), 5, 70, 0, 3)
+        self.passes(service, self.good_request(service, tag=5, base=70, epoch=9, entries=(entry,)))
+        self.passes(service, self.good_request(service))
+
+
+@variants
+class Freshness(RackTest):
+    """The stamp in the continuation is older than the horizon, or ahead of the clock."""
+
+    def check(self) -> None:
+        service = self.add_service(horizon=2_000_000)
+        now = self.clock
+        self.passes(service, self.good_request(service, time=now() - 1_500_000))
+        self.passes(service, self.good_request(service, time=now() + 20_000))  # another ToR's clock, a little ahead
+        self.fails(service, self.good_request(service, time=now() - 2_500_000), "STALE")
+        self.fails(service, self.good_request(service, time=now() - (1 << 46)), "STALE")
+        self.fails(service, self.good_request(service, time=now() + 1_500_000), "FUTURE")
+        self.fails(service, self.good_request(service, time=now() + (1 << 46)), "FUTURE")
+
+
+@families
+class ClockNotSet(RackTest):
+    """Until the clock offset is set, requests go on unmarked and the host judges freshness; openings as ever."""
+
+    def check(self) -> None:
+        service = self.add_service(drop_unjudged=1)
+        set_tor(self.switch, time_valid=0)
+        try:
+            with self.counts("suspects", self.reasons["UNJUDGED_CLOCK"]):
+                self.passes(service, self.good_request(service, time=1), flags=0)
+            bad = self.good_request(service, time=1).with_(entries=(Entry(0, 0, 3, 1),))
+            self.fails(service, bad, "SUM")
+            self.passes(service, Request(name="SYN"), flags=0)
+        finally:
+            set_tor(self.switch)
+        self.fails(service, self.good_request(service, time=1), "STALE")
+
+
+@variants
+class FormOfTheProof(RackTest):
+    """Ranges reversed, out of order, overlapping, missing, or not reaching the packet answered; marks with sums."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        for ranges in ([(3, 0)], [(0, 3), (3, 5)], [(0, 3), (2, 2)], [(5, 6), (0, 1)], [(0, 1), (3, 4), (2, 9), (11, 12)]):
+            # Every sum is right: only the order is wrong.
+            self.fails(service, self.good_request(service, ranges), "RANGE_ORDER")
+        four = [(0, 1), (3, 4), (6, 7), (7, 9)]
+        self.fails(service, self.good_request(service, four), "RANGE_ORDER")
+        for name in ("NORMAL", "PROBE", "REKEY"):
+            self.fails(service, self.good_request(service, [], name=name), "RANGE_MISSING")
+            marks_only = self.good_request(service, [], name=name, entries=(Entry(2, 0, 0, 0),))
+            self.fails(service, marks_only, "RANGE_MISSING")
+            request = self.good_request(service, [(0, 3)], name=name)
+            for number in (request.base + 4, request.base - 1, request.base + 0x10000, request.base + 0x80000000):
+                self.fails(service, request.with_(number=number & 0xFFFFFFFF), "RANGE_COVER")
+        good = self.good_request(service, [(0, 3)])
+        for entry in (Entry(2, 1, 2, 0), Entry(2, 1, 1, 5), Entry(3, 1, 1, 0), Entry(3, 1, 0, 5)):
+            self.fails(service, good.with_(entries=(*good.entries, entry)), "ENTRY_FORM")
+
+
+@variants
+class Sums(RackTest):
+    """One wrong bit in any sum, a wrong end, base, tag, key or kind."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        ranges = [(0, 1), (3, 3), (5, 6), (8, 9)]
+        for count in range(1, 5):
+            for at in range(count):
+                request = self.good_request(service, ranges[:count])
+                entries = list(request.entries)
+                entry = entries[at]
+                entries[at] = Entry(entry.kind, entry.first, entry.last, entry.sum ^ 1 << self.random.randrange(32))
+                self.fails(service, request.with_(entries=tuple(entries)), "SUM")
+                entries[at] = Entry(1, entry.first, entry.last, entry.sum)  # the other key
+                self.fails(service, request.with_(entries=tuple(entries)), "SUM")
+        request = self.good_request(service, [(0, 3)])
+        self.fails(service, request.with_(tag=request.tag ^ 0x8000), "SUM")
+        self.fails(service, request.with_(base=request.base - 1, number=request.number - 1), "SUM")
+        self.fails(service, self.good_request(service, entries=(Entry(0, 0, 4, request.entries[0].sum),)), "SUM")
+        self.fails(service, self.good_request(service, entries=(Entry(0, 0, 3, 0),)), "SUM")
+        # Another service's keys do not fit.
+        other = self.add_service(service.pool)
+        stolen = self.good_request(other).with_(epoch=service.epoch, time=self.clock())
+        self.fails(service, stolen, "SUM")
+
+
+@variants
+class OneUsePerNumber(RackTest):
+    """A number is good once; PROBE, TIMEOUT, RESTART, CLOSE and a SYN four times; other keys are not touched."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        request = self.good_request(service, [(0, 3)])
+        self.passes(service, request)
+        self.fails(service, request, "REPLAY")
+        # Another proof of the same number is the same use.
+        whole = service.range(0, 9, base=request.base, tag=request.tag)
+        self.fails(service, request.with_(entries=(whole,)), "REPLAY")
+        self.fails(service, request.with_(number=request.number, tail=bytes(120)), "REPLAY")
+        # The next number is not.
+        self.passes(service, request.with_(number=request.number - 1))
+        self.passes(service, self.good_request(service, tag=request.tag + 1, base=request.base))
+        other = self.add_service(service.pool)
+        self.passes(other, self.good_request(other, tag=request.tag, base=request.base))
+        # Each class has uses of its own.
+        rekey = request.with_(name="REKEY", time=self.clock())
+        self.passes(service, rekey)
+        self.fails(service, rekey, "REPLAY")
+        for name in ("PROBE", "TIMEOUT", "CLOSE"):
+            again = request.with_(name=name, time=self.clock())
+            for attempt in range(4):
+                self.passes(service, again.with_(attempt=0 if name == "CLOSE" else attempt))
+            self.fails(service, again, "REPLAY")
+        timeout = self.good_request(service, [], name="TIMEOUT")
+        restart = self.good_request(service, [], name="RESTART")
+        for opening, reason in ((timeout, "REPLAY"), (restart, "REPLAY"), (Request(name="SYN"), "REPLAY")):
+            for _ in range(4):
+                self.passes(service, opening, flags=TIME_VALID)
+            self.fails(service, opening, reason)
+        # A RESTART is counted for its generation, whatever continuation it shows.
+        self.fails(service, restart.with_(number=restart.number + 5), "REPLAY")
+        # Another ISN or port is another opening.
+        self.passes(service, Request(name="SYN"), flags=TIME_VALID, sequence=9)
+        self.passes(service, Request(name="SYN"), flags=TIME_VALID, sport=40001)
+
+
+class ReplayPastTheHorizon(RackTest):
+    """A replay is refused as long as it is fresh, and as stale afterwards: nothing falls between."""
+
+    def runTest(self) -> None:
+        service = self.add_service(horizon=4_000_000)
+        requests = [self.good_request(service, time=self.clock()) for _ in range(40)]
+        for request in requests:
+            self.passes(service, request)
+        for i, request in enumerate(requests):
+            # From 0 to 6 seconds later, over the change of slot wherever it falls.
+            while self.clock() < request.time + i * 150_000:
+                time.sleep(0.01)
+            age = self.clock() - request.time
+            if abs(age - 4_000_000) < 100_000:
+                continue
+            self.fails(service, request, "REPLAY" if age < 4_000_000 else "STALE")
+
+
+@variants
+class Modes(RackTest):
+    """Off: not judged. Count: told, passed on unmarked, and later checks still enforced. Enforce: dropped."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        faults = {
+            "key": ("KEY_UNKNOWN", lambda r: r.with_(epoch=1)),
+            "time": ("STALE", lambda r: r.with_(time=5)),
+            "range": ("RANGE_COVER", lambda r: r.with_(number=r.number + 1)),
+            "sum": ("SUM", lambda r: r.with_(entries=(Entry(0, 0, 3, 1),))),
+        }
+        for check, (reason, spoil) in faults.items():
+            self.set_checks(service, **{f"{check}_mode": ENFORCE})
+            self.fails(service, spoil(self.good_request(service)), reason)
+            self.set_checks(service, **{f"{check}_mode": COUNT})
+            with self.counts("suspects", self.reasons[reason]):
+                self.passes(service, spoil(self.good_request(service)), flags=TIME_VALID)
+            with self.counts("suspects", self.reasons[reason], 0):
+                self.passes(service, self.good_request(service))
+            if check != "sum":
+                # A fault that is only counted opens no way around the others. (Without a key there are no sums.)
+                bad = spoil(self.good_request(service)).with_(entries=(Entry(0, 0, 3, 1),))
+                if check != "key":
+                    self.fails(service, bad, "SUM")
+            self.set_checks(service, **{f"{check}_mode": OFF})
+            with self.counts("suspects", self.reasons[reason], 0):
+                marked = CHECKED if check in ("time", "range") else 0
+                self.passes(service, spoil(self.good_request(service)), flags=TIME_VALID | marked)
+            self.set_checks(service, **{f"{check}_mode": ENFORCE})
+        request = self.good_request(service)
+        self.passes(service, request)
+        self.fails(service, request, "REPLAY")
+        self.set_checks(service, replay_mode=COUNT)
+        with self.counts("suspects", self.reasons["REPLAY"]):
+            self.passes(service, request, flags=TIME_VALID)
+        self.set_checks(service, replay_mode=OFF)
+        with self.counts("suspects", self.reasons["REPLAY"], 0):
+            self.passes(service, request)
+
+
+@families
+class MoreRangesThanTheSwitchSees(RackTest):
+    """Five ranges are passed on unmarked, or dropped where the service wants that."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        ranges = [(2 * i, 2 * i) for i in range(16)]
+        for count in (5, 16):
+            with self.counts("suspects", self.reasons["UNJUDGED_RANGES"]):
+                self.passes(service, self.good_request(service, ranges[:count]), flags=TIME_VALID)
+        # What it sees must still be in order.
+        self.fails(service, self.good_request(service, [(4, 5), (1, 2), *ranges[4:8]]), "RANGE_ORDER")
+        self.set_checks(service, drop_unjudged=1)
+        self.fails(service, self.good_request(service, ranges[:5]), "UNJUDGED_RANGES")
+
+
+@families
+class SketchFull(RackTest):
+    """Above its limit of first uses a slot the sketch judges no more: told, unmarked or dropped."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        set_tor(self.switch, replay_limit=0, openings_limit=0)
+        try:
+            with self.counts("suspects", self.reasons["UNJUDGED_REPLAY"], 3):
+                request = self.good_request(service)
+                self.passes(service, request, flags=TIME_VALID)
+                self.passes(service, request, flags=TIME_VALID)  # nobody remembers
+                self.passes(service, Request(name="SYN", tag=77), flags=TIME_VALID, sport=41111)
+            self.set_checks(service, drop_unjudged=1)
+            self.fails(service, self.good_request(service), "UNJUDGED_REPLAY")
+            # A full sketch of openings fills no sketch of proved requests.
+            set_tor(self.switch, openings_limit=0)
+            self.fails(service, Request(name="SYN"), "UNJUDGED_REPLAY", sport=42222)
+            self.passes(service, self.good_request(service))
+        finally:
+            set_tor(self.switch)
+
+
+@families
+class MetersOfWhatHasNoProof(RackTest):
+    """SYN, TIMEOUT and RESTART are metered each on its own; nothing else is."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        kinds = {"SYN": 0, "TIMEOUT": 1, "RESTART": 2}
+        for name, kind in kinds.items():
+            index = service.id * 4 + kind
+            self.switch.set_meter("service_meters", index, 1, burst=2)
+            try:
+                request = Request(name="SYN") if name == "SYN" else self.good_request(service, [], name=name)
+                before = self.switch.counters("drops")
+                frames = [self.to_service(service, request.with_(tag=i), sport=41000 + i) for i in range(12)]
+                for frame in frames:
+                    self.send(CLIENT, frame)
+                time.sleep(0.3)
+                dropped = self.switch.counters("drops").get(self.reasons[f"METER_{name}"], 0)
+                dropped -= before.get(self.reasons[f"METER_{name}"], 0)
+                passed = 0
+                while isinstance(self.dataplane.poll(0, timeout=0.1), self.dataplane.PollSuccess):
+                    passed += 1
+                self.assertEqual(passed + dropped, 12, f"{name}: {passed} passed and {dropped} were dropped of 12")
+                self.assertIn(passed, range(1, 6), f"{name}: a meter of 1 a second, burst 2, passed {passed} of 12")
+                import rack
+
+                rack.SEEN_REASONS.add(f"METER_{name}")
+                # The others go on.
+                self.passes(service, self.good_request(service))
+                others = [other for other in kinds if other != name]
+                for other in others:
+                    request = Request(name="SYN") if other == "SYN" else self.good_request(service, [], name=other)
+                    self.passes(service, request, flags=TIME_VALID, sport=42000 + kind)
+                # Counted only: passed on.
+                self.set_checks(service, meter_mode=COUNT)
+                for i in range(3):
+                    request = Request(name="SYN") if name == "SYN" else self.good_request(service, [], name=name)
+                    self.passes(service, request, flags=TIME_VALID, sport=43000 + i)
+                self.set_checks(service, meter_mode=ENFORCE)
+            finally:
+                self.switch.set_meter("service_meters", index, None)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which replica gets a packet: the policies, flows, weights."""
+
+import binascii
+import struct
+import time
+from collections import Counter
+
+import packets
+from rack import (
+    BLOCK,
+    CLIENT,
+    LEAST_LOADED,
+    RANDOM,
+    ROUND_ROBIN,
+    RackTest,
+    families,
+    variants,
+)
+from packets import SYN, TIME_VALID, Request
+
+
+def smooth_order(weights: list[int], count: int) -> list[int]:
+    """Smooth weighted round robin over `count` slots."""
+    total, credit, order = sum(weights), [0] * len(weights), []
+    for _ in range(count):
+        credit = [c + w for c, w in zip(credit, weights, strict=True)]
+        best = max(range(len(weights)), key=lambda i: credit[i])
+        credit[best] -= total
+        order.append(best)
+    return order
+
+
+def weighted_slots(weights: list[int], count: int) -> list[tuple[int, int]]:
+    """First candidates in smooth order, the seconds of each spread over the others by weight."""
+    firsts = smooth_order(weights, count)
+    seconds = {}
+    for replica in range(len(weights)):
+        others = [0 if i == replica else w for i, w in enumerate(weights)]
+        seconds[replica] = iter(smooth_order(others, firsts.count(replica)))
+    return [(first, next(seconds[first])) for first in firsts]
+
+
+class Spraying(RackTest):
+    """Helpers: many requests, counted where they arrive."""
+
+    def shower(self, service, requests: list[Request], pace: int = 50) -> Counter:
+        """Sends all and says how many reached each replica."""
+        seen: Counter = Counter()
+        for i, request in enumerate(requests):
+            self.send(CLIENT, self.to_service(service, request))
+            if i % pace == pace - 1:
+                self.gather(service, seen, i + 1)
+        self.gather(service, seen, len(requests))
+        return seen
+
+    def gather(self, service, seen: Counter, until: int) -> None:
+        deadline = time.monotonic() + 10
+        while sum(seen.values()) < until and time.monotonic() < deadline:
+            result = self.dataplane.poll(0, timeout=1)
+            if isinstance(result, self.dataplane.PollSuccess):
+                seen[service.pool.ports.index(result.port)] += 1
+        self.assertEqual(sum(seen.values()), until, f"{until} requests were sent, {sum(seen.values())} arrived: {seen}")
+
+
+@families
+class RoundRobinByWeight(Spraying):
+    """10,000 requests over replicas weighted 1:2:5 land within 1 % of that."""
+
+    def check(self) -> None:
+        pool = self.add_pool()
+        service = self.add_service(pool, policy=ROUND_ROBIN, slots=weighted_slots([1, 2, 5], 1024), modes=unchecked())
+        requests = [self.good_request(service, [], number=n & 0xFFFFFFFF) for n in range(10_000)]
+        seen = self.shower(service, requests)
+        for replica, weight in enumerate((1, 2, 5)):
+            share = 10_000 * weight / 8
+            self.assertLessEqual(
+                abs(seen[replica] - share), share * 0.01, f"replica {replica} got {seen[replica]}, expected {share} by 1 %"
+            )
+
+
+def unchecked() -> dict[str, int]:
+    return dict.fromkeys(("key", "time", "range", "sum", "replay", "meter"), 0)
+
+
+@families
+class RoundRobinIsExact(Spraying):
+    """Consecutive packets take consecutive slots."""
+
+    def check(self) -> None:
+        service = self.add_service(policy=ROUND_ROBIN, slots=[(0, 1), (1, 2), (2, 0), (0, 2)])
+        got = [self.passes(service, self.good_request(service)) for _ in range(12)]
+        self.assertEqual(got, [0, 1, 2, 0] * 3)
+
+
+@families
+class BlocksOfEightNumbers(Spraying):
+    """Eight consecutive numbers go to one replica, which hash(tag, number / 8, attempt) says; a repeat elsewhere."""
+
+    def check(self) -> None:
+        slots = self.even_slots(self.add_pool(), 64)
+        service = self.add_service(policy=BLOCK, slots=slots, modes=unchecked())
+        tag = 0x12345678
+        for block in range(30):
+            for number in (block * 8, block * 8 + 3, block * 8 + 7):
+                for attempt in (0, 1):
+                    request = Request(name="PROBE" if attempt else "NORMAL", tag=tag, number=number, attempt=attempt)
+                    data = struct.pack("!IIB", tag, number >> 3, attempt)
+                    wanted = slots[binascii.crc32(data) & 63][0]
+                    self.assertEqual(self.passes(service, request, flags=TIME_VALID), wanted)
+        requests = [Request(tag=self.random.getrandbits(32), number=self.random.getrandbits(32)) for _ in range(3000)]
+        seen = self.shower(service, requests)
+        for replica in range(3):
+            self.assertLess(abs(seen[replica] - 1000), 150, f"blocks are spread unevenly: {seen}")
+
+
+@families
+class RandomPolicy(Spraying):
+    """Random over the slots, so by weight."""
+
+    def check(self) -> None:
+        pool = self.add_pool()
+        service = self.add_service(pool, policy=RANDOM, slots=weighted_slots([1, 2, 5], 64), modes=unchecked())
+        seen = self.shower(service, [Request(number=1)] * 4000)
+        for replica, weight in enumerate((1, 2, 5)):
+            share = 4000 * weight / 8
+            self.assertLess(abs(seen[replica] - share), 0.2 * share, f"not by weight 1:2:5: {seen}")
+
+
+@families
+class LeastLoadedOfTwo(Spraying):
+    """Of the slot's two candidates the one whose heartbeat told the smaller load."""
+
+    def check(self) -> None:
+        pool = self.add_pool()
+        service = self.add_service(
+            pool, policy=LEAST_LOADED, slots=[(0, 1), (1, 0), (0, 1), (1, 0)], modes=unchecked()
+        )
+        for loads, winner in (((5, 9), 0), ((9, 5), 1), ((65535, 0), 1), ((0, 1), 0)):
+            for replica, load in enumerate(loads):
+                self.beat(pool, replica, load=load)
+            time.sleep(0.05)
+            seen = self.shower(service, [Request(number=1)] * 20)
+            self.assertEqual(seen, {winner: 20}, f"loads {loads}")
+
+
+@variants
+class PlainTcpByFlow(Spraying):
+    """Plain TCP goes by flow: one replica a flow, all flows spread; a SYN with our option where the flow would go."""
+
+    def check(self) -> None:
+        service = self.add_service(policy=RANDOM)
+        seen: Counter = Counter()
+        for sport in range(40000, 40060):
+            syn = self.plain(service, sport, flags=SYN, payload=b"", options=packets.SYN_BLOCK)
+            self.send(CLIENT, syn)
+            replica = self.expect_plain(service, syn)
+            for flags in (packets.ACK, packets.ACK | packets.FIN, packets.RST, packets.SYN):
+                frame = self.plain(service, sport, flags=flags)
+                self.send(CLIENT, frame)
+                self.expect_plain(service, frame, replicas=[replica])
+            opening = self.to_service(service, Request(name="SYN"), sport=sport)
+            self.send(CLIENT, opening)
+            self.expect_request(service, opening, flags=TIME_VALID, replicas=[replica])
+            seen[replica] += 1
+        self.assertEqual(len(seen), 3, f"60 flows went to {seen}")
+
+
+@families
+class RemovingOneReplicaMovesItsSlotsOnly(Spraying):
+    """Of 16 replicas one is taken out of the slots: flows of the others stay where they are."""
+
+    def check(self) -> None:
+        ports = [1, 2, 3, 4] * 4
+        pool = self.add_pool([1, 2, 3, 4])
+        # 16 replicas on four ports: told apart by the counter of each.
+        self.modify("pools", {"pool": pool.id}, "set_pool", members=0xFFFF, bound=pool.bound, copies_group=pool.id)
+        pool.ports = ports
+        for replica in range(4, 16):
+            key = {"pool": pool.id, "replica": replica}
+            self.insert("replicas", key, "rack", next_hop=pool.hop_base + ports[replica])
+            self.insert("encapsulations", key, "to_rack", next_hop=pool.hop_base + ports[replica])
+            self.admit(pool, replica)
+            self.beat(pool, replica)
+        slots = [(i % 16, (i * 7 + 3) % 16 if (i * 7 + 3) % 16 != i % 16 else (i + 1) % 16) for i in range(256)]
+        service = self.add_service(pool, slots=slots)
+
+        def where(sport: int) -> int:
+            before = {r: self.switch.counter("replica_packets", pool.member(r)) for r in range(16)}
+            frame = self.plain(service, sport)
+            self.send(CLIENT, frame)
+            self.receive()
+            after = {r: self.switch.counter("replica_packets", pool.member(r)) for r in range(16)}
+            (replica,) = [r for r in range(16) if after[r] != before[r]]
+            return replica
+
+        sports = range(30000, 30100)
+        first = {sport: where(sport) for sport in sports}
+        gone = 5
+        config = [entry for entry in self.entries if entry.table_id == self.switch.info.tables["slots"].preamble.id]
+        self.assertEqual(len(config), 256)
+        slot_set = int.from_bytes(config[0].match[0].exact.value, "big")
+        for slot, (a, b) in enumerate(slots):
+            if a == gone:
+                self.modify("slots", {"slot_set": slot_set, "slot": slot}, "set_slot", first=b, second=a)
+        for sport in sports:
+            now = where(sport)
+            if first[sport] == gone:
+                self.assertNotEqual(now, gone)
+            else:
+                self.assertEqual(now, first[sport], f"flow {sport} moved from {first[sport]} to {now}")
+        self.assertIn(gone, first.values(), "no flow was at the replica that was removed")

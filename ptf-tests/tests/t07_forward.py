@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is not for a service: bridging, routing, VLANs, the controller's packets."""
+
+import struct
+import time
+
+import packets
+from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
+from packets import ip, number
+
+
+def integer(mac: bytes) -> int:
+    return int.from_bytes(mac, "big")
+
+
+@variants
+class Bridging(RackTest):
+    """Known unicast, unknown unicast and broadcast within one VLAN, never back to where it came from."""
+
+    def check(self) -> None:
+        group = 40_000 + self.new_id()
+        vlan = self.vlan or 0
+        self.switch.insert_group(group, [(5, 1), (7, 1), (8, 1)])
+        self.groups.append(group)
+        self.insert("bridges", {"vlan": vlan, "mac": integer(host_mac(8))}, "bridge_to", port=8)
+        ether_type = 0x0800 if self.family == 4 else 0x86DD
+        there = ip("10.1.1.1") if self.family == 4 else ip("2001:db8:9::1")
+        packet = packets.ip_packet(self.client, there, 99, b"x" * 40)
+
+        known = packets.ethernet(host_mac(8), host_mac(CLIENT), ether_type, packet, self.vlan)
+        self.send(CLIENT, known)
+        self.expect(8, known)
+        with self.drops("SAME_PORT"):
+            self.send(8, packets.ethernet(host_mac(8), host_mac(7), ether_type, packet, self.vlan))
+        for dst in (b"\x02\x00\x00\x00\x77\x77", b"\xff" * 6, b"\x01\x00\x5e\x01\x02\x03"):
+            frame = packets.ethernet(dst, host_mac(CLIENT), ether_type, packet, self.vlan)
+            with self.drops("NO_BRIDGE"):
+                self.send(CLIENT, frame)
+        self.insert("floods", {"vlan": vlan}, "flood", group=group)
+        for dst in (b"\x02\x00\x00\x00\x77\x77", b"\xff" * 6, b"\x01\x00\x5e\x01\x02\x03"):
+            frame = packets.ethernet(dst, host_mac(CLIENT), ether_type, packet, self.vlan)
+            self.send(CLIENT, frame)
+            got = dict(self.receive() for _ in range(2))
+            self.assertEqual(got, {7: frame, 8: frame}, "a flooded frame goes to all ports of its VLAN but its own")
+            self.quiet(0.05)
+
+
+class VlanTranslation(RackTest):
+    """An access port's untagged frames are in its VLAN; port_vlans says where that leaves untagged."""
+
+    def runTest(self) -> None:
+        self.insert("ports", {"ingress_port": 7}, "set_port", pvid=300)
+        self.insert("bridges", {"vlan": 300, "mac": integer(host_mac(8))}, "bridge_to", port=8)
+        self.insert("bridges", {"vlan": 300, "mac": integer(host_mac(7))}, "bridge_to", port=7)
+        self.insert("port_vlans", {"egress_port": 7, "vlan": 300}, "send_untagged")
+        body = b"q" * 60
+
+        def frame(dst: int, src: int, vlan: int | None) -> bytes:
+            return packets.ethernet(host_mac(dst), host_mac(src), 0x9000, body, vlan)
+
+        self.send(7, frame(8, 7, None))
+        self.expect(8, frame(8, 7, 300))
+        self.send(8, frame(7, 8, 300))
+        self.expect(7, frame(7, 8, None))
+        # A priority tag is no VLAN: the port's is taken, the priority stays.
+        tagged = bytearray(frame(8, 7, 0))
+        tagged[14] = 0xA0
+        self.send(7, bytes(tagged))
+        wanted = bytearray(frame(8, 7, 300))
+        wanted[14] |= 0xA0
+        self.expect(8, bytes(wanted))
+
+
+@variants
+class Routing(RackTest):
+    """Longest prefix, hop limit, MACs; nothing for the ToR's MAC is bridged."""
+
+    def check(self) -> None:
+        wide, narrow = ("10.200.0.0", "10.200.7.0") if self.family == 4 else ("2001:db8:a::", "2001:db8:a:7::")
+        lengths = (96 + 16, 96 + 24) if self.family == 4 else (48, 64)
+        self.insert("routes", {"destination": (number(ip(wide)), lengths[0])}, "route_to", next_hop=7)
+        self.insert("routes", {"destination": (number(ip(narrow)), lengths[1])}, "route_to", next_hop=108)
+        for host, port, vlan in (("1", 7, None), ("7", 8, 100)):
+            dst = ip(f"10.200.{host}.9") if self.family == 4 else ip(f"2001:db8:a:{host}::9")
+            frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b"hello"))
+            self.send(CLIENT, frame)
+            self.expect(port, packets.forwarded(frame, dst=host_mac(port), src=TOR_MAC, vlan=vlan))
+            for ttl in (0, 1):
+                with self.drops("TTL_EXPIRED"):
+                    self.send(CLIENT, self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b""), ttl=ttl))
+        nowhere = ip("172.31.0.1") if self.family == 4 else ip("2001:db8:ffff::1")
+        with self.drops("NO_ROUTE"):
+            self.send(CLIENT, self.ip_frame(nowhere, 99, b"hello"))
+        self.insert("routes", {"destination": (number(nowhere), 128)}, "route_to", next_hop=999)
+        with self.drops("NO_NEXT_HOP"):
+            self.send(CLIENT, self.ip_frame(nowhere, 99, b"hello"))
+        with self.drops("OWN_ADDRESS"):
+            self.send(CLIENT, packets.ethernet(TOR_MAC, host_mac(CLIENT), 0x9000, b"x" * 46, self.vlan))
+
+
+@families
+class RoutedFragmentsAndExtensions(RackTest):
+    """What the switch does not look into is routed all the same when it is not for a service."""
+
+    def check(self) -> None:
+        dst = CLIENTS[self.family]
+        if self.family == 4:
+            frames = [self.ip_frame(dst, packets.TCP, b"x" * 40, flags=flags, fragment=f) for flags, f in ((1, 0), (0, 9))]
+            frames.append(self.ip_frame(dst, 47, b"x" * 40, options=b"\x01" * 40))
+        else:
+            frames = [self.ip_frame(dst, header, bytes([59, 0]) + b"x" * 38) for header in (0, 43, 44, 51, 60)]
+        for frame in frames:
+            out = packets.TOR_MAC if hasattr(packets, "TOR_MAC") else TOR_MAC
+            sent = out + host_mac(7) + frame[12:]
+            self.send(7, sent)
+            self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
+
+
+@families
+class TransitRivulet(RackTest):
+    """A Rivulet request or response on its way to somebody else's service passes untouched."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        request = self.good_request(service, tor_block=b"\x01" * 16)
+        other = CLIENTS[self.family]
+        src = ip("10.9.9.9") if self.family == 4 else ip("2001:db8:9::9")
+        segment = request.segment(src, other, 40000, 80)
+        sent = self.ip_frame(other, packets.TCP, segment, src=src)
+        self.send(CLIENT, sent)
+        self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
+
+
+class PacketOutAndIn(RackTest):
+    """The controller sends frames as they are, and gets those that it asks for or that are for the ToR."""
+
+    def runTest(self) -> None:
+        frame = bytes(range(14)) + b"from the controller, whatever it is" + bytes(20)
+        for port in (1, 8):
+            self.switch.packet_out(frame, egress_port=port)
+            self.expect(port, frame)
+        # A malformed one too: nobody parses it.
+        self.switch.packet_out(b"\x01\x02\x03" + bytes(57), egress_port=2)
+        self.expect(2, b"\x01\x02\x03" + bytes(57))
+
+        reasons = self.switch.info.enum("punt_reason_t")
+        lldp = packets.ethernet(mac := b"\x01\x80\xc2\x00\x00\x0e", host_mac(3), 0x88CC, b"lldp" * 12, 77)
+        self.insert("punts", {"ether_type": 0x8100}, "punt", reason=reasons["ETHER_TYPE"])
+        untagged = packets.ethernet(mac, host_mac(3), 0x88CC, b"lldp" * 12)
+        self.insert("punts", {"ether_type": 0x88CC}, "punt", reason=reasons["ETHER_TYPE"])
+        self.sent_to_controller(3, untagged, vlan=0, reason=reasons["ETHER_TYPE"])
+        self.sent_to_controller(3, lldp, vlan=77, reason=reasons["ETHER_TYPE"])
+
+    def sent_to_controller(self, port: int, frame: bytes, vlan: int, reason: int) -> None:
+        self.send(port, frame)
+        got = self.switch.packet_in(3.0)
+        self.assertIsNotNone(got, "expected a packet-in, none came")
+        self.assertEqual(got[0], frame)
+        self.assertEqual(got[1], {"ingress_port": port, "vlan": vlan, "reason": reason})
+        self.quiet(0.02)
+
+
+@variants
+class ForTheTorItself(RackTest):
+    """What is for the ToR and not answered by it goes to the controller: TCP, ARP replies, advertisements."""
+
+    def check(self) -> None:
+        reasons = self.switch.info.enum("punt_reason_t")
+        tor = TOR[self.family]
+        frames = [(self.ip_frame(tor, packets.TCP, packets.tcp(self.client, tor, 1000, 179)), "OWN_ADDRESS")]
+        if self.family == 4:
+            body = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + host_mac(CLIENT) + self.client.packed + TOR_MAC + tor.packed
+            frames.append((packets.ethernet(TOR_MAC, host_mac(CLIENT), 0x0806, body, self.vlan), "NEIGHBOUR"))
+        else:
+            body = self.client.packed + b"\x02\x01" + host_mac(CLIENT)
+            message = packets.icmp(self.client, tor, 136, 0, bytes(4), body)
+            frames.append((self.ip_frame(tor, packets.ICMPV6, message, ttl=255), "OWN_ADDRESS"))
+        for frame, reason in frames:
+            self.send(CLIENT, frame)
+            got = self.switch.packet_in(3.0)
+            self.assertIsNotNone(got, f"expected a packet-in for {reason}, none came")
+            self.assertEqual(got[0], frame)
+            self.assertEqual(got[1], {"ingress_port": CLIENT, "vlan": self.vlan or 0, "reason": reasons[reason]})
+
+
+class UnknownSources(RackTest):
+    """A source that the bridge does not know is told with its MAC, port and VLAN; a known one is not."""
+
+    def runTest(self) -> None:
+        mac = b"\x02\x00\x00\x00\x99\x99"
+        frame = packets.ethernet(b"\xff" * 6, mac, 0x9000, b"x" * 46, 123)
+        self.send(7, frame)
+        kind = self.event_kinds["UNKNOWN_SOURCE"]
+        found = [e for e in self.switch.events(3.0) if e["kind"] == kind]
+        self.assertEqual(len(found), 1, "expected one event")
+        event = found[0]
+        self.assertEqual((event["mac"], event["port"], event["vlan"]), (integer(mac), 7, 123))
+        self.insert("known_sources", {"vlan": 123, "mac": integer(mac), "ingress_port": 7}, "source_known")
+        time.sleep(0.05)
+        self.switch.drop_events()
+        self.send(7, frame)
+        self.assertEqual(self.switch.events(0.4), [])
+        self.send(8, frame)  # it moved
+        (event,) = self.switch.events(3.0)
+        self.assertEqual((event["kind"], event["mac"], event["port"]), (kind, integer(mac), 8))
