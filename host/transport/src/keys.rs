@@ -11,7 +11,7 @@ use cmac::{Cmac, Mac};
 use rivulet_packet::nonce::NonceKey;
 
 /// Epochs of one kind that can be live at once.
-pub const MAX_EPOCHS: usize = 8;
+pub const MAX_EPOCHS: usize = 64;
 
 /// AES-CMAC over several parts (RFC 4493), keyed once.
 #[derive(Clone)]
@@ -167,12 +167,12 @@ impl KeyRing {
 
     /// The seal keys of `epoch`, if it is live.
     pub fn seal(&self, epoch: u16) -> Option<&SealKeys> {
-        self.seal.iter().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
+        self.seal.iter().rev().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
     }
 
     /// The nonce keys of `epoch`, if it is live.
     pub fn nonce(&self, epoch: u16) -> Option<&NonceKeys> {
-        self.nonce.iter().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
+        self.nonce.iter().rev().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
     }
 
     /// The seal epoch to seal with: the ToR's (0: it named none) if this ring has it, else the newest usable one.

@@ -89,7 +89,12 @@ impl Connection {
         {
             return Some(n);
         }
-        self.send_trickle(now, packet)
+        if let Some(n) = self.send_trickle(now, packet) {
+            return Some(n);
+        }
+        // The last trickle may just have ended.
+        self.revive_the_dead(now);
+        if self.revival == Revival::None { None } else { self.send_revival(now, packet) }
     }
 
     /// Data bytes to want in one response.
@@ -198,7 +203,15 @@ impl Connection {
             if !business {
                 return None;
             }
-            return self.send_normal(index, &sealed, &go, now, packet);
+            if let Some(length) = self.send_normal(index, &sealed, &go, now, packet) {
+                return Some(length);
+            }
+            if go.new.count > 0 {
+                return None;
+            }
+            // It ends, and there is nothing to be retransmitted: the next one may go.
+            self.generation.as_mut()?.spend(index);
+            self.statistics.terminated += 1;
         }
     }
 
