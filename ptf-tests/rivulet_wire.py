@@ -306,7 +306,7 @@ def _sealed_tail(r: _Reader) -> None:
     _fields(r, 2, 2, 2, 2, 4, 2, 2, 4, 2)
     at = r.pos
     flags, reserved = _fields(r, 1, 1)
-    r.rule(flags & ~0x03 == 0, "continuation_flags", at)
+    r.rule(flags & ~0x07 == 0, "continuation_flags", at)
     r.rule(reserved == 0, "continuation_reserved", at + 1)
     _fields(r, 4, 8, 2, 2, 12)
 
@@ -458,7 +458,7 @@ def _check_delta(r: _Reader) -> None:
             _fields(r, *widths)
     if bits & 0x40:
         at = r.pos
-        r.rule(r.uint(1) & ~0x01 == 0, "continuation_flags", at)
+        r.rule(r.uint(1) & ~0x05 == 0, "continuation_flags", at)
     _fields(r, 2, 12)
 
 

@@ -17,6 +17,8 @@ pub const MAC: usize = 12;
 pub const FLAG_MARKED: u8 = 0x01;
 /// Flag of the tail: this number opened its generation under K', which is no loss.
 pub const FLAG_FIRST: u8 = 0x02;
+/// Flag of the tail: a newer nonce epoch is usable, the client is to REKEY within the horizon.
+pub const FLAG_REKEY_WANTED: u8 = 0x04;
 
 /// AES-CMAC, first 12 bytes.
 pub type Mac = [u8; MAC];
@@ -56,6 +58,8 @@ pub struct TransportContinuation {
     pub marked: bool,
     /// This number opened its generation, under K'.
     pub first: bool,
+    /// A newer nonce epoch is usable: the client is to drain its window and REKEY.
+    pub rekey_wanted: bool,
     /// Smoothed round trip time in microseconds, 0 for none; advisory.
     pub srtt: u32,
     /// Tag and first number of generation 0: what user continuations are bound to.
@@ -88,7 +92,7 @@ impl TransportContinuation {
         self.mss = r.u16()?;
         let at = r.pos();
         let (flags, reserved) = (r.u8()?, r.u8()?);
-        if flags & !(FLAG_MARKED | FLAG_FIRST) != 0 {
+        if flags & !(FLAG_MARKED | FLAG_FIRST | FLAG_REKEY_WANTED) != 0 {
             return Err(WireError::ContinuationFlags(at));
         }
         if reserved != 0 {
@@ -96,6 +100,7 @@ impl TransportContinuation {
         }
         self.marked = flags & FLAG_MARKED != 0;
         self.first = flags & FLAG_FIRST != 0;
+        self.rekey_wanted = flags & FLAG_REKEY_WANTED != 0;
         self.srtt = r.u32()?;
         self.connection = r.u64()?;
         self.excused = r.u16()?;
@@ -122,7 +127,8 @@ impl TransportContinuation {
         w.u32(self.wire_base);
         w.u16(self.mss);
         let first = if self.first { FLAG_FIRST } else { 0 };
-        w.u8(first | if self.marked { FLAG_MARKED } else { 0 });
+        let rekey = if self.rekey_wanted { FLAG_REKEY_WANTED } else { 0 };
+        w.u8(first | rekey | if self.marked { FLAG_MARKED } else { 0 });
         w.u8(0);
         w.u32(self.srtt);
         w.u64(self.connection);

@@ -1,7 +1,7 @@
 //! Delta-encoded continuations (section 5.3 of the paper): only what the client cannot predict.
 
 use crate::bytes::{Reader, Writer};
-use crate::continuation::{Mac, TransportContinuation};
+use crate::continuation::{FLAG_MARKED, FLAG_REKEY_WANTED, Mac, TransportContinuation};
 use crate::error::WireError;
 
 /// Bit: the low 32 bits of `time`.
@@ -48,12 +48,18 @@ pub struct Delta {
     pub seal_epoch: Option<u16>,
     /// New `srtt`.
     pub srtt: Option<SrttChange>,
-    /// New `marked` flag.
-    pub marked: Option<bool>,
+    /// New `marked` and `rekey_wanted`, as the bits of the tail's flags.
+    pub flags: Option<u8>,
     /// Low half of CRC-32C over the 60 bytes of the continuation.
     pub check: u16,
     /// The MAC.
     pub mac: Mac,
+}
+
+/// The flags that a client cannot predict.
+fn changing(c: &TransportContinuation) -> u8 {
+    let rekey = if c.rekey_wanted { FLAG_REKEY_WANTED } else { 0 };
+    rekey | if c.marked { FLAG_MARKED } else { 0 }
 }
 
 impl Delta {
@@ -81,7 +87,7 @@ impl Delta {
             tor: (!tor_same).then_some((actual.tor_id, actual.exclusions)),
             seal_epoch: (predicted.seal_epoch != actual.seal_epoch).then_some(actual.seal_epoch),
             srtt,
-            marked: (predicted.marked != actual.marked).then_some(actual.marked),
+            flags: (changing(predicted) != changing(actual)).then_some(changing(actual)),
             check: actual.check(),
             mac,
         };
@@ -106,8 +112,9 @@ impl Delta {
             Some(SrttChange::Whole(srtt)) => c.srtt = srtt,
             None => {}
         }
-        if let Some(marked) = self.marked {
-            c.marked = marked;
+        if let Some(flags) = self.flags {
+            c.marked = flags & FLAG_MARKED != 0;
+            c.rekey_wanted = flags & FLAG_REKEY_WANTED != 0;
         }
         c
     }
@@ -133,7 +140,7 @@ impl Delta {
         };
         let tor = if self.tor.is_some() { 4 } else { 0 };
         let epoch = if self.seal_epoch.is_some() { 2 } else { 0 };
-        1 + time + tor + epoch + srtt + usize::from(self.marked.is_some()) + 2 + self.mac.len()
+        1 + time + tor + epoch + srtt + usize::from(self.flags.is_some()) + 2 + self.mac.len()
     }
 
     pub(crate) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
@@ -166,10 +173,10 @@ impl Delta {
         if bits & FLAGS != 0 {
             let at = r.pos();
             let flags = r.u8()?;
-            if flags & !crate::continuation::FLAG_MARKED != 0 {
+            if flags & !(FLAG_MARKED | FLAG_REKEY_WANTED) != 0 {
                 return Err(WireError::ContinuationFlags(at));
             }
-            d.marked = Some(flags != 0);
+            d.flags = Some(flags);
         }
         d.check = r.u16()?;
         d.mac = r.array()?;
@@ -189,7 +196,7 @@ impl Delta {
             Some(SrttChange::Step(_)) => SRTT_STEP,
             Some(SrttChange::Whole(_)) => SRTT,
         };
-        bits |= if self.marked.is_some() { FLAGS } else { 0 };
+        bits |= if self.flags.is_some() { FLAGS } else { 0 };
         w.u8(bits);
         match self.time {
             None => {}
@@ -208,8 +215,8 @@ impl Delta {
             Some(SrttChange::Step(step)) => w.u16(step as u16),
             Some(SrttChange::Whole(srtt)) => w.u32(srtt),
         }
-        if let Some(marked) = self.marked {
-            w.u8(if marked { crate::continuation::FLAG_MARKED } else { 0 });
+        if let Some(flags) = self.flags {
+            w.u8(flags & (FLAG_MARKED | FLAG_REKEY_WANTED));
         }
         w.u16(self.check);
         w.bytes(&self.mac);

@@ -21,6 +21,7 @@ fn continuation() -> SealedContinuation {
         mss: 1200,
         marked: true,
         first: true,
+        rekey_wanted: true,
         srtt: 20_000,
         connection: 0x0102_0304_0506_0708,
         excused: 2,

@@ -12,13 +12,13 @@ use rivulet_packet::*;
 prop_compose! {
     fn sealed()(
         w in any::<[u32; 7]>(), h in any::<[u16; 9]>(), time in 0u64..1 << 48,
-        connection: u64, marked: bool, first: bool, mac: Mac,
+        connection: u64, marked: bool, first: bool, rekey_wanted: bool, mac: Mac,
     ) -> SealedContinuation {
         let fields = TransportContinuation {
             tag: w[0], number: w[1], base: w[2], tcp_base: w[3], wire_base: w[4], srtt: w[5], time,
             nonce_epoch: h[0], seal_epoch: h[1], generation: h[2], tor_id: h[3], exclusions: h[4],
             start_cwnd: h[5], ssthresh: h[6], mss: h[7], excused: h[8], excused_at: h[0] ^ h[1],
-            marked, first, connection,
+            marked, first, rekey_wanted, connection,
         };
         SealedContinuation { fields, mac }
     }
@@ -153,6 +153,7 @@ proptest! {
             srtt: after.fields.srtt,
             seal_epoch: after.fields.seal_epoch,
             marked: after.fields.marked,
+            rekey_wanted: after.fields.rekey_wanted,
             ..before.fields
         };
         let delta = Delta::between(&before.fields, &fields, after.mac).unwrap();

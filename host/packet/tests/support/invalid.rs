@@ -145,7 +145,7 @@ const PAYLOADS: &[(&str, &str, &str, Edit)] = &[
     ("a MAC cut", "the smallest request", "tail_truncated", |p| p.truncate(HOST - 1)),
     ("host fields cut", "the smallest request", "tail_truncated", |p| p.truncate(HOST + 5)),
     ("host fields of a SYN cut", "the smallest SYN with data", "tail_truncated", |p| p.truncate(27)),
-    ("an unknown flag in the tail", "the smallest request", "continuation_flags", |p| p[42 + 22] = 4),
+    ("an unknown flag in the tail", "the smallest request", "continuation_flags", |p| p[42 + 22] = 8),
     ("a reserved byte of the tail", "the smallest request", "continuation_reserved", |p| p[42 + 23] = 1),
     ("a request that covers nothing", "the smallest request", "covers", |p| p[HOST + 2] = 0),
     ("a request that covers three", "the smallest request", "covers", |p| p[HOST + 2] = 3),
@@ -213,7 +213,7 @@ const PAYLOADS: &[(&str, &str, &str, Edit)] = &[
     ("a group with an offset", "GROUP, ipv4", "content_flags", |p| p[8] |= 8),
     ("a whole continuation cut", "DATA, ipv4", "tail_truncated", |p| p.truncate(10 + FULL - 1)),
     ("an unknown flag in a response's continuation", "DATA, ipv4", "continuation_flags", |p| {
-        p[10 + 20 + 22] = 4
+        p[10 + 20 + 22] = 8
     }),
     ("a reserved byte of a response's continuation", "DATA, ipv4", "continuation_reserved", |p| {
         p[10 + 20 + 23] = 1

@@ -18,7 +18,7 @@ pub fn continuation(c: &SealedContinuation) -> Value {
         "seal_epoch": f.seal_epoch, "generation": f.generation, "tor_id": f.tor_id,
         "exclusions": f.exclusions, "tcp_base": f.tcp_base, "start_cwnd": f.start_cwnd,
         "ssthresh": f.ssthresh, "wire_base": f.wire_base, "mss": f.mss,
-        "flags": u8::from(f.marked) | u8::from(f.first) << 1, "srtt": f.srtt,
+        "flags": u8::from(f.marked) | u8::from(f.first) << 1 | u8::from(f.rekey_wanted) << 2, "srtt": f.srtt,
         "connection": f.connection, "excused": f.excused, "excused_at": f.excused_at, "mac": hex(&c.mac),
     })
 }
@@ -32,7 +32,7 @@ fn delta(d: &Delta) -> Value {
         "seal_epoch": d.seal_epoch,
         "srtt_step": match d.srtt { Some(SrttChange::Step(s)) => Some(s), _ => None },
         "srtt": match d.srtt { Some(SrttChange::Whole(s)) => Some(s), _ => None },
-        "flags": d.marked.map(u8::from),
+        "flags": d.flags,
         "check": d.check, "mac": hex(&d.mac),
     })
 }

@@ -180,6 +180,7 @@ pub fn continuation(number: u32, base: u32) -> SealedContinuation {
         mss: 1240,
         marked: false,
         first: false,
+        rekey_wanted: false,
         srtt: 20_500,
         connection: 0x7a61_9c3e_0000_ff00,
         excused: 4,
