@@ -2,21 +2,29 @@
 //!
 //! [`net::Network`] runs [`net::Node`]s joined by [`link::Link`]s (rate, delay, queue, loss, reordering, duplication,
 //! corruption, ECN marking). On it stand the two ends of the reference, TCP with Reno's congestion control, SACK and
-//! RACK ([`tcp`]), and the parts of Rivulet: replicas that die, stall and
-//! return ([`life`]), and the transport's server and client.
+//! RACK ([`tcp`]), and the parts of Rivulet: a ToR that chooses over replicas ([`tor`]), replicas that die, stall and
+//! return ([`life`], [`replica`]), and clients that check every byte ([`client`]).
 //!
 //! Time is nanoseconds since the start of the run ([`Nanos`]); the same seed gives the same run, packet for packet.
 
 #![forbid(unsafe_code)]
 
+pub mod address;
+pub mod client;
+pub mod content;
 pub mod dumbbell;
+pub mod experiments;
 pub mod life;
 pub mod link;
 pub mod net;
 pub mod packet;
+pub mod random;
+pub mod replica;
 pub mod rng;
+pub mod service;
 pub mod stats;
 pub mod tcp;
+pub mod tor;
 
 /// Nanoseconds of virtual time.
 pub type Nanos = u64;

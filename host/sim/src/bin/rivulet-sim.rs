@@ -1,0 +1,173 @@
+//! Runs the simulator's experiments at full size and prints their figures as JSON.
+
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+use rivulet_sim::experiments::{completion, crowd, fairness, spraying};
+use rivulet_sim::tor::Policy;
+use rivulet_sim::{MILLISECOND, SECOND, random, stats};
+use serde_json::{Value, json};
+
+/// Experiments on the transport in virtual time. Every figure is a function of the seed.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// First seed.
+    #[arg(long, default_value_t = 0, global = true)]
+    seed: u64,
+    #[command(subcommand)]
+    experiment: Experiment,
+}
+
+#[derive(Subcommand)]
+enum Experiment {
+    /// Random transfers over damaged networks and dying replicas.
+    Transfers {
+        /// How many.
+        #[arg(long, default_value_t = 10_000)]
+        count: u64,
+    },
+    /// What the client of one random transfer saw, packet by packet.
+    Trace,
+    /// Completion time against SACK-Reno with RACK.
+    Completion {
+        /// Transfers at each loss.
+        #[arg(long, default_value_t = 1000)]
+        count: usize,
+    },
+    /// Share of one flow among flows of the reference.
+    Fairness {
+        /// Seeds.
+        #[arg(long, default_value_t = 30)]
+        seeds: u64,
+        /// Seconds of virtual time each.
+        #[arg(long, default_value_t = 300)]
+        time: u64,
+        /// Numbers of reference flows.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64])]
+        others: Vec<usize>,
+    },
+    /// Death of a replica, by policy, replicas and window.
+    Spraying {
+        /// Seeds each.
+        #[arg(long, default_value_t = 10)]
+        seeds: u64,
+    },
+    /// Skew between replicas.
+    Skew,
+    /// Many clients at once.
+    Crowd {
+        /// How many.
+        #[arg(long, default_value_t = 10_000)]
+        clients: usize,
+        /// Bytes each.
+        #[arg(long, default_value_t = 100_000)]
+        size: u64,
+    },
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let seed = arguments.seed;
+    let begin = Instant::now();
+    let mut figures = match arguments.experiment {
+        Experiment::Transfers { count } => transfers(seed, count),
+        Experiment::Trace => {
+            let (report, log) = random::trace(seed);
+            log.iter().for_each(|line| println!("{line}"));
+            json!({ "scenario": format!("{:?}", random::scenario(seed)), "report": format!("{report:?}") })
+        }
+        Experiment::Completion { count } => completions(seed, count),
+        Experiment::Fairness { seeds, time, others } => shares(seed, seeds, time, &others),
+        Experiment::Spraying { seeds } => deaths(seed, seeds),
+        Experiment::Skew => skews(seed),
+        Experiment::Crowd { clients, size } => {
+            let c = crowd::run(seed, clients, size);
+            let failed: Vec<_> = c.others.iter().take(5).map(|o| format!("{o:?}")).collect();
+            json!({ "clients": clients, "size": size, "done": c.done, "others": failed,
+                    "virtual_seconds": c.time, "events": c.events })
+        }
+    };
+    figures["seed"] = json!(seed);
+    figures["wall_seconds"] = json!((begin.elapsed().as_secs_f64() * 10.0).round() / 10.0);
+    println!("{figures:#}");
+}
+
+fn transfers(seed: u64, count: u64) -> Value {
+    let bad: Vec<_> =
+        (seed..seed + count).map(|s| (s, random::transfer(s))).filter(|(_, r)| !r.is_good()).collect();
+    let list: Vec<_> = bad
+        .iter()
+        .take(20)
+        .map(|(s, r)| format!("seed {s}: {:?}, {} bytes, {:?}", r.outcome, r.received, r.statistics))
+        .collect();
+    json!({ "transfers": count, "failed": bad.len(), "failures": list })
+}
+
+fn completions(seed: u64, count: usize) -> Value {
+    let row = |p: f64| {
+        let s = completion::run(p, seed, count);
+        json!({
+            "loss": s.loss, "transfers": s.count, "stuck": s.stuck,
+            "ratio_median": s.ratio.0, "ratio_99": s.ratio.1,
+            "control_median": s.control.0, "control_99": s.control.1,
+            "time_99_ratio": s.tail,
+            "ratio_median_p_both_ways": s.both_ways.0, "ratio_99_p_both_ways": s.both_ways.1,
+        })
+    };
+    let losses = [0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2];
+    json!({ "completion": losses.into_iter().map(row).collect::<Vec<_>>() })
+}
+
+fn shares(seed: u64, seeds: u64, time: u64, others: &[usize]) -> Value {
+    let row = |n: &usize| {
+        let shares: Vec<f64> = (seed..seed + seeds).map(|s| fairness::share(s, *n, time * SECOND)).collect();
+        let (low, high) = stats::confidence_95(&shares);
+        json!({ "reno_flows": n, "share_mean": stats::mean(&shares), "low": low, "high": high })
+    };
+    json!({ "seeds": seeds, "seconds": time, "fairness": others.iter().map(row).collect::<Vec<_>>() })
+}
+
+fn deaths(seed: u64, seeds: u64) -> Value {
+    let mut rows = vec![];
+    for policy in [Policy::Block, Policy::RoundRobin] {
+        for replicas in [2, 3, 8] {
+            for window in [10, 50, 100, 200] {
+                let runs: Vec<_> =
+                    (seed..seed + seeds).map(|s| spraying::death(s, policy, replicas, window)).collect();
+                let median = |f: &dyn Fn(&spraying::Death) -> f64| {
+                    stats::percentile(&runs.iter().map(f).collect::<Vec<_>>(), 0.5)
+                };
+                let back: Vec<_> =
+                    runs.iter().filter_map(|r| r.recovery).map(|t| (t / MILLISECOND) as f64).collect();
+                rows.push(json!({
+                    "policy": format!("{policy:?}"), "replicas": replicas, "bdp": window,
+                    "window": median(&|r| r.window as f64),
+                    "longest_proof": median(&|r| r.longest_proof as f64),
+                    "proof_bytes": median(&|r| r.proof_bytes),
+                    "declared": median(&|r| r.declared as f64),
+                    "timeouts": median(&|r| r.timeouts as f64),
+                    "ms_to_90_percent": stats::percentile(&back, 0.5),
+                    "not_within_20_s": runs.len() - back.len(),
+                }));
+            }
+        }
+    }
+    json!({ "seeds": seeds, "spraying": rows })
+}
+
+fn skews(seed: u64) -> Value {
+    let mut rows = vec![];
+    for policy in [Policy::Block, Policy::RoundRobin] {
+        for rtt in [2, 10, 40, 100] {
+            for ms in [0, 1, 2, 5, 10] {
+                let s = spraying::skew(seed, policy, ms * MILLISECOND, rtt * MILLISECOND);
+                rows.push(json!({
+                    "policy": format!("{policy:?}"), "rtt_ms": rtt, "skew_ms": ms, "declared": s.declared,
+                    "spurious": s.spurious, "ms": s.completion.map(|t| t / MILLISECOND),
+                }));
+            }
+        }
+    }
+    json!({ "skew": rows })
+}

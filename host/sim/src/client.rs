@@ -1,0 +1,337 @@
+//! A client: the transport's connection behind a node, with a reader that checks every byte.
+
+use std::any::Any;
+use std::net::SocketAddr;
+
+use rivulet_packet::Segment;
+use rivulet_transport::Time;
+use rivulet_transport::client::{self, Connection, ConnectionError, Event, Read, Statistics};
+
+use crate::net::{Context, LinkId, Node, NodeId};
+use crate::packet::{Body, Packet};
+use crate::{MICROSECOND, Nanos, address, content};
+
+/// What a client is to do.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// When it opens.
+    pub start: Nanos,
+    /// Bytes it asks for.
+    pub size: u64,
+    /// Seed of the content.
+    pub content: u64,
+    /// IPv6 instead of IPv4.
+    pub v6: bool,
+    /// The connection's settings.
+    pub config: client::Config,
+    /// From when to when the reader does not read.
+    pub pause: Option<(Nanos, Nanos)>,
+    /// When the client goes on from another address.
+    pub moves: Option<Nanos>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        let config = client::Config::default();
+        Self { start: 0, size: 100_000, content: 1, v6: false, config, pause: None, moves: None }
+    }
+}
+
+/// How a transfer went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It goes on.
+    Running,
+    /// All bytes came, each the right one, after this time.
+    Done(Nanos),
+    /// A byte was wrong: its offset.
+    Wrong(u64),
+    /// More bytes came than there are.
+    TooLong,
+    /// The stream ended too early.
+    TooShort(u64),
+    /// The connection gave up.
+    Failed(ConnectionError),
+}
+
+/// One client.
+pub struct Client {
+    plan: Plan,
+    tor: NodeId,
+    link: LinkId,
+    connection: Option<Connection>,
+    outcome: Outcome,
+    received: u64,
+    wake: Option<Nanos>,
+    wire_bytes: u64,
+    moved: u8,
+    statistics: Statistics,
+    log: Option<Vec<String>>,
+    proofs: Proofs,
+    progress: Option<(Nanos, Vec<u64>)>,
+}
+
+/// The proofs that a client sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Proofs {
+    /// Requests with a proof.
+    pub requests: u64,
+    /// Entries of all of them.
+    pub entries: u64,
+    /// Entries of the longest one.
+    pub longest: usize,
+}
+
+impl Client {
+    /// A client that sends to `tor` over `link`.
+    pub fn new(plan: Plan, tor: NodeId, link: LinkId) -> Self {
+        let wake = Some(plan.start);
+        Self {
+            plan,
+            tor,
+            link,
+            connection: None,
+            outcome: Outcome::Running,
+            received: 0,
+            wake,
+            wire_bytes: 0,
+            moved: 0,
+            statistics: Statistics::default(),
+            log: None,
+            proofs: Proofs::default(),
+            progress: None,
+        }
+    }
+
+    /// The proofs sent so far.
+    pub fn proofs(&self) -> Proofs {
+        self.proofs
+    }
+
+    /// Starts the count of proofs anew.
+    pub fn forget_proofs(&mut self) {
+        self.proofs = Proofs::default();
+    }
+
+    /// Counts bytes of wire that come, for each span of time of this length from the start of the run.
+    pub fn measure(&mut self, span: Nanos) {
+        self.progress = Some((span, vec![]));
+    }
+
+    /// What [`Client::measure`] counted.
+    pub fn progress(&self) -> &[u64] {
+        self.progress.as_ref().map_or(&[], |p| &p.1)
+    }
+
+    /// From now on every packet sent and taken is written down.
+    pub fn record(&mut self) {
+        self.log.get_or_insert_default();
+    }
+
+    /// What [`Client::record`] wrote down.
+    pub fn log(&self) -> &[String] {
+        self.log.as_deref().unwrap_or_default()
+    }
+
+    fn note(log: &mut Option<Vec<String>>, now: Nanos, direction: &str, packet: &[u8], remark: &str) {
+        let Some(log) = log else { return };
+        let what = match Segment::parse_packet(packet).and_then(|s| s.verify().map(|()| s)) {
+            Ok(s) => match (s.request(), s.response()) {
+                (Ok(r), _) => {
+                    let wants: Vec<_> = r.wants().map(|w| (w.offset, w.length, w.retransmit)).collect();
+                    format!("{r} wants {wants:?}")
+                }
+                (_, Ok(r)) => format!("{r}, {} uconts", r.uconts.len()),
+                _ => s.to_string(),
+            },
+            Err(e) => e.to_string(),
+        };
+        log.push(format!("{:>10} us {direction} {what} {remark}", now / MICROSECOND));
+    }
+
+    /// How it went.
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Bytes of content read.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Bytes of wire that came, framing included.
+    pub fn wire_bytes(&self) -> u64 {
+        self.wire_bytes
+    }
+
+    /// The connection's counts.
+    pub fn statistics(&self) -> Statistics {
+        self.connection.as_ref().map_or(self.statistics, Connection::statistics)
+    }
+
+    /// Trickles in flight and held.
+    pub fn window(&self) -> usize {
+        self.connection.as_ref().map_or(0, Connection::window)
+    }
+
+    /// The connection, while there is one.
+    pub fn connection(&self) -> Option<&Connection> {
+        self.connection.as_ref()
+    }
+
+    fn time(now: Nanos) -> Time {
+        Time(now / MICROSECOND)
+    }
+
+    fn local(&self, id: NodeId) -> SocketAddr {
+        address::client(id, self.moved, self.plan.v6, 40_000 + u16::from(self.moved))
+    }
+
+    fn open(&mut self, ctx: &Context) {
+        let now = Self::time(ctx.now);
+        let mut config = self.plan.config.clone();
+        config.seed ^= u64::from(ctx.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut c = Connection::open(config, self.local(ctx.id), address::service(self.plan.v6), now);
+        let request = content::request(self.plan.size, self.plan.content, true);
+        let written = c.write(0, &request, now);
+        debug_assert_eq!(written, request.len(), "a fresh connection takes a request");
+        c.finish(0);
+        self.connection = Some(c);
+    }
+
+    /// Goes on from another address, as after a change of network.
+    fn change_address(&mut self, ctx: &Context) {
+        let Some(c) = self.connection.take() else { return };
+        let now = Self::time(ctx.now);
+        self.moved += 1;
+        let mut config = self.plan.config.clone();
+        config.seed ^= u64::from(ctx.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.moved);
+        // A connection that has no continuation yet has nothing to take along: it opens again.
+        let Some(suspended) = c.suspend() else { return self.open(ctx) };
+        match Connection::resume(&suspended, config, self.local(ctx.id), now) {
+            Ok(c) => self.connection = Some(c),
+            Err(e) => panic!("a connection just suspended does not resume: {e}"),
+        }
+    }
+
+    fn reading(&self, now: Nanos) -> bool {
+        self.plan.pause.is_none_or(|(from, to)| now < from || now >= to)
+    }
+
+    fn pump(&mut self, ctx: &mut Context) {
+        let now = Self::time(ctx.now);
+        let reading = self.reading(ctx.now);
+        let Some(c) = &mut self.connection else { return };
+        if reading {
+            let mut buffer = [0; 16384];
+            loop {
+                match c.read(0, &mut buffer) {
+                    Read::Bytes(n) => {
+                        if let Some(at) = content::mismatch(self.plan.content, self.received, &buffer[..n]) {
+                            self.outcome = Outcome::Wrong(at);
+                        }
+                        self.received += n as u64;
+                        if self.received > self.plan.size {
+                            self.outcome = Outcome::TooLong;
+                        }
+                    }
+                    Read::Blocked => break,
+                    Read::End => {
+                        if self.outcome == Outcome::Running {
+                            self.outcome = if self.received == self.plan.size {
+                                Outcome::Done(ctx.now - self.plan.start)
+                            } else {
+                                Outcome::TooShort(self.received)
+                            };
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+        let mut buffer = [0; 9100];
+        while let Some(n) = c.poll_transmit(now, &mut buffer) {
+            Self::note(&mut self.log, ctx.now, ">", &buffer[..n], "");
+            if let Some(entries) = proof_length(&buffer[..n]) {
+                self.proofs.requests += 1;
+                self.proofs.entries += entries as u64;
+                self.proofs.longest = self.proofs.longest.max(entries);
+            }
+            ctx.send(self.link, Packet::ip(ctx.id, self.tor, buffer[..n].to_vec()));
+        }
+        while let Some(event) = c.poll() {
+            if let Event::Failed(error) = event
+                && self.outcome == Outcome::Running
+            {
+                self.outcome = Outcome::Failed(error);
+            }
+        }
+        let mut wake = c.poll_timeout().map(|t| t.0 * MICROSECOND);
+        if self.outcome != Outcome::Running {
+            self.statistics = c.statistics();
+            (self.connection, wake) = (None, None);
+        }
+        let more = |wake: Option<Nanos>, at: Nanos| Some(wake.map_or(at, |w| w.min(at)));
+        if let Some((from, to)) = self.plan.pause.filter(|_| self.connection.is_some()) {
+            for at in [from, to].into_iter().filter(|at| *at > ctx.now) {
+                wake = more(wake, at);
+            }
+        }
+        if let Some(at) = self.plan.moves.filter(|_| self.connection.is_some()) {
+            wake = more(wake, at);
+        }
+        self.wake = wake;
+    }
+}
+
+/// Entries of the proof in a request that was just built: its count stands at a constant place.
+fn proof_length(packet: &[u8]) -> Option<usize> {
+    let tcp = if packet.first()? >> 4 == 4 { 20 } else { 40 };
+    packet.get(tcp + 28 + 16).map(|n| usize::from(*n)).filter(|_| packet[tcp + 13] & 0x02 == 0)
+}
+
+impl Node for Client {
+    fn on_packet(&mut self, packet: Packet, ctx: &mut Context) {
+        self.wire_bytes += u64::from(packet.size);
+        if let Some((span, counts)) = &mut self.progress {
+            let index = (ctx.now / *span) as usize;
+            if counts.len() <= index {
+                counts.resize(index + 1, 0);
+            }
+            counts[index] += u64::from(packet.size);
+        }
+        let (Some(c), Body::Ip(bytes)) = (&mut self.connection, &packet.body) else { return };
+        // What is damaged, late or of another connection is ignored; the connection counts it.
+        let taken = c.handle_input(Self::time(ctx.now), bytes);
+        let remark = taken.err().map_or(String::new(), |e| format!("({e})"));
+        Self::note(&mut self.log, ctx.now, "<", bytes, &remark);
+        self.pump(ctx);
+    }
+
+    fn on_wake(&mut self, ctx: &mut Context) {
+        if self.connection.is_none() {
+            if self.outcome != Outcome::Running {
+                return;
+            }
+            self.open(ctx);
+        } else if self.plan.moves.is_some_and(|at| at <= ctx.now) {
+            self.plan.moves = None;
+            self.change_address(ctx);
+        } else if let Some(c) = &mut self.connection {
+            c.handle_timeout(Self::time(ctx.now));
+        }
+        self.pump(ctx);
+    }
+
+    fn next_wake(&self) -> Option<Nanos> {
+        self.wake
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}

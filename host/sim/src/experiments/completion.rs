@@ -1,0 +1,91 @@
+//! Completion time of transfers against SACK-Reno with RACK.
+
+use crate::client::{Client, Outcome, Plan};
+use crate::dumbbell::tcp_completion;
+use crate::link;
+use crate::net::Network;
+use crate::rng::Rng;
+use crate::service::{Config, Service};
+use crate::{MILLISECOND, Nanos, SECOND, stats};
+use rivulet_transport::client;
+
+/// After so long a transfer counts as stuck.
+const LIMIT: Nanos = 3600 * SECOND;
+
+/// One transfer of each kind, with the same size and round trip time.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Bytes.
+    pub size: u64,
+    /// Ours with a loss of p both ways; None: stuck or wrong.
+    pub ours: Option<Nanos>,
+    /// The reference with a loss of 1 - (1 - p)^2 from server to client and none of acknowledgements.
+    pub reference: Option<Nanos>,
+    /// Another run of the reference, for how much two runs of one protocol differ.
+    pub control: Option<Nanos>,
+    /// The reference with p both ways.
+    pub both_ways: Option<Nanos>,
+}
+
+/// Runs the transfers of a seed at a loss of p.
+pub fn sample(seed: u64, p: f64) -> Sample {
+    let mut rng = Rng::new(seed ^ 0x636f_6d70);
+    let delay = rng.range(5 * MILLISECOND, 50 * MILLISECOND);
+    // Sizes spread evenly over their logarithm, 10 kB to 1 MB.
+    let size = (10_000.0 * 100f64.powf(rng.unit())) as u64;
+    let wire = |loss| link::Config { delay, loss, ..link::Config::default() };
+    let double = 1.0 - (1.0 - p) * (1.0 - p);
+    let reference = |n: u64| tcp_completion(seed ^ n << 32, wire(double), wire(0.0), size, LIMIT);
+    let mut net = Network::new(seed);
+    let service = Service::new(&mut net, Config { down: wire(p), up: wire(p), ..Config::default() });
+    let config = client::Config { seed, ..client::Config::default() };
+    let id = service.client(&mut net, Plan { size, content: seed, config, ..Plan::default() });
+    net.run_while(LIMIT, |net| *net.node::<Client>(id).outcome() == Outcome::Running);
+    let ours = match net.node::<Client>(id).outcome() {
+        Outcome::Done(t) => Some(*t),
+        _ => None,
+    };
+    let both_ways = tcp_completion(seed, wire(p), wire(p), size, LIMIT);
+    Sample { size, ours, reference: reference(0), control: reference(1), both_ways }
+}
+
+/// Ratios over many transfers at one loss.
+#[derive(Debug, Clone, Copy)]
+pub struct Summary {
+    /// Probability of loss each way.
+    pub loss: f64,
+    /// Transfers.
+    pub count: usize,
+    /// Of them not done.
+    pub stuck: usize,
+    /// Median and 99th percentile of ours / reference, transfer by transfer.
+    pub ratio: (f64, f64),
+    /// The same of control / reference: two runs of one protocol.
+    pub control: (f64, f64),
+    /// Ratio of the 99th percentiles of the times themselves.
+    pub tail: f64,
+    /// Median and 99th percentile of ours / reference with p both ways.
+    pub both_ways: (f64, f64),
+}
+
+/// Runs `count` transfers at a loss of p.
+pub fn run(p: f64, seed: u64, count: usize) -> Summary {
+    let samples: Vec<Sample> = (0..count as u64).map(|i| sample(seed + i, p)).collect();
+    let pairs = |a: fn(&Sample) -> Option<Nanos>, b: fn(&Sample) -> Option<Nanos>| -> Vec<f64> {
+        samples.iter().filter_map(|s| Some(a(s)? as f64 / b(s)? as f64)).collect()
+    };
+    let both = |v: Vec<f64>| (stats::percentile(&v, 0.5), stats::percentile(&v, 0.99));
+    let times = |f: fn(&Sample) -> Option<Nanos>| -> f64 {
+        let v: Vec<f64> = samples.iter().filter_map(f).map(|t| t as f64).collect();
+        stats::percentile(&v, 0.99)
+    };
+    Summary {
+        loss: p,
+        count,
+        stuck: samples.iter().filter(|s| s.ours.is_none()).count(),
+        ratio: both(pairs(|s| s.ours, |s| s.reference)),
+        control: both(pairs(|s| s.control, |s| s.reference)),
+        tail: times(|s| s.ours) / times(|s| s.reference),
+        both_ways: both(pairs(|s| s.ours, |s| s.both_ways)),
+    }
+}

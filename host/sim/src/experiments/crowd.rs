@@ -1,0 +1,63 @@
+//! Very many clients in one process.
+
+use crate::client::{Client, Outcome, Plan};
+use crate::link::{self, Discipline};
+use crate::net::Network;
+use crate::service::{Config, Place, Service};
+use crate::{MILLISECOND, SECOND};
+use rivulet_transport::client::Config as ClientConfig;
+
+/// How a crowd fared.
+#[derive(Debug, Clone)]
+pub struct Crowd {
+    /// Clients that have every byte.
+    pub done: usize,
+    /// The others' outcomes.
+    pub others: Vec<Outcome>,
+    /// Virtual time of the last one, seconds.
+    pub time: f64,
+    /// Events handled.
+    pub events: u64,
+}
+
+/// `clients` open within a second and take `size` bytes each through one link of 10 Gb/s with a loss of 0.1 %, from
+/// 8 replicas of which one dies after half a second.
+pub fn run(seed: u64, clients: usize, size: u64) -> Crowd {
+    let mut net = Network::new(seed);
+    let down = link::Config {
+        rate: 10_000_000_000,
+        delay: 20 * MILLISECOND,
+        queue: 20_000,
+        discipline: Discipline::RandomDrop,
+        loss: 0.001,
+        ..link::Config::default()
+    };
+    let up = link::Config { delay: 20 * MILLISECOND, loss: 0.001, ..link::Config::default() };
+    let mut replicas = vec![Place::default(); 8];
+    replicas[3].life = crate::life::Life::new(vec![(SECOND / 2, crate::life::State::Dead)]);
+    let service = Service::new(&mut net, Config { replicas, down, up, ..Config::default() });
+    let mut rng = net.rng();
+    let ids: Vec<_> = (0..clients)
+        .map(|i| {
+            let config = ClientConfig { seed: rng.u64(), ..ClientConfig::default() };
+            let plan = Plan {
+                start: rng.below(SECOND),
+                size,
+                content: i as u64,
+                v6: i % 2 == 1,
+                config,
+                ..Plan::default()
+            };
+            service.client(&mut net, plan)
+        })
+        .collect();
+    let mut left = ids.clone();
+    while !left.is_empty() && net.now() < 600 * SECOND {
+        let next = net.now() + SECOND / 10;
+        net.run_until(next);
+        left.retain(|id| *net.node::<Client>(*id).outcome() == Outcome::Running);
+    }
+    let outcomes = ids.iter().map(|id| net.node::<Client>(*id).outcome().clone());
+    let (done, others): (Vec<_>, Vec<_>) = outcomes.partition(|o| matches!(o, Outcome::Done(_)));
+    Crowd { done: done.len(), others, time: net.now() as f64 / SECOND as f64, events: net.handled() }
+}

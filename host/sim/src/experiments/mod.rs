@@ -1,0 +1,6 @@
+//! What the simulator is to show, as functions from parameters and seeds to figures.
+
+pub mod completion;
+pub mod crowd;
+pub mod fairness;
+pub mod spraying;

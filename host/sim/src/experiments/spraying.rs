@@ -1,0 +1,112 @@
+//! What the death of a replica costs, by policy, and what a skew between replicas does.
+
+use crate::client::{Client, Outcome, Plan};
+use crate::dumbbell::queue_for;
+use crate::life::{Life, State};
+use crate::link;
+use crate::net::Network;
+use crate::service::{Config, Place, Service};
+use crate::tor::{self, Policy};
+use crate::{MILLISECOND, Nanos, SECOND};
+use rivulet_transport::client::Config as ClientConfig;
+
+/// What the death of one replica cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Death {
+    /// Trickles in flight just before.
+    pub window: usize,
+    /// Entries of the longest proof after the death.
+    pub longest_proof: usize,
+    /// Bytes of proof per request in the second after the death.
+    pub proof_bytes: f64,
+    /// Numbers declared lost in that second.
+    pub declared: u64,
+    /// From the death to the first 100 ms in which 90 % of the rate before came; None: not within 20 s.
+    pub recovery: Option<Nanos>,
+    /// TIMEOUTs in the second after the death.
+    pub timeouts: u64,
+}
+
+const SPAN: Nanos = 20 * MILLISECOND;
+const DEATH: Nanos = 10 * SECOND;
+
+/// One of `replicas` dies while a client downloads through a link whose bandwidth-delay product is `window` packets.
+pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64) -> Death {
+    let mut net = Network::new(seed);
+    let delay = 25 * MILLISECOND;
+    let rate = window * 1538 * 8 * SECOND / (2 * delay);
+    // A queue of half the product: a loss halves the window to where the link is still full two thirds of the time.
+    let down = link::Config { rate, delay, queue: queue_for(rate, delay), ..link::Config::default() };
+    let up = link::Config { delay, ..link::Config::default() };
+    let dead = Life::new(vec![(DEATH, State::Dead)]);
+    let mut places = vec![Place::default(); replicas];
+    places[0].life = dead;
+    let tor = tor::Config { policy, ..tor::Config::default() };
+    let service = Service::new(&mut net, Config { replicas: places, down, up, tor, ..Config::default() });
+    let config = ClientConfig { seed, ..ClientConfig::default() };
+    let client = service.client(&mut net, Plan { size: 1 << 46, config, ..Plan::default() });
+    net.with_node(client, |c: &mut Client, _| c.measure(SPAN));
+    net.run_until(DEATH - 1);
+    let (before, in_flight) = {
+        let c = net.node::<Client>(client);
+        (c.statistics(), c.window())
+    };
+    net.with_node(client, |c: &mut Client, _| c.forget_proofs());
+    net.run_until(DEATH + SECOND);
+    let (after, proofs) = {
+        let c = net.node::<Client>(client);
+        (c.statistics(), c.proofs())
+    };
+    net.run_until(DEATH + 20 * SECOND);
+    let spans = |from: Nanos, to: Nanos| (from / SPAN) as usize..(to / SPAN) as usize;
+    let counts = net.node::<Client>(client).progress();
+    let old = &counts[spans(DEATH - 2 * SECOND, DEATH)];
+    let rate = old.iter().sum::<u64>() as f64 / old.len() as f64;
+    // The rate of 100 ms at a time, so that one burst is not taken for the old rate.
+    let five = counts.get(spans(DEATH, DEATH + 20 * SECOND)).unwrap_or_default().windows(5);
+    // Responses that were on their way at the death still come for a round trip: look after it.
+    let skip = (2 * delay / SPAN + 1) as usize;
+    let back = five
+        .enumerate()
+        .skip(skip)
+        .find(|(_, w)| w.iter().sum::<u64>() as f64 >= 0.9 * 5.0 * rate)
+        .map(|(i, _)| i as Nanos * SPAN);
+    Death {
+        window: in_flight,
+        longest_proof: proofs.longest,
+        proof_bytes: 8.0 * proofs.entries as f64 / proofs.requests.max(1) as f64,
+        declared: after.declared - before.declared,
+        recovery: back,
+        timeouts: after.timeouts - before.timeouts,
+    }
+}
+
+/// What a skew between two replicas did to a transfer.
+#[derive(Debug, Clone, Copy)]
+pub struct Skewed {
+    /// Numbers declared lost though nothing was lost.
+    pub declared: u64,
+    /// Of them seen later.
+    pub spurious: u64,
+    /// Time of the transfer; None: stuck.
+    pub completion: Option<Nanos>,
+}
+
+/// A transfer of 2 MB from two replicas, the second `skew` slower, over a clean network with this round trip time.
+pub fn skew(seed: u64, policy: Policy, skew: Nanos, rtt: Nanos) -> Skewed {
+    let mut net = Network::new(seed);
+    let wire = link::Config { delay: rtt / 2, rate: 50_000_000, queue: 1000, ..link::Config::default() };
+    let places = vec![Place::default(), Place { delay: skew, ..Place::default() }];
+    let tor = tor::Config { policy, ..tor::Config::default() };
+    let config = Config { replicas: places, down: wire.clone(), up: wire, tor, ..Config::default() };
+    let service = Service::new(&mut net, config);
+    let config = ClientConfig { seed, ..ClientConfig::default() };
+    let client = service.client(&mut net, Plan { size: 2_000_000, config, ..Plan::default() });
+    net.run_while(600 * SECOND, |net| *net.node::<Client>(client).outcome() == Outcome::Running);
+    let c = net.node::<Client>(client);
+    let completion = match c.outcome() {
+        Outcome::Done(t) => Some(*t),
+        _ => None,
+    };
+    Skewed { declared: c.statistics().declared, spurious: c.statistics().spurious, completion }
+}

@@ -1,0 +1,162 @@
+//! A replica: the transport's server step behind a life, a processing delay and an application.
+
+use std::any::Any;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use rivulet_packet::Segment;
+use rivulet_transport::Time;
+use rivulet_transport::keys::KeyRing;
+use rivulet_transport::server::{Policy, Verdict, step};
+
+use crate::life::{Life, State};
+use crate::net::{Context, LinkId, Node};
+use crate::packet::{Body, Packet};
+use crate::rng::Rng;
+use crate::{MICROSECOND, Nanos, address, content};
+
+/// What a replica is set to.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// When it is up.
+    pub life: Life,
+    /// Time that each request takes at least: replicas differ by it.
+    pub delay: Nanos,
+    /// Mean of an exponentially distributed time on top.
+    pub jitter: Nanos,
+    /// Its clock, microseconds at the start of the run; used where no ToR stamps.
+    pub clock: u64,
+    /// What the service allows.
+    pub policy: Policy,
+    /// Number of the response, counted from 1, whose nonce is changed (its checksum is right): damage that no
+    /// checksum finds.
+    pub poison: Option<u64>,
+}
+
+/// What a replica did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets that came while it was up.
+    pub requests: u64,
+    /// Responses sent.
+    pub responses: u64,
+    /// Requests that were damaged on the way.
+    pub damaged: u64,
+    /// Requests that ended their trickle.
+    pub terminated: u64,
+    /// Requests refused, by reason.
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Packets that came while it was not up.
+    pub lost: u64,
+}
+
+/// One replica.
+pub struct Replica {
+    /// What it is set to.
+    pub config: Config,
+    /// Its keys; a scenario replaces them to rotate epochs.
+    pub keys: Rc<KeyRing>,
+    /// What it did.
+    pub counters: Counters,
+    link: LinkId,
+    waiting: VecDeque<Packet>,
+    resume: Option<Nanos>,
+    rng: Rng,
+}
+
+impl Replica {
+    /// A replica whose responses go onto `link`.
+    pub fn new(config: Config, keys: Rc<KeyRing>, link: LinkId, rng: Rng) -> Self {
+        let (waiting, resume) = (VecDeque::new(), None);
+        Self { config, keys, counters: Counters::default(), link, waiting, resume, rng }
+    }
+
+    fn serve(&mut self, bytes: &[u8], ctx: &mut Context) {
+        self.counters.requests += 1;
+        let Ok(segment) = Segment::parse_packet(bytes) else {
+            self.counters.damaged += 1;
+            return;
+        };
+        if segment.verify().is_err() {
+            self.counters.damaged += 1;
+            return;
+        }
+        let now = Time(self.config.clock + ctx.now / MICROSECOND);
+        let plan = match step(&segment, &self.keys, now, &self.config.policy) {
+            Ok(Verdict::Respond(plan)) => plan,
+            Ok(Verdict::Terminate) => {
+                self.counters.terminated += 1;
+                return;
+            }
+            Err(refusal) => {
+                *self.counters.refused.entry(refusal.name()).or_default() += 1;
+                return;
+            }
+        };
+        let jitter = self.rng.exponential(self.config.jitter as f64) as Nanos;
+        let delay = self.config.delay + jitter;
+        let (link, counters, poison) = (self.link, &mut self.counters, self.config.poison);
+        let outcome = content::answer(&plan, &self.keys, |mut packet| {
+            if let Some(client) = address::destination(&packet) {
+                counters.responses += 1;
+                if poison == Some(counters.responses) {
+                    change_nonce(&mut packet);
+                }
+                ctx.send_after(delay, link, Packet::ip(ctx.id, address::node(client), packet));
+            }
+        });
+        if let Err(refusal) = outcome {
+            *self.counters.refused.entry(refusal.name()).or_default() += 1;
+        }
+    }
+}
+
+/// Flips a bit of a response's nonce and repairs the checksum.
+fn change_nonce(packet: &mut [u8]) {
+    let tcp = if packet[0] >> 4 == 4 { 20 } else { 40 };
+    let nonce = tcp + usize::from(packet[tcp + 12] >> 4) * 4 + 4;
+    if packet.len() < nonce + 4 {
+        return;
+    }
+    let old = [packet[nonce], packet[nonce + 1]];
+    packet[nonce] ^= 0x40;
+    let sum = u16::from_be_bytes([packet[tcp + 16], packet[tcp + 17]]);
+    let new = rivulet_packet::checksum::replace(sum, &old, &packet[nonce..nonce + 2]);
+    packet[tcp + 16..tcp + 18].copy_from_slice(&new.to_be_bytes());
+}
+
+impl Node for Replica {
+    fn on_packet(&mut self, packet: Packet, ctx: &mut Context) {
+        match self.config.life.at(ctx.now) {
+            State::Up => {
+                if let Body::Ip(bytes) = &packet.body {
+                    self.serve(bytes, ctx);
+                }
+            }
+            State::Dead | State::Sick => self.counters.lost += 1,
+            State::Stalled => {
+                self.resume = self.config.life.resumes(ctx.now);
+                self.waiting.push_back(packet);
+            }
+        }
+    }
+
+    fn on_wake(&mut self, ctx: &mut Context) {
+        self.resume = None;
+        for packet in std::mem::take(&mut self.waiting) {
+            self.on_packet(packet, ctx);
+        }
+    }
+
+    fn next_wake(&self) -> Option<Nanos> {
+        self.resume
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
