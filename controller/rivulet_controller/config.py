@@ -29,7 +29,7 @@ MAX_POOLS = 1024
 MAX_NONCE_LIFE_S = 3600.0
 """A nonce key can be searched offline: an hour at most (docs/security.md)."""
 
-MAX_LIVE_SEAL_KEYS = 4096
+MAX_LIVE_SEAL_KEYS = 60
 """Seal keys accepted at a time: replicas hold them all, and epochs are 16 bits."""
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

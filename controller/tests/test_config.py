@@ -53,7 +53,7 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
         ("    port: 80\n", "", 12, "services.0.port: missing"),
         ('mac: "02:00:00:00:00:fe"', "mac: fe", 5, "is not a MAC address"),
         ("nonce_rotation: 20 min", "nonce_rotation: 2h", 17, "an hour at most"),
-        ("seal_rotation: 1h", "seal_rotation: 1s", 17, "more than 4096 keys would be live"),
+        ("seal_rotation: 1h", "seal_rotation: 1s", 17, "more than 60 keys would be live"),
         ("    liveness: 20ms", "    slots: 100", 12, "100 is not a power of two"),
         ("services:", "services: [", 11, "not YAML"),
     ],

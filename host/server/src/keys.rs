@@ -90,9 +90,9 @@ pub struct NonceEpoch {
 pub struct KeySet {
     /// Number of the service, 1 to 65,535.
     pub service: u16,
-    /// Newest seal epoch to be used where no ToR names one.
+    /// Newest seal epoch to be used where no ToR names one; 0: none yet, and this replica is not ready.
     pub usable_seal: u16,
-    /// Newest nonce epoch to be used where no ToR names one.
+    /// Newest nonce epoch to be used where no ToR names one; 0: none yet, and this replica is not ready.
     pub usable_nonce: u16,
     /// Live seal epochs.
     pub seal: Vec<SealKey>,
@@ -154,10 +154,12 @@ impl KeySet {
         let nonce: Vec<u16> = self.nonce.iter().map(|k| k.epoch).collect();
         rule(self.service != 0, "the service number is 0")?;
         rule(!seal.contains(&0) && !nonce.contains(&0), "an epoch is 0")?;
-        rule(seal.len() <= MAX_EPOCHS && nonce.len() <= MAX_EPOCHS, "more than 8 epochs of one kind")?;
+        rule(seal.len() <= MAX_EPOCHS && nonce.len() <= MAX_EPOCHS, "more than 64 epochs of one kind")?;
         rule(distinct(&seal) && distinct(&nonce), "an epoch stands twice")?;
-        rule(seal.contains(&self.usable_seal), "the usable seal epoch has no key")?;
-        rule(nonce.contains(&self.usable_nonce), "the usable nonce epoch has no key")?;
+        // 0: none is usable yet; keys are held everywhere before the first is.
+        let usable = |epochs: &[u16], epoch| epoch == 0 || epochs.contains(&epoch);
+        rule(usable(&seal, self.usable_seal), "the usable seal epoch has no key")?;
+        rule(usable(&nonce, self.usable_nonce), "the usable nonce epoch has no key")?;
         rule(self.nonce.iter().all(|n| n.k != n.k_prime), "K and K' of an epoch are equal")
     }
 
@@ -208,6 +210,15 @@ mod tests {
         assert_ne!(KeySet::generate(7).unwrap(), set, "keys are random");
         let ring = set.ring();
         assert!(ring.seal(1).is_some() && ring.nonce(1).is_some() && ring.opening_epoch(0) == 1);
+    }
+
+    #[test]
+    fn keys_may_be_held_before_any_is_usable() {
+        let set = KeySet { usable_seal: 0, usable_nonce: 0, ..KeySet::generate(7).unwrap() };
+        set.check().unwrap();
+        let ring = set.ring();
+        assert_eq!((ring.sealing_epoch(0), ring.opening_epoch(0)), (0, 0), "so the heartbeat says not ready");
+        assert_eq!((ring.sealing_epoch(1), ring.opening_epoch(1)), (1, 1), "what the ToR names is used");
     }
 
     #[test]

@@ -6,7 +6,6 @@
 
 use aes::Aes128;
 use aes_gcm_siv::Aes128GcmSiv;
-use arrayvec::ArrayVec;
 use cmac::{Cmac, Mac};
 use rivulet_packet::nonce::NonceKey;
 
@@ -109,8 +108,8 @@ pub struct NonceKeys {
 /// The live keys of one service.
 pub struct KeyRing {
     service: u32,
-    seal: ArrayVec<(u16, SealKeys), MAX_EPOCHS>,
-    nonce: ArrayVec<(u16, NonceKeys), MAX_EPOCHS>,
+    seal: Vec<(u16, SealKeys)>,
+    nonce: Vec<(u16, NonceKeys)>,
     usable_seal: u16,
     usable_nonce: u16,
 }
@@ -118,7 +117,7 @@ pub struct KeyRing {
 impl KeyRing {
     /// A ring without keys for `service`: every step is refused until keys are added and made usable.
     pub fn new(service: u32) -> Self {
-        Self { service, seal: ArrayVec::new(), nonce: ArrayVec::new(), usable_seal: 0, usable_nonce: 0 }
+        Self { service, seal: Vec::new(), nonce: Vec::new(), usable_seal: 0, usable_nonce: 0 }
     }
 
     /// The service these keys are for.
@@ -130,7 +129,7 @@ impl KeyRing {
     pub fn add_seal(&mut self, epoch: u16, master: &[u8; 16]) {
         let keys = SealKeys::derive(master, self.service, epoch);
         self.withdraw_seal(epoch);
-        if self.seal.is_full() {
+        if self.seal.len() >= MAX_EPOCHS {
             self.seal.remove(0);
         }
         self.seal.push((epoch, keys));
@@ -139,7 +138,7 @@ impl KeyRing {
     /// Accepts a nonce epoch (1 to 65,535). Replaces the epoch if it is there, drops the oldest when the ring is full.
     pub fn add_nonce(&mut self, epoch: u16, keys: NonceKeys) {
         self.withdraw_nonce(epoch);
-        if self.nonce.is_full() {
+        if self.nonce.len() >= MAX_EPOCHS {
             self.nonce.remove(0);
         }
         self.nonce.push((epoch, keys));
@@ -230,7 +229,7 @@ mod tests {
     #[test]
     fn ring_is_bounded_and_a_withdrawn_epoch_is_gone() {
         let mut ring = KeyRing::new(1);
-        for epoch in 1..=20 {
+        for epoch in 1..=MAX_EPOCHS as u16 + 12 {
             ring.add_seal(epoch, &[epoch as u8; 16]);
         }
         assert!(ring.seal(12).is_none() && ring.seal(13).is_some() && ring.seal(20).is_some());
