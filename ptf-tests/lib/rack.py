@@ -379,7 +379,7 @@ class RackTest(BaseTest):
 
     def plain(self, service: Service, sport: int = 40000, flags: int = packets.ACK, **fields: Any) -> bytes:
         """A segment of plain TCP."""
-        extra = {key: fields.pop(key) for key in list(fields) if key in ("src", "ttl", "options")}
+        extra = {key: fields.pop(key) for key in list(fields) if key in ("src", "ttl")}
         src = extra.get("src") or CLIENTS[service.address.version]
         tcp_fields = {"options": bytes.fromhex("0101080a0000000100000002"), "payload": b"hello"} | fields
         segment = packets.tcp(src, service.address, sport, service.port, flags=flags, **tcp_fields)

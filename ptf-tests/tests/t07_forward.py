@@ -18,7 +18,7 @@ class Bridging(RackTest):
     """Known unicast, unknown unicast and broadcast within one VLAN, never back to where it came from."""
 
     def check(self) -> None:
-        group = 40_000 + self.new_id()
+        group = self.new_id()
         vlan = self.vlan or 0
         self.switch.insert_group(group, [(5, 1), (7, 1), (8, 1)])
         self.groups.append(group)
@@ -110,8 +110,7 @@ class RoutedFragmentsAndExtensions(RackTest):
         else:
             frames = [self.ip_frame(dst, header, bytes([59, 0]) + b"x" * 38) for header in (0, 43, 44, 51, 60)]
         for frame in frames:
-            out = packets.TOR_MAC if hasattr(packets, "TOR_MAC") else TOR_MAC
-            sent = out + host_mac(7) + frame[12:]
+            sent = TOR_MAC + host_mac(7) + frame[12:]
             self.send(7, sent)
             self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
 
