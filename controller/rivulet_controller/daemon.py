@@ -7,13 +7,17 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
+import uvicorn
 
 from . import agents as agents_door
+from .api import Audit, Tokens, make_app
 from .config import Config, ConfigError, Tls, load
 from .controller import Controller
 from .names import NamesError
@@ -59,6 +63,7 @@ async def _run(config: Config, path: Path) -> None:
     try:
         await controller.start()
         server = await _listen(controller, config)
+        tasks.append(asyncio.create_task(serve_api(controller, config), name="api"))
         tasks.append(asyncio.create_task(controller.run(), name="controller"))
         tasks.append(asyncio.create_task(_follow_file(controller, path, reload), name="file"))
         ended = asyncio.create_task(stop.wait(), name="signal")
@@ -89,6 +94,58 @@ async def _listen(controller: Controller, config: Config) -> grpc.aio.Server:
         os.chmod(address.removeprefix("unix:"), 0o600)
     log.info("agents: listening on %s", address)
     return server
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: the daemon has its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield
+
+
+async def serve_api(controller: Controller, config: Config) -> None:
+    """The API and the page, until cancelled. Raises OSError if it cannot listen."""
+    address = config.listen.api
+    listener = _listener(address)
+    tokens = Tokens(config.listen.api_token_file)
+    app = make_app(controller, tokens, Audit(config.state.with_name(config.state.name + ".audit")))
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=200,
+    )  # fmt: skip
+    server = _Server(settings)
+    log.info("api: listening on %s", address)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
+        listener.close()
+
+
+def _listener(address: str) -> socket.socket:
+    """A bound socket; a Unix one is its owner's only."""
+    if address.startswith("unix:"):
+        path = address.removeprefix("unix:")
+        free_socket(Path(path))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        finally:
+            os.umask(before)
+    else:
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, int(port)))
+    listener.setblocking(False)
+    return listener
 
 
 def free_socket(path: Path) -> None:

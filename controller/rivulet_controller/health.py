@@ -150,11 +150,15 @@ class Health:
         now = time.monotonic()
         return now - self._steady_since.setdefault(key, now) >= STEADY_S
 
-    def remember(self, requests_per_s: float, bytes_per_s: float, drops_per_s: float) -> None:
-        """One second of history for the page."""
-        self.history.append(
-            {"time": time.time(), "packets": requests_per_s, "bytes": bytes_per_s, "drops": drops_per_s}
-        )
+    def remember(self) -> None:
+        """One second of history for the page: the sum over all switches."""
+        rates = dict.fromkeys(("packets", "bytes"), 0.0)
+        drops = 0.0
+        for switch, sample in self.samples.items():
+            for attribute in rates:
+                rates[attribute] += sum(self.rate(switch, attribute, cell) for cell in sample.places)
+            drops += sum(self.drop_rates(switch).values())
+        self.history.append({"time": time.time(), **rates, "drops": drops})
 
     def view(
         self, name: str, agent: Agent | None, draining: bool, maintenance: bool, readmitted: Mapping[str, bool]

@@ -132,6 +132,14 @@ class State:
             del self.slots[name]
             self._changes[f"slots/{name}"] = None
 
+    def copy(self) -> State:
+        """Another state with the same values, for trying something out."""
+        other = State()
+        other.rings, other.decisions = dict(self.rings), dict(self.decisions)
+        other.numbers = {kind: dict(names) for kind, names in self.numbers.items()}
+        other.slots, other.counters = dict(self.slots), dict(self.counters)
+        return other
+
     def changes(self) -> dict[str, bytes | None]:
         """What is not yet durable; the caller saves it, and gives it back with `retry` if that failed."""
         changes, self._changes = self._changes, {}

@@ -58,18 +58,18 @@ async def until(condition: Callable[[], bool], what: str, patience_s: float = 8.
 
 def as_described(controller: Controller, switch: FakeSwitch) -> bool:
     """Whether the switch holds exactly what it should."""
-    parts = controller.fragments("tor1")
+    parts = controller.fleet.fragments("tor1")
     return parts is not None and bool(switch.entities) and switch.lines() == lines(parts)
 
 
 def connected(controller: Controller) -> bool:
     """Whether the session with the switch stands."""
-    return "tor1" in controller.switches and controller.switches["tor1"].link.connected
+    return "tor1" in controller.fleet.switches and controller.fleet.switches["tor1"].link.connected
 
 
 def problem(controller: Controller) -> str:
     """Why the session with the switch does not stand."""
-    return controller.switches["tor1"].link.problem if "tor1" in controller.switches else ""
+    return controller.fleet.switches["tor1"].link.problem if "tor1" in controller.fleet.switches else ""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_a_restarted_controller_writes_nothing_that_was_right(switch: Fake
             lambda: "known_sources[ingress_port=0x66 mac=0x2aa vlan=0x0] source_known()" in switch.lines(), "learning"
         )
         await until(lambda: as_described(controller, switch), "clock set")
-        tor = controller.switches["tor1"].tor
+        tor = controller.fleet.switches["tor1"].tor
         before = switch.lines()
     switch.writes.clear()
     async with running(switch, tmp_path) as controller:
@@ -109,19 +109,19 @@ async def test_a_restarted_controller_writes_nothing_that_was_right(switch: Fake
         await until(lambda: as_described(controller, switch), "as described")
         await asyncio.sleep(0.2)
         assert switch.writes == [] and switch.lines() == before
-        assert switch.pipelines_set == 1 and controller.switches["tor1"].tor == tor
+        assert switch.pipelines_set == 1 and controller.fleet.switches["tor1"].tor == tor
 
 
 async def test_a_restarted_switch_gets_everything_again_and_a_new_tor_id(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
-        first = controller.switches["tor1"].tor
+        first = controller.fleet.switches["tor1"].tor
         await switch.restart()
         await until(lambda: not as_described(controller, switch), "it is empty", 2.0) if as_described(
             controller, switch
         ) else None
         await until(lambda: as_described(controller, switch), "everything again")
-        second = controller.switches["tor1"].tor
+        second = controller.fleet.switches["tor1"].tor
         assert first and second and (first.tor_id, second.tor_id) == (0x0101, 0x0102)
         assert first.sketch_keys != second.sketch_keys
 
@@ -197,8 +197,8 @@ async def test_a_refused_write_keeps_the_last_good_state(
 
 async def test_a_full_table_says_so(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES, capacity=10) as switch, running(switch, tmp_path) as controller:
-        await until(lambda: connected(controller) and bool(controller.switches["tor1"].problem), "an error")
-        said = controller.switches["tor1"].problem
+        await until(lambda: connected(controller) and bool(controller.fleet.switches["tor1"].problem), "an error")
+        said = controller.fleet.switches["tor1"].problem
         assert "slots[" in said and "table is full" in said and "fewer services or slots" in said
 
 
@@ -308,7 +308,7 @@ async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch
         assert not any(line.startswith("known_sources") for line in switch.lines())
         switch.send_digest(kind=kind, clock=1_000_000, mac=0x020000000101, port=1)
         await until(lambda: any("time_valid=0x1" in line for line in switch.lines()), "clock")
-        tor = controller.switches["tor1"].tor
+        tor = controller.fleet.switches["tor1"].tor
         assert tor is not None
         assert abs(signed(tor.clock_offset + 1_000_000 - round(time.time() * 1e6))) < 500_000
         await until(lambda: as_described(controller, switch), "known sources follow")
@@ -322,7 +322,7 @@ async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch
         await until(lambda: as_described(controller, switch), "again")
         switch.send_digest(kind=kind, clock=500_000, mac=0x020000000101, port=1)
         await until(lambda: any("time_valid=0x1" in line for line in switch.lines()), "clock again")
-        again = controller.switches["tor1"].tor
+        again = controller.fleet.switches["tor1"].tor
         assert again is not None
         error = signed(again.clock_offset + 500_000 - round(time.time() * 1e6))
         assert abs(error) < 500_000, "the common clock goes on"
@@ -357,7 +357,7 @@ async def test_a_replica_that_returned_takes_plain_tcp_only_once_it_is_steady(
 
 async def test_a_lost_switch_and_a_lost_agent_are_explained(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
-        await until(lambda: "tor1" in controller.health.before, "two readings", 5.0)
+        await until(lambda: "tor1" in controller.fleet.health.before, "two readings", 5.0)
         assert controller.view("r1").state == "silent"
         async with FakeAgent(f"unix:{tmp_path}/agents", "r1") as agent:
             await until(lambda: "r1" in controller.agents.agents, "registered")

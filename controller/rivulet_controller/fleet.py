@@ -1,0 +1,336 @@
+"""The switches of a rack: their sessions, ToR ids and clocks, what events tell, what was learned.
+
+The controller says when to apply; everything that belongs to one switch and is no table entry stands here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .agents import Agent
+from .clock import OffsetEstimate, RackClock
+from .config import Config, SwitchConfig
+from .desired import Fragment, Numbers, Tor, desired, tor_of
+from .entry import Entry
+from .health import Health
+from .names import Names
+from .placing import weights
+from .state import State
+from .switch import Refused, SwitchError, SwitchLink
+
+log = logging.getLogger("rivulet.fleet")
+
+ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
+"""Where the compiled program lies unless a switch's `pipeline` says otherwise."""
+
+RETRY_S = 1.0
+"""Pause after a refused write."""
+
+LOOK_S = 1.0
+"""How often counters are read."""
+
+SETTLE_S = 1.0
+"""How long after a new clock offset events may still carry the old one."""
+
+LEARNED_MAX = 4096
+"""Sources learned per switch; more are bridged by flooding."""
+
+EVENTS_KEPT = 500
+
+_ABOUT_REPLICAS = frozenset({"EXCLUDED", "RETURNED", "READMITTED"})
+
+
+@dataclass(slots=True)
+class Rack:
+    """What is in force: shared by the controller, which changes it, and the fleet, which reads it."""
+
+    config: Config
+    state: State
+    numbers: Numbers
+    draining: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class SwitchState:
+    """What the controller knows of one switch beside its entries."""
+
+    link: SwitchLink
+    task: asyncio.Task[None] | None = None
+    tor: Tor | None = None
+    estimate: OffsetEstimate = field(default_factory=OffsetEstimate)
+    settled_at: float = 0.0
+    """Events before this may have been made under another clock offset."""
+    readmitted: dict[tuple[int, int], int] = field(default_factory=dict)
+    learned: dict[int, int] = field(default_factory=dict)
+    sequence: int | None = None
+    problem: str = ""
+    retry_at: float = 0.0
+    lost_at: float = 0.0
+    converged_at: float = 0.0
+
+
+class Fleet:
+    """All switches. `wake` is called when something happened that needs a round of the controller's loop."""
+
+    def __init__(
+        self,
+        rack: Rack,
+        wake: Callable[[], None],
+        save: Callable[[], Awaitable[None]],
+        election_id: Callable[[], int],
+        guard: Callable[[], None],
+    ) -> None:
+        self.rack = rack
+        self.switches: dict[str, SwitchState] = {}
+        self.health = Health()
+        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        self._wake = wake
+        self._save = save
+        self._election_id = election_id
+        self._guard = guard
+        self._names: dict[Path, Names] = {}
+        self._clock = RackClock()
+
+    def names(self, switch: SwitchConfig) -> Names:
+        """The program that a switch shall run. Raises NamesError."""
+        folder = switch.pipeline or ARTIFACTS
+        if folder not in self._names:
+            self._names[folder] = Names(folder)
+        return self._names[folder]
+
+    def follow(self) -> None:
+        """Starts links to new switches, ends those to switches that are gone or have moved."""
+        wanted = {s.name: s for s in self.rack.config.switches}
+        place = ("address", "device_id", "pipeline", "take_over")
+        for name, known in list(self.switches.items()):
+            new = wanted.get(name)
+            if new is None or any(getattr(new, p) != getattr(known.link.config, p) for p in place):
+                if known.task is not None:
+                    known.task.cancel()
+                del self.switches[name]
+            else:
+                known.link.config = new
+        for name, switch in wanted.items():
+            if name not in self.switches:
+                link = SwitchLink(switch, self.names(switch), self._election_id, self._ready, self._event, self._guard)
+                state = SwitchState(link, lost_at=time.monotonic())
+                state.task = asyncio.create_task(link.run(), name=f"switch {name}")
+                self.switches[name] = state
+
+    async def stop(self) -> None:
+        """Ends the sessions. The switches keep what they have."""
+        tasks = [s.task for s in self.switches.values() if s.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.switches.clear()
+
+    def connected(self) -> list[SwitchState]:
+        """The switches that can be written now."""
+        return [s for s in self.switches.values() if s.link.connected and s.tor is not None]
+
+    def fragments(self, name: str, rack: Rack | None = None) -> dict[str, Fragment] | None:
+        """What a switch should hold now (or with another `rack`); None until its session began once."""
+        rack = rack or self.rack
+        switch = self.switches.get(name)
+        place = next((s for s in rack.config.switches if s.name == name), None)
+        if switch is None or switch.tor is None or place is None:
+            return None
+        return desired(
+            switch.link.names,
+            rack.config,
+            place,
+            switch.tor,
+            rack.numbers,
+            rack.state.rings,
+            rack.state.slots,
+            weights(rack.config, rack.state.decisions),
+            rack.draining,
+            switch.readmitted,
+            frozenset(switch.learned.items()),
+        )
+
+    async def apply(self, switch: SwitchState) -> str:
+        """Writes what one switch lacks; what it refused, or an empty string."""
+        now = time.monotonic()
+        tor = switch.tor
+        if now < switch.retry_at or tor is None:
+            return switch.problem
+        offset = switch.estimate.wanted(tor.clock_offset if tor.time_valid else None)
+        if offset is not None:
+            switch.tor = Tor(tor.tor_id, offset, True, tor.sketch_keys)
+            switch.estimate.reset()
+            switch.settled_at = float("inf")
+            log.info("switch %s: clock offset %d us", switch.link.config.name, offset)
+        fragments = self.fragments(switch.link.config.name)
+        if fragments is None:
+            return ""
+        try:
+            done = await switch.link.apply(fragments)
+        except Refused as error:
+            switch.problem, switch.retry_at = str(error), now + RETRY_S
+            log.error("%s", error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._wake)
+            return str(error)
+        except SwitchError as error:
+            switch.problem = str(error)
+            return ""
+        finally:
+            if offset is not None:
+                switch.settled_at = time.monotonic() + SETTLE_S
+        switch.problem = ""
+        if len(done):
+            switch.converged_at = time.time()
+            log.info(
+                "switch %s: %d inserted, %d modified, %d removed in %.0f ms",
+                switch.link.config.name, len(done.insert), len(done.modify), len(done.delete),
+                (time.monotonic() - now) * 1e3,
+            )  # fmt: skip
+            # What was just written may be what a key waited for.
+            self._wake()
+        return ""
+
+    # What a session tells
+
+    async def _ready(self, link: SwitchLink) -> None:
+        """A session began: what the switch already has decides whether its ToR id and clock go on."""
+        switch = self._state_of(link)
+        if switch is None:
+            return
+        tor = tor_of(link.tor_parameters())
+        switch.estimate.reset()
+        switch.sequence = None
+        if tor is None:
+            incarnation = self.rack.state.next_counter(f"tor {link.config.name}") & 0xFF
+            switch.tor = Tor(
+                tor_id=link.config.number << 8 | incarnation,
+                sketch_keys=(secrets.randbits(32), secrets.randbits(32)),
+            )
+            switch.readmitted = {}
+            await self._save()
+            log.info("switch %s: new pipeline, ToR id %#06x", link.config.name, switch.tor.tor_id)
+        else:
+            switch.tor = tor
+            rows = [dict(i.match) | dict(i.params) for i in _rows(link, "heartbeat_sources")]
+            switch.readmitted = {(_int(r["pool"]), _int(r["replica"])): _int(r["readmitted"]) for r in rows}
+            # Sources that were learned before this controller started.
+            rows = [dict(i.match) for i in _rows(link, "known_sources")]
+            learned = {_int(r["mac"]): _int(r["ingress_port"]) for r in rows}
+            switch.learned |= {mac: port for mac, port in learned.items() if port in link.config.ports}
+            log.info("switch %s: goes on as ToR %#06x", link.config.name, tor.tor_id)
+        switch.retry_at = 0.0
+        self._wake()
+
+    def _state_of(self, link: SwitchLink) -> SwitchState | None:
+        return next((s for s in self.switches.values() if s.link is link), None)
+
+    def _event(self, link: SwitchLink, event: dict[str, int]) -> None:
+        """One digest: it tells the clock, and something that happened."""
+        switch = self._state_of(link)
+        if switch is None or switch.tor is None:
+            return
+        now, tor = time.monotonic(), switch.tor
+        if now >= switch.settled_at:
+            if tor.time_valid:
+                self._clock.adopt(now, event["clock"])
+            local = (event["clock"] - tor.clock_offset) & 0xFFFF_FFFF_FFFF
+            switch.estimate.sample(now, self._clock.now(now, time.time()), local)
+            if switch.estimate.wanted(tor.clock_offset if tor.time_valid else None) is not None:
+                self._wake()
+        lost = 0 if switch.sequence is None else (event["sequence"] - switch.sequence - 1) & 0xFFFF_FFFF
+        switch.sequence = event["sequence"]
+        kind = link.names.member("event_kind_t", event["kind"])
+        if kind == "UNKNOWN_SOURCE":
+            self._learn(switch, event["mac"], event["port"])
+        replica = self.replica_at(event["pool"], event["replica"]) if kind in _ABOUT_REPLICAS else None
+        reason = link.names.member("drop_reason_t", event["reason"])
+        self.events.append(
+            {
+                "time": time.time(),
+                "switch": link.config.name,
+                "kind": kind,
+                "replica": replica,
+                "reason": None if reason == "NONE" else reason,
+                "clock": event["clock"],
+                "lost_before": lost if lost < 1 << 31 else 0,
+            }
+        )
+        if replica is not None:
+            log.info("switch %s: replica %s %s", link.config.name, replica, kind.lower())
+            self.health.note_event(link.config.name, replica, kind)
+
+    def _learn(self, switch: SwitchState, mac: int, port: int) -> None:
+        """A source that the switch did not know; group addresses and foreign ports are nobody's."""
+        fits = mac in switch.learned or len(switch.learned) < LEARNED_MAX
+        if fits and not mac >> 40 & 1 and port in switch.link.config.ports and switch.learned.get(mac) != port:
+            switch.learned[mac] = port
+            self._wake()
+
+    def replica_at(self, pool: int, index: int) -> str | None:
+        """The replica of a place in a pool, by the numbers in force."""
+        numbers = self.rack.numbers
+        name = next((n for n, number in numbers.pools.items() if number == pool), None)
+        members = numbers.replicas.get(name or "", {})
+        return next((n for n, number in members.items() if number == index), None)
+
+    # Looking
+
+    async def watch(self, agents: Callable[[], dict[str, Agent]]) -> None:
+        """Reads counters once a second, and re-admits to plain TCP who has come back for good; until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for switch in self.connected():
+                switch.lost_at = time.monotonic()
+                try:
+                    await self._look(switch, agents())
+                except Exception as error:
+                    # Counters are for people: a failed look is said and tried again.
+                    log.debug("switch %s: counters: %s", switch.link.config.name, error)
+            self.health.remember()
+
+    async def _look(self, switch: SwitchState, agents: dict[str, Agent]) -> None:
+        numbers = self.rack.numbers
+        places = {
+            pool << 6 | index: (pool, index, replica)
+            for name, pool in numbers.pools.items()
+            for replica, index in numbers.replicas[name].items()
+        }
+        sample = await self.health.read(switch.link, places, numbers.services)
+        for cell, (pool, index, replica) in places.items():
+            exclusions = sample.exclusions.get(cell, 0)
+            if sample.returns.get(cell, 0) < exclusions:
+                continue
+            steady = self.health.steady(switch.link.config.name, replica, agents.get(replica))
+            if steady and switch.readmitted.get((pool, index), 0) != exclusions & 0xFFFF:
+                switch.readmitted[pool, index] = exclusions & 0xFFFF
+                log.info("switch %s: replica %s takes plain TCP again", switch.link.config.name, replica)
+                self._wake()
+
+    def readmitted(self, replica: str) -> dict[str, bool]:
+        """By switch, whether a replica takes plain TCP there."""
+        found = {}
+        for name, switch in self.switches.items():
+            sample = self.health.samples.get(name)
+            for cell, (pool, index, member) in (sample.places if sample else {}).items():
+                if member == replica and sample is not None:
+                    current = sample.exclusions.get(cell, 0) & 0xFFFF
+                    found[name] = switch.readmitted.get((pool, index), 0) == current
+        return found
+
+
+def _rows(link: SwitchLink, table: str) -> list[Entry]:
+    return [item for item in link.items() if isinstance(item, Entry) and item.table == table]
+
+
+def _int(value: object) -> int:
+    """An exact match or a parameter, which both are integers."""
+    assert isinstance(value, int)
+    return value

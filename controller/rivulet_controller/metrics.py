@@ -1,0 +1,98 @@
+"""Prometheus metrics, built from the newest readings at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from . import view
+from .controller import Controller
+from .health import COUNTERS
+
+STATES = ("live", "excluded", "unready", "silent", "draining", "maintenance", "unknown")
+
+
+class Metrics:
+    """A collector over one controller."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """The exposition."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: the families depend on the readings."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._controller_itself()
+        yield from self._switches()
+        yield from self._replicas()
+        yield from self._services()
+
+    def _controller_itself(self) -> Iterator[Metric]:
+        c = self._controller
+        yield GaugeMetricFamily("rivulet_config_ok", "The newest configuration is in force", int(not c.config_problem))
+        yield GaugeMetricFamily("rivulet_leader", "This controller leads", int(c.leading))
+        yield GaugeMetricFamily("rivulet_agents", "Agents registered", len(c.agents.agents))
+        yield CounterMetricFamily("rivulet_reconciles", "Rounds of the controller's loop", c.reconciles)
+        yield GaugeMetricFamily("rivulet_reconcile_seconds", "Time of the last round", c.last_reconcile_s)
+
+    def _switches(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("rivulet_switch_up", "The P4Runtime session stands", labels=["switch"])
+        entries = GaugeMetricFamily("rivulet_switch_entries", "Entries in force", labels=["switch"])
+        writes = CounterMetricFamily("rivulet_switch_writes", "Entries written", labels=["switch"])
+        drops = CounterMetricFamily("rivulet_drops", "Packets dropped", labels=["switch", "reason"])
+        suspects = CounterMetricFamily(
+            "rivulet_suspects", "Packets that failed a counted check", labels=["switch", "reason"]
+        )
+        for switch in view.switches(self._controller):
+            name = switch["name"]
+            up.add_metric([name], int(switch["connected"]))
+            entries.add_metric([name], switch["entries"])
+            writes.add_metric([name], switch["writes"])
+            for family, counts in ((drops, switch["drops"]), (suspects, switch["suspects"])):
+                for reason, count in counts.items():
+                    family.add_metric([name, reason.lower()], count)
+        yield from (up, entries, writes, drops, suspects)
+
+    def _replicas(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily("rivulet_replica_state", "1 for the state it is in", labels=["replica", "state"])
+        load = GaugeMetricFamily("rivulet_replica_load", "Requests waiting for an answer", labels=["replica"])
+        weight = GaugeMetricFamily("rivulet_replica_weight", "Weight in force", labels=["replica"])
+        for replica in view.replicas(self._controller):
+            for name in STATES:
+                state.add_metric([replica["name"], name], int(replica["state"] == name))
+            load.add_metric([replica["name"]], replica["load"])
+            weight.add_metric([replica["name"]], replica["weight"])
+        yield from (state, load, weight)
+        for attribute, counter in COUNTERS.items():
+            name = counter if counter.startswith("replica_") else f"replica_{counter}"
+            family = CounterMetricFamily(
+                f"rivulet_{name}", f"The switch's counter {counter}", labels=["switch", "pool", "replica"]
+            )
+            for switch, sample in self._controller.fleet.health.samples.items():
+                for cell, (pool, _, replica_name) in sample.places.items():
+                    family.add_metric([switch, str(pool), replica_name], getattr(sample, attribute).get(cell, 0))
+            yield family
+
+    def _services(self) -> Iterator[Metric]:
+        epoch = GaugeMetricFamily("rivulet_key_epoch", "Newest usable epoch", labels=["service", "kind"])
+        age = GaugeMetricFamily("rivulet_key_age_seconds", "Age of the newest usable key", labels=["service", "kind"])
+        outcomes = CounterMetricFamily(
+            "rivulet_service_packets", "What became of packets", labels=["service", "outcome"]
+        )
+        for service in view.services(self._controller):
+            for kind, key in service["keys"].items():
+                epoch.add_metric([service["name"], kind], key["usable"])
+                age.add_metric([service["name"], kind], key["age_s"])
+            for outcome, count in service["outcomes"].items():
+                outcomes.add_metric([service["name"], outcome.lower()], count)
+        yield from (epoch, age, outcomes)

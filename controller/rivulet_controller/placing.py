@@ -1,0 +1,43 @@
+"""Numbers and slots for a configuration, taken from and kept in the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .config import Config
+from .desired import Numbers, next_hops
+from .slots import pair
+from .state import Decision, State
+
+
+def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]:
+    """The weights in force: the operators' where there is one, else the configuration's."""
+    return {
+        r.name: r.weight if (chosen := decisions.get(r.name, Decision()).weight) is None else chosen
+        for r in config.replicas
+    }
+
+
+def number(config: Config, state: State) -> Numbers:
+    """Numbers of everything that tables name. Raises OutOfNumbers."""
+    services = state.number("service", (s.name for s in config.services), 1, 4095)
+    pools = state.number("pool", (s.pool_name for s in config.services), 0, 1023)
+    replicas: dict[str, dict[str, int]] = {}
+    for service in config.services:
+        if service.pool_name not in replicas:
+            replicas[service.pool_name] = state.number(f"pool {service.pool_name}", service.replicas, 0, 63)
+    hops = {s.name: state.number(f"next_hop {s.name}", next_hops(config, s), 1, 65535) for s in config.switches}
+    return Numbers(services, pools, replicas, hops)
+
+
+def assign(config: Config, state: State, numbers: Numbers) -> None:
+    """Slots by weight, with few moves. A draining replica keeps its slots, so that coming back moves nothing."""
+    by_name = weights(config, state.decisions)
+    maintenance = {r.name for r in config.replicas if r.maintenance}
+    for service in config.services:
+        indices = numbers.replicas[service.pool_name]
+        by_index = {indices[name]: by_name[name] for name in service.replicas if name not in maintenance}
+        if by_index and not any(by_index.values()):
+            by_index = dict.fromkeys(by_index, 1)
+        old = state.slots.get(service.name, ())
+        state.set_slots(service.name, pair(old, service.slots, by_index, service.name))

@@ -1,0 +1,123 @@
+"""The way of a packet through the tables of a switch, row by row, from what the controller knows the switch to have.
+
+Answers "why is my packet gone" without touching the switch: which row each table would hit, and what that means.
+The replica itself depends on the packet's hash, so the last step lists the candidates with their shares.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .config import IPAddress
+from .desired import address_int
+from .entry import Entry, Item, MatchValue
+from .names import Names
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One table: the row that is hit (or none) and what happens."""
+
+    table: str
+    row: str
+    meaning: str
+
+
+def trace(items: Iterable[Item], names: Names, address: IPAddress, port: int, rivulet: bool = True) -> list[Step]:
+    """The steps of a TCP packet to an address and port; `rivulet`: it carries our option and is no SYN."""
+    rows: dict[str, list[Entry]] = {}
+    tor = None
+    for item in items:
+        if isinstance(item, Entry):
+            rows.setdefault(item.table, []).append(item)
+            if item.table == "tor" and item.default:
+                tor = item
+    steps: list[Step] = []
+
+    def hit(table: str, meaning: str, **key: MatchValue) -> dict[str, int] | None:
+        wanted = key.items()
+        row = next((r for r in rows.get(table, []) if wanted <= dict(r.match).items()), None)
+        if row is None:
+            steps.append(Step(table, "", meaning))
+            return None
+        steps.append(Step(table, str(row), ""))
+        return dict(row.params)
+
+    def why(reason: str) -> str:
+        # A reason the program does not have would be a mistake of ours: KeyError tells.
+        names.value("drop_reason_t", reason)
+        return f"no row: dropped as {reason}"
+
+    if tor is None:
+        return [Step("tor", "", "not set: the switch drops everything")]
+    timed = dict(tor.params)["time_valid"]
+    steps.append(Step("tor", str(tor), "" if timed else "clock not known yet: nothing is marked as checked"))
+    value = address_int(address)
+    row = next((r for r in rows.get("addresses", []) if dict(r.match)["address"] == value), None)
+    if row is None:
+        steps.append(Step("addresses", "", "no service: routed like any packet"))
+        return steps + _route(rows, value, names)
+    steps.append(Step("addresses", str(row), ""))
+    if row.action != "service_address":
+        steps.append(Step("addresses", str(row), "for the switch itself"))
+        return steps
+    service = hit("services", why("NOT_SERVED"), address=value, port=port)
+    if service is None:
+        return steps
+    number = service["service"]
+    config = hit("service_config", why("SERVICE_UNCONFIGURED"), service=number)
+    if config is None:
+        return steps
+    if not rivulet and not config["plain_tcp"]:
+        steps.append(Step("service_config", "", "plain TCP: dropped as PLAIN_TCP_REFUSED"))
+        return steps
+    if rivulet:
+        if hit("service_checks", why("SERVICE_UNCONFIGURED"), service=number) is None:
+            return steps
+        epochs = [str(r) for r in rows.get("nonce_keys", []) if dict(r.match)["service"] == number]
+        meaning = f"{len(epochs)} nonce epochs; any other is dropped as KEY_UNKNOWN"
+        steps.append(Step("nonce_keys", "; ".join(sorted(epochs)), meaning))
+    pool = hit("pools", why("SERVICE_UNCONFIGURED"), pool=config["pool"])
+    if pool is None:
+        return steps
+    return steps + _choice(rows, config, rivulet)
+
+
+def _choice(rows: dict[str, list[Entry]], config: dict[str, int], rivulet: bool) -> list[Step]:
+    """The slots' shares and where each candidate is."""
+    slot_set = config["spray_set"] if rivulet else config["flow_set"]
+    slots = [r for r in rows.get("slots", []) if dict(r.match)["slot_set"] == slot_set]
+    firsts = Counter(dict(r.params)["first"] for r in slots)
+    shares = ", ".join(f"replica {index}: {count}/{len(slots)}" for index, count in sorted(firsts.items()))
+    steps = [Step("slots", f"set {slot_set}: {len(slots)} slots", f"first choice: {shares}")]
+    for index in sorted(firsts):
+        place = {"pool": config["pool"], "replica": index}.items()
+        row = next((r for r in rows.get("replicas", []) if place <= dict(r.match).items()), None)
+        if row is None:
+            steps.append(Step("replicas", "", f"replica {index}: no row"))
+            continue
+        hop = dict(row.params)["next_hop"]
+        way = [str(r) for t in ("next_hops", "neighbours") for r in rows.get(t, []) if dict(r.match)["next_hop"] == hop]
+        steps.append(Step("replicas", str(row), "; ".join(way) or "no next hop: dropped as NO_NEXT_HOP"))
+    return steps
+
+
+def _route(rows: dict[str, list[Entry]], value: int, names: Names) -> list[Step]:
+    """The longest prefix."""
+    best: tuple[int, Entry] | None = None
+    for row in rows.get("routes", []):
+        match = dict(row.match).get("destination", (0, 0))
+        if not isinstance(match, tuple):
+            continue
+        prefix, length = match
+        shift = 128 - length
+        if value >> shift == prefix >> shift and (best is None or length > best[0]):
+            best = (length, row)
+    if best is None:
+        names.value("drop_reason_t", "NO_ROUTE")
+        return [Step("routes", "", "no row: dropped as NO_ROUTE")]
+    hop = dict(best[1].params)["next_hop"]
+    way = [str(r) for t in ("next_hops", "neighbours") for r in rows.get(t, []) if dict(r.match)["next_hop"] == hop]
+    return [Step("routes", str(best[1]), "; ".join(way) or "no next hop: dropped as NO_NEXT_HOP")]
