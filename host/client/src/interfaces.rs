@@ -13,8 +13,9 @@ use rivulet_pktio::{AfPacket, ChecksumPolicy, Config, Filter, Interface, LinkInf
 use crate::next_hop::NextHop;
 use crate::stack::ConnectError;
 
-/// Octets of receive queue: a window of jumbo frames for many connections.
-const RX_BYTES: usize = 16 << 20;
+/// Octets of receive queue, in the kernel's accounting: some two thousand frames, which take this thread a few
+/// milliseconds. A longer one would only be delay.
+const RX_BYTES: usize = 4 << 20;
 
 /// One interface.
 pub(crate) struct Port {

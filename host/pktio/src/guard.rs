@@ -41,11 +41,10 @@ pub struct KernelGuard {
 }
 
 impl KernelGuard {
-    /// Removes the tables of dead processes, then drops at ingress of each interface what any of the
-    /// rules matches. The interfaces stand in `netns` (a name of `ip netns` or a path), or in the
+    /// Drops at ingress of each interface what any of the rules matches, then removes the tables of dead
+    /// processes. The interfaces stand in `netns` (a name of `ip netns` or a path), or in the
     /// namespace of the calling thread.
     pub fn install(netns: Option<&str>, interfaces: &[&str], rules: &[TcpRule]) -> Result<Self, GuardError> {
-        remove_stale(netns)?;
         // Several guards of one process each have a table.
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let pid = std::process::id();
@@ -54,6 +53,8 @@ impl KernelGuard {
         let guard =
             KernelGuard { netns: netns.map(Into::into), table: format!("{PREFIX}{pid}_{start}_{count}") };
         guard.update(interfaces, rules)?;
+        // Only now, so that there is no moment between the dead process's drop and ours.
+        remove_stale(netns)?;
         Ok(guard)
     }
 

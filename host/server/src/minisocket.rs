@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use rivulet_packet::EthHeader;
 use rivulet_pktio::PacketIo;
 use rivulet_transport::keys::KeyRing;
-use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError};
+use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError, Server as Transport};
 use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UcontError, UserContinuation};
 
 use crate::counters::Counters;
@@ -29,6 +29,7 @@ pub enum EventKind {
 /// A transient descriptor for one event.
 pub struct Minisocket<'a, 'p> {
     pub(crate) plan: &'a Plan<'p>,
+    pub(crate) transport: &'a mut Transport,
     pub(crate) keys: &'a KeyRing,
     pub(crate) io: &'a mut dyn PacketIo,
     /// Octets of an IP packet at most: the interface's MTU.
@@ -126,7 +127,7 @@ impl<'p> Minisocket<'_, 'p> {
             self.next = index + 1;
             return Ok(());
         };
-        let sent = self.plan.respond(index, reply, self.keys, &mut frame[head..])?;
+        let sent = self.transport.respond(self.plan, index, reply, self.keys, &mut frame[head..])?;
         let kind: u16 = if frame[head] >> 4 == 6 { 0x86dd } else { 0x0800 };
         frame[..6].copy_from_slice(&self.ethernet.dst);
         frame[6..12].copy_from_slice(&self.ethernet.src);

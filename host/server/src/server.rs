@@ -16,15 +16,18 @@ use rivulet_pktio::{
 };
 use rivulet_transport::Time;
 use rivulet_transport::keys::KeyRing;
-use rivulet_transport::server::{Policy, Refusal, Verdict, step};
+use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport, Verdict};
 
 use crate::counters::Counters;
 use crate::heartbeat::Beat;
 use crate::minisocket::{EventKind, Minisocket};
 use crate::service::{Service, ServiceError, check_all};
 
-/// Octets of receive queue.
-const RX_BYTES: usize = 16 << 20;
+/// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
+/// delay, since a request that waits is a round trip that grows.
+const RX_BYTES: usize = 2 << 20;
+/// Uses that the replay defence remembers a horizon, 16 octets each.
+const REPLAY_USES: usize = 1 << 20;
 /// Batches taken before timers are looked at again.
 const MAX_BATCHES: usize = 8;
 /// IP and TCP headers of ours at most (IPv6, 28 octets of TCP), taken from the MTU.
@@ -69,7 +72,7 @@ pub enum ServerError {
 struct Running {
     service: Service,
     keys: KeyRing,
-    policy: Policy,
+    transport: Transport,
     beat: Option<Beat>,
 }
 
@@ -142,13 +145,24 @@ impl Server {
                 trust_tor: service.trust_tor,
                 ..Policy::default()
             };
-            let before = self.running.iter_mut().find(|r| r.service.member == service.member);
-            let beat = match before.and_then(|r| r.beat.take()) {
-                // Sequence and pace go on.
-                Some(beat) => Some(beat),
-                None => service.member.map(|member| Beat::new(member, self.incarnation, now)),
+            let same = |r: &&mut Running| r.service.keys.service == service.keys.service;
+            let before = self.running.iter_mut().find(same);
+            // Behind a ToR that is believed, the ToR refuses what was used before; else this replica does.
+            let (beat, replay) = match before {
+                Some(r) => {
+                    let beat = r.beat.take().filter(|_| r.service.member == service.member);
+                    let replay = r.transport.replay.take();
+                    (beat, replay.filter(|_| r.service.horizon == service.horizon))
+                }
+                None => (None, None),
             };
-            running.push(Running { keys: service.keys.ring(), service, policy, beat });
+            let beat = beat.or_else(|| service.member.map(|member| Beat::new(member, self.incarnation, now)));
+            let mut transport = Transport::new(policy);
+            if !service.trust_tor {
+                let fresh = || ReplayMemory::new(REPLAY_USES, policy.horizon, secret());
+                transport.replay = Some(replay.unwrap_or_else(fresh));
+            }
+            running.push(Running { keys: service.keys.ring(), service, transport, beat });
         }
         self.running = running;
         Ok(())
@@ -294,14 +308,14 @@ impl Server {
             counters.damaged += 1;
             return;
         }
-        let serves = |r: &&Running| {
+        let serves = |r: &Running| {
             r.service.port == segment.dst.port() && r.service.addresses.contains(&segment.dst.ip())
         };
-        let Some(running) = self.running.iter().find(serves) else {
+        let Some(running) = self.running.iter_mut().find(|r| serves(r)) else {
             counters.not_ours += 1;
             return;
         };
-        let plan = match step(&segment, &running.keys, common_clock(), &running.policy) {
+        let plan = match running.transport.accept(&segment, &running.keys, common_clock()) {
             Ok(Verdict::Respond(plan)) => plan,
             Ok(Verdict::Terminate) => {
                 counters.requests += 1;
@@ -327,6 +341,7 @@ impl Server {
         };
         let mut msk = Minisocket {
             plan: &plan,
+            transport: &mut running.transport,
             keys: &running.keys,
             io: self.io.as_mut(),
             room: self.link.mtu as usize,
@@ -365,4 +380,12 @@ fn filter(addresses: &[IpAddr]) -> Result<Filter, OpenError> {
         return Filter::new(&[]);
     }
     Filter::new(&[Rule::Tcp(segments(addresses))])
+}
+
+/// What keeps others from choosing numbers that collide in the replay defence.
+fn secret() -> u64 {
+    let mut octets = [0u8; 8];
+    // SAFETY: pointer and length are those of the array; so few octets are never cut short.
+    unsafe { libc::getrandom(octets.as_mut_ptr().cast(), octets.len(), 0) };
+    u64::from_ne_bytes(octets)
 }

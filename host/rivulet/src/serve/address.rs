@@ -1,68 +1,129 @@
 //! Service addresses on a device of this host that nobody else sees.
+//!
+//! What was put up is noted in a file under `/run/rivulet`, so that a process that was killed leaves nothing
+//! behind for good: the next one in the same network namespace takes it over.
 
+use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Our dummy device.
+/// Our dummy device; where the kernel has none, `lo` serves as well, since nobody announces it.
 const DEVICE: &str = "rivulet0";
+const LOOPBACK: &str = "lo";
+const NOTES: &str = "/run/rivulet";
 
 /// Addresses that were put on a device; taken away when dropped.
 #[derive(Debug, Default)]
 pub struct ServiceAddresses {
-    added: Vec<(IpAddr, &'static str)>,
-    device_added: bool,
+    added: Vec<(IpAddr, String)>,
+    /// The dummy device is ours.
+    device: bool,
+    note: Option<PathBuf>,
 }
 
 impl ServiceAddresses {
-    /// Sees to it that every address stands on this host; one that is there already is left alone.
+    /// Sees to it that every address stands on this host; one that is there already is left alone, unless
+    /// a dead process of ours put it there.
     pub fn ensure(&mut self, addresses: &[IpAddr]) -> anyhow::Result<()> {
-        let missing: Vec<IpAddr> = addresses.iter().copied().filter(|a| !is_here(*a)).collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let device = self.device()?;
-        for address in missing {
-            let text = format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
+        self.adopt();
+        for address in addresses.iter().copied().filter(|a| !is_here(*a)) {
+            let device = self.device()?;
+            let text = with_prefix(address);
             let mut args = vec!["addr", "add", &text, "dev", device];
             if address.is_ipv6() {
                 args.push("nodad");
             }
             ip(&args)?;
-            self.added.push((address, device));
+            self.added.push((address, device.to_owned()));
+            self.write();
         }
         Ok(())
     }
 
-    /// The dummy device; `lo` on a kernel that has no dummy devices.
     fn device(&mut self) -> anyhow::Result<&'static str> {
-        if ip(&["link", "show", DEVICE]).is_ok() {
+        if Path::new("/sys/class/net").join(DEVICE).exists() {
             return Ok(DEVICE);
         }
         if ip(&["link", "add", DEVICE, "type", "dummy"]).is_err() {
-            return Ok("lo");
+            return Ok(LOOPBACK);
         }
-        self.device_added = true;
+        self.device = true;
+        self.write();
         ip(&["link", "set", DEVICE, "up"])?;
         Ok(DEVICE)
+    }
+
+    /// Takes over what dead processes noted for this namespace.
+    fn adopt(&mut self) {
+        let Some(namespace) = namespace() else { return };
+        let Ok(entries) = fs::read_dir(NOTES) else { return };
+        for path in entries.flatten().map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let Some(pid) = name.strip_prefix(&format!("{namespace}.")) else { continue };
+            if Path::new("/proc").join(pid).exists() {
+                continue;
+            }
+            for line in fs::read_to_string(&path).unwrap_or_default().lines() {
+                match line.split_once(' ').map(|(a, device)| (a.parse(), device)) {
+                    Some((Ok(address), device)) => self.added.push((address, device.to_owned())),
+                    _ => self.device |= line == DEVICE,
+                }
+            }
+            self.write();
+            // The note is ours from here on.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Notes what is to be taken away. Without a note only `kill -9` leaves something behind.
+    fn write(&mut self) {
+        let Some(namespace) = namespace() else { return };
+        let path = Path::new(NOTES).join(format!("{namespace}.{}", std::process::id()));
+        let mut text = String::new();
+        for (address, device) in &self.added {
+            text += &format!("{address} {device}\n");
+        }
+        if self.device {
+            text += &format!("{DEVICE}\n");
+        }
+        let written = fs::create_dir_all(NOTES).and_then(|()| fs::write(&path, text));
+        match written {
+            Ok(()) => self.note = Some(path),
+            Err(e) => tracing::warn!(path = %path.display(), error = %e, "service addresses are not noted"),
+        }
     }
 }
 
 impl Drop for ServiceAddresses {
     fn drop(&mut self) {
         for (address, device) in self.added.drain(..) {
-            let text = format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 });
-            if let Err(e) = ip(&["addr", "del", &text, "dev", device]) {
+            if let Err(e) = ip(&["addr", "del", &with_prefix(address), "dev", &device]) {
                 tracing::debug!(error = %e, "address not removed");
             }
         }
-        if std::mem::take(&mut self.device_added)
+        if std::mem::take(&mut self.device)
             && let Err(e) = ip(&["link", "del", DEVICE])
         {
             tracing::debug!(error = %e, "device not removed");
         }
+        if let Some(note) = self.note.take() {
+            // A note that stays names what is gone, which the next process finds out.
+            let _ = fs::remove_file(note);
+        }
     }
+}
+
+/// What tells this network namespace from others.
+fn namespace() -> Option<u64> {
+    fs::metadata("/proc/self/ns/net").ok().map(|meta| meta.ino())
+}
+
+fn with_prefix(address: IpAddr) -> String {
+    format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
 /// True if this host has the address: one can be bound that it has.

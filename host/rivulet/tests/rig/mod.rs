@@ -1,0 +1,146 @@
+//! A client and a server in network namespaces of their own, with the real program in both.
+#![allow(dead_code, missing_docs, reason = "each test file uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::testing::Netns;
+use tempfile::TempDir;
+
+pub const RIVULET: &str = env!("CARGO_BIN_EXE_rivulet");
+pub const SERVICE: &str = "10.9.0.1";
+
+/// client -- veth -- server, with a folder of files.
+pub struct Rig {
+    pub client: Netns,
+    pub server: Netns,
+    pub dir: TempDir,
+}
+
+/// A process that ends with its owner.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    /// SIGTERM, and the wait for the end.
+    pub fn stop(mut self) {
+        // SAFETY: a signal to a child of ours that was not waited for.
+        unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
+        let _ = self.0.wait();
+    }
+}
+
+impl Rig {
+    /// `None` where namespaces cannot be made; the test is to return.
+    pub fn new() -> Option<Rig> {
+        let (client, server) = (Netns::new("hst-c")?, Netns::new("hst-s")?);
+        client.veth("c0", &server, "s0");
+        client.ip("addr add 10.88.0.1/24 dev c0");
+        server.ip("addr add 10.88.0.2/24 dev s0");
+        client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
+        let dir = TempDir::new().unwrap();
+        std::fs::create_dir(dir.path().join("www")).unwrap();
+        let keys = Command::new(RIVULET).arg("keygen").output().unwrap();
+        assert!(keys.status.success());
+        std::fs::write(dir.path().join("keys.toml"), keys.stdout).unwrap();
+        Some(Rig { client, server, dir })
+    }
+
+    pub fn www(&self) -> PathBuf {
+        self.dir.path().join("www")
+    }
+
+    /// A file of octets that repeat nowhere near.
+    pub fn file(&self, name: &str, size: usize) -> Vec<u8> {
+        let mut state = 0x1234_5678_9abc_def1u64 ^ size as u64;
+        let content: Vec<u8> = (0..size)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 32) as u8
+            })
+            .collect();
+        std::fs::write(self.www().join(name), &content).unwrap();
+        content
+    }
+
+    /// Starts a server and waits until it answers.
+    pub fn serve(&self, flags: &[&str]) -> Process {
+        let mut command = self.server.command(RIVULET);
+        command.arg("serve").arg(self.www()).args(["-i", "s0", "--listen", &format!("{SERVICE}:80")]);
+        command.arg("--keys").arg(self.dir.path().join("keys.toml")).arg("--setup-address").args(flags);
+        let process = Process(command.spawn().unwrap());
+        let patience = Instant::now() + Duration::from_secs(20);
+        loop {
+            // The guard is the last thing that is set up.
+            let tables = self.server.run("nft list tables netdev");
+            if tables.contains("rivulet_guard") && self.guard_is_of_a_living_process(&tables) {
+                return process;
+            }
+            assert!(Instant::now() < patience, "the server did not start");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn guard_is_of_a_living_process(&self, tables: &str) -> bool {
+        tables.lines().filter_map(|line| line.split("rivulet_guard_").nth(1)).any(|owner| {
+            let pid = owner.split('_').next().unwrap_or_default();
+            Path::new("/proc").join(pid).exists()
+        })
+    }
+
+    pub fn get(&self, flags: &[&str]) -> Command {
+        let mut command = self.client.command(RIVULET);
+        command.arg("get").args(["--stall-timeout", "30"]).args(flags);
+        command
+    }
+
+    /// `rivulet run -- COMMAND` in the client's namespace.
+    pub fn run(&self, line: &[&str]) -> Output {
+        let mut command = self.client.command(RIVULET);
+        command.env("RIVULET_SHIM", shim()).args(["run", "--"]).args(line);
+        command.output().unwrap()
+    }
+
+    pub fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+
+    /// A counter of the kernel's TCP.
+    pub fn counter(ns: &Netns, name: &str) -> u64 {
+        let text = ns.run(&format!("nstat -asz {name}"));
+        let line = text.lines().find(|line| line.starts_with(name)).expect("the counter");
+        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+    }
+}
+
+pub fn url(path: &str) -> String {
+    format!("http://{SERVICE}/{path}")
+}
+
+/// The shim, built once by whoever comes first: cargo does not build it for this package's tests.
+pub fn shim() -> &'static Path {
+    static SHIM: OnceLock<PathBuf> = OnceLock::new();
+    SHIM.get_or_init(|| {
+        let built = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "-p", "rivulet-shim"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .stdin(Stdio::null())
+            .status()
+            .expect("cargo");
+        assert!(built.success(), "the shim does not build");
+        // Beside the program, or in the profile that `cargo build` has by default.
+        let folder = Path::new(RIVULET).parent().unwrap();
+        let places = [folder.join("librivulet_shim.so"), folder.join("../debug/librivulet_shim.so")];
+        places.into_iter().find(|p| p.is_file()).expect("librivulet_shim.so")
+    })
+}
