@@ -306,6 +306,8 @@ pub struct Connection {
     /// Probes of the present tail.
     pub(super) probes: u8,
     pub(super) probe_now: bool,
+    /// A newer nonce epoch is usable: from this time on the window is drained, to be handed over in a REKEY.
+    pub(super) drain_from: Option<Time>,
     /// When the connection last sent a normal request or heard of one.
     pub(super) last_progress: Time,
     pub(super) last_sent: Time,
@@ -345,6 +347,7 @@ impl Connection {
             detection: None,
             probes: 0,
             probe_now: false,
+            drain_from: None,
             last_progress: now,
             last_sent: now,
             last_heard: now,

@@ -183,6 +183,11 @@ impl Generation {
         Some(slot)
     }
 
+    /// Whether a response with this index would still count: it was not declared lost before it was asked for.
+    pub fn is_open(&self, index: u32) -> bool {
+        index >= self.decided && self.slot(index).is_none_or(|s| s.state == State::Unissued)
+    }
+
     /// What a response with this number is.
     pub fn classify(&self, number: u32) -> Arrival {
         match self.slot(self.index(number)).map(|s| s.state) {
@@ -211,11 +216,11 @@ impl Generation {
         }
     }
 
-    /// How much later `index` came than a number that was sent after it, if it did.
-    pub fn lateness(&self, index: u32, now: Time) -> Option<u64> {
+    /// How long the number at `index` took, if it came after one that was asked for later.
+    pub fn overtaken(&self, index: u32, now: Time) -> Option<u64> {
         let slot = self.slot(index)?;
         let after = (slot.sent_at, index) < (self.newest.sent_at, self.newest.index);
-        after.then(|| now.since(self.newest.arrived_at))
+        after.then(|| now.since(slot.sent_at))
     }
 
     /// A number came under K', by a GROUP or as the answer to a PROBE. All that is missing below it is lost (a tail probe
@@ -240,6 +245,10 @@ impl Generation {
             }
         }
         let decided = self.decided;
+        let base = self.index(sealed.fields.base);
+        if base > index || (self.start > 0 && base <= self.start) {
+            return false; // its proof is forgotten
+        }
         let Some(slot) = self.slot_mut(index) else { return false };
         if slot.state != State::Lost || slot.prime.is_some() || index >= decided {
             return false;
@@ -439,7 +448,9 @@ impl Generation {
         let newest = self.latest_continuation();
         let needed = [self.first_ready(), oldest_expected, newest].into_iter().flatten();
         let keep = needed.map(|i| base(i).unwrap_or(i).min(i)).min().unwrap_or(self.decided);
+        // A regenerated continuation goes back to the base of the request that had it regenerated: one window more.
         let keep = keep.min(self.decided).saturating_sub(1);
+        let keep = keep.saturating_sub(self.decided - keep);
         while self.start < keep && self.slots.len() > 1 {
             self.slots.pop_front();
             self.start += 1;

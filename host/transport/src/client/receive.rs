@@ -14,6 +14,9 @@ use super::plain;
 use crate::time::{MILLISECOND, Time};
 use crate::ucont;
 
+/// Numbers of one generation before a REKEY, well below the 2^31 that serial arithmetic bears.
+const MAX_NUMBERS: u32 = 1 << 30;
+
 impl Connection {
     /// Takes an IP packet that came at `now`.
     ///
@@ -183,6 +186,7 @@ impl Connection {
         self.detection = None;
         self.probes = 0;
         self.recovering_until = 0;
+        self.drain_from = None;
         self.last_progress = now;
     }
 
@@ -237,6 +241,9 @@ impl Connection {
                 Ok(())
             }
             Arrival::Late => {
+                if let Some(took) = generation.overtaken(index, now) {
+                    self.rtt.reordered(took);
+                }
                 self.statistics.spurious += 1;
                 self.rtt.spurious();
                 self.take_content(now, r, None, None, Some(index));
@@ -283,8 +290,8 @@ impl Connection {
         sealed: Option<SealedContinuation>,
     ) {
         let Some(generation) = self.generation.as_mut() else { return };
-        if let Some(late) = generation.lateness(index, now) {
-            self.rtt.reordered(late);
+        if let Some(took) = generation.overtaken(index, now) {
+            self.rtt.reordered(took);
         }
         let Some(slot) = generation.slot_mut(index) else { return };
         self.rtt.sample(now.since(slot.sent_at));
@@ -294,6 +301,9 @@ impl Connection {
         generation.advance();
         self.last_progress = now;
         self.probes = 0;
+        if index > MAX_NUMBERS || sealed.is_some_and(|s| s.fields.rekey_wanted) {
+            self.drain_from.get_or_insert(now);
+        }
         let input = input.or_else(|| {
             // The input of a request may be acknowledged by any of its responses.
             r.consumed.and_then(|consumed| {

@@ -11,6 +11,9 @@ const INITIAL_RTO: Micros = SECOND;
 /// After so many recoveries without a spurious declaration, the window goes back to its start (RFC 8985).
 const REORDERING_PERSISTS: u8 = 16;
 
+/// Largest spread believed in: what is later than that is lost, or as good as.
+const MAX_SPREAD: Micros = 200 * MILLISECOND;
+
 /// Estimates of one connection.
 #[derive(Clone, Debug)]
 pub struct Rtt {
@@ -82,12 +85,13 @@ impl Rtt {
     /// How long a gap stays undecided beyond one round trip.
     pub fn reordering_window(&self) -> Micros {
         let quarter = u64::from(self.quarters) * self.min / 4;
-        quarter.max(self.spread).min(self.srtt).max(MILLISECOND.min(self.srtt))
+        quarter.min(self.srtt).max(self.spread).max(MILLISECOND.min(self.srtt))
     }
 
-    /// A number came `late` microseconds after one that was sent later: replicas differ by that much.
-    pub fn reordered(&mut self, late: Micros) {
-        self.spread = self.spread.max(late + late / 8);
+    /// A number that took `rtt` came after one that was asked for later: replicas differ by what it took beyond the fastest.
+    pub fn reordered(&mut self, rtt: Micros) {
+        let spread = rtt.saturating_sub(self.min);
+        self.spread = self.spread.max(spread + spread / 8).min(MAX_SPREAD.max(self.srtt));
     }
 
     /// A number that was declared lost came after all.
@@ -147,7 +151,9 @@ mod tests {
             rtt.recovery();
         }
         assert_eq!(rtt.reordering_window(), 20 * MILLISECOND);
-        rtt.reordered(40 * MILLISECOND);
+        rtt.reordered(120 * MILLISECOND);
         assert_eq!(rtt.reordering_window(), 45 * MILLISECOND, "never below the spread between replicas");
+        rtt.reordered(240 * MILLISECOND);
+        assert_eq!(rtt.reordering_window(), 180 * MILLISECOND, "not even when that is beyond the RTT");
     }
 }

@@ -185,6 +185,18 @@ impl Connection {
                 self.revive(now);
                 return self.send_revival(now, packet);
             }
+            if business && self.drain_from.is_some_and(|from| from <= now) {
+                if self.generation.as_ref()?.is_awaiting() {
+                    return None;
+                }
+                let latest = self.generation.as_ref()?.latest_continuation()?;
+                if self.is_drained(latest) {
+                    self.revive(now);
+                    return self.send_revival(now, packet);
+                }
+                // Something was lost on the way: recover first, and try again.
+                self.drain_from = Some(now + 8 * self.rtt.smoothed().unwrap_or(LEAST_PAUSE));
+            }
             let generation = self.generation.as_mut()?;
             let proof = generation.proof(index);
             let covers = 1;
@@ -206,7 +218,8 @@ impl Connection {
             if let Some(length) = self.send_normal(index, &sealed, &go, now, packet) {
                 return Some(length);
             }
-            if go.new.count > 0 {
+            let generation = self.generation.as_ref()?;
+            if go.new.iter().any(|n| generation.is_open(generation.index(n))) {
                 return None;
             }
             // It ends, and there is nothing to be retransmitted: the next one may go.
@@ -225,8 +238,12 @@ impl Connection {
     ) -> Option<usize> {
         let proof = self.generation.as_ref()?.proof(index);
         let fixed = 28 + SealedContinuation::LENGTH + proof.len() * 8;
-        let asked = self.collect(go.retransmit.count, go.new.count, false, go.new.count > 0, fixed, now);
-        if asked.is_empty() && go.group.count == 0 {
+        // A regenerated trickle may come too late: its number was declared lost, and so is what it would bring.
+        let generation = self.generation.as_ref()?;
+        let alive = go.new.iter().any(|n| generation.is_open(generation.index(n)));
+        let fresh = if alive { go.new.count } else { 0 };
+        let asked = self.collect(go.retransmit.count, fresh, false, alive, fixed, now);
+        if asked.is_empty() && (go.group.count == 0 || !alive) {
             self.put_back(asked);
             return None;
         }
@@ -407,7 +424,7 @@ impl Connection {
         }
         self.seq = self.isn;
         let length = if bare {
-            self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, false, packet)?
+            self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, false, now, packet)?
         } else {
             let limit = self.largest_payload().saturating_sub(20);
             let token = self.config.token.clone();
@@ -543,7 +560,7 @@ impl Connection {
         let payload = packet.get_mut(start..).and_then(|room| builder.write(room).ok());
         let number_low = builder.number_low();
         self.scratch = scratch;
-        self.frame(Class::Request(shape.class), number_low, ecn, payload?, self.config.crc, packet)
+        self.frame(Class::Request(shape.class), number_low, ecn, payload?, self.config.crc, now, packet)
     }
 
     fn header(&self, class: Class, number_low: u16, ecn: Ecn, crc: bool) -> SegmentHeader {
@@ -567,6 +584,7 @@ impl Connection {
     }
 
     /// Puts headers around a payload that stands in place, and counts.
+    #[allow(clippy::too_many_arguments)]
     fn frame(
         &mut self,
         class: Class,
@@ -574,10 +592,11 @@ impl Connection {
         ecn: Ecn,
         payload: usize,
         crc: bool,
+        now: Time,
         packet: &mut [u8],
     ) -> Option<usize> {
         if self.last_heard >= self.first_unanswered {
-            self.first_unanswered = self.last_sent.max(self.last_heard) + 1;
+            self.first_unanswered = now + 1;
         }
         let header = self.header(class, number_low, ecn, crc);
         let length = header.finish_packet(packet, payload).ok()?;

@@ -185,6 +185,7 @@ impl<'s, 'a> Context<'s, 'a> {
             seal_epoch: self.seal_epoch,
             marked: self.segment.ecn == Ecn::Ce,
             first: false,
+            rekey_wanted: is_newer(self.nonce_epoch, c.nonce_epoch),
             ..*c
         }
     }
@@ -208,6 +209,11 @@ impl<'s, 'a> Context<'s, 'a> {
             largest: usize::from(next.mss),
         }
     }
+}
+
+/// Whether a usable epoch supersedes another (serial numbers, RFC 1982).
+fn is_newer(usable: u16, used: u16) -> bool {
+    usable != 0 && (usable.wrapping_sub(used) as i16) > 0
 }
 
 /// Smoothed round trip time from the ToR's clock (RFC 6298 with alpha 1/8): advisory.
@@ -307,7 +313,9 @@ fn new_generation<'a>(
     if context.keys.nonce(next.nonce_epoch).is_none() {
         return Err(Refusal::NonceEpoch);
     }
-    let mut plan = context.plan(Some(request), TransportContinuation { first: fresh.prime, ..next });
+    let rekey_wanted = is_newer(context.nonce_epoch, next.nonce_epoch);
+    let next = TransportContinuation { first: fresh.prime, rekey_wanted, ..next };
+    let mut plan = context.plan(Some(request), next);
     let wants: ArrayVec<Want, 16> = request.wants().filter(|w| !w.retransmit).collect();
     for i in 0..fresh.count {
         let want = wants.get(i as usize).copied().filter(|_| fresh.data);
@@ -356,6 +364,7 @@ fn opening_continuation(
         wire_base: o.isn.wrapping_add(1).wrapping_sub(o.first.wrapping_mul(u32::from(mss))),
         mss,
         connection: u64::from(o.tag) << 32 | u64::from(o.first),
+        rekey_wanted: false,
         ..stamped
     };
     Ok((next, o.isn))

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use rivulet_packet::{Consumed, NonceKey, Segment};
 use rivulet_transport::client::{Config, Connection, Event, Read};
 use rivulet_transport::keys::MacKey;
-use rivulet_transport::server::{Answer, Plan, Policy, Refusal, Reply, Verdict, step};
+use rivulet_transport::server::{Answer, HeadKind, Plan, Policy, Refusal, Reply, Verdict, step};
 use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation};
 use rivulet_transport::{KeyRing, NonceKeys, Time};
 
@@ -91,9 +91,10 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(&[u8])) {
     }
     let uconts: Vec<&[u8]> = made.iter().map(|u| &u[..]).collect();
     let mut packet = vec![0; 2048];
+    let speaks = plan.heads().iter().position(|h| h.kind == HeadKind::New);
     for (i, head) in plan.heads().iter().enumerate() {
         let mut reply = Reply::default();
-        if i == 0 && head.is_for_application() {
+        if Some(i) == speaks && head.is_for_application() {
             (reply.uconts, reply.consumed) = (&uconts, consumed);
         }
         let data: Vec<u8>;
@@ -104,7 +105,7 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(&[u8])) {
             let end = (want.offset + length as u64).min(start + size);
             data = (want.offset..end).map(|at| content(size, at - start)).collect();
             reply.answer = Answer::Data { offset: want.offset, data: &data, end: false };
-        } else if let Some((start, size)) = first.filter(|_| i == 0 && head.is_for_application()) {
+        } else if let Some((start, size)) = first.filter(|_| Some(i) == speaks && head.is_for_application()) {
             let length = (size as usize).min(head.room.saturating_sub(reply.overhead()));
             data = (0..length as u64).map(|at| content(size, at)).collect();
             reply.answer = Answer::Data { offset: start, data: &data, end: false };
@@ -144,6 +145,11 @@ pub struct World {
     pub refusals: Vec<Refusal>,
     pub reading: bool,
     pub sent_packets: u64,
+    damage: bool,
+}
+
+thread_local! {
+    static DAMAGED: std::cell::RefCell<Option<Vec<u8>>> = const { std::cell::RefCell::new(None) };
 }
 
 impl World {
@@ -162,6 +168,7 @@ impl World {
             refusals: Vec::new(),
             reading: true,
             sent_packets: 0,
+            damage: false,
         }
     }
 
@@ -171,7 +178,10 @@ impl World {
 
     fn send(&mut self, way: Way, packet: &[u8], fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
         self.sent_packets += 1;
-        for delay in fate(way, packet) {
+        let delays = fate(way, packet);
+        let damaged = if self.damage { DAMAGED.with(|d| d.borrow_mut().take()) } else { None };
+        let packet = damaged.as_deref().unwrap_or(packet);
+        for delay in delays {
             self.serial += 1;
             self.queue.insert((self.now + delay, self.serial), (way, packet.to_vec()));
         }
@@ -248,6 +258,44 @@ impl World {
         }
     }
 
+    /// As [`World::run`], with packets that may be changed on their way.
+    pub fn run_damaging(
+        &mut self,
+        until: u64,
+        mut fate: impl FnMut(Way, &mut Vec<u8>) -> Fate,
+        done: impl FnMut(&Self) -> bool,
+    ) -> bool {
+        self.damage = true;
+        let result = self.run(
+            until,
+            |way, packet| {
+                let mut copy = packet.to_vec();
+                let out = fate(way, &mut copy);
+                DAMAGED.with(|d| *d.borrow_mut() = (copy != packet).then_some(copy));
+                out
+            },
+            done,
+        );
+        self.damage = false;
+        result
+    }
+
+    /// Suspends the connection and resumes it from another address after a pause.
+    pub fn resume(&mut self, local: &str, pause: u64) {
+        let (here, there) = (CLIENT.parse().unwrap(), SERVICE.parse().unwrap());
+        let spare = Connection::open(Config::default(), here, there, Time(self.now));
+        let bytes = std::mem::replace(&mut self.client, spare).suspend().expect("an open connection");
+        for cut in 0..bytes.len() {
+            let half =
+                Connection::resume(&bytes[..cut], Config::default(), local.parse().unwrap(), Time(self.now));
+            assert!(half.is_err(), "cut to {cut}");
+        }
+        self.queue.clear();
+        self.now += pause;
+        let resumed = Connection::resume(&bytes, Config::default(), local.parse().unwrap(), Time(self.now));
+        self.client = resumed.unwrap();
+    }
+
     fn serve(&mut self, packet: &[u8], fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
         let segment = Segment::parse_packet(packet).unwrap();
         if segment.verify().is_err() {
@@ -255,7 +303,21 @@ impl World {
         }
         let mut out = Vec::new();
         match step(&segment, &self.keys, Time(self.now), &self.policy) {
-            Err(refusal) => self.refusals.push(refusal),
+            Err(refusal) => {
+                if std::env::var_os("TRACE").is_some() {
+                    let request = segment.request().unwrap();
+                    println!("{} refused: {refusal}: {request}", self.now);
+                    let c = request.continuation.unwrap().fields;
+                    for entry in request.proof.ranges() {
+                        let Some(nonces) = self.keys.nonce(c.nonce_epoch) else { break };
+                        let entry = std::iter::once(entry);
+                        let right =
+                            rivulet_transport::nonces::sums_are_right(nonces, c.tag, c.base, entry.clone());
+                        println!("  {:?} {right}", entry.collect::<Vec<_>>());
+                    }
+                }
+                self.refusals.push(refusal);
+            }
             Ok(Verdict::Terminate) => {}
             Ok(Verdict::Respond(plan)) => answer(&plan, &self.keys, |p| out.push(p.to_vec())),
         }
