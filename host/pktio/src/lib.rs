@@ -138,7 +138,9 @@ pub struct Stats {
 ///
 /// Errors: after [`IoError::Down`] everything works again by itself once the interface is up. After
 /// [`IoError::Gone`] the descriptor must leave the poll set (it reports an error for ever) and
-/// [`reopen`](Self::reopen) brings the same object back when an interface of that name exists again.
+/// [`reopen`](Self::reopen) brings the same object back when an interface of that name exists again. An
+/// interface that is deleted may be told as down first, and then nothing more: who has to know asks
+/// [`link`](Self::link) now and then, or when a [monitor](monitor::LinkMonitor) says something.
 pub trait PacketIo: AsFd + Send {
     /// The interface as it was given.
     fn interface(&self) -> &Interface;
@@ -172,7 +174,8 @@ pub trait PacketIo: AsFd + Send {
     /// that is at least as long this does nothing.
     fn commit(&mut self, len: usize);
 
-    /// Hands what was committed to the device. What finds no room stays queued ([`pending`](Self::pending)).
+    /// Hands what was committed to the device. What finds no room stays queued ([`pending`](Self::pending));
+    /// after an error nothing does.
     fn flush(&mut self) -> Result<(), IoError>;
 
     /// Committed frames that wait for room; flush again when the descriptor is writable.

@@ -74,11 +74,29 @@ impl Netns {
         check(line, self.command(program).args(words).output().expect("run ip"))
     }
 
-    /// A veth pair, `here` in this namespace and `there` in the other, both up.
+    /// A veth pair, `here` in this namespace and `there` in the other, both up and ready to send.
     pub fn veth(&self, here: &str, other: &Netns, there: &str) {
         self.ip(&format!("link add {here} type veth peer name {there} netns {}", other.name));
         self.ip(&format!("link set dev {here} up"));
         other.ip(&format!("link set dev {there} up"));
+        // The kernel activates them a little later and drops what is sent before.
+        self.wait_until_up(here);
+        other.wait_until_up(there);
+    }
+
+    /// Waits until the interface has carrier and sends.
+    ///
+    /// # Panics
+    /// If that takes longer than five seconds.
+    pub fn wait_until_up(&self, name: &str) {
+        for _ in 0..1000 {
+            let line = self.run(&format!("ip link show dev {name}"));
+            if line.contains("state UP") {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        panic!("{name} does not come up");
     }
 
     /// No IPv6 in interfaces made from now on, so that the kernel sends nothing by itself.

@@ -73,12 +73,18 @@ impl Link {
 
     /// Puts a frame in, or drops and counts it.
     pub fn offer(&mut self, now: u64, frame: &[u8], checksum: Checksum) {
-        let Some(slot) = self.slab.put(frame) else {
+        self.offer_parts(now, frame, &[], checksum);
+    }
+
+    /// Like [`offer`](Self::offer), for a frame that is `head` and then `rest`.
+    pub fn offer_parts(&mut self, now: u64, head: &[u8], rest: &[u8], checksum: Checksum) {
+        let Some(slot) = self.slab.put(head, rest) else {
             self.refused += 1;
             return;
         };
-        let held = Held { slot, len: frame.len() as u32, checksum };
-        if let Err((held, _)) = self.shaper.offer(now, frame.len(), held) {
+        let len = head.len() + rest.len();
+        let held = Held { slot, len: len as u32, checksum };
+        if let Err((held, _)) = self.shaper.offer(now, len, held) {
             self.slab.release(held.slot);
         }
     }

@@ -58,15 +58,18 @@ impl Slab {
         Slab { small: Size::new(SMALL, SMALL_PER_CHUNK), large: Size::new(LARGE, LARGE_PER_CHUNK) }
     }
 
-    /// Copies a frame in; `None` if it is longer than any slot.
-    pub(crate) fn put(&mut self, frame: &[u8]) -> Option<Slot> {
-        let large = frame.len() > SMALL;
+    /// Copies a frame in, which is `head` and then `rest`; `None` if it is longer than any slot.
+    pub(crate) fn put(&mut self, head: &[u8], rest: &[u8]) -> Option<Slot> {
+        let len = head.len() + rest.len();
+        let large = len > SMALL;
         let size = if large { &mut self.large } else { &mut self.small };
-        if frame.len() > size.slot {
+        if len > size.slot {
             return None;
         }
         let index = size.take();
-        size.bytes_mut(index)[..frame.len()].copy_from_slice(frame);
+        let bytes = size.bytes_mut(index);
+        bytes[..head.len()].copy_from_slice(head);
+        bytes[head.len()..len].copy_from_slice(rest);
         Some(Slot { index, large })
     }
 

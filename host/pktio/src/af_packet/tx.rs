@@ -120,8 +120,15 @@ impl Transmitter {
             let (done, result) = send_run(fd, &mut self.slot_messages[range], stats);
             self.first = (self.first + done) % self.batch;
             self.queued -= done;
-            if let Outcome::Full = result? {
-                break;
+            match result {
+                Ok(Outcome::All) => {}
+                Ok(Outcome::Full) => break,
+                Err(e) => {
+                    // Lost with the interface: nobody wants them when it is back.
+                    stats.tx_dropped += self.queued as u64;
+                    self.clear();
+                    return Err(e);
+                }
             }
         }
         Ok(())

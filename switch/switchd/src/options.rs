@@ -1,0 +1,432 @@
+//! What the command line means, checked.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rivulet_link::Settings;
+use rivulet_pktio::Interface;
+
+use crate::flags::{self, Flag, FlagError, GENERAL, Parsed, Served, TARGET};
+
+/// The highest version of BMv2 JSON that is read (its major version counts).
+pub const JSON_VERSION: &str = "2.23";
+
+/// Ports whose number an interface may have: BMv2 takes any, v1model's field holds 9 bits; this leaves room
+/// for programs whose architecture was changed.
+pub const MAX_PORT: u32 = 65535;
+
+/// How packets are exchanged with the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IoChoice {
+    /// AF_PACKET: always works.
+    AfPacket,
+    /// AF_XDP, or an error that says why not.
+    AfXdp,
+    /// AF_XDP where the interface allows it, else AF_PACKET.
+    Auto,
+}
+
+/// Where messages go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogTarget {
+    /// Warnings and errors to standard error.
+    Stderr,
+    /// Everything from the level on to standard output.
+    Console,
+    /// Everything from the level on to a file, rotated.
+    File {
+        /// Its name.
+        path: PathBuf,
+        /// Flush after every message.
+        flush: bool,
+        /// Octets before rotation.
+        max_size: u64,
+        /// Old files kept.
+        max_files: usize,
+    },
+}
+
+/// BMv2's log levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    /// Every packet's way.
+    Trace,
+    /// The same.
+    Debug,
+    /// What happens to the switch.
+    Info,
+    /// What should not happen.
+    Warn,
+    /// What failed.
+    Error,
+    /// Nothing.
+    Off,
+}
+
+/// Where traces of every packet go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TraceOptions {
+    /// Text to standard output.
+    pub console: bool,
+    /// Text to a file.
+    pub text: Option<PathBuf>,
+    /// JSON lines to a file.
+    pub json: Option<PathBuf>,
+}
+
+impl TraceOptions {
+    /// True if any packet is to be traced.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.console || self.text.is_some() || self.json.is_some()
+    }
+}
+
+/// A switch to be started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The JSON file; `None` under `--no-p4`.
+    pub config: Option<PathBuf>,
+    /// Its P4Info.
+    pub p4info: Option<PathBuf>,
+    /// Ports and their interfaces.
+    pub interfaces: Vec<(u32, Interface)>,
+    /// Shaping of ports.
+    pub links: Vec<(u32, Settings)>,
+    /// Where pcap files go.
+    pub pcap: Option<PathBuf>,
+    /// P4Runtime's device.
+    pub device_id: u64,
+    /// Where messages go.
+    pub log: LogTarget,
+    /// Which.
+    pub log_level: LogLevel,
+    /// Octets of each packet to log.
+    pub dump_packet_data: usize,
+    /// Most ports at a time.
+    pub max_port_count: usize,
+    /// Address of the P4Runtime server.
+    pub grpc_addr: String,
+    /// The port of packet-in and packet-out.
+    pub cpu_port: Option<u32>,
+    /// The port that drops.
+    pub drop_port: u32,
+    /// Queues of a port.
+    pub priority_queues: u32,
+    /// Packet I/O.
+    pub io: IoChoice,
+    /// Traces.
+    pub trace: TraceOptions,
+    /// Address of the metrics.
+    pub metrics_addr: Option<String>,
+    /// No P4 at all.
+    pub bare_forwarder: bool,
+    /// Lines to be told at the start.
+    pub warnings: Vec<String>,
+}
+
+/// What to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Print this and end.
+    Print(String),
+    /// Start a switch.
+    Run(Box<Options>),
+}
+
+/// Reads a command line without the program's name.
+pub fn parse(words: &[String]) -> Result<Action, FlagError> {
+    let general = flags::parse(GENERAL, words)?;
+    if general.has("help") {
+        return Ok(Action::Print(flags::usage()));
+    }
+    if general.has("version") {
+        return Ok(Action::Print(format!("rivulet-switch {}\n", env!("CARGO_PKG_VERSION"))));
+    }
+    if general.has("json-version") {
+        return Ok(Action::Print(format!("{JSON_VERSION}\n")));
+    }
+    let mut warnings = Vec::new();
+    let bare_forwarder = general.has("bare-forwarder");
+    let no_p4 = general.has("no-p4") || bare_forwarder;
+    let mut rest = general.positional.as_slice();
+    let mut config = None;
+    if let Some((first, after)) = rest.split_first() {
+        if !no_p4 {
+            config = Some(PathBuf::from(first));
+            rest = after;
+        } else if !first.starts_with('-') && Path::new(first).extension().is_some_and(|e| e == "json") {
+            warnings.push(format!("{first}: ignored as '--no-p4' was used"));
+            rest = after;
+        }
+    } else if !no_p4 {
+        return Err(conflict("please specify an input JSON configuration file"));
+    }
+    let target = flags::parse(TARGET, rest)?;
+    if let Some(extra) = target.positional.first() {
+        return Err(conflict(format!("too many positional arguments: '{extra}'")));
+    }
+    unserved(&general, GENERAL, &mut warnings);
+    unserved(&target, TARGET, &mut warnings);
+    let mut options = assemble(&general, &target)?;
+    options.config = config;
+    options.bare_forwarder = bare_forwarder;
+    options.warnings = warnings;
+    check(&options)?;
+    Ok(Action::Run(Box::new(options)))
+}
+
+fn conflict(message: impl Into<String>) -> FlagError {
+    FlagError::Conflict(message.into())
+}
+
+/// One warning for each flag that is accepted and does nothing.
+fn unserved(parsed: &Parsed, table: &[Flag], warnings: &mut Vec<String>) {
+    for name in parsed.given() {
+        if let Some(Served::No(why)) = table.iter().find(|f| f.name == name).map(|f| f.served) {
+            warnings.push(format!("--{name} is not served: {why}"));
+        }
+    }
+}
+
+fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
+    let path = |flag| general.get(flag).map(PathBuf::from);
+    if target.has("grpc-server-ssl") {
+        return Err(conflict(
+            "--grpc-server-ssl: TLS is not served, and serving in the clear instead is refused",
+        ));
+    }
+    if general.number::<usize>("workers")?.is_some_and(|n| n != 1) {
+        return Err(invalid("workers", general, "1, the only number served"));
+    }
+    let mut interfaces = Vec::new();
+    for text in general.all("interface") {
+        interfaces.push(port_and(text, "interface", "<port-num>@<interface-name>")?);
+    }
+    let mut links = Vec::new();
+    for text in general.all("link") {
+        let (port, LinkText(settings)) = port_and(text, "link", "<port-num>@rate=..,delay=..")?;
+        links.push((port, settings));
+    }
+    let io = match general.get("io") {
+        None | Some("af_packet") => IoChoice::AfPacket,
+        Some("af_xdp") => IoChoice::AfXdp,
+        Some("auto") => IoChoice::Auto,
+        Some(_) => return Err(invalid("io", general, "af_packet, af_xdp or auto")),
+    };
+    Ok(Options {
+        config: None,
+        p4info: path("p4info"),
+        interfaces,
+        links,
+        pcap: path("pcap"),
+        device_id: general.number("device-id")?.unwrap_or(0),
+        log: log_target(general)?,
+        log_level: log_level(general)?,
+        dump_packet_data: general.number("dump-packet-data")?.unwrap_or(0),
+        max_port_count: general.number("max-port-count")?.unwrap_or(512),
+        grpc_addr: target.get("grpc-server-addr").unwrap_or("0.0.0.0:9559").into(),
+        cpu_port: target.number("cpu-port")?,
+        drop_port: target.number("drop-port")?.unwrap_or(511),
+        priority_queues: target.number("priority-queues")?.unwrap_or(1),
+        io,
+        trace: TraceOptions {
+            console: general.has("trace"),
+            text: path("trace-file"),
+            json: path("trace-json"),
+        },
+        metrics_addr: general.get("metrics-addr").map(Into::into),
+        bare_forwarder: false,
+        warnings: Vec::new(),
+    })
+}
+
+fn invalid(flag: &str, parsed: &Parsed, expected: &str) -> FlagError {
+    let value = parsed.get(flag).unwrap_or_default().into();
+    FlagError::Value { flag: flag.into(), value, expected: expected.into() }
+}
+
+/// `PORT@SOMETHING`.
+fn port_and<T: FromStr>(text: &str, flag: &str, form: &str) -> Result<(u32, T), FlagError>
+where
+    T::Err: std::fmt::Display,
+{
+    let bad = |expected| FlagError::Value { flag: flag.into(), value: text.into(), expected };
+    let (port, rest) = text.split_once('@').ok_or_else(|| bad(form.into()))?;
+    let port: u32 = port.parse().map_err(|_| bad(form.into()))?;
+    if port > MAX_PORT {
+        return Err(bad(format!("a port number of at most {MAX_PORT}")));
+    }
+    Ok((port, rest.parse().map_err(|e: T::Err| bad(e.to_string()))?))
+}
+
+struct LinkText(Settings);
+
+impl FromStr for LinkText {
+    type Err = rivulet_link::SettingError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut settings = Settings::default();
+        settings.apply_all(text)?;
+        Ok(LinkText(settings))
+    }
+}
+
+fn log_level(general: &Parsed) -> Result<LogLevel, FlagError> {
+    // BMv2's default is trace; here that would make every packet slow for everybody who wants a log.
+    Ok(match general.get("log-level") {
+        None | Some("info") => LogLevel::Info,
+        Some("trace") => LogLevel::Trace,
+        Some("debug") => LogLevel::Debug,
+        Some("warn") => LogLevel::Warn,
+        Some("error") => LogLevel::Error,
+        Some("off") => LogLevel::Off,
+        Some(_) => return Err(invalid("log-level", general, "trace, debug, info, warn, error or off")),
+    })
+}
+
+fn log_target(general: &Parsed) -> Result<LogTarget, FlagError> {
+    let max_size = general.number("log-file-max-size")?.unwrap_or(5 << 20);
+    let max_files = general.number("log-file-max-files")?.unwrap_or(3);
+    if max_size == 0 {
+        return Err(conflict("--log-file-max-size must be greater than 0"));
+    }
+    match (general.has("log-console"), general.get("log-file")) {
+        (true, Some(_)) => Err(conflict("--log-console and --log-file are exclusive")),
+        (true, None) => Ok(LogTarget::Console),
+        (false, None) => Ok(LogTarget::Stderr),
+        (false, Some(name)) => Ok(LogTarget::File {
+            path: PathBuf::from(format!("{name}.txt")),
+            flush: general.has("log-flush"),
+            max_size,
+            max_files,
+        }),
+    }
+}
+
+/// What the flags say together.
+fn check(options: &Options) -> Result<(), FlagError> {
+    let o = options;
+    if o.cpu_port == Some(0) {
+        return Err(conflict("--cpu-port must not be 0"));
+    }
+    if o.cpu_port == Some(o.drop_port) {
+        return Err(conflict(format!("port {} cannot be CPU port and drop port", o.drop_port)));
+    }
+    if !(1..=8).contains(&o.priority_queues) {
+        return Err(conflict("--priority-queues: 1 to 8"));
+    }
+    for (i, (port, interface)) in o.interfaces.iter().enumerate() {
+        if o.interfaces[..i].iter().any(|(p, _)| p == port) {
+            return Err(conflict(format!("port {port} is given twice")));
+        }
+        if o.interfaces[..i].iter().any(|(_, other)| other == interface) {
+            return Err(conflict(format!("interface {interface} is given twice")));
+        }
+        if o.cpu_port == Some(*port) {
+            return Err(conflict(format!("CPU port {port} is used as a data port")));
+        }
+        if o.drop_port == *port {
+            return Err(conflict(format!("drop port {port} is used as a data port")));
+        }
+    }
+    if o.interfaces.len() > o.max_port_count {
+        return Err(conflict(format!("more than {} interfaces (--max-port-count)", o.max_port_count)));
+    }
+    if let Some((port, _)) = o.links.iter().find(|(p, _)| !o.interfaces.iter().any(|(q, _)| p == q)) {
+        return Err(conflict(format!("--link: there is no port {port}")));
+    }
+    if let Some(dir) = o.pcap.as_ref().filter(|d| !d.is_dir()) {
+        return Err(conflict(format!(
+            "Directory '{}' specified with '--pcap' does not exist",
+            dir.display()
+        )));
+    }
+    if o.p4info.is_some() && o.config.is_none() {
+        return Err(conflict("--p4info without a JSON file"));
+    }
+    if o.bare_forwarder && (o.interfaces.is_empty() || !o.interfaces.len().is_multiple_of(2)) {
+        return Err(conflict("--bare-forwarder needs an even number of interfaces"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<Options, FlagError> {
+        let words: Vec<String> = line.split_whitespace().map(Into::into).collect();
+        match parse(&words)? {
+            Action::Run(options) => Ok(*options),
+            Action::Print(text) => panic!("prints {text}"),
+        }
+    }
+
+    /// As the switch class of p4lang/tutorials starts it.
+    #[test]
+    fn tutorials_start_it_unchanged() {
+        let o = run("-i 1@s1-eth1 -i 2@s1-eth2 --pcap /tmp --nanolog ipc:///tmp/bm-0-log.ipc --device-id 3 \
+             build/basic.json --log-console --thrift-port 9090 -- --grpc-server-addr 0.0.0.0:50051 --cpu-port 255")
+        .unwrap();
+        assert_eq!(o.config, Some("build/basic.json".into()));
+        assert_eq!((o.device_id, o.cpu_port, o.drop_port), (3, Some(255), 511));
+        assert_eq!(o.grpc_addr, "0.0.0.0:50051");
+        assert_eq!(o.interfaces[1], (2, "s1-eth2".parse().unwrap()));
+        assert_eq!((o.log, o.pcap), (LogTarget::Console, Some("/tmp".into())));
+        let warned: Vec<_> = o.warnings.iter().map(|w| w.split(' ').next().unwrap()).collect();
+        assert_eq!(warned, ["--nanolog", "--thrift-port"], "one line each");
+    }
+
+    #[test]
+    fn no_p4_passes_everything_on() {
+        for line in ["--no-p4 -- --cpu-port 510", "--no-p4 x.json -- --cpu-port 510"] {
+            let o = run(line).unwrap();
+            assert_eq!((o.config, o.cpu_port), (None, Some(510)), "{line}");
+            assert_eq!(o.warnings.len(), usize::from(line.contains("json")));
+        }
+        assert_eq!(run("--no-p4").unwrap().grpc_addr, "0.0.0.0:9559");
+    }
+
+    #[test]
+    fn ours() {
+        let o =
+            run("x.json -i 1@ns1:veth1 --link 1@rate=10mbit,delay=5ms --io auto --p4info x.txtpb --trace")
+                .unwrap();
+        assert_eq!(o.interfaces[0].1.netns(), Some("ns1"));
+        assert_eq!((o.links[0].0, o.links[0].1.rate, o.links[0].1.delay), (1, Some(10_000_000), 5_000_000));
+        assert!(o.io == IoChoice::Auto && o.trace.any());
+        assert!(run("--bare-forwarder -i 1@a -i 2@b").unwrap().bare_forwarder);
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        for (line, wanted) in [
+            ("", "please specify an input JSON"),
+            ("x.json -- --no-such-target-flag", "unrecognised option '--no-such-target-flag'"),
+            ("x.json y.json", "too many positional"),
+            ("x.json -- --cpu-port 0", "must not be 0"),
+            ("x.json -- --cpu-port 511", "CPU port and drop port"),
+            ("x.json -i 510@a -- --cpu-port 510", "used as a data port"),
+            ("x.json -i 511@a", "drop port 511"),
+            ("x.json -i a", "<port-num>@<interface-name>"),
+            ("x.json -i 1@", "is not an interface name"),
+            ("x.json -i 70000@a", "at most 65535"),
+            ("x.json -i 1@a -i 1@b", "given twice"),
+            ("x.json -i 1@a -i 2@a", "given twice"),
+            ("x.json --pcap=/no/such/dir", "does not exist"),
+            ("x.json --log-console --log-file f", "exclusive"),
+            ("x.json -L loud", "trace, debug, info"),
+            ("x.json --link 1@delay=1ms", "no port 1"),
+            ("x.json -i 1@a --link 1@delay=never", "delay=\"never\""),
+            ("x.json -- --grpc-server-ssl", "TLS is not served"),
+            ("x.json --workers 2", "only number"),
+            ("x.json -- --priority-queues 9", "1 to 8"),
+            ("--no-p4 --p4info x", "without a JSON"),
+            ("--bare-forwarder -i 1@a", "even number"),
+        ] {
+            let error = run(line).expect_err(line).to_string();
+            assert!(error.contains(wanted), "{line}: {error}");
+        }
+    }
+}

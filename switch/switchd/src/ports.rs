@@ -1,0 +1,479 @@
+//! Ports as other threads see and change them: the table they read, the commands they send.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use rivulet_link::Settings;
+use rivulet_p4rt::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
+use rivulet_pktio::{AfPacket, Config, Interface, OpenError, PacketIo};
+
+use crate::options::{IoChoice, MAX_PORT};
+use crate::pcap::PortPcap;
+
+/// Packets of controllers that may wait for the packet path.
+const PACKET_OUTS: usize = 1024;
+
+/// Longest that a caller waits for the packet path.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Counters and state of a port, written by the packet path.
+#[derive(Debug, Default)]
+pub struct PortShared {
+    /// Link up.
+    pub up: AtomicBool,
+    /// Frames in.
+    pub rx_packets: AtomicU64,
+    /// Their octets.
+    pub rx_bytes: AtomicU64,
+    /// Frames lost on their way in.
+    pub rx_dropped: AtomicU64,
+    /// Frames out.
+    pub tx_packets: AtomicU64,
+    /// Their octets.
+    pub tx_bytes: AtomicU64,
+    /// Frames lost on their way out.
+    pub tx_dropped: AtomicU64,
+}
+
+/// A port in the table.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its interface.
+    pub interface: Interface,
+    /// Name of its packet I/O.
+    pub backend: String,
+    /// Counters and state.
+    pub shared: Arc<PortShared>,
+    /// How it is shaped.
+    pub link: Mutex<Option<Settings>>,
+}
+
+/// A port on its way to the packet path.
+pub struct NewPort {
+    /// Its number.
+    pub number: u32,
+    /// Its packet I/O.
+    pub io: Box<dyn PacketIo>,
+    /// Shaping of what leaves it.
+    pub link: Option<Settings>,
+    /// Files for its packets.
+    pub pcap: Option<PortPcap>,
+    /// What others see of it.
+    pub shared: Arc<PortShared>,
+}
+
+/// What the packet path is asked to do between packets.
+pub enum Command {
+    /// Attach a port.
+    Add(Box<NewPort>, SyncSender<()>),
+    /// Detach a port; its descriptor is closed by whoever asked.
+    Remove(u32, SyncSender<Option<Box<dyn PacketIo>>>),
+    /// Shape a port.
+    Link(u32, Option<Settings>, SyncSender<bool>),
+    /// Bring the counters up to date.
+    Refresh(SyncSender<()>),
+    /// Trace one frame.
+    Trace(u32, Vec<u8>, SyncSender<TraceReport>),
+}
+
+/// The packet path's end.
+pub struct Inbox {
+    /// Commands.
+    pub commands: Receiver<Command>,
+    /// Frames from controllers.
+    pub packet_outs: Receiver<Vec<u8>>,
+    /// Readable when there is something in either.
+    pub wake: Arc<OwnedFd>,
+}
+
+impl Inbox {
+    /// Makes the wake-up descriptor unreadable again; to be called before the channels are read.
+    pub fn clear(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: the buffer holds the eight octets that an eventfd gives; it does not block.
+        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
+    }
+
+    /// Makes it readable: something was left in a channel.
+    pub fn ring(&self) {
+        ring(&self.wake);
+    }
+}
+
+/// Makes an eventfd readable; one whose counter is full is so already.
+fn ring(eventfd: &OwnedFd) {
+    let one = 1u64.to_ne_bytes();
+    // SAFETY: eight readable octets, as an eventfd takes them.
+    unsafe { libc::write(eventfd.as_raw_fd(), one.as_ptr().cast(), 8) };
+}
+
+/// How ports are opened.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// Packet I/O.
+    pub io: IoChoice,
+    /// Where pcap files go.
+    pub pcap: Option<PathBuf>,
+    /// Not a data port.
+    pub cpu_port: Option<u32>,
+    /// Not a data port.
+    pub drop_port: u32,
+    /// Most ports at a time.
+    pub max_ports: usize,
+}
+
+/// The ports of a switch for everyone but the packet path; clones are the same.
+#[derive(Clone)]
+pub struct PortControl {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: PortConfig,
+    table: RwLock<BTreeMap<u32, Arc<Entry>>>,
+    /// Numbers that are being added or removed.
+    busy: Mutex<BTreeSet<u32>>,
+    commands: Sender<Command>,
+    packet_outs: SyncSender<Vec<u8>>,
+    wake: Arc<OwnedFd>,
+}
+
+/// A number is marked busy while this lives.
+struct Busy<'a>(&'a Inner, u32);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.busy).remove(&self.1);
+    }
+}
+
+/// A poisoned lock holds plain data that is never half written.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn unanswered(error: RecvTimeoutError) -> PortError {
+    match error {
+        RecvTimeoutError::Timeout => PortError::Full("the packet path does not answer".into()),
+        RecvTimeoutError::Disconnected => PortError::System("the packet path has ended".into()),
+    }
+}
+
+/// Opens an interface as the choice says.
+pub fn open(interface: &Interface, choice: IoChoice) -> Result<Box<dyn PacketIo>, OpenError> {
+    match choice {
+        IoChoice::AfPacket | IoChoice::Auto => Ok(Box::new(AfPacket::open(interface, Config::default())?)),
+        IoChoice::AfXdp => {
+            Err(OpenError::Unsupported(interface.to_string(), "AF_XDP is not built in".into()))
+        }
+    }
+}
+
+impl PortControl {
+    /// A table without ports, and the packet path's end of it.
+    pub fn new(config: PortConfig) -> std::io::Result<(PortControl, Inbox)> {
+        // SAFETY: plain system call.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: just opened, nobody else's.
+        let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let (commands, command_inbox) = channel();
+        let (packet_outs, packet_out_inbox) = sync_channel(PACKET_OUTS);
+        let inner = Inner {
+            config,
+            table: RwLock::default(),
+            busy: Mutex::default(),
+            commands,
+            packet_outs,
+            wake: wake.clone(),
+        };
+        let inbox = Inbox { commands: command_inbox, packet_outs: packet_out_inbox, wake };
+        Ok((PortControl { inner: Arc::new(inner) }, inbox))
+    }
+
+    fn table(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u32, Arc<Entry>>> {
+        self.inner.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u32, Arc<Entry>>> {
+        self.inner.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All ports, by number.
+    #[must_use]
+    pub fn entries(&self) -> Vec<(u32, Arc<Entry>)> {
+        self.table().iter().map(|(n, e)| (*n, e.clone())).collect()
+    }
+
+    fn wake(&self) {
+        ring(&self.inner.wake);
+    }
+
+    fn command(&self, command: Command) -> Result<(), PortError> {
+        let gone = |_| PortError::System("the packet path has ended".into());
+        self.inner.commands.send(command).map_err(gone)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Sends a command that is answered, and waits for the answer.
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, PortError> {
+        let (sender, answer) = sync_channel(1);
+        self.command(command(sender))?;
+        answer.recv_timeout(ANSWER).map_err(unanswered)
+    }
+
+    fn hold(&self, port: u32) -> Result<Busy<'_>, PortError> {
+        if !lock(&self.inner.busy).insert(port) {
+            return Err(PortError::Exists(format!("port {port} is just being changed")));
+        }
+        Ok(Busy(&self.inner, port))
+    }
+
+    /// Opens an interface, shaped or not, and hands it to the packet path. The receiver gets word when it is
+    /// attached, which before the packet path runs nobody waits for.
+    pub fn add(
+        &self,
+        port: u32,
+        interface: &Interface,
+        link: Option<Settings>,
+    ) -> Result<Receiver<()>, PortError> {
+        let config = &self.inner.config;
+        if port > MAX_PORT || config.cpu_port == Some(port) || config.drop_port == port {
+            return Err(PortError::Invalid(format!("port {port} cannot be a data port")));
+        }
+        let _busy = self.hold(port)?;
+        {
+            let table = self.table();
+            if table.contains_key(&port) {
+                return Err(PortError::Exists(format!("port {port}")));
+            }
+            if let Some((other, _)) = table.iter().find(|(_, e)| e.interface == *interface) {
+                return Err(PortError::Exists(format!("interface {interface} is port {other}")));
+            }
+            if table.len() >= config.max_ports {
+                return Err(PortError::Full(format!("{} ports are the most", config.max_ports)));
+            }
+        }
+        let io = open(interface, config.io).map_err(|e| match e {
+            OpenError::NoSuchInterface(_) | OpenError::Netns { .. } => PortError::NotFound(e.to_string()),
+            OpenError::Name(..) | OpenError::Config(_) => PortError::Invalid(e.to_string()),
+            OpenError::Unsupported(..) => PortError::Unsupported(e.to_string()),
+            OpenError::Os { .. } => PortError::System(e.to_string()),
+        })?;
+        let pcap = config.pcap.as_ref().map(|dir| PortPcap::create(dir, &interface.to_string()));
+        let pcap = pcap.transpose().map_err(|e| PortError::System(format!("pcap file: {e}")))?;
+        let shared = Arc::new(PortShared::default());
+        shared.up.store(io.link().is_ok_and(|l| l.up), Ordering::Relaxed);
+        let entry = Entry {
+            interface: interface.clone(),
+            backend: io.backend().to_string(),
+            shared: shared.clone(),
+            link: Mutex::new(link.clone()),
+        };
+        let (reply, attached) = sync_channel(1);
+        self.command(Command::Add(Box::new(NewPort { number: port, io, link, pcap, shared }), reply))?;
+        self.table_mut().insert(port, Arc::new(entry));
+        Ok(attached)
+    }
+
+    /// Waits until the counters in the table are those of now; gives up silently if the packet path is busy
+    /// with one long packet.
+    pub fn refresh(&self) {
+        let _ = self.ask(Command::Refresh);
+    }
+}
+
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+impl Ports for PortControl {
+    fn add_port(&self, port: u32, interface: &str) -> Result<(), PortError> {
+        let interface: Interface =
+            interface.parse().map_err(|e: OpenError| PortError::Invalid(e.to_string()))?;
+        let attached = self.add(port, &interface, None)?;
+        attached.recv_timeout(ANSWER).map_err(unanswered)
+    }
+
+    fn remove_port(&self, port: u32) -> Result<(), PortError> {
+        let _busy = self.hold(port)?;
+        if !self.table().contains_key(&port) {
+            return Err(PortError::NotFound(format!("port {port}")));
+        }
+        // The descriptor comes back here, so that closing it does not hold up packets.
+        drop(self.ask(|reply| Command::Remove(port, reply))?);
+        self.table_mut().remove(&port);
+        Ok(())
+    }
+
+    fn list_ports(&self) -> Vec<PortStatus> {
+        self.refresh();
+        self.entries().iter().map(|(number, entry)| status(*number, entry)).collect()
+    }
+
+    fn is_up(&self, port: u32) -> Option<bool> {
+        Some(self.table().get(&port)?.shared.up.load(Ordering::Relaxed))
+    }
+
+    fn set_link(&self, port: u32, link: Option<LinkSettings>) -> Result<(), PortError> {
+        let settings = link.map(|l| settings(&l)).transpose()?;
+        let missing = || PortError::NotFound(format!("port {port}"));
+        let entry = self.table().get(&port).cloned().ok_or_else(missing)?;
+        let mut current = lock(&entry.link);
+        if !self.ask(|reply| Command::Link(port, settings.clone(), reply))? {
+            return Err(missing());
+        }
+        *current = settings;
+        Ok(())
+    }
+
+    fn trace(&self, port: u32, frame: &[u8], dry_run: bool) -> Result<TraceReport, PortError> {
+        if dry_run {
+            return Err(PortError::Unsupported("a dry run: registers and counters would change".into()));
+        }
+        self.ask(|reply| Command::Trace(port, frame.to_vec(), reply))
+    }
+
+    fn packet_out(&self, frame: Vec<u8>) -> Result<(), PortError> {
+        if self.inner.config.cpu_port.is_none() {
+            return Err(PortError::Unsupported("packet-out: started without --cpu-port".into()));
+        }
+        let full = |_| PortError::Full(format!("{PACKET_OUTS} packet-outs wait"));
+        self.inner.packet_outs.try_send(frame).map_err(full)?;
+        self.wake();
+        Ok(())
+    }
+}
+
+fn status(number: u32, entry: &Entry) -> PortStatus {
+    let s = &entry.shared;
+    let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+    PortStatus {
+        port: number,
+        interface: entry.interface.to_string(),
+        up: s.up.load(Ordering::Relaxed),
+        packet_io: entry.backend.clone(),
+        rx_packets: get(&s.rx_packets),
+        rx_bytes: get(&s.rx_bytes),
+        tx_packets: get(&s.tx_packets),
+        tx_bytes: get(&s.tx_bytes),
+        rx_dropped: get(&s.rx_dropped),
+        tx_dropped: get(&s.tx_dropped),
+        link: lock(&entry.link).as_ref().map(link_settings),
+    }
+}
+
+/// The service's settings as the link's. There jitter is an addition to the delay, here a spread around it.
+fn settings(l: &LinkSettings) -> Result<Settings, PortError> {
+    let longest = 600_000_000_000;
+    let chance = |name: &str, p: f64| {
+        (0.0..=1.0).contains(&p).then_some(p).ok_or_else(|| PortError::Invalid(format!("{name} {p}: 0 to 1")))
+    };
+    if l.delay_ns > longest || l.jitter_ns > longest || l.rate_bps > 1_000_000_000_000 {
+        return Err(PortError::Invalid("delay and jitter: at most 10 minutes; rate: at most 1 Tb/s".into()));
+    }
+    let default = Settings::default();
+    let packets = |n: u32| (n > 0).then_some(n.min(1 << 20) as usize);
+    Ok(Settings {
+        rate: (l.rate_bps > 0).then_some(l.rate_bps),
+        delay: l.delay_ns + l.jitter_ns / 2,
+        jitter: l.jitter_ns / 2,
+        loss: chance("loss", l.loss)?,
+        duplicate: chance("duplicate", l.duplicate)?,
+        reorder: chance("reorder", l.reorder)?,
+        queue: packets(l.queue_packets).unwrap_or(default.queue),
+        ecn: packets(l.ecn_packets),
+        ..default
+    })
+}
+
+/// The inverse of [`settings`].
+fn link_settings(s: &Settings) -> LinkSettings {
+    let jitter = s.jitter.min(s.delay);
+    LinkSettings {
+        rate_bps: s.rate.unwrap_or(0),
+        delay_ns: s.delay - jitter,
+        jitter_ns: 2 * jitter,
+        loss: s.loss,
+        duplicate: s.duplicate,
+        reorder: s.reorder,
+        queue_packets: s.queue as u32,
+        ecn_packets: s.ecn.unwrap_or(0) as u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control() -> (PortControl, Inbox) {
+        let config = PortConfig {
+            io: IoChoice::AfPacket,
+            pcap: None,
+            cpu_port: Some(510),
+            drop_port: 511,
+            max_ports: 4,
+        };
+        PortControl::new(config).unwrap()
+    }
+
+    #[test]
+    fn settings_of_the_service_go_there_and_back() {
+        let link = LinkSettings {
+            rate_bps: 10_000_000,
+            delay_ns: 5_000_000,
+            jitter_ns: 1_000_000,
+            loss: 0.01,
+            duplicate: 0.02,
+            reorder: 0.03,
+            queue_packets: 50,
+            ecn_packets: 20,
+        };
+        assert_eq!(link_settings(&settings(&link).unwrap()), link);
+        assert!(settings(&LinkSettings::default()).unwrap().is_transparent());
+        for bad in [
+            LinkSettings { loss: 1.5, ..link },
+            LinkSettings { reorder: f64::NAN, ..link },
+            LinkSettings { delay_ns: u64::MAX, ..link },
+            LinkSettings { rate_bps: u64::MAX, ..link },
+        ] {
+            assert!(matches!(settings(&bad), Err(PortError::Invalid(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_are_no_ports_and_interfaces_that_are_not_there() {
+        let (control, _inbox) = control();
+        for port in [510, 511, MAX_PORT + 1, u32::MAX] {
+            assert!(matches!(control.add_port(port, "lo"), Err(PortError::Invalid(_))), "{port}");
+        }
+        assert!(matches!(control.add_port(1, "no-such-if"), Err(PortError::NotFound(_))));
+        assert!(matches!(control.add_port(1, "nowhere:lo"), Err(PortError::NotFound(_))));
+        assert!(matches!(control.add_port(1, "a b"), Err(PortError::Invalid(_))));
+        assert!(matches!(control.remove_port(1), Err(PortError::NotFound(_))));
+        assert!(matches!(control.set_link(1, None), Err(PortError::NotFound(_))));
+        assert_eq!(control.is_up(1), None);
+    }
+
+    #[test]
+    fn packet_outs_are_bounded() {
+        let (control, inbox) = control();
+        for i in 0..PACKET_OUTS {
+            control.packet_out(vec![i as u8]).unwrap();
+        }
+        assert!(matches!(control.packet_out(vec![0]), Err(PortError::Full(_))));
+        assert_eq!(inbox.packet_outs.try_iter().count(), PACKET_OUTS);
+        drop(inbox);
+        assert!(matches!(control.command(Command::Refresh(sync_channel(1).0)), Err(PortError::System(_))));
+    }
+}

@@ -1,0 +1,193 @@
+//! Putting the parts together, and taking them down again.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use rivulet_engine::{Pipeline, Program, Switch, SwitchConfig};
+use rivulet_link::poll::signal_fd;
+use rivulet_p4rt::{PacketIns, Server, ServerConfig, packet_in_channel};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::metrics::{self, Sources};
+use crate::options::{LogLevel, LogTarget, Options};
+use crate::ports::{Inbox, PortConfig, PortControl};
+use crate::processor::{Forwarder, Processor};
+use crate::trace_log::TraceLog;
+use crate::worker::{Worker, WorkerConfig, WorkerCounters};
+
+/// Packets for the controller that may wait.
+const PACKET_INS: usize = 4096;
+/// Longest that running requests may take at the end.
+const SHUTDOWN: Duration = Duration::from_secs(3);
+
+/// Runs a switch until SIGINT or SIGTERM.
+pub fn run(options: &Options) -> anyhow::Result<()> {
+    // Before any thread is started, so that all of them leave the signals to the packet path.
+    let stop = signal_fd(&[libc::SIGINT, libc::SIGTERM])?;
+    crate::log::init(&options.log, options.log_level).context("log file")?;
+    for warning in &options.warnings {
+        eprintln!("Warning: {warning}");
+    }
+    let (control, inbox) = PortControl::new(PortConfig {
+        io: options.io,
+        pcap: options.pcap.clone(),
+        cpu_port: options.cpu_port,
+        drop_port: options.drop_port,
+        max_ports: options.max_port_count,
+    })?;
+    for (port, interface) in &options.interfaces {
+        let link = options.links.iter().find(|(p, _)| p == port).map(|(_, settings)| settings.clone());
+        control.add(*port, interface, link).with_context(|| format!("-i {port}@{interface}"))?;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    if options.bare_forwarder {
+        return forward(options, control, inbox, stop.as_fd(), &runtime);
+    }
+    switch(options, control, inbox, stop.as_fd(), &runtime)
+}
+
+fn worker<P: Processor>(
+    processor: P,
+    inbox: Inbox,
+    options: &Options,
+    cpu: Option<(u32, rivulet_p4rt::PacketInSender)>,
+    counters: Arc<WorkerCounters>,
+) -> anyhow::Result<Worker<P>> {
+    // BMv2 logs every packet's way at these levels.
+    let to_log = options.log != LogTarget::Stderr && options.log_level <= LogLevel::Debug;
+    let trace = TraceLog::open(&options.trace, to_log).context("trace file")?;
+    let config = WorkerConfig { cpu, dump_packet_data: options.dump_packet_data, trace, counters };
+    Ok(Worker::new(processor, inbox, config)?)
+}
+
+/// Binds and serves the metrics, if asked for.
+fn start_metrics(options: &Options, sources: Sources, runtime: &Runtime) -> anyhow::Result<()> {
+    let Some(addr) = &options.metrics_addr else { return Ok(()) };
+    let listener = runtime
+        .block_on(TcpListener::bind(addr.as_str()))
+        .with_context(|| format!("--metrics-addr {addr}"))?;
+    runtime.spawn(metrics::serve(listener, sources));
+    Ok(())
+}
+
+fn forward(
+    options: &Options,
+    control: PortControl,
+    inbox: Inbox,
+    stop: std::os::fd::BorrowedFd<'_>,
+    runtime: &Runtime,
+) -> anyhow::Result<()> {
+    let numbers: Vec<u32> = options.interfaces.iter().map(|(n, _)| *n).collect();
+    let pairs = numbers.chunks_exact(2).map(|p| (p[0], p[1])).collect();
+    let counters = Arc::new(WorkerCounters::default());
+    let sources = Sources { ports: control, switch: None, server: None, worker: counters.clone() };
+    start_metrics(options, sources, runtime)?;
+    println!("Forwarding without P4");
+    worker(Forwarder { pairs }, inbox, options, None, counters)?.run(stop)?;
+    Ok(())
+}
+
+fn switch(
+    options: &Options,
+    control: PortControl,
+    inbox: Inbox,
+    stop: std::os::fd::BorrowedFd<'_>,
+    runtime: &Runtime,
+) -> anyhow::Result<()> {
+    let config = SwitchConfig {
+        drop_port: options.drop_port,
+        priority_queues: options.priority_queues,
+        ..SwitchConfig::default()
+    };
+    let (switch, data_path, events) = Switch::new(config);
+    let (packet_in, packet_ins) = packet_in_channel(PACKET_INS);
+    let server_config = ServerConfig { device_id: options.device_id, ..ServerConfig::default() };
+    let server = Server::new(server_config, switch.clone(), Arc::new(control.clone()));
+
+    let counters = Arc::new(WorkerCounters::default());
+    let cpu = options.cpu_port.map(|port| (port, packet_in));
+    let mut worker = worker(data_path, inbox, options, cpu, counters.clone())?;
+    install(options, &switch, &server)?;
+    start_logs(events.logs)?;
+    let sources =
+        Sources { ports: control, switch: Some(switch), server: Some(server.clone()), worker: counters };
+    start_metrics(options, sources, runtime)?;
+    let grpc = Grpc::start(options, server, packet_ins, events.digests, runtime)?;
+    let result = worker.run(stop);
+    grpc.stop(runtime);
+    Ok(result?)
+}
+
+/// Loads the program of the command line.
+fn install(options: &Options, switch: &Switch, server: &Server) -> anyhow::Result<()> {
+    let Some(path) = &options.config else { return Ok(()) };
+    let json = std::fs::read(path).with_context(|| path.display().to_string())?;
+    match &options.p4info {
+        Some(info) => {
+            let text = std::fs::read(info).with_context(|| info.display().to_string())?;
+            server.install(&text, json).with_context(|| path.display().to_string())?;
+        }
+        None => {
+            let program = Program::from_json(&json).with_context(|| path.display().to_string())?;
+            switch.commit(&Pipeline::new(program)).context("starting the program")?;
+        }
+    }
+    Ok(())
+}
+
+/// Passes the program's own messages on.
+fn start_logs(logs: std::sync::mpsc::Receiver<String>) -> anyhow::Result<()> {
+    let log = move || logs.iter().for_each(|text| tracing::info!("log_msg: {text}"));
+    // Ends when the packet path does.
+    std::thread::Builder::new().name("log_msg".into()).spawn(log)?;
+    Ok(())
+}
+
+/// The P4Runtime server while it runs.
+struct Grpc {
+    shutdown: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Grpc {
+    fn start(
+        options: &Options,
+        server: Server,
+        packet_ins: PacketIns,
+        digests: std::sync::mpsc::Receiver<rivulet_engine::DigestSample>,
+        runtime: &Runtime,
+    ) -> anyhow::Result<Grpc> {
+        let addr = &options.grpc_addr;
+        if addr.starts_with("unix:") {
+            bail!("--grpc-server-addr {addr}: only TCP is served");
+        }
+        let listener = runtime
+            .block_on(TcpListener::bind(addr.as_str()))
+            .with_context(|| format!("--grpc-server-addr {addr}"))?;
+        println!("Server listening on {}", listener.local_addr()?);
+        let (shutdown, end) = oneshot::channel();
+        let task = runtime.spawn(async move {
+            let end = async {
+                // A dropped sender is the end as well.
+                let _ = end.await;
+            };
+            if let Err(e) = server.serve(listener, packet_ins, digests, end).await {
+                tracing::error!("P4Runtime: {e}; packets go on");
+            }
+        });
+        Ok(Grpc { shutdown, task })
+    }
+
+    /// Ends streams and lets running requests finish.
+    fn stop(self, runtime: &Runtime) {
+        let _ = self.shutdown.send(());
+        if runtime.block_on(async { tokio::time::timeout(SHUTDOWN, self.task).await }).is_err() {
+            tracing::warn!("P4Runtime: requests still running at the end");
+        }
+    }
+}

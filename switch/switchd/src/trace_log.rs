@@ -1,0 +1,66 @@
+//! Every packet's way, written down.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+
+use rivulet_engine::Trace;
+
+use crate::options::TraceOptions;
+
+/// Where traces go; each ends by itself when it cannot be written.
+pub struct TraceLog {
+    text: Vec<Box<dyn Write + Send>>,
+    json: Option<Box<dyn Write + Send>>,
+    /// To the log, at level debug.
+    to_log: bool,
+}
+
+impl TraceLog {
+    /// Opens what the options ask for; `None` if that is nothing.
+    pub fn open(options: &TraceOptions, to_log: bool) -> io::Result<Option<TraceLog>> {
+        if !options.any() && !to_log {
+            return Ok(None);
+        }
+        let mut text: Vec<Box<dyn Write + Send>> = Vec::new();
+        if options.console {
+            text.push(Box::new(BufWriter::new(io::stdout())));
+        }
+        if let Some(path) = &options.text {
+            text.push(Box::new(BufWriter::new(File::create(path)?)));
+        }
+        let json = match &options.json {
+            Some(path) => Some(Box::new(BufWriter::new(File::create(path)?)) as Box<dyn Write + Send>),
+            None => None,
+        };
+        Ok(Some(TraceLog { text, json, to_log }))
+    }
+
+    /// Writes one packet's way.
+    pub fn write(&mut self, trace: &Trace) {
+        if self.to_log {
+            tracing::debug!("{trace}");
+        }
+        self.text.retain_mut(|out| told(write!(out, "{trace}")));
+        if let Some(out) = &mut self.json {
+            let line = serde_json::to_string(trace).unwrap_or_default();
+            if !told(writeln!(out, "{line}")) {
+                self.json = None;
+            }
+        }
+    }
+
+    /// Writes out what is buffered.
+    pub fn flush(&mut self) {
+        self.text.retain_mut(|out| told(out.flush()));
+        if self.json.as_mut().is_some_and(|out| !told(out.flush())) {
+            self.json = None;
+        }
+    }
+}
+
+fn told(result: io::Result<()>) -> bool {
+    if let Err(e) = &result {
+        tracing::error!("trace: {e}; no more is written there");
+    }
+    result.is_ok()
+}

@@ -1,0 +1,545 @@
+//! The one thread that moves packets: receive, process, send.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rivulet_engine::Output;
+use rivulet_link::poll::{Poller, now, precise_timers};
+use rivulet_p4rt::{PacketInSender, TraceReport};
+use rivulet_pktio::IoError;
+use rivulet_pktio::monitor::{LinkEvent, LinkMonitor};
+
+use crate::port::Port;
+use crate::ports::{Command, Inbox};
+use crate::processor::Processor;
+use crate::trace_log::TraceLog;
+
+const STOP: u64 = 0;
+const INBOX: u64 = 1;
+/// Monitors of namespaces, then ports, by slot.
+const MONITORS: u64 = 1 << 16;
+const PORTS: u64 = 1 << 20;
+
+const NS_PER_US: u64 = 1_000;
+/// Control commands and retries are looked at this often while packets come, and for a while after.
+const SHORT_NAP: u64 = 1_000_000;
+/// And this often when none has come for [`QUIET`].
+const LONG_NAP: u64 = 10_000_000;
+const QUIET: u64 = 100_000_000;
+/// Counters and pcap files are brought up to date, and lost interfaces tried, this often.
+const TICK: u64 = 250_000_000;
+/// Packet-outs taken at a time, so that they do not hold up packets.
+const PACKET_OUTS: usize = 64;
+
+/// What happened outside of any port.
+#[derive(Debug, Default)]
+pub struct WorkerCounters {
+    /// Frames for a port that there is none of.
+    pub no_such_port: AtomicU64,
+    /// Frames of controllers that were processed.
+    pub packet_outs: AtomicU64,
+}
+
+/// How the worker is set up.
+pub struct WorkerConfig {
+    /// The port of packet-in and packet-out, and where packet-ins go.
+    pub cpu: Option<(u32, PacketInSender)>,
+    /// Octets of each packet to log.
+    pub dump_packet_data: usize,
+    /// Where traces of all packets go.
+    pub trace: Option<TraceLog>,
+    /// What others see.
+    pub counters: Arc<WorkerCounters>,
+}
+
+/// The ports and all that leads to them.
+struct Outputs {
+    slots: Vec<Option<Port>>,
+    /// Port number to slot; numbers below 512 by index.
+    low: Box<[u32; 512]>,
+    high: HashMap<u32, u32>,
+    cpu: Option<(u32, PacketInSender)>,
+    /// Slots to be flushed.
+    dirty: Vec<u32>,
+    now: u64,
+    dump: usize,
+    counters: Arc<WorkerCounters>,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Outputs {
+    fn slot(&self, number: u32) -> Option<usize> {
+        let slot = match self.low.get(number as usize) {
+            Some(slot) => *slot,
+            None => *self.high.get(&number)?,
+        };
+        (slot != NONE).then_some(slot as usize)
+    }
+
+    fn set_slot(&mut self, number: u32, slot: Option<usize>) {
+        let slot = slot.map_or(NONE, |s| s as u32);
+        match self.low.get_mut(number as usize) {
+            Some(entry) => *entry = slot,
+            None => {
+                self.high.insert(number, slot);
+            }
+        }
+    }
+
+    fn port(&mut self, slot: usize) -> Option<&mut Port> {
+        self.slots.get_mut(slot)?.as_mut()
+    }
+}
+
+impl Output for Outputs {
+    fn emit(&mut self, port: u32, head: &[u8], rest: &[u8]) {
+        if self.dump > 0 {
+            dump("out of", port, head, rest, self.dump);
+        }
+        if let Some((cpu, sender)) = &self.cpu
+            && *cpu == port
+        {
+            // Counted there if the controller is behind.
+            sender.send(head, rest);
+            return;
+        }
+        let (slot, now) = (self.slot(port), self.now);
+        match slot.and_then(|s| self.slots[s].as_mut()) {
+            Some(p) => {
+                if p.emit(now, head, rest) {
+                    self.dirty.extend(slot.map(|s| s as u32));
+                }
+            }
+            None => {
+                self.counters.no_such_port.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Keeps what a traced frame causes instead of sending it.
+struct Captured(Vec<(u32, Vec<u8>)>);
+
+impl Output for Captured {
+    fn emit(&mut self, port: u32, head: &[u8], rest: &[u8]) {
+        self.0.push((port, [head, rest].concat()));
+    }
+}
+
+fn dump(way: &str, port: u32, head: &[u8], rest: &[u8], most: usize) {
+    let len = head.len() + rest.len();
+    let hex: String = head.iter().chain(rest).take(most).map(|b| format!("{b:02x}")).collect();
+    tracing::info!("{len} octets {way} port {port}: {hex}");
+}
+
+/// The loop and all it owns.
+pub struct Worker<P> {
+    processor: P,
+    out: Outputs,
+    inbox: Inbox,
+    poller: Poller,
+    monitors: Vec<(Option<String>, LinkMonitor)>,
+    trace: Option<TraceLog>,
+    start: u64,
+    /// When the processor wants to be polled, microseconds of its clock.
+    poll_at: Option<u64>,
+}
+
+impl<P: Processor> Worker<P> {
+    /// A worker without ports.
+    pub fn new(processor: P, inbox: Inbox, config: WorkerConfig) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        poller.add(inbox.as_fd(), INBOX, false)?;
+        let out = Outputs {
+            slots: Vec::new(),
+            low: Box::new([NONE; 512]),
+            high: HashMap::new(),
+            cpu: config.cpu,
+            dirty: Vec::new(),
+            now: now(),
+            dump: config.dump_packet_data,
+            counters: config.counters,
+        };
+        Ok(Worker {
+            processor,
+            out,
+            inbox,
+            poller,
+            monitors: Vec::new(),
+            trace: config.trace,
+            start: now(),
+            poll_at: None,
+        })
+    }
+
+    /// Microseconds of the switch's clock.
+    fn clock(&mut self) -> u64 {
+        self.out.now = now();
+        (self.out.now - self.start) / NS_PER_US
+    }
+
+    /// Moves packets until `stop` is readable.
+    pub fn run(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
+        precise_timers();
+        self.poller.add(stop, STOP, false)?;
+        let (mut tick, mut last_packet) = (now(), 0);
+        let mut ready = Vec::with_capacity(64);
+        loop {
+            let wait = self.next_time(last_packet, tick).saturating_sub(now());
+            self.poller.wait(Some(Duration::from_nanos(wait)))?;
+            let (mut ended, mut inbox, mut monitors) = (false, false, false);
+            ready.clear();
+            for event in self.poller.events() {
+                match event.token {
+                    STOP => ended = true,
+                    INBOX => inbox = true,
+                    token if token >= PORTS => ready.push((token - PORTS) as usize),
+                    _ => monitors = true,
+                }
+            }
+            if ended {
+                self.finish();
+                return Ok(());
+            }
+            let mut packets = 0;
+            for slot in &ready {
+                packets += self.receive(*slot);
+                self.flush();
+            }
+            if inbox {
+                self.inbox.clear();
+                // In this order: a port that was added is there for the packet-out that follows.
+                self.commands()?;
+                packets += self.packet_outs();
+            }
+            if monitors {
+                self.link_events();
+            }
+            let clock = self.clock();
+            if packets > 0 {
+                last_packet = self.out.now;
+            }
+            if packets == 0 || self.poll_at.is_some_and(|at| at <= clock) {
+                self.poll_at = self.processor.poll(clock, &mut self.out);
+            }
+            self.flush();
+            self.deliver();
+            if self.out.now >= tick {
+                self.tick()?;
+                tick = self.out.now + TICK;
+            }
+        }
+    }
+
+    /// When something has to be done even if no packet comes.
+    fn next_time(&self, last_packet: u64, tick: u64) -> u64 {
+        let nap = if self.out.now < last_packet + QUIET { SHORT_NAP } else { LONG_NAP };
+        let poll = self.poll_at.map(|us| self.start + us * NS_PER_US);
+        let links = self.out.slots.iter().flatten().filter_map(|p| p.link.as_ref()?.next_time());
+        links.chain(poll).chain([tick]).fold(self.out.now + nap, u64::min)
+    }
+
+    /// Takes one batch from a port through the processor.
+    fn receive(&mut self, slot: usize) -> usize {
+        let Some(port) = self.out.port(slot) else { return 0 };
+        let number = port.number;
+        // Out of the table while its frames are in use, so that the others can be written to.
+        let Some(mut io) = port.io.take() else { return 0 };
+        let result = io.recv();
+        if let Ok(n) = &result {
+            for i in 0..*n {
+                let clock = self.clock();
+                let frame = io.frame(i);
+                self.run_one(clock, slot, number, frame.data);
+                if let Some(port) = self.out.port(slot).filter(|p| !p.hairpin_lens.is_empty()) {
+                    port.send_hairpin(&mut *io);
+                    if !std::mem::replace(&mut port.dirty, true) {
+                        self.out.dirty.push(slot as u32);
+                    }
+                }
+            }
+        }
+        if let Some(port) = self.out.port(slot) {
+            port.io = Some(io);
+        }
+        match result {
+            Ok(n) => n,
+            Err(e) => {
+                self.failed(slot, &e);
+                0
+            }
+        }
+    }
+
+    fn run_one(&mut self, clock: u64, slot: usize, number: u32, frame: &[u8]) {
+        if let Some(pcap) = self.out.port(slot).and_then(|p| p.pcap.as_mut()) {
+            pcap.input.write(frame, &[]);
+        }
+        if self.out.dump > 0 {
+            dump("into", number, frame, &[], self.out.dump);
+        }
+        match &mut self.trace {
+            None => self.processor.process(clock, number, frame, &mut self.out),
+            Some(log) => {
+                let trace = self.processor.process_traced(clock, number, frame, &mut self.out);
+                log.write(&trace);
+            }
+        }
+    }
+
+    /// What to do about an interface that failed.
+    fn failed(&mut self, slot: usize, error: &IoError) {
+        let Some(port) = self.out.port(slot) else { return };
+        port.shared.up.store(false, Ordering::Relaxed);
+        match error {
+            IoError::Down(_) => tracing::info!("port {}: {error}", port.number),
+            IoError::Gone(_) => {
+                if !std::mem::replace(&mut port.gone, true) {
+                    tracing::warn!("port {}: {error}", port.number);
+                    if let Some(io) = &port.io {
+                        // It reports errors for ever; back in when it was opened again.
+                        let _ = self.poller.remove(io.as_fd());
+                    }
+                }
+            }
+            IoError::Os { .. } => tracing::error!("port {}: {error}", port.number),
+        }
+    }
+
+    /// Sends what was written to ports.
+    fn flush(&mut self) {
+        while let Some(slot) = self.out.dirty.pop() {
+            let result = self.out.port(slot as usize).map(Port::flush);
+            if let Some(Err(e)) = result {
+                self.sending_failed(slot as usize, &e);
+            }
+        }
+    }
+
+    /// Frames for an interface that is down are lost; only what is news is told.
+    fn sending_failed(&mut self, slot: usize, error: &IoError) {
+        let news = self.out.port(slot).is_some_and(|p| p.shared.up.load(Ordering::Relaxed) && !p.gone);
+        if news || matches!(error, IoError::Gone(_)) {
+            self.failed(slot, error);
+        }
+    }
+
+    /// Sends what has arrived at the ends of links.
+    fn deliver(&mut self) {
+        for slot in 0..self.out.slots.len() {
+            let now = self.out.now;
+            let result = self.out.port(slot).map(|p| p.deliver(now));
+            if let Some(Err(e)) = result {
+                self.sending_failed(slot, &e);
+            }
+        }
+    }
+
+    fn packet_outs(&mut self) -> usize {
+        let Some((cpu, _)) = self.out.cpu else { return 0 };
+        let mut n = 0;
+        while n < PACKET_OUTS {
+            let Ok(frame) = self.inbox.packet_outs.try_recv() else { return n };
+            let clock = self.clock();
+            if self.out.dump > 0 {
+                dump("into", cpu, &frame, &[], self.out.dump);
+            }
+            match &mut self.trace {
+                None => self.processor.process(clock, cpu, &frame, &mut self.out),
+                Some(log) => {
+                    let trace = self.processor.process_traced(clock, cpu, &frame, &mut self.out);
+                    log.write(&trace);
+                }
+            }
+            self.out.counters.packet_outs.fetch_add(1, Ordering::Relaxed);
+            n += 1;
+        }
+        // More may wait: come back after the ports had their turn.
+        self.inbox.ring();
+        n
+    }
+
+    fn commands(&mut self) -> io::Result<()> {
+        while let Ok(command) = self.inbox.commands.try_recv() {
+            // An answer that nobody waits for any more is dropped.
+            match command {
+                Command::Add(new, reply) => {
+                    self.add(Port::new(*new))?;
+                    let _ = reply.try_send(());
+                }
+                Command::Remove(number, reply) => {
+                    let _ = reply.try_send(self.remove(number));
+                }
+                Command::Link(number, settings, reply) => {
+                    let now = self.out.now;
+                    let slot = self.out.slot(number);
+                    let port = slot.and_then(|s| self.out.port(s));
+                    let found = port.map(|p| p.set_link(now, settings)).is_some();
+                    let _ = reply.try_send(found);
+                }
+                Command::Refresh(reply) => {
+                    self.out.slots.iter_mut().flatten().for_each(Port::publish);
+                    let _ = reply.try_send(());
+                }
+                Command::Trace(port, frame, reply) => {
+                    let clock = self.clock();
+                    let mut captured = Captured(Vec::new());
+                    let trace = self.processor.process_traced(clock, port, &frame, &mut captured);
+                    let json = serde_json::to_string(&trace).unwrap_or_default();
+                    let report = TraceReport { text: trace.to_string(), json, outputs: captured.0 };
+                    let _ = reply.try_send(report);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, port: Port) -> io::Result<()> {
+        let slot = self.out.slots.iter().position(Option::is_none).unwrap_or(self.out.slots.len());
+        if let Some(io) = &port.io {
+            self.poller.add(io.as_fd(), PORTS + slot as u64, false)?;
+            let netns = io.interface().netns().map(str::to_string);
+            if !self.monitors.iter().any(|(ns, _)| *ns == netns) {
+                match LinkMonitor::open(netns.as_deref()) {
+                    Ok(monitor) => {
+                        self.poller.add(monitor.as_fd(), MONITORS + self.monitors.len() as u64, false)?;
+                        self.monitors.push((netns, monitor));
+                    }
+                    // Then only what the ports' own sockets say is known.
+                    Err(e) => tracing::warn!("link state: {e}"),
+                }
+            }
+        }
+        tracing::info!("port {} added", port.number);
+        self.out.set_slot(port.number, Some(slot));
+        if slot == self.out.slots.len() {
+            self.out.slots.push(None);
+        }
+        self.out.slots[slot] = Some(port);
+        // Once more: it may have changed before the monitor listened.
+        self.ask(slot);
+        Ok(())
+    }
+
+    fn remove(&mut self, number: u32) -> Option<Box<dyn rivulet_pktio::PacketIo>> {
+        let slot = self.out.slot(number)?;
+        let mut port = self.out.slots[slot].take()?;
+        self.out.set_slot(number, None);
+        self.out.dirty.retain(|s| *s as usize != slot);
+        if let Some(pcap) = &mut port.pcap {
+            pcap.flush();
+        }
+        let io = port.io.take()?;
+        if !port.gone {
+            let _ = self.poller.remove(io.as_fd());
+        }
+        tracing::info!("port {number} removed");
+        Some(io)
+    }
+
+    /// Link up, down, gone and back, as the kernel tells it.
+    fn link_events(&mut self) {
+        for at in 0..self.monitors.len() {
+            loop {
+                let (netns, monitor) = &mut self.monitors[at];
+                let netns = netns.clone();
+                match monitor.next_event() {
+                    Ok(Some(LinkEvent::Changed { name, .. } | LinkEvent::Removed { name, .. })) => {
+                        for slot in 0..self.out.slots.len() {
+                            if self.is_interface(slot, netns.as_deref(), &name) {
+                                self.ask(slot);
+                            }
+                        }
+                    }
+                    Ok(Some(LinkEvent::Missed)) => (0..self.out.slots.len()).for_each(|slot| self.ask(slot)),
+                    Ok(None) => break,
+                    Err(e) => {
+                        tracing::warn!("link state: {e}");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn is_interface(&mut self, slot: usize, netns: Option<&str>, name: &str) -> bool {
+        let io = self.out.port(slot).and_then(|p| p.io.as_ref());
+        io.is_some_and(|io| io.interface().netns() == netns && io.interface().name() == name)
+    }
+
+    fn set_up(&mut self, slot: usize, up: bool) {
+        let Some(port) = self.out.port(slot).filter(|p| !p.gone) else { return };
+        if port.shared.up.swap(up, Ordering::Relaxed) != up {
+            tracing::info!("port {}: link {}", port.number, if up { "up" } else { "down" });
+        }
+    }
+
+    fn reopen_if_gone(&mut self, slot: usize) {
+        let Some(port) = self.out.port(slot).filter(|p| p.gone) else { return };
+        let number = port.number;
+        let Some(io) = &mut port.io else { return };
+        if io.reopen().is_err() {
+            return;
+        }
+        let up = io.link().is_ok_and(|l| l.up);
+        port.gone = false;
+        if let Err(e) = self.poller.add(io.as_fd(), PORTS + slot as u64, false) {
+            tracing::error!("port {number}: {e}");
+        }
+        tracing::info!("port {number}: interface is back");
+        self.set_up(slot, up);
+    }
+
+    /// Asks for the state of one port's interface, and opens it again if it went and came back. (The
+    /// interface's own socket may say only that it is down when it is deleted.)
+    fn ask(&mut self, slot: usize) {
+        self.reopen_if_gone(slot);
+        let link = self.out.port(slot).and_then(|p| p.io.as_ref()).map(|io| io.link());
+        match link {
+            Some(Ok(link)) => self.set_up(slot, link.up),
+            Some(Err(e)) => {
+                self.sending_failed(slot, &e);
+                self.reopen_if_gone(slot);
+            }
+            None => {}
+        }
+    }
+
+    fn tick(&mut self) -> io::Result<()> {
+        for slot in 0..self.out.slots.len() {
+            self.ask(slot);
+            let Some(port) = self.out.port(slot) else { continue };
+            port.publish();
+            if let Some(pcap) = &mut port.pcap {
+                pcap.flush();
+            }
+            // What found no room at the last flush.
+            if port.io.as_ref().is_some_and(|io| io.pending() > 0) {
+                self.out.dirty.push(slot as u32);
+            }
+        }
+        if let Some(log) = &mut self.trace {
+            log.flush();
+        }
+        Ok(())
+    }
+
+    /// Sends and writes what is left.
+    fn finish(&mut self) {
+        self.flush();
+        for port in self.out.slots.iter_mut().flatten() {
+            port.publish();
+            if let Some(pcap) = &mut port.pcap {
+                pcap.flush();
+            }
+        }
+        if let Some(log) = &mut self.trace {
+            log.flush();
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The loop over real interfaces, with a packet path of the test's own in place of the engine.
+
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rivulet_engine::{Output, Trace};
+use rivulet_p4rt::{LinkSettings, PortError, Ports, packet_in_channel};
+use rivulet_pktio::testing::Netns;
+use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
+use rivulet_switch::options::IoChoice;
+use rivulet_switch::ports::{PortConfig, PortControl};
+use rivulet_switch::processor::Processor;
+use rivulet_switch::worker::{Worker, WorkerConfig, WorkerCounters};
+
+const PREFIX: &str = "pio-";
+const CPU: u32 = 510;
+
+/// Sends each frame to the ports that its 15th octet on lists (zero ends; 200 means the CPU port), with the
+/// ingress port written into octet 30.
+struct Addressed;
+
+impl Processor for Addressed {
+    fn process(&mut self, _now_us: u64, port: u32, frame: &[u8], out: &mut impl Output) {
+        let mut copy = frame.to_vec();
+        if copy.len() > 30 {
+            copy[30] = port as u8;
+        }
+        for to in frame.iter().skip(14).take_while(|p| **p != 0) {
+            let to = if *to == 200 { CPU } else { u32::from(*to) };
+            out.emit(to, &copy[..20], &copy[20..]);
+        }
+    }
+
+    fn process_traced(&mut self, now_us: u64, port: u32, frame: &[u8], out: &mut impl Output) -> Trace {
+        self.process(now_us, port, frame, out);
+        Trace { time_us: now_us, ingress_port: port, length: frame.len(), steps: Vec::new() }
+    }
+
+    fn poll(&mut self, _now_us: u64, _out: &mut impl Output) -> Option<u64> {
+        None
+    }
+}
+
+struct Bench {
+    hosts: Netns,
+    rack: Netns,
+    control: PortControl,
+    counters: Arc<WorkerCounters>,
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+    packet_ins: rivulet_p4rt::PacketIns,
+}
+
+impl Bench {
+    /// `count` pairs of interfaces, h1-p1 and so on; the p's are not ports yet.
+    fn new(count: u32, pcap: Option<&std::path::Path>) -> Option<Bench> {
+        let (hosts, rack) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?);
+        hosts.quiet();
+        rack.quiet();
+        for i in 1..=count {
+            hosts.veth(&format!("h{i}"), &rack, &format!("p{i}"));
+        }
+        let config = PortConfig {
+            io: IoChoice::AfPacket,
+            pcap: pcap.map(Into::into),
+            cpu_port: Some(CPU),
+            drop_port: 511,
+            max_ports: 512,
+        };
+        let (control, inbox) = PortControl::new(config).unwrap();
+        let counters = Arc::new(WorkerCounters::default());
+        let (sender, packet_ins) = packet_in_channel(64);
+        let config = WorkerConfig {
+            cpu: Some((CPU, sender)),
+            dump_packet_data: 0,
+            trace: None,
+            counters: counters.clone(),
+        };
+        let mut worker = Worker::new(Addressed, inbox, config).unwrap();
+        // SAFETY: plain system call; the descriptor it gives is nobody else's.
+        let stop = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+        let end = stop.try_clone().unwrap();
+        let thread = std::thread::spawn(move || worker.run(end.as_fd()).unwrap());
+        Some(Bench { hosts, rack, control, counters, stop, thread: Some(thread), packet_ins })
+    }
+
+    fn name(&self, port: u32) -> String {
+        format!("{}:p{port}", self.rack.name())
+    }
+
+    fn add(&self, port: u32) {
+        self.control.add_port(port, &self.name(port)).unwrap();
+    }
+
+    fn host(&self, i: u32) -> AfPacket {
+        AfPacket::open(&self.hosts.interface(&format!("h{i}")), Config::default()).unwrap()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight readable octets, as an eventfd takes them.
+        unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&self.stop), one.as_ptr().cast(), 8) };
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking(), "the worker panicked");
+    }
+}
+
+fn frame(to: &[u8], mark: u8) -> Vec<u8> {
+    let mut f = vec![mark; 60];
+    f[..12].fill(2);
+    f[12..14].copy_from_slice(&[0x88, 0xb6]);
+    f[14..30].fill(0);
+    f[14..14 + to.len()].copy_from_slice(to);
+    f
+}
+
+/// Sends frames into one host's interface.
+fn send(io: &mut AfPacket, frames: &[Vec<u8>]) {
+    let frames: Vec<TxFrame> = frames.iter().map(|f| TxFrame::new(f)).collect();
+    assert_eq!(io.send(&frames).unwrap(), frames.len());
+}
+
+/// What arrives, until it is `count` frames or nothing came for a while.
+fn receive(io: &mut AfPacket, count: usize) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    let deadline = Instant::now() + Duration::from_millis(if count == 0 { 100 } else { 2000 });
+    while Instant::now() < deadline && (count == 0 || got.len() < count) {
+        for i in 0..io.recv().unwrap_or(0) {
+            got.push(io.frame(i).data.to_vec());
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    got
+}
+
+/// What tells the frames of this file apart.
+fn marks(frames: &[Vec<u8>]) -> Vec<u8> {
+    frames.iter().map(|f| f[40]).collect()
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(3);
+    while !condition() {
+        assert!(Instant::now() < deadline, "did not happen: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn copies_go_where_they_should_and_back_to_where_they_came_from() {
+    let Some(bench) = Bench::new(3, None) else { return };
+    (1..=3).for_each(|i| bench.add(i));
+    let (mut h1, mut h2, mut h3) = (bench.host(1), bench.host(2), bench.host(3));
+    let sent: Vec<_> = (0..100u8).map(|i| frame(&[2, 1, 3, 1], i)).collect();
+    for chunk in sent.chunks(20) {
+        send(&mut h1, chunk);
+    }
+    for (host, copies) in [(&mut h2, 1), (&mut h3, 1), (&mut h1, 2)] {
+        let got = receive(host, 100 * copies);
+        assert_eq!(got.len(), 100 * copies);
+        for (i, f) in got.iter().enumerate() {
+            assert_eq!(
+                (f[40], f[30], f.len()),
+                ((i / copies) as u8, 1, 60),
+                "order, ingress port and length"
+            );
+        }
+    }
+    send(&mut h2, &[frame(&[9, 3], 7)]);
+    assert_eq!(receive(&mut h3, 1).len(), 1);
+    assert_eq!(bench.counters.no_such_port.load(Ordering::Relaxed), 1);
+    let ports = bench.control.list_ports();
+    let seen: Vec<_> = ports.iter().map(|p| (p.port, p.up, p.rx_packets, p.tx_packets)).collect();
+    assert_eq!(seen, [(1, true, 100, 200), (2, true, 1, 100), (3, true, 0, 101)]);
+}
+
+#[test]
+fn ports_come_and_go_while_packets_flow() {
+    let Some(bench) = Bench::new(2, None) else { return };
+    bench.add(1);
+    assert!(matches!(bench.control.add_port(1, "lo"), Err(PortError::Exists(_))));
+    assert!(matches!(bench.control.add_port(2, &bench.name(1)), Err(PortError::Exists(_))));
+    let (mut h1, mut h2) = (bench.host(1), bench.host(2));
+    for round in 0..5u8 {
+        send(&mut h1, &[frame(&[2], round)]);
+        assert!(receive(&mut h2, 0).is_empty(), "there is no port 2");
+        // Any number may be a port's; large ones are looked up differently.
+        bench.control.add_port(if round == 3 { 2 } else { 2000 }, &bench.name(2)).unwrap();
+        send(&mut h1, &[frame(&[2], round)]);
+        assert_eq!(receive(&mut h2, usize::from(round == 3)).len(), usize::from(round == 3));
+        bench.control.remove_port(if round == 3 { 2 } else { 2000 }).unwrap();
+    }
+    assert!(matches!(bench.control.remove_port(2), Err(PortError::NotFound(_))));
+    assert_eq!(bench.control.list_ports().len(), 1);
+}
+
+#[test]
+fn link_state_is_seen_and_a_vanished_interface_comes_back() {
+    let Some(bench) = Bench::new(2, None) else { return };
+    bench.add(1);
+    bench.add(2);
+    let (mut h1, mut h2) = (bench.host(1), bench.host(2));
+    let up = |port| bench.control.is_up(port).unwrap();
+    assert!(up(1) && up(2));
+    bench.rack.ip("link set p2 down");
+    eventually("down", || !up(2));
+    send(&mut h1, &[frame(&[2], 0)]);
+    eventually("processed", || bench.control.list_ports()[0].rx_packets == 1);
+    bench.rack.ip("link set p2 up");
+    eventually("up", || up(2));
+    while h2.recv().is_err() {}
+    send(&mut h1, &[frame(&[2], 1)]);
+    assert_eq!(marks(&receive(&mut h2, 1)), [1], "what was sent while it was down is lost, not late");
+    bench.hosts.ip("link set h2 down");
+    eventually("no carrier", || !up(2));
+
+    bench.rack.ip("link del p2");
+    send(&mut h1, &[frame(&[2], 2)]);
+    eventually("gone", || !up(2) && bench.control.list_ports()[0].rx_packets == 3);
+    bench.hosts.veth("h2", &bench.rack, "p2");
+    eventually("back", || up(2));
+    h2.reopen().unwrap();
+    send(&mut h1, &[frame(&[2], 3)]);
+    assert_eq!(marks(&receive(&mut h2, 1)), [3]);
+    send(&mut h2, &[frame(&[1], 3)]);
+    assert_eq!(receive(&mut h1, 1).len(), 1);
+    // A port whose interface is gone for good can be removed.
+    bench.rack.ip("link del p2");
+    eventually("gone", || !up(2));
+    bench.control.remove_port(2).unwrap();
+}
+
+#[test]
+fn a_link_shapes_what_leaves_its_port() {
+    let Some(bench) = Bench::new(2, None) else { return };
+    bench.add(1);
+    bench.add(2);
+    let (mut h1, mut h2) = (bench.host(1), bench.host(2));
+    let link = LinkSettings { delay_ns: 20_000_000, ..LinkSettings::default() };
+    bench.control.set_link(2, Some(link)).unwrap();
+    let mut round_trip = || {
+        let start = Instant::now();
+        send(&mut h1, &[frame(&[2], 1)]);
+        assert_eq!(receive(&mut h2, 1).len(), 1);
+        start.elapsed()
+    };
+    assert!(round_trip() >= Duration::from_millis(20));
+    assert_eq!(bench.control.list_ports()[1].link.map(|l| l.delay_ns), Some(20_000_000));
+    bench.control.set_link(2, Some(LinkSettings { loss: 1.0, ..link })).unwrap();
+    send(&mut h1, &[frame(&[2], 1)]);
+    assert!(receive(&mut h2, 0).is_empty());
+    eventually("counted", || bench.control.list_ports()[1].tx_dropped == 1);
+    bench.control.set_link(2, None).unwrap();
+    let mut h1 = bench.host(1);
+    send(&mut h1, &[frame(&[2], 1)]);
+    assert_eq!(receive(&mut h2, 1).len(), 1);
+    assert!(matches!(bench.control.set_link(7, Some(link)), Err(PortError::NotFound(_))));
+}
+
+#[test]
+fn the_cpu_port_and_traces() {
+    let Some(bench) = Bench::new(1, None) else { return };
+    bench.add(1);
+    let mut h1 = bench.host(1);
+    bench.control.packet_out(frame(&[1], 5)).unwrap();
+    let got = receive(&mut h1, 1);
+    assert_eq!((got.len(), got[0][30]), (1, CPU as u8));
+    assert_eq!(bench.counters.packet_outs.load(Ordering::Relaxed), 1);
+    // More than are taken at a time.
+    (0..200).for_each(|i| bench.control.packet_out(frame(&[1], i)).unwrap());
+    assert_eq!(receive(&mut h1, 200).len(), 200);
+
+    let report = bench.control.trace(1, &frame(&[1, 200], 3), false).unwrap();
+    assert_eq!(report.outputs.iter().map(|(p, _)| *p).collect::<Vec<_>>(), [1, CPU]);
+    assert!(report.text.contains("port 1") && report.json.contains("\"ingress_port\":1"));
+    assert!(receive(&mut h1, 0).is_empty(), "a traced frame is not sent");
+    assert!(matches!(bench.control.trace(1, &[], true), Err(PortError::Unsupported(_))));
+
+    // Packet-ins: 64 fit, the rest is dropped, and nobody waits.
+    for _ in 0..10 {
+        send(&mut h1, &vec![frame(&[200, 1], 3); 10]);
+        assert_eq!(receive(&mut h1, 10).len(), 10);
+    }
+    assert!(format!("{:?}", bench.packet_ins).contains("dropped: 36"), "{:?}", bench.packet_ins);
+}
+
+#[test]
+fn frames_of_kernels_come_with_their_checksum_and_pcap_files_hold_them() {
+    let dir = std::env::temp_dir().join(format!("rivulet-worker-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let Some(bench) = Bench::new(1, Some(&dir)) else { return };
+    bench.add(1);
+    bench.hosts.ip("addr add 10.0.0.1/24 dev h1");
+    bench.hosts.ip("neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev h1");
+    let mut payload = [0; 64];
+    payload[0] = 9;
+    in_netns(Some(bench.hosts.name()), || {
+        UdpSocket::bind("10.0.0.1:1111").unwrap().send_to(&payload, "10.0.0.2:9").unwrap()
+    })
+    .unwrap();
+    let input = dir.join(format!("{}_p1_in.pcap", bench.rack.name()));
+    eventually("written", || std::fs::read(&input).is_ok_and(|b| b.len() > 24));
+    let record = std::fs::read(&input).unwrap()[40..].to_vec();
+    assert_eq!(record.len(), 14 + 20 + 8 + 64);
+    let mut pseudo = record[26..34].to_vec();
+    pseudo.extend([0, 17, 0, 72]);
+    let sum = rivulet_pktio::internet_sum(&record[34..], rivulet_pktio::internet_sum(&pseudo, 0));
+    assert_eq!(sum, 0xffff, "UDP checksum");
+    let mut h1 = bench.host(1);
+    send(&mut h1, &[frame(&[1], 1)]);
+    assert_eq!(receive(&mut h1, 1).len(), 1);
+    let output = dir.join(format!("{}_p1_out.pcap", bench.rack.name()));
+    eventually("written", || std::fs::read(&output).is_ok_and(|b| b.len() == 24 + 16 + 60));
+    drop(bench);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
