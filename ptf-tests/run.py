@@ -117,13 +117,13 @@ def main() -> int:
     args.log_dir.mkdir(parents=True, exist_ok=True)
     log = args.log_dir / f"{args.switch}.log"
 
-    with namespace() as name, running_switch(name, args.switch, binary, log):
+    with namespace() as name, running_switch(name, args.switch, binary, log) as switch:
         interfaces = [part for port in PORTS for part in ("-i", f"{port}@t{port}")]
         command = [
             *("ip", "netns", "exec", name, sys.executable, str(Path(sys.executable).parent / "ptf")),
             *("--test-dir", str(HERE / "tests"), "--pypath", str(HERE / "lib"), "--pypath", str(HERE)),
             *(*interfaces, "--qlen", "4000", "--log-file", str(args.log_dir / f"ptf-{args.switch}.log")),
-            *("--test-params", f"grpcaddr='{GRPC}';switch='{args.switch}'"),
+            *("--test-params", f"grpcaddr='{GRPC}';switch='{args.switch}';pid={switch.pid}"),
             *args.ptf,
         ]
         environment = {**os.environ, "PYTHONPATH": f"{HERE / 'lib'}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -278,7 +278,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     // Options are not walked. Ours first, with the data offset of its kind of segment, is a Rivulet packet; ours
-    // elsewhere is plain TCP on a SYN and malformed otherwise, seen behind up to three NOPs and behind the
+    // elsewhere is plain TCP on a SYN and malformed otherwise, seen behind up to four NOPs and behind the
     // aligned timestamps that common stacks put first.
     state look_option {
         transition select(packet.lookahead<bit<32>>(), hdr.tcp.data_offset, hdr.tcp.flags) {
@@ -297,6 +297,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
             (0x01fd005256000000 &&& 0xffff00ffff000000, _): misplaced_option;
             (0x0101fd0052560000 &&& 0xffffff00ffff0000, _): misplaced_option;
             (0x010101fd00525600 &&& 0xffffffff00ffff00, _): misplaced_option;
+            (0x01010101fd005256 &&& 0xffffffffff00ffff, _): misplaced_option;
             (0x0101080a00000000 &&& 0xffffffff00000000, 10 &&& 14): look_behind_timestamps;
             (0x0101080a00000000 &&& 0xffffffff00000000, 12 &&& 12): look_behind_timestamps;
             default:                                         accept;

@@ -240,6 +240,10 @@ class Frame:
     protocol: int = -1
     problems: list[str] = field(default_factory=list)
 
+    def fragmented(self) -> bool:
+        """An IPv4 fragment."""
+        return self.ether_type == 0x0800 and bool(int.from_bytes(self.data[self.l3 + 6 : self.l3 + 8], "big") & 0x3FFF)
+
     def payload(self) -> bytes:
         """The IP packet, without Ethernet padding."""
         return self.data[self.l3 : self.end]
@@ -255,7 +259,7 @@ def parse(data: bytes, quoted: bool = False) -> Frame:
         at = 16
         frame.ether_type = int.from_bytes(data[16:18], "big")
     frame.l3 = at + 2
-    if frame.ether_type in (0x0800, 0x86DD):
+    if frame.ether_type in (0x0800, 0x86DD) and len(data) >= frame.l3 + (20 if frame.ether_type == 0x0800 else 40):
         _parse_ip(frame)
     return frame
 

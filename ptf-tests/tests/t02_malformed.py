@@ -36,7 +36,7 @@ class OptionElsewhere(RackTest):
         service = self.add_service()
         ours = Request().option()
         timestamps = bytes.fromhex("0101080a0000000100000002")
-        places = [b"\x01" + ours + b"\0\0\0", b"\x01\x01" + ours + b"\0\0", b"\x01" * 3 + ours + b"\0"]
+        places = [b"\x01" * 4 + ours, b"\x01" + ours + b"\0\0\0", b"\x01\x01" + ours + b"\0\0", b"\x01" * 3 + ours + b"\0"]
         places += [timestamps + ours, ours + b"\x01\x01\x01\x00", ours + timestamps, timestamps + ours + b"\x01" * 8]
         for options in places:
             with self.drops("OPTION_FORM"):

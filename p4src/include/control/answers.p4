@@ -23,7 +23,8 @@ control AnswerChoice(in headers_t hdr, inout metadata_t meta) {
         if (meta.address_own == 1 || meta.address_service == 1) {
             if (hdr.arp.isValid()) {
                 if (hdr.arp.operation == ARP_REQUEST && hdr.arp.hardware_type == 1
-                    && hdr.arp.protocol_type == ETHER_TYPE_IPV4) {
+                    && hdr.arp.protocol_type == ETHER_TYPE_IPV4 && hdr.arp.hardware_length == 6
+                    && hdr.arp.protocol_length == 4) {
                     meta.answer = answer_t.ARP;
                 }
             } else if (hdr.neighbour.isValid()) {

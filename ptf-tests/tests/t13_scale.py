@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No state a connection: table entries and memory do not depend on how many there were."""
+
+import os
+from pathlib import Path
+
+from ptf import testutils
+
+import packets
+from rack import CLIENT, RackTest
+
+
+def switch_memory() -> int:
+    """Resident bytes of the switch under test."""
+    pid = int(testutils.test_params_get()["pid"])
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+class ConnectionsLeaveNothing(RackTest):
+    """10 and then 100,000 simulated connections (RIVULET_CONNECTIONS for another number): the number of table entries is
+    the same, and the switch's memory within 1 MB."""
+
+    def runTest(self) -> None:
+        many = int(os.environ.get("RIVULET_CONNECTIONS", "100000"))
+        service = self.add_service()
+        # What grows once with the first packets, such as buffers, is not per connection.
+        self.connections(service, 3000)
+        self.connections(service, 10)
+        entries, memory = self.switch.table_count(), switch_memory()
+        self.connections(service, many)
+        self.assertEqual(self.switch.table_count(), entries, "table entries depend on the number of connections")
+        grown = switch_memory() - memory
+        print(f"  {many:,} connections: {entries} table entries before and after, memory {grown / 1024:+.0f} kB")
+        self.assertLessEqual(abs(grown), 1 << 20, f"the switch grew by {grown} bytes over {many} connections")
+
+    def connections(self, service, count: int) -> None:
+        """Each a tag, a flow and a number of its own; at most 32 under way."""
+        template = bytearray(self.to_service(service, self.good_request(service)))
+        frame = packets.parse(bytes(template))
+        at = frame.l4 + 28
+        arrived = 0
+        for i in range(count):
+            tag, number = self.random.getrandbits(32), self.random.getrandbits(32)
+            entry = service.range(0, 0, base=number, tag=tag)
+            template[frame.l4 : frame.l4 + 2] = (1024 + i % 60000).to_bytes(2, "big")
+            template[frame.l4 + 26 : frame.l4 + 28] = (number & 0xFFFF).to_bytes(2, "big")
+            template[at + 22 : at + 34] = tag.to_bytes(4, "big") + number.to_bytes(4, "big") * 2
+            template[at + 34 : at + 40] = self.clock().to_bytes(6, "big")
+            template[at + 42 : at + 50] = bytes(4) + entry.sum.to_bytes(4, "big")
+            self.send(CLIENT, bytes(template))
+            while i + 1 - arrived >= 32 or (i + 1 == count and arrived < count):
+                result = self.dataplane.poll(0, timeout=1)
+                if not isinstance(result, self.dataplane.PollSuccess):
+                    break  # refused, by a collision in the sketch
+                arrived += 1
+        self.assertGreaterEqual(arrived, count * 0.998, f"{arrived} of {count} connections' requests arrived")
