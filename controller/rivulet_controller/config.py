@@ -391,7 +391,12 @@ def parse(text: str, source: str = "config") -> Config:
         config = Config.model_validate(_plain(tree))
     except ValidationError as error:
         problems = []
-        for item in error.errors():
+        mistakes = error.errors()
+        for item in mistakes:
+            place = item["loc"]
+            # A list of which every item is wrong also counts as too short.
+            if item["type"] == "too_short" and any(m["loc"][: len(place)] == place != m["loc"] for m in mistakes):
+                continue
             path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
             message = item["msg"].removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":

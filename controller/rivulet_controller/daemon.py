@@ -144,6 +144,7 @@ def _listener(address: str) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
+    listener.listen(128)
     listener.setblocking(False)
     return listener
 

@@ -200,7 +200,7 @@ class Health:
             state, reason = "unready", "its heartbeats say that it is not ready"
         elif looked and heartbeats == 0:
             state = "silent"
-            reason = "no heartbeat is heard; the next packet for it excludes it"
+            reason = "no heartbeat is heard"
         elif not looked:
             state, reason = "unknown", "no switch has been read twice yet"
         elif draining:

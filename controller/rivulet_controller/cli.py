@@ -1,0 +1,266 @@
+"""`rivuletctl`: look at the rack and change it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from .client import ApiError, Client, default_address
+from .config import ConfigError, load
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a Rivulet rack and change it.")
+keys_app = typer.Typer(no_args_is_help=True, help="Keys of services.")
+app.add_typer(keys_app, name="keys")
+console = Console()
+errors = Console(stderr=True)
+
+STYLES = {
+    "live": "green",
+    "draining": "cyan",
+    "maintenance": "cyan",
+    "excluded": "bold red",
+    "unready": "red",
+    "silent": "red",
+    "unknown": "yellow",
+}
+BARS = " ▁▂▃▄▅▆▇█"
+
+File = Annotated[Path, typer.Argument(help="the description of the rack (YAML)")]
+Replica = Annotated[str, typer.Argument(help="name of the replica")]
+_options: dict[str, str] = {}
+
+
+@app.callback()
+def options(
+    api: Annotated[str, typer.Option(help="the controller: unix:PATH or HOST:PORT (RIVULET_API)")] = "",
+    token_file: Annotated[str, typer.Option(help="a file that holds the token (RIVULET_TOKEN_FILE)")] = "",
+) -> None:
+    """Common options."""
+    _options["api"] = api or default_address()
+    _options["token_file"] = token_file or os.environ.get("RIVULET_TOKEN_FILE", "")
+
+
+def _client() -> Client:
+    token = Path(_options["token_file"]).read_text().strip().rpartition(":")[2] if _options.get("token_file") else ""
+    return Client(_options.get("api") or default_address(), token)
+
+
+@app.command()
+def check(file: File) -> None:
+    """Says whether a description is right; mistakes with line and field. Needs no controller."""
+    config = load(file)
+    console.print(
+        f"{file}: {len(config.switches)} switches, {len(config.replicas)} replicas, {len(config.services)} services",
+        highlight=False,
+    )
+
+
+@app.command()
+def plan(file: File) -> None:
+    """Shows what a description would change on the switches; changes nothing."""
+    load(file)
+    changes = _client().post("/api/plan", text=file.read_text(encoding="utf-8"))
+    for switch, lines in changes.items():
+        console.print(f"[bold]{switch}[/bold]: {len(lines)} writes")
+        for line in lines:
+            style = {"+": "green", "~": "yellow", "-": "red"}.get(line[0], "")
+            console.print(Text(f"  {line}", style=style), soft_wrap=True)
+
+
+@app.command()
+def apply(file: File) -> None:
+    """Brings a description into force and makes it the controller's file."""
+    load(file)
+    _client().post("/api/apply", text=file.read_text(encoding="utf-8"))
+    console.print("in force")
+
+
+@app.command()
+def status() -> None:
+    """The switches, and whether everything is as described. Exit code 1 if not."""
+    found = _client().get("/api/status")
+    console.print(_switches(found))
+    console.print(_replicas(found))
+    if found["config_problem"]:
+        errors.print(Text(f"the newest configuration is not in force:\n{found['config_problem']}", style="red"))
+    if found["config_problem"] or any(s["problem"] for s in found["switches"]):
+        raise typer.Exit(1)
+
+
+@app.command()
+def services() -> None:
+    """The services, their keys' epochs and what became of their packets."""
+    console.print(_services(_client().get("/api/services")))
+
+
+@app.command()
+def replicas() -> None:
+    """The replicas: state and the reason for it."""
+    console.print(_replicas({"replicas": _client().get("/api/replicas")}))
+
+
+@app.command()
+def drain(replica: Replica) -> None:
+    """New flows go to other replicas; what runs goes on. Undo with `undrain`."""
+    _client().post(f"/api/replicas/{replica}/drain")
+    console.print(f"{replica} drains")
+
+
+@app.command()
+def undrain(replica: Replica) -> None:
+    """A drained replica takes its share again."""
+    _client().post(f"/api/replicas/{replica}/undrain")
+    console.print(f"{replica} takes its share again")
+
+
+@app.command()
+def weight(replica: Replica, value: Annotated[str, typer.Argument(help="0 to 256, or `default` (the file's)")]) -> None:
+    """Changes a replica's share."""
+    if value != "default" and not (value.isdigit() and int(value) <= 256):
+        raise typer.BadParameter(f"{value!r} is neither `default` nor a number from 0 to 256")
+    _client().post(f"/api/replicas/{replica}/weight", {"weight": None if value == "default" else int(value)})
+    console.print(f"{replica}: weight {value}")
+
+
+@keys_app.command()
+def rotate(
+    service: Annotated[str, typer.Argument(help="name of the service")],
+    kind: Annotated[str, typer.Option(help="seal, nonce or both")] = "both",
+) -> None:
+    """Makes new keys now; the old ones stay accepted while anything needs them."""
+    kinds = {"both": ["seal", "nonce"], "seal": ["seal"], "nonce": ["nonce"]}.get(kind)
+    if kinds is None:
+        raise typer.BadParameter("--kind is seal, nonce or both")
+    _client().post(f"/api/services/{service}/rotate", {"kinds": kinds})
+    console.print(f"{service}: new {' and '.join(kinds)} keys are on their way")
+
+
+@app.command()
+def entries(switch: Annotated[str, typer.Argument(help="name of the switch")], match: str = "") -> None:
+    """What a switch holds, a line an entry; `--match TEXT` for those that contain it. Keys are not shown."""
+    for line in _client().get(f"/api/switches/{switch}/entries"):
+        if match in line:
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def trace(
+    switch: Annotated[str, typer.Argument(help="name of the switch")],
+    address: Annotated[str, typer.Argument(help="destination address")],
+    port: Annotated[int, typer.Argument(help="destination port")],
+    plain: Annotated[bool, typer.Option(help="plain TCP instead of a Rivulet request")] = False,
+) -> None:
+    """The way of a packet through a switch's tables: why it goes where, or is gone."""
+    query = {"address": address, "port": port, "rivulet": not plain}
+    for step in _client().get(f"/api/switches/{switch}/trace", **query):
+        console.print(Text(step["table"], style="bold"), Text(step["row"] or "—"), soft_wrap=True)
+        if step["meaning"]:
+            style = "red" if "dropped" in step["meaning"] else "cyan"
+            console.print(Text(f"    {step['meaning']}", style=style), soft_wrap=True)
+
+
+@app.command()
+def watch() -> None:
+    """Events as they come: exclusions, returns, failed checks."""
+
+    async def follow() -> None:
+        last = time.time()
+        async for found in _client().live():
+            for event in found["events"]:
+                if event["time"] > last:
+                    last = event["time"]
+                    console.print(_event(event))
+
+    asyncio.run(follow())
+
+
+@app.command()
+def top() -> None:
+    """A live view of the rack; ends with Ctrl-C."""
+
+    async def follow() -> None:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            async for found in _client().live():
+                events = Group(*(_event(event) for event in found["events"][-8:]))
+                live.update(Group(_switches(found), _replicas(found), _history(found), events), refresh=True)
+
+    asyncio.run(follow())
+
+
+def _switches(found: dict[str, Any]) -> Table:
+    table = Table("switch", "state", "ToR", "entries", "drops/s", box=None, title="Switches", title_justify="left")
+    for switch in found["switches"]:
+        good = switch["connected"] and not switch["problem"]
+        state = "as described" if good else switch["problem"] or "not connected"
+        if good and not switch["clock_valid"]:
+            state += ", clock not known yet"
+        drops = ", ".join(f"{reason} {rate:.0f}" for reason, rate in switch["drops_per_s"].items())
+        table.add_row(
+            switch["name"], Text(state, style="green" if good else "red"), f"{switch['tor_id']:#06x}",
+            str(switch["entries"]), drops or "0",
+        )  # fmt: skip
+    return table
+
+
+def _replicas(found: dict[str, Any]) -> Table:
+    columns = ("replica", "state", "weight", "packets/s", "heartbeats/s", "load", "excluded", "reason")
+    table = Table(*columns, box=None, title="Replicas", title_justify="left")
+    for replica in found["replicas"]:
+        shown = Text(replica["state"], style=STYLES.get(replica["state"], ""))
+        if replica["draining"] and replica["state"] != "draining":
+            shown.append(" draining", style=STYLES["draining"])
+        table.add_row(
+            replica["name"], shown, str(replica["weight"]), f"{replica['packets_per_s']:.0f}",
+            f"{replica['heartbeats_per_s']:.0f}", str(replica["load"]), str(replica["exclusions"]), replica["reason"],
+        )  # fmt: skip
+    return table
+
+
+def _services(found: list[dict[str, Any]]) -> Table:
+    table = Table("service", "address", "policy", "slots", "seal", "nonce", "packets", box=None)
+    for service in found:
+        where = ", ".join(service["addresses"]) + f" port {service['port']}"
+        became = ", ".join(f"{outcome.lower()} {count}" for outcome, count in sorted(service["outcomes"].items()))
+        epochs = [f"{service['keys'][kind]['usable'] or '—'}" for kind in ("seal", "nonce")]
+        table.add_row(service["name"], where, service["policy"], str(service["slots"]), *epochs, became)
+    return table
+
+
+def _history(found: dict[str, Any]) -> Text:
+    rates = [second["packets"] for second in found["history"]][-100:]
+    peak = max(rates, default=0.0)
+    line = "".join(BARS[round(rate / peak * (len(BARS) - 1))] for rate in rates) if peak else ""
+    return Text(f"\npackets/s (peak {peak:.0f})  {line}\n")
+
+
+def _event(event: dict[str, Any]) -> Text:
+    clock = time.strftime("%H:%M:%S", time.localtime(event["time"])) + f".{int(event['time'] % 1 * 1000):03d}"
+    words = f"{clock} {event['switch']} {event['kind'].lower().replace('_', ' ')}"
+    words += f" {event['replica']}" if event["replica"] else ""
+    words += f" ({event['reason'].lower()})" if event["reason"] else ""
+    words += f", {event['lost_before']} events before it were lost" if event["lost_before"] else ""
+    return Text(words, style="red" if event["kind"] in ("EXCLUDED", "NO_REPLICA") else "")
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0 done, 1 refused or not as described, 2 wrong usage."""
+    try:
+        app()
+    except (ConfigError, ApiError, OSError) as error:
+        errors.print(Text(str(error), style="red"), soft_wrap=True)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

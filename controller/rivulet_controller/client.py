@@ -1,0 +1,96 @@
+"""A small client of the controller's API, for `rivuletctl` and scripts."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import websockets
+
+
+class ApiError(Exception):
+    """The controller cannot be reached or said no; the text is for people."""
+
+
+class Client:
+    """Talks to `unix:PATH`, HOST:PORT or a URL. `token` where the controller wants one.
+
+    >>> Client("unix:/run/rivulet/api.sock").get("/api/replicas")
+    """
+
+    def __init__(self, address: str, token: str = "", timeout_s: float = 30.0) -> None:
+        self.address = address
+        self._token = token
+        headers = {"x-rivulet-client": f"rivuletctl {getpass.getuser()}"[:64]}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        transport = None
+        base = address if "://" in address else f"http://{address}"
+        if address.startswith("unix:"):
+            transport = httpx.HTTPTransport(uds=address.removeprefix("unix:"))
+            base = "http://rivulet"
+        self._base = base
+        self._http = httpx.Client(
+            base_url=base, headers=headers, transport=transport, timeout=timeout_s, trust_env=False
+        )
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """The answer's JSON. Raises ApiError."""
+        return self._ask("GET", path, params=parameters)
+
+    def post(self, path: str, body: Any = None, text: str | None = None) -> Any:
+        """Posts JSON, or text as it is. Raises ApiError."""
+        if text is not None:
+            return self._ask("POST", path, content=text.encode())
+        return self._ask("POST", path, json=body)
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **arguments)
+        except httpx.HTTPError as error:
+            raise ApiError(f"no controller at {self.address}: {error}") from None
+        if answer.status_code >= 400:
+            raise ApiError(_words(answer))
+        try:
+            return answer.json()
+        except json.JSONDecodeError:
+            raise ApiError(f"{self.address} does not speak the controller's API") from None
+
+    async def live(self) -> AsyncIterator[dict[str, Any]]:
+        """Snapshots as they come, until the controller ends. Raises ApiError."""
+        url = self._base.replace("http", "ws", 1) + "/api/live"
+        try:
+            if self.address.startswith("unix:"):
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock.connect(self.address.removeprefix("unix:"))
+                connection = websockets.connect(url, sock=sock, max_size=64 << 20)
+            else:
+                connection = websockets.connect(url, max_size=64 << 20, proxy=None)
+            async with connection as stream:
+                if self._token:
+                    await stream.send(self._token)
+                async for message in stream:
+                    yield json.loads(message)
+        except (OSError, websockets.WebSocketException) as error:
+            raise ApiError(f"no controller at {self.address}: {error}") from None
+
+
+def _words(answer: httpx.Response) -> str:
+    """What a refusal says."""
+    try:
+        detail = answer.json().get("detail", answer.text)
+    except (json.JSONDecodeError, AttributeError):
+        detail = answer.text
+    if isinstance(detail, list):
+        return "\n".join(item if isinstance(item, str) else str(item.get("msg", item)) for item in detail)
+    return str(detail) or f"HTTP {answer.status_code}"
+
+
+def default_address() -> str:
+    """RIVULET_API, else the API's default."""
+    return os.environ.get("RIVULET_API", "127.0.0.1:8080")

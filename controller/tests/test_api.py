@@ -1,0 +1,268 @@
+"""The API: what it shows, who may change what, and that every change is on record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fake_switch import FakeSwitch
+from harness import as_described, rack, running, until
+from sample_rack import NAMES, RACK, config
+from typer.testing import CliRunner
+
+from rivulet_controller import cli
+from rivulet_controller.api import Audit, Tokens, make_app
+from rivulet_controller.client import ApiError, Client
+from rivulet_controller.controller import Controller
+from rivulet_controller.daemon import serve_api
+
+ME = {"x-rivulet-client": "a test"}
+
+
+@asynccontextmanager
+async def api(
+    tmp_path: Path, text: str = RACK, tokens: str = ""
+) -> AsyncIterator[tuple[Controller, FakeSwitch, httpx.AsyncClient]]:
+    """A controller that is as described, and a client of its application."""
+    token_file = tmp_path / "tokens"
+    token_file.write_text(tokens)
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
+        controller.path = tmp_path / "rack.yaml"
+        await until(lambda: as_described(controller, switch), "first apply")
+        app = make_app(controller, Tokens(token_file if tokens else None), Audit(tmp_path / "audit"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            yield controller, switch, client
+
+
+def audit(tmp_path: Path) -> list[dict[str, Any]]:
+    file = tmp_path / "audit"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def shares(held: set[str]) -> list[int]:
+    """Slots by first replica."""
+    return [sum(f"first={index:#x}" in line for line in held) for index in range(3)]
+
+
+async def test_draining_by_the_api_moves_the_slots_and_is_on_record(tmp_path: Path) -> None:
+    async with api(tmp_path) as (_, switch, client):
+        answer = await client.post("/api/replicas/r1/drain", headers=ME)
+        assert answer.json() == {"done": "drain r1"}
+        await until(lambda: not any("first=0x0" in line for line in switch.lines()), "slots moved")
+        shown = {r["name"]: r for r in (await client.get("/api/replicas")).json()}
+        assert shown["r1"]["draining"] and not shown["r2"]["draining"]
+        await client.post("/api/replicas/r1/undrain", headers=ME)
+        await until(lambda: any("first=0x0" in line for line in switch.lines()), "slots back")
+        records = audit(tmp_path)
+        assert [(r["who"], r["what"], r["replica"]) for r in records] == [
+            ("a test@127.0.0.1", "drain", "r1"),
+            ("a test@127.0.0.1", "undrain", "r1"),
+        ]
+        assert (tmp_path / "audit").stat().st_mode & 0o077 == 0
+
+
+async def test_weights_change_shares_and_go_back(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, switch, client):
+        before = switch.lines()
+        assert (await client.post("/api/replicas/r1/weight", json={"weight": 13}, headers=ME)).status_code == 200
+        await until(lambda: sum("first=0x0" in line for line in switch.lines()) == 13, "13 of 16 slots")
+        await client.post("/api/replicas/r1/weight", json={"weight": None}, headers=ME)
+        await until(lambda: controller.weights()["r1"] == 1 and as_described(controller, switch), "back")
+        assert shares(before) == shares(switch.lines())
+        for wrong in (-1, 257, "x", 1.5):
+            assert (await client.post("/api/replicas/r1/weight", json={"weight": wrong}, headers=ME)).status_code == 422
+
+
+async def test_unknown_names_are_404(tmp_path: Path) -> None:
+    async with api(tmp_path) as (_, _, client):
+        for path in ("/api/replicas/r9/drain", "/api/replicas/r9/kill"):
+            assert (await client.post(path, headers=ME)).status_code == 404
+        assert (await client.post("/api/services/nobody/rotate", json={}, headers=ME)).status_code == 404
+        assert (await client.get("/api/switches/nobody/entries")).status_code == 404
+        assert audit(tmp_path) == []
+
+
+async def test_a_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, _, client):
+        assert (await client.post("/api/replicas/r1/drain")).status_code == 403
+        rebound = await client.get("/api/status", headers={"host": "evil.example"})
+        assert rebound.status_code == 421 and "r1" not in rebound.text
+        preflight = await client.options(
+            "/api/replicas/r1/drain",
+            headers={"origin": "http://evil.example", "access-control-request-method": "POST"},
+        )
+        assert "access-control-allow-origin" not in preflight.headers
+        assert controller.draining() == frozenset() and audit(tmp_path) == []
+
+
+async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> None:
+    async with api(tmp_path, tokens="alice:sesame\nbob:open\n") as (_, _, client):
+        for path in ("/api/status", "/metrics", "/api/replicas", "/api/switches/tor1/entries"):
+            assert (await client.get(path)).status_code == 401, path
+            wrong = {"authorization": "Bearer guess"}
+            assert (await client.get(path, headers=wrong)).status_code == 401
+        right = {"authorization": "Bearer open"}
+        assert (await client.get("/api/status", headers=right)).status_code == 200
+        assert (await client.post("/api/replicas/r1/drain", headers=ME)).status_code == 401
+        assert (await client.post("/api/replicas/r1/drain", headers={**ME, **right})).status_code == 200
+        assert [r["who"] for r in audit(tmp_path)] == ["bob@127.0.0.1"]
+        (tmp_path / "tokens").write_text("alice:sesame\n")
+        assert (await client.get("/api/status", headers=right)).status_code == 401, "a token can be withdrawn"
+
+
+async def test_a_controller_in_waiting_changes_nothing(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, _, client):
+        controller.leading = False
+        assert (await client.post("/api/replicas/r1/drain", headers=ME)).status_code == 409
+        assert (await client.get("/api/status")).json()["leader"] is False
+
+
+async def test_killing_is_for_labs(tmp_path: Path) -> None:
+    mark = tmp_path / "killed"
+    command = f"ip: 10.0.2.1, kill_command: [touch, {mark}]}}"
+    text = RACK.replace("ip: 10.0.2.1}", command)
+    async with api(tmp_path, text) as (_, _, client):
+        assert (await client.post("/api/replicas/r1/kill", headers=ME)).status_code == 403 and not mark.exists()
+    lab = text + f"listen: {{lab: true}}\nstate: {tmp_path}/other.db\n"
+    async with api(tmp_path, lab) as (_, _, client):
+        assert (await client.post("/api/replicas/r2/kill", headers=ME)).status_code == 403, "it has no kill command"
+        assert (await client.post("/api/replicas/r1/kill", headers=ME)).status_code == 200 and mark.exists()
+        assert [r["what"] for r in audit(tmp_path)] == ["kill"]
+
+
+async def test_plan_tells_and_apply_does(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, switch, client):
+        before = switch.lines()
+        changed = rack(switch).replace("liveness: 20ms", "liveness: 25ms")
+        planned = (await client.post("/api/plan", content=changed)).json()
+        assert planned == {"tor1": ["~ pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7)"]}
+        more = rack(switch) + "  - {name: new, addresses: [10.9.0.7], port: 80, replicas: [r1], slots: 2}\n"
+        planned = (await client.post("/api/plan", content=more)).json()["tor1"]
+        assert {line[0] for line in planned if "meter" not in line} == {"+"}
+        assert any("nonce_keys" in line for line in planned)
+        assert switch.lines() == before and "new" not in controller.state.rings, "a plan changes nothing"
+        assert (await client.post("/api/apply", content=changed, headers=ME)).status_code == 200
+        await until(lambda: any("bound=0x61a8" in line for line in switch.lines()), "applied")
+        assert (tmp_path / "rack.yaml").read_text() == changed
+        assert [r["what"] for r in audit(tmp_path)] == ["apply"]
+
+
+async def test_a_broken_configuration_is_refused_with_its_lines(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, switch, client):
+        before = switch.lines()
+        for path in ("/api/plan", "/api/apply"):
+            answer = await client.post(path, content=rack(switch).replace("slots: 16", "slots: 15"), headers=ME)
+            assert answer.status_code == 422 and "slots: 15 is not a power of two" in answer.json()["detail"][0]
+            assert (await client.post(path, content=b"\xff\xfe", headers=ME)).status_code == 422
+            assert (await client.post(path, content=b"#" * (5 << 20), headers=ME)).status_code == 413
+        assert switch.lines() == before and not (tmp_path / "rack.yaml").exists()
+        assert controller.config == config(rack(switch))
+
+
+async def test_metrics_health_and_schema(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, switch, client):
+        switch.counters["replica_packets", 1] = 42
+        switch.counters["drops", NAMES.value("drop_reason_t", "REPLAY")] = 7
+        samples = controller.fleet.health.samples
+        await until(lambda: "tor1" in samples and samples["tor1"].packets.get(1) == 42, "a reading")
+        text = (await client.get("/metrics")).text
+        assert 'rivulet_replica_packets_total{pool="0",replica="r2",switch="tor1"} 42.0' in text
+        assert 'rivulet_drops_total{reason="replay",switch="tor1"} 7.0' in text
+        assert 'rivulet_switch_up{switch="tor1"} 1.0' in text
+        assert (await client.get("/healthz")).text == "ok"
+        controller.refuse_config("a test", "rack.yaml:3: wrong")
+        sick = await client.get("/healthz")
+        assert sick.status_code == 503 and "rack.yaml:3: wrong" in sick.text
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        assert {"/api/status", "/api/replicas/{name}/drain", "/api/plan"} <= paths.keys()
+        entries = (await client.get("/api/switches/tor1/entries")).json()
+        assert set(entries) == switch.lines() and not any("k0=0x" in line for line in entries)
+
+
+async def test_the_trace_of_a_packet_says_why_it_is_gone(tmp_path: Path) -> None:
+    async with api(tmp_path) as (_, _, client):
+
+        async def way(**query: Any) -> list[dict[str, str]]:
+            return (await client.get("/api/switches/tor1/trace", params=query)).json()  # type: ignore[no-any-return]
+
+        steps = await way(address="10.9.0.1", port=80)
+        assert [s["table"] for s in steps][:4] == ["tor", "addresses", "services", "service_config"]
+        shares = next(s["meaning"] for s in steps if s["table"] == "slots")
+        assert shares == "first choice: replica 0: 4/16, replica 1: 4/16, replica 2: 8/16"
+        assert "port=0x67" in steps[-1]["meaning"]
+        assert (await way(address="10.9.0.1", port=81))[-1]["meaning"] == "no row: dropped as NOT_SERVED"
+        assert (await way(address="10.0.2.3", port=1))[-1]["row"].startswith("routes[destination=0xffff0a000203/0x80]")
+        assert (await way(address="8.8.8.8", port=1))[-1]["row"].startswith("routes[destination=0xffff00000000/0x60]")
+        assert (await client.get("/api/switches/tor1/trace", params={"address": "x", "port": 1})).status_code == 422
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, tokens: str = "") -> AsyncIterator[tuple[Controller, str]]:
+    """The API on a Unix socket, as the daemon serves it."""
+    socket = tmp_path / "api.sock"
+    text = RACK + f"listen: {{api: 'unix:{socket}'}}\nstate: {tmp_path}/state.db\n"
+    if tokens:
+        (tmp_path / "tokens").write_text(tokens)
+        text = text.replace("listen: {", f"listen: {{api_token_file: {tmp_path}/tokens, ")
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        task = asyncio.create_task(serve_api(controller, controller.config))
+        await until(socket.exists, "listening")
+        try:
+            yield controller, f"unix:{socket}"
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_live_snapshots_over_a_socket_of_its_owner_only(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, address):
+        assert os.stat(address.removeprefix("unix:")).st_mode & 0o077 == 0
+        async for found in Client(address).live():
+            assert [r["name"] for r in found["replicas"]] == ["r1", "r2", "r3"]
+            break
+
+
+async def test_live_snapshots_want_the_token_first(tmp_path: Path) -> None:
+    async with served(tmp_path, "alice:sesame\n") as (_, address):
+        with pytest.raises(ApiError):
+            async for _ in Client(address, "guess").live():
+                pytest.fail("a snapshot for nobody")
+        async for found in Client(address, "sesame").live():
+            assert found["switches"]
+            break
+
+
+async def test_rivuletctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(tmp_path) as (controller, address):
+        monkeypatch.setenv("COLUMNS", "200")
+
+        async def run(*arguments: str) -> tuple[int, str]:
+            result = await asyncio.to_thread(CliRunner().invoke, cli.app, ["--api", address, *arguments])
+            return result.exit_code, result.output + (str(result.exception) if result.exception else "")
+
+        code, text = await run("status")
+        assert code == 0 and "as described" in text and "r3" in text
+        assert (await run("drain", "r2"))[0] == 0 and controller.draining() == {"r2"}
+        assert (await run("undrain", "r2"))[0] == 0 and controller.draining() == frozenset()
+        assert (await run("weight", "r2", "9"))[0] == 0 and controller.weights()["r2"] == 9
+        assert (await run("weight", "r2", "default"))[0] == 0 and controller.weights()["r2"] == 1
+        assert (await run("weight", "r2", "heavy"))[0] == 2
+        assert (await run("keys", "rotate", "web", "--kind", "seal"))[0] == 0
+        code, text = await run("drain", "r9")
+        assert code == 1 and "there is no replica 'r9'" in text
+        assert "web" in (await run("services"))[1]
+        assert "NOT_SERVED" in (await run("trace", "tor1", "10.9.0.1", "81"))[1]
+        assert "set_pool" in (await run("entries", "tor1", "--match", "pools["))[1]
+        file = tmp_path / "new.yaml"
+        file.write_text(RACK.replace("liveness: 20ms", "liveness: 3ms"))
+        code, text = await run("check", str(file))
+        assert code == 1 and "new.yaml:19" in text and "at least two heartbeats" in text
