@@ -3,5 +3,6 @@
 pub mod agent;
 pub mod get;
 pub mod http;
+pub mod inspect;
 pub mod run;
 pub mod serve;

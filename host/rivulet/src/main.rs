@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rivulet_cli::get::{self, GetArgs};
+use rivulet_cli::inspect::{self, InspectArgs};
 use rivulet_cli::run;
 use rivulet_cli::serve::{self, ServeArgs};
 use rivulet_server::keys::KeySet;
@@ -24,6 +25,7 @@ struct Cli {
 enum Command {
     Serve(ServeArgs),
     Get(GetArgs),
+    Inspect(InspectArgs),
     /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
     ///
     /// Works for programs that use the C library dynamically linked, not for Go or static programs.
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => serve::serve(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
+        Command::Inspect(args) => inspect::inspect(&args),
         Command::Run { command } => run::run(&command),
         Command::Keygen { service } => keygen(service),
     };

@@ -30,6 +30,8 @@ const RX_BYTES: usize = 2 << 20;
 const REPLAY_USES: usize = 1 << 20;
 /// Batches taken before timers are looked at again.
 const MAX_BATCHES: usize = 8;
+/// The interface is asked again after this time, microseconds.
+const LOOK: u64 = 200_000;
 /// IP and TCP headers of ours at most (IPv6, 28 octets of TCP), taken from the MTU.
 const HEADERS: u32 = 68;
 
@@ -76,6 +78,13 @@ struct Running {
     beat: Option<Beat>,
 }
 
+impl Running {
+    /// Both kinds of epoch are usable.
+    fn has_keys(&self) -> bool {
+        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0
+    }
+}
+
 /// A server on one interface.
 pub struct Server {
     io: Box<dyn PacketIo>,
@@ -89,6 +98,8 @@ pub struct Server {
     load: usize,
     /// Holds the frame being handled.
     frame: Box<[u8]>,
+    /// When the interface was last asked what it is, microseconds.
+    looked: u64,
 }
 
 impl Server {
@@ -115,6 +126,7 @@ impl Server {
             started: Instant::now(),
             load: 0,
             frame: vec![0; MAX_FRAME].into(),
+            looked: 0,
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -136,7 +148,7 @@ impl Server {
             self.io.set_filter(Some(&filter))?;
         }
         let now = self.now();
-        let payload = (self.link.mtu.saturating_sub(HEADERS)).clamp(300, 8952) as u16;
+        let payload = self.payload();
         let mut running = Vec::with_capacity(services.len());
         for service in services {
             let policy = Policy {
@@ -168,6 +180,27 @@ impl Server {
         Ok(())
     }
 
+    /// TCP payload that a packet on this interface takes.
+    fn payload(&self) -> u16 {
+        self.link.mtu.saturating_sub(HEADERS).clamp(300, 8952) as u16
+    }
+
+    /// Asks the interface now and then what it is: its MTU or Ethernet address may change, and it may be
+    /// down.
+    fn look(&mut self) {
+        let now = self.now();
+        if now - self.looked < LOOK {
+            return;
+        }
+        self.looked = now;
+        let Ok(link) = self.io.link() else { return };
+        self.link = link;
+        let payload = self.payload();
+        for running in &mut self.running {
+            running.transport.policy.payload = payload;
+        }
+    }
+
     fn addresses(&self) -> Vec<IpAddr> {
         self.running.iter().flat_map(|r| r.service.addresses.iter().copied()).collect()
     }
@@ -189,10 +222,10 @@ impl Server {
         self.running.iter().map(|r| &r.service)
     }
 
-    /// True while there is something to serve and the interface is up.
+    /// True while there is something to serve, with usable keys, and the interface is up.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        !self.running.is_empty() && self.link.up
+        !self.running.is_empty() && self.running.iter().all(Running::has_keys) && self.link.up
     }
 
     /// Requests in the last batch.
@@ -205,6 +238,7 @@ impl Server {
     /// each handed to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         self.wait(longest);
+        self.look();
         self.beat();
         self.load = 0;
         for _ in 0..MAX_BATCHES {
@@ -251,8 +285,8 @@ impl Server {
     fn beat(&mut self) {
         let now = self.now();
         for running in &mut self.running {
+            let keys = running.has_keys();
             let Some(beat) = &mut running.beat else { continue };
-            let keys = running.keys.opening_epoch(0) != 0 && running.keys.sealing_epoch(0) != 0;
             // A request is answered within the turn that takes it, or the loop itself has stopped and this
             // is not reached: then the replica is silent, which the ToR takes for the same.
             if let Some(frame) = beat.frame(now, self.link.mac, keys, self.load, 0)
@@ -278,9 +312,6 @@ impl Server {
                 }
             }
             IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
-        }
-        if let Ok(link) = self.io.link() {
-            self.link = link;
         }
     }
 
