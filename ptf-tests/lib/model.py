@@ -357,10 +357,10 @@ class Model:
         service = self.services.get((p.quote[0], p.quote[1])) if p.quote else None
         if p.quote is None or service is None or p.quote[0] != p.dst:
             return Verdict("drop", "ICMP_QUOTE")
-        if p.quote[4] != "plain":
-            return Verdict("copies")
         if p.ttl <= 1:
             return Verdict("drop", "TTL_EXPIRED")
+        if p.quote[4] != "plain":
+            return Verdict("copies")
         flow = self._flow(p.quote[2], p.quote[0], p.quote[3], p.quote[1])
         return Verdict("plain", port=service.slots[flow & (len(service.slots) - 1)])
 

@@ -72,6 +72,12 @@ class ErrorsOfRivulet(IcmpErrors):
                 for port, frame in got.items():
                     wanted = packets.forwarded(error, dst=host_mac(port), src=TOR_MAC, vlan=self.rack_vlan())
                     self.same(wanted, frame)
+        error = bytearray(self.error(service, whole[: self.header() + 200], *ERRORS[self.family][0]))
+        packet = packets.ip_packet(
+            ROUTER[self.family], service.address, packets.icmp_protocol(self.client), packets.parse(bytes(error)).payload()[self.header() :], ttl=1
+        )
+        with self.drops("TTL_EXPIRED"):
+            self.send(CLIENT, self.from_client(0x0800 if self.family == 4 else 0x86DD, packet))
         # One falls silent and is found out; the copies go to the others.
         self.modify("pools", {"pool": pool.id}, "set_pool", members=7, bound=300_000, copies_group=pool.id)
         for replica in (0, 2):

@@ -107,7 +107,7 @@ control NextHops(in headers_t hdr, inout metadata_t meta) {
     apply {
         if ((hdr.ipv4.isValid() && hdr.ipv4.ttl <= 1) || (hdr.ipv6.isValid() && hdr.ipv6.hop_limit <= 1)) {
             meta.drop_reason = drop_reason_t.TTL_EXPIRED;
-        } else {
+        } else if (meta.to_copies == 0) {
             next_hops.apply();
         }
     }

@@ -78,9 +78,9 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
                 meta.stamp = meta.is_request;
             }
         }
-        if (meta.drop_reason == drop_reason_t.NONE && meta.routed == 1 && meta.to_copies == 0 && meta.resubmit == 0) {
+        if (meta.drop_reason == drop_reason_t.NONE && meta.routed == 1 && meta.resubmit == 0) {
             next_hops.apply(hdr, meta);
-            if (meta.drop_reason == drop_reason_t.NONE) {
+            if (meta.drop_reason == drop_reason_t.NONE && meta.to_copies == 0) {
                 too_big_choice.apply(hdr, meta);
             }
         }
