@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::bits::{canonical, limb_count, limbs_of};
 use crate::info::ProgramInfo;
-use crate::mirror::{Ctl, check_meter, past_end, unknown};
+use crate::mirror::{Ctl, Place, check_meter, past_end, unknown};
 use crate::program::Program;
 use crate::runtime::Op;
 use crate::state::Shared;
@@ -71,6 +71,36 @@ impl Pipeline {
     /// The program's objects; short for `program().info()`.
     pub fn info(&self) -> &ProgramInfo {
         self.inner.program.info()
+    }
+
+    // ---- batches ----
+
+    /// Makes the writes of `work` one for the packets: each packet sees none of them or all. Writes of other
+    /// threads to the same pipeline meanwhile become part of it; batches do not nest.
+    pub fn atomically<T>(&self, work: impl FnOnce() -> T) -> T {
+        /// Hands the batch over when it ends, however it does.
+        struct Batch<'a>(&'a Pipeline);
+        impl Drop for Batch<'_> {
+            fn drop(&mut self) {
+                self.0.ctl().release_gathered();
+            }
+        }
+        self.ctl().gather();
+        let _batch = Batch(self);
+        work()
+    }
+
+    /// Waits until the packet path has taken all writes so far, so that reads of counters, meters and
+    /// registers show them. Returns at once for a pipeline that does not forward.
+    ///
+    /// # Errors
+    /// `Busy` if the packet path does not take them within a second.
+    pub fn settle(&self) -> Result<(), WriteError> {
+        let queue = match &self.ctl().place {
+            Place::Forwarding(queue) => queue.clone(),
+            _ => return Ok(()),
+        };
+        queue.settle()
     }
 
     // ---- tables ----

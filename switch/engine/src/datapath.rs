@@ -270,6 +270,11 @@ impl DataPath {
                         live.rt.apply(op);
                     }
                 }
+                Command::Batch(serial, ops) => {
+                    if let Some(live) = self.live.as_mut().filter(|l| l.rt.serial == serial) {
+                        ops.into_iter().for_each(|op| live.rt.apply(op));
+                    }
+                }
                 Command::Swap(live) => {
                     self.core.load(&live.program, live.rt.serial);
                     // Packets in queues belong to the old program: they are gone with it, as in BMv2.
@@ -283,7 +288,7 @@ impl DataPath {
                 Command::Trace { to, count, port } => self.request = Some(Request { to, left: count, port }),
             }
         }
-        self.waiting.fetch_sub(taken, Ordering::Relaxed);
+        self.waiting.fetch_sub(taken, Ordering::Release);
     }
 }
 

@@ -114,6 +114,8 @@ pub(crate) struct Ctl {
     pub(crate) multicast: BTreeMap<u16, Vec<Replica>>,
     pub(crate) clones: BTreeMap<u32, CloneSession>,
     shared: Arc<Shared>,
+    /// Writes of a batch that the packet path is to get as one.
+    gathered: Option<Vec<Op>>,
 }
 
 pub(crate) fn past_end(name: &str, index: usize) -> WriteError {
@@ -194,6 +196,7 @@ impl Ctl {
             multicast: BTreeMap::new(),
             clones: BTreeMap::new(),
             shared: shared.clone(),
+            gathered: None,
         };
         for (table, key, w) in &program.const_entries {
             let act = Act::Call { action: w.action.0, local: w.local, words: w.words.clone() };
@@ -225,8 +228,23 @@ impl Ctl {
     fn push(&mut self, op: Op) {
         match &mut self.place {
             Place::Saved(live) => live.rt.apply(op),
-            Place::Forwarding(q) => q.op(self.serial, op),
+            Place::Forwarding(q) => match &mut self.gathered {
+                Some(gathered) => gathered.push(op),
+                None => q.op(self.serial, op),
+            },
             Place::Retired => {}
+        }
+    }
+
+    /// From now on writes are gathered.
+    pub(crate) fn gather(&mut self) {
+        self.gathered.get_or_insert_default();
+    }
+
+    /// Hands over what was gathered as one command.
+    pub(crate) fn release_gathered(&mut self) {
+        if let (Some(ops), Place::Forwarding(q)) = (self.gathered.take(), &self.place) {
+            q.batch(self.serial, ops);
         }
     }
 

@@ -101,6 +101,8 @@ pub(crate) struct Live {
 pub(crate) enum Command {
     /// For the pipeline with that serial number; of no effect if it is not the one.
     Op(u64, Op),
+    /// Several at once, between two packets.
+    Batch(u64, Vec<Op>),
     Swap(Box<Live>),
     Port {
         port: Option<u32>,
@@ -137,6 +139,24 @@ impl Queue {
 
     pub(crate) fn op(&self, serial: u64, op: Op) {
         self.send(Command::Op(serial, op));
+    }
+
+    pub(crate) fn batch(&self, serial: u64, ops: Vec<Op>) {
+        if !ops.is_empty() {
+            self.send(Command::Batch(serial, ops));
+        }
+    }
+
+    /// Waits until the packet path has taken everything.
+    pub(crate) fn settle(&self) -> Result<(), WriteError> {
+        let start = Instant::now();
+        while self.waiting.load(Ordering::Acquire) != 0 {
+            if start.elapsed() > PATIENCE {
+                return Err(WriteError::Busy);
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
     }
 
     fn send(&self, command: Command) {
