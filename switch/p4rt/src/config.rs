@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use rivulet_engine::{Pipeline, Program};
+use rivulet_engine::{Pipeline, Program, TableId};
 
 use crate::error::{Result, invalid};
 use crate::index::{self, Index};
@@ -27,6 +27,9 @@ pub struct Config {
     pub default_metadata: HashMap<u32, Vec<u8>>,
     /// How each profile is programmed.
     pub profiles: HashMap<u32, ProfileUse>,
+    /// What is added to the engine's priorities to make P4Runtime's, where that is not 0: the engine numbers
+    /// the N entries of a program from -1 down, P4Runtime from N down (section 9.1.4).
+    pub priority_shift: HashMap<TableId, i32>,
 }
 
 /// What an action profile holds; one-shots and members exclude each other (P4Runtime section 9.2.3).
@@ -51,7 +54,24 @@ impl Config {
         }
         let program = Program::from_json(&stored.p4_device_config)
             .map_err(|e| invalid(format!("p4_device_config: {e}")))?;
-        Config::over(Pipeline::new(program), stored)
+        let mut config = Config::over(Pipeline::new(program), stored)?;
+        for table in config.index.tables.values().filter(|t| t.has_priority) {
+            let entries = config.pipeline.entries(table.engine);
+            if let Some(lowest) = entries.iter().map(|e| e.spec.key.priority).min().filter(|p| *p < 1) {
+                config.priority_shift.insert(table.engine, 1 - lowest);
+            }
+        }
+        Ok(config)
+    }
+
+    /// What is added to the engine's priorities in a table.
+    pub fn shift(&self, table: &index::Table) -> i32 {
+        self.priority_shift.get(&table.engine).copied().unwrap_or(0)
+    }
+
+    /// P4Runtime's priority of an entry of the engine.
+    pub fn priority(&self, table: &index::Table, engine: i32) -> i32 {
+        if table.has_priority { engine.saturating_add(self.shift(table)) } else { 0 }
     }
 
     /// A configuration over a pipeline that is there already.
@@ -67,6 +87,7 @@ impl Config {
             digests: BTreeMap::new(),
             default_metadata: HashMap::new(),
             profiles: HashMap::new(),
+            priority_shift: HashMap::new(),
         })
     }
 

@@ -89,6 +89,7 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
         same.clones.clone_from(&old.clones);
         same.digests.clone_from(&old.digests);
         same.default_metadata.clone_from(&old.default_metadata);
+        same.priority_shift.clone_from(&old.priority_shift);
         same.profiles = old.profiles.iter().map(|(id, p)| (*id, p.clone())).collect();
         let known = |id: &u32| same.index.digests.contains_key(id) || !old.index.digests.contains_key(id);
         if let Some(lost) = old.digests.keys().find(|id| !known(id)) {
@@ -97,10 +98,6 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
             )));
         }
         return Ok(same);
-    }
-    for table in new.index.tables.values().filter(|t| !t.is_const) {
-        // Initial entries of the new program may have been deleted or changed in the old one.
-        new.pipeline.clear_table(table.engine)?;
     }
     for (request, r#type) in everything() {
         let mut found = Vec::new();

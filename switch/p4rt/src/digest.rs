@@ -56,7 +56,7 @@ impl Digests {
             self.digests.clear();
             self.pipeline = Some(config.pipeline.serial());
         }
-        self.ids = config.index.digests.values().map(|d| (d.engine, d.id)).collect();
+        self.ids = config.index.digests.values().flat_map(|d| d.engine.iter().map(|e| (*e, d.id))).collect();
         self.known = config.index.digests.keys().copied().collect();
         self.digests.retain(|id, _| config.digests.contains_key(id));
         for (id, settings) in &config.digests {

@@ -72,6 +72,7 @@ pub use p4info::parse as parse_p4info;
 pub use packet_io::{PacketInSender, PacketIns, packet_in_channel};
 pub use ports::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
 pub use server::{ServeError, Server, ServerConfig, Totals};
+pub use service::Listener;
 
 /// The release of P4Runtime that the messages are of, as `Capabilities` says it.
 pub const P4RUNTIME_API_VERSION: &str = "1.5.0";

@@ -121,7 +121,7 @@ impl Config {
             table_id: table.id,
             r#match: matching::write(&table.fields, &spec.key.fields),
             action: Some(self.write_action(table, &spec.action)),
-            priority: if table.has_priority { spec.key.priority } else { 0 },
+            priority: self.priority(table, spec.key.priority),
             controller_metadata: kept.controller_metadata,
             metadata: kept.metadata,
             meter_config: spec
@@ -326,7 +326,7 @@ impl Config {
         p4::TableEntry {
             table_id: table.id,
             r#match: matching::write(&table.fields, &entry.spec.key.fields),
-            priority: if table.has_priority { entry.spec.key.priority } else { 0 },
+            priority: self.priority(table, entry.spec.key.priority),
             ..p4::TableEntry::default()
         }
     }

@@ -21,6 +21,7 @@ use crate::idle::Idle;
 use crate::packet_io::{Header, PacketIns};
 use crate::ports::Ports;
 use crate::proto::p4::v1 as p4;
+use crate::service::Listener;
 use crate::stream::Outbox;
 use p4::set_forwarding_pipeline_config_request::Action;
 use p4::stream_message_response::Update;
@@ -201,15 +202,14 @@ impl Server {
     /// If the listener fails or a thread cannot be started.
     pub async fn serve(
         &self,
-        listener: TcpListener,
+        listener: impl Into<Listener>,
         packet_ins: PacketIns,
         digests: Receiver<DigestSample>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
         let shared = &self.shared;
-        if let Ok(address) = listener.local_addr() {
-            tracing::info!(%address, device_id = shared.config.device_id, "P4Runtime is served");
-        }
+        let listener = listener.into();
+        tracing::info!(?listener, device_id = shared.config.device_id, "P4Runtime is served");
         let digest_thread = {
             let shared = shared.clone();
             std::thread::Builder::new()

@@ -6,18 +6,20 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prost::Message as _;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{mpsc, oneshot};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::transport::Server as Transport;
+use tonic::transport::server::Connected;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::arbitration::RoleKey;
 use crate::proto::p4::v1 as p4;
 use crate::proto::rivulet::switch::v1::switch_server::SwitchServer;
 use crate::server::{Shared, count};
-use crate::stream::{Inbox, Outbox, outbox};
+use crate::stream::{Inbox, Next, Outbox, outbox};
 use crate::switch_service::SwitchService;
 use p4::p4_runtime_server::{P4Runtime, P4RuntimeServer};
 use p4::stream_message_request::Update as Said;
@@ -28,12 +30,57 @@ const READ_CHUNK: usize = 1 << 20;
 /// How long a shutdown waits for clients to let go of their connections.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Where the server listens. A Unix socket crosses network namespaces.
+#[derive(Debug)]
+pub enum Listener {
+    /// HOST:PORT.
+    Tcp(TcpListener),
+    /// A path in the file system.
+    Unix(UnixListener),
+}
+
+impl From<TcpListener> for Listener {
+    fn from(listener: TcpListener) -> Self {
+        Listener::Tcp(listener)
+    }
+}
+
+impl From<UnixListener> for Listener {
+    fn from(listener: UnixListener) -> Self {
+        Listener::Unix(listener)
+    }
+}
+
 /// Serves both services on the listener until `shutdown`, then for as long as streams take to end.
 pub async fn run(
     shared: Arc<Shared>,
-    listener: TcpListener,
+    listener: Listener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), tonic::transport::Error> {
+    match listener {
+        Listener::Tcp(listener) => {
+            // A small write must not wait for the peer's delayed acknowledgement.
+            let incoming = TcpListenerStream::new(listener).map(|socket| {
+                socket.inspect(|s| {
+                    let _ = s.set_nodelay(true);
+                })
+            });
+            run_on(shared, incoming, shutdown).await
+        }
+        Listener::Unix(listener) => run_on(shared, UnixListenerStream::new(listener), shutdown).await,
+    }
+}
+
+async fn run_on<I, C>(
+    shared: Arc<Shared>,
+    incoming: I,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), tonic::transport::Error>
+where
+    I: Stream<Item = std::io::Result<C>> + Send,
+    C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    C::ConnectInfo: Clone + Send + Sync + 'static,
+{
     let limit = shared.config.max_message_bytes;
     let p4runtime = P4RuntimeServer::new(P4RuntimeService { shared: shared.clone() })
         .max_decoding_message_size(limit)
@@ -48,12 +95,6 @@ pub async fn run(
             shared.stopping.send_replace(true);
         }
     };
-    // A small write must not wait for the peer's delayed acknowledgement.
-    let incoming = TcpListenerStream::new(listener).map(|socket| {
-        socket.inspect(|s| {
-            let _ = s.set_nodelay(true);
-        })
-    });
     let serve = Transport::builder()
         .http2_keepalive_interval(Some(shared.config.keepalive))
         .http2_keepalive_timeout(Some(shared.config.keepalive))
@@ -183,17 +224,11 @@ async fn write_stream(
     mut ended: oneshot::Receiver<Option<Status>>,
 ) {
     loop {
-        let message = tokio::select! {
-            biased;
-            message = inbox.next() => message.ok_or_else(|| {
-                Status::resource_exhausted("arbitration messages were not read")
-            }),
-            status = &mut ended => match status {
-                Ok(Some(status)) => Err(status),
-                _ => return,
-            },
+        let (message, last) = match inbox.next(&mut ended).await {
+            Next::Message(update) => (Ok(p4::StreamMessageResponse { update: Some(update) }), false),
+            Next::Ended(Some(status)) => (Err(status), true),
+            Next::Ended(None) => return,
         };
-        let last = message.is_err();
         // Waits for the client to read; what comes meanwhile gathers in the bounded inbox.
         if to_client.send(message).await.is_err() || last {
             return;

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
+use tonic::Status;
 
-use crate::proto::p4::v1::StreamMessageResponse;
 use crate::proto::p4::v1::stream_message_response::Update;
 
 /// Arbitration messages that may wait for a controller; one that leaves more unread is disconnected.
@@ -70,16 +70,27 @@ impl Outbox {
     }
 }
 
+/// Why a stream's writing side ended, or what it has to send next.
+#[derive(Debug)]
+pub enum Next {
+    /// A message for the client.
+    Message(Update),
+    /// The listening side ended the stream, with an error or without.
+    Ended(Option<Status>),
+}
+
 impl Inbox {
-    /// The next message, arbitration first; `None` when the stream has to end.
-    pub async fn next(&mut self) -> Option<StreamMessageResponse> {
-        let update = tokio::select! {
+    /// What comes next: arbitration, then the stream's end, then the rest.
+    pub async fn next(&mut self, ended: &mut oneshot::Receiver<Option<Status>>) -> Next {
+        tokio::select! {
             biased;
-            () = self.kick.notified() => None,
-            update = self.control.recv() => update,
-            update = self.data.recv() => update,
-        };
-        update.map(|u| StreamMessageResponse { update: Some(u) })
+            () = self.kick.notified() => {
+                Next::Ended(Some(Status::resource_exhausted("arbitration messages were not read")))
+            }
+            Some(update) = self.control.recv() => Next::Message(update),
+            status = ended => Next::Ended(status.unwrap_or_default()),
+            Some(update) = self.data.recv() => Next::Message(update),
+        }
     }
 
     /// An arbitration message that is waiting.
@@ -97,20 +108,37 @@ mod tests {
     #[tokio::test]
     async fn packets_are_lost_before_anyone_waits() {
         let (outbox, mut inbox) = outbox();
+        let (_end, mut ended) = oneshot::channel();
         let packet = || Update::Packet(PacketIn::default());
         let sent = (0..DATA_DEPTH + 10).filter(|_| outbox.data(packet())).count();
         assert_eq!((sent, outbox.lost()), (DATA_DEPTH, 10));
         outbox.control(Update::Arbitration(MasterArbitrationUpdate::default()));
-        let first = inbox.next().await.unwrap().update.unwrap();
-        assert!(matches!(first, Update::Arbitration(_)), "arbitration overtakes packets");
+        let first = inbox.next(&mut ended).await;
+        assert!(matches!(first, Next::Message(Update::Arbitration(_))), "arbitration overtakes packets");
     }
 
     #[tokio::test]
     async fn who_does_not_read_arbitration_is_disconnected() {
         let (outbox, mut inbox) = outbox();
+        let (_end, mut ended) = oneshot::channel();
         for _ in 0..=CONTROL_DEPTH {
             outbox.control(Update::Arbitration(MasterArbitrationUpdate::default()));
         }
-        assert!(inbox.next().await.is_none());
+        assert!(matches!(inbox.next(&mut ended).await, Next::Ended(Some(_))));
+    }
+
+    #[tokio::test]
+    async fn the_end_comes_after_arbitration_and_before_packets() {
+        let (outbox, mut inbox) = outbox();
+        let (end, mut ended) = oneshot::channel();
+        outbox.data(Update::Packet(PacketIn::default()));
+        outbox.control(Update::Arbitration(MasterArbitrationUpdate::default()));
+        end.send(Some(Status::not_found("x"))).unwrap();
+        drop(outbox);
+        assert!(matches!(inbox.next(&mut ended).await, Next::Message(Update::Arbitration(_))));
+        match inbox.next(&mut ended).await {
+            Next::Ended(Some(status)) => assert_eq!(status.code(), tonic::Code::NotFound),
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use rivulet_engine::{ActionId, MatchKind, ProgramInfo};
+use rivulet_engine::{ActionId, DigestId, MatchKind, ProgramInfo};
 
 use super::{Action, Array, Digest, Field, Index, Param, Profile, Register, Table, TableAction, ValueSet};
 use crate::data::DataType;
@@ -315,14 +315,15 @@ impl<'a> Builder<'a> {
     fn digest(&mut self, digest: &'a config::Digest) -> Result<()> {
         let (id, name) = self.preamble(digest.preamble.as_ref(), "digest")?;
         let place = format!("digest {name}");
-        let engine = self.program.digest(name).ok_or_else(|| absent("digest", name))?;
-        let program = &self.program.digests[engine.index()];
+        let all = self.program.digests.iter().zip(0..).filter(|(d, _)| d.name == name);
+        let (programs, engine): (Vec<_>, Vec<_>) = all.map(|(d, i)| (d, DigestId(i))).unzip();
+        let program = programs.first().ok_or_else(|| absent("digest", name))?;
         let data = DataType::resolve(digest.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
-        if data.leaves() != program.fields {
+        if let Some(other) = programs.iter().find(|p| p.fields != data.leaves()) {
             return Err(invalid(format!(
                 "{place} has fields of {:?} bits in the P4Info, {:?} in the program",
                 data.leaves(),
-                program.fields
+                other.fields
             )));
         }
         let widths = program.fields.clone();

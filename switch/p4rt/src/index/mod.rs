@@ -185,8 +185,8 @@ pub struct Digest {
     pub id: u32,
     /// Name.
     pub name: String,
-    /// The engine's.
-    pub engine: engine::DigestId,
+    /// The engine's: the JSON has one for each call in the program, all of one name and one type.
+    pub engine: Vec<engine::DigestId>,
     /// Type of a sample.
     pub data: DataType,
     /// Bits of each plain value of a sample.

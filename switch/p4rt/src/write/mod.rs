@@ -43,7 +43,7 @@ impl Config {
     }
 
     /// A batch. With CONTINUE_ON_ERROR each update stands for itself; otherwise the first error undoes all
-    /// before it, and those after it are not tried.
+    /// before it, and those after it are not tried. With DATAPLANE_ATOMIC packets see the whole or nothing.
     ///
     /// # Errors
     /// UNKNOWN with an error for each update; UNIMPLEMENTED for an unknown atomicity.
@@ -58,10 +58,17 @@ impl Config {
             }
             Ok(Atomicity::RollbackOnError) => self.all_or_none(&request.updates, ports),
             Ok(Atomicity::DataplaneAtomic) => {
-                return Err(Status::unimplemented("DATAPLANE_ATOMIC"));
+                let pipeline = self.pipeline.clone();
+                pipeline.atomically(|| self.all_or_none(&request.updates, ports))
             }
             Err(_) => return Err(Status::unimplemented(format!("unknown atomicity {}", request.atomicity))),
         };
+        // What packets change too is read where they do: let them have the writes before the caller reads.
+        if request.updates.iter().any(is_volatile)
+            && let Err(error) = self.pipeline.settle()
+        {
+            tracing::warn!(%error, "writes wait for the packet path");
+        }
         batch_status("updates", &results)
     }
 
@@ -90,6 +97,15 @@ impl Config {
             }
         }
         result
+    }
+}
+
+/// Whether an update writes what the packet path changes as well.
+fn is_volatile(update: &p4::Update) -> bool {
+    match update.entity.as_ref().and_then(|e| e.entity.as_ref()) {
+        Some(Entity::CounterEntry(_) | Entity::DirectCounterEntry(_) | Entity::RegisterEntry(_)) => true,
+        Some(Entity::TableEntry(e)) => e.counter_data.is_some(),
+        _ => false,
     }
 }
 

@@ -85,7 +85,7 @@ impl Config {
             _ => {}
         }
         if r#type == Type::Delete {
-            self.pipeline.enable_digest(digest.engine, false)?;
+            digest.engine.iter().try_for_each(|e| self.pipeline.enable_digest(*e, false))?;
             self.digests.remove(&entry.digest_id);
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Config {
         if config.max_timeout_ns < 0 || config.max_list_size < 0 || config.ack_timeout_ns < 0 {
             return Err(invalid(format!("digest {}: sizes and times cannot be negative", digest.name)));
         }
-        self.pipeline.enable_digest(digest.engine, true)?;
+        digest.engine.iter().try_for_each(|e| self.pipeline.enable_digest(*e, true))?;
         self.digests.insert(entry.digest_id, config);
         Ok(())
     }

@@ -144,7 +144,8 @@ impl Config {
         match (table.has_priority, entry.priority) {
             (true, p) if p <= 0 => Err(invalid(format!("{place}: entries need a priority above 0, not {p}"))),
             (false, p) if p != 0 => Err(invalid(format!("{place}: entries have no priority, not {p}"))),
-            (_, priority) => Ok(EntryKey { fields, priority }),
+            (true, p) => Ok(EntryKey { fields, priority: p - self.shift(table) }),
+            (false, _) => Ok(EntryKey { fields, priority: 0 }),
         }
     }
 

@@ -1,0 +1,304 @@
+//! Section 16: packets, digests, idle notifications and errors on the stream; and that nobody waits for a
+//! controller.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::harness::*;
+use rivulet_p4rt::proto::p4::v1 as p4;
+use rivulet_p4rt::proto::rivulet::switch::v1 as sw;
+use tonic::Code;
+
+fn packet_out(values: &[&[u8]], payload: &[u8]) -> Say {
+    let one = |(value, id): (&&[u8], u32)| p4::PacketMetadata { metadata_id: id, value: value.to_vec() };
+    let metadata = values.iter().zip(1..).map(one).collect();
+    Say::Packet(p4::PacketOut { payload: payload.to_vec(), metadata })
+}
+
+async fn to_cpu(bench: &Bench, c: &mut Controller) {
+    let default = bench.info.entry("l2", vec![], "to_cpu", &[&[5]]);
+    c.modify(p4::TableEntry { is_default_action: true, ..default }).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_come_in_with_their_metadata() {
+    let (bench, mut c) = Bench::new().await;
+    to_cpu(&bench, &mut c).await;
+    assert!(bench.machine.packet(2, &frame(1, 1)).is_empty());
+    let Heard::Packet(packet) = c.hear().await.unwrap() else { panic!("a packet-in") };
+    assert_eq!(packet.payload, frame(1, 1));
+    let values: Vec<_> = packet.metadata.iter().map(|m| (m.metadata_id, m.value.clone())).collect();
+    assert_eq!(values, [(1, vec![2]), (2, vec![5])], "ingress port and reason, canonical");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_go_out_with_their_metadata() {
+    let (bench, c) = Bench::new().await;
+    c.say(packet_out(&[&[0, 1, 0x2c], &[0]], &frame(1, 1))).await;
+    assert_eq!(bench.machine.sent().await, [(300, frame(1, 1))]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_metadata_is_a_stream_error() {
+    let (bench, mut c) = Bench::new().await;
+    let wrong: [&[&[u8]]; 4] = [&[&[2]], &[&[2, 0], &[0]], &[&[2], &[0], &[0]], &[&[], &[0]]];
+    for values in wrong {
+        let said = packet_out(values, b"payload");
+        c.say(said.clone()).await;
+        let Heard::Error(error) = c.hear().await.unwrap() else { panic!("a stream error") };
+        assert_eq!(error.canonical_code, Code::InvalidArgument as i32, "{error:?}");
+        let Some(p4::stream_error::Details::PacketOut(details)) = error.details else { panic!("{error:?}") };
+        assert_eq!(details.packet_out.map(Say::Packet), Some(said));
+    }
+    assert_eq!(bench.server.totals().packet_outs, 0);
+    assert_eq!(c.arbitrate(Some(1)).await.0, Code::Ok, "the stream lives");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_primary_takes_part_in_packet_io() {
+    let (bench, mut a) = Bench::new().await;
+    to_cpu(&bench, &mut a).await;
+    let mut b = bench.controller().await;
+    b.arbitrate(None).await;
+    b.say(packet_out(&[&[2], &[0]], &frame(1, 1))).await;
+    let Heard::Error(error) = b.hear().await.unwrap() else { panic!("a stream error") };
+    assert_eq!(error.canonical_code, Code::PermissionDenied as i32);
+    bench.machine.packet(2, &frame(1, 1));
+    assert!(matches!(a.hear().await.unwrap(), Heard::Packet(_)));
+    b.silence().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_switch_refuses_packets() {
+    let (bench, mut c) = Bench::new().await;
+    bench.machine.full.store(true, Ordering::Relaxed);
+    c.say(packet_out(&[&[2], &[0]], &frame(1, 1))).await;
+    let Heard::Error(error) = c.hear().await.unwrap() else { panic!("a stream error") };
+    assert_eq!(error.canonical_code, Code::ResourceExhausted as i32);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_nobody_knows_are_errors_on_the_stream() {
+    let (_bench, mut c) = Bench::new().await;
+    for (said, code) in
+        [(Some(Say::Other(Default::default())), Code::Unimplemented), (None, Code::InvalidArgument)]
+    {
+        c.say.send(p4::StreamMessageRequest { update: said }).await.unwrap();
+        let Heard::Error(error) = c.hear().await.unwrap() else { panic!("a stream error") };
+        assert_eq!(error.canonical_code, code as i32);
+        assert!(matches!(error.details, Some(p4::stream_error::Details::Other(_))));
+    }
+}
+
+/// A source MAC that is learned in `aging`, in `l2` by default, or both.
+async fn learning(bench: &Bench, c: &mut Controller, config: p4::digest_entry::Config) {
+    let entry = p4::DigestEntry { digest_id: bench.info.id("learn_t"), config: Some(config) };
+    c.insert(entry).await.unwrap();
+    let aging = bench.info.entry("aging", vec![], "learn", &[]);
+    c.modify(p4::TableEntry { is_default_action: true, ..aging }).await.unwrap();
+}
+
+fn learned(list: &p4::DigestList) -> Vec<u8> {
+    use p4::p4_data::Data;
+    let one = |d: &p4::P4Data| match d.data.as_ref() {
+        Some(Data::Struct(s)) => match (&s.members[0].data, &s.members[1].data) {
+            (Some(Data::Bitstring(mac)), Some(Data::Bitstring(port))) => {
+                assert_eq!((mac.len(), port.as_slice()), (6, &[2][..]));
+                mac[5]
+            }
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    list.data.iter().map(one).collect()
+}
+
+async fn hear_digest(c: &mut Controller) -> p4::DigestList {
+    match c.hear().await.unwrap() {
+        Heard::Digest(list) => list,
+        other => panic!("expected a digest list, heard {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn digests_are_gathered_and_sent() {
+    let (bench, mut c) = Bench::new().await;
+    bench.machine.packet(2, &frame(1, 1));
+    let config =
+        p4::digest_entry::Config { max_list_size: 3, max_timeout_ns: 150_000_000, ack_timeout_ns: 0 };
+    learning(&bench, &mut c, config).await;
+    for src in [1, 1, 2, 3] {
+        bench.machine.packet(2, &frame(1, src));
+    }
+    let list = hear_digest(&mut c).await;
+    assert_eq!(learned(&list), [1, 2, 3], "a full list, equal samples once");
+    assert_eq!(list.digest_id, bench.info.id("learn_t"));
+    assert!(list.timestamp > 1_600_000_000_000_000_000, "{} is ns since the epoch", list.timestamp);
+    let start = Instant::now();
+    bench.machine.packet(2, &frame(1, 4));
+    let next = hear_digest(&mut c).await;
+    assert_eq!(learned(&next), [4], "a list that waited long enough");
+    assert!(start.elapsed() >= Duration::from_millis(140), "{:?}", start.elapsed());
+    assert_ne!(next.list_id, list.list_id);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unacknowledged_digests_are_not_repeated() {
+    let (bench, mut c) = Bench::new().await;
+    let config =
+        p4::digest_entry::Config { max_list_size: 1, max_timeout_ns: 0, ack_timeout_ns: 600_000_000_000 };
+    learning(&bench, &mut c, config).await;
+    bench.machine.packet(2, &frame(1, 1));
+    let list = hear_digest(&mut c).await;
+    bench.machine.packet(2, &frame(1, 1));
+    c.silence().await;
+    c.say(Say::DigestAck(p4::DigestListAck { digest_id: list.digest_id, list_id: list.list_id })).await;
+    // The acknowledgement and the packet take different ways; arbitration comes after the first.
+    c.arbitrate(Some(1)).await;
+    bench.machine.packet(2, &frame(1, 1));
+    assert_eq!(learned(&hear_digest(&mut c).await), [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unacknowledged_digests_time_out() {
+    let (bench, mut c) = Bench::new().await;
+    let config =
+        p4::digest_entry::Config { max_list_size: 1, max_timeout_ns: 0, ack_timeout_ns: 300_000_000 };
+    learning(&bench, &mut c, config).await;
+    bench.machine.packet(2, &frame(1, 1));
+    hear_digest(&mut c).await;
+    bench.machine.packet(2, &frame(1, 1));
+    c.silence().await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    bench.machine.packet(2, &frame(1, 1));
+    assert_eq!(learned(&hear_digest(&mut c).await), [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_digest_that_is_off_says_nothing() {
+    let (bench, mut c) = Bench::new().await;
+    let config = p4::digest_entry::Config { max_list_size: 1, ..Default::default() };
+    learning(&bench, &mut c, config).await;
+    let digest_id = bench.info.id("learn_t");
+    c.delete(p4::DigestEntry { digest_id, config: None }).await.unwrap();
+    bench.machine.packet(2, &frame(1, 1));
+    c.silence().await;
+    c.say(Say::DigestAck(p4::DigestListAck { digest_id: digest_id + 1, list_id: 1 })).await;
+    let Heard::Error(error) = c.hear().await.unwrap() else { panic!("a stream error") };
+    assert_eq!(error.canonical_code, Code::InvalidArgument as i32);
+    assert!(matches!(error.details, Some(p4::stream_error::Details::DigestListAck(_))));
+}
+
+/// An idle entry is told of with its key, metadata and timeout, again after another timeout, not when hit.
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_entries_are_told_of() {
+    let (bench, mut c) = Bench::new().await;
+    let key = vec![exact(1, &[2, 0, 0, 0, 1, 4])];
+    let timeout = Duration::from_millis(600);
+    let entry = p4::TableEntry {
+        idle_timeout_ns: timeout.as_nanos() as i64,
+        metadata: b"m".to_vec(),
+        ..bench.info.entry("aging", key.clone(), "nothing", &[])
+    };
+    let start = Instant::now();
+    c.insert(entry.clone()).await.unwrap();
+    assert_eq!(
+        c.read(bench.info.key("aging", vec![])).await.unwrap(),
+        [entry.clone()],
+        "the timeout as written"
+    );
+    while start.elapsed() < timeout {
+        bench.machine.packet(1, &frame(1, 4));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let last_hit = Instant::now();
+    for n in 1..=2 {
+        let Heard::IdleTimeoutNotification(told) = c.hear().await.unwrap() else { panic!("idle") };
+        assert!(
+            last_hit.elapsed() >= timeout * n - Duration::from_millis(30),
+            "{n}: {:?}",
+            last_hit.elapsed()
+        );
+        assert!(last_hit.elapsed() < timeout * n + Duration::from_secs(2), "{n}: {:?}", last_hit.elapsed());
+        let keys: Vec<_> = told
+            .table_entry
+            .iter()
+            .map(|e| (e.table_id, &e.r#match, &e.metadata, e.idle_timeout_ns))
+            .collect();
+        assert_eq!(keys, [(entry.table_id, &key, &entry.metadata, entry.idle_timeout_ns)]);
+        assert!(told.timestamp > 1_600_000_000_000_000_000);
+    }
+    c.modify(p4::TableEntry { idle_timeout_ns: 0, ..entry.clone() }).await.unwrap();
+    if let Ok(heard) = tokio::time::timeout(timeout * 3, c.heard.message()).await {
+        panic!("a timeout of 0 is none, yet {heard:?}");
+    }
+    assert_eq!(c.modify(p4::TableEntry { idle_timeout_ns: -1, ..entry }).await, Err(Code::InvalidArgument));
+}
+
+/// A controller that does not read loses packets; packets, writes and other controllers do not notice.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_does_not_read_slows_nobody() {
+    let (bench, mut slow) = Bench::new().await;
+    to_cpu(&bench, &mut slow).await;
+    let large = [frame(1, 1), vec![0; 9000]].concat();
+    let start = Instant::now();
+    for _ in 0..20_000 {
+        bench.machine.packet(2, &large);
+    }
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(8), "20,000 packets took {took:?}");
+    let start = Instant::now();
+    slow.insert(bench.info.l2(1, 2)).await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(2));
+    let mut b = bench.primary(2).await;
+    bench.machine.packet(2, &frame(7, 1));
+    loop {
+        match b.hear().await.unwrap() {
+            Heard::Packet(p) if p.payload == frame(7, 1) => break,
+            Heard::Packet(p) => assert_eq!(p.payload, large, "what was still on its way"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let totals = bench.server.totals();
+    assert!(totals.packet_ins_lost > 1000, "{totals:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_vanishes_is_no_longer_primary() {
+    let (bench, c) = Bench::new().await;
+    let mut b = bench.controller().await;
+    b.arbitrate(Some(0)).await;
+    drop(c);
+    assert_eq!(b.hear_arbitration().await, (Code::NotFound, Some(1)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_links_and_traces_are_served() {
+    let (bench, _c) = Bench::new().await;
+    let mut s = bench.switch_client().await;
+    let add = |port, interface: &str| sw::AddPortRequest { port, interface: interface.to_owned() };
+    s.add_port(add(9, "veth9")).await.unwrap();
+    assert_eq!(s.add_port(add(9, "veth9")).await.unwrap_err().code(), Code::AlreadyExists);
+    assert_eq!(s.add_port(add(8, "missing")).await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(s.add_port(add(8, "")).await.unwrap_err().code(), Code::InvalidArgument);
+    let link = sw::Link { rate_bps: 1_000_000, delay_ns: 5, loss: 0.5, ..Default::default() };
+    s.set_link(sw::SetLinkRequest { port: 9, link: Some(link) }).await.unwrap();
+    let listed = s.list_ports(sw::ListPortsRequest {}).await.unwrap().into_inner().ports;
+    assert_eq!(
+        listed.iter().map(|p| (p.port, p.up)).collect::<Vec<_>>(),
+        [(1, true), (2, true), (3, false), (9, true)]
+    );
+    assert_eq!(listed[3].link, Some(link));
+    for loss in [1.5, -0.1, f64::NAN] {
+        let bad = sw::SetLinkRequest { port: 9, link: Some(sw::Link { loss, ..link }) };
+        assert_eq!(s.set_link(bad).await.unwrap_err().code(), Code::InvalidArgument, "{loss}");
+    }
+    s.remove_port(sw::RemovePortRequest { port: 9 }).await.unwrap();
+    assert_eq!(s.remove_port(sw::RemovePortRequest { port: 9 }).await.unwrap_err().code(), Code::NotFound);
+    let request = sw::TraceRequest { ingress_port: 1, packet: frame(1, 1), dry_run: false };
+    let told = s.trace(request.clone()).await.unwrap().into_inner();
+    assert!(told.text.contains("table MainIngress.l2"), "{}", told.text);
+    assert_eq!(told.outputs.len(), 1);
+    let dry = sw::TraceRequest { dry_run: true, ..request };
+    assert_eq!(s.trace(dry).await.unwrap_err().code(), Code::Unimplemented);
+}
