@@ -136,8 +136,9 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
                 if message.WhichOneof("message") != "report":
                     continue
                 before = (agent.held, agent.report.ready if agent.report else None)
+                told = agent.report.error if agent.report else ""
                 agent.note(message.report)
-                if message.report.error:
+                if message.report.error and message.report.error != told:
                     log.error("agent %s: %s", agent.name, message.report.error)
                 if before != (agent.held, message.report.ready):
                     self._changed()

@@ -195,7 +195,7 @@ class Health:
             else:
                 reason += "heartbeats are back, three ready ones in time are awaited"
         elif report is not None and not stale and not report.ready:
-            state, reason = "unready", report.reason or "its agent reports that it is not ready"
+            state, reason = "unready", report.error or report.reason or "its agent reports that it is not ready"
         elif heartbeats and unready >= heartbeats:
             state, reason = "unready", "its heartbeats say that it is not ready"
         elif looked and heartbeats == 0:

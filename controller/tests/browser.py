@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import websockets
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -41,11 +42,9 @@ class Browser:
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         port = await self._port()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /json/list HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-        body = (await reader.read()).partition(b"\r\n\r\n")[2]
-        writer.close()
-        target = next(t for t in json.loads(body) if t["type"] == "page")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            targets = (await client.get(f"http://127.0.0.1:{port}/json/list")).json()
+        target = next(t for t in targets if t["type"] == "page")
         self._socket = await websockets.connect(target["webSocketDebuggerUrl"], max_size=64 << 20, proxy=None)
         for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")

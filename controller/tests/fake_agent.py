@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import grpc
 
@@ -20,6 +21,7 @@ class FakeAgent:
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
         self._address = address
+        self._fresh = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> FakeAgent:
@@ -42,11 +44,23 @@ class FakeAgent:
             call = agent_pb2_grpc.AgentsStub(channel).Register()  # type: ignore[no-untyped-call]
             hello = agent_pb2.Hello(name=self.name, incarnation=7, mac=bytes(6), version="test")
             await call.write(agent_pb2.AgentMessage(hello=hello))
+            reporter = asyncio.create_task(self._report(call))
             try:
                 async for message in call:
                     self.updates.append(message.update)
-                    if not self.silent:
-                        report = agent_pb2.Report(version_in_force=message.update.version, ready=self.ready)
-                        await call.write(agent_pb2.AgentMessage(report=report))
+                    self._fresh.set()
             except grpc.aio.AioRpcError as error:
                 self.error = error.details() or ""
+            finally:
+                reporter.cancel()
+
+    async def _report(self, call: Any) -> None:
+        """After each update, and twice a second."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await self._fresh.wait()
+            self._fresh.clear()
+            if not self.silent:
+                report = agent_pb2.Report(version_in_force=self.newest.version, ready=self.ready)
+                await call.write(agent_pb2.AgentMessage(report=report))

@@ -1,0 +1,138 @@
+"""The live page in a headless Chromium: what it shows, that its buttons act, and that it fetches nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, Browser
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from harness import as_described, running, until
+from sample_rack import NAMES, RACK
+
+from rivulet_controller.controller import Controller
+from rivulet_controller.daemon import serve_api
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+PORT = 20000 + os.getpid() % 20000
+
+
+@asynccontextmanager
+async def rack_with_page(tmp_path: Path, extra: str = "") -> AsyncIterator[tuple[Controller, FakeSwitch, str]]:
+    """A rack under load with its page; `extra` goes into `listen`."""
+    listen = f"listen: {{api: '127.0.0.1:{PORT}', lab: true{extra}}}\nstate: {tmp_path}/state.db\n"
+    text = RACK.replace("ip: 10.0.2.1}", f"ip: 10.0.2.1, kill_command: [touch, {tmp_path}/killed]}}") + listen
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        tasks = [asyncio.create_task(serve_api(controller, controller.config)), asyncio.create_task(_traffic(switch))]
+        agents = [FakeAgent(f"unix:{tmp_path}/agents", name) for name in ("r1", "r2", "r3")]
+        async with agents[0], agents[1], agents[2]:
+            try:
+                yield controller, switch, f"http://127.0.0.1:{PORT}/"
+            finally:
+                for task in tasks:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+
+
+async def _traffic(switch: FakeSwitch) -> None:
+    """Counters as a switch counts: requests go to the replicas by the slots that name them first."""
+
+    def add(counter: str, cell: int, count: int) -> None:
+        switch.counters[counter, cell] = switch.counters.get((counter, cell), 0) + count
+
+    while True:
+        held = switch.lines()
+        for replica in range(3):
+            add("heartbeats", replica, 25)
+            add("replica_packets", replica, 20 * sum(f"first={replica:#x}," in line for line in held))
+        add("drops", NAMES.value("drop_reason_t", "REPLAY"), 1)
+        await asyncio.sleep(0.05)
+
+
+async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
+    async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
+        await page.open(url)
+        await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 20.0)
+        rate = "parseFloat(document.querySelector('[data-rate-of=\"r1\"]').textContent)"
+        await page.until(f"{rate} > 0")
+        await page.click('[data-replica="r1"] [data-action="drain"]')
+        await until(lambda: controller.draining() == {"r1"}, "the controller drains r1")
+        await page.until("""document.querySelector('[data-replica="r1"] .state').textContent === 'draining'""")
+        await page.until(f"{rate} === 0")
+        await page.click('[data-replica="r1"] [data-action="undrain"]')
+        await page.until(f"{rate} > 0")
+        assert page.errors == []
+
+
+async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) -> None:
+    async with rack_with_page(tmp_path) as (_, _, url), Browser(tmp_path / "profile") as page:
+        await page.open(url)
+        await page.until("""document.querySelectorAll('[data-replica]').length === 3""", 20.0)
+        assert await page.evaluate("""document.querySelector('[data-replica="r2"] [data-action="kill"]').hidden""")
+        await page.evaluate("window.asked = 0, window.confirm = () => (++window.asked, false)")
+        await page.click('[data-replica="r1"] [data-action="kill"]')
+        assert await page.evaluate("window.asked") == 1 and not (tmp_path / "killed").exists()
+        await page.evaluate("window.confirm = () => true")
+        await page.click('[data-replica="r1"] [data-action="kill"]')
+        await until((tmp_path / "killed").exists, "the kill command ran")
+
+
+async def test_it_is_readable_on_a_phone_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
+    async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile", 360, 740) as page:
+        await page.open(url)
+        await page.until("""document.querySelector('[data-replica="r3"]')?.classList.contains('live')""", 20.0)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, "nothing sticks out sideways"
+        for what in ("#rack text", ".reason", "button", "td"):
+            sizes = f"[...document.querySelectorAll({what!r})].map(e => parseFloat(getComputedStyle(e).fontSize))"
+            assert await page.evaluate(f"Math.min(...{sizes})") >= 12, f"{what} is too small to read"
+        assert await page.evaluate("document.querySelector('#rack').getBoundingClientRect().width") <= 360
+        scale = "(s => s.getBoundingClientRect().width / s.viewBox.baseVal.width)(document.querySelector('#rack'))"
+        assert await page.evaluate(scale) > 0.95, "the picture is drawn for this width, not shrunk"
+        touch = "[...document.querySelectorAll('button')].filter(b => b.offsetParent).map(b => b.offsetHeight)"
+        assert await page.evaluate(f"Math.min(...{touch})") >= 32
+        urls = await page.evaluate("performance.getEntriesByType('resource').map(r => r.name)")
+        assert all(name.startswith(url) for name in urls), urls
+        switch.counters["replica_exclusions", 1] = 1
+        await page.until("""document.querySelector('[data-replica="r2"] .state').textContent === 'excluded'""")
+        controller.refuse_config("a test", "rack.yaml:3: <b>wrong</b>")
+        await page.until("!document.querySelector('#problem').hidden")
+        assert await page.evaluate("document.querySelector('#problem b')") is None, "text stays text"
+        assert page.errors == []
+
+
+async def test_with_a_token_the_page_asks_for_it(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("alice:sesame\n")
+    wanted = f", api_token_file: {tmp_path}/tokens"
+    async with rack_with_page(tmp_path, wanted) as (controller, _, url), Browser(tmp_path / "profile") as page:
+        await page.open(url)
+        await page.until("document.querySelector('#token')?.hidden === false", 20.0)
+        assert await page.evaluate("document.querySelectorAll('[data-replica]').length") == 0
+        await page.evaluate("document.querySelector('#token input').value = 'sesame'")
+        await page.click("#token button")
+        await page.until("document.querySelectorAll('[data-replica]').length === 3")
+        await page.click('[data-replica="r2"] [data-action="drain"]')
+        await until(lambda: controller.draining() == {"r2"}, "drained with the token")
+
+
+async def test_screenshots(tmp_path: Path) -> None:
+    """With RIVULET_SCREENSHOTS=FOLDER, the pictures of docs/ are taken anew."""
+    folder = Path(os.environ.get("RIVULET_SCREENSHOTS", tmp_path))
+    async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile") as page:
+        await page.open(url)
+        await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 20.0)
+        await controller.decide("r2", draining=True)
+        await asyncio.sleep(20.0 if "RIVULET_SCREENSHOTS" in os.environ else 1.0)
+        for name, size in (("page.png", (1100, 900)), ("page-phone.png", (390, 844))):
+            await page.resize(*size)
+            await asyncio.sleep(1.2)
+            await page.screenshot(folder / name)
+            assert (folder / name).stat().st_size > 10_000
+        assert switch.counters
