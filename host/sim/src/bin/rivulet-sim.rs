@@ -133,8 +133,9 @@ fn deaths(seed: u64, seeds: u64) -> Value {
     for policy in [Policy::Block, Policy::RoundRobin] {
         for replicas in [2, 3, 8] {
             for window in [10, 50, 100, 200] {
-                let runs: Vec<_> =
-                    (seed..seed + seeds).map(|s| spraying::death(s, policy, replicas, window)).collect();
+                let runs: Vec<_> = (seed..seed + seeds)
+                    .map(|s| spraying::death(s, policy, replicas, window, 20 * SECOND))
+                    .collect();
                 let median = |f: &dyn Fn(&spraying::Death) -> f64| {
                     stats::percentile(&runs.iter().map(f).collect::<Vec<_>>(), 0.5)
                 };

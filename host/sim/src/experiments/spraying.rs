@@ -21,7 +21,7 @@ pub struct Death {
     pub proof_bytes: f64,
     /// Numbers declared lost in that second.
     pub declared: u64,
-    /// From the death to the first 100 ms in which 90 % of the rate before came; None: not within 20 s.
+    /// From the death to the first 100 ms in which 90 % of the rate before came; None: not in the time looked at.
     pub recovery: Option<Nanos>,
     /// TIMEOUTs in the second after the death.
     pub timeouts: u64,
@@ -30,8 +30,9 @@ pub struct Death {
 const SPAN: Nanos = 20 * MILLISECOND;
 const DEATH: Nanos = 10 * SECOND;
 
-/// One of `replicas` dies while a client downloads through a link whose bandwidth-delay product is `window` packets.
-pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64) -> Death {
+/// One of `replicas` dies while a client downloads through a link whose bandwidth-delay product is `window` packets;
+/// looked at for `after` (at least a second) from then on.
+pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nanos) -> Death {
     let mut net = Network::new(seed);
     let delay = 25 * MILLISECOND;
     let rate = window * 1538 * 8 * SECOND / (2 * delay);
@@ -53,17 +54,17 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64) -> Death {
     };
     net.with_node(client, |c: &mut Client, _| c.forget_proofs());
     net.run_until(DEATH + SECOND);
-    let (after, proofs) = {
+    let (later, proofs) = {
         let c = net.node::<Client>(client);
         (c.statistics(), c.proofs())
     };
-    net.run_until(DEATH + 20 * SECOND);
+    net.run_until(DEATH + after);
     let spans = |from: Nanos, to: Nanos| (from / SPAN) as usize..(to / SPAN) as usize;
     let counts = net.node::<Client>(client).progress();
     let old = &counts[spans(DEATH - 2 * SECOND, DEATH)];
     let rate = old.iter().sum::<u64>() as f64 / old.len() as f64;
     // The rate of 100 ms at a time, so that one burst is not taken for the old rate.
-    let five = counts.get(spans(DEATH, DEATH + 20 * SECOND)).unwrap_or_default().windows(5);
+    let five = counts.get(spans(DEATH, DEATH + after)).unwrap_or_default().windows(5);
     // Responses that were on their way at the death still come for a round trip: look after it.
     let skip = (2 * delay / SPAN + 1) as usize;
     let back = five
@@ -75,9 +76,9 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64) -> Death {
         window: in_flight,
         longest_proof: proofs.longest,
         proof_bytes: 8.0 * proofs.entries as f64 / proofs.requests.max(1) as f64,
-        declared: after.declared - before.declared,
+        declared: later.declared - before.declared,
         recovery: back,
-        timeouts: after.timeouts - before.timeouts,
+        timeouts: later.timeouts - before.timeouts,
     }
 }
 

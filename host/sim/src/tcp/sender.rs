@@ -164,7 +164,7 @@ impl Sender {
     /// Takes an acknowledgement; `echo` is its timestamp.
     pub fn ack(&mut self, now: Nanos, ack: &Ack, echo: Nanos) {
         self.rto.sample(now - echo);
-        let before = self.una;
+        let (before, mut delivered) = (self.una, 0);
         while self.una < ack.next
             && let Some(s) = self.window.pop_front()
         {
@@ -173,6 +173,7 @@ impl Sender {
             if s.sacked {
                 self.sacked -= 1;
             } else {
+                delivered += 1;
                 self.rack.delivered(now, self.una, s.at, s.retransmitted, self.rto.least());
             }
             self.una += 1;
@@ -198,7 +199,9 @@ impl Sender {
             self.reacted = self.next_new();
             self.halve();
         } else if !matches!(self.mode, Mode::Recovery(_)) {
-            self.grow(acked as u32);
+            // What was selectively acknowledged before did its share then: the acknowledgement that ends a recovery
+            // is no window's worth of growth.
+            self.grow(delivered);
         }
         self.detect(now);
         if acked > 0 {

