@@ -32,7 +32,8 @@ pub struct History {
 }
 
 impl History {
-    /// Reads the prefix up to `number`. `opens_generation`: the number answered is the first of a generation that was
+    /// Reads the prefix up to `number`. The first `settled` offsets lie before the loss-free piece: what was lost there was answered
+    /// for in the recovery that began the piece, and counts for the run alone. `opens_generation`: the number answered is the first of a generation that was
     /// opened under K', which is no loss.
     ///
     /// # Errors
@@ -40,6 +41,7 @@ impl History {
     pub fn read(
         base: u32,
         number: u32,
+        settled: u32,
         opens_generation: bool,
         entries: impl Iterator<Item = ProofEntry> + Clone,
     ) -> Result<Self, ProofError> {
@@ -55,14 +57,15 @@ impl History {
             match entry.kind {
                 EntryKind::Original | EntryKind::Retransmitted if !reached => {
                     let retransmitted = entry.kind == EntryKind::Retransmitted;
-                    if first > next {
-                        history.first_loss.get_or_insert(next);
+                    if first > next.max(settled) {
+                        history.first_loss.get_or_insert(next.max(settled));
                     }
                     if first > own {
                         return Err(ProofError::OwnNonceMissing);
                     }
-                    if retransmitted && !(opens_generation && first == 0 && own == 0) {
-                        history.first_loss.get_or_insert(first);
+                    let excepted = opens_generation && first == 0 && own == 0;
+                    if retransmitted && last.min(own) >= settled && !excepted {
+                        history.first_loss.get_or_insert(first.max(settled));
                     }
                     if last >= own {
                         reached = true;
@@ -71,7 +74,7 @@ impl History {
                     }
                     next = last + 1;
                 }
-                EntryKind::Mark if first <= own => {
+                EntryKind::Mark if first <= own && first >= settled => {
                     history.first_mark = Some(history.first_mark.map_or(first, |m| m.min(first)));
                 }
                 _ => {}
@@ -126,7 +129,7 @@ mod tests {
         ProofEntry::range(EntryKind::Retransmitted, first, last, 0)
     }
     fn read(number: u32, entries: &[ProofEntry]) -> Result<History, ProofError> {
-        History::read(100, number, false, entries.iter().copied())
+        History::read(100, number, 0, false, entries.iter().copied())
     }
 
     #[test]
@@ -160,6 +163,22 @@ mod tests {
     }
 
     #[test]
+    fn settled_losses_count_for_the_run_alone() {
+        let read = |number: u32, settled, entries: &[ProofEntry]| {
+            History::read(100, number, settled, false, entries.iter().copied()).unwrap()
+        };
+        let h = read(105, 5, &[o(1, 2), o(5, 5)]);
+        assert_eq!((h.first_loss, h.run), (None, 2));
+        let h = read(107, 5, &[o(1, 2), o(7, 7)]);
+        assert_eq!((h.first_loss, h.run), (Some(5), 4));
+        let h = read(104, 5, &[o(1, 2), r(3, 4), o(5, 5)]);
+        assert_eq!((h.first_loss, h.own_retransmitted), (None, true));
+        let h = read(105, 5, &[o(1, 2), r(3, 5)]);
+        assert_eq!(h.first_loss, Some(5));
+        assert_eq!(read(105, 5, &[o(0, 5), ProofEntry::mark(4)]).first_mark, None);
+    }
+
+    #[test]
     fn the_own_nonce_must_be_there() {
         assert_eq!(read(102, &[o(0, 1)]), Err(ProofError::OwnNonceMissing));
         assert_eq!(read(102, &[o(0, 1), o(3, 4)]), Err(ProofError::OwnNonceMissing));
@@ -170,9 +189,9 @@ mod tests {
 
     #[test]
     fn a_generation_may_open_under_the_other_key() {
-        let h = History::read(100, 100, true, [r(0, 0)].into_iter()).unwrap();
+        let h = History::read(100, 100, 0, true, [r(0, 0)].into_iter()).unwrap();
         assert_eq!(h.first_event(), None);
-        let h = History::read(100, 101, true, [r(0, 0), o(1, 1)].into_iter()).unwrap();
+        let h = History::read(100, 101, 0, true, [r(0, 0), o(1, 1)].into_iter()).unwrap();
         assert_eq!(h.first_loss, Some(0), "only the number itself is excepted");
     }
 

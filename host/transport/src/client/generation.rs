@@ -393,6 +393,11 @@ impl Generation {
         self.highest_expected().is_some()
     }
 
+    /// Whether every number so far is final.
+    pub fn is_settled(&self) -> bool {
+        self.decided >= self.top
+    }
+
     /// The highest decided number whose continuation is kept, used or not.
     pub fn latest_continuation(&self) -> Option<u32> {
         (self.start..self.decided).rev().find(|i| self.slot(*i).is_some_and(|s| s.sealed.is_some()))

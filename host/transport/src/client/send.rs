@@ -14,7 +14,7 @@ use super::generation::Generation;
 use super::input::Packet;
 use crate::server::{STEADY_OVERHEAD, predict};
 use crate::time::{MILLISECOND, SECOND, Time};
-use crate::verdict::{Decision, Go, INITIAL_WINDOW, decide};
+use crate::verdict::{Decision, Go, INITIAL_WINDOW, answered_before, decide};
 
 /// What a whole continuation takes more than a steady one, and what an answer to an opening may spend on user continuations.
 const FULL_OVERHEAD: usize = 96;
@@ -409,8 +409,8 @@ impl Connection {
         let Some(generation) = self.generation.as_ref() else { return false };
         let Some(sealed) = generation.slot(index).and_then(|s| s.sealed) else { return false };
         let proof = generation.proof(index);
-        let all = generation.ready_count() as u32
-            > u32::from(sealed.fields.number.wrapping_sub(sealed.fields.base) as u16);
+        let window = sealed.fields.number.wrapping_sub(answered_before(&sealed.fields));
+        let all = generation.ready_count() as u32 >= window;
         all && decide(RequestClass::Rekey, &sealed.fields, 1, proof.iter().copied(), None).is_ok()
     }
 

@@ -151,7 +151,7 @@ impl Connection {
         let Some(g) = self.generation.as_ref() else { return };
         if self.revival == Revival::None
             && g.first_ready().is_none()
-            && !g.is_awaiting()
+            && g.is_settled()
             && self.has_business(now)
         {
             self.revive(now);

@@ -12,8 +12,8 @@ use crate::opening;
 use crate::seal::is_genuine;
 use crate::time::{CLOCK_MASK, MILLISECOND, Micros, SECOND, Time, stamp_age};
 use crate::verdict::{
-    Decision, ExcusePolicy, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, MAX_RESPONSES, decide,
-    piece_of,
+    Decision, ExcusePolicy, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, MAX_RESPONSES,
+    answered_before, decide, piece_of,
 };
 
 /// What a service allows. The defaults are those of the contracts page.
@@ -291,8 +291,8 @@ fn new_generation<'a>(
 ) -> Result<Verdict<'a>, Refusal> {
     let (tag, first) = opening::next_generation(key, c, fresh.rekey);
     // The wire space goes on behind the window that the old generation could have filled.
-    let window = piece_of(c).cwnd(c.base.wrapping_sub(1));
-    let end = c.wire_sequence(c.base.wrapping_add(window));
+    let answered = answered_before(c);
+    let end = c.wire_sequence(answered.wrapping_add(1 + piece_of(c).cwnd(answered)));
     let next = TransportContinuation {
         tag,
         number: first,

@@ -1,6 +1,8 @@
 //! A client and stateless servers in virtual time, with a network that does what a test says.
 #![allow(dead_code)]
 
+pub mod laboratory;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
@@ -178,6 +180,9 @@ impl World {
 
     fn send(&mut self, way: Way, packet: &[u8], fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
         self.sent_packets += 1;
+        if std::env::var_os("TRACE").is_some() {
+            println!("{} {way:?} {}", self.now, Segment::parse_packet(packet).unwrap());
+        }
         let delays = fate(way, packet);
         let damaged = if self.damage { DAMAGED.with(|d| d.borrow_mut().take()) } else { None };
         let packet = damaged.as_deref().unwrap_or(packet);
