@@ -179,7 +179,7 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
         reload.clear()
         seen = now
         try:
-            await controller.change(load(path), "the file")
+            await controller.change(await asyncio.to_thread(load, path), "the file")
         except ConfigError as error:
             controller.refuse_config("the file", str(error))
 
