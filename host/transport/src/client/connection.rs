@@ -257,6 +257,7 @@ pub(super) enum Revival {
 pub(super) struct Retransmission {
     pub number: u32,
     pub want: Range<u64>,
+    pub sent_at: Time,
     pub due: Time,
 }
 
@@ -301,6 +302,8 @@ pub struct Connection {
     pub(super) next_stream: u16,
     pub(super) rtt: Rtt,
     pub(super) retransmissions: Vec<Retransmission>,
+    /// Those given up not long ago, by number and time of their request: their data is still welcome, and says how slow a replica is.
+    pub(super) given_up: VecDeque<(u32, Time)>,
     /// When a declaration is due.
     pub(super) detection: Option<Time>,
     /// Probes of the present tail.
@@ -344,6 +347,7 @@ impl Connection {
             next_stream: 1,
             rtt: Rtt::new(),
             retransmissions: Vec::new(),
+            given_up: VecDeque::new(),
             detection: None,
             probes: 0,
             probe_now: false,
@@ -529,6 +533,9 @@ pub(super) fn mix(mut x: u64) -> u64 {
     x = x.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     x ^ x >> 33
 }
+
+/// Retransmissions given up that are remembered.
+pub(super) const GIVEN_UP: usize = 64;
 
 /// Least pause before something is sent again without an estimate.
 pub(super) const LEAST_PAUSE: Micros = 10 * MILLISECOND;

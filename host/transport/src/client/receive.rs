@@ -118,10 +118,17 @@ impl Connection {
                 Ok(())
             }
             Body::Retransmission => {
-                let found = self.retransmissions.iter().position(|x| x.number == r.number);
-                let found = found.ok_or(InputError::Unexpected)?;
-                let want = self.retransmissions.swap_remove(found).want;
-                self.take_content(now, r, Some(want), None, None);
+                let want = match self.retransmissions.iter().position(|x| x.number == r.number) {
+                    Some(found) => Some(self.retransmissions.swap_remove(found).want),
+                    None => {
+                        let late = self.given_up.iter().position(|(number, _)| *number == r.number);
+                        let (_, sent_at) =
+                            late.and_then(|at| self.given_up.remove(at)).ok_or(InputError::Unexpected)?;
+                        self.rtt.reordered(now.since(sent_at));
+                        None
+                    }
+                };
+                self.take_content(now, r, want, None, None);
                 Ok(())
             }
             _ if r.prime => self.take_prime(now, r),
@@ -241,8 +248,8 @@ impl Connection {
                 Ok(())
             }
             Arrival::Late => {
-                if let Some(took) = generation.overtaken(index, now) {
-                    self.rtt.reordered(took);
+                if let Some(slot) = generation.slot(index).filter(|s| s.sent_at > Time(0)) {
+                    self.rtt.reordered(now.since(slot.sent_at));
                 }
                 self.statistics.spurious += 1;
                 self.rtt.spurious();

@@ -74,10 +74,11 @@ impl Rtt {
         self.backoff += 1;
     }
 
-    /// When a tail is probed (RFC 8985 section 7.2): two round trips, never later than the timeout.
+    /// When a tail is probed (RFC 8985 section 7.2): two round trips, and what the slowest replica takes beyond the fastest; never
+    /// later than the timeout.
     pub fn probe_timeout(&self) -> Micros {
         match self.smoothed() {
-            Some(srtt) => (2 * srtt + 2 * MILLISECOND).min(self.rto()),
+            Some(srtt) => (2 * srtt + 2 * MILLISECOND + self.spread).min(self.rto().max(self.spread)),
             None => self.rto(),
         }
     }

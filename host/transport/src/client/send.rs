@@ -261,7 +261,7 @@ impl Connection {
         };
         let due = now + self.rtt.probe_timeout();
         for (number, want) in go.retransmit.iter().zip(asked.again) {
-            self.retransmissions.push(Retransmission { number, want, due });
+            self.retransmissions.push(Retransmission { number, want, sent_at: now, due });
         }
         let predicted = predict(&sealed.fields, go);
         let mut input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));

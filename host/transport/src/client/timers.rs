@@ -1,6 +1,6 @@
 //! When a connection acts without being spoken to.
 
-use super::connection::{Connection, ConnectionError, Phase, Revival};
+use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival};
 use crate::time::Time;
 
 /// Probes of one tail before the retransmission timeout is waited for.
@@ -99,6 +99,10 @@ impl Connection {
         while let Some(at) = self.retransmissions.iter().position(|r| r.due <= now) {
             let lost = self.retransmissions.swap_remove(at);
             self.settle_want(lost.want);
+            if self.given_up.len() == GIVEN_UP {
+                self.given_up.pop_front();
+            }
+            self.given_up.push_back((lost.number, lost.sent_at));
         }
         if self.detection.is_some_and(|due| due <= now) {
             self.settle_declared(now);
