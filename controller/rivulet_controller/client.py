@@ -43,6 +43,16 @@ class Client:
         """The answer's JSON. Raises ApiError."""
         return self._ask("GET", path, params=parameters)
 
+    def text(self, path: str) -> str:
+        """The answer as it is, for metrics. Raises ApiError."""
+        try:
+            answer = self._http.get(path)
+        except httpx.HTTPError as error:
+            raise ApiError(f"no controller at {self.address}: {error}") from None
+        if answer.status_code >= 400:
+            raise ApiError(_words(answer))
+        return answer.text
+
     def post(self, path: str, body: Any = None, text: str | None = None) -> Any:
         """Posts JSON, or text as it is. Raises ApiError."""
         if text is not None:

@@ -17,10 +17,13 @@ from finsy.p4client import P4Client
 from finsy.p4schema import P4ConfigResponseType
 from finsy.proto import p4r
 
+from . import channel
 from .config import SwitchConfig
 from .desired import ORDER, Fragment
 from .entry import Difference, Entry, Item, Meter, difference, from_entity
 from .names import Names
+
+channel.install()
 
 log = logging.getLogger("rivulet.switch")
 

@@ -1,0 +1,124 @@
+"""The whole system in network namespaces: real switch, real replicas, real downloads, and everything killed once.
+
+Runs as root where the binaries are (`make build`); on the embedded switch and on simple_switch_grpc, whichever is there.
+Times to converge are printed (`pytest -s`) and written to RIVULET_CONVERGE (a JSON file), if that is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from netrack import SWITCHES, USABLE, NetRack
+
+pytestmark = [
+    pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)"),
+]
+MEGABYTES = int(os.environ.get("RIVULET_SYSTEM_MB", "12"))
+ROTATION_S = float(os.environ.get("RIVULET_ROTATION_S", "15"))
+
+
+def report(**figures: Any) -> None:
+    """Tells a figure, and keeps it where wanted."""
+    print(json.dumps(figures))
+    if path := os.environ.get("RIVULET_CONVERGE"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(figures) + "\n")
+
+
+@pytest.fixture(params=[name for name, program in SWITCHES.items() if program] or ["none"])
+def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack]:
+    """A rack that stands, every replica live."""
+    if request.param == "none":
+        pytest.skip("no switch is installed")
+    keys = getattr(request.node.get_closest_marker("keys"), "kwargs", {})
+    built = NetRack(tmp_path, request.param, **keys)
+    try:
+        built.build(MEGABYTES)
+        yield built
+    finally:
+        built.down()
+
+
+def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRack) -> None:
+    result = rack.finish(rack.download())
+    report(test="download", switch=rack.switch, mbit_per_s=round(result["mbit_per_s"], 1))
+    entries = set(rack.client.get("/api/switches/tor1/entries"))
+    assert "services[address=0xffff0a090001 port=0x50] set_service(service=0x1)" in entries
+    bound = rack.liveness_ms * 1000
+    assert f"pools[pool=0x0] set_pool(bound={bound:#x}, copies_group=0x400, members=0x7)" in entries
+    assert "multicast[1024] 101 102#1 103#2" in entries
+    checks = next(line for line in entries if line.startswith("service_checks"))
+    assert "seal_epoch=0x1" in checks and "nonce_epoch=0x1" in checks
+    service = rack.client.get("/api/services")[0]
+    assert service["outcomes"]["CHECKED"] > 1000
+
+
+@pytest.mark.parametrize("what", ["controller", "r2", "switch"])
+def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) -> None:
+    before = {line for line in rack.client.get("/api/switches/tor1/entries") if not line.startswith("tor[")}
+    download = rack.download()
+    time.sleep(1.0)
+    assert download.poll() is None, "the download must still run when the part is killed"
+    rack.end(what)
+    time.sleep(0.3)
+    {"controller": rack.start_controller, "switch": rack.start_switch}.get(what, lambda: rack.start_replica(what))()
+    began = time.monotonic()
+    rack.until(rack.as_described, "the switch is as described again")
+    converged = time.monotonic() - began
+    result = rack.finish(download)
+    rack.until(rack.all_live, "every replica is live again")
+    after = {line for line in rack.client.get("/api/switches/tor1/entries") if not line.startswith("tor[")}
+    learned = ("known_sources", "bridges")
+    assert {line for line in before ^ after if not line.startswith(learned)} == set()
+    if what == "controller":
+        log = (rack.folder / "controller.log").read_text()
+        assert "goes on as ToR" in log and log.count("new pipeline") == 1, "nothing was installed anew"
+    report(
+        test=f"kill {what}", switch=rack.switch, converged_s=round(converged, 2),
+        longest_gap_ms=round(result["longest_gap_ms"]), mbit_per_s=round(result["mbit_per_s"], 1),
+    )  # fmt: skip
+
+
+@pytest.mark.keys(seal_rotation="1s", nonce_rotation="10s", resume="40s", horizon="4s")
+def test_keys_rotate_under_load_and_nothing_breaks(rack: NetRack) -> None:
+    """Seal keys every second, nonce keys every ten; RIVULET_ROTATION_S=120 for the long form."""
+    end = time.monotonic() + ROTATION_S
+    downloads = 0
+    first = rack.client.get("/api/services")[0]["keys"]
+    while time.monotonic() < end:
+        rack.finish(rack.download())
+        downloads += 1
+    last = rack.client.get("/api/services")[0]["keys"]
+    rotated = {kind: last[kind]["usable"] - first[kind]["usable"] for kind in ("seal", "nonce")}
+    drops = rack.status()["switches"][0]["drops"]
+    report(test="rotation", switch=rack.switch, downloads=downloads, rotated=rotated, drops=drops)
+    assert rotated["seal"] >= ROTATION_S / 2 and rotated["nonce"] >= ROTATION_S // 10 - 1
+    assert "KEY_UNKNOWN" not in drops and "KEY_NOT_USABLE" not in drops, "a request was refused for its key"
+
+
+def test_a_drained_replica_gets_no_new_requests(rack: NetRack) -> None:
+    rack.finish(rack.download())
+    rack.client.post("/api/replicas/r1/drain")
+    rack.until(rack.as_described, "drained")
+    time.sleep(1.2)
+    cells = _packets(rack)
+    rack.finish(rack.download())
+    time.sleep(1.2)
+    now = _packets(rack)
+    moved = {name: now[name] - cells[name] for name in now}
+    assert moved["r1"] == 0 and moved["r2"] > 100 and moved["r3"] > 100, moved
+
+
+def _packets(rack: NetRack) -> dict[str, float]:
+    text = rack.client.text("/metrics")
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("rivulet_replica_packets_total{"):
+            found[line.split('replica="')[1].split('"')[0]] = float(line.rsplit(" ", 1)[1])
+    return found
