@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -10,10 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import finsy as fy
+import grpc
+from finsy.proto import p4r, p4r_grpc
 
 from .rack import REPOSITORY, Process, Rack, RackError, binary
 from .spec import SERVICE_PORT, SERVICE_V4
@@ -84,10 +86,12 @@ class SwitchView:
 
 
 class Watch:
-    """Reads the switch's counters over a P4Runtime session of its own, as a backup controller may.
+    """Reads the switch's counters, which needs no arbitration and so disturbs no controller.
 
     A thread keeps the newest view; `history` has every change of an exclusion with its time.
     """
+
+    COUNTERS = ("replica_packets", "replica_exclusions", "replica_returns", "heartbeats", "drops")
 
     def __init__(self, address: str, replicas: list[str], interval_s: float = 0.005) -> None:
         self.view: SwitchView | None = None
@@ -108,32 +112,32 @@ class Watch:
         self._thread.join(5.0)
 
     def _main(self) -> None:
-        while not self._stop.is_set():
-            try:
-                asyncio.run(self._read())
-            except Exception as error:  # the switch may restart under us; the demo goes on
-                self.problem = str(error)
-                self._stop.wait(0.2)
-
-    async def _read(self) -> None:
-        options = fy.SwitchOptions(device_id=1, initial_election_id=1)
+        schema = fy.P4Schema(ARTIFACTS / "rivulet.p4info.txtpb")
         reasons = _enum(ARTIFACTS / "rivulet.p4info.txtpb", "drop_reason_t")
-        async with fy.Switch("watch", self._address, options) as switch:
-            while not self._stop.is_set():
-                counts = {}
-                for name in ("replica_packets", "replica_exclusions", "replica_returns", "heartbeats", "drops"):
-                    cells: dict[int, int] = {}
-                    indices = range(len(self._replicas)) if name != "drops" else None
-                    wanted = (
-                        [fy.P4CounterEntry(name)]
-                        if indices is None
-                        else [fy.P4CounterEntry(name, index=i) for i in indices]
-                    )
-                    async for cell in switch.read(wanted):  # type: ignore[attr-defined]
-                        cells[int(cell.index or 0)] = cell.packet_count
-                    counts[name] = cells
+        request = p4r.ReadRequest(device_id=1, entities=list(self._wanted(schema)))
+        options = [("grpc.default_authority", "localhost"), ("grpc.max_reconnect_backoff_ms", 200)]
+        with grpc.insecure_channel(self._address, options=options) as session:
+            stub = p4r_grpc.P4RuntimeStub(session)
+            while not self._stop.wait(self._interval):
+                counts: dict[str, dict[int, int]] = {name: {} for name in self.COUNTERS}
+                try:
+                    for reply in stub.Read(request, timeout=2.0):
+                        for entity in reply.entities:
+                            cell = fy.P4CounterEntry.decode(entity, schema)
+                            counts[cell.counter_id][int(cell.index or 0)] = cell.packet_count
+                except grpc.RpcError as error:
+                    # The switch may restart under us; the demo goes on.
+                    self.problem = str(error.details() if isinstance(error, grpc.Call) else error)
+                    self._stop.wait(0.05)
+                    continue
                 self._take(counts, reasons)
-                await asyncio.sleep(self._interval)
+
+    def _wanted(self, schema: fy.P4Schema) -> Iterator[p4r.Entity]:
+        for name in self.COUNTERS:
+            # All cells of a replica counter would be 65,536.
+            indices = range(len(self._replicas)) if name != "drops" else [None]
+            for index in indices:
+                yield fy.P4CounterEntry(name, index=index).encode(schema)
 
     def _take(self, counts: dict[str, dict[int, int]], reasons: dict[int, str]) -> None:
         def named(name: str) -> dict[str, int]:
