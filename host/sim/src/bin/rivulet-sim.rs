@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
-use rivulet_sim::experiments::{completion, crowd, fairness, spraying};
+use rivulet_sim::experiments::excuse::Fate;
+use rivulet_sim::experiments::{completion, crowd, excuse, fairness, spraying};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, random, stats};
 use serde_json::{Value, json};
@@ -55,6 +56,12 @@ enum Experiment {
     },
     /// Skew between replicas.
     Skew,
+    /// Losses by exclusion, excused or not, among Reno flows on a full link.
+    Excuse {
+        /// Seeds each.
+        #[arg(long, default_value_t = 10)]
+        seeds: u64,
+    },
     /// Many clients at once.
     Crowd {
         /// How many.
@@ -81,6 +88,7 @@ fn main() {
         Experiment::Fairness { seeds, time, others } => shares(seed, seeds, time, &others),
         Experiment::Spraying { seeds } => deaths(seed, seeds),
         Experiment::Skew => skews(seed),
+        Experiment::Excuse { seeds } => excuses(seed, seeds),
         Experiment::Crowd { clients, size } => {
             let c = crowd::run(seed, clients, size);
             let failed: Vec<_> = c.others.iter().take(5).map(|o| format!("{o:?}")).collect();
@@ -171,4 +179,24 @@ fn skews(seed: u64) -> Value {
         }
     }
     json!({ "skew": rows })
+}
+
+fn excuses(seed: u64, seeds: u64) -> Value {
+    let mut rows = vec![];
+    for fate in [Fate::Lives, Fate::Dies, Fate::Flaps] {
+        for excused in [false, true] {
+            // Two seconds show the death itself, twenty what a flapping replica does in the long run.
+            for seconds in [2, 20] {
+                let runs: Vec<_> =
+                    (seed..seed + seeds).map(|s| excuse::run(s, fate, excused, seconds * SECOND)).collect();
+                let mean =
+                    |f: fn(&excuse::Effect) -> f64| stats::mean(&runs.iter().map(f).collect::<Vec<_>>());
+                rows.push(json!({
+                    "fate": format!("{fate:?}"), "excused": excused, "seconds": seconds,
+                    "dropped": mean(|e| e.dropped), "share": mean(|e| e.share), "bits_per_second": mean(|e| e.rate),
+                }));
+            }
+        }
+    }
+    json!({ "seeds": seeds, "excuse": rows })
 }

@@ -2,5 +2,6 @@
 
 pub mod completion;
 pub mod crowd;
+pub mod excuse;
 pub mod fairness;
 pub mod spraying;
