@@ -73,3 +73,39 @@ fn a_file_cut_short_is_an_error_for_its_client_alone() {
     assert!(again.success() && std::fs::read(&out).unwrap() == other);
     server.stop();
 }
+
+/// A PUT of 10 MB whose server dies in the middle: the same connection finishes, and the file is whole.
+/// Nothing of it shows before it is complete.
+#[test]
+fn an_upload_survives_its_server() {
+    let Some(rig) = Rig::new() else { return };
+    rig.client.run("tc qdisc add dev c0 root tbf rate 40mbit burst 64kb limit 256kb");
+    let storage = rig.dir.path().join("storage");
+    std::fs::create_dir(&storage).unwrap();
+    let flags = ["--no-plain-tcp", "--upload", storage.to_str().unwrap()];
+    let content = rig.file("source", 10_000_000);
+    let mut server = rig.serve(&flags);
+    let source = rig.www().join("source");
+    let mut command = rig.client.command(rig::RIVULET);
+    command.env("RIVULET_SHIM", rig::shim()).args(["run", "--", "curl", "-sS", "-w", "%{http_code}"]);
+    let upload = command.arg("-T").arg(source).arg(url("up/file")).stdout(Stdio::piped()).spawn().unwrap();
+    let parts = storage.join(".rivulet-uploads");
+    let so_far = || {
+        let entries = std::fs::read_dir(&parts).unwrap();
+        let data = entries.flatten().find(|e| e.file_name().to_string_lossy().ends_with(".data"));
+        data.map_or(0, |e| e.metadata().map_or(0, |m| m.len()))
+    };
+    let patience = Instant::now() + Duration::from_secs(30);
+    while so_far() < 3_000_000 {
+        assert!(Instant::now() < patience, "no progress: {}", so_far());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(server);
+    assert!(!storage.join("up/file").exists());
+    server = rig.serve(&flags);
+    let result = upload.wait_with_output().unwrap();
+    assert!(result.status.success(), "{:?}", result.status);
+    assert_eq!(String::from_utf8_lossy(&result.stdout), "201");
+    assert!(std::fs::read(storage.join("up/file")).unwrap() == content);
+    server.stop();
+}

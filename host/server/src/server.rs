@@ -12,7 +12,8 @@ use rivulet_packet::{EthHeader, Segment};
 use rivulet_pktio::filter::{Rule, TcpRule};
 use rivulet_pktio::guard::{GuardError, KernelGuard};
 use rivulet_pktio::{
-    AfPacket, Checksum, ChecksumPolicy, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, TxFrame,
+    AfPacket, Checksum, ChecksumPolicy, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, Stats,
+    TxFrame,
 };
 use rivulet_transport::Time;
 use rivulet_transport::keys::KeyRing;
@@ -215,6 +216,11 @@ impl Server {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Counters of the interface.
+    pub fn io_stats(&mut self) -> Stats {
+        self.io.stats()
     }
 
     /// What is served.

@@ -86,6 +86,16 @@ impl<'a> Answer<'a> {
         Ok(answer)
     }
 
+    /// An answer that is its status and nothing else.
+    #[must_use]
+    pub fn plain(status: Status, close: bool, date: u32) -> Answer<'static> {
+        let mut answer = Answer { status, head_only: false, close, date, head_len: 0, name: "", file: None };
+        let mut head = Vec::new();
+        answer.write_head(&mut head);
+        answer.head_len = head.len() as u16;
+        answer
+    }
+
     fn find(&mut self, request: &'a Request, objects: &Objects) -> Result<(), ReadError> {
         if request.path.len() > MAX_NAME - "/index.html".len() {
             self.status = Status(414);
@@ -160,7 +170,8 @@ impl<'a> Answer<'a> {
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a response is never empty")]
     pub fn len(&self) -> u64 {
-        let body = if self.head_only || matches!(self.status.0, 204 | 304) { 0 } else { self.content_len() };
+        let body =
+            if self.head_only || matches!(self.status.0, 100 | 204 | 304) { 0 } else { self.content_len() };
         u64::from(self.head_len).saturating_add(body)
     }
 
@@ -202,6 +213,10 @@ impl<'a> Answer<'a> {
 
     /// The response head; a function of the fields alone.
     fn write_head(&self, out: &mut Vec<u8>) {
+        if self.status.0 == 100 {
+            out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            return;
+        }
         let date = httpdate::HttpDate::from(UNIX_EPOCH + Duration::from_secs(u64::from(self.date)));
         let status = self.status;
         // Writing to a Vec does not fail.

@@ -12,13 +12,15 @@ mod head;
 mod objects;
 mod ranges;
 mod session;
+mod upload;
 
 pub use answer::{Answer, MAX_ANSWER, ReadError};
 pub use codec::Malformed;
 pub use head::{Fed, Head, Method, Request};
 pub use objects::{Identity, Lookup, MAX_NAME, Object, Objects};
 pub use ranges::{RangeSpec, Tags};
-pub use session::{Progress, Promise, Session};
+pub use session::{Input, Progress, Promise, Session, Site};
+pub use upload::{Upload, Uploads, Written};
 
 /// A status code with what this server says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +31,7 @@ impl Status {
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self.0 {
+            100 => "Continue",
             200 => "OK",
             201 => "Created",
             204 => "No Content",

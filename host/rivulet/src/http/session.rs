@@ -2,14 +2,41 @@
 //!
 //! The state is what an input continuation carries: the next output offset and the head being read.
 
+use rivulet_transport::ucont::operation_id;
+
 use super::answer::{Answer, ReadError};
 use super::codec::{Malformed, Reader};
 use super::head::{Fed, Head};
 use super::objects::Objects;
-use super::{MAX_ANSWER, Request};
+use super::upload::{Upload, Uploads, Written};
+use super::{MAX_ANSWER, Method, Request, Status};
 
 /// Version of the encoding; another one is refused.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+
+/// What answers are made from.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The files.
+    pub objects: Objects,
+    /// Where uploads go; without it PUT and POST are refused.
+    pub uploads: Option<Uploads>,
+}
+
+/// Input, and where it belongs.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// Number of the connection.
+    pub connection: u64,
+    /// The stream.
+    pub stream: u16,
+    /// Offset of the first octet in the stream's input.
+    pub offset: u64,
+    /// The octets.
+    pub data: &'a [u8],
+    /// The client sends nothing behind them.
+    pub fin: bool,
+}
 
 /// What the server would have to remember of a connection between two inputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +46,8 @@ pub struct Session {
     /// No request is read any more.
     pub closed: bool,
     head: Head,
+    /// The body being received; its packets come in any order.
+    body: Option<Upload>,
 }
 
 /// An answer promised to the client, in the form that an output continuation carries.
@@ -37,6 +66,11 @@ pub struct Promise {
 pub struct Progress {
     /// Octets of the input consumed; the others are to come again.
     pub consumed: usize,
+    /// Input offset at which the session as it is now goes on: behind what was consumed, or behind a body
+    /// of which this was another piece.
+    pub goes_on: u64,
+    /// The session is as before: the continuation that the client has stays good for what is missing.
+    pub unchanged: bool,
     /// A request waits for content that is being hashed: the rest of the input is to come again soon.
     pub waiting: bool,
 }
@@ -48,66 +82,183 @@ impl Session {
         Session { next: start, ..Session::default() }
     }
 
-    /// Reads requests from `input` and appends what is promised to `promises`, `limit` of them in all at most;
-    /// `fin` says that the client sends nothing behind `input`. `date` is in seconds since 1970.
+    /// The input offsets that this state is good for, both included: one offset between requests, all of a
+    /// body within one. `at` is where the state was made.
+    #[must_use]
+    pub fn good_for(&self, at: u64) -> (u64, u64) {
+        match &self.body {
+            Some(body) => (body.start, body.start + body.length.max(1) - 1),
+            None => (at, at),
+        }
+    }
+
+    /// Reads requests from `input` and appends what is promised to `promises`, `limit` of them in all at most.
+    /// `date` is in seconds since 1970.
     pub fn feed(
         &mut self,
-        input: &[u8],
-        fin: bool,
-        objects: &Objects,
+        input: &Input<'_>,
+        site: &Site,
         date: u32,
         limit: usize,
         promises: &mut Vec<Promise>,
     ) -> Progress {
-        let mut consumed = 0;
-        while !self.closed && promises.len() < limit && consumed < input.len() {
+        let data = input.data;
+        let mut progress = Progress { consumed: 0, goes_on: input.offset, unchanged: false, waiting: false };
+        while !self.closed && promises.len() < limit {
+            let rest = &data[progress.consumed..];
+            if let Some(body) = self.body.take() {
+                if !self.receive(body, rest, input.offset, site, &mut progress, promises) {
+                    return progress;
+                }
+                continue;
+            }
+            if rest.is_empty() {
+                break;
+            }
             let before = self.head.clone();
-            match self.head.feed(&input[consumed..]) {
+            match self.head.feed(rest) {
                 Fed::More(n) => {
-                    consumed += n;
+                    progress.consumed += n;
                     break;
                 }
-                Fed::Done(n, request) => match self.promise(&request, objects, date) {
-                    Ok(promise) => {
-                        consumed += n;
+                Fed::Done(n, request) => {
+                    let start = input.offset + (progress.consumed + n) as u64;
+                    let id = operation_id(input.connection, input.stream, start);
+                    if let Some(body) = self.begin(&request, site, id, start, date, promises) {
+                        self.body = Some(body);
+                        progress.consumed += n;
+                    } else if let Ok(promise) = self.promise(&request, &site.objects, date) {
+                        progress.consumed += n;
                         promises.push(promise);
-                    }
-                    Err(_) => {
+                    } else {
                         self.head = before;
-                        return Progress { consumed, waiting: true };
+                        progress.waiting = true;
+                        break;
                     }
-                },
+                }
             }
         }
-        let all = consumed == input.len();
+        let all = progress.consumed == data.len();
         if self.closed {
             // What follows the last request is read and forgotten, as RFC 9112 section 9.6 has it.
-            return Progress { consumed: input.len(), waiting: false };
-        }
-        if fin && (all || promises.len() < limit) {
+            progress.consumed = data.len();
+        } else if input.fin && !progress.waiting && (all || promises.len() < limit) {
             self.closed = true;
-            consumed = input.len();
+            progress.consumed = data.len();
         }
-        Progress { consumed, waiting: false }
+        progress.goes_on = input.offset + progress.consumed as u64;
+        progress
+    }
+
+    /// A request whose body is to be stored; an interim answer is promised where it is asked for.
+    fn begin(
+        &mut self,
+        request: &Request,
+        site: &Site,
+        id: [u8; 16],
+        start: u64,
+        date: u32,
+        promises: &mut Vec<Promise>,
+    ) -> Option<Upload> {
+        let uploads = site.uploads.as_ref()?;
+        let length = request.content_length?;
+        if request.refuse.is_some() || !matches!(request.method, Method::Put | Method::Post) {
+            return None;
+        }
+        if let Some(status) = uploads.refuses(&request.path, length) {
+            // Its body is not read, so nothing can follow it.
+            self.tell(Answer::plain(Status(status), true, date), promises);
+            self.closed = true;
+            return None;
+        }
+        if request.expect_continue && length > 0 {
+            self.tell(Answer::plain(Status(100), false, date), promises);
+        }
+        Some(Upload { id, path: request.path.clone(), length, start, date, close: request.close })
+    }
+
+    /// Stores a piece of a body. False: this is all that can be done with the input.
+    fn receive(
+        &mut self,
+        body: Upload,
+        rest: &[u8],
+        offset: u64,
+        site: &Site,
+        progress: &mut Progress,
+        promises: &mut Vec<Promise>,
+    ) -> bool {
+        let Some(uploads) = &site.uploads else {
+            self.tell(Answer::plain(Status(405), true, body.date), promises);
+            self.closed = true;
+            return true;
+        };
+        let at = (offset + progress.consumed as u64).saturating_sub(body.start);
+        let most = body.length.saturating_sub(at).min(rest.len() as u64) as usize;
+        if most == 0 && body.length > 0 {
+            // Only the head was here.
+            progress.goes_on = body.start;
+            self.body = Some(body);
+            return false;
+        }
+        match uploads.write(&body, at, &rest[..most]) {
+            Ok(Written::Partly) => {
+                progress.consumed += most;
+                progress.goes_on = body.start;
+                progress.unchanged = at > 0;
+                self.body = Some(body);
+                false
+            }
+            Ok(Written::Completely) => {
+                progress.consumed += most;
+                self.tell(Answer::plain(Status(201), body.close, body.date), promises);
+                self.closed = body.close;
+                progress.goes_on = body.start + body.length;
+                // The piece that was missing stood before others, which have been here.
+                at + most as u64 == body.length
+            }
+            Err(e) => {
+                tracing::warn!(path = body.path, error = %e, "upload");
+                let status = match e.raw_os_error() {
+                    Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => 507,
+                    _ => 500,
+                };
+                self.tell(Answer::plain(Status(status), true, body.date), promises);
+                self.closed = true;
+                true
+            }
+        }
     }
 
     fn promise(&mut self, request: &Request, objects: &Objects, date: u32) -> Result<Promise, ReadError> {
         let answer = Answer::new(request, objects, date)?;
+        let promise = self.place(&answer);
+        self.closed = answer.closes();
+        Ok(promise)
+    }
+
+    fn tell(&mut self, answer: Answer<'_>, promises: &mut Vec<Promise>) {
+        promises.push(self.place(&answer));
+    }
+
+    /// The next place in the output is this answer's.
+    fn place(&mut self, answer: &Answer<'_>) -> Promise {
         let start = self.next;
-        let end = start.checked_add(answer.len()).ok_or(ReadError::Beyond)?;
+        let end = start.saturating_add(answer.len());
         let mut encoded = Vec::with_capacity(MAX_ANSWER);
         answer.encode(&mut encoded);
         self.next = end;
-        self.closed = answer.closes();
-        Ok(Promise { start, end, answer: encoded })
+        Promise { start, end, answer: encoded }
     }
 
     /// Appends the encoding that [`Session::decode`] reads.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(VERSION);
-        out.push(u8::from(self.closed));
+        out.push(u8::from(self.closed) | u8::from(self.body.is_some()) << 1);
         out.extend_from_slice(&self.next.to_be_bytes());
-        self.head.encode(out);
+        match &self.body {
+            Some(body) => body.encode(out),
+            None => self.head.encode(out),
+        }
     }
 
     /// Reads what [`Session::encode`] wrote; `input` holds nothing else.
@@ -116,8 +267,15 @@ impl Session {
         if r.u8()? != VERSION {
             return Err(Malformed);
         }
-        let (closed, next) = (r.u8()? != 0, r.u64()?);
-        Ok(Session { next, closed, head: Head::decode(r.0)? })
+        let (bits, next) = (r.u8()?, r.u64()?);
+        let mut session = Session { next, closed: bits & 1 != 0, ..Session::default() };
+        if bits & 2 == 0 {
+            session.head = Head::decode(r.0)?;
+        } else {
+            session.body = Some(Upload::decode(&mut r)?);
+            r.end()?;
+        }
+        Ok(session)
     }
 }
 
@@ -126,21 +284,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn store() -> (tempfile::TempDir, Objects) {
+    fn input(data: &[u8], offset: usize, fin: bool) -> Input<'_> {
+        Input { connection: 5, stream: 0, offset: offset as u64, data, fin }
+    }
+
+    fn store() -> (tempfile::TempDir, Site) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), "aaaa").unwrap();
         std::fs::write(dir.path().join("b"), "bb").unwrap();
         let objects = Objects::open(dir.path()).unwrap();
-        (dir, objects)
+        let uploads = Some(Uploads::open(dir.path(), 1 << 20).unwrap());
+        (dir, Site { objects, uploads })
     }
 
-    fn output(promises: &[Promise], objects: &Objects) -> Vec<u8> {
+    fn output(promises: &[Promise], site: &Site) -> Vec<u8> {
         let mut all = Vec::new();
         for promise in promises {
             assert_eq!(promise.start, all.len() as u64, "no gap");
             let answer = Answer::decode(&promise.answer).unwrap();
             let mut out = vec![0; (promise.end - promise.start) as usize];
-            answer.read(0, &mut out, objects).unwrap();
+            answer.read(0, &mut out, &site.objects).unwrap();
             all.extend(out);
         }
         all
@@ -154,10 +317,10 @@ mod tests {
         /// at most one promise a packet, give the output of one piece.
         #[test]
         fn pipelines_do_not_depend_on_packets(size in 1usize..200, limit in 1usize..4) {
-            let (_dir, objects) = store();
+            let (_dir, site) = store();
             let mut whole = Vec::new();
             let mut session = Session::new(0);
-            session.feed(PIPELINE, true, &objects, 9, 100, &mut whole);
+            session.feed(&input(PIPELINE, 0, true), &site, 9, 100, &mut whole);
             prop_assert_eq!(whole.len(), 4);
             prop_assert!(session.closed, "Connection: close");
 
@@ -169,45 +332,87 @@ mod tests {
                 // What was not consumed comes again, with more behind it.
                 sent = (sent + size).min(PIPELINE.len());
                 let mut now = Vec::new();
-                let progress =
-                    session.feed(&PIPELINE[at..sent], sent == PIPELINE.len(), &objects, 9, limit, &mut now);
+                let piece = input(&PIPELINE[at..sent], at, sent == PIPELINE.len());
+                let progress = session.feed(&piece, &site, 9, limit, &mut now);
                 prop_assert!(now.len() <= limit);
                 at += progress.consumed;
                 promises.extend(now);
                 state.clear();
                 session.encode(&mut state);
             }
-            prop_assert_eq!(output(&promises, &objects), output(&whole, &objects));
+            prop_assert_eq!(output(&promises, &site), output(&whole, &site));
         }
     }
 
     #[test]
     fn a_finished_input_closes_after_what_was_asked() {
-        let (_dir, objects) = store();
+        let (_dir, site) = store();
         let mut session = Session::new(0);
         let mut promises = Vec::new();
-        let progress =
-            session.feed(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET", true, &objects, 0, 9, &mut promises);
+        let text = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET";
+        let progress = session.feed(&input(text, 0, true), &site, 0, 9, &mut promises);
         assert_eq!((progress.consumed, promises.len(), session.closed), (31, 1, true));
     }
 
     #[test]
     fn content_being_hashed_is_waited_for_without_losing_the_request() {
-        let (dir, objects) = store();
+        let (dir, site) = store();
         std::fs::write(dir.path().join("long"), vec![1; 3 << 20]).unwrap();
-        let input = b"GET /long HTTP/1.1\r\nHost: h\r\n\r\n";
+        let text = b"GET /long HTTP/1.1\r\nHost: h\r\n\r\n";
         let mut session = Session::new(0);
         let mut promises = Vec::new();
-        let first = session.feed(input, false, &objects, 0, 9, &mut promises);
-        assert_eq!(first, Progress { consumed: 0, waiting: true });
+        let first = session.feed(&input(text, 0, false), &site, 0, 9, &mut promises);
+        assert_eq!((first.consumed, first.waiting), (0, true));
         for _ in 0..500 {
-            let next = session.feed(input, false, &objects, 0, 9, &mut promises);
+            let next = session.feed(&input(text, 0, false), &site, 0, 9, &mut promises);
             if !next.waiting {
-                assert_eq!((next.consumed, promises.len()), (input.len(), 1));
+                assert_eq!((next.consumed, promises.len()), (text.len(), 1));
                 return;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         panic!("never hashed");
+    }
+
+    /// An upload whose packets come backwards and twice, each with the continuation made behind the head;
+    /// then another request on the same connection.
+    #[test]
+    fn a_body_in_any_order_and_what_follows_it() {
+        let (dir, site) = store();
+        let head =
+            b"PUT /new/file HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n";
+        let body: Vec<u8> = (0..1000).map(|i| (i % 251) as u8).collect();
+        let mut session = Session::new(0);
+        let mut promises = Vec::new();
+        let progress = session.feed(&input(head, 0, false), &site, 3, 9, &mut promises);
+        assert_eq!((progress.consumed, progress.goes_on), (head.len(), head.len() as u64));
+        assert_eq!(output(&promises, &site), b"HTTP/1.1 100 Continue\r\n\r\n");
+        assert_eq!(session.good_for(0), (head.len() as u64, head.len() as u64 + 999));
+        let mut state = Vec::new();
+        session.encode(&mut state);
+
+        let mut answers = Vec::new();
+        for n in [9, 5, 5, 8, 7, 6, 4, 3, 2, 1, 0, 9, 0] {
+            let mut session = Session::decode(&state).unwrap();
+            let mut promises = Vec::new();
+            let mut piece = body[n * 100..n * 100 + 100].to_vec();
+            if n == 9 {
+                piece.extend_from_slice(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n");
+            }
+            let progress =
+                session.feed(&input(&piece, head.len() + n * 100, false), &site, 3, 9, &mut promises);
+            let whole = dir.path().join("new/file").exists();
+            assert_eq!(promises.is_empty(), !whole, "piece {n}");
+            if let Some(first) = promises.first() {
+                answers.push(first.answer.clone());
+                assert!(progress.goes_on >= (head.len() + 1000) as u64);
+            }
+            if n == 9 && whole {
+                assert_eq!(promises.len(), 2, "the request behind the body");
+            }
+        }
+        assert_eq!(std::fs::read(dir.path().join("new/file")).unwrap(), body);
+        assert_eq!(answers.len(), 3);
+        assert!(answers.iter().all(|a| *a == answers[0]), "whoever asks gets the same answer");
     }
 }

@@ -62,6 +62,18 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_plain_tcp: bool,
 
+    /// Store what clients PUT and POST in this directory, which all replicas share (it may be DIR)
+    #[arg(long, value_name = "DIR")]
+    pub upload: Option<PathBuf>,
+
+    /// Longest upload, octets
+    #[arg(long, value_name = "OCTETS", default_value_t = 1 << 30)]
+    pub upload_max: u64,
+
+    /// Tell Prometheus metrics at this address
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+
     /// Put the service addresses on a dummy device (`rivulet0`, else `lo`), and take them away at the end
     #[arg(long)]
     pub setup_address: bool,

@@ -12,10 +12,10 @@ use rivulet_server::{Config, Server};
 
 use super::address::ServiceAddresses;
 use super::args::ServeArgs;
-use super::plain;
 use super::stateless::Files;
+use super::{metrics, plain};
 use crate::agent::{Agent, Status};
-use crate::http::Objects;
+use crate::http::{Objects, Site, Uploads};
 
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
@@ -38,6 +38,11 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     let objects = Objects::open(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
     objects.prepare(&args.dir);
+    let uploads = match &args.upload {
+        Some(dir) => Some(Uploads::open(dir, args.upload_max).with_context(|| dir.display().to_string())?),
+        None => None,
+    };
+    let site = Site { objects, uploads };
     let services = args.services()?;
     let mut addresses = ServiceAddresses::default();
     if args.setup_address {
@@ -46,13 +51,17 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let incarnation = incarnation();
     let interface = Interface::new(None, &args.interface)?;
     let mut server = Server::open(&Config { interface, services, incarnation })?;
-    let mut files = Files::new(objects.clone());
+    let mut files = Files::new(site.clone());
     let agent = match (&args.controller, &args.name) {
         (Some(controller), Some(name)) => Some(Agent::start(controller, name, incarnation, server.mac())?),
         _ => None,
     };
-    let mut listeners = Listeners::new(objects);
+    let mut listeners = Listeners::new(site);
     let mut status = Status::default();
+    let metrics = metrics::Shared::default();
+    if let Some(address) = args.metrics {
+        metrics::listen(address, metrics.clone()).with_context(|| format!("metrics at {address}"))?;
+    }
     report(&server);
     listeners.ensure(server.services());
     prefer_this_thread();
@@ -70,6 +79,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             }
             fill(&server, &mut status);
             agent.set_status(status.clone());
+        }
+        if args.metrics.is_some() {
+            metrics::take(&mut server, &metrics);
         }
         listeners.ensure(server.services());
     }
@@ -141,15 +153,15 @@ fn incarnation() -> u16 {
 
 /// The kernel's listening sockets.
 struct Listeners {
-    objects: Objects,
+    site: Site,
     open: HashSet<SocketAddr>,
     failed: HashSet<SocketAddr>,
     tried: Instant,
 }
 
 impl Listeners {
-    fn new(objects: Objects) -> Listeners {
-        Listeners { objects, open: HashSet::new(), failed: HashSet::new(), tried: Instant::now() }
+    fn new(site: Site) -> Listeners {
+        Listeners { site, open: HashSet::new(), failed: HashSet::new(), tried: Instant::now() }
     }
 
     /// Opens what is missing. A service address may stand on this host later than the service is known.
@@ -162,7 +174,7 @@ impl Listeners {
             if self.open.contains(&socket) || self.failed.contains(&socket) && !again {
                 continue;
             }
-            match plain::listen(socket, self.objects.clone()) {
+            match plain::listen(socket, self.site.clone()) {
                 Ok(_) => {
                     self.open.insert(socket);
                     self.failed.remove(&socket);

@@ -3,6 +3,7 @@
 mod address;
 mod args;
 mod command;
+pub mod metrics;
 pub mod plain;
 pub mod stateless;
 

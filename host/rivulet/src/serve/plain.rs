@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::http::{Answer, Objects, Promise, ReadError, Session};
+use crate::http::{Answer, Input, Objects, Promise, ReadError, Session, Site};
 
 /// Connections at a time, each with a thread; more are closed at once.
 const MAX_CONNECTIONS: usize = 512;
@@ -26,14 +26,14 @@ pub fn date() -> u32 {
 }
 
 /// Listens on `address` and serves on threads of its own from then on.
-pub fn listen(address: SocketAddr, objects: Objects) -> io::Result<SocketAddr> {
+pub fn listen(address: SocketAddr, site: Site) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let address = listener.local_addr()?;
-    std::thread::Builder::new().name("tcp-listen".into()).spawn(move || accept(&listener, &objects))?;
+    std::thread::Builder::new().name("tcp-listen".into()).spawn(move || accept(&listener, &site))?;
     Ok(address)
 }
 
-fn accept(listener: &TcpListener, objects: &Objects) {
+fn accept(listener: &TcpListener, site: &Site) {
     let open = Arc::new(AtomicUsize::new(0));
     loop {
         let stream = match listener.accept() {
@@ -50,9 +50,9 @@ fn accept(listener: &TcpListener, objects: &Objects) {
             tracing::warn!("more than {MAX_CONNECTIONS} TCP connections: one closed");
             continue;
         }
-        let (objects, of_thread) = (objects.clone(), open.clone());
+        let (site, of_thread) = (site.clone(), open.clone());
         let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
-            if let Err(e) = serve(stream, &objects) {
+            if let Err(e) = serve(stream, &site) {
                 tracing::debug!(error = %e, "TCP connection");
             }
             of_thread.fetch_sub(1, Ordering::AcqRel);
@@ -65,22 +65,25 @@ fn accept(listener: &TcpListener, objects: &Objects) {
 }
 
 /// One connection from its first to its last octet.
-fn serve(mut stream: TcpStream, objects: &Objects) -> io::Result<()> {
+fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
     stream.set_read_timeout(Some(IDLE))?;
     stream.set_write_timeout(Some(IDLE))?;
     stream.set_nodelay(true)?;
     let mut session = Session::new(0);
+    let (connection, mut offset) = (number(), 0);
     let mut input: Vec<u8> = Vec::new();
     let mut block = vec![0; BLOCK];
     let mut fin = false;
     let mut promises = Vec::new();
     let mut waited = Duration::ZERO;
     while !session.closed {
-        let progress = session.feed(&input, fin, objects, date(), PIPELINE, &mut promises);
+        let now = Input { connection, stream: 0, offset, data: &input, fin };
+        let progress = session.feed(&now, site, date(), PIPELINE, &mut promises);
         input.drain(..progress.consumed);
+        offset += progress.consumed as u64;
         let answered = !promises.is_empty();
         for promise in promises.drain(..) {
-            send(&mut stream, &promise, objects, &mut block)?;
+            send(&mut stream, &promise, &site.objects, &mut block)?;
         }
         if progress.waiting {
             if waited > HASHING {
@@ -95,6 +98,14 @@ fn serve(mut stream: TcpStream, objects: &Objects) -> io::Result<()> {
         }
     }
     linger(&mut stream, &mut block)
+}
+
+/// A connection's number, for the ids of its uploads: not one that another replica gives.
+fn number() -> u64 {
+    let mut octets = [0u8; 8];
+    // SAFETY: pointer and length are those of the array; so few octets are never cut short.
+    unsafe { libc::getrandom(octets.as_mut_ptr().cast(), octets.len(), 0) };
+    u64::from_ne_bytes(octets)
 }
 
 fn send(stream: &mut TcpStream, promise: &Promise, objects: &Objects, block: &mut [u8]) -> io::Result<()> {
@@ -151,7 +162,8 @@ mod tests {
         std::fs::write(dir.path().join("long"), &content).unwrap();
         std::fs::write(dir.path().join("a"), "aaaa").unwrap();
         let objects = Objects::open(dir.path()).unwrap();
-        let address = listen("127.0.0.1:0".parse().unwrap(), objects).unwrap();
+        let uploads = Some(crate::http::Uploads::open(dir.path(), 1 << 24).unwrap());
+        let address = listen("127.0.0.1:0".parse().unwrap(), Site { objects, uploads }).unwrap();
         // Persistent, pipelined, the second one longer than any buffer.
         let request =
             "GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /long HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
@@ -161,6 +173,12 @@ mod tests {
             assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("aaaaHTTP/1.1 200"), "{text}");
             assert!(out.ends_with(&content), "{} octets", out.len());
         }
+        let body = "x".repeat(300_000);
+        let put = format!(
+            "PUT /up HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\nConnection: close\r\n\r\n{body}"
+        );
+        assert!(talk(address, &put, false).starts_with(b"HTTP/1.1 201 "));
+        assert_eq!(std::fs::read(dir.path().join("up")).unwrap(), body.as_bytes());
         let out = talk(address, "nonsense\r\n\r\n", false);
         assert!(out.starts_with(b"HTTP/1.1 400 "));
     }

@@ -10,7 +10,7 @@ use rivulet_transport::server::{Answer as Say, Head, InputEvent, Refusal, Reply}
 use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation, operation_id};
 
 use super::plain::date;
-use crate::http::{Answer, Objects, Promise, ReadError, Session};
+use crate::http::{Answer, Input, Promise, ReadError, Session, Site};
 
 /// Bits of an output offset that lie within one stream's region.
 const REGION: u32 = 48;
@@ -23,7 +23,7 @@ const PAYLOAD: usize = 9000;
 
 /// The file server.
 pub struct Files {
-    objects: Objects,
+    site: Site,
     /// What goes into a packet, on its way there.
     data: Box<[u8]>,
 }
@@ -40,10 +40,10 @@ struct Understood {
 }
 
 impl Files {
-    /// Serves these objects.
+    /// Serves this.
     #[must_use]
-    pub fn new(objects: Objects) -> Files {
-        Files { objects, data: vec![0; PAYLOAD].into() }
+    pub fn new(site: Site) -> Files {
+        Files { site, data: vec![0; PAYLOAD].into() }
     }
 
     /// Reads the requests in the input; a function of the request alone.
@@ -54,29 +54,37 @@ impl Files {
         room: usize,
     ) -> Result<Understood, Refusal> {
         let start = u64::from(input.stream) << REGION;
-        let mut session = match &input.continuation {
+        let before = match &input.continuation {
             None => Session::new(start),
-            // A continuation is good at exactly the offset where it was made.
-            Some(c) if c.valid_start != input.offset => return Err(Refusal::User),
             Some(c) => Session::decode(c.opaque).map_err(|_| Refusal::User)?,
         };
-        let before = session.clone();
+        let data = Input {
+            connection: msk.connection(),
+            stream: input.stream,
+            offset: input.offset,
+            data: input.data,
+            fin: input.fin,
+        };
         let mut limit = PROMISES;
         loop {
+            let mut session = before.clone();
             let mut promises = Vec::new();
-            let progress = session.feed(input.data, input.fin, &self.objects, date(), limit, &mut promises);
-            let offset = input.offset + progress.consumed as u64;
-            let mut opaque = Vec::with_capacity(MAX_OPAQUE);
-            session.encode(&mut opaque);
-            let ahead = UserContinuation {
-                input: true,
-                stream: input.stream,
-                valid_start: offset,
-                valid_end: offset,
-                identity: operation_id(msk.connection(), input.stream, input.offset),
-                opaque: &opaque,
-            };
-            let mut sealed = vec![seal(msk, &ahead)?];
+            let progress = session.feed(&data, &self.site, date(), limit, &mut promises);
+            let mut sealed = Vec::new();
+            if !progress.unchanged {
+                let mut opaque = Vec::with_capacity(MAX_OPAQUE);
+                session.encode(&mut opaque);
+                let (valid_start, valid_end) = session.good_for(progress.goes_on);
+                let ahead = UserContinuation {
+                    input: true,
+                    stream: input.stream,
+                    valid_start,
+                    valid_end,
+                    identity: operation_id(msk.connection(), input.stream, valid_start),
+                    opaque: &opaque,
+                };
+                sealed.push(seal(msk, &ahead)?);
+            }
             for promise in &promises {
                 sealed.push(seal(msk, &output(input.stream, promise))?);
             }
@@ -84,7 +92,10 @@ impl Files {
             if need <= room || limit == 1 {
                 let closes = session.closed && promises.last().is_none_or(|p| !closes(&p.answer));
                 return Ok(Understood {
-                    consumed: Consumed { stream: input.stream, offset },
+                    consumed: Consumed {
+                        stream: input.stream,
+                        offset: input.offset + progress.consumed as u64,
+                    },
                     sealed,
                     end: closes.then_some(session.next),
                     promises,
@@ -93,7 +104,6 @@ impl Files {
             }
             // Fewer requests at a time; the client sends the others again.
             limit = 1;
-            session = before.clone();
         }
     }
 
@@ -134,7 +144,7 @@ impl Files {
         let left = answer.len().saturating_sub(at);
         let length = left.min(length as u64) as usize;
         let Some(data) = data.get_mut(..length) else { return Say::None };
-        match answer.read(at, data, &self.objects) {
+        match answer.read(at, data, &self.site.objects) {
             Ok(()) => Say::Data { offset, data, end: answer.closes() && length as u64 == left },
             Err(ReadError::NotYet) => Say::Wait { milliseconds: HASHING },
             Err(ReadError::NotMine) => Say::NotMine { code: 404 },

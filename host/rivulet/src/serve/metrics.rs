@@ -1,0 +1,118 @@
+//! Prometheus metrics (text format 0.0.4) of the serving process.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rivulet_pktio::Stats;
+use rivulet_server::Server;
+use rivulet_server::counters::Counters;
+use rivulet_transport::server::Refusal;
+
+/// What is told, as of a few milliseconds ago.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    counters: Counters,
+    io: Stats,
+    ready: bool,
+    load: usize,
+}
+
+/// Shared between the packet path, which fills it now and then, and whoever asks.
+pub type Shared = Arc<Mutex<Snapshot>>;
+
+/// Takes the present values.
+pub fn take(server: &mut Server, into: &Shared) {
+    let io = server.io_stats();
+    let snapshot =
+        Snapshot { counters: server.counters().clone(), io, ready: server.is_ready(), load: server.load() };
+    *into.lock() = snapshot;
+}
+
+/// Answers at `address` on a thread of its own from now on.
+pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    std::thread::Builder::new().name("metrics".into()).spawn(move || {
+        loop {
+            // One at a time and not for long: this is for a scraper.
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    let _ = answer(stream, &shared);
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    })?;
+    Ok(())
+}
+
+fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+    // The request does not matter; there is one page.
+    let _ = stream.read(&mut [0; 4096])?;
+    let page = page(&shared.lock().clone());
+    write!(
+        stream,
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}",
+        page.len()
+    )
+}
+
+/// The page.
+#[must_use]
+pub fn page(s: &Snapshot) -> String {
+    let mut out = String::new();
+    let mut metric = |name: &str, kind: &str, help: &str, rows: &[(&str, u64)]| {
+        // Writing to a String does not fail.
+        let _ = writeln!(out, "# HELP rivulet_{name} {help}\n# TYPE rivulet_{name} {kind}");
+        for (labels, value) in rows {
+            let _ = writeln!(out, "rivulet_{name}{labels} {value}");
+        }
+    };
+    let c = &s.counters;
+    metric("frames_total", "counter", "Frames taken.", &[("", c.frames)]);
+    metric("requests_total", "counter", "Requests that the step accepted.", &[("", c.requests)]);
+    metric("terminated_total", "counter", "Trickles that it terminated.", &[("", c.terminated)]);
+    metric("responses_total", "counter", "Responses handed to the interface.", &[("", c.responses)]);
+    metric("heartbeats_total", "counter", "Heartbeats sent.", &[("", c.heartbeats)]);
+    let labels: Vec<String> = Refusal::NAMES.iter().map(|name| format!("{{reason=\"{name}\"}}")).collect();
+    let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(c.refused.iter().copied()).collect();
+    metric("refused_total", "counter", "Requests refused, by reason.", &rows);
+    let drops = [
+        ("{reason=\"not_ours\"}", c.not_ours),
+        ("{reason=\"damaged\"}", c.damaged),
+        ("{reason=\"unsent\"}", c.unsent),
+        ("{reason=\"unbuilt\"}", c.unbuilt),
+        ("{reason=\"receive_queue\"}", s.io.rx_dropped),
+        ("{reason=\"transmit_queue\"}", s.io.tx_dropped),
+        ("{reason=\"transmit_error\"}", s.io.tx_errors),
+    ];
+    metric("dropped_total", "counter", "Frames and responses lost on this host, by reason.", &drops);
+    metric("received_bytes_total", "counter", "Octets of frames taken.", &[("", s.io.rx_bytes)]);
+    metric("sent_bytes_total", "counter", "Octets of frames sent.", &[("", s.io.tx_bytes)]);
+    metric("ready", "gauge", "1 while this replica serves.", &[("", u64::from(s.ready))]);
+    metric("load", "gauge", "Requests in the last batch.", &[("", s.load as u64)]);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_a_name_that_was_announced() {
+        let mut snapshot = Snapshot::default();
+        snapshot.counters.refuse(&Refusal::Stale);
+        let page = page(&snapshot);
+        assert!(page.contains("rivulet_refused_total{reason=\"stale\"} 1\n"), "{page}");
+        for line in page.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().unwrap();
+            assert!(page.contains(&format!("# TYPE {name} ")), "{line}");
+            assert!(line.rsplit(' ').next().unwrap().parse::<u64>().is_ok(), "{line}");
+        }
+    }
+}
