@@ -22,6 +22,9 @@ from rivulet_controller.config import parse
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOR_MAC = "02:00:00:00:00:fe"
 SERVICE = "10.9.0.1"
+OFFLOADS_OFF = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
+"""veth leaves checksums and segmentation to nobody; the frames here must be whole."""
+
 REPLICAS = ("r1", "r2", "r3")
 
 
@@ -113,9 +116,7 @@ state: {self.folder}/state.db
         _ip("netns", "add", space)
         _ip("-n", self.space("tor"), "link", "add", f"v{port}", "type", "veth", "peer", "name", device, "netns", space)
         for where, what in ((name, device), ("tor", f"v{port}")):
-            self.inside(
-                where, "ethtool", "-K", what, *["tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off"]
-            )
+            self.inside(where, "ethtool", "-K", what, *OFFLOADS_OFF)
             self.inside(where, "sysctl", "-qw", f"net.ipv6.conf.{what}.disable_ipv6=1")
             self.inside(where, "ip", "link", "set", what, "up")
         self.inside(name, "ip", "link", "set", "lo", "up")
@@ -206,7 +207,7 @@ state: {self.folder}/state.db
         if not found or not all(s["connected"] and s["clock_valid"] and not s["problem"] for s in found["switches"]):
             return False
         try:
-            return self.client.post("/api/plan", text=(self.folder / "rack.yaml").read_text()) == {"tor1": []}
+            return bool(self.client.post("/api/plan", text=(self.folder / "rack.yaml").read_text()) == {"tor1": []})
         except ApiError:
             return False
 
@@ -216,10 +217,9 @@ state: {self.folder}/state.db
         while not condition():
             for name, process in self.processes.items():
                 assert process.poll() is None, f"{name} ended:\n{self.log(name)}"
-            logs = "\n".join(f"{name}: {self.log(name)}" for name in self.processes)
-            assert time.monotonic() - began < patience_s, (
-                f"not within {patience_s:g} s: {what}\n{self.status()}\n{logs}"
-            )
+            if time.monotonic() - began > patience_s:
+                logs = "\n".join(f"{name}: {self.log(name)}" for name in self.processes)
+                raise AssertionError(f"not within {patience_s:g} s: {what}\n{self.status()}\n{logs}")
             time.sleep(0.02)
         return time.monotonic() - began
 

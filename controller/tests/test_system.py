@@ -1,6 +1,6 @@
 """The whole system in network namespaces: real switch, real replicas, real downloads, and everything killed once.
 
-Runs as root where the binaries are (`make build`); on the embedded switch and on simple_switch_grpc, whichever is there.
+Runs as root where the binaries are (`make build`), on the embedded switch and on simple_switch_grpc where they are.
 Times to converge are printed (`pytest -s`) and written to RIVULET_CONVERGE (a JSON file), if that is set.
 """
 
@@ -59,9 +59,16 @@ def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRa
     assert service["outcomes"]["CHECKED"] > 1000
 
 
+def described(rack: NetRack) -> set[str]:
+    """What the switch holds, but for what the rack itself teaches: its clock, sources, who came back how often."""
+    lines = rack.client.get("/api/switches/tor1/entries")
+    taught = ("tor[", "known_sources[", "bridges[")
+    return {line.split(" admit_heartbeat(")[0] for line in lines if not line.startswith(taught)}
+
+
 @pytest.mark.parametrize("what", ["controller", "r2", "switch"])
 def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) -> None:
-    before = {line for line in rack.client.get("/api/switches/tor1/entries") if not line.startswith("tor[")}
+    before = described(rack)
     download = rack.download()
     time.sleep(1.0)
     assert download.poll() is None, "the download must still run when the part is killed"
@@ -73,9 +80,7 @@ def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) ->
     converged = time.monotonic() - began
     result = rack.finish(download)
     rack.until(rack.all_live, "every replica is live again")
-    after = {line for line in rack.client.get("/api/switches/tor1/entries") if not line.startswith("tor[")}
-    learned = ("known_sources", "bridges")
-    assert {line for line in before ^ after if not line.startswith(learned)} == set()
+    assert described(rack) == before
     if what == "controller":
         log = (rack.folder / "controller.log").read_text()
         assert "goes on as ToR" in log and log.count("new pipeline") == 1, "nothing was installed anew"
