@@ -5,7 +5,7 @@
 //!
 //! - [`AfPacket`]: a packet socket read and written with `recvmmsg`/`sendmmsg`. Works on every
 //!   interface, adds little delay, and leaves the kernel's own stack in place beside it.
-//! - `AfXdp`: an AF_XDP socket. Takes *all* frames of one queue away from the kernel and
+//! - [`AfXdp`]: an AF_XDP socket. Takes *all* frames of one queue away from the kernel and
 //!   needs the peer of a veth to complete its checksums and tags itself.
 //!
 //! What a frame looks like is the same for both: VLAN tag in its place, no checksum left half done
@@ -25,10 +25,12 @@ pub mod guard;
 mod interface;
 mod link;
 pub mod monitor;
+mod netlink;
 mod pool;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod vnet;
+mod xdp;
 
 use std::os::fd::AsFd;
 
@@ -39,6 +41,7 @@ pub use filter::Filter;
 pub use frame::{Checksum, RxFrame, Segmentation, SegmentationKind, TxFrame};
 pub use interface::{Interface, in_netns};
 pub use link::LinkInfo;
+pub use xdp::AfXdp;
 
 /// Smallest Ethernet frame that is accepted for sending: the header alone (octets).
 pub const MIN_FRAME: usize = 14;

@@ -1,8 +1,9 @@
 //! Changes of interfaces as the kernel tells them (rtnetlink), for programs that wait on many.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use crate::netlink::{HEADER, attributes, socket, text, u16_at, u32_at};
 use crate::{OpenError, in_netns};
 
 /// Something happened to an interface.
@@ -41,18 +42,19 @@ pub struct LinkMonitor {
 }
 
 const BUFFER: usize = 32 << 10;
-const HEADER: usize = 16;
 const IFINFO: usize = 16;
-const ATTRIBUTE: usize = 4;
 
 impl LinkMonitor {
     /// Listens in `netns`, or in the namespace of the calling thread.
     pub fn open(netns: Option<&str>) -> Result<Self, OpenError> {
-        let fd = in_netns(netns, listen)?.map_err(|source| OpenError::Os {
-            interface: netns.unwrap_or("this namespace").into(),
-            operation: "rtnetlink",
-            source,
-        })?;
+        let fd =
+            in_netns(netns, || socket(libc::SOCK_NONBLOCK, libc::RTMGRP_LINK as u32))?.map_err(|source| {
+                OpenError::Os {
+                    interface: netns.unwrap_or("this namespace").into(),
+                    operation: "rtnetlink",
+                    source,
+                }
+            })?;
         Ok(LinkMonitor { fd, buffer: vec![0; BUFFER].into(), next: 0, end: 0 })
     }
 
@@ -90,40 +92,6 @@ impl AsFd for LinkMonitor {
     }
 }
 
-fn listen() -> io::Result<OwnedFd> {
-    // SAFETY: plain system call.
-    let fd = unsafe {
-        libc::socket(
-            libc::AF_NETLINK,
-            libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
-            libc::NETLINK_ROUTE,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just opened, nobody else's.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all zero is a valid sockaddr_nl.
-    let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    addr.nl_family = libc::AF_NETLINK as u16;
-    addr.nl_groups = libc::RTMGRP_LINK as u32;
-    let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-    // SAFETY: the address is whole and lives through the call.
-    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(fd)
-}
-
-fn u32_at(data: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(data.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn u16_at(data: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(data.get(at..at + 2)?.try_into().ok()?))
-}
-
 /// The event in the first message of `data`, if it is one, and the octets to go on by.
 fn parse(data: &[u8]) -> (Option<LinkEvent>, usize) {
     let Some(len) = u32_at(data, 0).map(|l| l as usize).filter(|l| (HEADER..=data.len()).contains(l)) else {
@@ -138,19 +106,12 @@ fn link_event(kind: u16, body: &[u8]) -> Option<LinkEvent> {
     let index = u32_at(body, 4)?;
     let flags = u32_at(body, 8)?;
     let (mut name, mut mtu) = (None, 0);
-    let mut at = IFINFO;
-    while let (Some(len), Some(attribute)) = (u16_at(body, at), u16_at(body, at + 2)) {
-        let len = usize::from(len);
-        let Some(value) = body.get(at + ATTRIBUTE..at + len.max(ATTRIBUTE)) else { break };
+    for (attribute, value) in attributes(body.get(IFINFO..)?) {
         match attribute {
-            libc::IFLA_IFNAME => {
-                let text = value.split(|b| *b == 0).next().unwrap_or_default();
-                name = Some(String::from_utf8_lossy(text).into_owned());
-            }
+            libc::IFLA_IFNAME => name = Some(text(value)),
             libc::IFLA_MTU => mtu = u32_at(value, 0).unwrap_or(0),
             _ => {}
         }
-        at += len.max(ATTRIBUTE).next_multiple_of(4);
     }
     let name = name?;
     match kind {

@@ -1,13 +1,14 @@
 //! Putting the parts together, and taking them down again.
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rivulet_engine::{Pipeline, Program, Switch, SwitchConfig};
 use rivulet_link::poll::signal_fd;
-use rivulet_p4rt::{PacketIns, Server, ServerConfig, packet_in_channel};
+use rivulet_p4rt::{Listener, PacketIns, Server, ServerConfig, packet_in_channel};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -148,6 +149,29 @@ fn start_logs(logs: std::sync::mpsc::Receiver<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Binds the address: HOST:PORT, or unix:PATH, which crosses network namespaces. A socket that a former
+/// switch left at the path is replaced; anything else there is an error.
+fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
+    let Some(path) = addr.strip_prefix("unix:") else {
+        let listener = runtime.block_on(TcpListener::bind(addr))?;
+        println!("Server listening on {}", listener.local_addr()?);
+        return Ok(listener.into());
+    };
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            bail!("{path} is there and not a socket");
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            bail!("another process listens on {path}");
+        }
+        std::fs::remove_file(path)?;
+    }
+    let _context = runtime.enter();
+    let listener = tokio::net::UnixListener::bind(path)?;
+    println!("Server listening on {addr}");
+    Ok(listener.into())
+}
+
 /// The P4Runtime server while it runs.
 struct Grpc {
     shutdown: oneshot::Sender<()>,
@@ -162,14 +186,8 @@ impl Grpc {
         digests: std::sync::mpsc::Receiver<rivulet_engine::DigestSample>,
         runtime: &Runtime,
     ) -> anyhow::Result<Grpc> {
-        let addr = &options.grpc_addr;
-        if addr.starts_with("unix:") {
-            bail!("--grpc-server-addr {addr}: only TCP is served");
-        }
-        let listener = runtime
-            .block_on(TcpListener::bind(addr.as_str()))
-            .with_context(|| format!("--grpc-server-addr {addr}"))?;
-        println!("Server listening on {}", listener.local_addr()?);
+        let listener = listen(&options.grpc_addr, runtime)
+            .with_context(|| format!("--grpc-server-addr {}", options.grpc_addr))?;
         let (shutdown, end) = oneshot::channel();
         let task = runtime.spawn(async move {
             let end = async {
