@@ -304,6 +304,18 @@ impl Core {
         if self.traced { &program.traced } else { &program.plain }
     }
 
+    /// Runs a part of the program, as machine code if there is any.
+    #[inline]
+    fn execute(&mut self, program: &Program, rt: &mut Runtime, packet: &mut Packet, start: u32) {
+        let code = self.code(program);
+        match &program.native {
+            Some(native) if !self.traced && self.config.native => {
+                native.run(&mut self.vm, program, code, rt, packet, start);
+            }
+            _ => self.vm.run(program, code, rt, packet, start),
+        }
+    }
+
     fn load(&mut self, program: &Program, serial: u64) {
         let code = self.code(program);
         self.vm.load(program, code, self.config.drop_port);
@@ -325,12 +337,12 @@ impl Core {
         field.map_or(0, |f| self.vm.frame[f.slot as usize])
     }
 
-    fn step(&mut self, step: impl FnOnce() -> Step) {
-        self.vm.step(step);
+    fn note(&mut self, step: impl FnOnce() -> Step) {
+        self.vm.note(step);
     }
 
     fn drop_step(&mut self, reason: &str) {
-        self.step(|| Step::Drop { reason: reason.into() });
+        self.note(|| Step::Drop { reason: reason.into() });
     }
 
     /// A new packet's metadata.
@@ -436,7 +448,7 @@ impl Core {
         let Some(id) = self.vm.fault.take() else { return false };
         bump(&self.stats.faults);
         let text = program.asserts.get(id as usize).cloned().unwrap_or_else(|| "a loop without end".into());
-        self.step(|| Step::Drop { reason: text.clone() });
+        self.note(|| Step::Drop { reason: text.clone() });
         if self.logs.try_send(text).is_err() {
             bump(&self.stats.logs_lost);
         }
@@ -463,7 +475,7 @@ impl Core {
             instance::RESUBMIT => "resubmit",
             _ => "other",
         };
-        self.step(|| Step::Pass { kind: kind.into(), pipeline: pipeline.into(), port });
+        self.note(|| Step::Pass { kind: kind.into(), pipeline: pipeline.into(), port });
     }
 
     /// Parser, ingress and what simple_switch does after it. Resubmissions go round here.
@@ -487,7 +499,7 @@ impl Core {
             }
             let ingress_size = self.vm.frame[s.length as usize];
             let mut packet = Packet { data, taken: 0, ingress_length: current.ingress_length };
-            self.vm.run(program, code, rt, &mut packet, code.parser);
+            self.execute(program, rt, &mut packet, code.parser);
             if self.vm.fault.is_some() && self.faulted(program) {
                 return;
             }
@@ -499,7 +511,7 @@ impl Core {
             let bad = self.vm.frame[s.bad_sum as usize];
             self.set(s.checksum_error, bad);
 
-            self.vm.run(program, code, rt, &mut packet, code.ingress);
+            self.execute(program, rt, &mut packet, code.ingress);
             if self.vm.fault.is_some() && self.faulted(program) {
                 return;
             }
@@ -522,7 +534,7 @@ impl Core {
                 if !self.another_pass() {
                     return;
                 }
-                self.step(|| Step::Again { kind: "resubmit".into() });
+                self.note(|| Step::Again { kind: "resubmit".into() });
                 self.keep_list(program, resubmit, true);
                 self.set(s.instance_type, instance::RESUBMIT);
                 self.set(s.packet_length, ingress_size);
@@ -635,7 +647,7 @@ impl Core {
     fn another_copy(&mut self, kind: &str, port: u32) -> bool {
         self.copies += 1;
         if self.copies <= self.config.max_copies {
-            self.step(|| Step::Copy { kind: kind.into(), port });
+            self.note(|| Step::Copy { kind: kind.into(), port });
             return true;
         }
         bump(&self.stats.pass_limit);
@@ -707,7 +719,7 @@ impl Core {
         let mut packet = Packet { data: &data[..length], taken: 0, ingress_length: current.ingress_length };
         let code = self.code(program);
         let trace = self.vm.trace.take();
-        self.vm.run(program, code, rt, &mut packet, code.parser);
+        self.execute(program, rt, &mut packet, code.parser);
         self.vm.trace = trace;
         self.vm.fault = None;
         let taken = packet.taken;
@@ -751,7 +763,7 @@ impl Core {
     fn digest(&mut self, program: &Program, rt: &Runtime, id: u64) {
         let Some(index) = program.digests.iter().position(|d| u64::from(d.0) == id) else { return };
         let name = &program.info.digests[index].name;
-        self.step(|| Step::Digest { name: name.clone() });
+        self.note(|| Step::Digest { name: name.clone() });
         if !rt.digests_on[index] {
             return;
         }
@@ -806,7 +818,7 @@ impl Core {
             self.pass_step(program, "egress", Some(port));
         }
         let mut packet = Packet { data, taken, ingress_length: current.ingress_length };
-        self.vm.run(program, code, rt, &mut packet, code.egress);
+        self.execute(program, rt, &mut packet, code.egress);
         if self.vm.fault.is_some() && self.faulted(program) {
             return;
         }
@@ -823,7 +835,7 @@ impl Core {
             self.drop_step("end of egress");
             return;
         }
-        self.vm.run(program, code, rt, &mut packet, code.deparser);
+        self.execute(program, rt, &mut packet, code.deparser);
         if self.vm.fault.is_some() && self.faulted(program) {
             return;
         }
@@ -837,7 +849,7 @@ impl Core {
         let again = self.vm.frame[s.recirculate as usize];
         if again != 0 {
             if self.another_pass() {
-                self.step(|| Step::Again { kind: "recirculate".into() });
+                self.note(|| Step::Again { kind: "recirculate".into() });
                 let bytes = self.buffer(|b| {
                     b.extend_from_slice(first);
                     b.extend_from_slice(second);
@@ -860,7 +872,7 @@ impl Core {
             }
         } else {
             bump(&self.stats.emitted);
-            self.step(|| Step::Emit { port, length: keep });
+            self.note(|| Step::Emit { port, length: keep });
             out.emit(port, first, second);
         }
         self.head = head;

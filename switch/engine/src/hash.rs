@@ -105,9 +105,14 @@ impl Crc {
 
 /// The Internet checksum (RFC 1071); an odd last byte counts as the high half of a word.
 pub(crate) fn csum16(data: &[u8]) -> u64 {
+    fold(words16(data))
+}
+
+/// The sum of the 16-bit words, not folded.
+pub(crate) fn words16(data: &[u8]) -> u64 {
     let words = data.chunks_exact(2);
     let odd = words.remainder().first().map_or(0, |b| u64::from(*b) << 8);
-    fold(words.map(|w| u64::from(u16::from_be_bytes([w[0], w[1]]))).sum::<u64>() + odd)
+    words.map(|w| u64::from(u16::from_be_bytes([w[0], w[1]]))).sum::<u64>() + odd
 }
 
 /// Ends an Internet checksum: folds the carries and complements.

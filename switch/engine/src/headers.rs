@@ -174,7 +174,7 @@ impl Vm {
         }
         if self.trace.is_some() {
             let offset = packet.taken;
-            self.step(|| Step::Extract { header: h.name.clone(), offset });
+            self.note(|| Step::Extract { header: h.name.clone(), offset });
         }
         packet.taken += bytes;
         Ok(())
@@ -194,21 +194,20 @@ impl Vm {
         Ok(())
     }
 
-    /// Writes the valid headers, in the deparser's order, to the end of `out`, which is cleared first.
+    /// Writes the valid headers, in the deparser's order, to `out`, which is cleared first.
     pub(crate) fn deparse(&self, program: &Program, out: &mut Vec<u8>) {
+        let valid = |h: &&Header| self.frame[h.valid() as usize] != 0;
+        let headers = || program.deparse.iter().map(|i| &program.headers[*i as usize]).filter(valid);
+        let total: usize = headers().map(|h| self.header_bytes(h)).sum();
         out.clear();
-        let mut pos = 0usize;
-        for index in &program.deparse {
-            let h = &program.headers[*index as usize];
-            if self.frame[h.valid() as usize] != 0 {
-                // Nine bytes of room beyond, see `put`.
-                let bytes = self.header_bytes(h);
-                out.resize(pos + bytes + 9, 0);
-                self.write_header(h, &mut out[pos..]);
-                pos += bytes;
-                out.truncate(pos);
-            }
+        // Nine bytes of room beyond, see `put`.
+        out.resize(total + 9, 0);
+        let mut pos = 0;
+        for h in headers() {
+            self.write_header(h, &mut out[pos..]);
+            pos += self.header_bytes(h);
         }
+        out.truncate(total);
     }
 
     pub(crate) fn header_bytes(&self, h: &Header) -> usize {
@@ -217,7 +216,19 @@ impl Vm {
     }
 
     /// Writes one header to a buffer of zeros that has nine bytes more than it.
+    #[inline]
     pub(crate) fn write_header(&self, h: &Header, out: &mut [u8]) {
+        if !h.words.is_empty() {
+            // Whole words; what the last has too much is zero, and the next header goes over it.
+            for (slots, to) in h.words.iter().zip(out.chunks_exact_mut(8)) {
+                let word = slots.iter().fold(0u64, |w, (slot, shift)| {
+                    let v = self.frame[*slot as usize];
+                    w | if *shift >= 0 { v << shift } else { v >> -shift }
+                });
+                to.copy_from_slice(&word.to_be_bytes());
+            }
+            return;
+        }
         for p in &h.before {
             put(out, p.pos as usize, p.width, self.frame[p.slot as usize]);
         }

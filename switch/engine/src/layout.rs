@@ -72,6 +72,9 @@ pub(crate) struct Header {
     pub(crate) vl: Option<(u32, u32)>,
     /// Bit position of the variable-length field.
     pub(crate) vl_pos: u32,
+    /// How the header is put together, if it has no variable-length field: for each eight bytes the slots and how
+    /// far they are shifted to the left (negative: to the right).
+    pub(crate) words: Vec<Vec<(u32, i8)>>,
     /// Validity slots of the other members of its union.
     pub(crate) siblings: Vec<u32>,
 }
@@ -178,6 +181,7 @@ impl<'a> Layout<'a> {
                 }
             }
             let [before, after] = pieces;
+            let words = if t.vl.is_none() { words(&before, t.fixed_bits) } else { Vec::new() };
             let fixed_bytes = t.fixed_bits / 8;
             let vl = t.vl.map(|i| (self.vl_bytes, t.fields[i].width / 8));
             self.vl_bytes += vl.map_or(0, |(_, bytes)| bytes);
@@ -195,6 +199,7 @@ impl<'a> Layout<'a> {
                 fixed_bytes,
                 vl,
                 vl_pos,
+                words,
                 siblings: Vec::new(),
             };
             if !header.metadata && !t.fixed_bits.is_multiple_of(8) {
@@ -341,6 +346,20 @@ impl<'a> Layout<'a> {
         }
         self.field_of(*self.by_name.get(header)?, field)
     }
+}
+
+/// The pieces by the 64-bit words that they fall into.
+fn words(pieces: &[Piece], bits: u32) -> Vec<Vec<(u32, i8)>> {
+    let mut out = vec![Vec::new(); bits.div_ceil(64) as usize];
+    for p in pieces.iter().filter(|p| p.width > 0) {
+        let (first, last) = (p.pos / 64, (p.pos + p.width - 1) / 64);
+        for word in first..=last {
+            // Distance of the piece's end from the word's end.
+            let shift = i64::from((word + 1) * 64) - i64::from(p.pos + p.width);
+            out[word as usize].push((p.slot, shift as i8));
+        }
+    }
+    out
 }
 
 fn find(map: &HashMap<String, u32>, at: &Json, what: &str) -> Res<u32> {

@@ -28,6 +28,7 @@ mod expr;
 mod hash;
 mod headers;
 mod info;
+mod jit;
 mod json;
 mod key;
 mod layout;

@@ -47,6 +47,8 @@ pub struct Program {
     /// What runs, and the same with what a trace needs.
     pub(crate) plain: Code,
     pub(crate) traced: Code,
+    /// The first as machine code, where there can be any.
+    pub(crate) native: Option<crate::jit::Native>,
 }
 
 /// Compiled code and its data.
@@ -172,6 +174,20 @@ pub(crate) struct Calculation {
     pub(crate) algorithm: Algorithm,
     pub(crate) inputs: Vec<Input>,
     pub(crate) payload: bool,
+    /// For the Internet checksum over fields that lie evenly: see [`SumGroup`].
+    pub(crate) sum: Option<Vec<SumGroup>>,
+}
+
+/// Inputs of one header that fill whole 16-bit words, so that leaving them out (the header is invalid) moves
+/// nothing else off its place.
+#[derive(Clone, Debug)]
+pub(crate) struct SumGroup {
+    /// Validity of the header; none for constants.
+    pub(crate) valid: Option<u32>,
+    /// Slots, and how far each is shifted to the left in its word.
+    pub(crate) terms: Vec<(u32, u32)>,
+    /// What the constants add.
+    pub(crate) constant: u64,
 }
 
 /// A checksum to verify or to update.

@@ -100,6 +100,9 @@ pub(crate) struct Runtime {
     pub(crate) multicast: HashMap<u16, Vec<Replica>>,
     pub(crate) clones: HashMap<u32, RtClone>,
     pub(crate) digests_on: Vec<bool>,
+    /// Addresses of the cells in `shared`, for native code.
+    pub(crate) register_cells: Vec<usize>,
+    pub(crate) counter_cells: Vec<usize>,
 }
 
 impl Runtime {
@@ -133,6 +136,8 @@ impl Runtime {
             multicast: HashMap::new(),
             clones: HashMap::new(),
             digests_on: vec![false; info.digests.len()],
+            register_cells: shared.registers.iter().map(|r| r.as_ptr() as usize).collect(),
+            counter_cells: shared.counters.iter().map(|c| c.as_ptr() as usize).collect(),
             shared,
         }
     }

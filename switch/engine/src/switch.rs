@@ -37,6 +37,8 @@ pub struct SwitchConfig {
     pub max_copies: u32,
     /// Samples the digest channel holds; what does not fit is dropped and counted.
     pub digest_capacity: usize,
+    /// Whether programs run as machine code (x86-64 Linux); otherwise they are interpreted.
+    pub native: bool,
     /// Seed of `random`.
     pub seed: u64,
 }
@@ -49,6 +51,7 @@ impl Default for SwitchConfig {
             max_passes: 256,
             max_copies: 1024,
             digest_capacity: 4096,
+            native: true,
             seed: 0x5269_7675_6c65_7421,
         }
     }

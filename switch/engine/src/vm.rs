@@ -10,7 +10,7 @@ use crate::table::MAX_WORDS;
 use crate::trace::Step;
 
 /// Parser states a packet may enter.
-const MAX_STATES: u32 = 10_000;
+pub(crate) const MAX_STATES: u32 = 10_000;
 
 /// Jumps backwards that a packet may take in a pipeline.
 const MAX_LOOPS: u32 = 1_000_000;
@@ -23,6 +23,16 @@ pub(crate) struct Packet<'p> {
     pub(crate) taken: usize,
     /// Length when it came into the switch, which counters and meters of bytes count.
     pub(crate) ingress_length: u64,
+}
+
+/// How it goes on after an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flow {
+    Next,
+    /// The parser failed; its error is set.
+    Failed,
+    /// The packet is given up.
+    Stop,
 }
 
 /// The frame and what else one packet path needs to run code.
@@ -38,6 +48,9 @@ pub(crate) struct Vm {
     /// Why the packet was given up, if it was.
     pub(crate) fault: Option<u32>,
     pub(crate) round_robin: u64,
+    /// Parser states that may still be entered, and loops taken.
+    states: u32,
+    loops: u32,
     pub(crate) trace: Option<Vec<Step>>,
     pub(crate) logs: Vec<String>,
 }
@@ -53,6 +66,8 @@ impl Vm {
             now_us: 0,
             fault: None,
             round_robin: 0,
+            states: 0,
+            loops: 0,
             trace: None,
             logs: Vec::new(),
         }
@@ -89,10 +104,16 @@ impl Vm {
         self.rng.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    pub(crate) fn step(&mut self, step: impl FnOnce() -> Step) {
+    pub(crate) fn note(&mut self, step: impl FnOnce() -> Step) {
         if let Some(t) = &mut self.trace {
             t.push(step());
         }
+    }
+
+    /// Readies what native code leaves to `step`.
+    pub(crate) fn begin_native(&mut self) {
+        self.states = 0;
+        self.loops = 0;
     }
 
     /// Runs from an address to the end of that part.
@@ -108,64 +129,17 @@ impl Vm {
         let mut back = 0usize;
         let mut local = 0u32;
         let mut hit = false;
-        let mut states = 0u32;
-        let mut loops = 0u32;
+        self.states = MAX_STATES;
+        self.loops = 0;
         macro_rules! f {
             ($slot:expr) => {
                 self.frame[$slot as usize]
             };
         }
-        macro_rules! fail {
-            ($error:expr) => {{
-                f!(program.special.error) = $error;
-                pc = code.parser_end as usize;
-                continue;
-            }};
-        }
         loop {
             let i: Ins = code.ins[pc];
             pc += 1;
-            let w = u32::from(i.w);
             match i.op {
-                Op::Mov => f!(i.a) = f!(i.b) & ones(w),
-                Op::Add => f!(i.a) = f!(i.b).wrapping_add(f!(i.c)) & ones(w),
-                Op::Sub => f!(i.a) = f!(i.b).wrapping_sub(f!(i.c)) & ones(w),
-                Op::Mul => f!(i.a) = f!(i.b).wrapping_mul(f!(i.c)) & ones(w),
-                Op::And => f!(i.a) = f!(i.b) & f!(i.c),
-                Op::Or => f!(i.a) = f!(i.b) | f!(i.c),
-                Op::Xor => f!(i.a) = f!(i.b) ^ f!(i.c),
-                Op::Not => f!(i.a) = !f!(i.b) & ones(w),
-                Op::Shl => f!(i.a) = shl(f!(i.b), f!(i.c)) & ones(w),
-                Op::Shr => f!(i.a) = if f!(i.c) > 63 { 0 } else { f!(i.b) >> f!(i.c) & ones(w) },
-                Op::Sar => f!(i.a) = ((f!(i.b) as i64) >> f!(i.c).min(63)) as u64 & ones(w),
-                Op::ShlI => f!(i.a) = f!(i.b) << i.x & ones(w),
-                Op::ShrI => f!(i.a) = f!(i.b) >> i.x & ones(w),
-                Op::SarI => f!(i.a) = (f!(i.b) as i64 >> i.x) as u64 & ones(w),
-                Op::Rotl => {
-                    let v = f!(i.b);
-                    f!(i.a) = (v << i.x | v >> (w - u32::from(i.x))) & ones(w);
-                }
-                Op::Funnel => f!(i.a) = (f!(i.b) << i.x | f!(i.c) >> (64 - i.x)) & ones(w),
-                Op::Sext => {
-                    let s = 64 - u32::from(i.x);
-                    f!(i.a) = ((f!(i.b) << s) as i64 >> s) as u64 & ones(w);
-                }
-                Op::Eq => f!(i.a) = (f!(i.b) == f!(i.c)).into(),
-                Op::Ne => f!(i.a) = (f!(i.b) != f!(i.c)).into(),
-                Op::Ult => f!(i.a) = (f!(i.b) < f!(i.c)).into(),
-                Op::Ule => f!(i.a) = (f!(i.b) <= f!(i.c)).into(),
-                Op::Slt => f!(i.a) = ((f!(i.b) as i64) < f!(i.c) as i64).into(),
-                Op::Sle => f!(i.a) = (f!(i.b) as i64 <= f!(i.c) as i64).into(),
-                Op::UMin => f!(i.a) = f!(i.b).min(f!(i.c)) & ones(w),
-                Op::SMin => f!(i.a) = (f!(i.b) as i64).min(f!(i.c) as i64) as u64 & ones(w),
-                Op::SMax => f!(i.a) = (f!(i.b) as i64).max(f!(i.c) as i64) as u64 & ones(w),
-                Op::Div => f!(i.a) = f!(i.b).checked_div(f!(i.c)).unwrap_or(0) & ones(w),
-                Op::Rem => f!(i.a) = f!(i.b).checked_rem(f!(i.c)).unwrap_or(0) & ones(w),
-                Op::MovZ => {
-                    if f!(i.c) == 0 {
-                        f!(i.a) = f!(i.b);
-                    }
-                }
                 Op::Jmp => pc = i.a as usize,
                 Op::Jz => {
                     if f!(i.b) == 0 {
@@ -202,13 +176,6 @@ impl Vm {
                         pc = i.a as usize;
                     }
                 }
-                Op::Loop => {
-                    loops += 1;
-                    if loops > MAX_LOOPS {
-                        self.fault = Some(u32::MAX);
-                        return;
-                    }
-                }
                 Op::Dispatch => {
                     let to = &code.dispatch[i.a as usize];
                     pc = to[(local as usize).min(to.len() - 1)] as usize;
@@ -225,198 +192,279 @@ impl Vm {
                         pc = code.actions[action as usize] as usize;
                     }
                 }
-                Op::AddN | Op::SubN => self.add_limbs(i),
-                Op::EqN | Op::UltN | Op::SltN => self.compare_limbs(i),
-                Op::Wide => crate::wide::run(self, program, code, rt, i),
-                Op::RegLoad => {
-                    let n = program.register_limbs[i.c as usize] as usize;
-                    let cells = &rt.shared.registers[i.c as usize];
-                    let at = (f!(i.b) as usize).saturating_mul(n);
-                    if let Some(cell) = cells.get(at..at.saturating_add(n)) {
-                        for (k, c) in cell.iter().enumerate() {
-                            f!(i.a + k as u32) = c.load(Relaxed);
-                        }
-                    }
-                }
-                Op::RegStore => {
-                    let n = program.register_limbs[i.a as usize] as usize;
-                    let cells = &rt.shared.registers[i.a as usize];
-                    let at = (f!(i.b) as usize).saturating_mul(n);
-                    if let Some(cell) = cells.get(at..at.saturating_add(n)) {
-                        for (k, c) in cell.iter().enumerate() {
-                            c.store(f!(i.c + k as u32), Relaxed);
-                        }
-                    }
-                }
-                Op::Count => {
-                    let cells = &rt.shared.counters[i.a as usize];
-                    let at = (f!(i.b) as usize).saturating_mul(2);
-                    if let Some([bytes, packets]) = cells.get(at..at.saturating_add(2)) {
-                        bytes.store(bytes.load(Relaxed).wrapping_add(packet.ingress_length), Relaxed);
-                        packets.store(packets.load(Relaxed).wrapping_add(1), Relaxed);
-                    }
-                }
-                Op::Meter => {
-                    let info = &program.info.meters[i.a as usize];
-                    let index = f!(i.b);
-                    if index < info.size as u64 {
-                        let amount = match info.unit {
-                            crate::info::MeterUnit::Packets => 1,
-                            crate::info::MeterUnit::Bytes => packet.ingress_length,
-                        };
-                        let meter = rt.meters[i.a as usize].get_mut(&(index as u32));
-                        f!(i.c) = meter.map_or(0, |m| m.execute(self.now_us, amount));
-                    }
-                }
-                Op::Hash => {
-                    f!(i.a) = self.calculate(program, i.b, packet);
-                }
-                Op::Rand => {
-                    let (lo, hi) = (f!(i.b), f!(i.c));
-                    let r = self.random();
-                    let span = hi.wrapping_sub(lo).wrapping_add(1);
-                    f!(i.a) = if span == 0 {
-                        r
-                    } else {
-                        lo.wrapping_add(((u128::from(r) * u128::from(span)) >> 64) as u64)
-                    };
-                }
-                Op::StackGet => {
-                    let field = &code.stack_fields[i.c as usize];
-                    let from = field.slots.get(f!(i.b) as usize);
-                    for k in 0..field.limbs {
-                        f!(i.a + k) = from.map_or(0, |s| f!(s + k));
-                    }
-                }
-                Op::StackPut => {
-                    let field = &code.stack_fields[i.c as usize];
-                    if let Some(to) = field.slots.get(f!(i.b) as usize) {
-                        for k in 0..field.limbs {
-                            f!(to + k) = f!(i.a + k);
-                        }
-                    }
-                }
-                Op::HdrAt => {
-                    let list = if i.w == 1 { &program.union_stacks } else { &program.stacks };
-                    let element = list[i.c as usize].elements.get(f!(i.b) as usize);
-                    f!(i.a) = element.and_then(|e| e.get(i.x as usize)).map_or(u64::MAX, |h| (*h).into());
-                }
-                Op::HdrValid => {
-                    let h = program.headers.get(f!(i.b) as usize);
-                    f!(i.a) = h.map_or(0, |h| f!(h.valid()));
-                }
-                Op::AddHdr => {
-                    let h = f!(i.a) as usize;
-                    self.add_header(program, h, i.w == 1);
-                }
-                Op::RemHdr => {
-                    if let Some(h) = program.headers.get(f!(i.a) as usize)
-                        && f!(h.valid()) != 0
-                        && !h.metadata
-                    {
-                        let bytes = u64::from(h.fixed_bytes) + f!(h.vl_bits()) / 8;
-                        f!(program.special.length) = f!(program.special.length).wrapping_sub(bytes);
-                        f!(h.valid()) = 0;
-                    }
-                }
-                Op::CopyHdr => self.copy_header(program, f!(i.a) as usize, f!(i.b) as usize),
-                Op::EqHdr => f!(i.a) = self.equal_headers(program, f!(i.b) as usize, f!(i.c) as usize).into(),
-                Op::EqVl => f!(i.a) = self.equal_vl(program, i.b as usize, i.c as usize).into(),
-                Op::EqUnion => f!(i.a) = self.equal_unions(program, i.b as usize, i.c as usize).into(),
-                Op::Push | Op::Pop => self.shift_stack(program, i),
-                Op::CopyStack => self.copy_stack(program, i),
-                Op::CopyVl => self.copy_vl(program, i.a as usize, i.b as usize),
-                Op::Extract => {
-                    if let Err(e) = self.extract(program, packet, i.a, 0, 0) {
-                        fail!(e);
-                    }
-                }
-                Op::ExtractVl => {
-                    let bits = f!(i.b);
-                    if let Err(e) = self.extract(program, packet, i.a, bits, i.c) {
-                        fail!(e);
-                    }
-                }
-                Op::ExtractStack | Op::ExtractStackVl | Op::ExtractUnion | Op::ExtractUnionVl => {
-                    if let Err(e) = self.extract_next(program, packet, i) {
-                        fail!(e);
-                    }
-                }
-                Op::Look => {
-                    let pos = packet.taken * 8 + i.b as usize;
-                    if pos + i.c as usize > packet.data.len() * 8 {
-                        fail!(program.errors.too_short);
-                    }
-                    let mut end = pos + i.c as usize;
-                    let mut left = i.c;
-                    let mut slot = i.a;
-                    while left > 0 {
-                        let n = left.min(64);
-                        end -= n as usize;
-                        f!(slot) = crate::bits::get(packet.data, end, n);
-                        slot += 1;
-                        left -= n;
-                    }
-                }
-                Op::Advance => {
-                    let bits = f!(i.b);
-                    if !bits.is_multiple_of(8) {
-                        fail!(program.errors.invalid);
-                    }
-                    if bits / 8 > (packet.data.len() - packet.taken) as u64 {
-                        fail!(program.errors.too_short);
-                    }
-                    packet.taken += (bits / 8) as usize;
-                }
-                Op::Fail => fail!(f!(i.b)),
-                Op::VsetHas => f!(i.a) = self.in_value_set(program, rt, i.b as usize).into(),
-                Op::ParserEnd => {
-                    if f!(program.special.error) != program.errors.none && self.trace.is_some() {
-                        let error = program.errors.name(f!(program.special.error));
-                        self.step(|| Step::ParserError { error });
-                    }
-                }
-                Op::Verify => {
-                    let sum = &program.checksums[i.a as usize];
-                    let ok = self.checksum(program, sum, packet) == f!(sum.target.slot);
-                    if !ok {
-                        f!(program.special.bad_sum) = 1;
-                    }
-                    self.step(|| Step::Checksum { name: sum.name.clone(), ok });
-                }
-                Op::Update => {
-                    let sum = &program.checksums[i.a as usize];
-                    f!(sum.target.slot) = self.checksum(program, sum, packet) & ones(sum.target.width);
-                }
-                Op::Log => self.log(program, i.a as usize),
-                Op::Assert => {
-                    if f!(i.b) == 0 {
-                        self.fault = Some(i.a);
-                        return;
-                    }
-                }
-                Op::TraceState => {
-                    states += 1;
-                    if states > MAX_STATES {
-                        fail!(program.errors.timeout);
-                    }
-                    self.step(|| Step::ParserState { name: program.states[i.a as usize].clone() });
-                }
-                Op::TraceCond => {
-                    let value = f!(i.b) != 0;
-                    self.step(|| Step::Condition { name: program.conditions[i.a as usize].clone(), value });
-                }
-                Op::TraceAction => {
-                    self.step(|| Step::Action { name: program.info.actions[i.a as usize].name.clone() });
-                }
+                _ => match self.step(program, code, rt, packet, i) {
+                    Flow::Next => {}
+                    Flow::Failed => pc = code.parser_end as usize,
+                    Flow::Stop => return,
+                },
             }
         }
     }
 
+    /// Does one instruction that is no jump.
+    #[inline(always)]
+    #[allow(clippy::collapsible_match)]
+    pub(crate) fn step(
+        &mut self,
+        program: &Program,
+        code: &Code,
+        rt: &mut Runtime,
+        packet: &mut Packet,
+        i: Ins,
+    ) -> Flow {
+        macro_rules! f {
+            ($slot:expr) => {
+                self.frame[$slot as usize]
+            };
+        }
+        macro_rules! fail {
+            ($error:expr) => {{
+                f!(program.special.error) = $error;
+                return Flow::Failed;
+            }};
+        }
+        let w = u32::from(i.w);
+        match i.op {
+            Op::Mov => f!(i.a) = f!(i.b) & ones(w),
+            Op::Add => f!(i.a) = f!(i.b).wrapping_add(f!(i.c)) & ones(w),
+            Op::Sub => f!(i.a) = f!(i.b).wrapping_sub(f!(i.c)) & ones(w),
+            Op::Mul => f!(i.a) = f!(i.b).wrapping_mul(f!(i.c)) & ones(w),
+            Op::And => f!(i.a) = f!(i.b) & f!(i.c),
+            Op::Or => f!(i.a) = f!(i.b) | f!(i.c),
+            Op::Xor => f!(i.a) = f!(i.b) ^ f!(i.c),
+            Op::Not => f!(i.a) = !f!(i.b) & ones(w),
+            Op::Shl => f!(i.a) = shl(f!(i.b), f!(i.c)) & ones(w),
+            Op::Shr => f!(i.a) = if f!(i.c) > 63 { 0 } else { f!(i.b) >> f!(i.c) & ones(w) },
+            Op::Sar => f!(i.a) = ((f!(i.b) as i64) >> f!(i.c).min(63)) as u64 & ones(w),
+            Op::ShlI => f!(i.a) = f!(i.b) << i.x & ones(w),
+            Op::ShrI => f!(i.a) = f!(i.b) >> i.x & ones(w),
+            Op::SarI => f!(i.a) = (f!(i.b) as i64 >> i.x) as u64 & ones(w),
+            Op::Rotl => {
+                let v = f!(i.b);
+                f!(i.a) = (v << i.x | v >> (w - u32::from(i.x))) & ones(w);
+            }
+            Op::Funnel => f!(i.a) = (f!(i.b) << i.x | f!(i.c) >> (64 - i.x)) & ones(w),
+            Op::Sext => {
+                let s = 64 - u32::from(i.x);
+                f!(i.a) = ((f!(i.b) << s) as i64 >> s) as u64 & ones(w);
+            }
+            Op::Eq => f!(i.a) = (f!(i.b) == f!(i.c)).into(),
+            Op::Ne => f!(i.a) = (f!(i.b) != f!(i.c)).into(),
+            Op::Ult => f!(i.a) = (f!(i.b) < f!(i.c)).into(),
+            Op::Ule => f!(i.a) = (f!(i.b) <= f!(i.c)).into(),
+            Op::Slt => f!(i.a) = ((f!(i.b) as i64) < f!(i.c) as i64).into(),
+            Op::Sle => f!(i.a) = (f!(i.b) as i64 <= f!(i.c) as i64).into(),
+            Op::UMin => f!(i.a) = f!(i.b).min(f!(i.c)) & ones(w),
+            Op::SMin => f!(i.a) = (f!(i.b) as i64).min(f!(i.c) as i64) as u64 & ones(w),
+            Op::SMax => f!(i.a) = (f!(i.b) as i64).max(f!(i.c) as i64) as u64 & ones(w),
+            Op::Div => f!(i.a) = f!(i.b).checked_div(f!(i.c)).unwrap_or(0) & ones(w),
+            Op::Rem => f!(i.a) = f!(i.b).checked_rem(f!(i.c)).unwrap_or(0) & ones(w),
+            Op::MovZ => {
+                if f!(i.c) == 0 {
+                    f!(i.a) = f!(i.b);
+                }
+            }
+            Op::Loop => {
+                self.loops += 1;
+                if self.loops > MAX_LOOPS {
+                    self.fault = Some(u32::MAX);
+                    return Flow::Stop;
+                }
+            }
+            Op::AddN | Op::SubN => self.add_limbs(i),
+            Op::EqN | Op::UltN | Op::SltN => self.compare_limbs(i),
+            Op::Wide => crate::wide::run(self, program, code, rt, i),
+            Op::RegLoad => {
+                let n = program.register_limbs[i.c as usize] as usize;
+                let cells = &rt.shared.registers[i.c as usize];
+                let at = (f!(i.b) as usize).saturating_mul(n);
+                if let Some(cell) = cells.get(at..at.saturating_add(n)) {
+                    for (k, c) in cell.iter().enumerate() {
+                        f!(i.a + k as u32) = c.load(Relaxed);
+                    }
+                }
+            }
+            Op::RegStore => {
+                let n = program.register_limbs[i.a as usize] as usize;
+                let cells = &rt.shared.registers[i.a as usize];
+                let at = (f!(i.b) as usize).saturating_mul(n);
+                if let Some(cell) = cells.get(at..at.saturating_add(n)) {
+                    for (k, c) in cell.iter().enumerate() {
+                        c.store(f!(i.c + k as u32), Relaxed);
+                    }
+                }
+            }
+            Op::Count => {
+                let cells = &rt.shared.counters[i.a as usize];
+                let at = (f!(i.b) as usize).saturating_mul(2);
+                if let Some([bytes, packets]) = cells.get(at..at.saturating_add(2)) {
+                    bytes.store(bytes.load(Relaxed).wrapping_add(packet.ingress_length), Relaxed);
+                    packets.store(packets.load(Relaxed).wrapping_add(1), Relaxed);
+                }
+            }
+            Op::Meter => {
+                let info = &program.info.meters[i.a as usize];
+                let index = f!(i.b);
+                if index < info.size as u64 {
+                    let amount = match info.unit {
+                        crate::info::MeterUnit::Packets => 1,
+                        crate::info::MeterUnit::Bytes => packet.ingress_length,
+                    };
+                    let meter = rt.meters[i.a as usize].get_mut(&(index as u32));
+                    f!(i.c) = meter.map_or(0, |m| m.execute(self.now_us, amount));
+                }
+            }
+            Op::Hash => {
+                f!(i.a) = self.calculate(program, i.b, packet);
+            }
+            Op::Rand => {
+                let (lo, hi) = (f!(i.b), f!(i.c));
+                let r = self.random();
+                let span = hi.wrapping_sub(lo).wrapping_add(1);
+                f!(i.a) = if span == 0 {
+                    r
+                } else {
+                    lo.wrapping_add(((u128::from(r) * u128::from(span)) >> 64) as u64)
+                };
+            }
+            Op::StackGet => {
+                let field = &code.stack_fields[i.c as usize];
+                let from = field.slots.get(f!(i.b) as usize);
+                for k in 0..field.limbs {
+                    f!(i.a + k) = from.map_or(0, |s| f!(s + k));
+                }
+            }
+            Op::StackPut => {
+                let field = &code.stack_fields[i.c as usize];
+                if let Some(to) = field.slots.get(f!(i.b) as usize) {
+                    for k in 0..field.limbs {
+                        f!(to + k) = f!(i.a + k);
+                    }
+                }
+            }
+            Op::HdrAt => {
+                let list = if i.w == 1 { &program.union_stacks } else { &program.stacks };
+                let element = list[i.c as usize].elements.get(f!(i.b) as usize);
+                f!(i.a) = element.and_then(|e| e.get(i.x as usize)).map_or(u64::MAX, |h| (*h).into());
+            }
+            Op::HdrValid => {
+                let h = program.headers.get(f!(i.b) as usize);
+                f!(i.a) = h.map_or(0, |h| f!(h.valid()));
+            }
+            Op::AddHdr => {
+                let h = f!(i.a) as usize;
+                self.add_header(program, h, i.w == 1);
+            }
+            Op::RemHdr => {
+                if let Some(h) = program.headers.get(f!(i.a) as usize)
+                    && f!(h.valid()) != 0
+                    && !h.metadata
+                {
+                    let bytes = u64::from(h.fixed_bytes) + f!(h.vl_bits()) / 8;
+                    f!(program.special.length) = f!(program.special.length).wrapping_sub(bytes);
+                    f!(h.valid()) = 0;
+                }
+            }
+            Op::CopyHdr => self.copy_header(program, f!(i.a) as usize, f!(i.b) as usize),
+            Op::EqHdr => f!(i.a) = self.equal_headers(program, f!(i.b) as usize, f!(i.c) as usize).into(),
+            Op::EqVl => f!(i.a) = self.equal_vl(program, i.b as usize, i.c as usize).into(),
+            Op::EqUnion => f!(i.a) = self.equal_unions(program, i.b as usize, i.c as usize).into(),
+            Op::Push | Op::Pop => self.shift_stack(program, i),
+            Op::CopyStack => self.copy_stack(program, i),
+            Op::CopyVl => self.copy_vl(program, i.a as usize, i.b as usize),
+            Op::Extract => {
+                if let Err(e) = self.extract(program, packet, i.a, 0, 0) {
+                    fail!(e);
+                }
+            }
+            Op::ExtractVl => {
+                let bits = f!(i.b);
+                if let Err(e) = self.extract(program, packet, i.a, bits, i.c) {
+                    fail!(e);
+                }
+            }
+            Op::ExtractStack | Op::ExtractStackVl | Op::ExtractUnion | Op::ExtractUnionVl => {
+                if let Err(e) = self.extract_next(program, packet, i) {
+                    fail!(e);
+                }
+            }
+            Op::Look => {
+                let pos = packet.taken * 8 + i.b as usize;
+                if pos + i.c as usize > packet.data.len() * 8 {
+                    fail!(program.errors.too_short);
+                }
+                let mut end = pos + i.c as usize;
+                let mut left = i.c;
+                let mut slot = i.a;
+                while left > 0 {
+                    let n = left.min(64);
+                    end -= n as usize;
+                    f!(slot) = crate::bits::get(packet.data, end, n);
+                    slot += 1;
+                    left -= n;
+                }
+            }
+            Op::Advance => {
+                let bits = f!(i.b);
+                if !bits.is_multiple_of(8) {
+                    fail!(program.errors.invalid);
+                }
+                if bits / 8 > (packet.data.len() - packet.taken) as u64 {
+                    fail!(program.errors.too_short);
+                }
+                packet.taken += (bits / 8) as usize;
+            }
+            Op::Fail => fail!(f!(i.b)),
+            Op::VsetHas => f!(i.a) = self.in_value_set(program, rt, i.b as usize).into(),
+            Op::ParserEnd => {
+                if f!(program.special.error) != program.errors.none && self.trace.is_some() {
+                    let error = program.errors.name(f!(program.special.error));
+                    self.note(|| Step::ParserError { error });
+                }
+            }
+            Op::Verify => {
+                let sum = &program.checksums[i.a as usize];
+                let ok = self.checksum(program, sum, packet) == f!(sum.target.slot);
+                if !ok {
+                    f!(program.special.bad_sum) = 1;
+                }
+                self.note(|| Step::Checksum { name: sum.name.clone(), ok });
+            }
+            Op::Update => {
+                let sum = &program.checksums[i.a as usize];
+                f!(sum.target.slot) = self.checksum(program, sum, packet) & ones(sum.target.width);
+            }
+            Op::Log => self.log(program, i.a as usize),
+            Op::Assert => {
+                if f!(i.b) == 0 {
+                    self.fault = Some(i.a);
+                    return Flow::Stop;
+                }
+            }
+            Op::TraceState => {
+                self.states = self.states.wrapping_sub(1);
+                if self.states > MAX_STATES {
+                    fail!(program.errors.timeout);
+                }
+                self.note(|| Step::ParserState { name: program.states[i.a as usize].clone() });
+            }
+            Op::TraceCond => {
+                let value = f!(i.b) != 0;
+                self.note(|| Step::Condition { name: program.conditions[i.a as usize].clone(), value });
+            }
+            Op::TraceAction => {
+                self.note(|| Step::Action { name: program.info.actions[i.a as usize].name.clone() });
+            }
+            // Jumps and the like are the business of whoever calls this.
+            _ => {}
+        }
+        Flow::Next
+    }
+
     /// Looks a table up; whether it was hit, and the action with its place in the table's list. Its parameters
     /// are in their slots.
-    #[inline(always)]
-    fn apply(
+    #[inline]
+    pub(crate) fn apply(
         &mut self,
         program: &Program,
         rt: &mut Runtime,
@@ -533,7 +581,7 @@ impl Vm {
                 text.push_str(&crate::wide::integer(limbs, *signed).to_string());
             }
         }
-        self.step(|| Step::Log { text: text.clone() });
+        self.note(|| Step::Log { text: text.clone() });
         if self.logs.len() < 64 {
             self.logs.push(text);
         }
@@ -559,7 +607,7 @@ impl Vm {
         });
         let entry = slot.map(|s| format!("entry {s}"));
         let step = Step::Table { name: info.name.clone(), key: key.collect(), entry, action };
-        self.step(|| step);
+        self.note(|| step);
     }
 
     fn add_limbs(&mut self, i: Ins) {

@@ -13,9 +13,11 @@ type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (verbose, paths): (Vec<_>, Vec<_>) = args.iter().partition(|a| *a == "-v");
+    let (flags, paths): (Vec<_>, Vec<_>) = args.iter().partition(|a| a.starts_with('-'));
+    let verbose = flags.iter().any(|f| *f == "-v");
+    let native = !flags.iter().any(|f| *f == "--interpret");
     let [dir] = paths[..] else {
-        eprintln!("usage: stf-run [-v] DIR");
+        eprintln!("usage: stf-run [-v] [--interpret] DIR");
         return ExitCode::from(2);
     };
     let mut tests: Vec<PathBuf> = match std::fs::read_dir(dir) {
@@ -30,8 +32,8 @@ fn main() -> ExitCode {
     let mut failed = 0;
     for stf in &tests {
         let name = stf.file_stem().unwrap_or_default().to_string_lossy();
-        match run(stf, !verbose.is_empty()) {
-            Ok(()) if verbose.is_empty() => {}
+        match run(stf, verbose, native) {
+            Ok(()) if !verbose => {}
             Ok(()) => println!("passed {name}"),
             Err(why) => {
                 failed += 1;
@@ -61,12 +63,12 @@ struct Runner {
     verbose: bool,
 }
 
-fn run(stf: &Path, verbose: bool) -> Outcome {
+fn run(stf: &Path, verbose: bool, native: bool) -> Outcome {
     let text = std::fs::read_to_string(stf).map_err(|e| e.to_string())?;
     let json = std::fs::read(stf.with_extension("json")).map_err(|e| e.to_string())?;
     let program = Program::from_json(&json).map_err(|e| format!("does not load: {e}"))?;
     let pipeline = Pipeline::new(program);
-    let (handle, switch, events) = Switch::new(SwitchConfig::default());
+    let (handle, switch, events) = Switch::new(SwitchConfig { native, ..SwitchConfig::default() });
     handle.commit(&pipeline).map_err(|e| e.to_string())?;
     let mut runner = Runner {
         pipeline,

@@ -12,7 +12,7 @@ use crate::json::{Json, Res};
 use crate::key::{CanonKey, KeyPlan};
 use crate::layout::Layout;
 use crate::load::actions::source;
-use crate::load::{Loader, algorithm, inputs};
+use crate::load::{Loader, algorithm, calculation, inputs};
 use crate::program::*;
 use crate::types::*;
 
@@ -46,11 +46,7 @@ pub(super) fn tables(
             let selector = match a.opt("selector") {
                 Some(s) => {
                     let (inputs, payload) = inputs(&s.get("input")?, layout)?;
-                    calculations.push(Calculation {
-                        algorithm: algorithm(&s.get("algo")?)?,
-                        inputs,
-                        payload,
-                    });
+                    calculations.push(calculation(algorithm(&s.get("algo")?)?, inputs, payload, layout));
                     Some(calculations.len() as u32 - 1)
                 }
                 None => None,

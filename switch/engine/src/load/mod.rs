@@ -110,7 +110,8 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
 
     let metadata = layout.headers.iter().filter(|h| h.metadata).map(|h| (h.base, h.base + h.slots)).collect();
     value_set_fields(&mut info, &vset_keys);
-    Ok(Program {
+    let mut program = Program {
+        native: None,
         phv_slots,
         vl_bytes: layout.vl_bytes,
         metadata,
@@ -138,7 +139,9 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
         stacks: layout.stacks,
         union_stacks: layout.union_stacks,
         info,
-    })
+    };
+    program.native = crate::jit::compile(&program, &program.plain);
+    Ok(program)
 }
 
 fn version(root: &Json) -> Res<()> {
@@ -356,9 +359,53 @@ fn calculations(root: &Json, layout: &Layout) -> Res<(Vec<Calculation>, HashMap<
     for c in root.list("calculations")? {
         let (inputs, payload) = inputs(&c.get("input")?, layout)?;
         names.insert(c.name()?.to_string(), list.len() as u32);
-        list.push(Calculation { algorithm: algorithm(&c.get("algo")?)?, inputs, payload });
+        list.push(calculation(algorithm(&c.get("algo")?)?, inputs, payload, layout));
     }
     Ok((list, names))
+}
+
+/// A calculation, with a plan of the sum if it is the Internet checksum over fields that lie evenly.
+fn calculation(algorithm: Algorithm, inputs: Vec<Input>, payload: bool, layout: &Layout) -> Calculation {
+    let sum = if algorithm == Algorithm::Csum16 { sum_groups(&inputs, layout) } else { None };
+    Calculation { algorithm, inputs, payload, sum }
+}
+
+fn sum_groups(inputs: &[Input], layout: &Layout) -> Option<Vec<SumGroup>> {
+    let mut out: Vec<SumGroup> = Vec::new();
+    // Bits of the group being filled.
+    let mut bits = 0u32;
+    for input in inputs {
+        let (valid, limbs, width) = match input {
+            Input::Field(f) if !f.vl => {
+                let h = &layout.headers[f.header as usize];
+                let valid = if h.metadata { None } else { Some(h.valid()) };
+                let limbs: Vec<Result<u32, u64>> =
+                    (0..crate::bits::limb_count(f.width) as u32).map(|l| Ok(f.slot + l)).collect();
+                (valid, limbs, f.width)
+            }
+            Input::Const(limbs, width) => (None, limbs.iter().map(|l| Err(*l)).collect(), *width),
+            _ => return None,
+        };
+        if out.last().is_none_or(|g| g.valid != valid) {
+            if !bits.is_multiple_of(16) {
+                return None;
+            }
+            bits = 0;
+            out.push(SumGroup { valid, terms: Vec::new(), constant: 0 });
+        }
+        let group = out.last_mut()?;
+        for (l, limb) in limbs.iter().enumerate() {
+            // Limbs are 64 bits apart, a whole number of words.
+            let shift = (16 - (bits + width) % 16) % 16;
+            let _ = l;
+            match limb {
+                Ok(slot) => group.terms.push((*slot, shift)),
+                Err(v) => group.constant += ((v & 0xffff_ffff) << shift) + ((v >> 32) << shift),
+            }
+        }
+        bits += width;
+    }
+    bits.is_multiple_of(16).then_some(out)
 }
 
 fn learn_lists(root: &Json, layout: &Layout, info: &mut ProgramInfo) -> Res<Vec<(u32, Vec<Field>)>> {

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the ToR's entries and packets for the benchmark, in words that it reads: `tor_trace.py > tor.trace`.
+
+The entries are those of the packet tests' rack (`ptf-tests/lib/rack.py`), recorded instead of sent to a switch.
+Lines: `default TABLE ACTION p=hex …`, `insert TABLE k=hex[/len] … -> ACTION p=hex …`, `group ID port:instance …`,
+`packet KIND PORT TIME_OFFSET HEX`, where TIME_OFFSET is where a request holds its time (0: it has none).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+LIB = Path(__file__).resolve().parents[3] / "ptf-tests" / "lib"
+sys.path[:0] = [str(LIB), str(LIB.parent)]
+COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 512
+NOW = 1_000_000  # microseconds on the switch's clock
+
+
+class Recorder:
+    """Stands for the P4Runtime client: prints what it is asked to write."""
+
+    class info:  # noqa: N801
+        @staticmethod
+        def enum(name: str) -> dict[str, int]:
+            return {}
+
+    @staticmethod
+    def _match(match: dict[str, Any]) -> str:
+        def one(value: Any) -> str:
+            return f"{value[0]:x}/{value[1]}" if isinstance(value, tuple) else f"{value:x}"
+
+        return " ".join(f"{k}={one(v)}" for k, v in match.items())
+
+    @staticmethod
+    def _params(params: dict[str, int]) -> str:
+        return " ".join(f"{k}={v:x}" for k, v in params.items())
+
+    def insert(self, table: str, match: dict[str, Any], action: str, **params: int) -> None:
+        print(f"insert {table} {self._match(match)} -> {action} {self._params(params)}")
+
+    def insert_all(self, table: str, action: str, rows: Any) -> list[None]:
+        return [self.insert(table, match, action, **params) for match, params in rows]
+
+    def set_default(self, table: str, action: str, **params: int) -> None:
+        print(f"default {table} {action} {self._params(params)}")
+
+    def insert_group(self, group: int, copies: Any) -> None:
+        print(f"group {group} " + " ".join(f"{port}:{instance}" for port, instance in copies))
+
+    def push(self) -> None:
+        pass
+
+    def enable_digest(self, digest: str) -> None:
+        pass
+
+
+# Neither PTF nor gRPC is needed to record.
+for name in ("ptf", "ptf.testutils", "ptf.base_tests"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["ptf"].testutils = sys.modules["ptf.testutils"]  # type: ignore[attr-defined]
+sys.modules["ptf.base_tests"].BaseTest = object  # type: ignore[attr-defined]
+sys.modules["p4rt"] = types.ModuleType("p4rt")
+sys.modules["p4rt"].Switch = Recorder  # type: ignore[attr-defined]
+
+import packets  # noqa: E402
+import rack  # noqa: E402
+from packets import Request  # noqa: E402
+
+
+class Bench(rack.RackTest):
+    """A test that only installs and builds."""
+
+    def __init__(self) -> None:
+        self.switch = Recorder()
+        self.entries = []
+        self.groups = []
+        self.client = rack.CLIENTS[4]
+        self.random = random.Random(7)
+
+    def clock(self) -> int:
+        return rack.CLOCK_OFFSET + NOW
+
+    def send(self, port: int, frame: bytes) -> None:
+        print(f"packet beat {port} 0 {frame.hex()}")
+
+
+def main() -> None:
+    bench = Bench()
+    rack.install_rack(bench.switch)
+    service = bench.add_service()
+    four = [(0, 2), (4, 4), (7, 9), (12, 200)]
+    for kind, ranges in (("range1", [(0, 3)]), ("range4", four)):
+        for _ in range(COUNT):
+            frame = bench.to_service(service, bench.good_request(service, ranges))
+            # Ethernet, IPv4, TCP with our option; then ToR block, counts, kinds, tag, number, base.
+            print(f"packet {kind} {rack.CLIENT} {14 + 20 + 28 + 34} {frame.hex()}")
+    options = Request(class_=0x80).option()
+    segment = packets.tcp(service.address, bench.client, 80, 40000, options=options, payload=bytes(range(200)))
+    payload = packets.ip_packet(service.address, bench.client, packets.TCP, segment)
+    frame = packets.ethernet(rack.TOR_MAC, rack.host_mac(1), 0x0800, payload)
+    print(f"packet response 1 0 {frame.hex()}")
+
+
+main()
