@@ -114,6 +114,8 @@ class Rack:
     def _addresses(self, host: Host, node: Node) -> None:
         device = f"{host.name}-eth0"
         _run(node, "ip link set lo up")
+        # The paper compares with Reno; BBR, a common default, would push every Reno flow aside.
+        _run(node, "sysctl -qw net.ipv4.tcp_congestion_control=reno")
         _run(node, f"sysctl -qw net.ipv6.conf.{device}.accept_ra=0 net.ipv6.conf.{device}.accept_dad=0")
         _run(node, f"ip link set {device} address {host.mac}")
         _run(node, f"ip link set {device} up")
@@ -161,7 +163,7 @@ class Rack:
             f"unix:{grpc_socket}",
         ]
         process = self.start("switch", self.tor, command)
-        self.wait_for(grpc_socket.exists, 10.0, process, "the switch did not open its P4Runtime socket")
+        self.wait_for(grpc_socket.exists, 60.0, process, "the switch did not open its P4Runtime socket")
         return process
 
     def wait_for(self, condition: Callable[[], bool], patience_s: float, process: Process | None, what: str) -> None:

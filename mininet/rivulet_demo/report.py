@@ -120,8 +120,8 @@ def show(report: dict[str, Any], values: Parameters, title: str, opening: str) -
     marks = [Mark(mark["at_s"], mark["what"], mark["replica"]) for mark in report["marks"]]
     end = max(client["samples"][-1][0] for client in (mine, theirs) if client["samples"])
     flows = {
-        "Rivulet: one connection": [tuple(sample) for sample in mine["samples"]],
-        f"kernel TCP: {theirs['connections_opened']} connections": [tuple(sample) for sample in theirs["samples"]],
+        f"Rivulet: {_count(mine['connections_opened'])}": [tuple(sample) for sample in mine["samples"]],
+        f"kernel TCP (Reno): {_count(theirs['connections_opened'])}": [tuple(sample) for sample in theirs["samples"]],
     }
     save(
         draw(flows, marks, 0.0, end, title),
@@ -141,8 +141,11 @@ def show(report: dict[str, Any], values: Parameters, title: str, opening: str) -
 
 def _sentence(who: str, client: dict[str, Any], worst: float) -> str:
     right = "byte for byte" if client["sha256_ok"] else "WRONG BYTES"
-    count = client["connections_opened"]
     return (
-        f"{who}: {count} connection{'s' if count != 1 else ''}, {client['resets_seen']} broken, {right},"
+        f"{who}: {_count(client['connections_opened'])}, {client['resets_seen']} broken, {right},"
         f" {client['goodput_mbps']:.1f} Mb/s, longest stall after a kill {worst:.0f} ms."
     )
+
+
+def _count(connections: int) -> str:
+    return "one connection" if connections == 1 else f"{connections} connections"

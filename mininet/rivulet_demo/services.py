@@ -65,7 +65,7 @@ def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) ->
     path = rack.folder / "rack.yaml"
     path.write_text(json.dumps(config, indent=1))
     process = rack.start("controller", None, [str(Path(sys.executable).parent / "rivulet-controller"), str(path)])
-    rack.wait_for(agents.exists, 15.0, process, "the controller did not open its door for agents")
+    rack.wait_for(agents.exists, 60.0, process, "the controller did not open its door for agents")
     return process
 
 
@@ -169,7 +169,7 @@ def _enum(p4info: Path, name: str) -> dict[int, str]:
     return {int.from_bytes(member.value, "big"): member.name for member in enum.members}
 
 
-def wait_ready(rack: Rack, watch: Watch, names: list[str], patience_s: float = 20.0) -> None:
+def wait_ready(rack: Rack, watch: Watch, names: list[str], patience_s: float = 60.0) -> None:
     """Waits until the switch hears every replica and the service answers."""
 
     def heard() -> bool:

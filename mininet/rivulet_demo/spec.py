@@ -129,7 +129,11 @@ def rack(
     client_loss_percent: float = 0.0,
     **settings: Any,
 ) -> RackSpec:
-    """A rack. The clients' links carry rate and delay, the replicas' only the rate."""
+    """A rack. The clients' links have the rate and the delay.
+
+    A replica's link has the rate of all clients together: the last replica alive must be able to serve them
+    all, or a kill would show the neighbours' traffic and not what the kill does.
+    """
     queue = max(50, int(rate_mbit * 1e6 / 8 / 1500 * rtt_ms / 1e3))
     hosts = [
         Host(
@@ -151,7 +155,7 @@ def rack(
             ip=f"10.0.2.{n}",
             ip6=f"fd00:2::{n}",
             mac=f"02:00:00:00:02:{n:02x}",
-            link=Link(rate_mbit, 0.0, 0.0, queue),
+            link=Link(rate_mbit * clients, 0.0, 0.0, queue * clients),
         )
         for n in range(1, replicas + 1)
     ]
