@@ -51,12 +51,22 @@ test-host: protos ## the stack: unit, property and simulation tests
 test-switch: protos ## the embedded switch: unit and property tests
 	$(CARGO) test --locked $(call packages,$(SWITCH_CRATES))
 
-test-controller: setup ## the control plane and the demo's own helpers
-	$(PY) -m pytest -q
+.PHONY: test-rust
+test-rust: protos ## both of them in one build
+	$(CARGO) test --workspace --locked
 
-test: check test-host test-switch test-controller ## every test of the project
+test-controller: build ## the control plane, alone and with the embedded switch, and the demo's helpers
+	$(ROOT) $(PY) -m pytest -q
 
--include p4src/p4.mk ptf-tests/ptf.mk
+.PHONY: e2e
+e2e: build ## the demo in short form: kills in the middle of a download, the same connection finishes
+	$(ROOT) $(PY) -m rivulet_demo failover --rate 20 --size 15 --plain --out build/e2e
+
+# In the order in which a mistake is found soonest.
+test: check test-p4 test-rust test-controller ptf e2e ## every test of the project
+	@echo "all tests passed"
+
+include p4src/p4.mk ptf-tests/ptf.mk
 
 # Demos: `make demo RATE=100 RTT=10 SIZE=200 REPLICAS=3 SWITCH=embedded`
 
