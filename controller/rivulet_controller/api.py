@@ -284,7 +284,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
             config = parse(text, "config")
         except ConfigError as error:
             raise HTTPException(422, error.problems) from None
-        if not await controller.change(config, who):
+        if not await controller.change(config, who, text):
             audit.note(who, "apply refused", problem=controller.config_problem)
             raise HTTPException(409, [controller.config_problem])
         if controller.path is not None:

@@ -243,6 +243,15 @@ class Listen(_Model):
         return self
 
 
+class Etcd(_Model):
+    """Where several controllers keep their state; who holds the lease leads."""
+
+    endpoints: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = Field(min_length=1)
+    prefix: str = Field(default="/rivulet/", pattern=r"^/[a-z0-9/_-]*/$")
+    lease: Seconds = Field(default=3.0, ge=1.0, le=60.0, description="how long a leader that fell silent still leads")
+    tls: Tls | None = None
+
+
 class Config(_Model):
     """The whole description."""
 
@@ -252,6 +261,7 @@ class Config(_Model):
     keys: Keys = Keys()
     listen: Listen = Listen()
     state: Path = Path("/var/lib/rivulet/controller.db")
+    etcd: Etcd | None = Field(default=None, description="instead of the state file, for several controllers")
 
     def replica(self, name: str) -> Replica:
         """The replica of that name; KeyError if there is none (validation has made sure of references)."""

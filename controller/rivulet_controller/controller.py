@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .agents import Agent, AgentServer
-from .config import Config, Service
+from .config import Config, Service, parse
 from .desired import Numbers
 from .fleet import Fleet, Rack
 from .health import ReplicaView
@@ -42,6 +42,13 @@ RETRY_S = 1.0
 
 TICK_S = 1.0
 """The loop looks at time at least this often."""
+
+
+SHARED = "config"
+"""The document that several controllers share."""
+
+OWN = ("listen", "state", "etcd")
+"""Parts of a configuration that are one controller's own."""
 
 
 class Controller:
@@ -87,8 +94,15 @@ class Controller:
     # Life
 
     async def start(self) -> None:
-        """Loads the state and numbers everything. Raises StoreError, NamesError, OutOfNumbers, ValueError."""
+        """Loads the state and numbers everything. Raises StoreError, NamesError, OutOfNumbers, ValueError.
+
+        Where controllers share their state, the configuration in it is the one in force, but for what is this
+        controller's own (`listen`, `state`, `etcd`).
+        """
         self._rack.state = State(await asyncio.to_thread(self._store.load))
+        shared = self.state.documents.get(SHARED)
+        if shared is not None and self.config.etcd is not None:
+            self._rack.config = self._own(parse(shared, "the shared configuration"))
         self._rack.draining = self._draining()
         self._prepare(self.config)
         self._tick_rings()
@@ -123,11 +137,21 @@ class Controller:
 
     # Configuration and decisions
 
-    async def change(self, config: Config, who: str) -> bool:
-        """Brings a new configuration into force; on a refusal the old one stays. Says whether it is in force."""
-        old = self.config
+    def _own(self, config: Config) -> Config:
+        """A shared configuration with this controller's own parts."""
+        return config.model_copy(update={part: getattr(self.config, part) for part in OWN})
+
+    async def change(self, config: Config, who: str, text: str = "") -> bool:
+        """Brings a new configuration into force; on a refusal the old one stays. Says whether it is in force.
+
+        `text` is the YAML, for the other controllers; empty if there are none.
+        """
+        old, shared = self.config, self.state.documents.get(SHARED, "")
+        if text and self.config.etcd is not None:
+            self.state.set_document(SHARED, text)
         if config == old:
             self.config_problem = ""
+            self.wake()
             return True
         began = time.monotonic()
         async with self._working:
@@ -137,6 +161,8 @@ class Controller:
                 problems = [str(error)]
             if problems:
                 self.refuse_config(who, "; ".join(problems))
+                if shared:
+                    self.state.set_document(SHARED, shared)
                 await self._enforce(old)
                 return False
         self.config_problem = ""

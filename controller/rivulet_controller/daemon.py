@@ -9,25 +9,34 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvicorn
 
 from . import agents as agents_door
 from .api import Audit, Tokens, make_app
-from .config import Config, ConfigError, Tls, load
+from .config import Config, ConfigError, Etcd, Tls, load, parse
 from .controller import Controller
+from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
 
 log = logging.getLogger("rivulet.daemon")
 
+CLAIM_S = 0.3
+"""How often a controller in waiting tries to lead."""
+
 FILE_POLL_S = 0.25
 """How often the configuration file is looked at for a change."""
+
+
+EXPECTED = (ConfigError, NamesError, StoreError, OutOfNumbers, ValueError, OSError)
+"""What may keep the controller from starting; anything else is a mistake of ours and shows its traceback."""
 
 
 def main() -> None:
@@ -44,8 +53,13 @@ def main() -> None:
     try:
         config = load(arguments.file)
         asyncio.run(_run(config, arguments.file))
-    except (ConfigError, NamesError, StoreError, OutOfNumbers, ValueError, OSError) as error:
-        print(f"rivulet-controller: {error}", file=sys.stderr)
+    except Exception as error:
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if not isinstance(cause, EXPECTED):
+            raise
+        print(f"rivulet-controller: {cause}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -56,32 +70,96 @@ async def _run(config: Config, path: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
+    work = _alone(config, path, reload) if config.etcd is None else _in_turn(config, path, reload, config.etcd)
+    working = asyncio.create_task(work, name="work")
+    ended = asyncio.create_task(stop.wait(), name="signal")
+    await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        # It does not end by itself: it has failed, and the process must say so.
+        working.result()
+    log.info("ending: the switches keep what they have")
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+
+
+async def _alone(config: Config, path: Path, reload: asyncio.Event) -> None:
+    """One controller with its own state file, until cancelled."""
     store = SqliteStore(config.state)
     controller = Controller(config, store, path)
-    server: grpc.aio.Server | None = None
-    tasks: list[asyncio.Task[None]] = []
     try:
-        await controller.start()
-        server = await _listen(controller, config)
-        tasks.append(asyncio.create_task(serve_api(controller, config), name="api"))
-        tasks.append(asyncio.create_task(controller.run(), name="controller"))
-        tasks.append(asyncio.create_task(_follow_file(controller, path, reload), name="file"))
-        ended = asyncio.create_task(stop.wait(), name="signal")
-        done, _ = await asyncio.wait({*tasks, ended}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {ended}:
-            # None of them ends by itself: what ended has failed, and the process must say so.
-            task.result()
-        log.info("ending: the switches keep what they have")
+        async with _background(serve_api(controller, config)):
+            await _lead(controller, path, reload)
     finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-        await controller.stop()
-        if server is not None:
-            await server.stop(0.2)
         store.close()
+
+
+async def _in_turn(config: Config, path: Path, reload: asyncio.Event, etcd: Etcd) -> None:
+    """One of several controllers: leads while it holds the lease and waits otherwise, until cancelled."""
+    client = EtcdClient(etcd)
+    leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}")
+    store = EtcdStore(client, etcd, leadership)
+    controller = Controller(config, store, path, leadership.guard, leadership.election_id)
+    controller.leading = False
+    try:
+        async with _background(serve_api(controller, config)):
+            while True:
+                await _claim(leadership)
+                log.info("leading since revision %d", leadership.revision)
+                controller.leading = True
+                keeping = asyncio.create_task(asyncio.to_thread(leadership.keep), name="lease")
+                leading = asyncio.create_task(_lead(controller, path, reload), name="lead")
+                try:
+                    await asyncio.wait({keeping, leading}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    controller.leading = False
+                    leading.cancel()
+                    with suppress(asyncio.CancelledError, StoreError):
+                        await leading
+                    await asyncio.to_thread(leadership.release)
+                    await keeping
+                log.warning("not leading any more: the sessions with the switches are closed")
+    finally:
+        client.close()
+
+
+async def _claim(leadership: Leadership) -> None:
+    """Returns when this controller leads."""
+    said = ""
+    while True:
+        try:
+            if await asyncio.to_thread(leadership.claim):
+                return
+            news = f"waiting: {await asyncio.to_thread(leadership.leader) or 'nobody'} leads"
+        except StoreError as error:
+            news = str(error)
+        if news != said:
+            log.info("%s", news)
+            said = news
+        await asyncio.sleep(CLAIM_S)
+
+
+async def _lead(controller: Controller, path: Path, reload: asyncio.Event) -> None:
+    """Runs a controller with its door for agents, until cancelled or one of its parts fails."""
+    await controller.start()
+    server = await _listen(controller, controller.config)
+    try:
+        async with _background(_follow_file(controller, path, reload)):
+            await controller.run()
+    finally:
+        await controller.stop()
+        await server.stop(0.2)
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Runs something beside the block; if it fails, the block is cancelled and its error raised."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(work)
+        try:
+            yield
+        finally:
+            task.cancel()
 
 
 async def _listen(controller: Controller, config: Config) -> grpc.aio.Server:
@@ -179,7 +257,10 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
         reload.clear()
         seen = now
         try:
-            await controller.change(await asyncio.to_thread(load, path), "the file")
+            text = await asyncio.to_thread(path.read_text, encoding="utf-8")
+            await controller.change(await asyncio.to_thread(parse, text, str(path)), "the file", text)
+        except (OSError, UnicodeDecodeError) as error:
+            controller.refuse_config("the file", f"{path}: cannot be read: {error}")
         except ConfigError as error:
             controller.refuse_config("the file", str(error))
 

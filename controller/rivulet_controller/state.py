@@ -63,6 +63,7 @@ class State:
         self.numbers: dict[str, dict[str, int]] = {}
         self.slots: dict[str, Pairs] = {}
         self.counters: dict[str, int] = {}
+        self.documents: dict[str, str] = {}
         self._changes: dict[str, bytes | None] = {}
         for key, value in (stored or {}).items():
             kind, _, name = key.partition("/")
@@ -81,6 +82,8 @@ class State:
                 self.numbers[name] = {str(k): int(v) for k, v in json.loads(value).items()}
             case "slots":
                 self.slots[name] = tuple(zip(value[::2], value[1::2], strict=True))
+            case "document":
+                self.documents[name] = value.decode()
             case "counter":
                 self.counters[name] = int(value)
 
@@ -115,6 +118,13 @@ class State:
             return
         self.slots[service] = pairs
         self._changes[f"slots/{service}"] = bytes(index for pair in pairs for index in pair)
+
+    def set_document(self, name: str, text: str) -> None:
+        """Replaces a text, such as the configuration that several controllers share."""
+        if self.documents.get(name) == text:
+            return
+        self.documents[name] = text
+        self._changes[f"document/{name}"] = text.encode()
 
     def next_counter(self, name: str) -> int:
         """A durable counter, incremented and returned (ToR incarnations, election ids); the first is 1."""

@@ -1,0 +1,213 @@
+"""etcd for several controllers: the state under one prefix, and leadership by a lease.
+
+Speaks etcd's own JSON gateway (`/v3/…`, etcd 3.4 and later). A save is conditional on the leader key that this
+controller created, so that one that lost its lease writes nothing, whatever it believes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from .config import Etcd
+from .store import StoreError
+from .switch import SwitchError
+
+log = logging.getLogger("rivulet.etcd")
+
+OPERATIONS = 100
+"""Operations in one transaction; etcd's default limit is 128."""
+
+REQUEST_S = 2.0
+"""Longest time for one request: shorter than any lease should be."""
+
+MARGIN_S = 0.3
+"""How long before its end a lease counts as lost, so that a batch under way ends within it."""
+
+SESSIONS = 1 << 16
+"""Election ids of one leadership: the lease's revision above, the session's number below."""
+
+
+class EtcdClient:
+    """Requests to the first endpoint that answers. Raises StoreError."""
+
+    def __init__(self, config: Etcd) -> None:
+        self._endpoints = list(config.endpoints)
+        verify: ssl.SSLContext | bool = True
+        if config.tls is not None:
+            verify = ssl.create_default_context(cafile=str(config.tls.authority))
+            verify.load_cert_chain(str(config.tls.certificate), str(config.tls.key))
+        self._http = httpx.Client(timeout=REQUEST_S, trust_env=False, verify=verify)
+
+    def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One request; the endpoint that answered is asked first the next time."""
+        problems = []
+        for endpoint in list(self._endpoints):
+            try:
+                answer = self._http.post(f"{endpoint}/v3/{path}", json=body)
+                if answer.status_code == 200:
+                    if self._endpoints[0] != endpoint:
+                        self._endpoints.remove(endpoint)
+                        self._endpoints.insert(0, endpoint)
+                    return dict(answer.json())
+                problems.append(f"{endpoint}: {answer.text.strip()[:200]}")
+            except (httpx.HTTPError, ValueError) as error:
+                problems.append(f"{endpoint}: {error or type(error).__name__}")
+        raise StoreError("etcd: " + "; ".join(problems))
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+
+class Leadership:
+    """One controller's claim to lead. Calls block; `keep` runs in a thread of its own.
+
+    >>> leadership = Leadership(client, config, "controller-1")
+    >>> if leadership.claim(): ...
+    """
+
+    def __init__(self, client: EtcdClient, config: Etcd, name: str) -> None:
+        self.key = f"{config.prefix}leader"
+        self.revision = 0
+        """Revision at which this controller became leader; 0 while it does not lead."""
+        self._client = client
+        self._ttl = max(round(config.lease), 1)
+        self._name = name
+        self._lease = ""
+        self._until = 0.0
+        self._sessions = 0
+        self._ending = threading.Event()
+
+    def claim(self) -> bool:
+        """Tries to become leader once. Raises StoreError if etcd does not answer."""
+        began = time.monotonic()
+        lease = self._client.ask("lease/grant", {"TTL": str(self._ttl)})["ID"]
+        answer = self._client.ask(
+            "kv/txn",
+            {
+                "compare": [{"key": _b64(self.key), "target": "CREATE", "create_revision": "0"}],
+                "success": [{"request_put": {"key": _b64(self.key), "value": _b64(self._name), "lease": lease}}],
+            },
+        )
+        if not answer.get("succeeded"):
+            self._client.ask("lease/revoke", {"ID": lease})
+            return False
+        self._lease = lease
+        self._until = began + self._ttl
+        self._sessions = 0
+        self.revision = int(answer["header"]["revision"])
+        self._ending.clear()
+        return True
+
+    def leader(self) -> str:
+        """Who leads; empty if nobody does. Raises StoreError."""
+        found = self._client.ask("kv/range", {"key": _b64(self.key)}).get("kvs", [])
+        return base64.b64decode(found[0]["value"]).decode() if found else ""
+
+    def held(self) -> bool:
+        """Whether the lease is certainly still ours."""
+        return self.revision != 0 and time.monotonic() < self._until - MARGIN_S
+
+    def guard(self) -> None:
+        """Raises SwitchError when this controller must not write any more."""
+        if not self.held():
+            raise SwitchError("the lease is lost: another controller may lead now")
+
+    def election_id(self) -> int:
+        """A P4Runtime election id above those of every earlier leader, and of this one's earlier sessions."""
+        self._sessions += 1
+        return self.revision * SESSIONS + min(self._sessions, SESSIONS - 1)
+
+    def keep(self) -> None:
+        """Keeps the lease alive; returns when it is lost or `release` was called."""
+        while not self._ending.wait(self._ttl / 4):
+            began = time.monotonic()
+            try:
+                answer = self._client.ask("lease/keepalive", {"ID": self._lease})
+                if int(answer.get("result", {}).get("TTL", 0)) <= 0:
+                    log.warning("etcd: the lease ran out")
+                    break
+                self._until = began + self._ttl
+            except StoreError as error:
+                log.warning("%s", error)
+                if not self.held():
+                    break
+        self.revision = 0
+
+    def release(self) -> None:
+        """Gives the lease back, so that another may lead at once."""
+        self._ending.set()
+        lease, self._lease = self._lease, ""
+        self.revision = 0
+        if lease:
+            with contextlib.suppress(StoreError):
+                self._client.ask("lease/revoke", {"ID": lease})
+
+
+class EtcdStore:
+    """The state in etcd, written only by the leader."""
+
+    def __init__(self, client: EtcdClient, config: Etcd, leadership: Leadership) -> None:
+        self._client = client
+        self._prefix = f"{config.prefix}state/"
+        self._leadership = leadership
+
+    def load(self) -> dict[str, bytes]:
+        """Everything under the prefix. Raises StoreError."""
+        found: dict[str, bytes] = {}
+        start = self._prefix.encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        while True:
+            query = {
+                "key": base64.b64encode(start).decode(),
+                "range_end": base64.b64encode(end).decode(),
+                "limit": "500",
+            }
+            answer = self._client.ask("kv/range", query)
+            rows = answer.get("kvs", [])
+            for row in rows:
+                key = base64.b64decode(row["key"])
+                found[key.decode()[len(self._prefix) :]] = base64.b64decode(row.get("value", ""))
+            if not answer.get("more") or not rows:
+                return found
+            start = base64.b64decode(rows[-1]["key"]) + b"\0"
+
+    def save(self, changes: Mapping[str, bytes | None]) -> None:
+        """Writes and removes, each part on condition that this controller still leads. Raises StoreError."""
+        operations: list[dict[str, Any]] = []
+        for key, value in changes.items():
+            name = _b64(self._prefix + key)
+            if value is None:
+                operations.append({"request_delete_range": {"key": name}})
+            else:
+                operations.append({"request_put": {"key": name, "value": base64.b64encode(value).decode()}})
+        for start in range(0, len(operations), OPERATIONS):
+            self._save(operations[start : start + OPERATIONS])
+
+    def _save(self, operations: Sequence[dict[str, Any]]) -> None:
+        revision = self._leadership.revision
+        condition = {"key": _b64(self._leadership.key), "target": "CREATE", "create_revision": str(revision)}
+        if not revision:
+            raise StoreError("etcd: this controller does not lead")
+        answer = self._client.ask("kv/txn", {"compare": [condition], "success": list(operations)})
+        if not answer.get("succeeded"):
+            raise StoreError("etcd: another controller leads; nothing was written")
+
+    def close(self) -> None:
+        """Nothing of its own: the client is shared with the leadership."""
+
+
+def _b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+__all__ = ["EtcdClient", "EtcdStore", "Leadership"]

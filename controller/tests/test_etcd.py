@@ -1,0 +1,246 @@
+"""Several controllers over etcd: one leads, another takes over, and nothing that was right is written again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from harness import rack, until
+from sample_rack import NAMES, RACK
+
+from rivulet_controller.client import ApiError, Client
+from rivulet_controller.config import Etcd
+from rivulet_controller.etcd import EtcdClient, EtcdStore, Leadership
+from rivulet_controller.store import StoreError
+from rivulet_controller.switch import SwitchError
+
+ETCD = shutil.which("etcd")
+pytestmark = pytest.mark.skipif(ETCD is None, reason="etcd is not installed")
+PORT = 22000 + os.getpid() % 20000
+
+
+class Server:
+    """An etcd of its own on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"http://127.0.0.1:{PORT}"
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        assert ETCD is not None
+        peer = f"http://127.0.0.1:{PORT + 1}"
+        with (self._folder / "etcd.log").open("ab") as log:
+            clients = ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
+            peers = ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+            command = [ETCD, "--data-dir", str(self._folder / "etcd"), *clients, *peers]
+            command += ["--initial-cluster", f"default={peer}"]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            try:
+                if httpx.get(f"{self.url}/health", trust_env=False).json().get("health") == "true":
+                    return
+            except (httpx.HTTPError, ValueError):
+                time.sleep(0.05)
+        raise AssertionError((self._folder / "etcd.log").read_text()[-2000:])
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Server]:
+    """A running etcd."""
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def settings(etcd: Server, prefix: str = "/rivulet/", lease: float = 2.0) -> Etcd:
+    return Etcd(endpoints=(etcd.url,), prefix=prefix, lease=lease)
+
+
+def test_one_leads_and_only_it_can_write(etcd: Server) -> None:
+    config = settings(etcd)
+    client = EtcdClient(config)
+    one, two = Leadership(client, config, "one"), Leadership(client, config, "two")
+    store_one, store_two = EtcdStore(client, config, one), EtcdStore(client, config, two)
+    assert one.claim() and not two.claim() and two.leader() == "one"
+    store_one.save({"a": b"1", "b": bytes(range(256))})
+    with pytest.raises(StoreError, match="does not lead"):
+        store_two.save({"a": b"2"})
+    first = one.election_id()
+    assert one.election_id() > first
+    one.release()
+    with pytest.raises(SwitchError, match="lease is lost"):
+        one.guard()
+    assert two.claim() and two.election_id() > first + 1000
+    assert store_two.load() == {"a": b"1", "b": bytes(range(256))}
+    store_two.save({"a": None})
+    assert store_two.load() == {"b": bytes(range(256))}
+
+
+def test_a_leader_that_lost_its_lease_without_knowing_writes_nothing(etcd: Server) -> None:
+    config = settings(etcd)
+    client = EtcdClient(config)
+    one, two = Leadership(client, config, "one"), Leadership(client, config, "two")
+    assert one.claim()
+    stale = one.revision
+    end = time.monotonic() + 15
+    while not two.claim():
+        assert time.monotonic() < end, "the lease of a silent leader ends"
+        time.sleep(0.2)
+    assert not one.held()
+    assert one.revision == stale, "it has not noticed"
+    with pytest.raises(StoreError, match="another controller leads"):
+        EtcdStore(client, config, one).save({"a": b"1"})
+
+
+def test_thousands_of_values_and_a_dead_etcd(etcd: Server) -> None:
+    config = settings(etcd, lease=30.0)
+    client = EtcdClient(config)
+    leadership = Leadership(client, config, "one")
+    store = EtcdStore(client, config, leadership)
+    assert leadership.claim()
+    many: dict[str, bytes | None] = {f"keys/service-{n}": bytes(50) for n in range(1234)}
+    store.save(many)
+    assert store.load() == many
+    etcd.kill()
+    with pytest.raises(StoreError, match="etcd: http"):
+        store.load()
+
+
+class Two:
+    """Two controller processes for one fake switch."""
+
+    def __init__(self, folder: Path, switch: FakeSwitch, etcd: Server) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        shared = f"etcd: {{endpoints: ['{etcd.url}'], lease: 2s}}\n"
+        for name in ("one", "two"):
+            own = f"listen: {{agents: 'unix:{folder}/{name}.agents', api: 'unix:{folder}/{name}.api'}}\n"
+            own += f"state: {folder}/{name}.db\n"
+            (folder / f"{name}.yaml").write_text(rack(switch, RACK) + shared + own)
+
+    def start(self, name: str) -> None:
+        """Starts one of them."""
+        with (self.folder / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "rivulet_controller.daemon", str(self.folder / f"{name}.yaml")]
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    async def leads(self, name: str) -> bool:
+        """Whether it says that it leads and that the switch is as described."""
+        client = Client(f"unix:{self.folder}/{name}.api", timeout_s=2.0)
+        try:
+            found = await asyncio.to_thread(client.get, "/api/status")
+        except ApiError:
+            return False
+        return bool(found["leader"] and all(s["connected"] and not s["problem"] for s in found["switches"]))
+
+    async def until_leads(self, name: str) -> float:
+        """Waits for that; how long it took, seconds."""
+        began = time.monotonic()
+        while not await self.leads(name):
+            assert time.monotonic() - began < 40, {n: self.log(n) for n in self.processes}
+            await asyncio.sleep(0.05)
+        return time.monotonic() - began
+
+
+@asynccontextmanager
+async def two_controllers(folder: Path, etcd: Server) -> AsyncIterator[tuple[Two, FakeSwitch]]:
+    async with FakeSwitch(NAMES) as switch:
+        both = Two(folder, switch, etcd)
+        try:
+            both.start("one")
+            await both.until_leads("one")
+            both.start("two")
+            await until(lambda: "leads" in both.log("two"), "the second waits", 30.0)
+            yield both, switch
+        finally:
+            for process in both.processes.values():
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+                process.wait()
+
+
+async def test_kill_the_leader_and_another_takes_over_without_rewriting(tmp_path: Path, etcd: Server) -> None:
+    async with two_controllers(tmp_path, etcd) as (both, switch):
+        async with FakeAgent(f"unix:{tmp_path}/one.agents", "r1") as agent:
+            await until(lambda: bool(agent.newest.services and agent.newest.services[0].usable_seal_epoch), "keys")
+            keys = list(agent.newest.services[0].seal_keys)
+        await until(lambda: any("seal_epoch=0x1" in line for line in switch.lines()), "stamped")
+        await asyncio.sleep(0.3)
+        before = switch.lines()
+        switch.writes.clear()
+        both.processes["one"].kill()
+        took = await both.until_leads("two")
+        print(f"taken over after {took:.1f} s")
+        await asyncio.sleep(0.5)
+        assert switch.writes == [] and switch.lines() == before and switch.pipelines_set == 1
+        async with FakeAgent(f"unix:{tmp_path}/two.agents", "r1") as agent:
+            await until(lambda: bool(agent.updates), "the new leader tells agents")
+            assert list(agent.newest.services[0].seal_keys) == keys, "the keys are those of the old leader"
+
+
+async def test_a_frozen_leader_writes_nothing_when_it_wakes(tmp_path: Path, etcd: Server) -> None:
+    async with two_controllers(tmp_path, etcd) as (both, switch):
+        both.processes["one"].send_signal(signal.SIGSTOP)
+        await both.until_leads("two")
+        client = Client(f"unix:{tmp_path}/two.api")
+        await asyncio.to_thread(client.post, "/api/replicas/r1/drain")
+        await until(lambda: not any("first=0x0" in line for line in switch.lines()), "the new leader drains r1")
+        before = switch.lines()
+        both.processes["one"].send_signal(signal.SIGCONT)
+        await until(lambda: "not leading any more" in both.log("one"), "the old one notices", 15.0)
+        await asyncio.sleep(0.5)
+        assert switch.lines() == before, "the old leader did not put its own state back"
+        with pytest.raises(ApiError, match="another controller leads"):
+            await asyncio.to_thread(Client(f"unix:{tmp_path}/one.api").post, "/api/replicas/r2/drain")
+
+
+async def test_an_etcd_that_dies_stops_changes_and_nothing_else(tmp_path: Path, etcd: Server) -> None:
+    async with two_controllers(tmp_path, etcd) as (both, switch):
+        before = switch.lines()
+        switch.writes.clear()
+        etcd.kill()
+        await until(lambda: "not leading any more" in both.log("one"), "the leader steps back", 15.0)
+        assert switch.lines() == before and switch.writes == []
+        etcd.start()
+        end = time.monotonic() + 20
+        while not (await both.leads("one") or await both.leads("two")):
+            assert time.monotonic() < end, (both.log("one"), both.log("two"))
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        assert switch.writes == [] and switch.pipelines_set == 1
+
+
+async def test_a_configuration_applied_to_one_is_every_ones(tmp_path: Path, etcd: Server) -> None:
+    async with two_controllers(tmp_path, etcd) as (both, switch):
+        text = (tmp_path / "one.yaml").read_text().replace("liveness: 20ms", "liveness: 30ms")
+        await asyncio.to_thread(lambda: Client(f"unix:{tmp_path}/one.api").post("/api/apply", text=text))
+        await until(lambda: any("bound=0x7530" in line for line in switch.lines()), "applied")
+        both.processes["one"].kill()
+        await both.until_leads("two")
+        await asyncio.sleep(0.3)
+        assert any("bound=0x7530" in line for line in switch.lines()), "the second follows the shared configuration"
