@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::bits::ones;
 use crate::code::{Ins, Op};
+use crate::layout::Piece;
 use crate::program::{Code, Program};
 use crate::runtime::Runtime;
 use crate::vm::{Flow, MAX_STATES, Packet, Vm};
@@ -25,11 +26,14 @@ struct Context {
     registers: *const usize,
     /// Addresses of the counter arrays' cells.
     counters: *const usize,
+    /// The packet, and its bytes.
+    packet: *mut PacketParts,
+    data: *const u8,
+    length: usize,
     vm: *mut Vm,
     program: *const Program,
     code: *const Code,
     rt: *mut Runtime,
-    packet: *mut PacketParts,
     native: *const Native,
 }
 
@@ -38,6 +42,11 @@ const STATES: i32 = 16;
 const LENGTH: i32 = 24;
 const REGISTERS: i32 = 32;
 const COUNTERS: i32 = 40;
+const PACKET: i32 = 48;
+const DATA: i32 = 56;
+const DATA_LENGTH: i32 = 64;
+/// Where a packet keeps what the parser took.
+const TAKEN: i32 = std::mem::offset_of!(PacketParts, taken) as i32;
 
 /// A packet without its lifetime.
 type PacketParts = Packet<'static>;
@@ -158,6 +167,8 @@ impl Native {
             ingress_length: packet.ingress_length,
             registers,
             counters,
+            data: packet.data.as_ptr(),
+            length: packet.data.len(),
             vm,
             program,
             code,
@@ -180,6 +191,7 @@ impl Native {
 /// Machine registers by number.
 const RAX: u8 = 0;
 const RCX: u8 = 1;
+const RDX: u8 = 2;
 
 struct Assembler<'c> {
     out: Vec<u8>,
@@ -522,8 +534,151 @@ impl Assembler<'_> {
                 self.held = None;
             }
             Op::ParserEnd => {}
+            Op::Extract => self.extract(program, pc, i, in_action),
+            Op::Verify | Op::Update => self.checksum(program, pc, i, in_action),
             _ => self.call_step(pc, i, in_action),
         }
+    }
+
+    /// `reg = [r13 + at]`
+    fn context(&mut self, reg: u8, at: i32) {
+        self.bytes(&[0x49, 0x8b, 0x85 | reg << 3]);
+        self.imm32(at);
+    }
+
+    /// A long conditional jump forward over what `over` writes.
+    fn skip_far(&mut self, opcode: u8, over: impl FnOnce(&mut Self)) {
+        self.bytes(&[0x0f, opcode]);
+        let at = self.out.len();
+        self.imm32(0);
+        over(self);
+        let distance = (self.out.len() - at - 4) as i32;
+        self.out[at..at + 4].copy_from_slice(&distance.to_le_bytes());
+    }
+
+    /// A header of fixed length from the packet. Near the packet's end, where eight bytes cannot be read at
+    /// once, the interpreter does it.
+    fn extract(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
+        let h = &program.headers[i.a as usize];
+        let crosses = |p: &Piece| p.pos % 8 + p.width > 64;
+        if h.vl.is_some() || !h.siblings.is_empty() || h.before.iter().any(crosses) {
+            return self.call_step(pc, i, in_action);
+        }
+        self.held = None;
+        // rcx: the packet; rax: bytes taken; beyond the last field eight bytes are read.
+        self.context(RCX, PACKET);
+        self.bytes(&[0x48, 0x8b, 0x81]);
+        self.imm32(TAKEN);
+        // lea rsi, [rax + bytes + 8]; cmp rsi, [r13 + DATA_LENGTH]
+        self.bytes(&[0x48, 0x8d, 0xb0]);
+        self.imm32(h.fixed_bytes as i32 + 8);
+        self.bytes(&[0x49, 0x3b, 0xb5]);
+        self.imm32(DATA_LENGTH);
+        let mut slow_end = 0;
+        self.skip_far(0x86, |a| {
+            a.call_step(pc, i, in_action);
+            a.bytes(&[0xe9]);
+            slow_end = a.out.len();
+            a.imm32(0);
+        });
+        // rdx = data + taken; packet.taken += bytes
+        self.context(RDX, DATA);
+        self.bytes(&[0x48, 0x01, 0xc2, 0x48, 0x81, 0x81]);
+        self.imm32(TAKEN);
+        self.imm32(h.fixed_bytes as i32);
+        for p in &h.before {
+            let (at, shift) = ((p.pos / 8) as i32, (p.pos % 8) as u8);
+            match (p.width, shift) {
+                (0, _) => continue,
+                (8, 0) => {
+                    self.bytes(&[0x0f, 0xb6, 0x82]);
+                    self.imm32(at);
+                }
+                (16, 0) => {
+                    self.bytes(&[0x0f, 0xb7, 0x82]);
+                    self.imm32(at);
+                    self.bytes(&[0x66, 0xc1, 0xc0, 0x08]);
+                }
+                (32, 0) => {
+                    self.bytes(&[0x8b, 0x82]);
+                    self.imm32(at);
+                    self.bytes(&[0x0f, 0xc8]);
+                }
+                (width, shift) => {
+                    self.bytes(&[0x48, 0x8b, 0x82]);
+                    self.imm32(at);
+                    self.bytes(&[0x48, 0x0f, 0xc8]);
+                    if shift > 0 {
+                        self.bytes(&[0x48, 0xc1, 0xe0, shift]);
+                    }
+                    if width < 64 {
+                        self.bytes(&[0x48, 0xc1, 0xe8, 64 - width as u8]);
+                    }
+                }
+            }
+            self.slot(&[0x89], RAX, p.slot);
+        }
+        self.slot(&[0xc7], 0, h.valid());
+        self.imm32(1);
+        let distance = (self.out.len() - slow_end - 4) as i32;
+        self.out[slow_end..slow_end + 4].copy_from_slice(&distance.to_le_bytes());
+        self.held = None;
+    }
+
+    /// An Internet checksum over fields that lie evenly.
+    fn checksum(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
+        let sum = &program.checksums[i.a as usize];
+        let calc = sum.calculation.map(|c| &program.calculations[c as usize]);
+        let groups = match calc.and_then(|c| c.sum.as_ref().filter(|_| !c.payload)) {
+            Some(groups) if sum.target.width == 16 => groups,
+            _ => return self.call_step(pc, i, in_action),
+        };
+        self.held = None;
+        self.bytes(&[0x31, 0xc0]);
+        for g in groups {
+            let terms = |a: &mut Self| {
+                if g.constant != 0 {
+                    a.bytes(&[0x48, 0xb9]);
+                    a.bytes(&g.constant.to_le_bytes());
+                    a.bytes(&[0x48, 0x01, 0xc8]);
+                }
+                for (slot, shift) in &g.terms {
+                    // rcx = v; rdx = v >> 32; ecx = v: both halves count for themselves.
+                    a.slot(&[0x8b], RCX, *slot);
+                    a.bytes(&[0x48, 0x89, 0xca, 0x48, 0xc1, 0xea, 32, 0x89, 0xc9, 0x48, 0x01, 0xd1]);
+                    if *shift > 0 {
+                        a.bytes(&[0x48, 0xc1, 0xe1, *shift as u8]);
+                    }
+                    a.bytes(&[0x48, 0x01, 0xc8]);
+                }
+            };
+            match g.valid {
+                Some(valid) => {
+                    // cmp qword [valid], 0
+                    self.slot(&[0x83], 7, valid);
+                    self.bytes(&[0]);
+                    self.skip_far(0x84, terms);
+                }
+                None => terms(self),
+            }
+        }
+        // Fold 64 bits to 33 and less, then 16 twice and once more: mov rcx, rax; shr rcx, n; cut; add.
+        self.bytes(&[0x48, 0x89, 0xc1, 0x48, 0xc1, 0xe9, 32, 0x89, 0xc0, 0x48, 0x01, 0xc8]);
+        for _ in 0..3 {
+            self.bytes(&[0x48, 0x89, 0xc1, 0x48, 0xc1, 0xe9, 16, 0x0f, 0xb7, 0xc0, 0x48, 0x01, 0xc8]);
+        }
+        // not eax; movzx eax, ax
+        self.bytes(&[0xf7, 0xd0, 0x0f, 0xb7, 0xc0]);
+        if i.op == Op::Update {
+            self.store(sum.target.slot);
+            return;
+        }
+        self.slot(&[0x3b], RAX, sum.target.slot);
+        self.skip(0x74, |a| {
+            a.slot(&[0xc7], 0, program.special.bad_sum);
+            a.imm32(1);
+        });
+        self.held = None;
     }
 
     /// Validity of a header that is known now.
