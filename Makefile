@@ -80,3 +80,14 @@ demo: demo-failover ## kill replicas in the middle of a download and see the sam
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
 	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)
+
+# Figures: kernel TCP beside ours in the same run; JSON and plots in bench/results/
+
+BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard bench/rivulet_bench/figure*.py bench/rivulet_bench/soak.py))
+
+.PHONY: bench $(addprefix bench-,$(BENCHES))
+bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one
+
+$(addprefix bench-,$(BENCHES)): bench-%: build
+	$(CARGO) build --release --locked -p rivulet-load
+	$(ROOT) $(PY) -m rivulet_bench.$* $(BENCH_FLAGS)

@@ -95,8 +95,20 @@ class Rack:
             self.start(
                 f"wire-{host.name}",
                 self.tor,
-                [binary("rivulet-wire"), f"w-{host.name}", f"x-{host.name}", *host.link.arguments()],
+                [
+                    binary("rivulet-wire"),
+                    *(f"w-{host.name}", f"x-{host.name}", "--control", str(self.folder / f"wire-{host.name}.sock")),
+                    *host.link.arguments(),
+                ],
             )
+
+    def set_link(self, host: str, **settings: str) -> None:
+        """Changes a link while it runs: `set_link("r1", rate="50mbit")`."""
+        words = [f"{name}={value}" for name, value in settings.items()]
+        command = [binary("rivulet-wire"), "set", str(self.folder / f"wire-{host}.sock"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode != 0:
+            raise RackError(f"link of {host}: {done.stderr.strip() or done.stdout.strip()}")
 
     def _link(self, host: Host, node: Node) -> None:
         """Host interface to wire, wire to switch port; checksums are complete on both host ends."""

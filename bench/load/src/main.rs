@@ -125,7 +125,8 @@ fn main() -> anyhow::Result<()> {
 fn target(url: &str) -> anyhow::Result<(SocketAddr, String, String)> {
     let rest = url.strip_prefix("http://").context("only http:// URLs")?;
     let (host, path) = rest.split_once('/').map_or((rest, "/".to_owned()), |(h, p)| (h, format!("/{p}")));
-    let with_port = if host.rsplit(']').next().is_some_and(|tail| tail.contains(':')) && !host.ends_with(']') {
+    let with_port = if host.rsplit(']').next().is_some_and(|tail| tail.contains(':')) && !host.ends_with(']')
+    {
         host.to_owned()
     } else {
         format!("{host}:80")
@@ -223,7 +224,10 @@ fn report(options: &Options, outcomes: Vec<Outcome>, took: Duration) -> Report {
     let seconds = took.as_secs_f64();
     let bytes: u64 = shares.iter().sum();
     let at = |percent: usize| {
-        latencies.get((latencies.len() * percent / 100).min(latencies.len().saturating_sub(1))).copied().unwrap_or(0)
+        latencies
+            .get((latencies.len() * percent / 100).min(latencies.len().saturating_sub(1)))
+            .copied()
+            .unwrap_or(0)
     };
     Report {
         transport: match options.transport {
@@ -238,7 +242,12 @@ fn report(options: &Options, outcomes: Vec<Outcome>, took: Duration) -> Report {
         bytes,
         mbps: bytes as f64 * 8.0 / seconds / 1e6,
         requests_per_second: latencies.len() as f64 / seconds,
-        latency_us: Percentiles { p50: at(50), p90: at(90), p99: at(99), max: latencies.last().copied().unwrap_or(0) },
+        latency_us: Percentiles {
+            p50: at(50),
+            p90: at(90),
+            p99: at(99),
+            max: latencies.last().copied().unwrap_or(0),
+        },
         shares,
     }
 }

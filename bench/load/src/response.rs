@@ -8,7 +8,10 @@ use anyhow::{Context, bail};
 const MAX_HEAD: usize = 16 * 1024;
 
 /// Reads one response; gives status and bytes of the body. The body must have a Content-Length.
-pub fn read_response<C: Read + Write + ?Sized>(connection: &mut C, buffer: &mut [u8]) -> anyhow::Result<(u16, u64)> {
+pub fn read_response<C: Read + Write + ?Sized>(
+    connection: &mut C,
+    buffer: &mut [u8],
+) -> anyhow::Result<(u16, u64)> {
     let mut head = Vec::with_capacity(512);
     let body_start = loop {
         let n = connection.read(buffer)?;

@@ -1,0 +1,67 @@
+"""Figure 17: fairness of two clients at two servers: per-packet round robin against connections that stay.
+
+Each client has some connections that fetch a large file; Jain's index of what the two clients got. TCP
+connections stay at the replica that the flow hash (which stands for least connections: each replica gets half)
+gave them; Rivulet's packets go round robin.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from .plot import Points, lines
+from .rig import Setting, Transport, finish_load, flags, plot_path, put, rig, start_load
+from .stats import interval, jain, save
+
+CONNECTIONS = (1, 2, 4, 8)
+TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
+
+
+def main() -> int:
+    """Runs it and writes bench/results/figure17.json and .png."""
+    options = flags(__doc__ or "").parse_args()
+    # The servers' links are the bottleneck, as in the paper.
+    setting = Setting(rate_mbit=100.0, replicas=2, policy="round_robin")
+    path = put("2m.bin", 2_000_000)
+    rows = []
+    with rig("figure17", setting) as standing:
+        for name in ("r1", "r2"):
+            standing.rack.set_link(name, rate="50mbit")
+        for connections in CONNECTIONS:
+            for repetition in range(options.repetitions):
+                for transport in TRANSPORTS:
+                    running = [
+                        start_load(standing, host, transport, path, seconds=options.seconds, clients=connections)
+                        for host in ("c1", "c2")
+                    ]
+                    results = [finish_load(popen, options.seconds + 60) for popen in running]
+                    index = jain([float(result["bytes"]) for result in results])
+                    rows.append(
+                        {
+                            "transport": transport,
+                            "connections": connections,
+                            "repetition": repetition,
+                            "jain": index,
+                            "bytes": [result["bytes"] for result in results],
+                            "errors": sum(result["errors"] for result in results),
+                        }
+                    )
+                    print(f"{connections:3} connections  {transport:8} Jain's index {index:.4f}", flush=True)
+    series: dict[str, Points] = {}
+    summary = []
+    for transport in TRANSPORTS:
+        points = []
+        for connections in CONNECTIONS:
+            chosen = [r["jain"] for r in rows if r["connections"] == connections and r["transport"] == transport]
+            mean, half = interval(chosen)
+            points.append((float(connections), mean, half))
+            summary.append({"transport": transport, "connections": connections, "jain": mean, "half_width_95": half})
+        series[transport] = points
+    title = "two clients, two servers of 50 Mb/s: Jain's index of the clients' shares"
+    lines(plot_path("figure17"), series, "connections of each client", "Jain's index", title)
+    print(save("figure17", {"setting": title, "summary": summary, "runs": rows}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

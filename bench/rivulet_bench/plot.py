@@ -1,0 +1,47 @@
+"""Plots of the benches: the same colours and error bars everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+COLOURS = {"rivulet": "#0b6e4f", "tcp": "#b23a48"}
+LABELS = {"rivulet": "Rivulet", "tcp": "kernel TCP (Reno)"}
+
+Points = Sequence[tuple[float, float, float]]
+"""(x, mean, half-width of the 95 % interval)."""
+
+
+def lines(path: Path, series: Mapping[str, Points], x: str, y: str, title: str, log_x: bool = True) -> None:
+    """One line with error bars a transport."""
+    figure, axis = pyplot.subplots(figsize=(8, 4.2))
+    for name, points in series.items():
+        axis.errorbar(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            yerr=[p[2] for p in points],
+            label=LABELS.get(name, name),
+            color=COLOURS.get(name),
+            marker="o",
+            markersize=4,
+            capsize=3,
+            linewidth=1.4,
+        )
+    if log_x:
+        axis.set_xscale("log")
+    axis.set_ylim(bottom=0)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    for spine in ("top", "right"):
+        axis.spines[spine].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

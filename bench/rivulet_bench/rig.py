@@ -1,0 +1,99 @@
+"""The rack that the benches measure on, and the load they put on it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rivulet_demo.rack import RackError, binary
+from rivulet_demo.scenario import Parameters, Standing, standing_rack
+from rivulet_demo.services import make_file, url
+
+from .stats import REPOSITORY
+
+Transport = Literal["rivulet", "tcp"]
+
+BUILD = REPOSITORY / "build" / "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a bench fixes: the links and the replicas."""
+
+    rate_mbit: float = 100.0
+    rtt_ms: float = 10.0
+    replicas: int = 3
+    clients: int = 2
+    policy: str = "block"
+
+
+@contextmanager
+def rig(name: str, setting: Setting) -> Iterator[Standing]:
+    """A rack that serves `file.bin`, torn down at the end."""
+    values = Parameters(
+        rate_mbit=setting.rate_mbit,
+        rtt_ms=setting.rtt_ms,
+        size_mb=1.0,
+        replicas=setting.replicas,
+        switch="embedded",
+        out=BUILD,
+        live=False,
+    )
+    with standing_rack(name, values, clients=setting.clients, policy=setting.policy) as standing:
+        yield standing
+
+
+def put(name: str, size: int) -> str:
+    """Makes a file of that many bytes in the served folder; gives its path below the root."""
+    make_file(BUILD / "www", name, size)
+    return name
+
+
+def start_load(standing: Standing, host: str, transport: Transport, path: str, **flags: Any) -> subprocess.Popen[bytes]:
+    """Starts rivulet-load on a host; `finish_load` waits for it."""
+    command = [binary("rivulet-load"), url(path), "--transport", transport]
+    for flag, value in flags.items():
+        command += [f"--{flag.replace('_', '-')}", str(value)]
+    popen: subprocess.Popen[bytes] = standing.rack.nodes[host].popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    return popen
+
+
+def finish_load(popen: subprocess.Popen[bytes], patience_s: float) -> dict[str, Any]:
+    """What rivulet-load printed. RackError if it failed or did not end."""
+    try:
+        out, err = popen.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        raise RackError(f"the load did not end in {patience_s:g} s") from None
+    if popen.returncode != 0:
+        raise RackError(f"the load failed: {err.decode(errors='replace').strip()[-400:]}")
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def load(
+    standing: Standing, host: str, transport: Transport, path: str, seconds: float, **flags: Any
+) -> dict[str, Any]:
+    """Load from one host for some seconds."""
+    return finish_load(start_load(standing, host, transport, path, seconds=seconds, **flags), seconds + 60)
+
+
+def flags(words: str, repetitions: int = 6) -> argparse.ArgumentParser:
+    """The flags that every bench has."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=repetitions, help="runs of each point (the paper has six)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of a run")
+    return parser
+
+
+def plot_path(name: str) -> Path:
+    """Where a bench's plot goes."""
+    return REPOSITORY / "bench" / "results" / f"{name}.png"
