@@ -272,11 +272,11 @@ class MetersOfWhatHasNoProof(RackTest):
                 frames = [self.to_service(service, request.with_(tag=i), sport=41000 + i) for i in range(12)]
                 for frame in frames:
                     self.send(CLIENT, frame)
-                time.sleep(0.3)
+                time.sleep(1)
                 dropped = self.switch.counters("drops").get(self.reasons[f"METER_{name}"], 0)
                 dropped -= before.get(self.reasons[f"METER_{name}"], 0)
                 passed = 0
-                while isinstance(self.dataplane.poll(0, timeout=0.1), self.dataplane.PollSuccess):
+                while isinstance(self.dataplane.poll(0, timeout=1), self.dataplane.PollSuccess):
                     passed += 1
                 self.assertEqual(passed + dropped, 12, f"{name}: {passed} passed and {dropped} were dropped of 12")
                 self.assertIn(passed, range(1, 6), f"{name}: a meter of 1 a second, burst 2, passed {passed} of 12")

@@ -79,10 +79,10 @@ class ErrorsOfRivulet(IcmpErrors):
         with self.drops("TTL_EXPIRED"):
             self.send(CLIENT, self.from_client(0x0800 if self.family == 4 else 0x86DD, packet))
         # One falls silent and is found out; the copies go to the others.
-        self.modify("pools", {"pool": pool.id}, "set_pool", members=7, bound=300_000, copies_group=pool.id)
+        self.modify("pools", {"pool": pool.id}, "set_pool", members=7, bound=1_000_000, copies_group=pool.id)
         for replica in (0, 2):
             self.keep_beating(pool, [replica], 0.05)
-        time.sleep(0.5)
+        time.sleep(1.2)
         for sport in range(51000, 51020):
             self.send(CLIENT, self.plain(service, sport))
             self.receive()
@@ -130,10 +130,10 @@ class ErrorsAreMetered(IcmpErrors):
         before = self.switch.counters("drops").get(self.reasons["ICMP_ERROR_METER"], 0)
         for _ in range(12):
             self.send(CLIENT, error)
-        time.sleep(0.3)
+        time.sleep(1)
         dropped = self.switch.counters("drops").get(self.reasons["ICMP_ERROR_METER"], 0) - before
         copies = 0
-        while isinstance(self.dataplane.poll(0, timeout=0.1), self.dataplane.PollSuccess):
+        while isinstance(self.dataplane.poll(0, timeout=1), self.dataplane.PollSuccess):
             copies += 1
         self.assertEqual(copies % 3, 0)
         self.assertEqual(copies // 3 + dropped, 12)

@@ -71,6 +71,8 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
             fell = 0;
             start = 0;
             counted = 0;
+            count = 0;
+            since = 0;
             subject = meta.found_dead;
             if (meta.is_heartbeat == 1) {
                 subject = meta.replica;
@@ -103,11 +105,13 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
                 exclusion_counter.apply(meta.pool ++ subject);
             }
 
-            up_since.apply(meta.pool ++ subject, start, meta.now, since);
-            if (fell == 1 && meta.now - since >= EXCLUSION_UP_TIME) {
-                counted = 1;
+            if (meta.is_heartbeat == 1 || fell == 1) {
+                up_since.apply(meta.pool ++ subject, start, meta.now, since);
+                if (fell == 1 && meta.now - since >= EXCLUSION_UP_TIME) {
+                    counted = 1;
+                }
+                exclusion_count.apply(meta.pool ++ subject, fell, count);
             }
-            exclusion_count.apply(meta.pool ++ subject, fell, count);
             pool_exclusions.apply(meta.pool, counted, meta.now, meta.exclusions);
 
             // Plain TCP: out with the exclusion, back only when the controller has seen that many exclusions.
@@ -117,7 +121,12 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
                 remove = bit_of;
             }
             meta.alive = meta.members & ~after;
-            not_readmitted.apply(meta.pool, add & ~before, remove, before, after);
+            add = add & ~before;
+            before = 0;
+            after = 0;
+            if (meta.is_heartbeat == 1 || meta.by_flow == 1 || fell == 1) {
+                not_readmitted.apply(meta.pool, add, remove, before, after);
+            }
 
             if (returned == 1) {
                 meta.event_kind = event_kind_t.RETURNED;

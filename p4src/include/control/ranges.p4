@@ -120,8 +120,11 @@ control RangeSums(in headers_t hdr, inout metadata_t meta) {
     apply {
         nonce_tag.apply(meta, meta.k0, meta.k1, hdr.continuation.tag);
         keep_original();
-        nonce_tag.apply(meta, meta.k0_prime, meta.k1_prime, hdr.continuation.tag);
-        keep_retransmitted();
+        // Kind 1 somewhere: low bit set, high bit not.
+        if ((~(hdr.proof.range_kinds >> 1) & hdr.proof.range_kinds & 0x55555555) != 0) {
+            nonce_tag.apply(meta, meta.k0_prime, meta.k1_prime, hdr.continuation.tag);
+            keep_retransmitted();
+        }
         if (hdr.entry0.isValid() && hdr.proof.range_kinds[31:31] == 0) {
             entry_sum.apply(meta, hdr.entry0, hdr.proof.range_kinds[31:30], hdr.continuation.base);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One use per response number (transport.md calls it the replay defence): a sketch in two banks of one slot each,
 // nothing is ever cleared. Proved requests and openings have sketches of their own, so that what carries no proof
-// cannot fill the one that matters. 10 register accesses and one hash of 10 rounds a packet.
+// cannot fill the one that matters. 9 register accesses and one hash of 10 rounds a packet.
 #ifndef RIVULET_REPLAY_P4
 #define RIVULET_REPLAY_P4
 
@@ -12,25 +12,31 @@
 const bit<32> REPLAY_CELLS  = 262144;  // a row and bank
 const bit<32> OPENING_CELLS = 65536;
 
-// Three rows. `uses`: how often this key was seen, never too low.
-control ReplaySketch(in bit<54> index, in bit<24> slot, in bit<32> limit, out bit<8> uses, out bit<1> full) {
+// Four rows, their indices 16 bits apart in the hash. `uses`: how often this key was seen, never too low.
+control ReplaySketch(in bit<64> index, in bit<24> slot, in bit<32> limit, out bit<8> uses, out bit<1> full) {
     SketchRow(REPLAY_CELLS) row0;
     SketchRow(REPLAY_CELLS) row1;
     SketchRow(REPLAY_CELLS) row2;
+    SketchRow(REPLAY_CELLS) row3;
     SketchLoad() sketch_load;
     bit<8> uses1;
     bit<8> uses2;
+    bit<8> uses3;
     bit<1> first_use;
 
     apply {
         row0.apply(index[17:0], slot, uses);
-        row1.apply(index[35:18], slot, uses1);
-        row2.apply(index[53:36], slot, uses2);
+        row1.apply(index[33:16], slot, uses1);
+        row2.apply(index[49:32], slot, uses2);
+        row3.apply(index[63:46], slot, uses3);
         if (uses1 < uses) {
             uses = uses1;
         }
         if (uses2 < uses) {
             uses = uses2;
+        }
+        if (uses3 < uses) {
+            uses = uses3;
         }
         first_use = 0;
         if (uses == 0) {
@@ -101,7 +107,7 @@ control Replay(in headers_t hdr, inout metadata_t meta) {
         nonce_number.apply(meta, meta.sketch_number);
         // v0 ^ v2 is as well mixed as the hash itself; indices need no more.
         if (meta.opening == 0) {
-            replay_sketch.apply((meta.nonce ++ (meta.state.v0 ^ meta.state.v2))[53:0], slot, meta.replay_limit,
+            replay_sketch.apply(meta.nonce ++ (meta.state.v0 ^ meta.state.v2), slot, meta.replay_limit,
                                 uses, full);
         } else {
             opening_sketch.apply(meta.nonce, slot, meta.openings_limit, uses, full);
