@@ -103,6 +103,12 @@ class SwitchLink:
                 problem = f"no answer at {self.config.address} within {HANDSHAKE_S:g} s"
             except fy.P4ClientError as error:
                 problem = f"no P4Runtime at {self.config.address}: {error.message or error.code.name}"
+            except asyncio.CancelledError:
+                # finsy cancels its own tasks when one fails, and ours that waits for them; we go on unless it was us.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                problem = "session failed"
             except Exception as error:
                 # finsy raises RuntimeError, ValueError and AssertionError on a broken stream: the link outlives all.
                 problem = f"session failed: {type(error).__name__}: {error}"
@@ -117,10 +123,10 @@ class SwitchLink:
         self._guard()
         await self._knock()
         async with asyncio.timeout(HANDSHAKE_S):
-            await self._inspect()
+            differs = await self._inspect()
+        # Without the program finsy pushes nothing by itself, where a refusal would be lost in a task of its own.
         options = fy.SwitchOptions(
             p4info=self.names.p4info_path,
-            p4blob=self.names.program_path,
             device_id=self.config.device_id,
             initial_election_id=self._election_id(),
         )
@@ -132,6 +138,8 @@ class SwitchLink:
                 raise SwitchError(
                     f"another controller (election id {switch.primary_id}) is primary: end it, or wait for its end"
                 )
+            if differs:
+                await self._push(switch)
             self._switch = switch
             yield switch
         finally:
@@ -153,8 +161,18 @@ class SwitchLink:
         except (OSError, TimeoutError) as error:
             raise SwitchError(f"nobody listens at {address}: {error or 'no answer'}") from None
 
-    async def _inspect(self) -> None:
-        """Refuses a switch that runs a program of somebody else's, unless told to take it over."""
+    async def _push(self, switch: fy.Switch) -> None:
+        """Gives the switch our program. Raises SwitchError if it does not take it."""
+        try:
+            await switch._set_pipeline_config_request(config=self.names.schema.get_pipeline_config())
+        except fy.P4ClientError as error:
+            raise SwitchError(
+                f"does not take the program {self.names.program_path}: {error.message or error.code.name}"
+                " (is it of this controller's version? `make p4` makes it anew)"
+            ) from None
+
+    async def _inspect(self) -> bool:
+        """Whether the switch needs our program. Refuses one that runs somebody else's, unless told to take it over."""
         client = P4Client(self.config.address, None, wait_for_ready=False)
         await client.open()
         try:
@@ -166,19 +184,21 @@ class SwitchLink:
         except fy.P4ClientError as error:
             if not error.is_pipeline_missing:
                 raise
-            return
+            return True
         finally:
             await client.close()
         info = reply.config.p4info
-        if not info.tables or reply.config.cookie.cookie == self.names.schema.p4cookie:
-            return
+        if info.tables and reply.config.cookie.cookie == self.names.schema.p4cookie:
+            return False
         tables = {table.preamble.alias for table in info.tables}
-        if not tables >= OUR_TABLES and not self.config.take_over:
+        if tables and not tables >= OUR_TABLES and not self.config.take_over:
             raise SwitchError(
                 f"device {self.config.device_id} at {self.config.address} runs another program (tables"
                 f" {', '.join(sorted(tables)[:4])}, …): check address and device_id, or set `take_over: true`"
             )
-        log.info("switch %s: its program differs from ours and is replaced", self.config.name)
+        if tables:
+            log.info("switch %s: its program differs from ours and is replaced", self.config.name)
+        return True
 
     async def _serve(self, switch: fy.Switch) -> None:
         await self._read()

@@ -34,6 +34,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self.writes: list[tuple[str, str]] = []
         self.batches = 0
         self.refuse: Callable[[p4r.Update], int] = lambda update: 0
+        self.refuse_pipeline = ""
         self.slow = 0.0
         self.counters: dict[tuple[str, int], int] = {}
         """Packets by counter and cell."""
@@ -144,6 +145,8 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         return p4r.GetForwardingPipelineConfigResponse(config=self.pipeline)
 
     async def SetForwardingPipelineConfig(self, request: Any, context: Any) -> p4r.SetForwardingPipelineConfigResponse:
+        if self.refuse_pipeline:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.refuse_pipeline)
         self.pipeline = request.config
         self.pipelines_set += 1
         self.entities.clear()

@@ -175,6 +175,15 @@ async def test_an_older_version_of_our_program_is_replaced(switch: FakeSwitch, t
         assert switch.pipelines_set == 1
 
 
+async def test_a_switch_that_does_not_take_the_program_says_why(switch: FakeSwitch, tmp_path: Path) -> None:
+    switch.refuse_pipeline = "table 7 is odd"
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: "table 7 is odd" in problem(controller), "an error")
+        assert "does not take the program" in problem(controller) and "make p4" in problem(controller)
+        switch.refuse_pipeline = ""
+        await until(lambda: as_described(controller, switch), "tried again")
+
+
 async def test_a_controller_that_is_not_primary_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
