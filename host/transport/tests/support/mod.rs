@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod laboratory;
+pub mod steady;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -1,0 +1,61 @@
+//! Figures that need no clock. `loop N` runs N server steps, to be counted by callgrind; `bytes` prints the header bytes of a response
+//! by field, with and without delta encoding, as JSON.
+#![allow(missing_docs)]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::hint::black_box;
+
+use rivulet_packet::{NewContinuation, SealedContinuation, Segment};
+use rivulet_transport::Time;
+use rivulet_transport::server::{Policy, Reply, Verdict, step};
+use support::steady;
+
+fn steps(n: u64) {
+    let keys = support::keys();
+    let packet = steady::request(&keys);
+    let policy = Policy::default();
+    let mut out = [0u8; 2048];
+    for _ in 0..n {
+        let segment = Segment::parse_packet(black_box(&packet)).unwrap();
+        let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &policy) else { panic!() };
+        black_box(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap());
+    }
+}
+
+fn response_bytes(delta: bool) -> String {
+    let keys = support::keys();
+    let packet = steady::request(&keys);
+    let policy = Policy { delta, ..Policy::default() };
+    let segment = Segment::parse_packet(&packet).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &policy) else { panic!() };
+    let mut out = [0u8; 2048];
+    let want = plan.heads()[0].want.unwrap();
+    let answer = rivulet_transport::server::Answer::Data { offset: want.offset, data: b"x", end: false };
+    let sent = plan.respond(0, &Reply { answer, ..Reply::default() }, &keys, &mut out).unwrap();
+    let segment = Segment::parse_packet(&out[..sent.length]).unwrap();
+    let response = segment.response().unwrap();
+    let (continuation, mac) = match response.continuation {
+        NewContinuation::Full(_) => (SealedContinuation::LENGTH - 12, 12),
+        NewContinuation::Delta(d) => (d.length() - 12, 12),
+        NewContinuation::None => (0, 0),
+    };
+    let total = 8 + response.head_length();
+    assert_eq!(total, sent.length - 20 - 20 - 1, "IPv4 and TCP headers, and one byte of data");
+    format!(
+        "{{\"option\": 8, \"number\": 4, \"nonce\": 4, \"content\": 1, \"answers\": 1, \
+         \"continuation\": {continuation}, \"mac\": {mac}, \"offset\": 8, \"total\": {total}}}"
+    )
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("loop") => steps(arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1000)),
+        Some("bytes") => {
+            println!("{{\"delta\": {}, \"full\": {}}}", response_bytes(true), response_bytes(false));
+        }
+        _ => eprintln!("usage: transport_figures loop N | bytes"),
+    }
+}
