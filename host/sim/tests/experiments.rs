@@ -57,10 +57,9 @@ fn a_skew_within_a_quarter_of_the_round_trip_declares_nothing() {
 }
 
 #[test]
-#[ignore = "round robin never ends: the tail probe overtakes the slow replica, whose late answer is then refused"]
 fn a_skew_of_five_round_trips_is_learned() {
     for policy in [Policy::Block, Policy::RoundRobin] {
         let s = spraying::skew(1, policy, 10 * MILLISECOND, 2 * MILLISECOND);
-        assert!(s.completion.is_some_and(|t| t < 3 * SECOND), "{policy:?}: {s:?}");
+        assert!(s.completion.is_some_and(|t| t < SECOND), "{policy:?}: {s:?}");
     }
 }
