@@ -27,6 +27,7 @@ mod next_hop;
 mod port;
 mod stack;
 mod stream;
+mod sub;
 mod wake;
 
 pub use netlink::{Route, neighbour, route};
@@ -35,3 +36,4 @@ pub use port::LocalPort;
 pub use rivulet_transport::client::{Config, ConnectionError, Statistics};
 pub use stack::{ConnectError, MAX_CONNECTIONS, Stack};
 pub use stream::Stream;
+pub use sub::SubStream;

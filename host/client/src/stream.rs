@@ -125,7 +125,7 @@ impl Stream {
                 plain.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))))?;
                 return io::Read::read(&mut plain, buffer);
             }
-            if let Some(n) = try_read(&mut state, buffer)? {
+            if let Some(n) = try_read(&mut state, MAIN, buffer)? {
                 drop(state);
                 // Reading makes room, which may allow the connection to ask for more.
                 self.shared.touch();
@@ -144,8 +144,12 @@ impl Stream {
 }
 
 /// Octets that are at hand, `Ok(Some(0))` at the end of the stream, `Ok(None)` if there is nothing yet.
-pub(crate) fn try_read(state: &mut MutexGuard<'_, State>, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    match state.connection.read(MAIN, buffer) {
+pub(crate) fn try_read(
+    state: &mut MutexGuard<'_, State>,
+    stream: u16,
+    buffer: &mut [u8],
+) -> io::Result<Option<usize>> {
+    match state.connection.read(stream, buffer) {
         Read::Bytes(n) => Ok(Some(n)),
         Read::End => Ok(Some(0)),
         Read::Blocked => match (state.ending.error(), &state.ending) {

@@ -11,5 +11,5 @@ mod minisocket;
 mod server;
 pub mod service;
 
-pub use minisocket::{EventKind, Minisocket};
+pub use minisocket::{Detached, EventKind, Minisocket};
 pub use server::{Application, Config, Server, ServerError};

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use rivulet_packet::EthHeader;
 use rivulet_pktio::PacketIo;
+use rivulet_transport::Time;
 use rivulet_transport::keys::KeyRing;
 use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError, Server as Transport};
 use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UcontError, UserContinuation};
@@ -39,6 +40,17 @@ pub struct Minisocket<'a, 'p> {
     pub(crate) counters: &'a mut Counters,
     /// The first head that has no answer yet.
     pub(crate) next: usize,
+    /// The frame that brought the request, and when.
+    pub(crate) frame: &'a [u8],
+    pub(crate) now: Time,
+    pub(crate) detached: bool,
+}
+
+/// An event put aside: the packet that made it, from which everything follows once more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detached {
+    pub(crate) frame: Box<[u8]>,
+    pub(crate) now: Time,
 }
 
 impl<'p> Minisocket<'_, 'p> {
@@ -105,6 +117,18 @@ impl<'p> Minisocket<'_, 'p> {
             self.build(self.next, &Reply::default())?;
         }
         self.build(index, reply)
+    }
+
+    /// Puts the event aside (`msk_detach`): nothing more is answered now. [`Server::resume`](crate::Server::resume)
+    /// takes it up again, before the client gives it up as lost.
+    pub fn detach(&mut self) -> Detached {
+        self.detached = true;
+        Detached { frame: self.frame.into(), now: self.now }
+    }
+
+    /// Drops the event (`msk_drop`): nothing is answered, and the client sees a loss.
+    pub fn drop_event(&mut self) {
+        self.detached = true;
     }
 
     /// Answers all that has no answer yet with nothing.

@@ -16,12 +16,12 @@ use rivulet_pktio::{
     TxFrame,
 };
 use rivulet_transport::Time;
-use rivulet_transport::keys::KeyRing;
-use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport, Verdict};
+use rivulet_transport::keys::{KeyRing, equal_in_constant_time};
+use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport, Verdict, step};
 
 use crate::counters::Counters;
 use crate::heartbeat::Beat;
-use crate::minisocket::{EventKind, Minisocket};
+use crate::minisocket::{Detached, EventKind, Minisocket};
 use crate::service::{Service, ServiceError, check_all};
 
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
@@ -328,13 +328,30 @@ impl Server {
         // Responses are written while the request is read, and both lie in memory of the same object: the
         // request, the shorter of the two, is copied.
         let received = self.io.frame(index);
-        let Some(copy) = self.frame.get_mut(..received.data.len()) else {
+        let length = received.data.len();
+        let Some(copy) = self.frame.get_mut(..length) else {
             counters.damaged += 1;
             return;
         };
         copy.copy_from_slice(received.data);
         let verify = received.checksum == Checksum::Unknown;
-        let (ethernet, segment) = match Segment::parse_frame(&*copy) {
+        let frame = std::mem::take(&mut self.frame);
+        self.handle(&frame[..length], verify, common_clock(), true, application);
+        self.frame = frame;
+    }
+
+    /// Judges a frame and has its event handled. `fresh` frames are remembered against replay; an event that
+    /// was detached is judged a second time, by the step alone and at the time when it came.
+    fn handle(
+        &mut self,
+        frame: &[u8],
+        verify: bool,
+        now: Time,
+        fresh: bool,
+        application: &mut dyn Application,
+    ) {
+        let counters = &mut self.counters;
+        let (ethernet, segment) = match Segment::parse_frame(frame) {
             Ok(parsed) => parsed,
             Err(e) => {
                 counters.refuse(&Refusal::Wire(e));
@@ -352,7 +369,12 @@ impl Server {
             counters.not_ours += 1;
             return;
         };
-        let plan = match running.transport.accept(&segment, &running.keys, common_clock()) {
+        let verdict = if fresh {
+            running.transport.accept(&segment, &running.keys, now)
+        } else {
+            step(&segment, &running.keys, now, &running.transport.policy)
+        };
+        let plan = match verdict {
             Ok(Verdict::Respond(plan)) => plan,
             Ok(Verdict::Terminate) => {
                 counters.requests += 1;
@@ -365,7 +387,7 @@ impl Server {
                 return;
             }
         };
-        counters.requests += 1;
+        counters.requests += u64::from(fresh);
         let kind = match (plan.is_close(), segment.syn_options) {
             (true, _) => EventKind::Close,
             (false, Some(_)) => EventKind::Open,
@@ -386,6 +408,9 @@ impl Server {
             kind,
             counters,
             next: 0,
+            frame,
+            now,
+            detached: false,
         };
         if (kind == EventKind::Close || plan.is_for_application())
             && let Err(refusal) = application.event(&mut msk)
@@ -394,9 +419,72 @@ impl Server {
             msk.counters.refuse(&refusal);
             return;
         }
-        msk.finish();
+        if !msk.detached {
+            msk.finish();
+        }
+    }
+
+    /// Takes an event up again that was detached, also on another machine: it is handed to `application` as
+    /// if it had just come. One that is older than the service's horizon is dropped.
+    pub fn resume(&mut self, event: &Detached, application: &mut dyn Application) {
+        let age = common_clock().since(event.now);
+        let horizon = self.running.iter().map(|r| r.transport.policy.horizon).max().unwrap_or(0);
+        if age > horizon {
+            self.counters.refuse(&Refusal::Stale);
+            return;
+        }
+        self.handle(&event.frame, false, event.now, false, application);
+        self.flush();
+    }
+
+    /// Seals a detached event for another machine with the same keys (`msk_extract_events`). `None` if its
+    /// service is no more.
+    #[must_use]
+    pub fn extract(&self, event: &Detached) -> Option<Vec<u8>> {
+        let keys = &self.service_of(&event.frame)?.keys;
+        let epoch = keys.sealing_epoch(0);
+        let mut out = Vec::with_capacity(event.frame.len() + SEAL);
+        out.extend_from_slice(&epoch.to_be_bytes());
+        out.extend_from_slice(&event.now.0.to_be_bytes());
+        out.extend_from_slice(&event.frame);
+        let mac = keys.seal(epoch)?.user.mac12(&[EVENT, &out]);
+        out.extend_from_slice(&mac);
+        Some(out)
+    }
+
+    /// Opens what [`extract`](Self::extract) sealed, here or elsewhere (`msk_install_events`).
+    pub fn install(&self, sealed: &[u8]) -> Result<Detached, Refusal> {
+        let (body, mac) = sealed.split_last_chunk::<12>().ok_or(Refusal::Forged)?;
+        let (epoch, rest) = body.split_first_chunk::<2>().ok_or(Refusal::Forged)?;
+        let (now, frame) = rest.split_first_chunk::<8>().ok_or(Refusal::Forged)?;
+        let service = self.service_of(frame).ok_or(Refusal::Forged)?;
+        let keys = service.keys.seal(u16::from_be_bytes(*epoch)).ok_or(Refusal::SealEpoch)?;
+        if !equal_in_constant_time(&keys.user.mac12(&[EVENT, body]), mac) {
+            return Err(Refusal::Forged);
+        }
+        Ok(Detached { frame: frame.into(), now: Time(u64::from_be_bytes(*now)) })
+    }
+
+    fn service_of(&self, frame: &[u8]) -> Option<&Running> {
+        let (_, segment) = Segment::parse_frame(frame).ok()?;
+        let serves = |r: &&Running| {
+            r.service.port == segment.dst.port() && r.service.addresses.contains(&segment.dst.ip())
+        };
+        self.running.iter().find(serves)
     }
 }
+
+impl AsFd for Server {
+    /// Readable when there is something to do; heartbeats want [`turn`](Server::turn) called in time besides.
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.io.as_fd()
+    }
+}
+
+/// Octets of a sealed event besides its frame.
+const SEAL: usize = 2 + 8 + 12;
+/// Tells a sealed event from a user continuation under the same key.
+const EVENT: &[u8] = b"rivulet event";
 
 /// Longest frame taken, octets: a jumbo frame of 9000 with its tag.
 const MAX_FRAME: usize = 9216;

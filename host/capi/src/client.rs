@@ -1,0 +1,46 @@
+//! The client's few functions.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rivulet_client::{Stack, Stream, SubStream};
+
+/// A connection and its parallel requests.
+pub struct Client {
+    stream: Stream,
+    requests: Mutex<HashMap<u16, SubStream>>,
+}
+
+impl Client {
+    /// Connects, over a stack of its own.
+    pub fn connect(remote: SocketAddr) -> Result<Client, Box<dyn std::error::Error>> {
+        let stream = Stack::start()?.connect(remote)?;
+        Ok(Client { stream, requests: Mutex::default() })
+    }
+
+    /// Sends a request on a stream of its own.
+    pub fn request(&self, request: &[u8]) -> io::Result<u16> {
+        let sub = self.stream.request(request)?;
+        let id = sub.id();
+        self.requests.lock().insert(id, sub);
+        Ok(id)
+    }
+
+    /// Writes to stream 0.
+    pub fn write(&self, data: &[u8]) -> io::Result<()> {
+        (&self.stream).write_all(data)
+    }
+
+    /// Reads from stream 0, or from a request's answer.
+    pub fn read(&self, id: u16, into: &mut [u8], timeout: Option<Duration>) -> io::Result<usize> {
+        if id == 0 {
+            return self.stream.read_until(into, timeout.map(|t| Instant::now() + t));
+        }
+        let requests = self.requests.lock();
+        let sub = requests.get(&id).ok_or(io::ErrorKind::NotFound)?;
+        sub.read_until(into, timeout.map(|t| Instant::now() + t))
+    }
+}

@@ -1,0 +1,74 @@
+//! Descriptors and what stands behind them; errors in words.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use rivulet_server::Server;
+
+use crate::client::Client;
+use crate::event::Event;
+
+/// A server and its queue.
+pub struct Serving {
+    /// The server.
+    pub server: Server,
+    /// Events not handed out yet; boxes, because C gets them as they are.
+    #[expect(clippy::vec_box, reason = "handed to C as pointers")]
+    pub waiting: Vec<Box<Event>>,
+    /// Events that C has.
+    pub out: Vec<*mut Event>,
+}
+
+// SAFETY: the pointers are boxes given to the C side; the header allows one thread at a time.
+unsafe impl Send for Serving {}
+
+/// What a descriptor is.
+#[derive(Clone)]
+pub enum End {
+    /// Of `msk_listen`.
+    Server(Arc<Mutex<Serving>>),
+    /// Of `msk_connect`.
+    Client(Arc<Client>),
+}
+
+static ENDS: LazyLock<Mutex<HashMap<i32, (OwnedFd, End)>>> = LazyLock::new(Mutex::default);
+
+thread_local! {
+    static ERROR: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// Notes an error and gives the -1 that goes with it.
+pub fn fail(errno: i32, text: &dyn std::fmt::Display) -> i32 {
+    let text = text.to_string().replace('\0', " ");
+    ERROR.with(|error| *error.borrow_mut() = CString::new(text).unwrap_or_default());
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// The last error of this thread.
+pub fn error() -> *const libc::c_char {
+    ERROR.with(|error| error.borrow().as_ptr())
+}
+
+/// Registers an end under its descriptor.
+pub fn add(fd: OwnedFd, end: End) -> i32 {
+    use std::os::fd::AsRawFd;
+    let number = fd.as_raw_fd();
+    ENDS.lock().insert(number, (fd, end));
+    number
+}
+
+/// The end behind a descriptor.
+pub fn get(fd: i32) -> Option<End> {
+    ENDS.lock().get(&fd).map(|(_, end)| end.clone())
+}
+
+/// Forgets a descriptor; the end itself goes with its last user.
+pub fn remove(fd: i32) -> Option<End> {
+    ENDS.lock().remove(&fd).map(|(_, end)| end)
+}

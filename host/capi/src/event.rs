@@ -1,0 +1,140 @@
+//! The event queue's side of the transport: what becomes an event, and what the library answers itself.
+
+use std::net::SocketAddr;
+
+use rivulet_server::{Application, Detached, EventKind, Minisocket};
+use rivulet_transport::server::{Answer, Refusal, Reply};
+use rivulet_transport::ucont::MAX_OPAQUE;
+
+use crate::state::{Ahead, Source};
+
+/// Bits of an output offset that lie within one stream's region.
+const REGION: u32 = 48;
+const PAYLOAD: usize = 9000;
+
+/// A minisocket as C sees it.
+#[derive(Debug)]
+pub struct Event {
+    /// What happened.
+    pub kind: EventKind,
+    /// The client.
+    pub peer: SocketAddr,
+    /// Stream and offset of the input.
+    pub stream: u16,
+    /// Offset of the first octet.
+    pub offset: u64,
+    /// The input.
+    pub input: Vec<u8>,
+    /// The client ends the stream with it.
+    pub last: bool,
+    /// The continuation that came with it; none at the beginning.
+    pub ahead: Option<Ahead>,
+    /// Response packets allowed.
+    pub packets: usize,
+    /// The packet that made it; none for a close.
+    pub detached: Option<Detached>,
+    /// Octets of the input consumed.
+    pub consumed: usize,
+    /// What the application wants to know again.
+    pub user: Vec<u8>,
+    /// Kept beyond the next call.
+    pub kept: bool,
+}
+
+impl Event {
+    /// Where output goes on.
+    pub fn next(&self) -> u64 {
+        self.ahead.as_ref().map_or(u64::from(self.stream) << REGION, |ahead| ahead.next)
+    }
+}
+
+/// Turns requests with input into events and answers all others.
+pub struct Collector<'a> {
+    /// Where events go.
+    #[expect(clippy::vec_box, reason = "handed to C as pointers")]
+    pub events: &'a mut Vec<Box<Event>>,
+}
+
+impl Application for Collector<'_> {
+    fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
+        let mut scratch = [0; MAX_OPAQUE];
+        let Some(input) = msk.input(&mut scratch)? else {
+            if msk.kind() == EventKind::Close {
+                self.events.push(Box::new(bare(msk)));
+            } else {
+                answer_wants(msk);
+            }
+            return Ok(());
+        };
+        let ahead = match &input.continuation {
+            None => None,
+            Some(c) if c.valid_start != input.offset => return Err(Refusal::User),
+            Some(c) => Some(Ahead::decode(c.opaque).ok_or(Refusal::User)?),
+        };
+        let mut event = Event {
+            stream: input.stream,
+            offset: input.offset,
+            input: input.data.to_vec(),
+            last: input.fin,
+            consumed: input.data.len(),
+            user: ahead.as_ref().map(|a| a.user.clone()).unwrap_or_default(),
+            ahead,
+            packets: msk.heads().iter().filter(|h| h.is_for_application()).count(),
+            ..bare(msk)
+        };
+        event.detached = Some(msk.detach());
+        self.events.push(Box::new(event));
+        Ok(())
+    }
+}
+
+fn bare(msk: &Minisocket<'_, '_>) -> Event {
+    Event {
+        kind: msk.kind(),
+        peer: msk.client(),
+        stream: 0,
+        offset: 0,
+        input: Vec::new(),
+        last: false,
+        ahead: None,
+        packets: 0,
+        detached: None,
+        consumed: 0,
+        user: Vec::new(),
+        kept: false,
+    }
+}
+
+/// Output that was promised before, from its continuations.
+fn answer_wants(msk: &mut Minisocket<'_, '_>) {
+    let mut data = [0; PAYLOAD];
+    for index in 0..msk.heads().len() {
+        let head = msk.heads()[index];
+        if head.is_for_application() && head.want.is_some() {
+            let answer = wanted(msk, index, head.room, &mut data);
+            // One that does not fit is answered with nothing by the library.
+            let _ = msk.send(index, &Reply { answer, ..Reply::default() });
+        }
+    }
+}
+
+/// What the want of head `index` gets, up to `room` octets.
+pub fn wanted<'d>(msk: &Minisocket<'_, '_>, index: usize, room: usize, data: &'d mut [u8]) -> Answer<'d> {
+    let Some(want) = msk.heads().get(index).and_then(|head| head.want) else { return Answer::None };
+    let mut scratch = [0; MAX_OPAQUE];
+    let Ok(c) = msk.output_continuation(index, &mut scratch) else {
+        return Answer::Error { code: 400, message: "a continuation that is not of this connection" };
+    };
+    let Some(source) = Source::decode(c.opaque) else {
+        return Answer::Error { code: 400, message: "a continuation of another service" };
+    };
+    let at = want.offset - c.valid_start;
+    let left = source.len().saturating_sub(at);
+    let length = left.min(want.length.into()).min(room as u64).min(data.len() as u64) as usize;
+    let data = &mut data[..length];
+    if source.read(at, data) {
+        Answer::Data { offset: want.offset, data, end: source.is_last() && length as u64 == left }
+    } else {
+        Answer::NotMine { code: 404 }
+    }
+}

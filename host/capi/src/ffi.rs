@@ -1,0 +1,688 @@
+//! The functions of `include/rivulet.h`.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rivulet_pktio::Interface;
+use rivulet_server::keys::KeySet;
+use rivulet_server::service::Service;
+use rivulet_server::{Config, EventKind, Server};
+
+use crate::answer::Answering;
+use crate::client::Client;
+use crate::ends::{End, Serving, add, error, fail, get, remove};
+use crate::event::{Collector, Event};
+use crate::state::Source;
+
+/// As in the header.
+const MAX_UCONT: usize = 900;
+const MAX_SEND: usize = 900;
+const MAX_FILES: usize = 4;
+const HORIZON: Duration = Duration::from_secs(4);
+/// Events in the queue that C has not taken; more are dropped, as a full network queue would.
+const MAX_WAITING: usize = 4096;
+
+/// `tiovec`
+#[repr(C)]
+pub struct TIoVec {
+    base: *const c_void,
+    length: usize,
+}
+
+/// `fiovec`
+#[repr(C)]
+pub struct FIoVec {
+    path: *const c_char,
+    offset: u64,
+    length: u64,
+}
+
+/// `mskdesc`
+#[repr(C)]
+pub struct MskDesc {
+    msk: *mut Event,
+    data: *const c_void,
+    length: usize,
+}
+
+/// `extract_mskdesc_in`
+#[repr(C)]
+pub struct ExtractIn {
+    msk: *mut Event,
+}
+
+/// `msk_collection`
+#[repr(C)]
+pub struct Collection {
+    data: *mut c_void,
+    length: usize,
+}
+
+/// # Safety
+/// `text` is null or a terminated string.
+unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, i32> {
+    if text.is_null() {
+        return Err(fail(libc::EINVAL, &"a null string"));
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().map_err(|e| fail(libc::EINVAL, &e))
+}
+
+/// # Safety
+/// `data` points to `length` octets, or `length` is 0.
+unsafe fn octets<'a>(data: *const c_void, length: usize) -> &'a [u8] {
+    if data.is_null() || length == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(data.cast(), length) }
+}
+
+fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
+    match get(fd) {
+        Some(End::Server(serving)) => Ok(serving),
+        _ => Err(fail(libc::EBADF, &"not a descriptor of msk_listen")),
+    }
+}
+
+/// Takes a minisocket back from C. None if it is not one of this descriptor's.
+fn take(serving: &mut Serving, msk: *mut Event) -> Result<Box<Event>, i32> {
+    match serving.out.iter().position(|out| std::ptr::eq(*out, msk)) {
+        Some(i) => {
+            serving.out.swap_remove(i);
+            // SAFETY: it is a box that was given out and has not come back.
+            Ok(unsafe { Box::from_raw(msk) })
+        }
+        None => Err(fail(libc::EINVAL, &"not a minisocket of this descriptor, or one that was answered")),
+    }
+}
+
+macro_rules! attempt {
+    ($result:expr) => {
+        match $result {
+            Ok(value) => value,
+            Err(code) => return code.into(),
+        }
+    };
+}
+
+/// See the header.
+///
+/// # Safety
+/// The strings are terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_listen(
+    interface: *const c_char,
+    address: *const c_char,
+    port: u16,
+    key_file: *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (interface, address, keys) =
+        unsafe { (attempt!(text(interface)), attempt!(text(address)), attempt!(text(key_file))) };
+    let open = || -> Result<Server, Box<dyn std::error::Error>> {
+        let service = Service {
+            name: "msk".into(),
+            addresses: vec![address.parse::<IpAddr>()?],
+            port,
+            keys: KeySet::read(Path::new(keys))?,
+            member: None,
+            trust_tor: false,
+            plain_tcp: false,
+            horizon: HORIZON,
+        };
+        let interface = Interface::new(None, interface)?;
+        Ok(Server::open(&Config { interface, services: vec![service], incarnation: 1 })?)
+    };
+    let server = match open() {
+        Ok(server) => server,
+        Err(e) => return fail(libc::EINVAL, &e),
+    };
+    match server.as_fd().try_clone_to_owned() {
+        Ok(fd) => {
+            let serving = Serving { server, waiting: Vec::new(), out: Vec::new() };
+            add(fd, End::Server(Arc::new(Mutex::new(serving))))
+        }
+        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `list` has room for `max` pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_events(
+    fd: c_int,
+    list: *mut *mut Event,
+    max: c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    let serving = attempt!(server(fd));
+    let mut serving = serving.lock();
+    let serving = &mut *serving;
+    if list.is_null() || max <= 0 {
+        return fail(libc::EINVAL, &"no room for events");
+    }
+    serving.out.retain(|&msk| {
+        // SAFETY: a box that was given out and has not come back.
+        let kept = unsafe { (*msk).kept };
+        if !kept {
+            // SAFETY: as above; it is forgotten here and now.
+            drop(unsafe { Box::from_raw(msk) });
+        }
+        kept
+    });
+    let until = u64::try_from(timeout_ms).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
+    while serving.waiting.is_empty() {
+        let left = until.map(|at| at.saturating_duration_since(Instant::now()));
+        let longest = left.unwrap_or(Duration::from_millis(100)).min(Duration::from_millis(100));
+        serving.server.turn(&mut Collector { events: &mut serving.waiting }, longest);
+        if left.is_some_and(|left| left.is_zero()) {
+            break;
+        }
+    }
+    serving.waiting.truncate(MAX_WAITING);
+    let count = serving.waiting.len().min(max as usize);
+    for (i, event) in serving.waiting.drain(..count).enumerate() {
+        let msk = Box::into_raw(event);
+        serving.out.push(msk);
+        // SAFETY: i is below max.
+        unsafe { *list.add(i) = msk };
+    }
+    count as c_int
+}
+
+/// See the header.
+///
+/// # Safety
+/// `msk` is a live minisocket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_kind(msk: *const Event) -> c_int {
+    // SAFETY: the caller's promise.
+    match unsafe { (*msk).kind } {
+        EventKind::Open => 1,
+        EventKind::Request => 2,
+        EventKind::Close => 3,
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `msk` is a live minisocket, the others are null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_input(msk: *const Event, length: *mut usize, offset: *mut u64) -> *const c_void {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let event = &*msk;
+        if !length.is_null() {
+            *length = event.input.len();
+        }
+        if !offset.is_null() {
+            *offset = event.offset;
+        }
+        event.input.as_ptr().cast()
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `msk` is a live minisocket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_is_last_input(msk: *const Event) -> c_int {
+    // SAFETY: the caller's promise.
+    c_int::from(unsafe { (*msk).last })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `msk` is a live minisocket, `length` is null or writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_ucont(msk: *const Event, length: *mut usize) -> *const c_void {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let user = (*msk).ahead.as_ref().map(|ahead| &ahead.user);
+        if !length.is_null() {
+            *length = user.map_or(0, Vec::len);
+        }
+        user.map_or(std::ptr::null(), |user| user.as_ptr().cast())
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `msk` is a live minisocket.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_packets(msk: *const Event) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { (*msk).packets as c_int }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `msk` is a live minisocket, `address` has room for `*length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_peer(
+    msk: *const Event,
+    address: *mut libc::sockaddr,
+    length: *mut libc::socklen_t,
+) -> c_int {
+    if address.is_null() || length.is_null() {
+        return fail(libc::EFAULT, &"no room for the address");
+    }
+    // SAFETY: the caller's promise.
+    let peer = unsafe { (*msk).peer };
+    let mut raw = [0u8; 28];
+    raw[2..4].copy_from_slice(&peer.port().to_be_bytes());
+    let (family, size) = match peer.ip() {
+        IpAddr::V4(ip) => {
+            raw[4..8].copy_from_slice(&ip.octets());
+            (libc::AF_INET, 16)
+        }
+        IpAddr::V6(ip) => {
+            raw[8..24].copy_from_slice(&ip.octets());
+            (libc::AF_INET6, 28)
+        }
+    };
+    raw[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+    // SAFETY: the caller's promise; no more than there is room for.
+    unsafe {
+        let room = (*length as usize).min(size);
+        std::ptr::copy_nonoverlapping(raw.as_ptr(), address.cast(), room);
+        *length = size as libc::socklen_t;
+    }
+    0
+}
+
+/// Runs `f` on a minisocket that C keeps.
+fn with(fd: c_int, msk: *mut Event, f: impl FnOnce(&mut Event) -> c_int) -> c_int {
+    let serving = attempt!(server(fd));
+    let mut serving = serving.lock();
+    let event = attempt!(take(&mut serving, msk));
+    let msk = Box::into_raw(event);
+    serving.out.push(msk);
+    // SAFETY: a box that is with C again; nobody else uses it now.
+    f(unsafe { &mut *msk })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_consume(fd: c_int, msk: *mut Event, length: usize) -> c_int {
+    with(fd, msk, |event| {
+        if length > event.input.len() {
+            return fail(libc::EINVAL, &"more than there is");
+        }
+        event.consumed = length;
+        0
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `buf` points to `length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_setucont(
+    fd: c_int,
+    msk: *mut Event,
+    pkt: c_int,
+    buf: *const c_char,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let user = unsafe { octets(buf.cast(), length) };
+    with(fd, msk, |event| {
+        if user.len() > MAX_UCONT {
+            return fail(libc::EMSGSIZE, &"longer than MSK_MAX_UCONT");
+        }
+        if pkt < 0 || pkt as usize >= event.packets {
+            return fail(libc::EINVAL, &"there is no such response packet");
+        }
+        event.user = user.to_vec();
+        0
+    })
+}
+
+/// Answers with these sources and ends the minisocket.
+fn answer(serving: &mut Serving, msk: *mut Event, sources: &[Source]) -> c_int {
+    let event = attempt!(take(serving, msk));
+    let Some(detached) = &event.detached else { return 0 };
+    let mut answering = Answering { event: &event, sources, done: false };
+    serving.server.resume(detached, &mut answering);
+    if answering.done {
+        0
+    } else {
+        fail(libc::ECANCELED, &"the client has given the request up, or a key is gone")
+    }
+}
+
+fn inline(data: &[u8], last: bool) -> Result<Vec<Source>, i32> {
+    if data.len() > MAX_SEND {
+        return Err(fail(libc::EMSGSIZE, &"longer than MSK_MAX_SEND"));
+    }
+    Ok(vec![Source::Inline { data: data.to_vec(), last }])
+}
+
+/// See the header.
+///
+/// # Safety
+/// `data` points to `length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_send(fd: c_int, msk: *mut Event, data: *const c_char, length: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    let sources = attempt!(inline(unsafe { octets(data.cast(), length) }, false));
+    let serving = attempt!(server(fd));
+    answer(&mut serving.lock(), msk, &sources)
+}
+
+/// See the header.
+///
+/// # Safety
+/// `data` points to `length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendlast(
+    fd: c_int,
+    msk: *mut Event,
+    data: *const c_char,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let sources = attempt!(inline(unsafe { octets(data.cast(), length) }, true));
+    let serving = attempt!(server(fd));
+    answer(&mut serving.lock(), msk, &sources)
+}
+
+/// See the header.
+///
+/// # Safety
+/// `pieces` points to `count` pieces, each as long as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendv(fd: c_int, msk: *mut Event, pieces: *const TIoVec, count: c_int) -> c_int {
+    let mut data = Vec::new();
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { &*pieces.add(i) };
+        // SAFETY: as above.
+        data.extend_from_slice(unsafe { octets(piece.base, piece.length) });
+        if data.len() > MAX_SEND {
+            break;
+        }
+    }
+    let sources = attempt!(inline(&data, false));
+    let serving = attempt!(server(fd));
+    answer(&mut serving.lock(), msk, &sources)
+}
+
+/// See the header.
+///
+/// # Safety
+/// `pieces` points to `count` pieces, each with a terminated path.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendfilev(
+    fd: c_int,
+    msk: *mut Event,
+    pieces: *const FIoVec,
+    count: c_int,
+) -> c_int {
+    let count = usize::try_from(count).unwrap_or(0);
+    if count > MAX_FILES {
+        return fail(libc::EMSGSIZE, &"more than 4 pieces");
+    }
+    let mut sources = Vec::new();
+    for i in 0..count {
+        // SAFETY: the caller's promise.
+        let piece = unsafe { &*pieces.add(i) };
+        // SAFETY: as above.
+        let path = attempt!(unsafe { text(piece.path) });
+        if path.len() > 200 {
+            return fail(libc::ENAMETOOLONG, &"a path of more than 200 octets");
+        }
+        match std::fs::metadata(path) {
+            Ok(meta) if piece.offset.checked_add(piece.length).is_some_and(|end| end <= meta.len()) => {}
+            Ok(_) => return fail(libc::EINVAL, &"beyond the end of the file"),
+            Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
+        }
+        sources.push(Source::File { offset: piece.offset, length: piece.length, path: path.to_owned() });
+    }
+    let serving = attempt!(server(fd));
+    answer(&mut serving.lock(), msk, &sources)
+}
+
+/// See the header.
+///
+/// # Safety
+/// `answers` points to `count` answers, each with data as long as it says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_sendbulk(fd: c_int, answers: *const MskDesc, count: c_int) -> c_int {
+    let serving = attempt!(server(fd));
+    let mut serving = serving.lock();
+    let mut sent = 0;
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the caller's promise.
+        let one = unsafe { &*answers.add(i) };
+        // SAFETY: as above.
+        let Ok(sources) = inline(unsafe { octets(one.data, one.length) }, false) else { continue };
+        sent += c_int::from(answer(&mut serving, one.msk, &sources) == 0);
+    }
+    sent
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_drop(fd: c_int, msk: *mut Event) -> c_int {
+    let serving = attempt!(server(fd));
+    drop(attempt!(take(&mut serving.lock(), msk)));
+    0
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_detach(fd: c_int, msk: *mut Event) -> c_int {
+    with(fd, msk, |event| {
+        event.kept = true;
+        0
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `input` points to `inlen` entries, `out` has room for `*outlen`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_extract_events(
+    fd: c_int,
+    input: *const ExtractIn,
+    inlen: c_int,
+    out: *mut Collection,
+    outlen: *mut c_int,
+) -> c_int {
+    let serving = attempt!(server(fd));
+    let mut serving = serving.lock();
+    if outlen.is_null() || out.is_null() {
+        return fail(libc::EFAULT, &"no room for events");
+    }
+    // SAFETY: the caller's promise.
+    let room = unsafe { *outlen };
+    let mut count = 0;
+    for i in 0..inlen.min(room).max(0) {
+        // SAFETY: the caller's promise.
+        let msk = unsafe { (*input.add(i as usize)).msk };
+        let event = attempt!(take(&mut serving, msk));
+        let Some(sealed) = event.detached.as_ref().and_then(|d| serving.server.extract(d)) else { continue };
+        let sealed = Box::leak(sealed.into_boxed_slice());
+        let collection = Collection { data: sealed.as_mut_ptr().cast(), length: sealed.len() };
+        // SAFETY: count is below the room.
+        unsafe { out.add(count as usize).write(collection) };
+        count += 1;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { *outlen = count };
+    0
+}
+
+/// See the header.
+///
+/// # Safety
+/// `events` points to `count` collections.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *const Collection, count: c_int) -> c_int {
+    let serving = attempt!(server(fd));
+    let mut serving = serving.lock();
+    let serving = &mut *serving;
+    let mut installed = 0;
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the caller's promise.
+        let one = unsafe { &*events.add(i) };
+        // SAFETY: as above.
+        let sealed = unsafe { octets(one.data, one.length) };
+        if let Ok(detached) = serving.server.install(sealed) {
+            serving.server.resume(&detached, &mut Collector { events: &mut serving.waiting });
+            installed += 1;
+        }
+    }
+    installed
+}
+
+/// See the header.
+///
+/// # Safety
+/// `events` points to `count` collections made by `msk_extract_events` and not freed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_free_collection(events: *mut Collection, count: c_int) {
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the caller's promise: a leaked box of this length.
+        unsafe {
+            let one = &mut *events.add(i);
+            if !one.data.is_null() {
+                let slice = std::ptr::slice_from_raw_parts_mut(one.data.cast::<u8>(), one.length);
+                drop(Box::from_raw(slice));
+            }
+            (one.data, one.length) = (std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `address` is a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_connect(address: *const c_char, port: u16) -> c_int {
+    // SAFETY: the caller's promise.
+    let address = attempt!(unsafe { text(address) });
+    let Ok(ip) = address.parse::<IpAddr>() else { return fail(libc::EINVAL, &"not an address") };
+    // SAFETY: plain system call; the descriptor only stands for the connection.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return fail(libc::EMFILE, &std::io::Error::last_os_error());
+    }
+    // SAFETY: it was just opened and belongs to nobody else.
+    let fd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
+    match Client::connect(SocketAddr::new(ip, port)) {
+        Ok(client) => add(fd, End::Client(Arc::new(client))),
+        Err(e) => fail(libc::EHOSTUNREACH, &e),
+    }
+}
+
+fn client(fd: c_int) -> Result<Arc<Client>, i32> {
+    match get(fd) {
+        Some(End::Client(client)) => Ok(client),
+        _ => Err(fail(libc::EBADF, &"not a descriptor of msk_connect")),
+    }
+}
+
+/// See the header. The region that the paper reserves by `reserve` is always 2^48 octets here.
+///
+/// # Safety
+/// `request` points to `length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_request(
+    fd: c_int,
+    request: *const c_char,
+    length: c_int,
+    _reserve: c_int,
+) -> c_int {
+    let client = attempt!(client(fd));
+    // SAFETY: the caller's promise.
+    let request = unsafe { octets(request.cast(), usize::try_from(length).unwrap_or(0)) };
+    match client.request(request) {
+        Ok(id) => id.into(),
+        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `data` points to `length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_write(fd: c_int, data: *const c_char, length: c_int) -> c_int {
+    let client = attempt!(client(fd));
+    // SAFETY: the caller's promise.
+    let data = unsafe { octets(data.cast(), usize::try_from(length).unwrap_or(0)) };
+    match client.write(data) {
+        Ok(()) => data.len() as c_int,
+        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EPIPE), &e),
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `data` has room for `length` octets.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_read(
+    fd: c_int,
+    stream: c_int,
+    data: *mut c_void,
+    length: usize,
+    timeout_ms: c_int,
+) -> isize {
+    let client = match client(fd) {
+        Ok(client) => client,
+        Err(code) => return code as isize,
+    };
+    if data.is_null() || length == 0 {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let into = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), length) };
+    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    match client.read(stream as u16, into, timeout) {
+        Ok(n) => n as isize,
+        Err(e) if e.kind() == std::io::ErrorKind::TimedOut => fail(libc::EAGAIN, &"nothing yet") as isize,
+        Err(e) => fail(e.raw_os_error().unwrap_or(libc::ECONNRESET), &e) as isize,
+    }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_close(fd: c_int) -> c_int {
+    match remove(fd) {
+        Some(End::Server(serving)) => {
+            for msk in serving.lock().out.drain(..) {
+                // SAFETY: a box that was given out and has not come back.
+                drop(unsafe { Box::from_raw(msk) });
+            }
+            0
+        }
+        Some(End::Client(_)) => 0,
+        None => fail(libc::EBADF, &"not a descriptor of this library"),
+    }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn msk_error() -> *const c_char {
+    error()
+}
