@@ -123,19 +123,10 @@ def show(report: dict[str, Any], values: Parameters, title: str, opening: str) -
         f"Rivulet: {_count(mine['connections_opened'])}": [tuple(sample) for sample in mine["samples"]],
         f"kernel TCP (Reno): {_count(theirs['connections_opened'])}": [tuple(sample) for sample in theirs["samples"]],
     }
-    save(
-        draw(flows, marks, 0.0, end, title),
-        folder / f"{name}.png",
-        folder / f"{name}.html",
-        title,
-        rows,
-        "\n".join(words),
-    )
-    for line in words:
-        console.print(line)
-    console.print(
-        f"figure: {folder / 'failover.png'}, page: {folder / 'failover.html'}, data: {folder / f'{name}.json'}"
-    )
+    png, page = folder / f"{name}.png", folder / f"{name}.html"
+    save(draw(flows, marks, 0.0, end, title), png, page, title, rows, "\n".join(words))
+    for line in [*words, f"figure: {png}", f"page:   {page}", f"data:   {folder / name}.json"]:
+        console.print(line, soft_wrap=True)
     return 0 if ok else 1
 
 

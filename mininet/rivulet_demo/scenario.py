@@ -109,11 +109,13 @@ class Standing:
     marks: list[tuple[float, str, str]] = field(default_factory=list)
     clients: dict[str, tuple[Process, Path]] = field(default_factory=dict)
 
-    def client(self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None) -> None:
-        """Starts a download on a host; `via` runs curl (empty: kernel TCP)."""
+    def client(
+        self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None, address: str = ""
+    ) -> None:
+        """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address`: not from the service."""
         result = self.rack.folder / f"fetch-{name}.json"
         result.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "rivulet_demo.fetch", url(path), str(size or self.parameters.size)]
+        command = [sys.executable, "-m", "rivulet_demo.fetch", address or url(path), str(size or self.parameters.size)]
         command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
         self.clients[name] = (self.rack.start(f"client-{name}", self.rack.nodes[host], command), result)
 
