@@ -1,5 +1,7 @@
 """Configuration: what is refused, with which line and words."""
 
+from pathlib import Path
+
 import pytest
 
 from rivulet_controller.config import ConfigError, load, parse
@@ -80,3 +82,7 @@ def test_empty_binary_and_missing_files_are_errors(tmp_path) -> None:  # type: i
     for path in (binary, tmp_path / "absent.yaml"):
         with pytest.raises(ConfigError, match="cannot be read"):
             load(path)
+
+
+def test_the_example_is_right() -> None:
+    assert len(load(Path(__file__).parents[1] / "examples" / "rack.yaml").replicas) == 3
