@@ -26,6 +26,11 @@ def _channel(
     return grpc.aio.insecure_channel(address, options=[*arguments, ("grpc.default_authority", "localhost")])
 
 
+RPC_TIMEOUT_S = 30.0
+"""Longest time for one request; finsy's own 10 s are short for a pipeline on a busy machine."""
+
+
 def install() -> None:
-    """Makes finsy use it. Harmless when done twice."""
+    """Makes finsy use both. Harmless when done twice."""
+    setattr(finsy.p4client, "_DEFAULT_RPC_TIMEOUT", RPC_TIMEOUT_S)  # noqa: B010 (not among its public names)
     setattr(finsy.p4client, "grpc_channel", _channel)  # noqa: B010 (not among its public names)

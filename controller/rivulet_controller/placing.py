@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from .config import Config
 from .desired import Numbers, next_hops
 from .slots import pair
-from .state import Decision, State
+from .state import Decision, Pairs, State
 
 
 def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]:
@@ -40,4 +41,10 @@ def assign(config: Config, state: State, numbers: Numbers) -> None:
         if by_index and not any(by_index.values()):
             by_index = dict.fromkeys(by_index, 1)
         old = state.slots.get(service.name, ())
-        state.set_slots(service.name, pair(old, service.slots, by_index, service.name))
+        state.set_slots(service.name, _pair(old, service.slots, tuple(sorted(by_index.items())), service.name))
+
+
+@lru_cache(maxsize=16384)
+def _pair(previous: Pairs, size: int, weights: tuple[tuple[int, int], ...], seed: str) -> Pairs:
+    """`pair`, remembered: most changes leave most services' slots as they are."""
+    return pair(previous, size, dict(weights), seed)

@@ -36,8 +36,8 @@ RECONNECT_S = (0.02, 0.25)
 KNOCK_S = 2.0
 """Longest time to open a connection."""
 
-HANDSHAKE_S = 15.0
-"""Longest time to connect, arbitrate and load the pipeline."""
+HANDSHAKE_S = 45.0
+"""Longest time to connect, arbitrate and load the pipeline: a switch on a busy machine takes its time to load."""
 
 DIGEST_QUEUE = 1000
 """Events waiting to be handled; more are dropped, which the gap in their sequence tells."""
