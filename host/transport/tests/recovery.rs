@@ -202,7 +202,8 @@ fn a_single_loss_costs_one_round_trip_and_a_reordering_window_at_most() {
 #[ignore = "a tool"]
 fn one_pattern() {
     use Fate::*;
-    let start = Start { cwnd: 1, ssthresh: 65535 };
-    let o = run(&Experiment { start, fates: vec![ResponseLost, Arrives], delayed: None, primes_lost: 0 });
+    let start = Start { cwnd: 8, ssthresh: 8 };
+    let fates = vec![Arrives, Arrives, ResponseLost, Arrives, Arrives, Arrives, RequestLost, Arrives];
+    let o = run(&Experiment { start, fates, delayed: None, primes_lost: 0 });
     println!("{o:?}");
 }
