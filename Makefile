@@ -91,3 +91,7 @@ bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `mak
 $(addprefix bench-,$(BENCHES)): bench-%: build
 	$(CARGO) build --release --locked -p rivulet-load
 	$(ROOT) $(PY) -m rivulet_bench.$* $(BENCH_FLAGS)
+
+.PHONY: bench-transport
+bench-transport: ## what a step of the transport costs: time, instructions, allocations, header bytes
+	CARGO="$(CARGO)" $(PY) host/transport/benches/report.py
