@@ -25,6 +25,7 @@ SERVICE = "10.9.0.1"
 OFFLOADS_OFF = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
 """veth leaves checksums and segmentation to nobody; the frames here must be whole."""
 
+RATE = "50mbit"
 REPLICAS = ("r1", "r2", "r3")
 
 
@@ -64,6 +65,9 @@ class NetRack:
         parse(self.description())
         _ip("netns", "add", self.space("tor"))
         self._host("c1", 1, "10.0.1.1", "02:00:00:00:01:01")
+        # Towards the client no faster than this, so that a download lasts while things are killed.
+        shape = ("rate", RATE, "burst", "64k", "latency", "50ms")
+        self.inside("tor", "tc", "qdisc", "add", "dev", "v1", "root", "tbf", *shape)
         for number, name in enumerate(REPLICAS, 1):
             self._host(name, 100 + number, f"10.0.2.{number}", f"02:00:00:00:02:{number:02x}")
             self.inside(name, "ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")

@@ -19,7 +19,7 @@ from netrack import SWITCHES, USABLE, NetRack
 pytestmark = [
     pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)"),
 ]
-MEGABYTES = int(os.environ.get("RIVULET_SYSTEM_MB", "12"))
+MEGABYTES = int(os.environ.get("RIVULET_SYSTEM_MB", "25"))
 ROTATION_S = float(os.environ.get("RIVULET_ROTATION_S", "15"))
 
 

@@ -1,0 +1,37 @@
+"""The Grafana dashboard asks only for metrics that exist, by labels that they have."""
+
+import json
+import re
+from pathlib import Path
+
+from fake_switch import FakeSwitch
+from harness import as_described, running, until
+from sample_rack import NAMES
+
+from rivulet_controller.metrics import Metrics
+
+DASHBOARD = Path(__file__).resolve().parents[1] / "grafana.json"
+
+
+async def test_every_query_names_metrics_and_labels_that_exist(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        switch.counters["drops", 1] = 1
+        switch.counters["suspects", 1] = 1
+        switch.counters["service_outcomes", 16] = 1
+        samples = controller.fleet.health.samples
+        await until(lambda: "tor1" in samples and bool(samples["tor1"].drops), "a reading")
+        text = Metrics(controller).text().decode()
+    found = {}
+    for name, labels in re.findall(r"^(rivulet_\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
+        found[name] = set(re.findall(r'(\w+)="', labels))
+    queries = [t["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for t in panel["targets"]]
+    assert len(queries) > 10
+    for query in queries:
+        names = re.findall(r"rivulet_\w+", query)
+        assert names and set(names) <= found.keys(), query
+        used = set(re.findall(r"(\w+)=~", query)) | {
+            label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")
+        }
+        for name in names:
+            assert used <= found[name], (query, found[name])
