@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rivulet_demo.rack import RackError, binary
+from rivulet_demo.rack import RackError, binary, prompt
 from rivulet_demo.scenario import Parameters, Standing, standing_rack
 from rivulet_demo.services import make_file, url
 
@@ -57,7 +57,7 @@ def put(name: str, size: int) -> str:
 
 def start_load(standing: Standing, host: str, transport: Transport, path: str, **flags: Any) -> subprocess.Popen[bytes]:
     """Starts rivulet-load on a host; `finish_load` waits for it."""
-    command = [binary("rivulet-load"), url(path), "--transport", transport]
+    command = [*prompt(), binary("rivulet-load"), url(path), "--transport", transport]
     for flag, value in flags.items():
         command += [f"--{flag.replace('_', '-')}", str(value)]
     popen: subprocess.Popen[bytes] = standing.rack.nodes[host].popen(

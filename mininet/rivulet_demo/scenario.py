@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .rack import REPOSITORY, Process, Rack, RackError, binary, running_rack
+from .rack import REPOSITORY, Process, Rack, RackError, binary, prompt, running_rack
 from .services import Replicas, Watch, make_file, ping_ms, start_controller, url, wait_ready
 from .spec import RackSpec, rack
 
@@ -121,7 +122,7 @@ class Standing:
 
     def via_rivulet(self, host: str) -> str:
         """What runs curl over Rivulet on a host."""
-        return f"{binary('rivulet')} run --"
+        return shlex.join([*prompt(), binary("rivulet"), "run", "--"])
 
     def so_far(self, name: str) -> int:
         """Bytes that a client has."""

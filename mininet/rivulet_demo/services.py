@@ -17,7 +17,7 @@ import finsy as fy
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
-from .rack import REPOSITORY, Process, Rack, RackError, binary
+from .rack import REPOSITORY, Process, Rack, RackError, binary, prompt
 from .spec import SERVICE_PORT, SERVICE_V4
 
 ARTIFACTS = REPOSITORY / "p4src" / "build"
@@ -37,6 +37,7 @@ class Replicas:
         """Starts the serving process of a replica."""
         count = self.starts[name] = self.starts.get(name, 0) + 1
         command = [
+            *prompt(),
             binary("rivulet"),
             "serve",
             str(self.www),
