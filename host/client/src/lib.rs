@@ -28,6 +28,8 @@ mod port;
 mod stack;
 mod stream;
 mod sub;
+#[cfg(feature = "tokio")]
+mod tokio_stream;
 mod wake;
 
 pub use netlink::{Route, neighbour, route};
@@ -37,3 +39,5 @@ pub use rivulet_transport::client::{Config, ConnectionError, Statistics};
 pub use stack::{ConnectError, MAX_CONNECTIONS, Stack};
 pub use stream::Stream;
 pub use sub::SubStream;
+#[cfg(feature = "tokio")]
+pub use tokio_stream::AsyncStream;

@@ -16,7 +16,7 @@ use crate::stack::Stack;
 /// The stream that an ordinary socket sees.
 const MAIN: u16 = 0;
 
-/// A connection. Reading and writing block; for tasks see [`AsyncStream`](crate::AsyncStream).
+/// A connection. Reading and writing block; tasks of tokio have `AsyncStream` (feature `tokio`).
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
     /// Keeps the thread alive.

@@ -30,17 +30,22 @@ fn whole_files_of_every_size() {
 fn several_files_on_one_connection_and_what_the_server_refuses() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
-    let (a, b) = (rig.file("a", 3000), rig.file("b", 70_000));
+    let (a, b) = (rig.file("a", 3000), rig.file("b", 1_000_000));
     let (out_a, out_b) = (rig.dir.path().join("oa"), rig.dir.path().join("ob"));
-    let mut command = rig.get(&["--json", "-o"]);
-    command.arg(&out_a).arg("-o").arg(&out_b).args([url("a"), url("b"), url("none")]);
-    let out = command.current_dir(rig.dir.path()).output().unwrap();
-    assert_eq!(out.status.code(), Some(3), "{}", String::from_utf8_lossy(&out.stderr));
-    assert!(std::fs::read(out_a).unwrap() == a && std::fs::read(out_b).unwrap() == b);
-    let reports: Vec<serde_json::Value> =
-        String::from_utf8_lossy(&out.stdout).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-    assert_eq!(reports[0]["local"], reports[1]["local"], "one connection");
-    assert_eq!(reports[2]["status"], 404);
+    // In parallel (section 5.2), then one after the other.
+    for flags in [&["--json"][..], &["--json", "--one-by-one"]] {
+        let mut command = rig.get(flags);
+        command.arg("-o").arg(&out_a).arg("-o").arg(&out_b).args([url("a"), url("b"), url("none")]);
+        let out = command.current_dir(rig.dir.path()).output().unwrap();
+        assert_eq!(out.status.code(), Some(3), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(std::fs::read(&out_a).unwrap() == a && std::fs::read(&out_b).unwrap() == b);
+        let reports: Vec<serde_json::Value> =
+            String::from_utf8_lossy(&out.stdout).lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(reports[0]["local"], reports[1]["local"], "one connection");
+        assert_eq!(reports[2]["status"], 404);
+        std::fs::remove_file(&out_a).unwrap();
+        std::fs::remove_file(&out_b).unwrap();
+    }
 }
 
 #[test]

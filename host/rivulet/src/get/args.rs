@@ -30,6 +30,10 @@ pub struct GetArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
+    /// Several URLs of one server one after the other, instead of in parallel on one connection
+    #[arg(long)]
+    pub one_by_one: bool,
+
     /// Milliseconds between two samples of progress in the JSON
     #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub sample_ms: u64,

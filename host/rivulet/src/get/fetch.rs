@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use rivulet_client::{Config, Stack, Statistics, Stream};
 use serde::Serialize;
 
@@ -117,21 +117,96 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
         anyhow::bail!("more outputs than URLs");
     }
     let stack = Stack::with_config(Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() })?;
-    let mut kept: Option<Connection> = None;
+    let bars = MultiProgress::new();
+    let mut downloads: Vec<Download<'_>> = urls
+        .iter()
+        .enumerate()
+        .map(|(i, url)| Download::new(args, i, url, args.output.get(i), &bars))
+        .collect();
     let mut code = 0;
-    for (i, url) in urls.iter().enumerate() {
-        let mut download = Download::new(args, url, args.output.get(i));
+    let mut tell_all = |done: Vec<(Report, Option<Failure>, bool)>| -> anyhow::Result<()> {
+        for (report, failure, to_stdout) in done {
+            if let Some(failure) = failure {
+                // The first failure is the one that tells.
+                code = if code == 0 { failure.code() } else { code };
+                eprintln!("rivulet get: {}: {}", report.url, failure.message());
+            }
+            tell(args, &report, to_stdout)?;
+        }
+        Ok(())
+    };
+    let same_server = urls.iter().all(|u| (&u.host, u.port) == (&urls[0].host, urls[0].port));
+    if urls.len() > 1 && same_server && !args.one_by_one && args.output.iter().all(|o| o != Path::new("-")) {
+        match parallel(&stack, &mut downloads) {
+            Some(done) => {
+                tell_all(done)?;
+                return Ok(code);
+            }
+            // Plain TCP has one stream.
+            None => tracing::debug!("not in parallel"),
+        }
+    }
+    let mut kept: Option<Connection> = None;
+    for download in &mut downloads {
         let result = download.run(&stack, &mut kept);
-        let report = download.report(&args.urls[i], kept.as_ref(), result.as_ref().err());
-        if let Err(failure) = result {
-            // The first failure is the one that tells.
-            code = if code == 0 { failure.code() } else { code };
-            eprintln!("rivulet get: {}: {}", args.urls[i], failure.message());
+        let report = download.report(kept.as_ref().map(|c| &c.stream), result.as_ref().err());
+        if result.is_err() {
             kept = None;
         }
-        tell(args, &report, download.to_stdout())?;
+        tell_all(vec![(report, result.err(), download.to_stdout())])?;
     }
     Ok(code)
+}
+
+/// All downloads at once, each on a stream of its own, all on one connection (section 5.2). None: the server
+/// does not speak Rivulet, and nothing was begun.
+fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report, Option<Failure>, bool)>> {
+    let failed = |downloads: &[Download<'_>], e: &anyhow::Error| {
+        let done = downloads.iter().map(|d| {
+            let failure = Failure::Connect(anyhow::anyhow!("{e:#}"));
+            (d.report(None, Some(&failure)), Some(failure), d.to_stdout())
+        });
+        Some(done.collect())
+    };
+    let stream = match downloads[0].url.resolve().and_then(|remote| Ok(stack.connect(remote)?)) {
+        Ok(stream) => stream,
+        Err(e) => return failed(downloads, &e),
+    };
+    let mut subs = Vec::new();
+    for download in downloads.iter() {
+        let resume = download.resume_point();
+        match stream.request(download.request(resume.as_ref()).as_bytes()) {
+            Ok(sub) => subs.push((sub, resume)),
+            Err(e) => return failed(downloads, &e.into()),
+        }
+    }
+    // The first answer tells what the server speaks.
+    let patience = Duration::from_secs(downloads[0].args.stall_timeout);
+    if let Err(e) = stream.connect_now(patience) {
+        return failed(downloads, &e.into());
+    }
+    if stream.is_plain_tcp() {
+        return None;
+    }
+    let stream = &stream;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = downloads
+            .iter_mut()
+            .zip(subs)
+            .map(|(download, (sub, resume))| {
+                scope.spawn(move || {
+                    let mut from = Patient {
+                        read: &|into, until| sub.read_until(into, Some(until)),
+                        stall: Duration::from_secs(download.args.stall_timeout),
+                    };
+                    let failure = download.receive(resume, &mut Buffer::default(), &mut from).err();
+                    (download.report(Some(stream), failure.as_ref()), failure, download.to_stdout())
+                })
+            })
+            .collect();
+        // A panic there was reported when it happened.
+        Some(threads.into_iter().filter_map(|t| t.join().ok()).collect())
+    })
 }
 
 fn tell(args: &GetArgs, report: &Report, stdout_is_taken: bool) -> anyhow::Result<()> {
@@ -166,6 +241,9 @@ fn tell(args: &GetArgs, report: &Report, stdout_is_taken: bool) -> anyhow::Resul
 /// One URL on its way into one file.
 struct Download<'a> {
     args: &'a GetArgs,
+    /// As it was given.
+    text: &'a str,
+    bars: &'a MultiProgress,
     url: &'a Url,
     path: PathBuf,
     meter: Meter,
@@ -174,10 +252,16 @@ struct Download<'a> {
 }
 
 impl<'a> Download<'a> {
-    fn new(args: &'a GetArgs, url: &'a Url, output: Option<&PathBuf>) -> Download<'a> {
+    fn new(
+        args: &'a GetArgs,
+        index: usize,
+        url: &'a Url,
+        output: Option<&PathBuf>,
+        bars: &'a MultiProgress,
+    ) -> Download<'a> {
         let path = output.cloned().unwrap_or_else(|| url.file_name().into());
         let meter = Meter::new(Duration::from_millis(args.sample_ms));
-        Download { args, url, path, meter, status: None, size: None }
+        Download { args, text: &args.urls[index], bars, url, path, meter, status: None, size: None }
     }
 
     fn to_stdout(&self) -> bool {
@@ -209,22 +293,30 @@ impl<'a> Download<'a> {
         };
         let request = self.request(resume.as_ref());
         (&connection.stream).write_all(request.as_bytes()).map_err(|e| self.connection_failed(e))?;
-        let stall = Duration::from_secs(self.args.stall_timeout);
-        let mut patient = Patient { stream: &connection.stream, stall };
-        let head = match connection.buffer.head(&mut patient) {
-            Ok(head) => head,
-            Err(e) => return Err(Failure::Connect(e)),
+        let stream = &connection.stream;
+        let mut from = Patient {
+            read: &|into, until| stream.read_until(into, Some(until)),
+            stall: Duration::from_secs(self.args.stall_timeout),
         };
-        self.status = Some(head.status);
-        let result = self.body(&head, resume, &mut connection.buffer, &mut patient);
-        if result.is_ok() && !head.close && head.length.is_some() {
-            return Ok(());
-        }
-        // Only a failure's report still looks at the connection; the next URL gets another one.
-        if result.is_ok() && head.close {
+        let head = self.receive(resume, &mut connection.buffer, &mut from)?;
+        if head.close || head.length.is_none() {
+            // Only the report still looks at the connection; the next URL gets another one.
             connection.remote = SocketAddr::from(([0, 0, 0, 0], 0));
         }
-        result
+        Ok(())
+    }
+
+    /// Head and body of the response.
+    fn receive(
+        &mut self,
+        resume: Option<(u64, String)>,
+        buffer: &mut Buffer,
+        from: &mut Patient<'_>,
+    ) -> Result<Head, Failure> {
+        let head = buffer.head(from).map_err(Failure::Connect)?;
+        self.status = Some(head.status);
+        self.body(&head, resume, buffer, from)?;
+        Ok(head)
     }
 
     fn connection_failed(&self, e: io::Error) -> Failure {
@@ -371,16 +463,16 @@ impl<'a> Download<'a> {
         };
         let style =
             ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}");
+        let bar = self.bars.add(bar);
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_position(start);
         bar
     }
 
-    fn report(&self, url: &str, connection: Option<&Connection>, failure: Option<&Failure>) -> Report {
-        let stream = connection.map(|c| &c.stream);
+    fn report(&self, stream: Option<&Stream>, failure: Option<&Failure>) -> Report {
         let tcp = stream.is_some_and(Stream::is_plain_tcp);
         Report {
-            url: url.to_owned(),
+            url: self.text.to_owned(),
             ok: failure.is_none(),
             error: failure.map(Failure::message),
             status: self.status,
@@ -396,16 +488,18 @@ impl<'a> Download<'a> {
     }
 }
 
+/// Reads until a time.
+type ReadUntil<'a> = dyn Fn(&mut [u8], Instant) -> io::Result<usize> + 'a;
+
 /// Reads with an end to the waiting.
 struct Patient<'a> {
-    stream: &'a Stream,
+    read: &'a ReadUntil<'a>,
     stall: Duration,
 }
 
 impl Read for Patient<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.stream.read_until(into, Some(Instant::now() + self.stall));
-        read.map_err(|e| match e.kind() {
+        (self.read)(into, Instant::now() + self.stall).map_err(|e| match e.kind() {
             io::ErrorKind::TimedOut => {
                 let text = format!("nothing came for {} s", self.stall.as_secs());
                 io::Error::new(io::ErrorKind::TimedOut, text)

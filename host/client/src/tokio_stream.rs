@@ -1,0 +1,127 @@
+//! A connection's stream 0 for tasks: tokio's `AsyncRead` and `AsyncWrite`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use rivulet_transport::client::Statistics;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::connection::Ending;
+use crate::stack::{ConnectError, Stack};
+use crate::stream::{Stream, try_read, try_write};
+
+/// A connection for tasks.
+///
+/// A server that speaks plain TCP only gives `Unsupported`: the task may open a
+/// [`tokio::net::TcpStream`], or use the blocking [`Stream`], which goes on by itself.
+pub struct AsyncStream {
+    inner: Arc<Stream>,
+}
+
+impl Stack {
+    /// As [`connect`](Stack::connect), without blocking the task while a neighbour is discovered.
+    pub async fn connect_async(&self, remote: SocketAddr) -> Result<AsyncStream, ConnectError> {
+        let stack = self.clone();
+        match tokio::task::spawn_blocking(move || stack.connect(remote)).await {
+            Ok(stream) => stream.map(AsyncStream::from),
+            Err(_) => Err(ConnectError::Ended),
+        }
+    }
+}
+
+impl From<Stream> for AsyncStream {
+    fn from(stream: Stream) -> AsyncStream {
+        AsyncStream { inner: Arc::new(stream) }
+    }
+}
+
+impl AsyncStream {
+    /// Our address.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.inner.peer_addr()
+    }
+
+    /// Counters of this connection.
+    #[must_use]
+    pub fn statistics(&self) -> Statistics {
+        self.inner.statistics()
+    }
+}
+
+/// What a server of plain TCP gives.
+fn plain() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "the server speaks plain TCP only")
+}
+
+impl AsyncRead for AsyncStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let shared = &self.inner.shared;
+        if into.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let mut state = shared.state.lock();
+        if let Ending::PlainTcp(_) = state.ending {
+            return Poll::Ready(Err(plain()));
+        }
+        match try_read(&mut state, 0, into.initialize_unfilled())? {
+            Some(n) => {
+                drop(state);
+                into.advance(n);
+                shared.touch();
+                Poll::Ready(Ok(()))
+            }
+            None => {
+                // Noted under the lock that every event is told under, so none is missed.
+                state.readers.push(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncWrite for AsyncStream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let shared = &self.inner.shared;
+        if data.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let mut state = shared.state.lock();
+        if let Ending::PlainTcp(_) = state.ending {
+            return Poll::Ready(Err(plain()));
+        }
+        match try_write(&mut state, data, shared.mailbox.now())? {
+            Some(n) => {
+                drop(state);
+                shared.touch();
+                Poll::Ready(Ok(n))
+            }
+            None => {
+                state.writers.push(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.inner.finish();
+        Poll::Ready(Ok(()))
+    }
+}
