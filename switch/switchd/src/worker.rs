@@ -28,7 +28,7 @@ const NS_PER_US: u64 = 1_000;
 /// Control commands and retries are looked at this often while packets come, and for a while after.
 const SHORT_NAP: u64 = 1_000_000;
 /// And this often when none has come for [`QUIET`].
-const LONG_NAP: u64 = 10_000_000;
+const LONG_NAP: u64 = 2_000_000;
 const QUIET: u64 = 100_000_000;
 /// Counters and pcap files are brought up to date, and lost interfaces tried, this often.
 const TICK: u64 = 250_000_000;

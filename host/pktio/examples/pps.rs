@@ -1,0 +1,170 @@
+//! The highest rate without loss from one interface to another, through whatever joins them.
+//!
+//! `pps ns1:veth1 ns2:veth2 --size 64` sends frames into the first interface, counts them at the second,
+//! and halves the interval between a rate that lost nothing and one that did. Prints one line of JSON.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rivulet_pktio::{AfPacket, Config, Interface, IoError, PacketIo, TxFrame};
+
+#[derive(Parser)]
+struct Options {
+    /// Where frames go in.
+    from: Interface,
+    /// Where they come out.
+    to: Interface,
+    /// Octets of a frame, if none are given.
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    /// A file of frames to be sent in turn, one a line, in hexadecimal.
+    #[arg(long)]
+    frames: Option<std::path::PathBuf>,
+    /// Seconds of each attempt.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// Highest rate tried, frames a second.
+    #[arg(long, default_value_t = 2_000_000)]
+    highest: u64,
+    /// Lost frames in a million that still count as none.
+    #[arg(long, default_value_t = 0)]
+    tolerance: u64,
+    /// Send at this rate once instead of searching.
+    #[arg(long)]
+    rate: Option<u64>,
+}
+
+/// Frames sent at a time.
+const BURST: usize = 32;
+/// What is still under way at the end of an attempt gets this long.
+const DRAIN: Duration = Duration::from_millis(100);
+
+/// What one attempt saw.
+struct Attempt {
+    sent: u64,
+    received: u64,
+    /// Frames a second that were really sent.
+    rate: f64,
+}
+
+impl Attempt {
+    fn without_loss(&self, tolerance: u64) -> bool {
+        self.sent > 0 && self.sent.saturating_sub(self.received) * 1_000_000 <= self.sent * tolerance
+    }
+}
+
+fn frames(options: &Options) -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
+    let Some(path) = &options.frames else {
+        let mut frame = vec![0; options.size.max(14)];
+        // A broadcast of a local experimental EtherType.
+        frame[..6].fill(0xff);
+        frame[6] = 2;
+        frame[12..14].copy_from_slice(&[0x88, 0xb6]);
+        return Ok(vec![frame]);
+    };
+    let mut all = Vec::new();
+    for line in std::fs::read_to_string(path)?.lines().filter(|l| !l.trim().is_empty()) {
+        let digits: Vec<char> = line.trim().chars().collect();
+        let byte = |pair: &[char]| u8::from_str_radix(&pair.iter().collect::<String>(), 16);
+        all.push(digits.chunks(2).map(byte).collect::<Result<Vec<u8>, _>>()?);
+    }
+    if all.is_empty() { Err("no frames".into()) } else { Ok(all) }
+}
+
+fn attempt(
+    from: &mut AfPacket,
+    to: &mut AfPacket,
+    frames: &[Vec<u8>],
+    rate: u64,
+    seconds: f64,
+) -> Result<Attempt, IoError> {
+    while to.recv()? > 0 {}
+    let (stop, received) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (sent, taken) = std::thread::scope(|scope| {
+        let counter = scope.spawn(|| -> Result<(), IoError> {
+            while !stop.load(Ordering::Relaxed) {
+                let n = to.recv()? as u64;
+                received.fetch_add(n, Ordering::Relaxed);
+                if n == 0 {
+                    // The receive queue holds far more than comes in this time.
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            }
+            Ok(())
+        });
+        let start = Instant::now();
+        let mut sent = 0u64;
+        let mut result = Ok(());
+        while start.elapsed().as_secs_f64() < seconds {
+            let due = (start.elapsed().as_secs_f64() * rate as f64) as u64;
+            if due < sent + BURST as u64 {
+                std::thread::sleep(Duration::from_micros(20));
+                continue;
+            }
+            let burst: [TxFrame<'_>; BURST] =
+                std::array::from_fn(|i| TxFrame::new(&frames[(sent as usize + i) % frames.len()]));
+            match from.send(&burst) {
+                Ok(n) => sent += n as u64,
+                Err(e) => {
+                    result = Err(e);
+                    break;
+                }
+            }
+        }
+        let taken = start.elapsed();
+        let mut last = 0;
+        // Until nothing more comes.
+        while received.load(Ordering::Relaxed) < sent && last != received.load(Ordering::Relaxed) {
+            last = received.load(Ordering::Relaxed);
+            std::thread::sleep(DRAIN);
+        }
+        std::thread::sleep(DRAIN);
+        stop.store(true, Ordering::Relaxed);
+        match counter.join() {
+            Ok(counted) => counted.and(result).map(|()| (sent, taken)),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })?;
+    let rate = sent as f64 / taken.as_secs_f64();
+    Ok(Attempt { sent, received: received.into_inner(), rate })
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = Options::parse();
+    let frames = frames(&options)?;
+    let config = Config { rx_bytes: 256 << 20, tx_bytes: 16 << 20, ..Config::default() };
+    let mut from = AfPacket::open(&options.from, config.clone())?;
+    let mut to = AfPacket::open(&options.to, config)?;
+    let mut run = |rate| attempt(&mut from, &mut to, &frames, rate, options.seconds);
+    let size: usize = frames.iter().map(Vec::len).sum::<usize>() / frames.len();
+    if let Some(rate) = options.rate {
+        let a = run(rate)?;
+        println!(
+            "{{\"size\":{size},\"rate\":{:.0},\"sent\":{},\"received\":{}}}",
+            a.rate, a.sent, a.received
+        );
+        return Ok(());
+    }
+    // Tables, caches and neighbours are warm afterwards.
+    run(1000)?;
+    let (mut good, mut bad) = (0.0f64, options.highest as f64);
+    while bad - good > good.max(10_000.0) * 0.02 {
+        let middle = (good + bad) / 2.0;
+        let a = run(middle as u64)?;
+        if a.without_loss(options.tolerance) {
+            // Perhaps the sender was not as fast as asked for: then this is as far as it goes.
+            if a.rate < 0.95 * middle {
+                bad = middle;
+            }
+            good = good.max(a.rate);
+        } else {
+            bad = a.rate.min(middle).max(good);
+        }
+    }
+    println!(
+        "{{\"size\":{size},\"pps\":{good:.0},\"seconds\":{},\"tolerance\":{}}}",
+        options.seconds, options.tolerance
+    );
+    Ok(())
+}
