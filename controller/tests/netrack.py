@@ -20,6 +20,7 @@ from rivulet_controller.client import ApiError, Client
 from rivulet_controller.config import parse
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+ARTIFACTS = REPOSITORY / "p4src" / "build"
 TOR_MAC = "02:00:00:00:00:fe"
 SERVICE = "10.9.0.1"
 OFFLOADS_OFF = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
@@ -60,6 +61,8 @@ class NetRack:
     def build(self, megabytes: int) -> None:
         """Namespaces and links, the file, all processes; returns when every replica is live."""
         self.file.parent.mkdir()
+        # A copy, so that a program compiled meanwhile does not come into a test half way.
+        shutil.copytree(ARTIFACTS, self.folder / "p4")
         self.file.write_bytes(os.urandom(megabytes << 20))
         (self.folder / "rack.yaml").write_text(self.description())
         parse(self.description())
@@ -90,6 +93,7 @@ switches:
   - name: tor1
     address: unix:{self.folder}/p4rt.sock
     number: 1
+    pipeline: {self.folder}/p4
     mac: "{TOR_MAC}"
     addresses: [10.0.1.254, 10.0.2.254]
     ports: [1, 101, 102, 103]

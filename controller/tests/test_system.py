@@ -55,8 +55,11 @@ def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRa
     assert "multicast[1024] 101 102#1 103#2" in entries
     checks = next(line for line in entries if line.startswith("service_checks"))
     assert "seal_epoch=0x1" in checks and "nonce_epoch=0x1" in checks
-    checked = lambda: rack.client.get("/api/services")[0]["outcomes"].get("CHECKED", 0)  # noqa: E731
-    rack.until(lambda: checked() > 1000, "the switch's counters show what it checked", 10.0)
+
+    def checked() -> bool:
+        return bool(rack.client.get("/api/services")[0]["outcomes"].get("CHECKED", 0) > 1000)
+
+    rack.until(checked, "the switch's counters show what it checked", 10.0)
 
 
 def described(rack: NetRack) -> set[str]:
