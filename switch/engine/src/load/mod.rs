@@ -3,6 +3,7 @@
 mod actions;
 mod control;
 mod parser;
+mod tables;
 
 use std::collections::HashMap;
 
@@ -68,7 +69,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
     let registers: Vec<(String, u32)> = info.registers.iter().map(|r| (r.name.clone(), r.width)).collect();
     let (mut calculations, calculation_names) = calculations(&root, &layout)?;
     let (tables, const_entries, selectors) =
-        control::tables(&root, &layout, &mut info, &action_ids, &action_plans, &mut calculations)?;
+        tables::tables(&root, &layout, &mut info, &action_ids, &action_plans, &mut calculations)?;
     let digests = learn_lists(&root, &layout, &mut info)?;
     let field_lists = field_lists(&root, &layout)?;
     let checksums = checksums(&root, &layout, &calculation_names)?;
