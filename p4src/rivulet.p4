@@ -92,7 +92,7 @@ control V1Egress(inout headers_t hdr, inout metadata_t meta, inout standard_meta
             }
             truncate(l2_length + (bit<32>)meta.truncate_length);
         }
-        if (meta.egress_drop == 1) {
+        if (meta.egress_reason != drop_reason_t.NONE) {
             mark_to_drop(standard);
         }
     }

@@ -158,7 +158,7 @@ struct metadata_t {
 
     bit<1>        packet_out;       // leaves as it is
     bit<16>       copy;             // egress: which copy of a multicast
-    bit<1>        egress_drop;
+    drop_reason_t egress_reason;    // egress: why this copy is dropped, NONE: it is sent
     bit<16>       truncate_length;  // egress: bytes of the IP packet to send, 0: all
     bit<1>        to_replica;       // egress: rewrite by `encapsulations`
     bit<1>        to_copies;        // egress: one copy a live member
@@ -177,9 +177,6 @@ struct metadata_t {
     bit<1>        repair_tcp;
     bit<16>       old_checksum;
     tor_block_t   old_block;
-    bit<1>        repair_echo;
-    bit<16>       old_type_code;    // of an echo, complemented
-    bit<16>       new_type_code;
     bit<1>        fresh_neighbour;  // checksum of a neighbour advertisement that we wrote
     bit<1>        fresh_too_big4;
     bit<1>        fresh_too_big6;

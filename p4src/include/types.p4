@@ -173,7 +173,25 @@ enum bit<8> drop_reason_t {
     ICMP_ERROR_METER      = 52,
     OWN_ADDRESS           = 53,  // for the ToR itself, and nothing it answers or punts
     MULTICAST_SERVICE     = 54,  // a service packet in a group-addressed frame
-    ATTEMPT               = 55   // not 0 in a class other than PROBE and TIMEOUT
+    ATTEMPT               = 55,  // not 0 in a class other than PROBE and TIMEOUT
+    // Egress, in the counter `egress_drops`.
+    NO_NEIGHBOUR          = 56,  // the next hop has no row in `neighbours`
+    NO_ENCAPSULATION      = 57,  // the replica has no row in `encapsulations`
+    COPY_EXCLUDED         = 58,  // a multicast copy for a member that is not alive
+    COPY_SOURCE           = 59   // a flooded copy for the port the frame came from
+}
+
+// What became of a packet: the counter `fates`.
+enum bit<4> fate_t {
+    DROPPED     = 0,   // in ingress; the reason is in `drops`
+    RESUBMITTED = 1,   // its replica was found silent
+    SERVICE     = 2,   // to a replica, or to all; see `service_outcomes`
+    HEARTBEAT   = 3,   // noted and consumed
+    ANSWERED    = 4,   // ARP, neighbour solicitation, echo, too-big
+    PUNTED      = 5,   // to the controller
+    ROUTED      = 6,
+    BRIDGED     = 7,
+    FLOODED     = 8
 }
 
 // What became of a packet to a service: the counter `service_outcomes`, cell service * 16 + outcome.

@@ -81,7 +81,7 @@ class P4InfoRules(unittest.TestCase):
 
     def test_enumerations_reach_the_p4info(self) -> None:
         enums = {e["key"][0]: e["value"][0]["members"] for e in self.info["type_info"][0]["serializable_enums"]}
-        wanted = {"drop_reason_t", "outcome_t", "event_kind_t", "punt_reason_t", "policy_t", "check_mode_t"}
+        wanted = {"drop_reason_t", "outcome_t", "fate_t", "event_kind_t", "punt_reason_t", "policy_t", "check_mode_t"}
         self.assertEqual(wanted - set(enums), set())
         source = self.sources()
         for name in wanted:

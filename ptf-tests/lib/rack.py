@@ -44,6 +44,8 @@ BLOCK, ROUND_ROBIN, RANDOM, LEAST_LOADED = 0, 1, 2, 3
 ALL_CHECKS = ("key", "time", "range", "sum", "replay", "meter")
 
 _ids = itertools.count(1)
+# Defences to take away, to see which tests notice: RIVULET_WITHOUT=sum,replay.
+WITHOUT = [check for check in os.environ.get("RIVULET_WITHOUT", "").split(",") if check]
 SEEN_REASONS: set[str] = set()  # drop reasons that some test of this run has provoked
 _switch: Switch | None = None
 _clock_delta = 0
@@ -300,6 +302,7 @@ class RackTest(BaseTest):
         )
         service.checks = {f"{check}_mode": ENFORCE for check in ALL_CHECKS}
         service.checks |= {f"{check}_mode": mode for check, mode in (modes or {}).items()}
+        service.checks |= {f"{check}_mode": OFF for check in WITHOUT}
         service.checks |= {
             "drop_unjudged": drop_unjudged,
             "horizon": horizon,
@@ -439,18 +442,18 @@ class RackTest(BaseTest):
             self.fail(f"expected silence, port {result.port} sent {bytes(result.packet).hex()}")
 
     @contextlib.contextmanager
-    def drops(self, reason: str, count: int = 1) -> Iterator[None]:
+    def drops(self, reason: str, count: int = 1, counter: str = "drops") -> Iterator[None]:
         """Within: `count` packets are dropped for this reason, none for another, and nothing comes out."""
-        before = self.switch.counters("drops")
+        before = self.switch.counters(counter)
         yield
         # What the switch has counted it has decided, so the silence need not be long.
         deadline = time.monotonic() + 10
         while True:
-            after = self.switch.counters("drops")
+            after = self.switch.counters(counter)
             if sum(after.values()) - sum(before.values()) >= count or time.monotonic() > deadline:
                 break
         self.quiet(0.02)
-        after = self.switch.counters("drops")
+        after = self.switch.counters(counter)
         names = {value: name for name, value in self.reasons.items()}
         changed = {names[i]: after[i] - before.get(i, 0) for i in after if after[i] != before.get(i, 0)}
         SEEN_REASONS.update(changed)

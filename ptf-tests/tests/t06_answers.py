@@ -95,6 +95,19 @@ class EchoWithIpv4Options(RackTest):
         self.expect(CLIENT, packets.ethernet(host_mac(CLIENT), TOR_MAC, 0x0800, packet))
 
 
+@variants
+class EchoOfZeros(RackTest):
+    """A reply that is all zeros has the checksum 0xffff, the one case where the sum of RFC 1624 goes wrong."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        kind, protocol = (8, 1) if self.family == 4 else (128, 58)
+        for rest, data in ((bytes(4), b""), (bytes(4), bytes(64)), (b"\xff\xff\0\0", b""), (b"\0\0\xff\xff", bytes(8))):
+            message = packets.icmp(self.client, service.address, kind, 0, rest, data)
+            self.send(CLIENT, self.ip_frame(service.address, protocol, message))
+            self.receive()  # verifies the checksum
+
+
 @families
 class EchoDamagedOrFragmented(RackTest):
     """A wrong echo checksum stays wrong; a fragmented echo to a service is dropped; other ICMP is not served."""

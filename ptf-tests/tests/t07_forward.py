@@ -182,6 +182,77 @@ class ForTheTorItself(RackTest):
             self.assertEqual(got[1], {"ingress_port": CLIENT, "vlan": self.vlan or 0, "reason": reasons[reason]})
 
 
+@variants
+class FatesAndEgressDrops(RackTest):
+    """Each packet has one fate, counted; what egress drops has its reason too."""
+
+    def fate(self, name: str) -> int:
+        return self.switch.info.enum("fate_t")[name]
+
+    def check(self) -> None:
+        service = self.add_service()
+        with self.counts("fates", self.fate("SERVICE")):
+            self.passes(service, self.good_request(service))
+        with self.counts("fates", self.fate("DROPPED")), self.drops("KEY_UNKNOWN"):
+            self.send(CLIENT, self.to_service(service, self.good_request(service, epoch=1)))
+        with self.counts("fates", self.fate("HEARTBEAT")):
+            self.beat(service.pool, 0)
+            time.sleep(0.1)
+        routed = self.ip_frame(CLIENTS[self.family], 99, b"hello")
+        with self.counts("fates", self.fate("ROUTED")):
+            self.send(7, TOR_MAC + host_mac(7) + routed[12:])
+            self.receive()
+        tor = TOR[self.family]
+        with self.counts("fates", self.fate("PUNTED")):
+            self.send(CLIENT, self.ip_frame(tor, packets.TCP, packets.tcp(self.client, tor, 1, 179)))
+            self.assertIsNotNone(self.switch.packet_in(5.0))
+        kind, protocol = (8, 1) if self.family == 4 else (128, 58)
+        echo = packets.icmp(self.client, service.address, kind, 0, bytes(4))
+        with self.counts("fates", self.fate("ANSWERED")):
+            self.send(CLIENT, self.ip_frame(service.address, protocol, echo))
+            self.receive()
+
+        # A next hop without a neighbour, a replica without an encapsulation.
+        hop = 700 + self.new_id()
+        self.insert("next_hops", {"next_hop": hop}, "set_next_hop", port=7, mtu=1500)
+        dst = ip("10.202.0.1") if self.family == 4 else ip("2001:db8:ccc::1")
+        self.insert("routes", {"destination": (number(dst), 128)}, "route_to", next_hop=hop)
+        with self.drops("NO_NEIGHBOUR", counter="egress_drops"):
+            self.send(CLIENT, self.ip_frame(dst, 99, b"hello"))
+        pool = self.add_pool([1], members=3)
+        key = {"pool": pool.id, "replica": 1}
+        self.insert("replicas", key, "rack", next_hop=2)
+        pool.ports.append(2)
+        self.admit(pool, 1)
+        self.beat(pool, 1)
+        half = self.add_service(pool, slots=[(1, 0)])
+        with self.drops("NO_ENCAPSULATION", counter="egress_drops"):
+            self.send(CLIENT, self.plain(half))
+
+class FloodFates(RackTest):
+    """Bridged and flooded frames; the copy for the port a frame came from is dropped in egress."""
+
+    def runTest(self) -> None:
+        fates = self.switch.info.enum("fate_t")
+        group = self.new_id()
+        self.switch.insert_group(group, [(7, 1), (8, 1)])
+        self.groups.append(group)
+        self.insert("floods", {"vlan": 321}, "flood", group=group)
+        self.insert("bridges", {"vlan": 321, "mac": integer(host_mac(8))}, "bridge_to", port=8)
+        frame = packets.ethernet(b"\xff" * 6, host_mac(7), 0x9000, b"x" * 46, 321)
+        with self.counts("fates", fates["FLOODED"]), self.counts("egress_drops", self.reasons["COPY_SOURCE"]):
+            self.send(7, frame)
+            self.expect(8, frame)
+            time.sleep(0.1)
+        import rack
+
+        rack.SEEN_REASONS.add("COPY_SOURCE")
+        frame = packets.ethernet(host_mac(8), host_mac(7), 0x9000, b"x" * 46, 321)
+        with self.counts("fates", fates["BRIDGED"]):
+            self.send(7, frame)
+            self.expect(8, frame)
+
+
 class UnknownSources(RackTest):
     """A source that the bridge does not know is told with its MAC, port and VLAN; a known one is not."""
 

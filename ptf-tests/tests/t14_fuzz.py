@@ -312,9 +312,9 @@ class Fuzz(RackTest):
             out[at + 7] = 64
             out[at + 8 : at + 40] = out[at + 24 : at + 40] + out[at + 8 : at + 24]
             out[l4] = 129
-        # RFC 1624: HC' = ~(~HC + ~m + m')
-        total = (~int.from_bytes(out[l4 + 2 : l4 + 4], "big") & 0xFFFF) + (~(old << 8) & 0xFFFF) + (out[l4] << 8)
+        # RFC 1141: HC' = HC + m - m' in ones' complement.
+        total = int.from_bytes(out[l4 + 2 : l4 + 4], "big") + (old << 8) + (~(out[l4] << 8) & 0xFFFF)
         while total > 0xFFFF:
             total = (total & 0xFFFF) + (total >> 16)
-        out[l4 + 2 : l4 + 4] = (total ^ 0xFFFF).to_bytes(2, "big")
+        out[l4 + 2 : l4 + 4] = total.to_bytes(2, "big")
         return bytes(out)

@@ -44,7 +44,11 @@ control AnswerChoice(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
+// An echo's checksum is repaired by the difference of its type alone (RFC 1141): the sum of RFC 1624 is wrong for a reply
+// that is all zeros, this one is right for any.
 control AnswerRewrite(inout headers_t hdr, inout metadata_t meta) {
+    bit<17> repaired;
+
     apply {
         hdr.ethernet.dst = hdr.ethernet.src;
         hdr.ethernet.src = meta.own_mac;
@@ -79,21 +83,17 @@ control AnswerRewrite(inout headers_t hdr, inout metadata_t meta) {
             hdr.ipv4.dst = hdr.ipv4.src;
             hdr.ipv4.src = asked;
             hdr.ipv4.ttl = HOP_LIMIT;
-            meta.repair_echo = 1;
-            meta.old_checksum = ~hdr.icmp.checksum;
-            meta.old_type_code = ~(hdr.icmp.type ++ hdr.icmp.code);
             hdr.icmp.type = ICMP_ECHO_REPLY;
-            meta.new_type_code = hdr.icmp.type ++ hdr.icmp.code;
+            repaired = (bit<17>)hdr.icmp.checksum + 0x0800;
+            hdr.icmp.checksum = repaired[15:0] + (15w0 ++ repaired[16:16]);
         } else if (meta.answer == answer_t.ECHO6) {
             bit<128> asked = hdr.ipv6.dst;
             hdr.ipv6.dst = hdr.ipv6.src;
             hdr.ipv6.src = asked;
             hdr.ipv6.hop_limit = HOP_LIMIT;
-            meta.repair_echo = 1;
-            meta.old_checksum = ~hdr.icmp.checksum;
-            meta.old_type_code = ~(hdr.icmp.type ++ hdr.icmp.code);
             hdr.icmp.type = ICMPV6_ECHO_REPLY;
-            meta.new_type_code = hdr.icmp.type ++ hdr.icmp.code;
+            repaired = (bit<17>)hdr.icmp.checksum + 0xfeff;
+            hdr.icmp.checksum = repaired[15:0] + (15w0 ++ repaired[16:16]);
         }
     }
 }

@@ -4,6 +4,7 @@
 #define RIVULET_EGRESS_P4
 
 #include "../metadata.p4"
+#include "../v1model/state.p4"
 #include "answers.p4"
 #include "rewrite.p4"
 #include "too_big.p4"
@@ -12,6 +13,7 @@ control Write(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
     AnswerRewrite() answer_rewrite;
     TooBigRewrite() too_big_rewrite;
     Rewrite() rewrite;
+    EgressDropCounter() egress_drop_counter;
 
     apply {
         if (meta.packet_out == 1) {
@@ -23,12 +25,12 @@ control Write(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
             hdr.packet_in.reason = (bit<8>)meta.punt;
         } else {
             if (meta.is_flood == 1 && port == meta.ingress_port) {
-                meta.egress_drop = 1;
+                meta.egress_reason = drop_reason_t.COPY_SOURCE;
             }
             if (meta.to_copies == 1) {
                 meta.replica = meta.copy[5:0];
                 if (((meta.alive >> (bit<8>)meta.replica) & 1) == 0) {
-                    meta.egress_drop = 1;
+                    meta.egress_reason = drop_reason_t.COPY_EXCLUDED;
                 }
             }
             if (meta.answer == answer_t.TOO_BIG4 || meta.answer == answer_t.TOO_BIG6) {
@@ -38,7 +40,12 @@ control Write(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
             } else if (meta.answer != answer_t.NONE) {
                 answer_rewrite.apply(hdr, meta);
             }
-            rewrite.apply(hdr, meta, port);
+            if (meta.egress_reason == drop_reason_t.NONE) {
+                rewrite.apply(hdr, meta, port);
+            }
+            if (meta.egress_reason != drop_reason_t.NONE) {
+                egress_drop_counter.apply(meta.egress_reason);
+            }
         }
     }
 }

@@ -37,7 +37,9 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
     TooBigChoice() too_big_choice;
     DropCounter() drop_counter;
     OutcomeCounter() outcome_counter;
+    FateCounter() fate_counter;
     Events() events;
+    fate_t fate;
 
     apply {
         tor.apply(meta);
@@ -85,16 +87,31 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             }
         }
 
-        if (meta.drop_reason != drop_reason_t.NONE) {
+        fate = fate_t.BRIDGED;
+        if (meta.resubmit == 1) {
+            fate = fate_t.RESUBMITTED;
+        } else if (meta.drop_reason != drop_reason_t.NONE) {
+            fate = fate_t.DROPPED;
             drop_counter.apply(meta.drop_reason);
             meta.outcome = outcome_t.DROPPED;
             meta.egress_port = DROP_PORT;
             meta.multicast_group = 0;
         } else if (meta.punt != punt_reason_t.NONE) {
+            fate = fate_t.PUNTED;
             meta.egress_port = CPU_PORT;
         } else if (meta.is_heartbeat == 1) {
+            fate = fate_t.HEARTBEAT;
             meta.egress_port = DROP_PORT;
+        } else if (meta.answer != answer_t.NONE) {
+            fate = fate_t.ANSWERED;
+        } else if (meta.is_service == 1) {
+            fate = fate_t.SERVICE;
+        } else if (meta.routed == 1) {
+            fate = fate_t.ROUTED;
+        } else if (meta.is_flood == 1) {
+            fate = fate_t.FLOODED;
         }
+        fate_counter.apply(fate);
         if (meta.service_hit == 1 && meta.resubmit == 0) {
             outcome_counter.apply(meta.service, meta.outcome);
         }

@@ -117,7 +117,7 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
     }
 
     action no_encapsulation() {
-        meta.egress_drop = 1;
+        meta.egress_reason = drop_reason_t.NO_ENCAPSULATION;
     }
 
     // How a packet gets to a replica. In egress, because each copy of a multicast has its own.
@@ -138,7 +138,7 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
     }
 
     action no_neighbour() {
-        meta.egress_drop = 1;
+        meta.egress_reason = drop_reason_t.NO_NEIGHBOUR;
     }
 
     table neighbours {
@@ -190,7 +190,9 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
             if (meta.to_replica == 1) {
                 encapsulations.apply();
             }
-            neighbours.apply();
+            if (meta.egress_reason == drop_reason_t.NONE) {
+                neighbours.apply();
+            }
         }
 
         meta.tag_out = 0;

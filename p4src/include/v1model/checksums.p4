@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums. The IPv4 header's is verified and made anew; TCP's and the echo's are repaired (RFC 1624), so that a wrong
+// Checksums. The IPv4 header's is verified and made anew; TCP's is repaired (RFC 1624), so that a wrong
 // one stays wrong; those of what the ToR itself writes are computed over exactly what is sent.
 #ifndef RIVULET_V1MODEL_CHECKSUMS_P4
 #define RIVULET_V1MODEL_CHECKSUMS_P4
@@ -34,9 +34,6 @@ control ComputeChecksums(inout headers_t hdr, inout metadata_t meta) {
               hdr.tor_block.time, hdr.tor_block.tor_id, hdr.tor_block.exclusions, hdr.tor_block.seal_epoch,
               hdr.tor_block.nonce_epoch, hdr.tor_block.flags, hdr.tor_block.reserved },
             hdr.tcp.checksum, HashAlgorithm.csum16);
-        update_checksum(meta.repair_echo == 1,
-            { meta.old_checksum, meta.old_type_code, meta.new_type_code },
-            hdr.icmp.checksum, HashAlgorithm.csum16);
 
         update_checksum(meta.fresh_neighbour == 1,
             { hdr.ipv6.src, hdr.ipv6.dst, meta.icmp6_length, 24w0, PROTOCOL_ICMPV6, hdr.icmp.type, hdr.icmp.code,

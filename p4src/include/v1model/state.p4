@@ -211,7 +211,7 @@ control RandomNumber(out bit<32> number) {
 
 // ---- Counters and meters ----
 
-// The registers of these three keep the last value. What they are for is their type: it puts the enumeration into the
+// The registers `last_` keep the last value. What they are for is their type: it puts the enumeration into the
 // P4Info, which an index type does not, and the digest must be plain bits for BMv2's P4Runtime server.
 control DropCounter(in drop_reason_t reason) {
     counter<drop_reason_t>(REASON_COUNT, CounterType.packets_and_bytes) drops;
@@ -219,6 +219,22 @@ control DropCounter(in drop_reason_t reason) {
     apply {
         drops.count(reason);
         last_drop.write(0, reason);
+    }
+}
+
+control EgressDropCounter(in drop_reason_t reason) {
+    counter<drop_reason_t>(REASON_COUNT, CounterType.packets_and_bytes) egress_drops;
+    apply {
+        egress_drops.count(reason);
+    }
+}
+
+control FateCounter(in fate_t fate) {
+    counter<fate_t>(16, CounterType.packets_and_bytes) fates;
+    register<fate_t, bit<1>>(2) last_fate;
+    apply {
+        fates.count(fate);
+        last_fate.write(0, fate);
     }
 }
 
