@@ -43,25 +43,27 @@ class Names:
         info = self.schema.type_info.serializable_enums
         self._enums = {name: dict(info[name].members) for name in ENUMS if name in info}
         source = artifacts.parent / "include" / "types.p4"
-        if missing := ENUMS - self._enums.keys():
-            if source.is_file():
-                self._enums |= {k: v for k, v in read_enums(source.read_text()).items() if k in missing}
-            if missing := ENUMS - self._enums.keys():
-                raise NamesError(f"neither {self.p4info_path} nor {source} defines {', '.join(sorted(missing))}")
+        if source.is_file():
+            self._enums |= {k: v for k, v in read_enums(source.read_text()).items() if k in ENUMS - self._enums.keys()}
         self._back = {enum: {v: k for k, v in members.items()} for enum, members in self._enums.items()}
         self.digest = next((digest.alias for digest in self.schema.digests), "")
 
     def value(self, enum: str, member: str) -> int:
-        """The number of a member; KeyError if the program has none of that name."""
-        return self._enums[enum][member]
+        """The number of a member. NamesError if the program has none of that name."""
+        try:
+            return self._enums[enum][member]
+        except KeyError:
+            raise NamesError(
+                f"the P4Info {self.p4info_path} does not define {enum}.{member}, which is needed"
+            ) from None
 
     def member(self, enum: str, value: int) -> str:
         """The name of a value; its number as text if the program has no name for it."""
-        return self._back[enum].get(value, str(value))
+        return self._back.get(enum, {}).get(value, str(value))
 
     def members(self, enum: str) -> dict[str, int]:
         """All members of an enumeration."""
-        return dict(self._enums[enum])
+        return dict(self._enums.get(enum, {}))
 
 
 def read_enums(source: str) -> dict[str, dict[str, int]]:

@@ -1,14 +1,16 @@
 """What a switch should hold: the rows of docs/dataplane.md, in the P4 program's own names and widths."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import pytest
-from sample_rack import NAMES, RACK, config, fragments, lines
+from sample_rack import ARTIFACTS, NAMES, RACK, config, fragments, lines
 
 from rivulet_controller.desired import ORDER, Tor, address_int, tor_of
 from rivulet_controller.entry import Entry, difference
 from rivulet_controller.keys import KeyRing, Kind, Lives
-from rivulet_controller.names import read_enums
+from rivulet_controller.names import ENUMS, Names, NamesError, read_enums
 from rivulet_controller.state import State
 
 WEB = f"{address_int(config().services[0].addresses[0]):#x}"
@@ -196,6 +198,17 @@ def test_a_switch_tells_which_tor_it_is() -> None:
     assert tor_of(params) == tor
     assert tor_of({}) is None and tor_of({**params, "tor_id": 0}) is None
     assert dataclasses.replace(tor, sketch_keys=(0, 0)) != tor and "1, 2" not in repr(tor)
+
+
+def test_the_artifacts_alone_are_enough(tmp_path: Path) -> None:
+    """Installed, there is no P4 source beside them."""
+    alone = Names(Path(shutil.copytree(ARTIFACTS, tmp_path / "p4")))
+    for enum in ENUMS - {"service_meter_t"}:
+        assert alone.members(enum) == NAMES.members(enum) != {}
+    with pytest.raises(NamesError, match="does not define"):
+        alone.value("event_kind_t", "PARTY")
+    with pytest.raises(NamesError, match="run `make p4`"):
+        Names(tmp_path / "nowhere")
 
 
 def test_enumerations_come_from_the_program() -> None:
