@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes bench/results/transport.json: what a step costs, measured by criterion, counted by callgrind and by the tests."""
+"""Writes bench/results/transport.json: what a step costs, by criterion, by callgrind and by the tests."""
 
 import json
 import os

@@ -83,7 +83,8 @@ fn a_continuation_of_another_client_or_service_is_refused() {
     let mut other = KeyRing::new(8);
     other.add_seal(1, &[0x11; 16]);
     other.add_nonce(1, support::nonce_keys(1));
-    (other.use_seal(1), other.use_nonce(1));
+    other.use_seal(1);
+    other.use_nonce(1);
     assert_eq!(
         judge(&other, &steady::request(&keys)),
         Err(Refusal::Forged),

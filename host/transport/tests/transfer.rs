@@ -236,3 +236,29 @@ fn an_address_token_brings_the_initial_window_at_once() {
     assert_eq!(down, 10);
     assert_eq!(w.got(0), expected(300));
 }
+
+#[test]
+fn delayed_acknowledgements_save_requests_and_change_nothing_else() {
+    let transfer = |delayed_acks, loss| {
+        let mut w = World::new(Config { delayed_acks, ..Config::default() });
+        let size = 3_000_000;
+        w.write(0, format!("{size}\n").as_bytes());
+        let mut random = Random(21);
+        // A loss early on ends slow start.
+        let mut n = 0;
+        let fate = |_, _: &[u8]| {
+            n += 1;
+            if n == 200 || random.chance(loss) { vec![] } else { vec![RTT / 2] }
+        };
+        assert!(w.run(120_000_000, fate, complete(size)), "{:?}", w.client.statistics());
+        assert!(w.got(0) == expected(size));
+        assert!(w.refusals.is_empty(), "{:?}", w.refusals);
+        (w.client.statistics(), w.now)
+    };
+    let (plain, time) = transfer(false, 0.0);
+    let (delayed, delayed_time) = transfer(true, 0.0);
+    println!("{plain:?} {time}\n{delayed:?} {delayed_time}");
+    assert!(delayed.requests < plain.requests * 3 / 4);
+    assert!(delayed_time < time * 5 / 4);
+    transfer(true, 0.01);
+}

@@ -309,6 +309,8 @@ pub struct Connection {
     /// Probes of the present tail.
     pub(super) probes: u8,
     pub(super) probe_now: bool,
+    /// An acknowledgement is delayed until then.
+    pub(super) delay_until: Option<Time>,
     /// A newer nonce epoch is usable: from this time on the window is drained, to be handed over in a REKEY.
     pub(super) drain_from: Option<Time>,
     /// When the connection last sent a normal request or heard of one.
@@ -351,6 +353,7 @@ impl Connection {
             detection: None,
             probes: 0,
             probe_now: false,
+            delay_until: None,
             drain_from: None,
             last_progress: now,
             last_sent: now,

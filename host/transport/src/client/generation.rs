@@ -367,6 +367,11 @@ impl Generation {
         self.ready.first().copied()
     }
 
+    /// Whether the continuation at `index` is usable.
+    pub fn is_ready(&self, index: u32) -> bool {
+        self.ready.contains(&index)
+    }
+
     /// How many usable continuations there are.
     pub fn ready_count(&self) -> usize {
         self.ready.len()

@@ -194,6 +194,7 @@ impl Connection {
         self.probes = 0;
         self.recovering_until = 0;
         self.drain_from = None;
+        self.delay_until = None;
         self.last_progress = now;
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use rivulet_packet::{
-    Class, Ecn, Input as InputPart, RequestBuilder, RequestClass, RivuletOption, SealedContinuation,
-    SegmentHeader, SynOptions, TcpFlags, TransportContinuation, Want, segment,
+    Class, Ecn, EntryKind, Input as InputPart, ProofEntry, RequestBuilder, RequestClass, RivuletOption,
+    SealedContinuation, SegmentHeader, SynOptions, TcpFlags, TransportContinuation, Want, segment,
 };
 
 use super::connection::{Connection, LEAST_PAUSE, Phase, Retransmission, Revival, mix};
@@ -14,7 +14,7 @@ use super::generation::Generation;
 use super::input::Packet;
 use crate::server::{STEADY_OVERHEAD, predict};
 use crate::time::{MILLISECOND, SECOND, Time};
-use crate::verdict::{Decision, Go, INITIAL_WINDOW, answered_before, decide};
+use crate::verdict::{Decision, Go, INITIAL_WINDOW, MAX_RESPONSES, answered_before, decide, piece_of};
 
 /// What a whole continuation takes more than a steady one, and what an answer to an opening may spend on user continuations.
 const FULL_OVERHEAD: usize = 96;
@@ -24,6 +24,19 @@ const MAX_WANTS: usize = rivulet_packet::MAX_WANTS;
 const LEAST_SYN: usize = 128;
 /// Bytes of an input header.
 const INPUT_HEADER: usize = 14;
+
+/// How long an acknowledgement is delayed at most.
+const ACK_DELAY: u64 = 25 * MILLISECOND;
+/// Windows up to this are not delayed.
+const SMALL_WINDOW: u32 = 4;
+
+/// A verdict that no honest server's continuation leads to is none: it would have a hostile one fill our memory.
+fn within_capacity(decision: Decision) -> Decision {
+    match decision {
+        Decision::Go(go) if go.new.count as usize > MAX_RESPONSES => Decision::Close,
+        other => other,
+    }
+}
 
 /// Everything a request asks for.
 #[derive(Default)]
@@ -197,13 +210,14 @@ impl Connection {
                 // Something was lost on the way: recover first, and try again.
                 self.drain_from = Some(now + 8 * self.rtt.smoothed().unwrap_or(LEAST_PAUSE));
             }
+            let (index, covers) = self.pair(index, &sealed, now)?;
             let generation = self.generation.as_mut()?;
+            let sealed = generation.slot(index)?.sealed?;
             let proof = generation.proof(index);
-            let covers = 1;
             let excuse = self.config.excuse;
             let decision =
                 decide(RequestClass::Normal, &sealed.fields, covers, proof.iter().copied(), excuse);
-            let Ok(Decision::Go(go)) = decision else {
+            let Ok(Decision::Go(go)) = decision.map(within_capacity) else {
                 generation.spend(index);
                 continue;
             };
@@ -215,7 +229,7 @@ impl Connection {
             if !business {
                 return None;
             }
-            if let Some(length) = self.send_normal(index, &sealed, &go, now, packet) {
+            if let Some(length) = self.send_normal(index, covers, &sealed, &go, now, packet) {
                 return Some(length);
             }
             let generation = self.generation.as_ref()?;
@@ -231,6 +245,7 @@ impl Connection {
     fn send_normal(
         &mut self,
         index: u32,
+        covers: u8,
         sealed: &SealedContinuation,
         go: &Go,
         now: Time,
@@ -252,7 +267,7 @@ impl Connection {
             continuation: Some(sealed),
             index: Some(index),
             attempt: 0,
-            covers: 1,
+            covers,
             pad_to: 0,
         };
         let Some(length) = self.build(&shape, &asked, now, packet) else {
@@ -268,6 +283,10 @@ impl Connection {
         let mut fresh = asked.fresh.into_iter();
         let generation = self.generation.as_mut()?;
         generation.spend(index);
+        if covers == 2 {
+            generation.spend(index - 1);
+        }
+        self.delay_until = None;
         for number in go.new.iter() {
             let at = generation.index(number);
             let want = fresh.next();
@@ -286,6 +305,37 @@ impl Connection {
         }
         (self.last_sent, self.last_progress) = (now, now);
         Some(length)
+    }
+
+    /// Whether the lowest usable number waits for the next, so that one request covers both: never in slow start, after a
+    /// gap, or with a small window; for one number or 25 ms at most. None: wait.
+    fn pair(&mut self, index: u32, sealed: &SealedContinuation, now: Time) -> Option<(u32, u8)> {
+        let alone = Some((index, 1));
+        let generation = self.generation.as_ref()?;
+        let c = &sealed.fields;
+        let window = piece_of(c).cwnd(c.number);
+        if !self.config.delayed_acks || window <= SMALL_WINDOW || window < u32::from(c.ssthresh) {
+            return alone;
+        }
+        let whole = |proof: &[ProofEntry]| matches!(proof, [one] if one.kind == EntryKind::Original && one.first == 0);
+        if !whole(&generation.proof(index)) {
+            return alone;
+        }
+        match generation.slot(index + 1).filter(|_| generation.is_ready(index + 1)).and_then(|s| s.sealed) {
+            Some(next) => {
+                let proof = generation.proof(index + 1);
+                let both = decide(RequestClass::Normal, &next.fields, 2, proof.iter().copied(), None);
+                if whole(&proof) && both.is_ok() { Some((index + 1, 2)) } else { alone }
+            }
+            None => {
+                let until = generation.slot(index)?.received_at + ACK_DELAY;
+                if until <= now || !generation.is_awaiting() {
+                    return alone;
+                }
+                self.delay_until = Some(until);
+                None
+            }
+        }
     }
 
     /// A PROBE of the highest request that is not answered wholly.

@@ -23,7 +23,7 @@ impl Connection {
                     [s.output.rests_until(self.last_heard), s.input.rests_until(self.last_heard)]
                 });
                 let retransmissions = self.retransmissions.iter().map(|r| Some(r.due));
-                [self.detection, self.revival_due(), self.tail_due(), self.patience()]
+                [self.detection, self.revival_due(), self.tail_due(), self.patience(), self.delay_until]
                     .into_iter()
                     .chain(rests)
                     .chain(retransmissions)
