@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import controller as controller_module
 from rivulet_controller.clock import signed
+from rivulet_controller.controller import Controller
 from rivulet_controller.keys import Kind
+from rivulet_controller.store import SqliteStore
+from rivulet_controller.switch import SwitchError
 
 OTHER = (
     "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r1, r2, r3], slots: 8, pool: web, liveness: 20ms}\n"
@@ -195,6 +199,32 @@ async def test_a_controller_that_is_not_primary_writes_nothing(switch: FakeSwitc
         assert switch.writes == []
 
 
+async def test_a_controller_that_lost_its_lease_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
+    lost = []
+
+    def guard() -> None:
+        if lost:
+            raise SwitchError("the lease is lost")
+
+    store = SqliteStore(tmp_path / "state.db")
+    controller = Controller(config(rack(switch)), store, guard=guard)
+    await controller.start()
+    task = asyncio.create_task(controller.run())
+    await until(lambda: as_described(controller, switch), "first apply")
+    lost.append(True)
+    switch.writes.clear()
+    await controller.decide("r1", draining=True)
+    await until(lambda: "the lease is lost" in controller.fleet.switches["tor1"].problem, "it says so")
+    assert switch.writes == []
+    lost.clear()
+    controller.wake()
+    await until(lambda: as_described(controller, switch), "leading again")
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await controller.stop()
+
+
 async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
     switch = FakeSwitch(NAMES)
     await switch.listen("127.0.0.1:0")
@@ -268,6 +298,9 @@ async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch
         assert not any(line.startswith("known_sources") for line in switch.lines())
         switch.send_digest(kind=kind, clock=1_000_000, mac=0x020000000101, port=1)
         await until(lambda: any("time_valid=0x1" in line for line in switch.lines()), "clock")
+        # An event that was under way still has the old offset.
+        switch.send_digest(kind=kind, clock=1_000_900, mac=0x020000000101, port=1)
+        await asyncio.sleep(0.2)
         tor = controller.fleet.switches["tor1"].tor
         assert tor is not None
         assert abs(signed(tor.clock_offset + 1_000_000 - round(time.time() * 1e6))) < 500_000
