@@ -65,6 +65,19 @@ pub(crate) fn zeroed(len: usize) -> Box<[AtomicU64]> {
     unsafe { Box::from_raw(Box::into_raw(plain) as *mut [AtomicU64]) }
 }
 
+/// Arrays up to so many words are touched when made, so that no packet waits for a page.
+const RESIDENT_WORDS: usize = 1 << 21;
+
+/// Memory that is zero and, unless it is huge, resident from the start.
+fn resident(len: usize) -> Box<[AtomicU64]> {
+    if len > RESIDENT_WORDS {
+        return zeroed(len);
+    }
+    let mut words = Vec::with_capacity(len);
+    words.resize_with(len, || AtomicU64::new(std::hint::black_box(0)));
+    words.into_boxed_slice()
+}
+
 /// What the packet path and control calls share.
 pub(crate) struct Shared {
     pub(crate) tables: Vec<Cells>,
@@ -81,7 +94,7 @@ impl Shared {
         Shared {
             tables: info.tables.iter().map(|t| Cells::new(t.max_size)).collect(),
             counters: info.counters.iter().map(|c| zeroed(c.size * 2)).collect(),
-            registers: info.registers.iter().map(|r| zeroed(r.size * limb_count(r.width))).collect(),
+            registers: info.registers.iter().map(|r| resident(r.size * limb_count(r.width))).collect(),
             now_us: AtomicU64::new(0),
         }
     }
