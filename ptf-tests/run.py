@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the packet tests on one switch: own namespace, own veth pairs, own switch process; all gone afterwards.
 
-    ptf-tests/run.py --switch bmv2 [--binary PATH] [-- ptf arguments, such as test names]
+ptf-tests/run.py --switch bmv2 [--binary PATH] [-- ptf arguments, such as test names]
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def main() -> int:
             *args.ptf,
         ]
         environment = {**os.environ, "PYTHONPATH": f"{HERE / 'lib'}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"}
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         assert process.stdout is not None
         total = failed = 0
         for line in process.stdout:

@@ -48,7 +48,7 @@ class P4InfoRules(unittest.TestCase):
     """Keys named, tables sized or const, default actions const or known, aliases without dots, enums complete."""
 
     # Set by the controller as the default entry: the switch's own data.
-    SETTABLE_DEFAULTS = {"tor"}
+    SETTABLE_DEFAULTS = frozenset({"tor"})
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -62,7 +62,9 @@ class P4InfoRules(unittest.TestCase):
                 self.assertRegex(field["name"][0], r"^[a-z][a-z0-9_]*$", f"a key of {alias} has no @name of its own")
 
     def test_tables_are_sized_or_const(self) -> None:
-        sizes = [int(n) for n in re.findall(r"SIZE\s*=\s*(\d+);|SERVICE_COUNT\s*=\s*(\d+);", self.sources()) for n in n if n]
+        sizes = [
+            int(n) for n in re.findall(r"SIZE\s*=\s*(\d+);|SERVICE_COUNT\s*=\s*(\d+);", self.sources()) for n in n if n
+        ]
         sizes += [1024]  # POOL_COUNT
         for alias, table in self.tables.items():
             if "is_const_table" in table or "match_fields" not in table:

@@ -256,7 +256,9 @@ def _rivulet(p: Parsed, options: bytes, payload: bytes, flags: int, syn: bool) -
     need(class_ != SYN_CLASS and flags & 0x34 == 0x10 and bool(flags & 1) == (class_ == CLOSE), "CLASS_FLAGS")
     need(len(payload) >= 42, "REQUEST_LENGTH")
     count, r.attempt, kinds = payload[16], payload[17], u(payload, 18, 4)
-    r.tag, r.number, r.base, r.time, r.epoch = (u(payload, a, n) for a, n in ((22, 4), (26, 4), (30, 4), (34, 6), (40, 2)))
+    r.tag, r.number, r.base, r.time, r.epoch = (
+        u(payload, a, n) for a, n in ((22, 4), (26, 4), (30, 4), (34, 6), (40, 2))
+    )
     need(count <= 16 and not (class_ == RESTART and count), "ENTRY_COUNT")
     need(r.attempt == 0 or class_ in (PROBE, TIMEOUT), "ATTEMPT")
     # The switch extracts four entries at most, from the frame, before it compares lengths.

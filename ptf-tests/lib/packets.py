@@ -35,7 +35,9 @@ def number(address: Address) -> int:
 # ---- building ----
 
 
-def ethernet(dst: bytes, src: bytes, ether_type: int, payload: bytes, vlan: int | None = None, pad: bool = True) -> bytes:
+def ethernet(
+    dst: bytes, src: bytes, ether_type: int, payload: bytes, vlan: int | None = None, pad: bool = True
+) -> bytes:
     tag = b"" if vlan is None else struct.pack("!HH", 0x8100, vlan)
     frame = dst + src + tag + struct.pack("!H", ether_type) + payload
     return frame.ljust(60, b"\0") if pad else frame
@@ -114,9 +116,7 @@ def tcp(
     data_offset: int | None = None,
 ) -> bytes:
     offset = 5 + len(options) // 4 if data_offset is None else data_offset
-    head = struct.pack(
-        "!HHIIBBHHH", sport, dport, sequence, acknowledgement, offset << 4, flags, 0xFFFF, 0, 0
-    )
+    head = struct.pack("!HHIIBBHHH", sport, dport, sequence, acknowledgement, offset << 4, flags, 0xFFFF, 0, 0)
     return with_checksum(src, dst, TCP, head + options + payload, 16)
 
 
@@ -135,7 +135,7 @@ def icmp_protocol(address: Address) -> int:
     return ICMP if address.version == 4 else ICMPV6
 
 
-SYN_BLOCK = bytes.fromhex("020405a0" "0402" "080a0102030400000000" "03030e" "00")
+SYN_BLOCK = bytes.fromhex("020405a00402080a010203040000000003030e00")
 
 
 @dataclass(frozen=True)
@@ -283,12 +283,12 @@ def _parse_ip(frame: Frame) -> None:
         frame.problems.append(f"the IP packet ends at byte {frame.end} of {len(data)}")
         return
     segment = data[frame.l4 : frame.end]
-    names = {TCP: ("TCP", 16), UDP: ("UDP", 6), ICMPV6: ("ICMPv6", 2)}
+    names = {TCP: "TCP", UDP: "UDP", ICMPV6: "ICMPv6"}
     if frame.protocol == ICMP:
         if internet_checksum(segment) != 0:
             frame.problems.append("wrong ICMP checksum")
     elif frame.protocol in names:
-        name, where = names[frame.protocol]
+        name = names[frame.protocol]
         if frame.protocol == UDP and segment[6:8] == b"\0\0":
             return
         if internet_checksum(pseudo(frame.src, frame.dst, frame.protocol, len(segment)) + segment) != 0:
@@ -301,7 +301,9 @@ def _parse_ip(frame: Frame) -> None:
 # ---- editing ----
 
 
-def forwarded(data: bytes, *, dst: bytes, src: bytes, vlan: int | None = None, ttl: int = -1, stamp: bytes | None = None) -> bytes:
+def forwarded(
+    data: bytes, *, dst: bytes, src: bytes, vlan: int | None = None, ttl: int = -1, stamp: bytes | None = None
+) -> bytes:
     """The frame as the ToR forwards it: MACs, hop limit, VLAN tag, and the ToR block of a request."""
     frame = parse(data)
     l3 = bytearray(data[frame.l3 :])

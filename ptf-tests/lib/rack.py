@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ptf
-from ptf import testutils
-from ptf.base_tests import BaseTest
-
 import packets
+import ptf
 from p4rt import Switch
 from packets import CHECKED, TIME_VALID, Address, Entry, Request, good_range, ip, mac, number
+from ptf import testutils
+from ptf.base_tests import BaseTest
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = range(1, 9)
@@ -140,7 +139,9 @@ def variants(cls: type) -> type:
     for family in (4, 6):
         for vlan in (None, VLAN_CLIENT):
             name = f"{cls.__name__}V{family}{'Vlan' if vlan else ''}"
-            sub = type(name, (cls,), {"family": family, "vlan": vlan, "__module__": cls.__module__, "runTest": cls.check})
+            sub = type(
+                name, (cls,), {"family": family, "vlan": vlan, "__module__": cls.__module__, "runTest": cls.check}
+            )
             sub.__doc__ = cls.__doc__
             setattr(module, name, sub)
     return cls
@@ -294,7 +295,9 @@ class RackTest(BaseTest):
         pool = pool or self.add_pool()
         service_id = self.new_id()
         family = family or self.family
-        address = ip(f"10.77.{service_id >> 8}.{service_id & 0xFF}") if family == 4 else ip(f"2001:db8:77::{service_id:x}")
+        address = (
+            ip(f"10.77.{service_id >> 8}.{service_id & 0xFF}") if family == 4 else ip(f"2001:db8:77::{service_id:x}")
+        )
         rng = self.random
         words = [rng.getrandbits(32) for _ in range(4)]
         service = Service(
@@ -491,9 +494,7 @@ class RackTest(BaseTest):
         stamped = int.from_bytes(block[:6], "big")
         self.assertLess(abs(stamped - self.clock()), 2_000_000, "the stamp is not the ToR's clock")
         wanted_block = packets.stamp(stamped, TOR_ID, exclusions, service.seal_epoch, service.epoch, flags)
-        wanted = packets.forwarded(
-            sent, dst=host_mac(port), src=TOR_MAC, vlan=self.rack_vlan(), stamp=wanted_block
-        )
+        wanted = packets.forwarded(sent, dst=host_mac(port), src=TOR_MAC, vlan=self.rack_vlan(), stamp=wanted_block)
         self.same(wanted, got)
         return replica
 

@@ -2,8 +2,8 @@
 """Requests through the switch to a replica, and responses back."""
 
 import packets
-from rack import CLIENT, TOR_MAC, RackTest, families, host_mac, variants
 from packets import CHECKED, TIME_VALID, Entry, Request, ip_packet
+from rack import CLIENT, TOR_MAC, RackTest, families, host_mac, variants
 
 
 @variants
@@ -71,7 +71,9 @@ class EveryClassOfRequest(RackTest):
     def check(self) -> None:
         service = self.add_service()
         for name in ("NORMAL", "PROBE", "TIMEOUT", "REKEY", "CLOSE"):
-            self.passes(service, self.good_request(service, name=name, attempt=2 if name in ("PROBE", "TIMEOUT") else 0))
+            self.passes(
+                service, self.good_request(service, name=name, attempt=2 if name in ("PROBE", "TIMEOUT") else 0)
+            )
         for name in ("TIMEOUT", "RESTART", "CLOSE"):
             self.passes(service, self.good_request(service, [], name=name), flags=TIME_VALID)
         # A RESTART may be of any age.

@@ -4,8 +4,8 @@
 import struct
 
 import packets
+from packets import ACK, FIN, RST, SYN, URG, Entry, Request
 from rack import CLIENT, TOR_MAC, RackTest, families, host_mac, variants
-from packets import ACK, FIN, RST, SYN, URG, Entry, Request, ip_packet
 
 
 @variants
@@ -36,7 +36,12 @@ class OptionElsewhere(RackTest):
         service = self.add_service()
         ours = Request().option()
         timestamps = bytes.fromhex("0101080a0000000100000002")
-        places = [b"\x01" * 4 + ours, b"\x01" + ours + b"\0\0\0", b"\x01\x01" + ours + b"\0\0", b"\x01" * 3 + ours + b"\0"]
+        places = [
+            b"\x01" * 4 + ours,
+            b"\x01" + ours + b"\0\0\0",
+            b"\x01\x01" + ours + b"\0\0",
+            b"\x01" * 3 + ours + b"\0",
+        ]
         places += [timestamps + ours, ours + b"\x01\x01\x01\x00", ours + timestamps, timestamps + ours + b"\x01" * 8]
         for options in places:
             with self.drops("OPTION_FORM"):
@@ -96,7 +101,7 @@ class NumbersAndCounts(RackTest):
         self.fails(service, good.with_(number_low=(good.number + 1) & 0xFFFF), "NUMBER_LOW")
         self.fails(service, Request(name="SYN", number_low=1), "NUMBER_LOW")
         for count in (17, 255):
-            self.fails(service, good.with_(range_count=count, tail=bytes(2100)[: 1300]), "ENTRY_COUNT")
+            self.fails(service, good.with_(range_count=count, tail=bytes(2100)[:1300]), "ENTRY_COUNT")
         self.fails(service, good.with_(name="RESTART"), "ENTRY_COUNT")
         self.fails(service, Request(name="SYN", range_count=1), "ENTRY_COUNT")
         for name in ("NORMAL", "REKEY", "CLOSE", "RESTART"):
@@ -265,7 +270,14 @@ class ServiceHalfInstalled(RackTest):
         with self.drops("SERVICE_UNCONFIGURED"):
             self.send(CLIENT, frame)
         for pool_exists in (False, True):
-            config = {"policy": 0, "spray_set": 65000, "spray_mask": 0, "flow_set": 65000, "flow_mask": 0, "plain_tcp": 1}
+            config = {
+                "policy": 0,
+                "spray_set": 65000,
+                "spray_mask": 0,
+                "flow_set": 65000,
+                "flow_mask": 0,
+                "plain_tcp": 1,
+            }
             if pool_exists:
                 pool = self.add_pool()
                 self.modify("service_config", {"service": service_id}, "configure", pool=pool.id, **config)

@@ -4,8 +4,8 @@
 import time
 
 import packets
-from rack import CLIENT, COUNT, ENFORCE, OFF, RackTest, families, set_tor, variants
 from packets import CHECKED, TIME_VALID, Entry, Request
+from rack import CLIENT, COUNT, ENFORCE, OFF, RackTest, families, set_tor, variants
 
 
 @variants
@@ -17,18 +17,14 @@ class KeyEpochs(RackTest):
         self.fails(service, self.good_request(service, epoch=service.epoch + 1), "KEY_UNKNOWN")
         self.fails(service, self.good_request(service, epoch=0), "KEY_UNKNOWN")
         key = {"service": service.id, "nonce_epoch": service.epoch}
-        words = dict(
-            k0=service.key[0], k1=service.key[1], k0_prime=service.key_prime[0], k1_prime=service.key_prime[1]
-        )
+        words = dict(k0=service.key[0], k1=service.key[1], k0_prime=service.key_prime[0], k1_prime=service.key_prime[1])
         self.modify("nonce_keys", key, "set_nonce_keys", usable=0, **words)
         self.fails(service, self.good_request(service), "KEY_NOT_USABLE")
         self.modify("nonce_keys", key, "set_nonce_keys", usable=1, **words)
         self.passes(service, self.good_request(service))
         # Another epoch with other keys: each judges its own only.
         other = dict(k0=1, k1=2, k0_prime=3, k1_prime=4)
-        self.insert(
-            "nonce_keys", {"service": service.id, "nonce_epoch": 9}, "set_nonce_keys", usable=1, **other
-        )
+        self.insert("nonce_keys", {"service": service.id, "nonce_epoch": 9}, "set_nonce_keys", usable=1, **other)
         self.fails(service, self.good_request(service, epoch=9), "SUM")
         entry = packets.good_range("ORIGINAL", (1, 2), 5, 70, 0, 3)
         self.passes(service, self.good_request(service, tag=5, base=70, epoch=9, entries=(entry,)))
@@ -74,7 +70,13 @@ class FormOfTheProof(RackTest):
 
     def check(self) -> None:
         service = self.add_service()
-        for ranges in ([(3, 0)], [(0, 3), (3, 5)], [(0, 3), (2, 2)], [(5, 6), (0, 1)], [(0, 1), (3, 4), (2, 9), (11, 12)]):
+        for ranges in (
+            [(3, 0)],
+            [(0, 3), (3, 5)],
+            [(0, 3), (2, 2)],
+            [(5, 6), (0, 1)],
+            [(0, 1), (3, 4), (2, 9), (11, 12)],
+        ):
             # Every sum is right: only the order is wrong.
             self.fails(service, self.good_request(service, ranges), "RANGE_ORDER")
         four = [(0, 1), (3, 4), (6, 7), (7, 9)]

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 
 import packets
+from packets import SYN, TIME_VALID, Request
 from rack import (
     BLOCK,
     CLIENT,
@@ -17,7 +18,6 @@ from rack import (
     families,
     variants,
 )
-from packets import SYN, TIME_VALID, Request
 
 
 def smooth_order(weights: list[int], count: int) -> list[int]:
@@ -75,7 +75,9 @@ class RoundRobinByWeight(Spraying):
         for replica, weight in enumerate((1, 2, 5)):
             share = 10_000 * weight / 8
             self.assertLessEqual(
-                abs(seen[replica] - share), share * 0.01, f"replica {replica} got {seen[replica]}, expected {share} by 1 %"
+                abs(seen[replica] - share),
+                share * 0.01,
+                f"replica {replica} got {seen[replica]}, expected {share} by 1 %",
             )
 
 
@@ -133,9 +135,7 @@ class LeastLoadedOfTwo(Spraying):
 
     def check(self) -> None:
         pool = self.add_pool()
-        service = self.add_service(
-            pool, policy=LEAST_LOADED, slots=[(0, 1), (1, 0), (0, 1), (1, 0)], modes=unchecked()
-        )
+        service = self.add_service(pool, policy=LEAST_LOADED, slots=[(0, 1), (1, 0), (0, 1), (1, 0)], modes=unchecked())
         for loads, winner in (((5, 9), 0), ((9, 5), 1), ((65535, 0), 1), ((0, 1), 0)):
             for replica, load in enumerate(loads):
                 self.beat(pool, replica, load=load)

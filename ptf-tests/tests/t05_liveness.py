@@ -5,8 +5,8 @@ import time
 from collections import Counter
 
 import packets
-from rack import BLOCK, CLIENT, ROUND_ROBIN, TOR_MAC, RackTest, families, host_mac, variants
 from packets import SYN, TIME_VALID, Request
+from rack import BLOCK, CLIENT, ROUND_ROBIN, TOR_MAC, families, host_mac, variants
 from t04_choice import Spraying, unchecked, weighted_slots
 
 BOUND = 1_000_000  # microseconds; Python cannot keep 2 ms
@@ -316,7 +316,7 @@ class ExclusionsAreStamped(Dying):
         _, got = self.receive()
         self.assertEqual(got[packets.parse(got).l4 + 28 + 8 :][:2], b"\0\0")
         time.sleep(10.2)
-        for count, victim in ((1, 0), (1, 1)):  # the second follows within a second
+        for victim in (0, 1):  # the second follows within a second
             stops[victim].set()
         time.sleep(BOUND / 1e6 + 0.15)
         for _ in range(30):

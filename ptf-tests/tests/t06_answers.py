@@ -4,8 +4,8 @@
 import struct
 
 import packets
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
 from packets import ip
+from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
 
 
 def arp(operation: int, sender_mac: bytes, sender, target_mac: bytes, target, hardware: int = 1) -> bytes:

@@ -5,8 +5,8 @@ import struct
 import time
 
 import packets
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
 from packets import ip, number
+from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
 
 
 def integer(mac: bytes) -> int:
@@ -87,7 +87,9 @@ class Routing(RackTest):
             self.expect(port, packets.forwarded(frame, dst=host_mac(port), src=TOR_MAC, vlan=vlan))
             for ttl in (0, 1):
                 with self.drops("TTL_EXPIRED"):
-                    self.send(CLIENT, self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b""), ttl=ttl))
+                    self.send(
+                        CLIENT, self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b""), ttl=ttl)
+                    )
         nowhere = ip("172.31.0.1") if self.family == 4 else ip("2001:db8:ffff::1")
         with self.drops("NO_ROUTE"):
             self.send(CLIENT, self.ip_frame(nowhere, 99, b"hello"))
@@ -105,7 +107,9 @@ class RoutedFragmentsAndExtensions(RackTest):
     def check(self) -> None:
         dst = CLIENTS[self.family]
         if self.family == 4:
-            frames = [self.ip_frame(dst, packets.TCP, b"x" * 40, flags=flags, fragment=f) for flags, f in ((1, 0), (0, 9))]
+            frames = [
+                self.ip_frame(dst, packets.TCP, b"x" * 40, flags=flags, fragment=f) for flags, f in ((1, 0), (0, 9))
+            ]
             frames.append(self.ip_frame(dst, 47, b"x" * 40, options=b"\x01" * 40))
         else:
             frames = [self.ip_frame(dst, header, bytes([59, 0]) + b"x" * 38) for header in (0, 43, 44, 51, 60)]
@@ -168,7 +172,9 @@ class ForTheTorItself(RackTest):
         tor = TOR[self.family]
         frames = [(self.ip_frame(tor, packets.TCP, packets.tcp(self.client, tor, 1000, 179)), "OWN_ADDRESS")]
         if self.family == 4:
-            body = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + host_mac(CLIENT) + self.client.packed + TOR_MAC + tor.packed
+            body = (
+                struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + host_mac(CLIENT) + self.client.packed + TOR_MAC + tor.packed
+            )
             frames.append((packets.ethernet(TOR_MAC, host_mac(CLIENT), 0x0806, body, self.vlan), "NEIGHBOUR"))
         else:
             body = self.client.packed + b"\x02\x01" + host_mac(CLIENT)
@@ -228,6 +234,7 @@ class FatesAndEgressDrops(RackTest):
         half = self.add_service(pool, slots=[(1, 0)])
         with self.drops("NO_ENCAPSULATION", counter="egress_drops"):
             self.send(CLIENT, self.plain(half))
+
 
 class FloodFates(RackTest):
     """Bridged and flooded frames; the copy for the port a frame came from is dropped in egress."""

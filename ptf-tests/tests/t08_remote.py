@@ -5,8 +5,8 @@ import struct
 import time
 
 import packets
-from rack import CLIENT, TOR, TOR_MAC, UPLINK, RackTest, families, host_mac, variants
 from packets import CHECKED, TIME_VALID, Request, ip, number
+from rack import CLIENT, TOR, TOR_MAC, UPLINK, RackTest, families, host_mac, variants
 
 TUNNEL_SRC = {4: ip("192.0.2.253"), 6: ip("2001:db8::fd")}
 TUNNEL_DST = {4: ip("203.0.113.9"), 6: ip("2001:db8:f::9")}
@@ -79,7 +79,9 @@ class Tunnels(Remote):
             got = bytes(result.packet)
             header = {"ip_in_ip": 0, "gue": 12}[kind]
             inner_at = packets.parse(got).l4 + header
-            inner = packets.parse(bytes(12) + struct.pack("!H", 0x0800 if self.family == 4 else 0x86DD) + got[inner_at:])
+            inner = packets.parse(
+                bytes(12) + struct.pack("!H", 0x0800 if self.family == 4 else 0x86DD) + got[inner_at:]
+            )
             at = inner.l4 + 28
             block = inner.data[at : at + 16]
             self.assertEqual(block[14], TIME_VALID, f"the mark must be cleared, the flags are {block[14]:#x}")

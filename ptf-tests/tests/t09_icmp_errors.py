@@ -5,8 +5,8 @@ import struct
 import time
 
 import packets
-from rack import CLIENT, TOR_MAC, RackTest, host_mac, variants
 from packets import Request, ip
+from rack import CLIENT, TOR_MAC, RackTest, host_mac, variants
 
 ROUTER = {4: ip("198.51.100.1"), 6: ip("2001:db8:c::1")}
 ERRORS = {4: ((3, 4), (11, 0), (12, 0)), 6: ((1, 0), (2, 0), (3, 0), (4, 0))}
@@ -74,7 +74,11 @@ class ErrorsOfRivulet(IcmpErrors):
                     self.same(wanted, frame)
         error = bytearray(self.error(service, whole[: self.header() + 200], *ERRORS[self.family][0]))
         packet = packets.ip_packet(
-            ROUTER[self.family], service.address, packets.icmp_protocol(self.client), packets.parse(bytes(error)).payload()[self.header() :], ttl=1
+            ROUTER[self.family],
+            service.address,
+            packets.icmp_protocol(self.client),
+            packets.parse(bytes(error)).payload()[self.header() :],
+            ttl=1,
         )
         with self.drops("TTL_EXPIRED"):
             self.send(CLIENT, self.from_client(0x0800 if self.family == 4 else 0x86DD, packet))

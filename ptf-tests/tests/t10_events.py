@@ -3,8 +3,8 @@
 
 import time
 
-from rack import CLIENT, ROUND_ROBIN, RackTest, set_tor
 from packets import Entry, Request
+from rack import CLIENT, ROUND_ROBIN, RackTest, set_tor
 from t04_choice import unchecked
 from t05_liveness import BEAT, BOUND, Dying
 

@@ -2,8 +2,8 @@
 """The vectors of docs/wire-vectors.json, to which Rust, Python and this program are held."""
 
 import packets
-from rack import CLIENT, ENFORCE, OFF, TOR, TOR_ID, TOR_MAC, RackTest, host_mac
 from packets import CHECKED, TIME_VALID, Entry, ip, number
+from rack import CLIENT, ENFORCE, OFF, TOR, TOR_ID, TOR_MAC, RackTest, host_mac
 from rivulet_wire import load_vectors
 
 VECTORS = load_vectors()
@@ -144,7 +144,7 @@ class InvalidPackets(Vectors):
         for vector in VECTORS["invalid"]:
             frame = TOR_MAC + bytes.fromhex(vector["frame"])[6:]
             reason = BY_NAME.get(vector["name"], ERRORS.get(vector["error"], HOSTS))
-            if len(frame) < 14 or reason is None or "response" in vector["name"] and reason != "CLASS_FLAGS":
+            if len(frame) < 14 or reason is None or ("response" in vector["name"] and reason != "CLASS_FLAGS"):
                 continue
             if vector["layer"] == "frame" and "truncated" in vector["error"]:
                 destination = None

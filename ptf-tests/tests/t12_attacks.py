@@ -5,8 +5,8 @@ import time
 
 import packets
 import rack
-from rack import CLIENT, OFF, REPLAY_LIMIT, RackTest, families, set_tor
 from packets import CHECKED, TIME_VALID, Entry, Request
+from rack import CLIENT, OFF, REPLAY_LIMIT, RackTest, families, set_tor
 
 
 class Attack(RackTest):
@@ -155,9 +155,7 @@ class SynFlood(Attack):
         index = service.id * 4
         self.switch.set_meter("service_meters", index, 100, burst=20)
         try:
-            frames = [
-                self.to_service(service, Request(name="SYN"), sport=1024 + n, sequence=n) for n in range(1500)
-            ]
+            frames = [self.to_service(service, Request(name="SYN"), sport=1024 + n, sequence=n) for n in range(1500)]
             passed = self.flood(frames)
             self.assertLess(passed, 600, f"{passed} of 1,500 SYNs passed a meter of 100 a second")
             self.good_traffic_passes(service)

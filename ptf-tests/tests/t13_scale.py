@@ -4,9 +4,8 @@
 import os
 from pathlib import Path
 
-from ptf import testutils
-
 import packets
+from ptf import testutils
 from rack import CLIENT, RackTest
 
 
@@ -20,8 +19,8 @@ def switch_memory() -> int:
 
 
 class ConnectionsLeaveNothing(RackTest):
-    """10 and then 100,000 simulated connections (RIVULET_CONNECTIONS for another number): the number of table entries is
-    the same, and the switch's memory within 1 MB."""
+    """10 and then 100,000 simulated connections (RIVULET_CONNECTIONS for another number): the number of table
+    entries is the same, and the switch's memory within 1 MB."""
 
     def runTest(self) -> None:
         many = int(os.environ.get("RIVULET_CONNECTIONS", "100000"))

@@ -11,8 +11,8 @@ from collections import Counter
 import packets
 import rack
 from model import Model, ServiceModel, Verdict, mapped
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac
 from packets import Entry, Request
+from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac
 from rivulet_wire import internet_checksum
 
 BATCH = 64
