@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rivulet_link::Settings;
 use rivulet_p4rt::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
-use rivulet_pktio::{AfPacket, AfXdp, Config, Interface, OpenError, PacketIo};
+use rivulet_pktio::{AfPacket, Config, Interface, OpenError, PacketIo};
 
 use crate::options::{IoChoice, MAX_PORT};
 use crate::pcap::PortPcap;
