@@ -6,10 +6,12 @@ mod input;
 mod output;
 mod plain;
 mod receive;
+mod request;
 mod rtt;
 mod send;
 mod suspend;
 mod timers;
+mod types;
 
 pub use connection::{
     Config, Connection, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake,

@@ -4,14 +4,16 @@ mod cache;
 mod plan;
 mod refusal;
 mod replay;
+mod reply;
 #[allow(clippy::module_inception)]
 mod server;
 mod step;
 
 pub use cache::MinisocketCache;
-pub use plan::{Answer, Head, HeadKind, InputEvent, Plan, Reply, RespondError, STEADY_OVERHEAD, Sent};
+pub use plan::{Head, HeadKind, InputEvent, Plan, STEADY_OVERHEAD, Sent};
 pub use refusal::Refusal;
 pub use replay::{ReplayKey, ReplayMemory, ReplayStatistics, Use};
+pub use reply::{Answer, Reply, RespondError};
 pub use server::Server;
 pub(crate) use step::predict;
 pub use step::{Policy, Verdict, step};

@@ -3,9 +3,10 @@
 use rivulet_packet::{RequestClass, Segment};
 
 use super::cache::MinisocketCache;
-use super::plan::{Plan, Reply, RespondError, Sent};
+use super::plan::{Plan, Sent};
 use super::refusal::Refusal;
 use super::replay::{ReplayKey, ReplayMemory, Use};
+use super::reply::{Reply, RespondError};
 use super::step::{Known, Policy, Verdict, step_knowing};
 use crate::keys::KeyRing;
 use crate::time::Time;

@@ -1,0 +1,257 @@
+//! How a request is put together: what it asks for, within its size, and the headers around it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use rivulet_packet::{
+    Class, Ecn, Input as InputPart, RequestBuilder, RequestClass, RivuletOption, SealedContinuation,
+    SegmentHeader, SynOptions, TcpFlags, Want, segment,
+};
+
+use super::connection::{Connection, mix};
+use super::generation::Generation;
+use super::input::Packet;
+use crate::server::STEADY_OVERHEAD;
+use crate::time::Time;
+
+/// What a whole continuation takes more than a steady one, and what an answer to an opening may spend on user continuations.
+const FULL_OVERHEAD: usize = 96;
+/// Wants of one request at most.
+const MAX_WANTS: usize = rivulet_packet::MAX_WANTS;
+/// Bytes of an input header.
+const INPUT_HEADER: usize = 14;
+
+/// Everything a request asks for.
+#[derive(Default)]
+pub(super) struct Asked {
+    pub(super) wants: ArrayVec<Want, MAX_WANTS>,
+    pub(super) uconts: ArrayVec<Arc<[u8]>, 16>,
+    pub(super) again: ArrayVec<Range<u64>, MAX_WANTS>,
+    pub(super) fresh: ArrayVec<Range<u64>, MAX_WANTS>,
+    pub(super) input: Option<(u16, Packet)>,
+    pub(super) length: usize,
+}
+
+impl Asked {
+    pub(super) fn is_empty(&self) -> bool {
+        self.wants.is_empty() && self.input.is_none()
+    }
+
+    /// Index of this user continuation, added if it is new.
+    fn ucont(&mut self, sealed: Arc<[u8]>) -> Option<u8> {
+        if let Some(i) = self.uconts.iter().position(|u| Arc::ptr_eq(u, &sealed)) {
+            return Some(i as u8);
+        }
+        self.length += 2 + sealed.len();
+        self.uconts.try_push(sealed).ok()?;
+        Some(self.uconts.len() as u8 - 1)
+    }
+}
+
+/// The parts of a request that differ between classes.
+pub(super) struct Shape<'c> {
+    pub(super) class: RequestClass,
+    pub(super) continuation: Option<&'c SealedContinuation>,
+    pub(super) index: Option<u32>,
+    pub(super) attempt: u8,
+    pub(super) covers: u8,
+    pub(super) pad_to: usize,
+}
+
+impl Connection {
+    /// Data bytes to want in one response.
+    pub(super) fn want_size(&self, full: bool) -> usize {
+        let mss = self
+            .generation
+            .as_ref()
+            .and_then(Generation::slot_size)
+            .unwrap_or(usize::from(self.config.mtu) - 68);
+        let crc = if self.config.crc { segment::CRC } else { 0 };
+        mss.saturating_sub(crc + if full { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
+    }
+
+    /// Whether there is anything to ask the server for.
+    pub(super) fn has_business(&self, now: Time) -> bool {
+        let most = self.want_size(false);
+        self.streams.values().any(|s| s.output.wants(most, now) || s.input.has_packet(now))
+    }
+
+    /// Collects up to `again` wants for retransmissions and `fresh` for new responses, and a packet of input.
+    pub(super) fn collect(
+        &mut self,
+        again: u32,
+        fresh: u32,
+        full: bool,
+        input: bool,
+        fixed: usize,
+        now: Time,
+    ) -> Asked {
+        let (most, limit) = (self.want_size(full), self.largest_payload());
+        let mut asked = Asked { length: fixed, ..Asked::default() };
+        let ids: ArrayVec<u16, 64> = self.streams.keys().copied().take(64).collect();
+        let turn = self.statistics.requests as usize;
+        let mut idle = 0;
+        let mut at = turn;
+        while idle < ids.len() && asked.wants.len() < (again + fresh).min(MAX_WANTS as u32) as usize {
+            let id = ids[at % ids.len()];
+            at += 1;
+            if asked.length + 16 + crate::ucont::MAX_LENGTH > limit
+                && !asked.wants.is_empty()
+                && asked.uconts.is_full()
+            {
+                break;
+            }
+            let Some((range, sealed)) = self.streams.get_mut(&id).and_then(|s| s.output.take_want(most, now))
+            else {
+                idle += 1;
+                continue;
+            };
+            idle = 0;
+            let known = asked.uconts.iter().any(|u| Arc::ptr_eq(u, &sealed));
+            let more = 16 + if known { 0 } else { 2 + sealed.len() };
+            if asked.length + more > limit || (!known && asked.uconts.is_full()) {
+                self.stream(id).output.settle(range);
+                break;
+            }
+            let retransmit = asked.again.len() < again as usize;
+            asked.length += 16;
+            let ucont = asked.ucont(sealed);
+            let length = (range.end - range.start) as u32;
+            asked.wants.push(Want { offset: range.start, length, ucont, retransmit });
+            if retransmit { asked.again.push(range) } else { asked.fresh.push(range) }
+        }
+        if input && !asked.uconts.is_full() {
+            let room = limit.saturating_sub(asked.length + INPUT_HEADER);
+            let id =
+                ids.iter().copied().find(|id| self.streams.get(id).is_some_and(|s| s.input.has_packet(now)));
+            if let Some(id) = id
+                && let Some(found) = self.stream(id).input.take_packet(room, now)
+            {
+                asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;
+                asked.input = Some((id, found));
+            }
+        }
+        asked
+    }
+
+    /// Everything taken for a request that is not sent after all goes back.
+    pub(super) fn put_back(&mut self, asked: Asked) {
+        for range in asked.again.into_iter().chain(asked.fresh) {
+            self.settle_want(range);
+        }
+        if let Some((stream, found)) = asked.input {
+            self.stream(stream).input.lost(found.range, found.fin);
+        }
+    }
+
+    pub(super) fn build(
+        &mut self,
+        shape: &Shape<'_>,
+        asked: &Asked,
+        now: Time,
+        packet: &mut [u8],
+    ) -> Option<usize> {
+        let generation = self.generation.as_ref();
+        let proof = match shape.index {
+            Some(index) => generation.map(|g| g.proof(index)).unwrap_or_default(),
+            None => ArrayVec::new(),
+        };
+        let received_at = shape.index.and_then(|i| generation?.slot(i)).map_or(now, |s| s.received_at);
+        let mut uconts: ArrayVec<&[u8], 17> = asked.uconts.iter().map(|u| &**u).collect();
+        let mut input_ucont = None;
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.clear();
+        if let Some((stream, found)) = &asked.input {
+            if let Some(sealed) = &found.continuation {
+                uconts.push(sealed);
+                input_ucont = Some(uconts.len() as u8 - 1);
+            }
+            if let Some(s) = self.streams.get(stream) {
+                s.input.bytes(&found.range, &mut scratch);
+            }
+        }
+        let input = asked.input.as_ref().map(|(stream, found)| InputPart {
+            stream: *stream,
+            end: found.fin,
+            ucont: input_ucont,
+            offset: found.range.start,
+            data: &scratch,
+        });
+        let token = match shape.class {
+            RequestClass::Syn => self.config.token.as_deref(),
+            RequestClass::Restart => self.challenge.as_deref(),
+            _ => None,
+        };
+        let moved = shape.class == RequestClass::Restart && self.sealed_for != self.local;
+        let builder = RequestBuilder {
+            class: shape.class,
+            attempt: shape.attempt,
+            continuation: shape.continuation,
+            proof: &proof,
+            hold: u16::try_from(now.since(received_at) / 64).unwrap_or(u16::MAX),
+            covers: shape.covers,
+            wants: &asked.wants,
+            token,
+            former: moved.then_some(self.sealed_for),
+            uconts: &uconts,
+            input,
+            pad_to: shape.pad_to,
+            ..RequestBuilder::default()
+        };
+        let carries_input = input.is_some() && shape.class == RequestClass::Normal;
+        let ecn = if carries_input && self.config.ecn { Ecn::Ect0 } else { Ecn::NotEct };
+        let start = self.header(Class::Request(shape.class), 0, ecn, false).payload_offset();
+        let payload = packet.get_mut(start..).and_then(|room| builder.write(room).ok());
+        let number_low = builder.number_low();
+        self.scratch = scratch;
+        self.frame(Class::Request(shape.class), number_low, ecn, payload?, self.config.crc, now, packet)
+    }
+
+    fn header(&self, class: Class, number_low: u16, ecn: Ecn, crc: bool) -> SegmentHeader {
+        let flags = TcpFlags::of(class);
+        let syn = flags.has(TcpFlags::SYN);
+        SegmentHeader {
+            src: self.local,
+            dst: self.remote,
+            ecn,
+            seq: self.seq,
+            ack: if syn { 0 } else { self.ack },
+            flags,
+            option: RivuletOption { class, crc, number_low },
+            syn_options: syn.then(|| SynOptions {
+                mss: self.mss_option(),
+                ts_value: mix(self.config.seed ^ 0x7473) as u32,
+                ts_echo: 0,
+                window_scale: segment::WINDOW_SCALE,
+            }),
+        }
+    }
+
+    /// Puts headers around a payload that stands in place, and counts.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn frame(
+        &mut self,
+        class: Class,
+        number_low: u16,
+        ecn: Ecn,
+        payload: usize,
+        crc: bool,
+        now: Time,
+        packet: &mut [u8],
+    ) -> Option<usize> {
+        if self.last_heard >= self.first_unanswered {
+            self.first_unanswered = now + 1;
+        }
+        let header = self.header(class, number_low, ecn, crc);
+        let length = header.finish_packet(packet, payload).ok()?;
+        if length > usize::from(self.config.mtu) {
+            return None;
+        }
+        let flags = u32::from(header.flags.has(TcpFlags::SYN)) + u32::from(header.flags.has(TcpFlags::FIN));
+        let trailer = if crc { segment::CRC } else { 0 };
+        self.seq = self.seq.wrapping_add((payload + trailer) as u32 + flags);
+        self.statistics.requests += 1;
+        Some(length)
+    }
+}

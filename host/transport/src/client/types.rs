@@ -1,0 +1,179 @@
+//! What the user of a connection sees beside it: configuration, events, errors, counts.
+
+use rivulet_packet::WireError;
+
+use crate::time::{Micros, SECOND};
+use crate::verdict::ExcusePolicy;
+
+/// What a connection may use.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// MTU of the path, bytes: no packet is larger.
+    pub mtu: u16,
+    /// Receive buffer of a stream, bytes.
+    pub receive_buffer: usize,
+    /// Send buffer of a stream, bytes.
+    pub send_buffer: usize,
+    /// Delay acknowledgements where that is allowed: half the requests, two answers each.
+    pub delayed_acks: bool,
+    /// Put a CRC-32C on every request and ask for it on every response.
+    pub crc: bool,
+    /// Mark requests with input as ECN-capable.
+    pub ecn: bool,
+    /// The service's horizon: ordinary requests are good so long.
+    pub horizon: Micros,
+    /// The service's excuse policy, if it has one.
+    pub excuse: Option<ExcusePolicy>,
+    /// Seed of the client's ISN and timestamps; to be drawn at random for each connection.
+    pub seed: u64,
+    /// An address token from an earlier connection to the service.
+    pub token: Option<Vec<u8>>,
+    /// The path is known to drop SYNs with data: begin with a bare one.
+    pub bare_syn: bool,
+    /// SYNs before the connection is given up.
+    pub syn_attempts: u32,
+    /// Without any answer for so long, a connection that awaits one is given up.
+    pub give_up_after: Micros,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            mtu: 1500,
+            receive_buffer: 1 << 20,
+            send_buffer: 256 << 10,
+            delayed_acks: false,
+            crc: false,
+            ecn: true,
+            horizon: 4 * SECOND,
+            excuse: None,
+            seed: 0,
+            token: None,
+            bare_syn: false,
+            syn_attempts: 6,
+            give_up_after: 120 * SECOND,
+        }
+    }
+}
+
+/// What a plain TCP server answered, for `TCP_REPAIR`: the handshake is complete but for its last ACK.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpHandshake {
+    /// Our next sequence number: what the server acknowledged.
+    pub send_next: u32,
+    /// The server's ISN plus 1.
+    pub receive_next: u32,
+    /// The server acknowledged the data of our SYN (TCP Fast Open); else all input is still to be sent.
+    pub syn_data_acknowledged: bool,
+    /// The server's MSS.
+    pub mss: u16,
+    /// Window scales (theirs, ours), if both sent one.
+    pub window_scale: Option<(u8, u8)>,
+    /// Whether they permit SACK.
+    pub sack: bool,
+    /// Timestamps (theirs, and ours as they echo it), if they sent one.
+    pub timestamp: Option<(u32, u32)>,
+    /// Their window, unscaled.
+    pub window: u16,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectionError {
+    /// No answer to any SYN.
+    #[error("no answer to the opening")]
+    Unreachable,
+    /// Nothing came for [`Config::give_up_after`].
+    #[error("no answer for too long")]
+    TimedOut,
+    /// The server refused for good.
+    #[error("the server refused with code {code}: {message}")]
+    Refused {
+        /// Its code.
+        code: u16,
+        /// For people.
+        message: String,
+    },
+    /// Every replica asked says that it does not have the content any more.
+    #[error("no replica has the content")]
+    NotMine,
+    /// Input keeps coming back unconsumed.
+    #[error("the server makes no progress with the input")]
+    InputRefused,
+    /// The port is closed: a plain RST answered the SYN.
+    #[error("connection refused")]
+    Reset,
+}
+
+/// A packet that was ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InputError {
+    /// It does not parse.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// It is of another connection.
+    #[error("a packet of another connection")]
+    Elsewhere,
+    /// It answers nothing that was asked, or came twice.
+    #[error("a response to nothing that was asked")]
+    Unexpected,
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The server speaks Rivulet; the first response came.
+    Connected,
+    /// [`Connection::read`] on this stream gives bytes or the end.
+    Readable(u16),
+    /// [`Connection::write`] on this stream takes bytes again.
+    Writable(u16),
+    /// All input written to this stream was consumed.
+    InputConsumed(u16),
+    /// An address token for a later connection came.
+    Token(Vec<u8>),
+    /// The server speaks TCP: go on with a kernel socket. The connection is over for this crate.
+    FallbackToTcp(TcpHandshake),
+    /// The close was answered.
+    Closed,
+    /// The connection failed.
+    Failed(ConnectionError),
+}
+
+/// Result of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// So many bytes.
+    Bytes(usize),
+    /// Nothing now.
+    Blocked,
+    /// The end of the stream.
+    End,
+}
+
+/// Counts of a connection, for tests and tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Requests sent, of every class.
+    pub requests: u64,
+    /// Responses taken.
+    pub responses: u64,
+    /// Numbers declared lost.
+    pub declared: u64,
+    /// Declared numbers that came after all.
+    pub spurious: u64,
+    /// PROBEs sent.
+    pub probes: u64,
+    /// TIMEOUTs sent.
+    pub timeouts: u64,
+    /// RESTARTs sent.
+    pub restarts: u64,
+    /// REKEYs sent.
+    pub rekeys: u64,
+    /// Continuations whose difference did not match the prediction.
+    pub mispredicted: u64,
+    /// Trickles that ended as predicted and were not sent.
+    pub terminated: u64,
+    /// Packets ignored.
+    pub ignored: u64,
+}
