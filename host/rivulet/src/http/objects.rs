@@ -116,6 +116,8 @@ struct Shared {
     objects: RwLock<HashMap<Box<str>, Arc<Object>>>,
     small_total: AtomicUsize,
     queue: Mutex<Vec<String>>,
+    /// The hashing thread has a file in hand.
+    hashing: AtomicBool,
     wake: parking_lot::Condvar,
     stop: AtomicBool,
 }
@@ -149,6 +151,7 @@ impl Objects {
             objects: RwLock::default(),
             small_total: AtomicUsize::new(0),
             queue: Mutex::default(),
+            hashing: AtomicBool::new(false),
             wake: parking_lot::Condvar::new(),
             stop: AtomicBool::new(false),
         });
@@ -176,6 +179,13 @@ impl Objects {
                 }
             }
         }
+    }
+
+    /// True while files are being hashed: requests for them have to wait.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        let queue = self.shared.queue.lock();
+        !queue.is_empty() || self.shared.hashing.load(Ordering::Acquire)
     }
 
     /// What stands under the path of a request, which begins with `/`. A path that ends in `/` means
@@ -346,8 +356,14 @@ impl Shared {
                         return;
                     }
                     match queue.pop() {
-                        Some(name) => break name,
-                        None => self.wake.wait(&mut queue),
+                        Some(name) => {
+                            self.hashing.store(true, Ordering::Release);
+                            break name;
+                        }
+                        None => {
+                            self.hashing.store(false, Ordering::Release);
+                            self.wake.wait(&mut queue);
+                        }
                     }
                 }
             };

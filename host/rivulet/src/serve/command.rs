@@ -22,6 +22,9 @@ const CHORES: Duration = Duration::from_millis(5);
 /// Listeners that could not be opened are tried again after this.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// A replica that starts takes no share of the requests before its files are hashed, this long at most.
+const PREPARING: Duration = Duration::from_secs(30);
+
 static STOP: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn on_signal(_signal: libc::c_int) {
@@ -56,7 +59,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         (Some(controller), Some(name)) => Some(Agent::start(controller, name, incarnation, server.mac())?),
         _ => None,
     };
-    let mut listeners = Listeners::new(site);
+    let mut listeners = Listeners::new(site.clone());
     let mut status = Status::default();
     let metrics = metrics::Shared::default();
     if let Some(address) = args.metrics {
@@ -64,8 +67,11 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     report(&server);
     listeners.ensure(server.services());
+    server.hold_back(true);
     prefer_this_thread();
 
+    let started = Instant::now();
+    let mut preparing = true;
     let mut chores = Instant::now();
     while !STOP.load(Ordering::Acquire) {
         server.turn(&mut files, CHORES);
@@ -73,6 +79,10 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             continue;
         }
         chores = Instant::now();
+        if preparing {
+            preparing = site.objects.is_busy() && started.elapsed() < PREPARING;
+            server.hold_back(preparing);
+        }
         if let Some(agent) = &agent {
             while let Ok((version, services)) = agent.updates.try_recv() {
                 take_up(&mut server, version, services, &mut addresses, args.setup_address, &mut status);
