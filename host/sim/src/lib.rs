@@ -14,6 +14,7 @@ pub mod client;
 pub mod content;
 pub mod dumbbell;
 pub mod experiments;
+pub mod hostile;
 pub mod life;
 pub mod link;
 pub mod net;
