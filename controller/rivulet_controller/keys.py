@@ -124,7 +124,7 @@ class KeyRing:
         times = [float("inf")]
         for key in self.keys:
             if key.state is State.USABLE:
-                times.append(key.since + lives.rotation(key.kind))
+                times.append(key.created + lives.rotation(key.kind))
             elif key.state is State.RETIRED:
                 times.append(key.since + lives.linger(key.kind))
             elif key.state is State.WITHDRAWN:
@@ -163,7 +163,8 @@ class KeyRing:
                 ]
                 pending = None
             current = next((key for key in reversed(keys) if key.state is State.USABLE), None)
-            due = current is None or now - current.since >= lives.rotation(kind) or current.since > now
+            # By the time it was made, so that the time a key takes to be held everywhere does not stretch the rhythm.
+            due = current is None or now - current.created >= lives.rotation(kind) or current.created > now
             if pending is None and (due or kind in rotate_now):
                 epoch = next_epoch(keys[-1].epoch) if keys else 1
                 keys.append(Key(kind, epoch, secrets.token_bytes(SECRET_BYTES[kind]), created=now, since=now))

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from rivulet_controller.keys import CONFIRM_MARGIN_S, EPOCH_MAX, WITHDRAWN_S, KeyRing, Kind, Lives, State, next_epoch
 
 LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0)
@@ -32,6 +34,19 @@ def test_rotation_keeps_the_old_key_until_the_last_continuation_that_needs_it() 
     assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.RETIRED), (2, State.USABLE)]
     assert 1 in [k.epoch for k in ring.tick(11.0 + 99.9, LIVES, nobody).of(Kind.SEAL)]
     assert 1 not in [k.epoch for k in ring.tick(11.0 + 100.0, LIVES, nobody).of(Kind.SEAL)]
+
+
+def test_the_rhythm_is_kept_however_long_a_key_takes_to_be_held() -> None:
+    ring = KeyRing()
+    made: list[float] = []
+    for tenth in range(1000):
+        now = tenth / 10
+        late = [k.epoch for k in ring.of(Kind.SEAL) if now - k.created >= 4.0]
+        ring = ring.tick(now, LIVES, lambda kind, epoch, late=late: kind is Kind.NONCE or epoch in late)  # type: ignore[misc]
+        newest = ring.of(Kind.SEAL)[-1]
+        if newest.epoch > len(made):
+            made.append(newest.created)
+    assert made == pytest.approx([10.0 * n for n in range(10)], abs=0.2)
 
 
 def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
