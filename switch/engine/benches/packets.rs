@@ -27,6 +27,7 @@ fn main() {
     for entries in [10, 10_000] {
         figures.push((format!("router, {entries} routes"), router(here, entries)));
     }
+    figures.extend(lookups(here));
     let trace = std::env::var_os("TOR_TRACE").map(PathBuf::from);
     match trace.and_then(|p| std::fs::read_to_string(p).ok()) {
         Some(trace) => figures.extend(tor(here, &trace)),
@@ -66,7 +67,9 @@ fn start(program: &Path) -> (Pipeline, Switch, DataPath, Events) {
     let json = std::fs::read(program).unwrap_or_else(|e| panic!("{}: {e}", program.display()));
     let begin = Instant::now();
     let program = Program::from_json(&json).unwrap_or_else(|e| panic!("{}: {e}", program.display()));
-    eprintln!("loaded in {:?}", begin.elapsed());
+    if json.len() > 1_000_000 {
+        eprintln!("loaded in {:?}", begin.elapsed());
+    }
     let pipeline = Pipeline::new(program);
     let (switch, path, events) = Switch::new(SwitchConfig::default());
     (pipeline, switch, path, events)
@@ -117,6 +120,71 @@ fn router(here: &Path, entries: u32) -> f64 {
     });
     assert_eq!(out, switch.stats().received, "a packet was dropped");
     ns
+}
+
+/// Nanoseconds per lookup in tables of each kind with 10 and with 10,000 entries: a packet that applies the table,
+/// less one that applies none.
+fn lookups(here: &Path) -> Vec<(String, f64)> {
+    let mut figures = Vec::new();
+    let mut none = 0.0;
+    for (op, name) in [(0, "no table"), (1, "exact"), (2, "lpm"), (3, "ternary")] {
+        for entries in [10u32, 10_000] {
+            let (pipeline, switch, mut path, _events) = start(&here.join("benches/lookups.json"));
+            let mut seed = 9;
+            let mut keys = Vec::new();
+            while keys.len() < entries as usize {
+                let key = random(&mut seed) as u32;
+                // Prefixes as in a routing table, mostly long; ternary masks of 16 shapes.
+                let prefix_len = 32 - (random(&mut seed) % 17) as u32;
+                let mask = [0xffff_ffff_u32, 0xffff_ff00, 0xffff_0000, 0x00ff_ffff]
+                    [random(&mut seed) as usize % 4]
+                    & !(0x0101 << (random(&mut seed) % 4));
+                let value = |mask: u32| (key & mask).to_be_bytes().to_vec();
+                let prefix = u32::MAX << (32 - prefix_len);
+                let (field, priority) = match op {
+                    2 => (KeyMatch::Lpm { value: value(prefix), prefix_len }, 0),
+                    3 => {
+                        let mask_bytes = mask.to_be_bytes().to_vec();
+                        (KeyMatch::Ternary { value: value(mask), mask: mask_bytes }, keys.len() as i32 + 1)
+                    }
+                    _ => (KeyMatch::Exact(key.to_be_bytes().to_vec()), 0),
+                };
+                if op > 0 {
+                    let table = TableId(op - 1);
+                    let info = pipeline.info();
+                    let action = info.tables[table.index()].action("I.set_value").expect("the action");
+                    let call = ActionCall { action, params: vec![vec![1]] };
+                    let key = EntryKey { fields: vec![field], priority };
+                    if pipeline.insert(table, &EntrySpec::new(key, EntryAction::Call(call))).is_err() {
+                        continue;
+                    }
+                }
+                keys.push(key);
+            }
+            switch.commit(&pipeline).expect("commit");
+            // Every second packet hits.
+            let frames: Vec<Vec<u8>> = (0..2048)
+                .map(|i| {
+                    let key = if i % 2 == 0 { keys[i * 7919 % keys.len()] } else { random(&mut seed) as u32 };
+                    [&[op as u8, 0][..], &key.to_be_bytes(), &[0; 54]].concat()
+                })
+                .collect();
+            let ns = measure(|| {
+                for f in &frames {
+                    path.process(1, 1, f, &mut |port: u32, head: &[u8], rest: &[u8]| {
+                        black_box((port, head, rest));
+                    });
+                }
+                frames.len()
+            });
+            if op == 0 {
+                none = ns;
+            } else {
+                figures.push((format!("lookup, {name}, {entries} entries"), ns - none));
+            }
+        }
+    }
+    figures
 }
 
 /// A 64-byte frame with a right header checksum.

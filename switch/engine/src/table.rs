@@ -37,7 +37,24 @@ pub(crate) struct Lookup {
     ranges: Vec<Vec<(u32, Words, Words)>>,
     range_fields: Vec<KeyFieldPlan>,
     groups: Vec<Group>,
+    /// Of longest-prefix tables with many lengths.
+    lengths: Option<Lengths>,
 }
+
+/// Which prefix lengths are worth a look. Prefixes of at least `short` bits are noted by a hash of their first
+/// `short` bits (and the exact fields): a bit for each length. What two share, or what is left of prefixes
+/// removed, costs a look in vain and nothing else. Shorter prefixes, of few lengths, are tried one by one.
+struct Lengths {
+    short: u32,
+    mask: Words,
+    notes: Vec<u128>,
+    removed: usize,
+    /// Group of each length.
+    group_of: Vec<u16>,
+}
+
+/// Lengths that are looked up one by one without further ado.
+const FEW_LENGTHS: usize = 4;
 
 /// Mixes a key. The seed keeps collisions from being chosen beforehand.
 #[inline(always)]
@@ -67,6 +84,7 @@ impl Lookup {
             ranges: Vec::new(),
             range_fields: plan.fields.clone(),
             groups: Vec::new(),
+            lengths: None,
         }
     }
 
@@ -90,7 +108,8 @@ impl Lookup {
             TableKind::Lpm => i64::from(key.prefix),
             TableKind::Ternary | TableKind::Range => i64::from(key.priority),
         };
-        let index = match self.groups.iter().position(|g| g.mask == key.mask) {
+        let known = self.groups.iter().position(|g| g.mask == key.mask);
+        let index = match known {
             Some(i) => i,
             None => {
                 self.groups.push(Group { mask: key.mask.clone(), rank, buckets: HashTable::new() });
@@ -116,6 +135,73 @@ impl Lookup {
         }
         group.rank = group.rank.max(rank);
         self.groups.sort_by_key(|g| -g.rank);
+        if self.kind == TableKind::Lpm {
+            if known.is_none() { self.note_all() } else { self.note(slot, key.prefix) }
+        }
+    }
+
+    /// Begins the notes of lengths anew: the lengths in use have changed, or there are too many notes.
+    fn note_all(&mut self) {
+        self.lengths = None;
+        let count = self.groups.len();
+        if count <= FEW_LENGTHS {
+            return;
+        }
+        // The groups come longest first.
+        let border = &self.groups[count - FEW_LENGTHS];
+        let entries: usize = self.groups.iter().map(|g| g.buckets.len()).sum();
+        let mut group_of = vec![0; 130];
+        for (i, g) in self.groups.iter().enumerate() {
+            if let Some(at) = group_of.get_mut(g.rank as usize) {
+                *at = i as u16;
+            }
+        }
+        if self.groups[0].rank > 128 {
+            // Longer than the notes have bits for; looked up one by one.
+            return;
+        }
+        self.lengths = Some(Lengths {
+            short: border.rank as u32,
+            mask: border.mask.clone(),
+            notes: vec![0; (entries * 4).next_power_of_two().max(256)],
+            removed: 0,
+            group_of,
+        });
+        let all: Vec<(u32, u32)> =
+            self.groups.iter().flat_map(|g| g.buckets.iter().map(|b| (b.first, g.rank as u32))).collect();
+        all.into_iter().for_each(|(slot, prefix)| self.set_note(slot, prefix));
+    }
+
+    fn note(&mut self, slot: u32, prefix: u32) {
+        let entries: usize = self.groups.iter().map(|g| g.buckets.len()).sum();
+        match &self.lengths {
+            Some(l) if entries > l.notes.len() / 2 => self.note_all(),
+            _ => self.set_note(slot, prefix),
+        }
+    }
+
+    fn set_note(&mut self, slot: u32, prefix: u32) {
+        let Some(l) = self.lengths.as_mut().filter(|l| prefix >= l.short && prefix > 0) else { return };
+        let value = Self::value(&self.values, self.words, slot);
+        let at = hash_masked(value, &l.mask, self.seed) as usize & (l.notes.len() - 1);
+        l.notes[at] |= 1 << (prefix - 1);
+    }
+
+    #[inline]
+    fn longest(&self, key: &[u64]) -> Option<u32> {
+        let Some(l) = &self.lengths else {
+            return self.groups.iter().find_map(|g| self.in_group(g, key)).map(|b| b.first);
+        };
+        let mut notes = l.notes[hash_masked(key, &l.mask, self.seed) as usize & (l.notes.len() - 1)];
+        while notes != 0 {
+            let prefix = 128 - notes.leading_zeros();
+            if let Some(b) = self.in_group(&self.groups[l.group_of[prefix as usize] as usize], key) {
+                return Some(b.first);
+            }
+            notes &= !(1 << (prefix - 1));
+        }
+        let short = self.groups.len() - FEW_LENGTHS + 1;
+        self.groups[short..].iter().find_map(|g| self.in_group(g, key)).map(|b| b.first)
     }
 
     /// Removes a slot that is in the table.
@@ -139,10 +225,18 @@ impl Lookup {
                 break;
             }
         }
-        if let Some(i) = found
-            && self.groups[i].buckets.is_empty()
-        {
+        let gone = found.filter(|i| self.groups[*i].buckets.is_empty());
+        if let Some(i) = gone {
             self.groups.remove(i);
+        }
+        if self.kind == TableKind::Lpm {
+            let stale = self.lengths.as_mut().is_some_and(|l| {
+                l.removed += 1;
+                l.removed > l.notes.len() / 4
+            });
+            if gone.is_some() || stale {
+                self.note_all();
+            }
         }
     }
 
@@ -161,7 +255,7 @@ impl Lookup {
                 let equal = |b: &Bucket| Self::value(&self.values, self.words, b.first) == key;
                 group.buckets.find(hash(key, self.seed), equal).map(|b| b.first)
             }
-            TableKind::Lpm => self.groups.iter().find_map(|g| self.in_group(g, key)).map(|b| b.first),
+            TableKind::Lpm => self.longest(key),
             TableKind::Ternary | TableKind::Range => self.best(key),
         }
     }

@@ -188,6 +188,17 @@ proptest! {
                 by_prefix.insert((value, *len), n as u32 + 1);
             }
         }
+        for g in &gone {
+            let mut left: Vec<(u32, u32)> = by_prefix.keys().copied().collect();
+            left.sort_unstable();
+            if !left.is_empty() {
+                let (value, prefix_len) = left[g.index(left.len())];
+                by_prefix.remove(&(value, prefix_len));
+                let fields = vec![KeyMatch::Lpm { value: word(value), prefix_len }];
+                let key = EntryKey { fields, priority: 0 };
+                rig.pipeline.delete(rig.table("I.lpm_t"), &key).expect("it is there");
+            }
+        }
         for (a, c) in &keys {
             let want = list
                 .iter()
