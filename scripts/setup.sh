@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 UV_VERSION=0.9.5
+# The machine decides whom it trusts, as it does for apt and pip.
+export UV_NATIVE_TLS=1
 # Why each: mininet (demos), nftables (keeps our segments from the kernel's TCP), ethtool (offloads),
 # conntrack (wire plausibility tests), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables procps python3-dev python3-venv tcpdump wget)
