@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rivulet_link::Settings;
 use rivulet_p4rt::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
-use rivulet_pktio::{AfPacket, Config, Interface, OpenError, PacketIo};
+use rivulet_pktio::{AfPacket, AfXdp, Config, Interface, OpenError, PacketIo};
 
 use crate::options::{IoChoice, MAX_PORT};
 use crate::pcap::PortPcap;
@@ -166,11 +166,19 @@ fn unanswered(error: RecvTimeoutError) -> PortError {
 
 /// Opens an interface as the choice says.
 pub fn open(interface: &Interface, choice: IoChoice) -> Result<Box<dyn PacketIo>, OpenError> {
-    match choice {
-        IoChoice::AfPacket | IoChoice::Auto => Ok(Box::new(AfPacket::open(interface, Config::default())?)),
-        IoChoice::AfXdp => {
-            Err(OpenError::Unsupported(interface.to_string(), "AF_XDP is not built in".into()))
+    let packet = || -> Result<Box<dyn PacketIo>, OpenError> {
+        Ok(Box::new(AfPacket::open(interface, Config::default())?))
+    };
+    if choice == IoChoice::AfPacket {
+        return packet();
+    }
+    match AfXdp::open(interface, Config::default()) {
+        Ok(io) => Ok(Box::new(io)),
+        Err(e) if choice == IoChoice::Auto => {
+            tracing::info!("AF_PACKET instead of AF_XDP: {e}");
+            packet()
         }
+        Err(e) => Err(e),
     }
 }
 

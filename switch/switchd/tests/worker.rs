@@ -180,6 +180,26 @@ fn copies_go_where_they_should_and_back_to_where_they_came_from() {
     assert_eq!(seen, [(1, true, 100, 200), (2, true, 1, 100), (3, true, 0, 101)]);
 }
 
+/// AF_XDP where the peer's offloads allow, AF_PACKET where not, an error where there is no choice.
+#[test]
+fn packet_io_is_chosen_by_what_the_interface_can_do() {
+    let (Some(hosts), Some(rack)) = (Netns::new(PREFIX), Netns::new(PREFIX)) else { return };
+    if std::process::Command::new("ethtool").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: no ethtool");
+        return;
+    }
+    hosts.veth("h1", &rack, "p1");
+    let p1 = rack.interface("p1");
+    let backend = |choice| rivulet_switch::ports::open(&p1, choice).map(|io| io.backend().to_string());
+    assert_eq!(backend(IoChoice::Auto).unwrap(), "af_packet");
+    let refused = backend(IoChoice::AfXdp).unwrap_err().to_string();
+    assert!(refused.contains("ethtool -K h1 tx off txvlan off gro off"), "{refused}");
+    hosts.run("ethtool -K h1 tx off txvlan off gro off");
+    assert_eq!(backend(IoChoice::Auto).unwrap(), "af_xdp");
+    assert_eq!(backend(IoChoice::AfXdp).unwrap(), "af_xdp");
+    assert_eq!(backend(IoChoice::AfPacket).unwrap(), "af_packet");
+}
+
 #[test]
 fn ports_come_and_go_while_packets_flow() {
     let Some(bench) = Bench::new(2, None) else { return };
