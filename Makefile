@@ -6,7 +6,7 @@ SHELL := /bin/bash
 CARGO ?= cargo
 PY := .venv/bin/python
 PYTHON_DIRS := controller mininet bench host/wireshark
-HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-shim rivulet
+HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-capi rivulet-shim rivulet
 SWITCH_CRATES := rivulet-engine rivulet-p4rt rivulet-link rivulet-switch
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
 packages = $(addprefix -p ,$(1))
@@ -24,6 +24,10 @@ help: ## list the commands
 .PHONY: setup protos build
 setup: ## install what the other commands need (Debian packages, Python environment), once
 	@scripts/setup.sh
+
+.PHONY: setup-test
+setup-test: setup ## and what only tests need (chromium, etcd, tshark); tests of what is missing are skipped, visibly
+	@scripts/setup.sh --test
 
 build/protos/.complete: switch/p4rt/protos.txt switch/p4rt/fetch_protos.py
 	python3 switch/p4rt/fetch_protos.py build/protos
@@ -56,17 +60,17 @@ test-rust: protos ## both of them in one build
 	$(CARGO) test --workspace --locked
 
 test-controller: build ## the control plane, alone and with the embedded switch, and the demo's helpers
-	$(ROOT) $(PY) -m pytest -q
+	$(ROOT) $(PY) -m pytest -q -rs
 
 .PHONY: e2e
 e2e: build ## the demo in short form: kills in the middle of a download, the same connection finishes
 	$(ROOT) $(PY) -m rivulet_demo failover --rate 20 --size 15 --plain --out build/e2e
 
 # In the order in which a mistake is found soonest.
-test: check test-p4 test-rust test-controller ptf e2e ## every test of the project
+test: setup-test check test-p4 test-rust test-controller ptf e2e ## every test of the project
 	@echo "all tests passed"
 
-include p4src/p4.mk ptf-tests/ptf.mk
+include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk
 
 # Demos: `make demo RATE=100 RTT=10 SIZE=200 REPLICAS=3 SWITCH=embedded`
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what the commands of the Makefile need, once: Debian packages, the Rust toolchain's presence, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--no-apt]
+# Usage: scripts/setup.sh [--test] [--no-apt]; --test adds what only tests need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,13 +12,17 @@ export UV_NATIVE_TLS=1
 # conntrack (wire plausibility tests), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables procps python3-dev python3-venv tcpdump wget)
 
+# chromium: the controller's page is clicked; etcd-server: two controllers; tshark: the Wireshark dissector.
+TEST_PACKAGES=(chromium etcd-server tshark)
+[[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
+
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 
 missing=()
 for package in "${PACKAGES[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
-if ((${#missing[@]})) && [[ "${1:-}" != --no-apt ]]; then
+if ((${#missing[@]})) && [[ " $* " != *" --no-apt "* ]]; then
   say "installing Debian packages: ${missing[*]}"
   sudo=()
   if ((EUID != 0)); then
@@ -26,8 +30,8 @@ if ((${#missing[@]})) && [[ "${1:-}" != --no-apt ]]; then
     sudo=(sudo)
   fi
   "${sudo[@]}" apt-get update -qq
-  # No recommends: mininet would pull in Open vSwitch and start its daemon.
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >build-apt.log 2>&1 \
+  # No recommends: mininet would pull in Open vSwitch and start its daemon; SYSTEMD_OFFLINE keeps etcd from starting.
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive SYSTEMD_OFFLINE=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >build-apt.log 2>&1 \
     || { cat build-apt.log >&2; rm -f build-apt.log; say "apt-get failed: its output stands above"; exit 1; }
   rm -f build-apt.log
 fi
