@@ -60,12 +60,15 @@ fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<u8> {
         Box::new(std::fs::File::open(path).with_context(|| path.display().to_string())?)
     };
     let mut capture = Capture::open(input).with_context(|| path.display().to_string())?;
-    let (mut index, mut ours, mut malformed) = (0u64, 0u64, false);
+    let (mut index, mut ours, mut cut, mut malformed) = (0u64, 0u64, 0u64, false);
     while let Some(record) =
         capture.next().with_context(|| format!("{}: packet {}", path.display(), index + 1))?
     {
         index += 1;
-        let Some(found) = describe::packet(&record.data, args.brief) else { continue };
+        let Some(found) = describe::packet(&record.data, args.brief) else {
+            cut += u64::from(record.cut);
+            continue;
+        };
         ours += 1;
         malformed |= found.malformed;
         write!(out, "{index} {}.{:06} {}", record.micros / 1_000_000, record.micros % 1_000_000, found.text)?;
@@ -74,6 +77,9 @@ fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<u8> {
         }
     }
     writeln!(out, "{ours} packets of Rivulet among {index}")?;
+    if cut > 0 {
+        writeln!(out, "{cut} others were cut short by the capture and cannot be told (tcpdump -s 0)")?;
+    }
     out.flush()?;
     Ok(u8::from(malformed))
 }

@@ -17,8 +17,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rivulet_client::Stack;
+use rivulet_client::{Config, Stack};
 
+/// Octets of a connection that may wait for the program to read them: a window of a long, fast path.
+const RECEIVE_BUFFER: usize = 8 << 20;
 /// File name of the shim.
 const SHIM: &str = "librivulet_shim.so";
 /// Environment variable that says where the shim is.
@@ -28,7 +30,8 @@ const SHIM_ENV: &str = "RIVULET_SHIM";
 pub fn run(command: &[OsString]) -> anyhow::Result<u8> {
     let (program, arguments) = command.split_first().context("no command given")?;
     let shim = find_shim()?;
-    let stack = Stack::start().context("the stack thread")?;
+    let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
+    let stack = Stack::with_config(config).context("the stack thread")?;
     let folder =
         tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;
     let path = folder.path().join("stack");
