@@ -150,9 +150,9 @@ fn lookups(here: &Path) -> Vec<(String, f64)> {
                     _ => (KeyMatch::Exact(key.to_be_bytes().to_vec()), 0),
                 };
                 if op > 0 {
-                    let table = TableId(op - 1);
+                    let table = pipeline.info().table(&format!("I.{name}_t")).expect("a table");
                     let info = pipeline.info();
-                    let action = info.tables[table.index()].action("I.set_value").expect("the action");
+                    let action = info.tables[table.index()].actions[0];
                     let call = ActionCall { action, params: vec![vec![1]] };
                     let key = EntryKey { fields: vec![field], priority };
                     if pipeline.insert(table, &EntrySpec::new(key, EntryAction::Call(call))).is_err() {
