@@ -134,7 +134,7 @@ fn lookups(here: &Path) -> Vec<(String, f64)> {
             let mut keys = Vec::new();
             while keys.len() < entries as usize {
                 let key = random(&mut seed) as u32;
-                // Prefixes as in a routing table, mostly long; ternary masks of 16 shapes.
+                // Prefixes as in a routing table, mostly long; ternary masks of 13 shapes.
                 let prefix_len = 32 - (random(&mut seed) % 17) as u32;
                 let mask = [0xffff_ffff_u32, 0xffff_ff00, 0xffff_0000, 0x00ff_ffff]
                     [random(&mut seed) as usize % 4]
