@@ -111,8 +111,10 @@ pub fn scenario(seed: u64) -> Scenario {
         seed: rng.u64(),
         receive_buffer: if rng.chance(0.2) { rng.range(3_000, 60_000) as usize } else { 1 << 20 },
         bare_syn: rng.chance(0.1),
-        // At a loss of 20 % each way six SYNs in a row go unanswered in one connection of 450: patience is not at stake.
+        // At a loss of 20 % each way six SYNs in a row go unanswered in one connection of 450, and so do, more seldom,
+        // the few RESTARTs of two minutes: patience is not at stake here.
         syn_attempts: 30,
+        give_up_after: 3_000 * 1_000_000,
         ..client::Config::default()
     };
     let plan = Plan { size, content: seed, v6: rng.chance(0.5), config: client, ..Plan::default() };
