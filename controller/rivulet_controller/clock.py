@@ -1,8 +1,8 @@
 """The common clock of the ToRs: the offset of each, from events that carry its time.
 
-Pure bookkeeping over samples. The rack's clock is never stepped: the first ToR whose clock was valid when the
-controller met it is the reference, and without one the controller's wall clock at that moment. So neither a jump of
-the wall clock nor a restart of a switch makes established connections stale.
+Pure bookkeeping over samples. The first ToR with a valid clock is the reference, and its clock is never corrected: what
+matters is that ToRs agree, and a step back would make established connections' continuations lie in the future. So
+neither a jump of the wall clock, nor a late event, nor a restart of a switch breaks connections.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ WINDOW_S = 30.0
 
 SAMPLES = 256
 
+FIRST_SAMPLES = 5
+FIRST_WAIT_S = 1.0
+"""A first offset waits for so many samples, or so long: a single event may have been late."""
+
 
 def signed(difference: int) -> int:
     """A difference of two 48-bit clocks as the nearest signed number."""
@@ -32,7 +36,10 @@ class RackClock:
     """The common clock against the controller's monotonic one, microseconds."""
 
     def __init__(self) -> None:
+        self.reference = ""
+        """The switch whose clock is the common one; empty before there is any."""
         self._base: int | None = None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 
     def now(self, monotonic: float, wall: float) -> int:
         """The common time; the first call without a reference takes the wall clock for it."""
@@ -40,10 +47,17 @@ class RackClock:
             self._base = round((wall - monotonic) * 1e6)
         return (round(monotonic * 1e6) + self._base) & _MASK
 
-    def adopt(self, monotonic: float, clock: int) -> None:
-        """Takes a valid ToR's clock as the reference, if there is none yet."""
-        if self._base is None:
-            self._base = clock - round(monotonic * 1e6)
+    def observe(self, switch: str, monotonic: float, clock: int) -> None:
+        """A valid clock's time in an event that arrived now. The least delayed event is nearest the truth."""
+        if not self.reference:
+            self.reference = switch
+        if switch != self.reference:
+            return
+        while self._samples and monotonic - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+        newest = (clock - round(monotonic * 1e6)) & _MASK
+        self._samples.append((monotonic, newest))
+        self._base = max((base for _, base in self._samples), key=lambda base: signed(base - newest))
 
 
 @dataclass(slots=True)
@@ -62,9 +76,12 @@ class OffsetEstimate:
             self._samples.popleft()
         self._samples.append((monotonic, (common - local) & _MASK))
 
-    def wanted(self, current: int | None) -> int | None:
+    def wanted(self, current: int | None, monotonic: float) -> int | None:
         """The offset to set, or None if `current` is good enough. The least delayed sample is nearest the truth."""
         if not self._samples:
+            return None
+        waited = monotonic - self._samples[0][0]
+        if current is None and len(self._samples) < FIRST_SAMPLES and waited < FIRST_WAIT_S:
             return None
         newest = self._samples[-1][1]
         best = min((offset for _, offset in self._samples), key=lambda offset: signed(offset - newest))

@@ -164,7 +164,7 @@ class Fleet:
         tor = switch.tor
         if now < switch.retry_at or tor is None:
             return switch.problem
-        offset = switch.estimate.wanted(tor.clock_offset if tor.time_valid else None)
+        offset = self._offset_wanted(switch, tor)
         if offset is not None:
             switch.tor = Tor(tor.tor_id, offset, True, tor.sketch_keys)
             switch.estimate.reset()
@@ -240,10 +240,10 @@ class Fleet:
         now, tor = time.monotonic(), switch.tor
         if now >= switch.settled_at:
             if tor.time_valid:
-                self._clock.adopt(now, event["clock"])
+                self._clock.observe(link.config.name, now, event["clock"])
             local = (event["clock"] - tor.clock_offset) & 0xFFFF_FFFF_FFFF
             switch.estimate.sample(now, self._clock.now(now, time.time()), local)
-            if switch.estimate.wanted(tor.clock_offset if tor.time_valid else None) is not None:
+            if self._offset_wanted(switch, tor) is not None:
                 self._wake()
         lost = 0 if switch.sequence is None else (event["sequence"] - switch.sequence - 1) & 0xFFFF_FFFF
         switch.sequence = event["sequence"]
@@ -266,6 +266,12 @@ class Fleet:
         if replica is not None:
             log.info("switch %s: replica %s %s", link.config.name, replica, kind.lower())
             self.health.note_event(link.config.name, replica, kind)
+
+    def _offset_wanted(self, switch: SwitchState, tor: Tor) -> int | None:
+        """The clock offset that a switch should get, if another than it has."""
+        if tor.time_valid and self._clock.reference in ("", switch.link.config.name):
+            return None
+        return switch.estimate.wanted(tor.clock_offset if tor.time_valid else None, time.monotonic())
 
     def _learn(self, switch: SwitchState, mac: int, port: int) -> None:
         """A source that the switch did not know; group addresses and foreign ports are nobody's."""
