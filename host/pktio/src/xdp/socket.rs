@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use super::bpf::Attached;
 use super::ring::{Desc, Ring};
@@ -18,6 +19,9 @@ const PGOFF_TX_RING: u64 = 0x8000_0000;
 
 /// Calls that hand frames to the device in one flush; the kernel takes 32 or so a call.
 const MAX_KICKS: usize = 256;
+
+/// How long the kernel may take to let go of the queue of a socket that was closed.
+const QUEUE_RELEASE: Duration = Duration::from_secs(1);
 
 /// A failed step by name.
 type Step<T> = Result<T, (&'static str, io::Error)>;
@@ -100,7 +104,7 @@ impl Socket {
             fill.produce(i * CHUNK as u64);
         }
         fill.publish_producer();
-        bind(&fd, index).map_err(|e| ("bind(AF_XDP)", e))?;
+        bind_when_free(&fd, index).map_err(|e| ("bind(AF_XDP)", e))?;
         let attached = Attached::new(fd.as_fd(), index)?;
         Ok(Socket { _attached: attached, fd, fill, completion, rx, tx, pool, chunks })
     }
@@ -200,6 +204,19 @@ impl Socket {
     pub(super) fn kernel_drops(&self) -> u64 {
         get::<libc::xdp_statistics>(&self.fd, libc::SOL_XDP, libc::XDP_STATISTICS)
             .map_or(0, |s| s.rx_dropped + s.rx_ring_full + s.rx_fill_ring_empty_descs)
+    }
+}
+
+/// Binds as soon as the queue is free: the kernel lets go of a closed socket's queue a little after the close.
+fn bind_when_free(fd: &OwnedFd, index: u32) -> io::Result<()> {
+    let deadline = Instant::now() + QUEUE_RELEASE;
+    loop {
+        match bind(fd, index) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result,
+        }
     }
 }
 
