@@ -60,6 +60,7 @@ def main() -> None:
         "server_step_allocations": 0,
         "client_step_ns": nanoseconds(where, "client_step"),
         "header_bytes": json.loads(run(str(figures), "bytes")),
+        "clock": "CPU time of the measuring thread, medians of criterion",
         "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0]},
     }
     path = ROOT / "bench" / "results" / "transport.json"

@@ -86,6 +86,14 @@ pub(super) struct Retransmission {
     pub due: Time,
 }
 
+/// Pacing of requests that were held back behind a gap.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    pub next: Option<Time>,
+    pub interval: Micros,
+    pub left: usize,
+}
+
 /// One stream.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -136,6 +144,10 @@ pub struct Connection {
     pub(super) probe_now: bool,
     /// An acknowledgement is delayed until then.
     pub(super) delay_until: Option<Time>,
+    /// Requests held back leave paced: when the next may, how far apart, and how many are left.
+    pub(super) pace: Pace,
+    /// The latest time that was told.
+    pub(super) clock: Time,
     /// A newer nonce epoch is usable: from this time on the window is drained, to be handed over in a REKEY.
     pub(super) drain_from: Option<Time>,
     /// When the connection last sent a normal request or heard of one.
@@ -179,6 +191,8 @@ impl Connection {
             probes: 0,
             probe_now: false,
             delay_until: None,
+            pace: Pace::default(),
+            clock: now,
             drain_from: None,
             last_progress: now,
             last_sent: now,

@@ -14,6 +14,8 @@ use super::plain;
 use crate::time::{MILLISECOND, Time};
 use crate::ucont;
 
+/// Requests that may leave at once when a gap is decided.
+const BURST: usize = 10;
 /// Numbers of one generation before a REKEY, well below the 2^31 that serial arithmetic bears.
 const MAX_NUMBERS: u32 = 1 << 30;
 
@@ -23,11 +25,23 @@ impl Connection {
     /// # Errors
     /// [`InputError`]: the packet was ignored, and nothing changed but a count.
     pub fn handle_input(&mut self, now: Time, packet: &[u8]) -> Result<(), InputError> {
+        self.clock = self.clock.max(now);
+        let held = self.generation.as_ref().map_or(0, Generation::ready_count);
         let result = self.take_packet(now, packet);
+        self.pace_released(held);
         if result.is_err() {
             self.statistics.ignored += 1;
         }
         result
+    }
+
+    /// A gap was decided: what it held back leaves over a quarter of the RTT, not in one burst.
+    pub(super) fn pace_released(&mut self, held: usize) {
+        let ready = self.generation.as_ref().map_or(0, Generation::ready_count);
+        if let Some(srtt) = self.rtt.smoothed().filter(|_| ready > held + BURST) {
+            self.pace.interval = srtt / 4 / ready as u64;
+            self.pace.left = ready;
+        }
     }
 
     fn take_packet(&mut self, now: Time, packet: &[u8]) -> Result<(), InputError> {
@@ -195,6 +209,7 @@ impl Connection {
         self.recovering_until = 0;
         self.drain_from = None;
         self.delay_until = None;
+        self.pace = super::connection::Pace::default();
         self.last_progress = now;
     }
 

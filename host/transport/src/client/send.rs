@@ -6,6 +6,7 @@ use rivulet_packet::{
 
 use super::connection::{Connection, LEAST_PAUSE, Phase, Retransmission, Revival};
 use super::request::{Asked, Shape};
+use super::types::ConnectionError;
 use crate::server::predict;
 use crate::time::{MILLISECOND, SECOND, Time};
 use crate::verdict::{Decision, Go, INITIAL_WINDOW, MAX_RESPONSES, answered_before, decide, piece_of};
@@ -30,6 +31,7 @@ impl Connection {
     /// Writes the next packet, from the IP header on, into `packet` (as large as the MTU) and gives its length. None: nothing is to be
     /// sent now.
     pub fn poll_transmit(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        self.clock = self.clock.max(now);
         match self.phase {
             Phase::Idle | Phase::Over => None,
             Phase::Opening { send, bare, .. } => send.then(|| self.send_syn(now, bare, packet)).flatten(),
@@ -40,6 +42,9 @@ impl Connection {
     }
 
     fn send_open(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
+        // What has come is no reason to be called again.
+        self.delay_until = self.delay_until.filter(|t| *t > now);
+        self.pace.next = self.pace.next.filter(|t| *t > now);
         self.revive_the_dead(now);
         match self.revival {
             Revival::None => {}
@@ -83,6 +88,9 @@ impl Connection {
                 }
                 // Something was lost on the way: recover first, and try again.
                 self.drain_from = Some(now + 8 * self.rtt.smoothed().unwrap_or(LEAST_PAUSE));
+            }
+            if self.pace.next.is_some() {
+                return None;
             }
             let (index, covers) = self.pair(index, &sealed, now)?;
             let generation = self.generation.as_mut()?;
@@ -178,6 +186,10 @@ impl Connection {
             }
         }
         (self.last_sent, self.last_progress) = (now, now);
+        if self.pace.left > 0 {
+            self.pace.left -= 1;
+            self.pace.next = (self.pace.left > 0).then(|| now + self.pace.interval);
+        }
         Some(length)
     }
 
@@ -285,7 +297,11 @@ impl Connection {
             self.stream(stream).input.lost(range, fin);
         }
         let generation = self.generation.as_ref()?;
-        let index = generation.latest_continuation()?;
+        let Some(index) = generation.latest_continuation() else {
+            // Nothing is left that a server would take.
+            self.fail(ConnectionError::TimedOut);
+            return None;
+        };
         let sealed = generation.slot(index)?.sealed?;
         let (class, attempt) = match self.revival {
             Revival::Timeout { attempts: 0, .. } if self.is_drained(index) => (RequestClass::Rekey, 0),

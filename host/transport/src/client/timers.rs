@@ -1,6 +1,7 @@
 //! When a connection acts without being spoken to.
 
 use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival};
+use super::generation::Generation;
 use crate::time::Time;
 
 /// Probes of one tail before the retransmission timeout is waited for.
@@ -19,16 +20,24 @@ impl Connection {
                 Some(due)
             }
             Phase::Open => {
-                let rests = self.streams.values().flat_map(|s| {
-                    [s.output.rests_until(self.last_heard), s.input.rests_until(self.last_heard)]
-                });
+                let rests = self
+                    .streams
+                    .values()
+                    .flat_map(|s| [s.output.rests_until(self.clock), s.input.rests_until(self.clock)]);
                 let retransmissions = self.retransmissions.iter().map(|r| Some(r.due));
-                [self.detection, self.revival_due(), self.tail_due(), self.patience(), self.delay_until]
-                    .into_iter()
-                    .chain(rests)
-                    .chain(retransmissions)
-                    .flatten()
-                    .min()
+                [
+                    self.detection,
+                    self.revival_due(),
+                    self.tail_due(),
+                    self.patience(),
+                    self.delay_until,
+                    self.pace.next,
+                ]
+                .into_iter()
+                .chain(rests)
+                .chain(retransmissions)
+                .flatten()
+                .min()
             }
         }
     }
@@ -63,6 +72,7 @@ impl Connection {
 
     /// Time has come to `now`.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.clock = self.clock.max(now);
         match self.phase {
             Phase::Idle | Phase::Over | Phase::Closing { .. } => {}
             Phase::Opening { attempts, due, send, .. } => {
@@ -105,7 +115,9 @@ impl Connection {
             self.given_up.push_back((lost.number, lost.sent_at));
         }
         if self.detection.is_some_and(|due| due <= now) {
+            let held = self.generation.as_ref().map_or(0, Generation::ready_count);
             self.settle_declared(now);
+            self.pace_released(held);
         }
         match self.revival {
             Revival::Timeout { attempts, due } if due <= now && attempts > 0 => {
