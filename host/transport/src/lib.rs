@@ -58,6 +58,8 @@
 //!   packet and the bytes fit in no continuation, answer `Answer::Error`. A continuation whose
 //!   `valid_end` lies far ahead (an upload body) lets the client send many packets with it in parallel; each is acknowledged by its own
 //!   `consumed`; they arrive at least once and in any order.
+//! - `consumed`, user continuations and tokens go into a head of kind `New` (the first one); a retransmission carries data alone. A request with input
+//!   always has one.
 //! - Pipelining: the client sends input as soon as it has an input continuation for it. An application may consume several requests in one
 //!   event, and answer with several output continuations (at most 16 fit; stop consuming at that).
 //! - A want names an output range and carries the output continuation that covers it: `Head::want`. The application answers with data that

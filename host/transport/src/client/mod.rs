@@ -13,6 +13,6 @@ mod suspend;
 mod timers;
 mod types;
 
-pub use connection::{
-    Config, Connection, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake,
-};
+pub use connection::Connection;
+pub use suspend::ResumeError;
+pub use types::{Config, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake};

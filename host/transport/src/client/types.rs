@@ -124,9 +124,9 @@ pub enum InputError {
 pub enum Event {
     /// The server speaks Rivulet; the first response came.
     Connected,
-    /// [`Connection::read`] on this stream gives bytes or the end.
+    /// [`super::Connection::read`] on this stream gives bytes or the end.
     Readable(u16),
-    /// [`Connection::write`] on this stream takes bytes again.
+    /// [`super::Connection::write`] on this stream takes bytes again.
     Writable(u16),
     /// All input written to this stream was consumed.
     InputConsumed(u16),

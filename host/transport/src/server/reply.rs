@@ -12,7 +12,7 @@ pub enum Answer<'a> {
     Data {
         /// Its offset in the output space.
         offset: u64,
-        /// At most [`Head::room`] bytes less what else the reply holds.
+        /// At most [`super::Head::room`] bytes less what else the reply holds.
         data: &'a [u8],
         /// The stream's output ends with this data.
         end: bool,
@@ -48,16 +48,16 @@ pub enum Answer<'a> {
 pub struct Reply<'a> {
     /// Output, or why there is none.
     pub answer: Answer<'a>,
-    /// Sealed user continuations ([`ucont::seal`]).
+    /// Sealed user continuations ([`crate::ucont::seal`]).
     pub uconts: &'a [&'a [u8]],
     /// How far the request's input was consumed.
     pub consumed: Option<Consumed>,
-    /// An address token for a later connection ([`Plan::address_token`]).
+    /// An address token for a later connection ([`super::Plan::address_token`]).
     pub token: Option<&'a [u8]>,
 }
 
 impl Reply<'_> {
-    /// Bytes of [`Head::room`] that it takes apart from data.
+    /// Bytes of [`super::Head::room`] that it takes apart from data.
     pub fn overhead(&self) -> usize {
         let uconts: usize = self.uconts.iter().map(|u| 2 + u.len()).sum();
         let uconts = if self.uconts.is_empty() { 0 } else { 1 + uconts };
@@ -77,7 +77,7 @@ pub enum RespondError {
     /// There is no such head.
     #[error("no head of this index")]
     Index,
-    /// The reply takes more than [`Head::room`].
+    /// The reply takes more than [`super::Head::room`].
     #[error("the reply takes {need} bytes of the {room} there are")]
     Room {
         /// Bytes it takes.

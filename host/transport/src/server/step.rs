@@ -31,7 +31,7 @@ pub struct Policy {
     pub trust_checked: bool,
     /// Excuse losses that coincide with an exclusion. Off by default (`docs/recovery.md`).
     pub excuse: Option<ExcusePolicy>,
-    /// Accept requests that cover two numbers.
+    /// Accept requests that cover two numbers. Off where the ToR's filter is the only replay memory: it reads one number.
     pub delayed_acks: bool,
     /// Send data as ECN-capable (RFC 3168).
     pub ecn: bool,
