@@ -1,0 +1,92 @@
+"""A thousand services on a real switch: the first apply, a changed line, a restart. Needs no root: no ports, no packets."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from harness import until
+from netrack import SWITCHES
+
+from rivulet_controller.config import parse
+from rivulet_controller.controller import Controller
+from rivulet_controller.store import SqliteStore
+
+APPLY_S = 15.0
+CHANGE_S = 0.1
+TRIES = 8
+"""Changes of one line; the best counts, since tests share the machine."""
+
+
+def description(folder: Path, port: int = 80) -> str:
+    """Ten services with 1,024 slots, the rest with 16; `port` is that of the last."""
+    lines = [
+        "switches:",
+        f"  - {{name: tor1, address: 'unix:{folder}/p4rt.sock', number: 1, mac: '02:00:00:00:00:fe',",
+        "     addresses: [10.0.0.254], ports: [1, 2, 3]}",
+        "replicas:",
+        "  - {name: r1, switch: tor1, port: 2, mac: '02:00:00:00:01:01', ip: 10.0.1.1}",
+        "  - {name: r2, switch: tor1, port: 3, mac: '02:00:00:00:01:02', ip: 10.0.1.2, weight: 2}",
+        "services:",
+    ]
+    for n in range(1000):
+        slots, at = 1024 if n < 10 else 16, port if n == 999 else 80
+        lines.append(
+            f"  - {{name: s{n}, addresses: [10.9.{n >> 8}.{n & 255}], port: {at}, replicas: [r1, r2], slots: {slots}, pool: p}}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", ["embedded"])
+async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
+    program = SWITCHES[name]
+    if program is None:
+        pytest.skip(f"{name} is not there (make build)")
+    flags = ["--no-p4", "--device-id", "1", "--", "--cpu-port", "510", "--drop-port", "511", "--grpc-server-addr"]
+    socket = tmp_path / "p4rt.sock"
+    with (tmp_path / "switch.log").open("wb") as log:
+        switch = subprocess.Popen([program, *flags, f"unix:{socket}"], stdout=log, stderr=log)
+    try:
+        await until(socket.exists, "the switch listens", 20.0)
+        controller = Controller(parse(description(tmp_path)), SqliteStore(tmp_path / "state.db"))
+        await controller.start()
+        task = asyncio.create_task(controller.run())
+        link = controller.fleet.switches
+        began = time.monotonic()
+        await until(lambda: "tor1" in link and link["tor1"].converged_at > 0, "the first apply", 60.0)
+        first = time.monotonic() - began
+        assert len(link["tor1"].link.items()) > 32_000
+        best = 1e9
+        for port in range(81, 81 + TRIES):
+            config = parse(description(tmp_path, port))
+            before, began = link["tor1"].link.writes, time.monotonic()
+            assert await controller.change(config, "a test")
+            best = min(best, time.monotonic() - began)
+            assert link["tor1"].link.writes - before == 2, "one row more, one less"
+        print(f"first apply {first:.2f} s, a changed line {best * 1e3:.0f} ms")
+        assert first < APPLY_S and best < CHANGE_S
+        held = {str(item) for item in link["tor1"].link.items()}
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await controller.stop()
+        again = Controller(config, SqliteStore(tmp_path / "state.db"))
+        await again.start()
+        task = asyncio.create_task(again.run())
+        await until(
+            lambda: "tor1" in again.fleet.switches and again.fleet.switches["tor1"].link.connected, "again", 60.0
+        )
+        await until(lambda: again.reconciles > 2, "rounds", 20.0)
+        assert again.fleet.switches["tor1"].link.writes == 0, "nothing that was right is written again"
+        assert {str(item) for item in again.fleet.switches["tor1"].link.items()} == held
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await again.stop()
+    finally:
+        switch.kill()
+        switch.wait()
