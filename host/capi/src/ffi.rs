@@ -1,7 +1,7 @@
-//! The functions of `include/rivulet.h`.
+//! The server's functions of `include/rivulet.h`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use rivulet_server::service::Service;
 use rivulet_server::{Config, EventKind, Server};
 
 use crate::answer::Answering;
-use crate::client::Client;
 use crate::ends::{End, Serving, add, error, fail, get, remove};
 use crate::event::{Collector, Event};
 use crate::state::Source;
@@ -50,22 +49,9 @@ pub struct MskDesc {
     length: usize,
 }
 
-/// `extract_mskdesc_in`
-#[repr(C)]
-pub struct ExtractIn {
-    msk: *mut Event,
-}
-
-/// `msk_collection`
-#[repr(C)]
-pub struct Collection {
-    data: *mut c_void,
-    length: usize,
-}
-
 /// # Safety
 /// `text` is null or a terminated string.
-unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, i32> {
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, i32> {
     if text.is_null() {
         return Err(fail(libc::EINVAL, &"a null string"));
     }
@@ -75,7 +61,7 @@ unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, i32> {
 
 /// # Safety
 /// `data` points to `length` octets, or `length` is 0.
-unsafe fn octets<'a>(data: *const c_void, length: usize) -> &'a [u8] {
+pub(crate) unsafe fn octets<'a>(data: *const c_void, length: usize) -> &'a [u8] {
     if data.is_null() || length == 0 {
         return &[];
     }
@@ -83,7 +69,7 @@ unsafe fn octets<'a>(data: *const c_void, length: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data.cast(), length) }
 }
 
-fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
+pub(crate) fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
     match get(fd) {
         Some(End::Server(serving)) => Ok(serving),
         _ => Err(fail(libc::EBADF, &"not a descriptor of msk_listen")),
@@ -91,7 +77,7 @@ fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
 }
 
 /// Takes a minisocket back from C. None if it is not one of this descriptor's.
-fn take(serving: &mut Serving, msk: *mut Event) -> Result<Box<Event>, i32> {
+pub(crate) fn take(serving: &mut Serving, msk: *mut Event) -> Result<Box<Event>, i32> {
     match serving.out.iter().position(|out| std::ptr::eq(*out, msk)) {
         Some(i) => {
             serving.out.swap_remove(i);
@@ -102,6 +88,7 @@ fn take(serving: &mut Serving, msk: *mut Event) -> Result<Box<Event>, i32> {
     }
 }
 
+/// The value, or the function's return with the error's code.
 macro_rules! attempt {
     ($result:expr) => {
         match $result {
@@ -110,6 +97,8 @@ macro_rules! attempt {
         }
     };
 }
+
+pub(crate) use attempt;
 
 /// See the header.
 ///
@@ -492,177 +481,6 @@ pub extern "C" fn msk_detach(fd: c_int, msk: *mut Event) -> c_int {
         event.kept = true;
         0
     })
-}
-
-/// See the header.
-///
-/// # Safety
-/// `input` points to `inlen` entries, `out` has room for `*outlen`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_extract_events(
-    fd: c_int,
-    input: *const ExtractIn,
-    inlen: c_int,
-    out: *mut Collection,
-    outlen: *mut c_int,
-) -> c_int {
-    let serving = attempt!(server(fd));
-    let mut serving = serving.lock();
-    if outlen.is_null() || out.is_null() {
-        return fail(libc::EFAULT, &"no room for events");
-    }
-    // SAFETY: the caller's promise.
-    let room = unsafe { *outlen };
-    let mut count = 0;
-    for i in 0..inlen.min(room).max(0) {
-        // SAFETY: the caller's promise.
-        let msk = unsafe { (*input.add(i as usize)).msk };
-        let event = attempt!(take(&mut serving, msk));
-        let Some(sealed) = event.detached.as_ref().and_then(|d| serving.server.extract(d)) else { continue };
-        let sealed = Box::leak(sealed.into_boxed_slice());
-        let collection = Collection { data: sealed.as_mut_ptr().cast(), length: sealed.len() };
-        // SAFETY: count is below the room.
-        unsafe { out.add(count as usize).write(collection) };
-        count += 1;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { *outlen = count };
-    0
-}
-
-/// See the header.
-///
-/// # Safety
-/// `events` points to `count` collections.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *const Collection, count: c_int) -> c_int {
-    let serving = attempt!(server(fd));
-    let mut serving = serving.lock();
-    let serving = &mut *serving;
-    let mut installed = 0;
-    for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's promise.
-        let one = unsafe { &*events.add(i) };
-        // SAFETY: as above.
-        let sealed = unsafe { octets(one.data, one.length) };
-        if let Ok(detached) = serving.server.install(sealed) {
-            serving.server.resume(&detached, &mut Collector { events: &mut serving.waiting });
-            installed += 1;
-        }
-    }
-    installed
-}
-
-/// See the header.
-///
-/// # Safety
-/// `events` points to `count` collections made by `msk_extract_events` and not freed before.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_free_collection(events: *mut Collection, count: c_int) {
-    for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's promise: a leaked box of this length.
-        unsafe {
-            let one = &mut *events.add(i);
-            if !one.data.is_null() {
-                let slice = std::ptr::slice_from_raw_parts_mut(one.data.cast::<u8>(), one.length);
-                drop(Box::from_raw(slice));
-            }
-            (one.data, one.length) = (std::ptr::null_mut(), 0);
-        }
-    }
-}
-
-/// See the header.
-///
-/// # Safety
-/// `address` is a terminated string.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_connect(address: *const c_char, port: u16) -> c_int {
-    // SAFETY: the caller's promise.
-    let address = attempt!(unsafe { text(address) });
-    let Ok(ip) = address.parse::<IpAddr>() else { return fail(libc::EINVAL, &"not an address") };
-    // SAFETY: plain system call; the descriptor only stands for the connection.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return fail(libc::EMFILE, &std::io::Error::last_os_error());
-    }
-    // SAFETY: it was just opened and belongs to nobody else.
-    let fd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
-    match Client::connect(SocketAddr::new(ip, port)) {
-        Ok(client) => add(fd, End::Client(Arc::new(client))),
-        Err(e) => fail(libc::EHOSTUNREACH, &e),
-    }
-}
-
-fn client(fd: c_int) -> Result<Arc<Client>, i32> {
-    match get(fd) {
-        Some(End::Client(client)) => Ok(client),
-        _ => Err(fail(libc::EBADF, &"not a descriptor of msk_connect")),
-    }
-}
-
-/// See the header. The region that the paper reserves by `reserve` is always 2^48 octets here.
-///
-/// # Safety
-/// `request` points to `length` octets.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_request(
-    fd: c_int,
-    request: *const c_char,
-    length: c_int,
-    _reserve: c_int,
-) -> c_int {
-    let client = attempt!(client(fd));
-    // SAFETY: the caller's promise.
-    let request = unsafe { octets(request.cast(), usize::try_from(length).unwrap_or(0)) };
-    match client.request(request) {
-        Ok(id) => id.into(),
-        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
-    }
-}
-
-/// See the header.
-///
-/// # Safety
-/// `data` points to `length` octets.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_write(fd: c_int, data: *const c_char, length: c_int) -> c_int {
-    let client = attempt!(client(fd));
-    // SAFETY: the caller's promise.
-    let data = unsafe { octets(data.cast(), usize::try_from(length).unwrap_or(0)) };
-    match client.write(data) {
-        Ok(()) => data.len() as c_int,
-        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EPIPE), &e),
-    }
-}
-
-/// See the header.
-///
-/// # Safety
-/// `data` has room for `length` octets.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_read(
-    fd: c_int,
-    stream: c_int,
-    data: *mut c_void,
-    length: usize,
-    timeout_ms: c_int,
-) -> isize {
-    let client = match client(fd) {
-        Ok(client) => client,
-        Err(code) => return code as isize,
-    };
-    if data.is_null() || length == 0 {
-        return 0;
-    }
-    // SAFETY: the caller's promise.
-    let into = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), length) };
-    let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    match client.read(stream as u16, into, timeout) {
-        Ok(n) => n as isize,
-        Err(e) if e.kind() == std::io::ErrorKind::TimedOut => fail(libc::EAGAIN, &"nothing yet") as isize,
-        Err(e) => fail(e.raw_os_error().unwrap_or(libc::ECONNRESET), &e) as isize,
-    }
 }
 
 /// See the header.

@@ -10,4 +10,6 @@ mod client;
 mod ends;
 mod event;
 mod ffi;
+mod ffi_client;
+mod ffi_move;
 mod state;
