@@ -1,9 +1,8 @@
-"""A thousand services on a real switch: the first apply, a changed line, a restart. Needs no root: no ports, no packets."""
+"""A thousand services on a real switch: the first apply, a changed line, a restart. No ports, no packets, no root."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -35,9 +34,9 @@ def description(folder: Path, port: int = 80) -> str:
     ]
     for n in range(1000):
         slots, at = 1024 if n < 10 else 16, port if n == 999 else 80
-        lines.append(
-            f"  - {{name: s{n}, addresses: [10.9.{n >> 8}.{n & 255}], port: {at}, replicas: [r1, r2], slots: {slots}, pool: p}}"
-        )
+        address = f"10.9.{n >> 8}.{n & 255}"
+        rest = f"port: {at}, replicas: [r1, r2], slots: {slots}, pool: p"
+        lines.append(f"  - {{name: s{n}, addresses: [{address}], {rest}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -48,8 +47,9 @@ async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
         pytest.skip(f"{name} is not there (make build)")
     flags = ["--no-p4", "--device-id", "1", "--", "--cpu-port", "510", "--drop-port", "511", "--grpc-server-addr"]
     socket = tmp_path / "p4rt.sock"
-    with (tmp_path / "switch.log").open("wb") as log:
-        switch = subprocess.Popen([program, *flags, f"unix:{socket}"], stdout=log, stderr=log)
+    command = [program, *flags, f"unix:{socket}"]
+    quiet = asyncio.subprocess.DEVNULL
+    switch = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
     try:
         await until(socket.exists, "the switch listens", 20.0)
         controller = Controller(parse(description(tmp_path)), SqliteStore(tmp_path / "state.db"))
@@ -77,16 +77,15 @@ async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
         again = Controller(config, SqliteStore(tmp_path / "state.db"))
         await again.start()
         task = asyncio.create_task(again.run())
-        await until(
-            lambda: "tor1" in again.fleet.switches and again.fleet.switches["tor1"].link.connected, "again", 60.0
-        )
+        link = again.fleet.switches
+        await until(lambda: "tor1" in link and link["tor1"].link.connected, "connected again", 60.0)
         await until(lambda: again.reconciles > 2, "rounds", 20.0)
-        assert again.fleet.switches["tor1"].link.writes == 0, "nothing that was right is written again"
-        assert {str(item) for item in again.fleet.switches["tor1"].link.items()} == held
+        assert link["tor1"].link.writes == 0, "nothing that was right is written again"
+        assert {str(item) for item in link["tor1"].link.items()} == held
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
         await again.stop()
     finally:
         switch.kill()
-        switch.wait()
+        await switch.wait()
