@@ -46,7 +46,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
                 meter.take(data, now)
                 if live is not None and now - shown > 0.1:
                     shown = now
-                    live.write_text(str(meter.count))
+                    _show(live, meter.count)
             error = curl.stderr.read().decode(errors="replace").strip()
         if curl.returncode != 0:
             failures.append(
@@ -57,7 +57,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
             failures.append({"at": time.monotonic(), "exit": 0, "bytes": meter.count, "message": "ended early"})
             time.sleep(RETRY_S)
     if live is not None:
-        live.write_text(str(meter.count))
+        _show(live, meter.count)
     return {
         "bytes": meter.count,
         "complete": meter.count == size,
@@ -69,6 +69,13 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
         "longest_gap_ms": round(meter.gap_s * 1e3, 3),
         "samples": meter.samples,
     }
+
+
+def _show(live: Path, count: int) -> None:
+    """Replaces the file whole, so that a reader never sees it empty."""
+    fresh = live.with_name(live.name + ".new")
+    fresh.write_text(str(count))
+    fresh.replace(live)
 
 
 def main() -> int:
