@@ -1,7 +1,11 @@
 //! The highest rate without loss from one interface to another, through whatever joins them.
 //!
-//! `pps ns1:veth1 ns2:veth2 --size 64` sends frames into the first interface, counts them at the second,
-//! and halves the interval between a rate that lost nothing and one that did. Prints one line of JSON.
+//! `pps ns1:veth1 ns2:veth2 --size 64` sends frames into the first interface, counts them at the second
+//! (and at any more that are named), and halves the interval between a rate that lost nothing and one that did.
+//! Prints one line of JSON.
+//!
+//! What drops repeated packets needs frames that all differ: `--count-at 44,58 --checksum-at 50` counts in 16 bits
+//! at these offsets, keeps the Internet checksum right, and takes the next frame of the file after 65,536.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,13 +18,20 @@ struct Options {
     /// Where frames go in.
     from: Interface,
     /// Where they come out.
-    to: Interface,
+    #[arg(required = true)]
+    to: Vec<Interface>,
     /// Octets of a frame, if none are given.
     #[arg(long, default_value_t = 64)]
     size: usize,
     /// A file of frames to be sent in turn, one a line, in hexadecimal.
     #[arg(long)]
     frames: Option<std::path::PathBuf>,
+    /// Even offsets of 16-bit fields, 0 in the file, that are counted up from frame to frame.
+    #[arg(long, value_delimiter = ',', requires = "checksum_at")]
+    count_at: Vec<usize>,
+    /// Offset of the Internet checksum that covers them.
+    #[arg(long)]
+    checksum_at: Option<usize>,
     /// Seconds of each attempt.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -54,6 +65,59 @@ impl Attempt {
     }
 }
 
+/// What is sent: the frames in turn, or each 65,536 times with a count in it.
+struct Source {
+    frames: Vec<Vec<u8>>,
+    count_at: Vec<usize>,
+    checksum_at: usize,
+    /// Frames that were sent in all attempts.
+    sent: u64,
+    /// Frames with their counts, and which frame each is a copy of.
+    burst: Vec<(usize, Vec<u8>)>,
+}
+
+impl Source {
+    fn new(options: &Options) -> Result<Self, Box<dyn std::error::Error>> {
+        let frames = frames(options)?;
+        let shortest = frames.iter().map(Vec::len).min().unwrap_or(0);
+        let fields = options.count_at.iter().chain(&options.checksum_at);
+        if let Some(at) = fields.copied().find(|at| at % 2 != 0 || *at > shortest.saturating_sub(2)) {
+            return Err(format!("no field at offset {at}: odd, or behind the end of a frame").into());
+        }
+        let burst = vec![(usize::MAX, Vec::new()); BURST];
+        let checksum_at = options.checksum_at.unwrap_or(0);
+        Ok(Source { frames, count_at: options.count_at.clone(), checksum_at, sent: 0, burst })
+    }
+
+    /// The next frames; `sent` says how many of them went.
+    fn next(&mut self) -> [TxFrame<'_>; BURST] {
+        let Source { frames, count_at, checksum_at, sent, burst } = self;
+        if count_at.is_empty() {
+            return std::array::from_fn(|i| TxFrame::new(&frames[(*sent as usize + i) % frames.len()]));
+        }
+        for (number, (of, copy)) in (*sent..).zip(burst.iter_mut()) {
+            let which = (number >> 16) as usize % frames.len();
+            let frame = &frames[which];
+            if *of != which {
+                copy.clone_from(frame);
+                *of = which;
+            }
+            let count = number as u16;
+            for at in count_at.iter() {
+                copy[*at..at + 2].copy_from_slice(&count.to_be_bytes());
+            }
+            // RFC 1624: HC' = ~(~HC + m'), the fields having been 0.
+            let old = u16::from_be_bytes([frame[*checksum_at], frame[*checksum_at + 1]]);
+            let mut sum = u64::from(!old) + u64::from(count) * count_at.len() as u64;
+            while sum > 0xffff {
+                sum = (sum & 0xffff) + (sum >> 16);
+            }
+            copy[*checksum_at..*checksum_at + 2].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        }
+        std::array::from_fn(|i| TxFrame::new(&burst[i].1))
+    }
+}
+
 fn frames(options: &Options) -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>> {
     let Some(path) = &options.frames else {
         let mut frame = vec![0; options.size.max(14)];
@@ -74,17 +138,22 @@ fn frames(options: &Options) -> Result<Vec<Vec<u8>>, Box<dyn std::error::Error>>
 
 fn attempt(
     from: &mut AfPacket,
-    to: &mut AfPacket,
-    frames: &[Vec<u8>],
+    to: &mut [AfPacket],
+    source: &mut Source,
     rate: u64,
     seconds: f64,
 ) -> Result<Attempt, IoError> {
-    while to.recv()? > 0 {}
+    for one in to.iter_mut() {
+        while one.recv()? > 0 {}
+    }
     let (stop, received) = (AtomicBool::new(false), AtomicU64::new(0));
     let (sent, taken) = std::thread::scope(|scope| {
         let counter = scope.spawn(|| -> Result<(), IoError> {
             while !stop.load(Ordering::Relaxed) {
-                let n = to.recv()? as u64;
+                let mut n = 0;
+                for one in to.iter_mut() {
+                    n += one.recv()? as u64;
+                }
                 received.fetch_add(n, Ordering::Relaxed);
                 if n == 0 {
                     // The receive queue holds far more than comes in this time.
@@ -102,10 +171,11 @@ fn attempt(
                 std::thread::sleep(Duration::from_micros(20));
                 continue;
             }
-            let burst: [TxFrame<'_>; BURST] =
-                std::array::from_fn(|i| TxFrame::new(&frames[(sent as usize + i) % frames.len()]));
-            match from.send(&burst) {
-                Ok(n) => sent += n as u64,
+            match from.send(&source.next()) {
+                Ok(n) => {
+                    sent += n as u64;
+                    source.sent += n as u64;
+                }
                 Err(e) => {
                     result = Err(e);
                     break;
@@ -132,12 +202,13 @@ fn attempt(
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::parse();
-    let frames = frames(&options)?;
+    let mut source = Source::new(&options)?;
     let config = Config { rx_bytes: 256 << 20, tx_bytes: 16 << 20, ..Config::default() };
     let mut from = AfPacket::open(&options.from, config.clone())?;
-    let mut to = AfPacket::open(&options.to, config)?;
-    let mut run = |rate| attempt(&mut from, &mut to, &frames, rate, options.seconds);
-    let size: usize = frames.iter().map(Vec::len).sum::<usize>() / frames.len();
+    let mut to =
+        options.to.iter().map(|one| AfPacket::open(one, config.clone())).collect::<Result<Vec<_>, _>>()?;
+    let size: usize = source.frames.iter().map(Vec::len).sum::<usize>() / source.frames.len();
+    let mut run = |rate| attempt(&mut from, &mut to, &mut source, rate, options.seconds);
     if let Some(rate) = options.rate {
         let a = run(rate)?;
         println!(

@@ -5,6 +5,10 @@
 The entries are those of the packet tests' rack (`ptf-tests/lib/rack.py`), recorded instead of sent to a switch.
 Lines: `default TABLE ACTION p=hex …`, `insert TABLE k=hex[/len] … -> ACTION p=hex …`, `group ID port:instance …`,
 `packet KIND PORT TIME_OFFSET HEX`, where TIME_OFFSET is where a request holds its time (0: it has none).
+
+`tor_trace.py COUNT whole` is for a switch on interfaces (bench-switch): packets of two sizes; requests whose proof is of
+65,536 numbers, the low 16 bits of their own 0, so that the sender can count there without a new proof; and a horizon
+of an hour, since a request made beforehand ages while it waits.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from typing import Any
 LIB = Path(__file__).resolve().parents[3] / "ptf-tests" / "lib"
 sys.path[:0] = [str(LIB), str(LIB.parent)]
 COUNT = int(sys.argv[1]) if len(sys.argv) > 1 else 512
-NOW = 1_000_000  # microseconds on the switch's clock
+WHOLE = sys.argv[2:] == ["whole"]
+LARGE = 1400  # bytes of a large frame
+NOW = 20_000 if WHOLE else 1_000_000  # microseconds on the switch's clock
 
 
 class Recorder:
@@ -89,9 +95,35 @@ class Bench(rack.RackTest):
         print(f"packet beat {port} 0 {frame.hex()}")
 
 
+def whole(bench: Bench) -> None:
+    """Frames for a switch on interfaces: the shortest, and of 1400 bytes."""
+    service = bench.add_service(horizon=rack.FOREVER)
+    four = [(0, 2), (4, 4), (7, 9), (12, 0xFFFF)]
+    for kind, ranges in (("range1", [(0, 0xFFFF)]), ("range4", four)):
+        for size in (0, LARGE):
+            for i in range(COUNT):
+                base = (i + 1) << 16
+                request = bench.good_request(service, ranges, base=base, number=base, tail=b"")
+                room = max(0, size - len(bench.to_service(service, request)))
+                frame = bench.to_service(service, request.with_(tail=bytes(room)))
+                print(f"packet {kind}-{size} {rack.CLIENT} 0 {frame.hex()}")
+    for size in (64, LARGE):
+        print(f"packet response-{size if size == LARGE else 0} 1 0 {response(bench, service, bytes(size - 62)).hex()}")
+
+
+def response(bench: Bench, service: rack.Service, payload: bytes) -> bytes:
+    options = Request(class_=0x80).option()
+    segment = packets.tcp(service.address, bench.client, 80, 40000, options=options, payload=payload)
+    packet = packets.ip_packet(service.address, bench.client, packets.TCP, segment)
+    return packets.ethernet(rack.TOR_MAC, rack.host_mac(1), 0x0800, packet)
+
+
 def main() -> None:
     bench = Bench()
     rack.install_rack(bench.switch)
+    if WHOLE:
+        whole(bench)
+        return
     service = bench.add_service()
     four = [(0, 2), (4, 4), (7, 9), (12, 200)]
     for kind, ranges in (("range1", [(0, 3)]), ("range4", four)):
@@ -99,11 +131,7 @@ def main() -> None:
             frame = bench.to_service(service, bench.good_request(service, ranges))
             # Ethernet, IPv4, TCP with our option; then ToR block, counts, kinds, tag, number, base.
             print(f"packet {kind} {rack.CLIENT} {14 + 20 + 28 + 34} {frame.hex()}")
-    options = Request(class_=0x80).option()
-    segment = packets.tcp(service.address, bench.client, 80, 40000, options=options, payload=bytes(range(200)))
-    payload = packets.ip_packet(service.address, bench.client, packets.TCP, segment)
-    frame = packets.ethernet(rack.TOR_MAC, rack.host_mac(1), 0x0800, payload)
-    print(f"packet response 1 0 {frame.hex()}")
+    print(f"packet response 1 0 {response(bench, service, bytes(range(200))).hex()}")
 
 
 main()

@@ -1,0 +1,221 @@
+"""What the switch's bench stands on: a namespace with veth pairs, a switch in it, its tables, and the rate search."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from finsy.proto import p4i, p4r, p4r_grpc
+from google.protobuf import text_format
+
+PORTS = (1, 2, 3, 5)
+"""Replicas at 1 to 3, the client at 5, as in the packet tests' rack. sN is the switch's end, hN the other."""
+GRPC = "127.0.0.1:9559"
+START_S = 20.0
+ATTEMPT_S = 120.0
+
+
+class BenchError(Exception):
+    """A switch or a tool that did not do its part, in words."""
+
+
+def run(*command: str) -> str:
+    """Runs a command to its end; BenchError with what it said if it failed."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-400:]}")
+    return done.stdout
+
+
+@contextmanager
+def namespace(name: str) -> Iterator[None]:
+    """A network namespace with the veth pairs, offloads off (AF_XDP needs it, and all get the same)."""
+    run("ip", "netns", "add", name)
+    try:
+        inside = ("ip", "netns", "exec", name)
+        for setting in ("all", "default"):
+            run(*inside, "sysctl", "-qw", f"net.ipv6.conf.{setting}.disable_ipv6=1")
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        for port in PORTS:
+            run("ip", "-n", name, "link", "add", f"s{port}", "type", "veth", "peer", "name", f"h{port}")
+            for interface in (f"s{port}", f"h{port}"):
+                off = [word for feature in ("tx", "txvlan", "rxvlan", "gro", "gso", "tso") for word in (feature, "off")]
+                run(*inside, "ethtool", "-K", interface, *off)
+                run("ip", "-n", name, "link", "set", interface, "mtu", "1500", "up")
+        yield
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False, timeout=60)
+
+
+def realtime() -> list[str]:
+    """Runs what follows before everything else on the machine, where that is allowed."""
+    prefix = ["chrt", "--rr", "5"]
+    allowed = (
+        shutil.which("chrt") and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+    )
+    return prefix if allowed else []
+
+
+@contextmanager
+def process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[None]:
+    """A switch that runs until the end of the block. BenchError with its last words if it does not start."""
+    with log.open("wb") as output:
+        popen = subprocess.Popen([*realtime(), *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        deadline = time.monotonic() + START_S
+        while not ready():
+            if popen.poll() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{Path(command[0]).name} did not start: {log.read_text(errors='replace')[-400:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        popen.terminate()
+        try:
+            popen.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            popen.wait()
+
+
+def listening() -> bool:
+    """Whether somebody answers at the P4Runtime address."""
+    host, port = GRPC.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def send(interface: str, frame: bytes) -> None:
+    """One frame into an interface."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
+        raw.bind((interface, 0))
+        raw.send(frame)
+
+
+@dataclass
+class Trace:
+    """What `switch/engine/benches/tor_trace.py` wrote: entries, heartbeats, and frames by kind."""
+
+    lines: list[list[str]] = field(default_factory=list)
+    packets: dict[str, list[bytes]] = field(default_factory=dict)
+    beats: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @staticmethod
+    def read(text: str) -> Trace:
+        """From its text."""
+        trace = Trace()
+        for words in (line.split() for line in text.splitlines()):
+            if words[0] != "packet":
+                trace.lines.append(words)
+            elif words[1] == "beat":
+                trace.beats.append((int(words[2]), bytes.fromhex(words[4])))
+            else:
+                trace.packets.setdefault(words[1], []).append(bytes.fromhex(words[4]))
+        return trace
+
+
+def canonical(value: int) -> bytes:
+    """P4Runtime's bytestring of a number."""
+    return value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big")
+
+
+class Control:
+    """The one controller of the switch under test."""
+
+    def __init__(self, p4info: str, program: Path) -> None:
+        self._info = text_format.Parse(p4info, p4i.P4Info())
+        self._tables = {t.preamble.alias: t for t in self._info.tables}
+        self._actions = {a.preamble.alias: a for a in self._info.actions}
+        self._channel = grpc.insecure_channel(GRPC)
+        grpc.channel_ready_future(self._channel).result(timeout=START_S)
+        self._stub = p4r_grpc.P4RuntimeStub(self._channel)
+        self._election = p4r.Uint128(high=0, low=1)
+        self._requests: queue.Queue[Any] = queue.Queue()
+        first = threading.Event()
+
+        def listen() -> None:
+            try:
+                for _ in self._stub.StreamChannel(iter(self._requests.get, None)):
+                    first.set()
+            except grpc.RpcError:
+                pass  # the switch went away; the next call says so
+
+        threading.Thread(target=listen, daemon=True).start()
+        arbitration = p4r.MasterArbitrationUpdate(device_id=0, election_id=self._election)
+        self._requests.put(p4r.StreamMessageRequest(arbitration=arbitration))
+        if not first.wait(START_S):
+            raise BenchError("the switch does not answer the controller")
+        config = p4r.ForwardingPipelineConfig(p4info=self._info, p4_device_config=program.read_bytes())
+        action = p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
+        self._stub.SetForwardingPipelineConfig(
+            p4r.SetForwardingPipelineConfigRequest(
+                device_id=0, election_id=self._election, action=action, config=config
+            ),
+            timeout=60,
+        )
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._requests.put(None)
+        self._channel.close()
+
+    def _entry(self, table: str, match: dict[str, str], action: str, params: dict[str, str]) -> Any:
+        info = self._tables[table]
+        entry = p4r.TableEntry(table_id=info.preamble.id)
+        for key in info.match_fields if match else ():
+            value, _, length = match[key.name].partition("/")
+            item = entry.match.add(field_id=key.id)
+            if length:
+                item.lpm.value, item.lpm.prefix_len = canonical(int(value, 16)), int(length)
+            else:
+                item.exact.value = canonical(int(value, 16))
+        entry.action.action.action_id = self._actions[action].preamble.id
+        for param in self._actions[action].params:
+            entry.action.action.params.add(param_id=param.id, value=canonical(int(params[param.name], 16)))
+        return entry
+
+    def install(self, lines: Sequence[Sequence[str]]) -> None:
+        """The lines of a trace that are not packets, in one write."""
+        request = p4r.WriteRequest(device_id=0, election_id=self._election)
+        for kind, *words in lines:
+            if kind == "group":
+                group = p4r.MulticastGroupEntry(multicast_group_id=int(words[0]))
+                for port, instance in (word.split(":") for word in words[1:]):
+                    group.replicas.add(egress_port=int(port), instance=int(instance))
+                packet = p4r.PacketReplicationEngineEntry(multicast_group_entry=group)
+                entity = p4r.Entity(packet_replication_engine_entry=packet)
+            elif kind == "default":
+                entry = self._entry(words[0], {}, words[1], dict(w.split("=") for w in words[2:]))
+                entry.is_default_action = True
+                entity = p4r.Entity(table_entry=entry)
+            else:
+                arrow = words.index("->")
+                match = dict(w.split("=") for w in words[1:arrow])
+                params = dict(w.split("=") for w in words[arrow + 2 :])
+                entity = p4r.Entity(table_entry=self._entry(words[0], match, words[arrow + 1], params))
+            update = p4r.Update.INSERT if kind in ("insert", "group") else p4r.Update.MODIFY
+            request.updates.append(p4r.Update(type=update, entity=entity))
+        self._stub.Write(request, timeout=60)
+
+
+def pps(binary: Path, source: str, sinks: Sequence[str], frames: Path, *flags: str) -> dict[str, Any]:
+    """One run of the rate tool; what it printed."""
+    command = [*realtime(), str(binary), source, *sinks, "--frames", str(frames), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ATTEMPT_S, check=False)
+    if done.returncode != 0:
+        raise BenchError(f"the rate tool failed: {done.stderr.strip()[-400:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
