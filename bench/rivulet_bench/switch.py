@@ -331,6 +331,8 @@ def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
             "(fresh ones pass, the same again are all dropped), counted during the search, for "
             "above 16,384 in 4.19 s the sketch cannot tell fresh from used; the work for a packet is the same",
             "horizon": "an hour, for the requests are made beforehand",
+            "queues": "what waits at the end of an attempt and still comes out counts: a rate is too high by up to a "
+            "switch's queue over attempt_s",
             "figures": "the best of the repetitions; all are under runs",
         },
         "summary": summary,
@@ -344,7 +346,7 @@ def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3, help="rounds; the best of each figure counts")
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of an attempt at one rate")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of an attempt at one rate")
     parser.add_argument(
         "--limit", type=float, default=900.0, help="seconds after which nothing of a further round starts"
     )
