@@ -54,7 +54,8 @@ def _switch(d: Json) -> str:
             )
         )
     head = ("packets", "embedded", "BMv2", "bare forwarder", "times BMv2", "goal reached")
-    return "Packets a second without loss, one worker, AF_PACKET.\n\n" + table(head, rows)
+    notes = "".join(f"\n\n{d['setting'][key]}" for key in ("queues", "odd", "replay") if key in d["setting"])
+    return "Packets a second without loss, one worker, AF_PACKET.\n\n" + table(head, rows) + notes
 
 
 def _figure9(d: Json) -> str:
@@ -91,7 +92,8 @@ Written by `python -m rivulet_bench.results` from the JSON in `bench/results/`; 
 figures are those of one small shared machine: read the ratios, and run the benches on yours. The simulator's figures
 are in [simulator.md](simulator.md), the control plane's in [control-plane.md](control-plane.md).
 
-The soak and Figure 9 below are short runs while other work ran on the machine, so that both transports fall far short of the link.
+The soak and Figure 9 below are short runs while other work ran on the machine, so that both transports fall far short
+of the link.
 
 Not measured yet: Figures 10, 11 and 12, memory at many idle connections, small objects against nginx, good clients
 under a tenfold attack, the hour of traffic through the switch.
