@@ -89,7 +89,7 @@ def parameters(options: argparse.Namespace) -> Parameters:
         size_mb=options.size if options.size is not None else (20.0 if bmv2 else 200.0),
         replicas=options.replicas,
         switch=options.switch,
-        out=options.out,
+        out=options.out.resolve(),
         live=not options.plain and sys.stdout.isatty(),
     )
     for what, value in (("--rate", values.rate_mbit), ("--rtt", values.rtt_ms), ("--size", values.size_mb)):
