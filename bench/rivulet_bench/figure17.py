@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 
+from rivulet_demo.fairness import jain
+
 from .plot import Points, lines
 from .rig import Setting, Transport, finish_load, flags, plot_path, put, rig, start_load
-from .stats import interval, jain, save
+from .stats import interval, save
 
 CONNECTIONS = (1, 2, 4, 8)
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")

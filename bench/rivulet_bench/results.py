@@ -92,10 +92,9 @@ Written by `python -m rivulet_bench.results` from the JSON in `bench/results/`; 
 figures are those of one small shared machine: read the ratios, and run the benches on yours. The simulator's figures
 are in [simulator.md](simulator.md), the control plane's in [control-plane.md](control-plane.md).
 
-The soak and Figure 9 below are short runs while other work ran on the machine, so that both transports fall far short
-of the link.
+The soak below is a short run while other work ran on the machine.
 
-Not measured yet: Figures 10, 11 and 12, memory at many idle connections, small objects against nginx, good clients
+Not measured yet: Figures 9 to 12 and 17, memory at many idle connections, small objects against nginx, good clients
 under a tenfold attack, the hour of traffic through the switch.
 """
 

@@ -42,12 +42,6 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return sorted(values)[rank - 1]
 
 
-def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has all."""
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
-
-
 def machine() -> dict[str, Any]:
     """What the figures depend on, without names of hosts or people."""
     model = "unknown"

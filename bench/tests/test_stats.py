@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from rivulet_bench.stats import interval, jain, percentile
+from rivulet_bench.stats import interval, percentile
+from rivulet_demo.fairness import jain
 
 
 def test_the_interval_covers_the_mean_in_95_of_100_samples() -> None:

@@ -10,8 +10,7 @@ import argparse
 import dataclasses
 import json
 
-from rivulet_bench.stats import jain
-
+from ...fairness import jain
 from ...scenario import Parameters, Standing, console, standing_rack
 
 WORDS = __doc__ or ""
