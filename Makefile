@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 CARGO ?= cargo
+# Where rustup puts cargo, if the login shell does not know it yet.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
 PYTHON_DIRS := controller mininet bench host/wireshark
 HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-capi rivulet-shim rivulet

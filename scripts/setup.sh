@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up what the commands of the Makefile need, once: Debian packages, the Rust toolchain's presence, the
+# Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
 # Usage: scripts/setup.sh [--test] [--no-apt]; --test adds what only tests need.
 set -euo pipefail
@@ -36,13 +36,13 @@ if ((${#missing[@]})) && [[ " $* " != *" --no-apt "* ]]; then
   rm -f build-apt.log
 fi
 
+# rustup's own directory is looked into even if the login shell does not know it yet (the Makefile does so too).
+export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 if ! command -v cargo >/dev/null; then
-  if [[ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]]; then
-    say "cargo is installed but not on the PATH: add ${CARGO_HOME:-\$HOME/.cargo}/bin to it"
-  else
-    say "Rust 1.90 or newer is needed and not there: install it with rustup (https://rustup.rs), then run this again"
-  fi
-  exit 1
+  say "installing Rust with rustup into ${RUSTUP_HOME:-$HOME/.rustup} (Debian's own is too old)"
+  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs \
+    | sh -s -- -y -q --no-modify-path --profile minimal --component clippy --component rustfmt \
+    || { say "rustup could not be had: install Rust 1.90 or newer by hand, then run this again"; exit 1; }
 fi
 
 stamp=.venv/.requirements.sha256
