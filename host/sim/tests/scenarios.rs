@@ -153,3 +153,42 @@ fn a_thousand_clients_in_one_process_all_finish() {
     let crowd = rivulet_sim::experiments::crowd::run(9, 1000, 50_000);
     assert_eq!((crowd.done, &crowd.others[..]), (1000, &[][..]));
 }
+
+/// A life that is dead and up by turns, from `begin` on.
+fn storm(period: Nanos, begin: Nanos) -> Life {
+    let state = |i| if i % 2 == 0 { State::Dead } else { State::Up };
+    Life::new((0..600).map(|i| (begin + i * period, state(i))).collect())
+}
+
+/// What the only server of a service does to a transfer that takes 1.6 s where nothing is in its way.
+fn under_storm(seed: u64, period: Nanos, begin: Nanos, size: u64) -> (Nanos, Statistics) {
+    let mut net = Network::new(100 + seed);
+    let s = service(&mut net, |c| {
+        c.replicas = vec![Place { life: storm(period, begin), ..Place::default() }];
+    });
+    let mut plan = Plan { size, ..plan() };
+    plan.config.seed = seed;
+    let client = s.client(&mut net, plan);
+    finish(&mut net, client, 600 * SECOND)
+}
+
+#[test]
+fn a_single_server_that_is_down_half_of_the_time_is_found_again_each_time() {
+    for period in [SECOND / 2, SECOND, 2 * SECOND, 5 * SECOND, 15 * SECOND] {
+        for seed in 0..8 {
+            // Each seed loses it at another point of the transfer, the first one while it opens.
+            let (time, statistics) = under_storm(seed, period, seed * 130 * MILLISECOND + 1, 4_000_000);
+            // A long absence ends within two seconds and a half of the return; in short ones the window never grows.
+            let limit = if period >= 5 * SECOND { period + 6 * SECOND } else { 120 * SECOND };
+            assert!(time < limit, "period {period} seed {seed}: {time} {statistics:?}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_away_is_asked_for_at_most_once_in_two_seconds() {
+    let (time, statistics) = under_storm(1, 200 * SECOND / 2, SECOND, 4_000_000);
+    assert!(time < 106 * SECOND, "{time} {statistics:?}");
+    let asked = statistics.probes + statistics.timeouts + statistics.restarts;
+    assert!((40..=56).contains(&asked), "{statistics:?}");
+}

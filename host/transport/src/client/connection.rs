@@ -184,7 +184,7 @@ impl Connection {
             wanted_in_revival: Vec::new(),
             streams: BTreeMap::new(),
             next_stream: 1,
-            rtt: Rtt::new(),
+            rtt: Rtt::new(config.max_backoff),
             retransmissions: Vec::new(),
             given_up: VecDeque::new(),
             detection: None,

@@ -204,6 +204,7 @@ impl Connection {
         self.must_restart = false;
         self.challenge = None;
         self.revival = Revival::None;
+        self.rtt.answered();
         self.detection = None;
         self.probes = 0;
         self.recovering_until = 0;

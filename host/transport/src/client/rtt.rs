@@ -4,7 +4,7 @@ use crate::time::{MILLISECOND, Micros, SECOND};
 
 /// Least retransmission timeout: what Linux uses, below the second of RFC 6298.
 const MIN_RTO: Micros = 200 * MILLISECOND;
-/// Largest retransmission timeout.
+/// Largest estimate of a timeout that is believed in (RFC 6298 section 2.5).
 const MAX_RTO: Micros = 60 * SECOND;
 /// Timeout without a sample (RFC 6298 section 2.1).
 const INITIAL_RTO: Micros = SECOND;
@@ -22,6 +22,8 @@ pub struct Rtt {
     min: Micros,
     latest: Micros,
     backoff: u32,
+    /// Backing off ends here, unless the estimate itself is larger.
+    largest_backoff: Micros,
     /// Quarters of an RTT in the reordering window.
     quarters: u32,
     persists: u8,
@@ -30,9 +32,19 @@ pub struct Rtt {
 }
 
 impl Rtt {
-    /// No sample yet.
-    pub fn new() -> Self {
-        Self { srtt: 0, variation: 0, min: 0, latest: 0, backoff: 0, quarters: 1, persists: 0, spread: 0 }
+    /// No sample yet. Timeouts back off up to `largest_backoff`.
+    pub fn new(largest_backoff: Micros) -> Self {
+        Self {
+            srtt: 0,
+            variation: 0,
+            min: 0,
+            latest: 0,
+            backoff: 0,
+            largest_backoff,
+            quarters: 1,
+            persists: 0,
+            spread: 0,
+        }
     }
 
     /// A sample from a response to a normal request.
@@ -59,19 +71,26 @@ impl Rtt {
         self.latest
     }
 
-    /// Retransmission timeout, backed off.
+    /// Retransmission timeout, backed off. What is capped is the backing off, never the estimate: a path slower than
+    /// the cap is still given its time.
     pub fn rto(&self) -> Micros {
         let base = if self.srtt == 0 {
             INITIAL_RTO
         } else {
-            (self.srtt + (4 * self.variation).max(MILLISECOND)).max(MIN_RTO)
+            (self.srtt + (4 * self.variation).max(MILLISECOND)).clamp(MIN_RTO, MAX_RTO)
         };
-        (base << self.backoff.min(16)).min(MAX_RTO)
+        (base << self.backoff.min(16)).min(self.largest_backoff.max(base))
+    }
+
+    /// A TIMEOUT, RESTART or opening was answered: somebody serves again, so the backing off ends, as that of RFC 9002 section 6.2.1
+    /// does. It says nothing about the round trip time (which of the attempts was answered is not known).
+    pub fn answered(&mut self) {
+        self.backoff = 0;
     }
 
     /// A timeout went unanswered: double (RFC 6298 section 5.5).
     pub fn back_off(&mut self) {
-        self.backoff += 1;
+        self.backoff = self.backoff.saturating_add(1);
     }
 
     /// When a tail is probed (RFC 8985 section 7.2): two round trips, and what the slowest replica takes beyond the fastest; never
@@ -117,9 +136,11 @@ impl Rtt {
 mod tests {
     use super::*;
 
+    const CAP: Micros = 2 * SECOND;
+
     #[test]
     fn follows_rfc_6298() {
-        let mut rtt = Rtt::new();
+        let mut rtt = Rtt::new(CAP);
         assert_eq!(rtt.rto(), SECOND);
         rtt.sample(100 * MILLISECOND);
         assert_eq!(rtt.rto(), 300 * MILLISECOND);
@@ -134,12 +155,25 @@ mod tests {
         for _ in 0..100 {
             rtt.back_off();
         }
+        assert_eq!(rtt.rto(), CAP);
+        rtt.answered();
+        assert_eq!(rtt.rto(), MIN_RTO, "an answer ends it too");
+    }
+
+    #[test]
+    fn a_path_slower_than_the_cap_is_given_its_time() {
+        let mut rtt = Rtt::new(CAP);
+        rtt.sample(5 * SECOND);
+        assert_eq!(rtt.rto(), 15 * SECOND);
+        rtt.back_off();
+        assert_eq!(rtt.rto(), 15 * SECOND, "no backing off beyond it");
+        rtt.sample(100 * SECOND);
         assert_eq!(rtt.rto(), MAX_RTO);
     }
 
     #[test]
     fn reordering_window_starts_at_a_quarter_and_adapts() {
-        let mut rtt = Rtt::new();
+        let mut rtt = Rtt::new(CAP);
         rtt.sample(80 * MILLISECOND);
         assert_eq!(rtt.reordering_window(), 20 * MILLISECOND);
         rtt.spurious();

@@ -325,7 +325,7 @@ impl Connection {
         let length = self.build(&shape, &asked, now, packet)?;
         self.wanted_in_revival = asked.fresh.into_iter().collect();
         self.syn_input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
-        let due = now + self.rtt.rto();
+        let due = now + self.spread_out(self.rtt.rto());
         self.revival = match self.revival {
             Revival::Restart { attempts, .. } => {
                 self.statistics.restarts += 1;
@@ -356,7 +356,10 @@ impl Connection {
 
     fn send_syn(&mut self, now: Time, bare: bool, packet: &mut [u8]) -> Option<usize> {
         let (attempts, due) = match self.phase {
-            Phase::Opening { attempts, .. } => (attempts + 1, now + (SECOND << attempts.min(6))),
+            Phase::Opening { attempts, .. } => (
+                attempts + 1,
+                now + self.spread_out((SECOND << attempts.min(6)).min(self.config.max_backoff)),
+            ),
             _ => return None,
         };
         if let Some((stream, range, fin)) = self.syn_input.take() {
@@ -410,7 +413,7 @@ impl Connection {
         };
         let length = self.build(&shape, &asked, now, packet)?;
         self.syn_input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
-        let due = now + self.rtt.rto();
+        let due = now + self.spread_out(self.rtt.rto());
         self.phase = Phase::Completing { cookie, due, send: false, attempts: attempts + 1 };
         self.last_sent = now;
         Some(length)

@@ -1,8 +1,8 @@
 //! When a connection acts without being spoken to.
 
-use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival};
+use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival, mix};
 use super::generation::Generation;
-use crate::time::Time;
+use crate::time::{Micros, Time};
 
 /// Probes of one tail before the retransmission timeout is waited for.
 const MAX_PROBES: u8 = 2;
@@ -93,7 +93,7 @@ impl Connection {
                         return self.fail(ConnectionError::Unreachable);
                     } else {
                         // The completion is good once: another ISN opens another connection.
-                        self.isn = self.isn.wrapping_add(super::connection::mix(now.0) as u32 | 1);
+                        self.isn = self.isn.wrapping_add(mix(now.0) as u32 | 1);
                         Phase::Opening { attempts: 1, due: now, bare: false, send: true }
                     };
                 }
@@ -149,6 +149,13 @@ impl Connection {
             self.revival = Revival::Restart { attempts: 0, due: now };
         }
         self.revive_the_dead(now);
+    }
+
+    /// A pause, and up to a quarter of it more, by the connection's seed: the clients of a server that died would else all come back to it
+    /// at the same instants, and one that is down periodically could be missed for ever.
+    pub(super) fn spread_out(&self, pause: Micros) -> Micros {
+        let random = mix(self.config.seed ^ self.statistics.requests.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        pause + (pause / 4 * (random & 0xff)) / 256
     }
 
     fn time_out(&mut self, now: Time) {

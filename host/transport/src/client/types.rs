@@ -30,8 +30,12 @@ pub struct Config {
     pub token: Option<Vec<u8>>,
     /// The path is known to drop SYNs with data: begin with a bare one.
     pub bare_syn: bool,
-    /// SYNs before the connection is given up.
+    /// SYNs before the connection is given up: the first three after 1, 2 and 4 seconds or `max_backoff`, which is less.
     pub syn_attempts: u32,
+    /// Longest pause between two attempts to reach a server that does not answer, unless the estimated timeout of the path is longer. It
+    /// bounds how long a service that came back goes unnoticed, and with it what a client without answers sends: one packet in
+    /// this time. Less than `horizon / 4` would have more RESTARTs sent than a server takes.
+    pub max_backoff: Micros,
     /// Without any answer for so long, a connection that awaits one is given up.
     pub give_up_after: Micros,
 }
@@ -50,7 +54,8 @@ impl Default for Config {
             seed: 0,
             token: None,
             bare_syn: false,
-            syn_attempts: 6,
+            syn_attempts: 32,
+            max_backoff: 2 * SECOND,
             give_up_after: 120 * SECOND,
         }
     }
