@@ -6,10 +6,15 @@ through the P4Info. Those that no table or digest exposes are read from the P4 s
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import re
 from pathlib import Path
 
 import finsy as fy
+from finsy.proto import p4i
+from google.protobuf import text_format
 
 ENUMS = frozenset(
     {"check_mode_t", "drop_reason_t", "event_kind_t", "outcome_t", "policy_t", "punt_reason_t", "service_meter_t"}
@@ -33,13 +38,20 @@ class Names:
     """
 
     def __init__(self, artifacts: Path) -> None:
-        """Reads `rivulet.p4info.txtpb`. Raises NamesError."""
+        """Reads `rivulet.p4info.txtpb` and `rivulet.json`, once and for good. Raises NamesError.
+
+        A program compiled anew meanwhile takes effect when the controller starts again, not at some lost session.
+        """
         self.p4info_path = artifacts / "rivulet.p4info.txtpb"
         self.program_path = artifacts / "rivulet.json"
-        for path in (self.p4info_path, self.program_path):
-            if not path.is_file():
-                raise NamesError(f"{path} is not there: run `make p4`, or point `pipeline` at the folder that has it")
-        self.schema = fy.P4Schema(self.p4info_path, self.program_path)
+        p4info, program = _read(self.p4info_path), _read(self.program_path)
+        _match(artifacts / "manifest.json", {self.p4info_path.name: p4info, self.program_path.name: program})
+        try:
+            message = text_format.Parse(p4info, p4i.P4Info())
+        except (text_format.ParseError, ValueError) as error:
+            raise NamesError(f"{self.p4info_path} is not a P4Info: {error}") from None
+        self.schema = fy.P4Schema(message, program)
+        self._for_sessions = fy.P4Schema(message)
         info = self.schema.type_info.serializable_enums
         self._enums = {name: dict(info[name].members) for name in ENUMS if name in info}
         source = artifacts.parent / "include" / "types.p4"
@@ -47,6 +59,11 @@ class Names:
             self._enums |= {k: v for k, v in read_enums(source.read_text()).items() if k in ENUMS - self._enums.keys()}
         self._back = {enum: {v: k for k, v in members.items()} for enum, members in self._enums.items()}
         self.digest = next((digest.alias for digest in self.schema.digests), "")
+
+    def session_schema(self) -> fy.P4Schema:
+        """The schema for one session, without the program, so that finsy pushes nothing by itself."""
+        # A copy, because the session notes its switch's P4Runtime version in it.
+        return copy.copy(self._for_sessions)
 
     def value(self, enum: str, member: str) -> int:
         """The number of a member. NamesError if the program has none of that name."""
@@ -64,6 +81,28 @@ class Names:
     def members(self, enum: str) -> dict[str, int]:
         """All members of an enumeration."""
         return dict(self._enums.get(enum, {}))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NamesError(
+            f"{path} cannot be read ({error.strerror}): run `make p4`, or point `pipeline` at the folder that has it"
+        ) from None
+
+
+def _match(manifest: Path, outputs: dict[str, bytes]) -> None:
+    """Refuses files of two compilations, as while a compiler is at work; without a manifest all is believed."""
+    if not manifest.is_file():
+        return
+    try:
+        wanted = json.loads(manifest.read_bytes())["outputs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise NamesError(f"{manifest} cannot be read: run `make p4`") from None
+    for name, content in outputs.items():
+        if hashlib.sha256(content).hexdigest() != wanted.get(name):
+            raise NamesError(f"{manifest.with_name(name)} is not of the compilation in {manifest.name}: run `make p4`")
 
 
 def read_enums(source: str) -> dict[str, dict[str, int]]:

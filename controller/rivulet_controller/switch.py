@@ -124,13 +124,11 @@ class SwitchLink:
         await self._knock()
         async with asyncio.timeout(HANDSHAKE_S):
             differs = await self._inspect()
-        # Without the program finsy pushes nothing by itself, where a refusal would be lost in a task of its own.
-        options = fy.SwitchOptions(
-            p4info=self.names.p4info_path,
-            device_id=self.config.device_id,
-            initial_election_id=self._election_id(),
-        )
+        options = fy.SwitchOptions(device_id=self.config.device_id, initial_election_id=self._election_id())
         switch = fy.Switch(self.config.name, self.config.address, options)
+        # Without the program finsy pushes nothing by itself, where a refusal would be lost in a task of its own; and
+        # by a path it would read the P4Info anew for each session, whatever had been compiled meanwhile.
+        switch._p4schema = self.names.session_schema()
         async with asyncio.timeout(HANDSHAKE_S):
             await switch.__aenter__()
         try:

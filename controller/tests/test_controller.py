@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -13,12 +14,13 @@ from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from finsy.proto import p4r, rpc_code
 from harness import as_described, connected, problem, rack, running, until
-from sample_rack import NAMES, RACK, config
+from sample_rack import ARTIFACTS, NAMES, RACK, config
 
 from rivulet_controller import controller as controller_module
 from rivulet_controller.clock import signed
 from rivulet_controller.controller import Controller
 from rivulet_controller.keys import Kind
+from rivulet_controller.names import Names, NamesError
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.switch import SwitchError
 
@@ -177,6 +179,25 @@ async def test_an_older_version_of_our_program_is_replaced(switch: FakeSwitch, t
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "replaced")
         assert switch.pipelines_set == 1
+
+
+async def test_a_program_compiled_meanwhile_waits_for_the_next_start(switch: FakeSwitch, tmp_path: Path) -> None:
+    folder = tmp_path / "p4"
+    shutil.copytree(ARTIFACTS, folder)
+    text = RACK.replace("    number: 1\n", f"    number: 1\n    pipeline: {folder}\n")
+    async with running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        cookie = switch.pipeline.cookie.cookie
+        for name in ("rivulet.json", "rivulet.p4info.txtpb"):
+            (folder / name).write_text("half written")
+        await switch.restart()
+        await until(lambda: switch.pipelines_set == 2 and as_described(controller, switch), "everything again")
+        assert switch.pipeline.cookie.cookie == cookie
+    with pytest.raises(NamesError, match="is not of the compilation"):
+        Names(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(NamesError, match="is not a P4Info"):
+        Names(folder)
 
 
 async def test_a_switch_that_does_not_take_the_program_says_why(switch: FakeSwitch, tmp_path: Path) -> None:
