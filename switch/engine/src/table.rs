@@ -2,10 +2,15 @@
 //!
 //! An exact table is one group. A longest-prefix table has a group for each prefix length in use, the longest
 //! first. A ternary table has one for each mask in use, that with the highest priority in it first, so that a
-//! search ends when no later group can do better (tuple space search, Srinivasan et al. 1999).
+//! search ends when no later group can do better (tuple space search, Srinivasan et al. 1999). Where groups are
+//! large each has a filter of a few kilobytes, asked for many groups in a row without a branch; only groups that
+//! may hold the key are searched.
+
+mod filter;
 
 use hashbrown::HashTable;
 
+use self::filter::Filter;
 use crate::info::TableKind;
 use crate::key::{CanonKey, KeyFieldPlan, KeyPlan, Words};
 
@@ -14,19 +19,48 @@ pub(crate) const MAX_WORDS: usize = 64;
 
 /// Entries of a group that have one masked value: the best first. Only ternary and range tables have more
 /// than one.
+#[derive(Clone)]
 struct Bucket {
     first: u32,
-    more: Vec<u32>,
+    /// Of the first.
+    priority: i32,
+    #[allow(clippy::box_collection, reason = "a bucket in 16 bytes: rarely is there more")]
+    more: Option<Box<Vec<u32>>>,
 }
 
+impl Bucket {
+    fn more(&self) -> &[u32] {
+        self.more.as_ref().map_or(&[], |m| m.as_slice())
+    }
+
+    /// Puts slots in order: best first; among equals the slot that BMv2 finds first. `None` for no slots.
+    fn of(mut slots: Vec<u32>, priorities: &[i32]) -> Option<Bucket> {
+        slots.sort_by_key(|s| (-i64::from(priorities[*s as usize]), *s));
+        let first = *slots.first()?;
+        slots.remove(0);
+        let more = (!slots.is_empty()).then(|| Box::new(slots));
+        Some(Bucket { first, priority: priorities[first as usize], more })
+    }
+}
+
+#[derive(Clone)]
 struct Group {
     mask: Words,
     /// Prefix length, or the highest priority in the group.
     rank: i64,
     buckets: HashTable<Bucket>,
+    /// Of large groups of ternary and range tables.
+    filter: Option<Filter>,
 }
 
+/// Groups of ternary tables with more values than this have a filter; the table's own control bytes are in the
+/// processor's cache while it is smaller.
+const FILTERED: usize = 64;
+/// Groups whose filters are asked before the first of them is searched.
+const AT_A_TIME: usize = 16;
+
 /// Finds entries' slots by key.
+#[derive(Clone)]
 pub(crate) struct Lookup {
     kind: TableKind,
     words: usize,
@@ -44,6 +78,7 @@ pub(crate) struct Lookup {
 /// Which prefix lengths are worth a look. Prefixes of at least `short` bits are noted by a hash of their first
 /// `short` bits (and the exact fields): a bit for each length. What two share, or what is left of prefixes
 /// removed, costs a look in vain and nothing else. Shorter prefixes, of few lengths, are tried one by one.
+#[derive(Clone)]
 struct Lengths {
     short: u32,
     mask: Words,
@@ -112,7 +147,8 @@ impl Lookup {
         let index = match known {
             Some(i) => i,
             None => {
-                self.groups.push(Group { mask: key.mask.clone(), rank, buckets: HashTable::new() });
+                let (mask, buckets) = (key.mask.clone(), HashTable::new());
+                self.groups.push(Group { mask, rank, buckets, filter: None });
                 self.groups.len() - 1
             }
         };
@@ -122,15 +158,25 @@ impl Lookup {
         let h = hash(&key.value, seed);
         match group.buckets.find_mut(h, equal) {
             Some(b) => {
-                b.more.push(b.first);
-                b.more.push(slot);
-                // Best first; among equals the slot that BMv2 finds first.
-                b.more.sort_by_key(|s| (-i64::from(self.priorities[*s as usize]), *s));
-                b.first = b.more.remove(0);
+                let slots = [&[b.first, slot], b.more()].concat();
+                *b = Bucket::of(slots, &self.priorities).unwrap_or_else(|| b.clone());
             }
             None => {
                 let again = |b: &Bucket| hash(Self::value(values, words, b.first), seed);
-                group.buckets.insert_unique(h, Bucket { first: slot, more: Vec::new() }, again);
+                group.buckets.insert_unique(
+                    h,
+                    Bucket { first: slot, priority: key.priority, more: None },
+                    again,
+                );
+                if matches!(self.kind, TableKind::Ternary | TableKind::Range) {
+                    let count = group.buckets.len();
+                    if group.filter.as_ref().is_some_and(|f| f.holds(count)) {
+                        group.filter.iter_mut().for_each(|f| f.add(h));
+                    } else {
+                        let anew = || Filter::new(count, group.buckets.iter().map(again));
+                        group.filter = (count > FILTERED).then(anew);
+                    }
+                }
             }
         }
         group.rank = group.rank.max(rank);
@@ -211,15 +257,22 @@ impl Lookup {
         let h = hash(value, seed);
         let mut found = None;
         for (i, group) in self.groups.iter_mut().enumerate() {
-            let here = |b: &Bucket| b.first == slot || b.more.contains(&slot);
+            let here = |b: &Bucket| b.first == slot || b.more().contains(&slot);
             if let Ok(mut entry) = group.buckets.find_entry(h, here) {
                 let b = entry.get_mut();
-                if b.more.is_empty() {
-                    entry.remove();
-                } else if b.first == slot {
-                    b.first = b.more.remove(0);
-                } else {
-                    b.more.retain(|s| *s != slot);
+                let left: Vec<u32> =
+                    std::iter::once(&b.first).chain(b.more()).copied().filter(|s| *s != slot).collect();
+                match Bucket::of(left, &self.priorities) {
+                    Some(left) => *b = left,
+                    None => {
+                        entry.remove();
+                        let count = group.buckets.len();
+                        if group.filter.as_mut().is_some_and(Filter::stale) {
+                            let again = |b: &Bucket| hash(Self::value(values, words, b.first), seed);
+                            let anew = || Filter::new(count, group.buckets.iter().map(again));
+                            group.filter = (count > FILTERED).then(anew);
+                        }
+                    }
                 }
                 found = Some(i);
                 break;
@@ -271,24 +324,55 @@ impl Lookup {
 
     fn best(&self, key: &[u64]) -> Option<u32> {
         let mut best: Option<(i64, u32)> = None;
-        for group in &self.groups {
-            if best.is_some_and(|(p, _)| p > group.rank) {
-                break;
+        for groups in self.groups.chunks(AT_A_TIME) {
+            let mut worth = 0u32;
+            for (i, group) in groups.iter().enumerate() {
+                let may = match &group.filter {
+                    None => true,
+                    Some(f) => f.may_hold(hash_masked(key, &group.mask, self.seed)),
+                };
+                worth |= u32::from(may) << i;
             }
-            let Some(bucket) = self.in_group(group, key) else { continue };
-            for slot in std::iter::once(&bucket.first).chain(&bucket.more) {
-                let priority = i64::from(self.priorities[*slot as usize]);
-                // The slots of a bucket come best first.
-                if best.is_some_and(|(p, s)| p > priority || p == priority && s < *slot) {
-                    break;
+            while worth != 0 {
+                let group = &groups[worth.trailing_zeros() as usize];
+                worth &= worth - 1;
+                if best.is_some_and(|(p, _)| p > group.rank) {
+                    return best.map(|(_, s)| s);
                 }
-                if self.in_ranges(*slot, key) {
-                    best = Some((priority, *slot));
-                    break;
+                if let Some(bucket) = self.in_group(group, key) {
+                    self.better(bucket, key, &mut best);
                 }
             }
+            // The first of the next groups is the best of those left.
         }
         best.map(|(_, s)| s)
+    }
+
+    /// Takes the best slot of a bucket whose ranges hold the key, if it beats what was found before.
+    #[inline(always)]
+    fn better(&self, bucket: &Bucket, key: &[u64], best: &mut Option<(i64, u32)>) {
+        let beats = |best: &Option<(i64, u32)>, priority: i64, slot: u32| {
+            best.is_none_or(|(p, s)| priority > p || priority == p && slot < s)
+        };
+        // The slots of a bucket come best first.
+        let priority = i64::from(bucket.priority);
+        if !beats(best, priority, bucket.first) {
+            return;
+        }
+        if self.kind == TableKind::Ternary || self.in_ranges(bucket.first, key) {
+            *best = Some((priority, bucket.first));
+            return;
+        }
+        for slot in bucket.more() {
+            let priority = i64::from(self.priorities[*slot as usize]);
+            if !beats(best, priority, *slot) {
+                return;
+            }
+            if self.in_ranges(*slot, key) {
+                *best = Some((priority, *slot));
+                return;
+            }
+        }
     }
 
     fn in_ranges(&self, slot: u32, key: &[u64]) -> bool {
@@ -310,86 +394,4 @@ impl Lookup {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::info::{KeyField, TableInfo};
-    use crate::types::{EntryKey, KeyMatch, MatchKind};
-
-    fn info(kind: TableKind, key: &[(MatchKind, u32)]) -> (TableInfo, KeyPlan) {
-        let mut plan = KeyPlan::default();
-        let mut fields = Vec::new();
-        for (i, (k, w)) in key.iter().enumerate() {
-            plan.push(i as u32 * 2, *w, *k, None);
-            fields.push(KeyField { name: format!("f{i}"), kind: *k, width: *w });
-        }
-        let info = TableInfo {
-            name: "t".into(),
-            kind,
-            key: fields,
-            actions: vec![],
-            action_names: vec![],
-            max_size: 10,
-            profile: None,
-            has_counters: false,
-            direct_meter: None,
-            support_timeout: false,
-            const_entries: false,
-            hidden: false,
-        };
-        (info, plan)
-    }
-
-    fn key(plan: &KeyPlan, values: &[u64]) -> Vec<u64> {
-        let frame: Vec<u64> = values.iter().flat_map(|v| [*v, 0]).collect();
-        let mut words = vec![0; plan.words];
-        plan.build(&frame, &mut words);
-        words
-    }
-
-    #[test]
-    fn the_longest_prefix_wins() {
-        let (info, plan) = info(TableKind::Lpm, &[(MatchKind::Exact, 8), (MatchKind::Lpm, 32)]);
-        let mut t = Lookup::new(TableKind::Lpm, &plan, 7);
-        for (slot, (v, len)) in
-            [(0x0a000000u32, 8), (0x0a010000, 16), (0, 0), (0x0a010203, 32)].iter().enumerate()
-        {
-            let lpm = KeyMatch::Lpm { value: v.to_be_bytes().to_vec(), prefix_len: *len };
-            let k = EntryKey { fields: vec![KeyMatch::Exact(vec![1]), lpm], priority: 0 };
-            t.insert(slot as u32, &plan.canon(&info, &k).unwrap());
-        }
-        let find = |t: &Lookup, a: u64, b: u64| t.find(&key(&plan, &[a, b]));
-        assert_eq!(find(&t, 1, 0x0a010203), Some(3));
-        assert_eq!(find(&t, 1, 0x0a010204), Some(1));
-        assert_eq!(find(&t, 1, 0x0b000000), Some(2));
-        assert_eq!(find(&t, 2, 0x0a010203), None);
-        t.remove(1);
-        assert_eq!(find(&t, 1, 0x0a010204), Some(0));
-    }
-
-    #[test]
-    fn the_highest_priority_wins_and_ranges_hold() {
-        let (info, plan) = info(TableKind::Range, &[(MatchKind::Ternary, 16), (MatchKind::Range, 16)]);
-        let mut t = Lookup::new(TableKind::Range, &plan, 7);
-        let mut add = |slot, value: u16, mask: u16, low: u16, high: u16, priority| {
-            let b = |v: u16| v.to_be_bytes().to_vec();
-            let fields = vec![
-                KeyMatch::Ternary { value: b(value), mask: b(mask) },
-                KeyMatch::Range { low: b(low), high: b(high) },
-            ];
-            t.insert(slot, &plan.canon(&info, &EntryKey { fields, priority }).unwrap());
-        };
-        add(0, 0, 0, 0, 0xffff, 1);
-        add(1, 0x1200, 0xff00, 10, 20, 5);
-        add(2, 0x1200, 0xff00, 15, 30, 9);
-        add(3, 0x1234, 0xffff, 17, 17, 5);
-        let find = |t: &Lookup, a: u64, b: u64| t.find(&key(&plan, &[a, b]));
-        assert_eq!(find(&t, 0x1234, 12), Some(1));
-        assert_eq!(find(&t, 0x1234, 17), Some(2));
-        assert_eq!(find(&t, 0x1234, 40), Some(0));
-        t.remove(2);
-        // Equal priorities: the lower slot, as BMv2 walks its list.
-        assert_eq!(find(&t, 0x1234, 17), Some(1));
-        t.remove(1);
-        assert_eq!(find(&t, 0x1234, 17), Some(3));
-    }
-}
+mod tests;
