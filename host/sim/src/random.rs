@@ -106,7 +106,7 @@ pub fn scenario(seed: u64) -> Scenario {
         _ => rng.below(1_000_000),
     };
     let client = client::Config {
-        delayed_acks: rng.chance(0.3),
+        delayed_acks: rng.chance(0.3) && !config.policy.trust_tor,
         crc: rng.chance(0.3),
         seed: rng.u64(),
         receive_buffer: if rng.chance(0.2) { rng.range(3_000, 60_000) as usize } else { 1 << 20 },

@@ -310,7 +310,8 @@ impl Generation {
         self.decided += 1;
     }
 
-    /// Whether a proof that starts at this number's base has room for the range that it would begin.
+    /// Whether a proof that starts at this number's base has room for the range that it would begin. The last few places are kept
+    /// for long ranges: 16 numbers for the very last. Else a window with many gaps at its beginning would lose all behind them.
     fn may_hold(&self, index: u32) -> bool {
         let Some(&(_, last)) = self.runs.back() else { return true };
         if last + 1 == index {
@@ -320,7 +321,17 @@ impl Generation {
             Some(sealed) => self.index(sealed.fields.base),
             None => return false,
         };
-        self.runs.iter().rev().take_while(|(_, last)| *last >= base).count() < MAX_RUNS
+        let have = self.runs.iter().rev().take_while(|(_, last)| *last >= base).count();
+        let free = MAX_RUNS.saturating_sub(have);
+        let worth = match free {
+            0 => return false,
+            1..=4 => 32 >> free,
+            _ => return true,
+        };
+        // What it would hold, as far as is known: a gap before it was decided, so what follows had its time to come.
+        let came = |i: &u32| self.slot(*i).is_some_and(|s| s.state == State::Received);
+        let end = (index..self.top.min(index + worth)).find(|i| !came(i));
+        end.is_none()
     }
 
     /// Declares what RFC 8985 declares, and gives the time at which the next declaration is due.

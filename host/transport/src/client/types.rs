@@ -14,7 +14,8 @@ pub struct Config {
     pub receive_buffer: usize,
     /// Send buffer of a stream, bytes.
     pub send_buffer: usize,
-    /// Delay acknowledgements where that is allowed: half the requests, two answers each.
+    /// Delay acknowledgements where that is allowed: half the requests, two answers each. Only towards a service that is known to take
+    /// them; one behind a ToR does not.
     pub delayed_acks: bool,
     /// Put a CRC-32C on every request and ask for it on every response.
     pub crc: bool,

@@ -31,7 +31,8 @@ pub struct Policy {
     pub trust_checked: bool,
     /// Excuse losses that coincide with an exclusion. Off by default (`docs/recovery.md`).
     pub excuse: Option<ExcusePolicy>,
-    /// Accept requests that cover two numbers. Off where the ToR's filter is the only replay memory: it reads one number.
+    /// Accept requests that cover two numbers, where the memory against replay is this server's own. With `trust_tor` none is accepted: the
+    /// ToR's memory counts the number answered alone, and the other could be answered once more by itself.
     pub delayed_acks: bool,
     /// Send data as ECN-capable (RFC 3168).
     pub ecn: bool,
@@ -138,7 +139,7 @@ pub(super) fn step_knowing<'a>(
     if !context.checked && !sums_are_right(nonces, c.tag, c.base, request.proof.ranges()) {
         return Err(Refusal::Sum);
     }
-    if request.covers != 1 && !policy.delayed_acks {
+    if request.covers != 1 && (policy.trust_tor || !policy.delayed_acks) {
         return Err(Refusal::Delayed);
     }
     match decide(request.class, c, request.covers, request.proof.iter(), policy.excuse)? {
