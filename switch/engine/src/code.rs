@@ -70,6 +70,10 @@ pub(crate) enum Op {
     JUge,
     /// Before a jump backwards: counts it, and gives the packet up if there are too many.
     Loop,
+    /// With several workers: holds the register arrays of lock set a (an index).
+    Lock,
+    /// Lets go of them.
+    Unlock,
     /// Limbs at a = register array c (an index), cell b.
     RegLoad,
     /// Register array a (an index), cell b = limbs at c.

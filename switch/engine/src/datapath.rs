@@ -5,8 +5,8 @@ mod passes;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
@@ -16,10 +16,11 @@ use crate::layout::Field;
 use crate::program::{Code, Program};
 use crate::queue::PortQueue;
 use crate::runtime::Runtime;
-use crate::switch::{Command, Live, StatCells, SwitchConfig, bump};
+use crate::switch::{Live, StatCells, SwitchConfig, bump};
 use crate::trace::{Step, Trace};
 use crate::types::{DigestId, DigestSample, Replica};
 use crate::vm::{Packet, Vm};
+use crate::workers::{Home, Inbox};
 
 /// `instance_type` of simple_switch.
 mod instance {
@@ -46,32 +47,23 @@ impl<F: FnMut(u32, &[u8], &[u8])> Output for F {
     }
 }
 
-/// The packet path of a switch, owned by one thread.
+/// The packet path of a switch, or one of several ([`Switch::with_workers`](crate::Switch::with_workers)), owned
+/// by one thread.
 ///
 /// [`process`](Self::process) runs a packet through the whole switch and returns when it and all that came
 /// of it (clones, copies, resubmissions, recirculations) have been emitted or dropped; only packets in a queue
 /// with a rate (see [`Switch::set_queue`](crate::Switch::set_queue)) stay inside and come out of a later
-/// [`poll`](Self::poll). In the steady state it allocates nothing, takes no lock and makes no system call.
-/// Control commands are taken before each packet; call [`poll`](Self::poll) when no packet comes, every
-/// millisecond or so, so that they are taken then too.
+/// [`poll`](Self::poll). In the steady state it allocates nothing, takes no lock that anyone else holds for
+/// longer than an action and makes no system call. Control commands are taken before each packet; call
+/// [`poll`](Self::poll) when no packet comes, every millisecond or so, so that they are taken then too.
 ///
 /// Time is what the caller says: microseconds since the switch started, never going back (an earlier value
 /// counts as the latest seen). A CPU packet-out is `process` with the CPU port as ingress port and the
 /// packet-out header in front; a packet-in is what is emitted to the CPU port.
 pub struct DataPath {
-    live: Option<Box<Live>>,
+    home: Home,
     core: Core,
-    commands: Receiver<Command>,
-    waiting: Arc<AtomicUsize>,
-    retired: Sender<Box<Live>>,
-    request: Option<Request>,
-}
-
-/// A request for traces.
-struct Request {
-    to: SyncSender<Trace>,
-    left: usize,
-    port: Option<u32>,
+    inbox: Arc<Inbox>,
 }
 
 /// Where a packet's bytes are.
@@ -104,12 +96,12 @@ pub(crate) struct Job {
 }
 
 /// All but the pipeline.
-struct Core {
+pub(crate) struct Core {
     config: SwitchConfig,
     vm: Vm,
     traced: bool,
-    /// Serial number of the pipeline the frame is loaded for.
-    loaded: u64,
+    /// Serial number of the pipeline the frame is loaded for, and whether it is for traces.
+    loaded: (u64, bool),
     jobs: VecDeque<Job>,
     phvs: Vec<Phv>,
     buffers: Vec<Arc<Vec<u8>>>,
@@ -138,34 +130,8 @@ impl DataPath {
     /// frames and GRO.
     pub const MAX_FRAME: usize = 65_535;
 
-    pub(crate) fn new(
-        config: SwitchConfig,
-        commands: Receiver<Command>,
-        waiting: Arc<AtomicUsize>,
-        stats: Arc<StatCells>,
-        retired: Sender<Box<Live>>,
-        digests: SyncSender<DigestSample>,
-        logs: SyncSender<String>,
-    ) -> DataPath {
-        let core = Core {
-            vm: Vm::new(config.seed),
-            config,
-            traced: false,
-            loaded: 0,
-            jobs: VecDeque::new(),
-            phvs: Vec::new(),
-            buffers: Vec::new(),
-            head: Vec::new(),
-            kept: Vec::new(),
-            passes: 0,
-            copies: 0,
-            stats,
-            digests,
-            logs,
-            ports: HashMap::new(),
-            all_ports: None,
-        };
-        DataPath { live: None, core, commands, waiting, retired, request: None }
+    pub(crate) fn new(core: Core, home: Home, inbox: Arc<Inbox>) -> DataPath {
+        DataPath { home, core, inbox }
     }
 
     /// Runs one packet. `frame` begins with the Ethernet header (or whatever the program parses first) and is
@@ -173,27 +139,20 @@ impl DataPath {
     #[inline]
     pub fn process(&mut self, now_us: u64, ingress_port: u32, frame: &[u8], out: &mut impl Output) {
         self.take_commands();
-        if self.request.is_some() && self.traced_for_request(now_us, ingress_port, frame, out) {
+        if self.inbox.traces_wanted.load(Ordering::Relaxed)
+            && let Some(to) = self.inbox.wants_trace(ingress_port)
+        {
+            let trace = self.trace(now_us, ingress_port, frame, out);
+            self.inbox.traced(&to, trace);
             return;
         }
         self.run(now_us, ingress_port, frame, out);
     }
 
+    #[inline(always)]
     fn run(&mut self, now_us: u64, ingress_port: u32, frame: &[u8], out: &mut dyn Output) {
         let core = &mut self.core;
-        core.clock(now_us);
-        bump(&core.stats.received);
-        let Some(live) = &mut self.live else {
-            bump(&core.stats.no_pipeline);
-            return;
-        };
-        if frame.len() > Self::MAX_FRAME {
-            bump(&core.stats.faults);
-            return;
-        }
-        live.rt.shared.now_us.store(core.vm.now_us, Ordering::Relaxed);
-        core.begin(&live.program, ingress_port, frame.len());
-        core.packet(&live.program, &mut live.rt, frame, ingress_port, out);
+        self.home.with(|live| core.one(live, now_us, ingress_port, frame, out));
     }
 
     /// Like [`process`](Self::process), and says what happened. Slower.
@@ -209,93 +168,128 @@ impl DataPath {
     }
 
     fn trace(&mut self, now_us: u64, ingress_port: u32, frame: &[u8], out: &mut dyn Output) -> Trace {
-        self.switch_code(true);
+        self.core.traced = true;
         self.core.vm.trace = Some(Vec::new());
         self.run(now_us, ingress_port, frame, out);
         let steps = self.core.vm.trace.take().unwrap_or_default();
-        self.switch_code(false);
+        self.core.traced = false;
         Trace { time_us: self.core.vm.now_us, ingress_port, length: frame.len(), steps }
     }
 
-    /// Between the code that runs and the code that tells.
-    fn switch_code(&mut self, traced: bool) {
-        self.core.traced = traced;
-        if let Some(live) = &self.live {
-            self.core.load(&live.program, live.rt.serial);
-        }
-    }
-
-    #[cold]
-    fn traced_for_request(&mut self, now_us: u64, port: u32, frame: &[u8], out: &mut dyn Output) -> bool {
-        let Some(request) = &self.request else { return false };
-        if request.port.is_some_and(|p| p != port) {
-            return false;
-        }
-        let trace = self.trace(now_us, port, frame, out);
-        if let Some(request) = &mut self.request {
-            request.left -= 1;
-            let gone = request.to.try_send(trace).is_err();
-            if gone || request.left == 0 {
-                self.request = None;
-            }
-        }
-        true
+    /// Says what would happen to a packet, and what would come out, and changes nothing: it runs on a copy of
+    /// the state (tables, registers, meters), which takes some milliseconds where these are large. Random
+    /// numbers and turns are those of the next packet.
+    pub fn dry_run(&mut self, now_us: u64, ingress_port: u32, frame: &[u8], out: &mut impl Output) -> Trace {
+        self.take_commands();
+        let copy = self.home.with(|live| live.map(|l| Arc::new(l.copy())));
+        let mut path = DataPath::new(self.core.apart(), Home::Own(copy), Arc::new(Inbox::closed()));
+        path.trace(now_us.max(self.core.vm.now_us), ingress_port, frame, out)
     }
 
     /// Takes control commands and sends what is due from queues with a rate. Returns when to call again at the
     /// latest because of such a queue (microseconds on the switch's clock), if any packet waits in one.
     pub fn poll(&mut self, now_us: u64, out: &mut impl Output) -> Option<u64> {
         self.take_commands();
-        self.core.clock(now_us);
-        let live = self.live.as_mut()?;
-        live.rt.shared.now_us.store(self.core.vm.now_us, Ordering::Relaxed);
-        if self.core.ports.is_empty() {
-            return None;
-        }
-        self.core.due(&live.program, &mut live.rt, out)
+        let core = &mut self.core;
+        core.clock(now_us);
+        self.home.with(|live| {
+            let live = live?;
+            core.ready(live);
+            live.rt.shared.now_us.store(core.vm.now_us, Ordering::Relaxed);
+            if core.ports.is_empty() {
+                return None;
+            }
+            core.due(&live.program, &live.rt, out)
+        })
     }
 
     #[inline(always)]
     fn take_commands(&mut self) {
-        if self.waiting.load(Ordering::Acquire) != 0 {
-            self.drain();
+        if self.inbox.waiting.load(Ordering::Acquire) != 0 {
+            self.inbox.clone().drain(&mut self.home, &mut self.core);
         }
-    }
-
-    #[cold]
-    fn drain(&mut self) {
-        let mut taken = 0;
-        while let Ok(command) = self.commands.try_recv() {
-            taken += 1;
-            match command {
-                Command::Op(serial, op) => {
-                    if let Some(live) = self.live.as_mut().filter(|l| l.rt.serial == serial) {
-                        live.rt.apply(op);
-                    }
-                }
-                Command::Batch(serial, ops) => {
-                    if let Some(live) = self.live.as_mut().filter(|l| l.rt.serial == serial) {
-                        ops.into_iter().for_each(|op| live.rt.apply(op));
-                    }
-                }
-                Command::Swap(live) => {
-                    self.core.load(&live.program, live.rt.serial);
-                    // Packets in queues belong to the old program: they are gone with it, as in BMv2.
-                    self.core.drop_queued();
-                    if let Some(old) = self.live.replace(live) {
-                        // The other side frees it.
-                        let _ = self.retired.send(old);
-                    }
-                }
-                Command::Port { port, rate_pps, depth } => self.core.set_queue(port, rate_pps, depth),
-                Command::Trace { to, count, port } => self.request = Some(Request { to, left: count, port }),
-            }
-        }
-        self.waiting.fetch_sub(taken, Ordering::Release);
     }
 }
 
 impl Core {
+    pub(crate) fn new(
+        config: SwitchConfig,
+        stats: Arc<StatCells>,
+        digests: SyncSender<DigestSample>,
+        logs: SyncSender<String>,
+    ) -> Core {
+        Core {
+            vm: Vm::new(config.seed),
+            config,
+            traced: false,
+            loaded: (0, false),
+            jobs: VecDeque::new(),
+            phvs: Vec::new(),
+            buffers: Vec::new(),
+            head: Vec::new(),
+            kept: Vec::new(),
+            passes: 0,
+            copies: 0,
+            stats,
+            digests,
+            logs,
+            ports: HashMap::new(),
+            all_ports: None,
+        }
+    }
+
+    /// From now on other threads run packets with the same state.
+    pub(crate) fn shared(mut self) -> Core {
+        self.vm.many = true;
+        self
+    }
+
+    /// One whose packets nobody hears of.
+    fn apart(&self) -> Core {
+        let mut core = Core::new(self.config.clone(), Arc::default(), sync_channel(1).0, sync_channel(1).0);
+        (core.vm.rng, core.vm.round_robin, core.vm.now_us) =
+            (self.vm.rng, self.vm.round_robin, self.vm.now_us);
+        core
+    }
+
+    /// Readies the frame for the pipeline and the code that runs, if it was another's.
+    #[inline(always)]
+    fn ready(&mut self, live: &Live) {
+        if self.loaded != (live.rt.serial, self.traced) {
+            self.load(live);
+        }
+    }
+
+    #[cold]
+    fn load(&mut self, live: &Live) {
+        let code = self.code(&live.program);
+        self.vm.load(&live.program, code, self.config.drop_port);
+        if self.loaded.0 != live.rt.serial {
+            self.phvs.clear();
+            // Packets in queues belong to the old program: they are gone with it, as in BMv2.
+            self.drop_queued();
+        }
+        self.loaded = (live.rt.serial, self.traced);
+    }
+
+    /// A packet that comes in.
+    fn one(&mut self, live: Option<&Live>, now_us: u64, port: u32, frame: &[u8], out: &mut dyn Output) {
+        self.clock(now_us);
+        bump(&self.stats.received);
+        let Some(live) = live else {
+            bump(&self.stats.no_pipeline);
+            return;
+        };
+        if frame.len() > DataPath::MAX_FRAME {
+            bump(&self.stats.faults);
+            return;
+        }
+        self.ready(live);
+        live.rt.shared.now_us.store(self.vm.now_us, Ordering::Relaxed);
+        self.begin(&live.program, port, frame.len());
+        self.packet(&live.program, &live.rt, frame, port, out);
+    }
+
     fn clock(&mut self, now_us: u64) {
         if now_us > self.vm.now_us {
             self.vm.now_us = now_us;
@@ -309,23 +303,20 @@ impl Core {
 
     /// Runs a part of the program, as machine code if there is any.
     #[inline]
-    fn execute(&mut self, program: &Program, rt: &mut Runtime, packet: &mut Packet, start: u32) {
+    fn execute(&mut self, program: &Program, rt: &Runtime, packet: &mut Packet, start: u32) {
         let code = self.code(program);
-        match &program.native {
+        let native = if self.vm.many {
+            program.native_many.get().and_then(Option::as_ref)
+        } else {
+            program.native.as_ref()
+        };
+        match native {
             Some(native) if !self.traced && self.config.native => {
                 native.run(&mut self.vm, program, code, rt, packet, start);
             }
             _ => self.vm.run(program, code, rt, packet, start),
         }
-    }
-
-    fn load(&mut self, program: &Program, serial: u64) {
-        let code = self.code(program);
-        self.vm.load(program, code, self.config.drop_port);
-        if self.loaded != serial {
-            self.loaded = serial;
-            self.phvs.clear();
-        }
+        self.vm.unlock(program, rt);
     }
 
     #[inline(always)]

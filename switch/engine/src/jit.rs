@@ -36,7 +36,7 @@ struct Context {
     vm: *mut Vm,
     program: *const Program,
     code: *const Code,
-    rt: *mut Runtime,
+    rt: *const Runtime,
     native: *const Native,
 }
 
@@ -108,7 +108,7 @@ extern "sysv64" fn step(context: *mut Context, pc: u32) -> u32 {
     unsafe {
         let c = &mut *context;
         let i = (&(*c.code).ins)[pc as usize];
-        match (*c.vm).step(&*c.program, &*c.code, &mut *c.rt, &mut *c.packet, i) {
+        match (*c.vm).step(&*c.program, &*c.code, &*c.rt, &mut *c.packet, i) {
             Flow::Next => 0,
             Flow::Failed => 1,
             Flow::Stop => 2,
@@ -121,7 +121,7 @@ extern "sysv64" fn apply(context: *mut Context, table: u32) -> usize {
     // SAFETY: as in `step`.
     unsafe {
         let c = &mut *context;
-        let (hit, action) = (*c.vm).apply(&*c.program, &mut *c.rt, &*c.packet, table);
+        let (hit, action) = (*c.vm).apply(&*c.program, &*c.rt, &*c.packet, table);
         c.hit = hit.into();
         c.local = u64::MAX;
         match action {
@@ -156,7 +156,7 @@ impl Native {
         vm: &mut Vm,
         program: &Program,
         code: &Code,
-        rt: &mut Runtime,
+        rt: &Runtime,
         packet: &mut Packet,
         start: u32,
     ) {
@@ -206,10 +206,14 @@ struct Assembler<'c> {
     /// The slot whose value is in `rax`, if one is.
     held: Option<u32>,
     code: &'c Code,
+    /// Whether other threads run packets with the same registers and counters.
+    many: bool,
 }
 
 /// Compiles a program's code. `None` if there can be no native code here.
-pub(crate) fn compile(program: &Program, code: &Code) -> Option<Native> {
+///
+/// With `many` it shares registers and counters with other threads.
+pub(crate) fn compile(program: &Program, code: &Code, many: bool) -> Option<Native> {
     if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
         return None;
     }
@@ -225,6 +229,7 @@ pub(crate) fn compile(program: &Program, code: &Code) -> Option<Native> {
         constants: code.constants.iter().copied().collect(),
         held: None,
         code,
+        many,
     };
     // enter(frame, context, address): push rbx; push r13; sub rsp, 8; mov rbx, rdi; mov r13, rsi; jmp rdx
     a.bytes(&[0x53, 0x41, 0x55, 0x48, 0x83, 0xec, 0x08, 0x48, 0x89, 0xfb, 0x49, 0x89, 0xf5, 0xff, 0xe2]);

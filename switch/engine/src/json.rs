@@ -100,6 +100,19 @@ impl<'a> Json<'a> {
         LoadError { place, what: what.into() }
     }
 
+    /// All strings in it, keys left out.
+    pub(crate) fn strings(&self, each: &mut impl FnMut(&'a str)) {
+        fn walk<'a>(value: &'a Value, each: &mut impl FnMut(&'a str)) {
+            match value {
+                Value::String(s) => each(s),
+                Value::Array(list) => list.iter().for_each(|v| walk(v, each)),
+                Value::Object(members) => members.values().for_each(|v| walk(v, each)),
+                _ => {}
+            }
+        }
+        walk(self.value, each);
+    }
+
     pub(crate) fn is_null(&self) -> bool {
         self.value.is_null()
     }

@@ -44,6 +44,7 @@ mod trace;
 mod types;
 mod vm;
 mod wide;
+mod workers;
 
 pub use control::Pipeline;
 pub use datapath::{DataPath, Output};

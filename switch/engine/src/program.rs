@@ -1,6 +1,6 @@
 //! A program: BMv2 JSON, checked and compiled.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
@@ -49,6 +49,10 @@ pub struct Program {
     pub(crate) traced: Code,
     /// The first as machine code, where there can be any.
     pub(crate) native: Option<crate::jit::Native>,
+    /// The same for several workers, made when they get the program.
+    pub(crate) native_many: OnceLock<Option<crate::jit::Native>>,
+    /// Register arrays that an action holds while it runs, in order.
+    pub(crate) lock_sets: Vec<Vec<u32>>,
 }
 
 /// Compiled code and its data.
@@ -237,6 +241,11 @@ impl Program {
                 Err(e) => Err(own(&format!("no thread to load with: {e}"))),
             }
         })
+    }
+
+    /// Readies the program for several workers.
+    pub(crate) fn prepare_many(&self) {
+        self.native_many.get_or_init(|| crate::jit::compile(self, &self.plain, true));
     }
 
     /// Its tables, actions and so on.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use hashbrown::HashMap;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use crate::key::{CanonKey, Words};
@@ -35,7 +36,7 @@ pub(crate) struct RtTable {
     pub(crate) lookup: Lookup,
     pub(crate) entries: Vec<Act>,
     /// Direct meters of entries.
-    pub(crate) meters: HashMap<u32, Meter>,
+    pub(crate) meters: HashMap<u32, Mutex<Meter>>,
     pub(crate) default: Act,
     /// Whether hits are counted, and whether their time is kept.
     pub(crate) counted: bool,
@@ -44,7 +45,7 @@ pub(crate) struct RtTable {
 }
 
 /// An action profile.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct RtProfile {
     /// Action and parameters of each member.
     pub(crate) members: Vec<Option<(u32, SmallVec<[u64; 6]>)>>,
@@ -95,7 +96,7 @@ pub(crate) struct Runtime {
     pub(crate) tables: Vec<RtTable>,
     pub(crate) profiles: Vec<RtProfile>,
     /// Meters that have rates.
-    pub(crate) meters: Vec<HashMap<u32, Meter>>,
+    pub(crate) meters: Vec<HashMap<u32, Mutex<Meter>>>,
     pub(crate) value_sets: Vec<Vec<Vec<VsetField>>>,
     pub(crate) multicast: HashMap<u16, Vec<Replica>>,
     pub(crate) clones: HashMap<u32, RtClone>,
@@ -136,6 +137,37 @@ impl Runtime {
             multicast: HashMap::new(),
             clones: HashMap::new(),
             digests_on: vec![false; info.digests.len()],
+            register_cells: shared.registers.iter().map(|r| r.as_ptr() as usize).collect(),
+            counter_cells: shared.counters.iter().map(|c| c.as_ptr() as usize).collect(),
+            shared,
+        }
+    }
+
+    /// The same with counters and registers of its own; counters begin at 0.
+    pub(crate) fn copy(&self, program: &Program) -> Runtime {
+        let shared = Arc::new(self.shared.copy(&program.info));
+        let meters = |m: &HashMap<u32, Mutex<Meter>>| {
+            m.iter().map(|(at, meter)| (*at, Mutex::new(meter.lock().clone()))).collect()
+        };
+        Runtime {
+            serial: self.serial,
+            tables: self
+                .tables
+                .iter()
+                .map(|t| RtTable {
+                    lookup: t.lookup.clone(),
+                    entries: t.entries.clone(),
+                    meters: meters(&t.meters),
+                    default: t.default.clone(),
+                    ..*t
+                })
+                .collect(),
+            profiles: self.profiles.clone(),
+            meters: self.meters.iter().map(meters).collect(),
+            value_sets: self.value_sets.clone(),
+            multicast: self.multicast.clone(),
+            clones: self.clones.clone(),
+            digests_on: self.digests_on.clone(),
             register_cells: shared.registers.iter().map(|r| r.as_ptr() as usize).collect(),
             counter_cells: shared.counters.iter().map(|c| c.as_ptr() as usize).collect(),
             shared,
@@ -222,9 +254,9 @@ impl Runtime {
     }
 }
 
-fn configure(meters: &mut HashMap<u32, Meter>, index: u32, config: Option<MeterConfig>) {
+fn configure(meters: &mut HashMap<u32, Mutex<Meter>>, index: u32, config: Option<MeterConfig>) {
     match config {
-        Some(c) => meters.insert(index, Meter::new(&c)),
+        Some(c) => meters.insert(index, Mutex::new(Meter::new(&c))),
         None => meters.remove(&index),
     };
 }

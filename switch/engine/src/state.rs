@@ -1,7 +1,8 @@
 //! State that the packet path writes and control calls read: counters, registers, meters.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::bits::limb_count;
 use crate::info::ProgramInfo;
@@ -16,11 +17,11 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Counts a packet. Only the packet path writes, so plain additions do.
+    /// Counts a packet.
     #[inline(always)]
-    pub(crate) fn count(&self, bytes: u64) {
-        self.bytes.store(self.bytes.load(Relaxed).wrapping_add(bytes), Relaxed);
-        self.packets.store(self.packets.load(Relaxed).wrapping_add(1), Relaxed);
+    pub(crate) fn count(&self, bytes: u64, many: bool) {
+        add(&self.bytes, bytes, many);
+        add(&self.packets, 1, many);
     }
 
     pub(crate) fn set(&self, value: CounterData) {
@@ -30,6 +31,40 @@ impl Cell {
 
     pub(crate) fn get(&self) -> CounterData {
         CounterData { bytes: self.bytes.load(Relaxed), packets: self.packets.load(Relaxed) }
+    }
+}
+
+/// Adds to a counter. While one thread alone adds, a plain addition does.
+#[inline(always)]
+pub(crate) fn add(cell: &AtomicU64, amount: u64, many: bool) {
+    if many {
+        cell.fetch_add(amount, Relaxed);
+    } else {
+        cell.store(cell.load(Relaxed).wrapping_add(amount), Relaxed);
+    }
+}
+
+/// Held while an action uses a register array, if there are several workers. Nobody holds it for longer than an
+/// action takes, so waiting spins before it yields.
+#[derive(Default)]
+pub(crate) struct ArrayLock(AtomicBool);
+
+impl ArrayLock {
+    #[inline]
+    pub(crate) fn lock(&self) {
+        let mut tries = 0u32;
+        while self.0.swap(true, Acquire) {
+            while self.0.load(Relaxed) {
+                tries += 1;
+                // Its holder may have lost the processor.
+                if tries.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn unlock(&self) {
+        self.0.store(false, Release);
     }
 }
 
@@ -85,18 +120,47 @@ pub(crate) struct Shared {
     pub(crate) counters: Vec<Box<[AtomicU64]>>,
     /// Limbs of each cell.
     pub(crate) registers: Vec<Box<[AtomicU64]>>,
+    pub(crate) register_locks: Box<[ArrayLock]>,
     /// The packet path's clock.
     pub(crate) now_us: AtomicU64,
 }
 
 impl Shared {
     pub(crate) fn new(info: &ProgramInfo) -> Shared {
+        let registers = info.registers.iter().map(|r| resident(r.size * limb_count(r.width))).collect();
+        Shared { registers, ..Shared::sized(info) }
+    }
+
+    /// All but the registers.
+    fn sized(info: &ProgramInfo) -> Shared {
         Shared {
             tables: info.tables.iter().map(|t| Cells::new(t.max_size)).collect(),
             counters: info.counters.iter().map(|c| zeroed(c.size * 2)).collect(),
-            registers: info.registers.iter().map(|r| resident(r.size * limb_count(r.width))).collect(),
+            registers: Vec::new(),
+            register_locks: info.registers.iter().map(|_| ArrayLock::default()).collect(),
             now_us: AtomicU64::new(0),
         }
+    }
+}
+
+impl Shared {
+    /// New cells, the registers with what they hold now.
+    pub(crate) fn copy(&self, info: &ProgramInfo) -> Shared {
+        let copy = Shared {
+            registers: self.registers.iter().map(|r| zeroed(r.len())).collect(),
+            ..Shared::sized(info)
+        };
+        for (to, from) in copy.registers.iter().zip(&self.registers) {
+            for (to, from) in to.iter().zip(from) {
+                let value = from.load(Relaxed);
+                // Pages of zeroes stay untouched.
+                if value != 0 {
+                    to.store(value, Relaxed);
+                }
+            }
+        }
+        copy.now_us.store(self.now_us.load(Relaxed), Relaxed);
+        copy
     }
 }
 
@@ -172,7 +236,7 @@ mod tests {
         let cells = Cells::new(3000);
         assert!(cells.get(2047).is_none());
         cells.provide(2047);
-        cells.get(2047).unwrap().count(64);
+        cells.get(2047).unwrap().count(64, false);
         assert_eq!(cells.get(2047).unwrap().get(), CounterData { bytes: 64, packets: 1 });
         assert!(cells.get(5000).is_none());
     }

@@ -1,17 +1,19 @@
 //! The switch: a packet path that one thread owns, and a handle to it for everyone else.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::control::Pipeline;
-use crate::datapath::DataPath;
+use crate::datapath::{Core, DataPath};
 use crate::mirror::Place;
 use crate::program::Program;
 use crate::runtime::{Op, Runtime};
 use crate::trace::Trace;
 use crate::types::{DigestSample, WriteError};
+use crate::workers::{Home, Inbox, Seat};
 
 /// Commands that may wait for the packet path.
 const MAX_QUEUED: usize = 65_536;
@@ -94,10 +96,17 @@ pub struct Stats {
     pub logs_lost: u64,
 }
 
-/// A program and its state, as the packet path has them.
+/// A program and its state, as the packet path has them. Saved it has one owner.
 pub(crate) struct Live {
     pub(crate) program: Arc<Program>,
     pub(crate) rt: Runtime,
+}
+
+impl Live {
+    /// The same with a state of its own.
+    pub(crate) fn copy(&self) -> Live {
+        Live { program: self.program.clone(), rt: self.rt.copy(&self.program) }
+    }
 }
 
 /// What the packet path is told.
@@ -106,7 +115,7 @@ pub(crate) enum Command {
     Op(u64, Op),
     /// Several at once, between two packets.
     Batch(u64, Vec<Op>),
-    Swap(Box<Live>),
+    Swap(Arc<Live>),
     Port {
         port: Option<u32>,
         rate_pps: Option<u64>,
@@ -170,7 +179,7 @@ impl Queue {
     }
 }
 
-/// Counters of [`Stats`], written by the packet path only.
+/// Counters of [`Stats`], written by one packet path only.
 #[derive(Default)]
 pub(crate) struct StatCells {
     pub(crate) received: AtomicU64,
@@ -196,14 +205,15 @@ pub(crate) fn bump(cell: &AtomicU64) {
 
 struct Inner {
     queue: Queue,
-    stats: Arc<StatCells>,
+    /// Of each worker.
+    stats: Vec<Arc<StatCells>>,
     state: Mutex<State>,
 }
 
 struct State {
     forwarding: Option<Pipeline>,
     /// Pipelines that the packet path has let go of, to be freed here and not there.
-    retired: Receiver<Box<Live>>,
+    retired: Receiver<Arc<Live>>,
 }
 
 /// Handle to a running switch; clone it freely.
@@ -215,23 +225,48 @@ pub struct Switch {
 impl Switch {
     /// A switch with no pipeline: it drops all packets until one is committed.
     pub fn new(config: SwitchConfig) -> (Switch, DataPath, Events) {
+        let (switch, inbox, mut cores, events) = Self::parts(&config, NonZeroUsize::MIN);
+        let path = DataPath::new(cores(0), Home::Own(None), inbox);
+        (switch, path, events)
+    }
+
+    /// A switch whose packets several threads run at the same time, each with a packet path of its own. Who
+    /// gives which packet to which path is the caller's business; to keep the order of a flow its packets go to
+    /// one. An action holds the registers that it names from beginning to end, counters and meters are exact, a
+    /// write or an atomic batch is seen by the packets of all paths from the same moment on. What differs from
+    /// one path: `random` and round robin go on in each path for itself, and there are no queues with a rate.
+    pub fn with_workers(config: SwitchConfig, workers: NonZeroUsize) -> (Switch, Vec<DataPath>, Events) {
+        if workers == NonZeroUsize::MIN {
+            let (switch, path, events) = Switch::new(config);
+            return (switch, vec![path], events);
+        }
+        let (switch, inbox, mut cores, events) = Self::parts(&config, workers);
+        let seats: Arc<[Seat]> = (0..workers.get()).map(|_| Seat::default()).collect();
+        let path = |i| DataPath::new(cores(i).shared(), Home::Shared(seats.clone(), i), inbox.clone());
+        (switch, (0..workers.get()).map(path).collect(), events)
+    }
+
+    fn parts(
+        config: &SwitchConfig,
+        workers: NonZeroUsize,
+    ) -> (Switch, Arc<Inbox>, impl FnMut(usize) -> Core + use<>, Events) {
         let (sender, commands) = channel();
         let (to_retired, retired) = channel();
         let (to_digests, digests) = sync_channel(config.digest_capacity.clamp(1, 1 << 20));
         let (to_logs, logs) = sync_channel(LOG_CAPACITY);
         let queue = Queue { sender, waiting: Arc::new(AtomicUsize::new(0)) };
-        let stats = Arc::new(StatCells::default());
-        let path = DataPath::new(
-            config,
-            commands,
-            queue.waiting.clone(),
-            stats.clone(),
-            to_retired,
-            to_digests,
-            to_logs,
-        );
+        let inbox = Arc::new(Inbox::new(commands, queue.waiting.clone(), to_retired));
+        let stats: Vec<Arc<StatCells>> = (0..workers.get()).map(|_| Arc::default()).collect();
+        let (cells, config) = (stats.clone(), config.clone());
+        let core = move |i: usize| {
+            // Each draws random numbers of its own.
+            let seed = config.seed ^ (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let config = SwitchConfig { seed, ..config.clone() };
+            Core::new(config, cells[i].clone(), to_digests.clone(), to_logs.clone())
+        };
         let state = Mutex::new(State { forwarding: None, retired });
-        (Switch { inner: Arc::new(Inner { queue, stats, state }) }, path, Events { digests, logs })
+        let switch = Switch { inner: Arc::new(Inner { queue, stats, state }) };
+        (switch, inbox, core, Events { digests, logs })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -259,7 +294,10 @@ impl Switch {
             }
             let place = std::mem::replace(&mut ctl.place, Place::Forwarding(self.inner.queue.clone()));
             if let Place::Saved(live) = place {
-                self.inner.queue.send(Command::Swap(live));
+                if self.inner.stats.len() > 1 {
+                    live.program.prepare_many();
+                }
+                self.inner.queue.send(Command::Swap(Arc::from(live)));
             }
         }
         if let Some(old) = state.forwarding.replace(pipeline.clone()) {
@@ -275,27 +313,28 @@ impl Switch {
 
     /// The clock as the packet path last saw it, microseconds.
     pub fn now_us(&self) -> u64 {
-        self.inner.stats.now_us.load(Ordering::Relaxed)
+        self.inner.stats.iter().map(|s| s.now_us.load(Ordering::Relaxed)).max().unwrap_or(0)
     }
 
     /// Totals.
     pub fn stats(&self) -> Stats {
         drop(self.state());
-        let s = &self.inner.stats;
-        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let sum = |get: fn(&StatCells) -> &AtomicU64| {
+            self.inner.stats.iter().map(|s| get(s).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+        };
         Stats {
-            received: get(&s.received),
-            emitted: get(&s.emitted),
-            ingress_dropped: get(&s.ingress_dropped),
-            egress_dropped: get(&s.egress_dropped),
-            no_pipeline: get(&s.no_pipeline),
-            no_multicast_group: get(&s.no_multicast_group),
-            parser_errors: get(&s.parser_errors),
-            pass_limit: get(&s.pass_limit),
-            queue_full: get(&s.queue_full),
-            faults: get(&s.faults),
-            digests_lost: get(&s.digests_lost),
-            logs_lost: get(&s.logs_lost),
+            received: sum(|s| &s.received),
+            emitted: sum(|s| &s.emitted),
+            ingress_dropped: sum(|s| &s.ingress_dropped),
+            egress_dropped: sum(|s| &s.egress_dropped),
+            no_pipeline: sum(|s| &s.no_pipeline),
+            no_multicast_group: sum(|s| &s.no_multicast_group),
+            parser_errors: sum(|s| &s.parser_errors),
+            pass_limit: sum(|s| &s.pass_limit),
+            queue_full: sum(|s| &s.queue_full),
+            faults: sum(|s| &s.faults),
+            digests_lost: sum(|s| &s.digests_lost),
+            logs_lost: sum(|s| &s.logs_lost),
         }
     }
 
@@ -303,7 +342,8 @@ impl Switch {
     /// a port, or of all ports; BMv2's `set_queue_rate` and `set_queue_depth`.
     ///
     /// # Errors
-    /// [`WriteError::Invalid`] for a rate or a depth of 0, [`WriteError::Busy`].
+    /// [`WriteError::Invalid`] for a rate or a depth of 0, and with several workers, among whom a port has no
+    /// queue in common; [`WriteError::Busy`].
     pub fn set_queue(
         &self,
         port: Option<u32>,
@@ -312,6 +352,9 @@ impl Switch {
     ) -> Result<(), WriteError> {
         if rate_pps == Some(0) || depth == 0 {
             return Err(WriteError::Invalid("a queue has a rate and a depth of 1 or more".into()));
+        }
+        if self.inner.stats.len() > 1 {
+            return Err(WriteError::Invalid("with several workers there are no queues with a rate".into()));
         }
         self.inner.queue.wait()?;
         self.inner.queue.send(Command::Port { port, rate_pps, depth });

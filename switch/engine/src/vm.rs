@@ -9,6 +9,7 @@ use crate::bits::ones;
 use crate::code::{Ins, Op};
 use crate::program::{Code, Program};
 use crate::runtime::{Act, Runtime, VsetField};
+use crate::state::add;
 use crate::table::MAX_WORDS;
 use crate::trace::Step;
 
@@ -56,6 +57,10 @@ pub(crate) struct Vm {
     loops: u32,
     pub(crate) trace: Option<Vec<Step>>,
     pub(crate) logs: Vec<String>,
+    /// Whether other threads run packets with the same state.
+    pub(crate) many: bool,
+    /// Register arrays held (a set of [`Program::lock_sets`]).
+    locked: Option<u32>,
 }
 
 impl Vm {
@@ -73,6 +78,8 @@ impl Vm {
             loops: 0,
             trace: None,
             logs: Vec::new(),
+            many: false,
+            locked: None,
         }
     }
 
@@ -113,6 +120,15 @@ impl Vm {
         }
     }
 
+    /// Lets go of register arrays, if any are held: at the end of an action, or of the part whose action ended it.
+    #[inline(always)]
+    pub(crate) fn unlock(&mut self, program: &Program, rt: &Runtime) {
+        if let Some(set) = self.locked.take() {
+            let set = &program.lock_sets[set as usize];
+            set.iter().for_each(|r| rt.shared.register_locks[*r as usize].unlock());
+        }
+    }
+
     /// Readies what native code leaves to `step`.
     pub(crate) fn begin_native(&mut self) {
         self.states = 0;
@@ -124,7 +140,7 @@ impl Vm {
         &mut self,
         program: &Program,
         code: &Code,
-        rt: &mut Runtime,
+        rt: &Runtime,
         packet: &mut Packet,
         start: u32,
     ) {
@@ -211,7 +227,7 @@ impl Vm {
         &mut self,
         program: &Program,
         code: &Code,
-        rt: &mut Runtime,
+        rt: &Runtime,
         packet: &mut Packet,
         i: Ins,
     ) -> Flow {
@@ -277,6 +293,15 @@ impl Vm {
             Op::AddN | Op::SubN => self.add_limbs(i),
             Op::EqN | Op::UltN | Op::SltN => self.compare_limbs(i),
             Op::Wide => crate::wide::run(self, program, code, rt, i),
+            Op::Lock => {
+                if self.many {
+                    self.unlock(program, rt);
+                    let set = &program.lock_sets[i.a as usize];
+                    set.iter().for_each(|r| rt.shared.register_locks[*r as usize].lock());
+                    self.locked = Some(i.a);
+                }
+            }
+            Op::Unlock => self.unlock(program, rt),
             Op::RegLoad => {
                 let n = program.register_limbs[i.c as usize] as usize;
                 let cells = &rt.shared.registers[i.c as usize];
@@ -301,8 +326,8 @@ impl Vm {
                 let cells = &rt.shared.counters[i.a as usize];
                 let at = (f!(i.b) as usize).saturating_mul(2);
                 if let Some([bytes, packets]) = cells.get(at..at.saturating_add(2)) {
-                    bytes.store(bytes.load(Relaxed).wrapping_add(packet.ingress_length), Relaxed);
-                    packets.store(packets.load(Relaxed).wrapping_add(1), Relaxed);
+                    add(bytes, packet.ingress_length, self.many);
+                    add(packets, 1, self.many);
                 }
             }
             Op::Meter => {
@@ -313,8 +338,8 @@ impl Vm {
                         crate::info::MeterUnit::Packets => 1,
                         crate::info::MeterUnit::Bytes => packet.ingress_length,
                     };
-                    let meter = rt.meters[i.a as usize].get_mut(&(index as u32));
-                    f!(i.c) = meter.map_or(0, |m| m.execute(self.now_us, amount));
+                    let meter = rt.meters[i.a as usize].get(&(index as u32));
+                    f!(i.c) = meter.map_or(0, |m| m.lock().execute(self.now_us, amount));
                 }
             }
             Op::Hash => {

@@ -139,7 +139,7 @@ impl Core {
     pub(super) fn ingress_clone(
         &mut self,
         program: &Program,
-        rt: &mut Runtime,
+        rt: &Runtime,
         current: &Current,
         data: &[u8],
         session: u64,
@@ -224,7 +224,7 @@ impl Core {
         self.phvs.push(original);
     }
 
-    pub(super) fn set_queue(&mut self, port: Option<u32>, rate_pps: Option<u64>, depth: usize) {
+    pub(crate) fn set_queue(&mut self, port: Option<u32>, rate_pps: Option<u64>, depth: usize) {
         let queues = self.config.priority_queues.max(1) as usize;
         match (port, rate_pps) {
             (Some(port), Some(rate)) => {
@@ -255,7 +255,7 @@ impl Core {
     }
 
     /// Sends what is due; when the next is.
-    pub(super) fn due(&mut self, program: &Program, rt: &mut Runtime, out: &mut dyn Output) -> Option<u64> {
+    pub(super) fn due(&mut self, program: &Program, rt: &Runtime, out: &mut dyn Output) -> Option<u64> {
         loop {
             let now = self.vm.now_us;
             let job = self.ports.values_mut().find_map(|q| q.pop(now));

@@ -19,7 +19,7 @@ impl Core {
     pub(super) fn packet(
         &mut self,
         program: &Program,
-        rt: &mut Runtime,
+        rt: &Runtime,
         frame: &[u8],
         port: u32,
         out: &mut dyn Output,
@@ -33,7 +33,7 @@ impl Core {
 
     /// Runs what waits.
     #[inline]
-    pub(super) fn work(&mut self, program: &Program, rt: &mut Runtime, frame: &[u8], out: &mut dyn Output) {
+    pub(super) fn work(&mut self, program: &Program, rt: &Runtime, frame: &[u8], out: &mut dyn Output) {
         while let Some(job) = self.jobs.pop_front() {
             self.job(program, rt, frame, job, out);
         }
@@ -49,7 +49,7 @@ impl Core {
     pub(super) fn job(
         &mut self,
         program: &Program,
-        rt: &mut Runtime,
+        rt: &Runtime,
         frame: &[u8],
         job: Job,
         out: &mut dyn Output,
@@ -140,7 +140,7 @@ impl Core {
     pub(super) fn ingress(
         &mut self,
         program: &Program,
-        rt: &mut Runtime,
+        rt: &Runtime,
         frame: &[u8],
         current: Current,
         out: &mut dyn Output,
@@ -255,7 +255,7 @@ impl Core {
     pub(super) fn egress(
         &mut self,
         program: &Program,
-        rt: &mut Runtime,
+        rt: &Runtime,
         frame: &[u8],
         current: &Current,
         taken: usize,

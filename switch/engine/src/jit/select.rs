@@ -145,7 +145,11 @@ impl Assembler<'_> {
                     // mov rdx, [r13 + LENGTH]; add [rcx + rax], rdx; add qword [rcx + rax + 8], 1
                     a.bytes(&[0x49, 0x8b, 0x95]);
                     a.imm32(LENGTH);
-                    a.bytes(&[0x48, 0x01, 0x14, 0x01, 0x48, 0x83, 0x44, 0x01, 0x08, 0x01]);
+                    let lock: &[u8] = if a.many { &[0xf0] } else { &[] };
+                    a.bytes(lock);
+                    a.bytes(&[0x48, 0x01, 0x14, 0x01]);
+                    a.bytes(lock);
+                    a.bytes(&[0x48, 0x83, 0x44, 0x01, 0x08, 0x01]);
                 });
             }
             Op::RemHdr | Op::AddHdr => self.validity(program, pc, i, in_action),
@@ -165,6 +169,7 @@ impl Assembler<'_> {
                 self.held = None;
             }
             Op::ParserEnd => {}
+            Op::Lock | Op::Unlock if !self.many => {}
             Op::Extract => self.extract(program, pc, i, in_action),
             Op::Verify | Op::Update => self.checksum(program, pc, i, in_action),
             _ => self.call_step(pc, i, in_action),

@@ -6,6 +6,7 @@ mod parser;
 mod tables;
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use crate::emit::Asm;
 use crate::expr::Scope;
@@ -43,6 +44,7 @@ pub(crate) struct Loader<'l, 'a> {
     logs: Vec<LogPlan>,
     asserts: Vec<String>,
     dispatch: Vec<Vec<crate::emit::Label>>,
+    lock_sets: Vec<Vec<u32>>,
     /// Widths of the parameters of the action being compiled.
     params: Vec<u32>,
 }
@@ -101,18 +103,21 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
             logs: Vec::new(),
             asserts: Vec::new(),
             dispatch: Vec::new(),
+            lock_sets: Vec::new(),
             params: Vec::new(),
         };
         let code = l.compile()?;
-        Ok((code, l.states, l.conditions, l.vset_keys, l.logs, l.asserts))
+        Ok((code, l.states, l.conditions, l.vset_keys, l.logs, l.asserts, l.lock_sets))
     };
     let (plain, states, ..) = compile(false)?;
-    let (traced, _, conditions, vset_keys, logs, asserts) = compile(true)?;
+    let (traced, _, conditions, vset_keys, logs, asserts, lock_sets) = compile(true)?;
 
     let metadata = layout.headers.iter().filter(|h| h.metadata).map(|h| (h.base, h.base + h.slots)).collect();
     value_set_fields(&mut info, &vset_keys);
     let mut program = Program {
         native: None,
+        native_many: OnceLock::new(),
+        lock_sets,
         phv_slots,
         vl_bytes: layout.vl_bytes,
         metadata,
@@ -141,7 +146,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
         union_stacks: layout.union_stacks,
         info,
     };
-    program.native = crate::jit::compile(&program, &program.plain);
+    program.native = crate::jit::compile(&program, &program.plain, false);
     Ok(program)
 }
 

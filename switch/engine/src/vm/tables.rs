@@ -9,33 +9,31 @@ impl Vm {
     pub(crate) fn apply(
         &mut self,
         program: &Program,
-        rt: &mut Runtime,
+        rt: &Runtime,
         packet: &Packet,
         id: u32,
     ) -> (bool, Option<(u32, u32)>) {
         let plan = &program.tables[id as usize];
-        let table = &mut rt.tables[id as usize];
+        let table = &rt.tables[id as usize];
         plan.key.build(&self.frame, &mut self.key);
         let slot = table.lookup.find(&self.key[..plan.key.words]);
         if let Some(slot) = slot {
             if let Some((field, packets)) = plan.meter {
                 let amount = if packets { 1 } else { packet.ingress_length };
-                let colour = table.meters.get_mut(&slot).map_or(0, |m| m.execute(self.now_us, amount));
+                let colour = table.meters.get(&slot).map_or(0, |m| m.lock().execute(self.now_us, amount));
                 self.frame[field.slot as usize] = colour & ones(field.width);
             }
             if (table.counted || table.timed)
                 && let Some(cell) = rt.shared.tables[id as usize].get(slot)
             {
                 if table.counted {
-                    cell.count(packet.ingress_length);
+                    cell.count(packet.ingress_length, self.many);
                 }
                 if table.timed {
                     cell.last_us.store(self.now_us, Relaxed);
                 }
             }
         }
-        let rt = &*rt;
-        let table = &rt.tables[id as usize];
         let act = slot.map_or(&table.default, |s| &table.entries[s as usize]);
         let called = match act {
             Act::Call { action, local, words } => {
