@@ -29,9 +29,10 @@ FLOOD_GROUP = 1
 COPIES_GROUPS = 1024
 """Multicast groups: one floods VLAN 0, `COPIES_GROUPS + pool` copies to all members of a pool."""
 
-REPLAY_LIMIT = 32768
-OPENINGS_LIMIT = 8192
-"""First uses per 4.19 s above which the replay sketch stops judging (docs/dataplane.md)."""
+SKETCH_MASK = 262143
+REPLAY_LIMIT = 262144
+OPENINGS_LIMIT = 32768
+"""Words of a sketch's row less one, and keys that a slot of 4.19 s takes: an eighth of the cells (docs/dataplane.md)."""
 
 EVENT_RATE = 100
 """Digests a second of each kind that packets alone can cause."""
@@ -106,6 +107,7 @@ def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
             "ipv6": int(v6) if v6 else 0,
             "sketch_key0": tor.sketch_keys[0],
             "sketch_key1": tor.sketch_keys[1],
+            "sketch_mask": SKETCH_MASK,
             "replay_limit": REPLAY_LIMIT,
             "openings_limit": OPENINGS_LIMIT,
         },

@@ -76,6 +76,7 @@ struct metadata_t {
     microseconds_t clock;           // the common clock
     bit<32>       sketch_key0;
     bit<32>       sketch_key1;
+    bit<18>       sketch_mask;
     bit<32>       replay_limit;
     bit<32>       openings_limit;
     bit<1>        tor_ready;

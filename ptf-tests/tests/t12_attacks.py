@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks: each against a rack with good traffic, which passes."""
 
+import itertools
 import time
+from typing import Any
 
 import packets
 import rack
 from packets import CHECKED, TIME_VALID, Entry, Request
-from rack import CLIENT, OFF, REPLAY_LIMIT, RackTest, families, set_tor
+from rack import CLIENT, CLOCK_OFFSET, OFF, SLOT, RackTest, Service, families, set_tor
 
 
 class Attack(RackTest):
@@ -35,9 +37,9 @@ class Attack(RackTest):
             count += 1
         return count
 
-    def drain_until(self, wanted: int) -> int:
-        """Waits for this many, at most 5 seconds."""
-        count, deadline = 0, time.monotonic() + 5
+    def drain_until(self, wanted: int, patience: float = 5.0) -> int:
+        """Waits for this many, at most `patience` seconds."""
+        count, deadline = 0, time.monotonic() + patience
         while count < wanted and time.monotonic() < deadline:
             count += self.drain(0.0)
         return count
@@ -175,34 +177,109 @@ class SynFlood(Attack):
             self.switch.set_meter("service_meters", index, None)
 
 
+class SketchAttack(Attack):
+    """Helpers: many fresh requests of one connection that has all its nonces, and the sketch's slots of time."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.tags = itertools.count(self.random.getrandbits(31))
+
+    def tearDown(self) -> None:
+        set_tor(self.switch)
+        super().tearDown()
+
+    def fresh(self, service: Service, count: int, **fields: Any) -> list[bytes]:
+        """Requests that were never sent, proved right."""
+        base, tag = 5000, next(self.tags)
+        entry = service.range(0, count, base=base, tag=tag)
+        values = dict(tag=tag, base=base, time=self.clock(), epoch=service.epoch, entries=(entry,)) | fields
+        return [self.to_service(service, Request(number=base + n, **values)) for n in range(count)]
+
+    def slot_begins(self) -> None:
+        """Waits for the start of a slot."""
+        into = (self.clock() - CLOCK_OFFSET) % SLOT
+        time.sleep((SLOT - into) / 1e6 + 0.05)
+
+    def dropped(self, frames: list[bytes]) -> int:
+        """How many of these fresh requests did not pass. No more than 16 are under way, as in `flood`."""
+        passed = 0
+        for at in range(0, len(frames), 16):
+            batch = frames[at : at + 16]
+            for frame in batch:
+                self.send(CLIENT, frame)
+            passed += self.drain_until(len(batch), 0.1)
+        return len(frames) - passed - self.drain(0.5)
+
+
 @families
-class SketchOverflow(Attack):
-    """More proved first uses than the limit, by a connection that has all its nonces: the sketch opens instead of
-    refusing good requests, says so, and closes again two slots later."""
+class SketchOverflow(SketchAttack):
+    """More proved first uses than the limit: what comes then passes unjudged and is told; what was put in is still
+    refused a second time; and two slots later all is judged again."""
 
     def check(self) -> None:
         service = self.add_service()
         limit = 300
+        self.clock()
         set_tor(self.switch, replay_limit=limit)
-        try:
-            base, tag = 5000, 9
-            entry = service.range(0, 4000, base=base, tag=tag)
-            frames = []
-            for n in range(2 * limit):
-                request = Request(
-                    tag=tag, number=base + n, base=base, time=self.clock(), epoch=service.epoch, entries=(entry,)
-                )
-                frames.append(self.to_service(service, request))
-            self.assertEqual(self.flood(frames, 2 * limit), 2 * limit, "good requests were refused")
-            self.assertGreater(self.switch.counter("suspects", self.reasons["UNJUDGED_REPLAY"]), 0)
-            self.passes(service, self.good_request(service), flags=TIME_VALID)
-            time.sleep(8.6)  # two slots of 4.19 s
-            request = self.good_request(service)
-            self.passes(service, request)
-            self.fails(service, request, "REPLAY")
-        finally:
-            set_tor(self.switch)
-        self.assertGreater(REPLAY_LIMIT, limit)
+        first = self.good_request(service)
+        self.passes(service, first)
+        self.assertEqual(self.dropped(self.fresh(service, 2 * limit)), 0, "good requests were refused")
+        self.assertGreater(self.switch.counter("suspects", self.reasons["UNJUDGED_REPLAY"]), 0)
+        late = self.good_request(service)
+        self.passes(service, late, flags=TIME_VALID)
+        self.passes(service, late, flags=TIME_VALID)  # nobody remembers
+        self.fails(service, first.with_(time=self.clock()), "REPLAY")
+        time.sleep(8.6)  # two slots of 4.19 s
+        request = self.good_request(service)
+        self.passes(service, request)
+        self.fails(service, request, "REPLAY")
+
+
+class AfterASaturatedSlot(SketchAttack):
+    """A slot far beyond its limit, then one with less: none of the fresh requests of these slots or of the next is
+    taken for a replay. A sketch of 128 cells a row, so that a thousand requests are eight times its size."""
+
+    def runTest(self) -> None:
+        service = self.add_service()
+        self.clock()
+        set_tor(self.switch, sketch_mask=15, replay_limit=4)
+        for count in (1024, 256, 256):
+            self.slot_begins()
+            self.assertEqual(self.dropped(self.fresh(service, count)), 0, f"fresh ones of {count} were refused")
+
+
+class AgainInTheNextSlot(SketchAttack):
+    """What was used in one slot and is used once more in the next is put in there too, and counts there."""
+
+    def runTest(self) -> None:
+        service = self.add_service()
+        limit = 100
+        self.clock()
+        set_tor(self.switch, replay_limit=limit)
+        probes = [self.good_request(service, name="PROBE") for _ in range(limit)]
+        for attempt in range(2):
+            self.slot_begins()
+            frames = [self.to_service(service, p.with_(attempt=attempt, time=self.clock())) for p in probes]
+            self.assertEqual(self.dropped(frames), 0)
+        self.passes(service, self.good_request(service), flags=TIME_VALID)
+
+
+class OddsOfAFalseReplay(SketchAttack):
+    """At the limit, here half the cells of a small sketch: fresh requests are taken for replays no oftener than
+    2 (limit / cells)^6 = 1 in 32, however many come, because what is over the limit is not put in."""
+
+    def runTest(self) -> None:
+        service = self.add_service()
+        self.clock()
+        limit = 64
+        set_tor(self.switch, sketch_mask=15, replay_limit=limit)
+        for count in (1000, 600):
+            self.slot_begins()
+            before = self.switch.counter("drops", self.reasons["REPLAY"])
+            dropped = self.dropped(self.fresh(service, count))
+            self.assertEqual(self.switch.counter("drops", self.reasons["REPLAY"]) - before, dropped)
+            # About 1 in 270 is expected in the first of these slots and twice that in the second: 4 and 4.
+            self.assertLess(dropped, count / 32, f"{dropped} of {count} fresh requests were refused")
 
 
 @families

@@ -28,7 +28,6 @@ class Fuzz(RackTest):
         for kind in ("CHECK_FAILED", "UNKNOWN_SOURCE", "UNJUDGED", "NO_REPLICA"):
             self.switch.set_meter("event_meter", self.event_kinds[kind], 10, burst=10)
         verdicts: Counter[str] = Counter()
-        self.false_replays = 0
         done = 0
         while done < count:
             clock = self.clock()
@@ -37,8 +36,6 @@ class Fuzz(RackTest):
                 verdicts[f"{verdict.kind} {verdict.detail}".strip()] += 1
             done += len(frames)
         print(f"  {done:,} packets: " + ", ".join(f"{n} {name}" for name, n in verdicts.most_common(60)))
-        # The sketch may take one number for another, rarely, and its size says how rarely.
-        self.assertLessEqual(self.false_replays, max(2, done // 10_000), "too many false replays")
         self.assertGreater(len(verdicts), 25, "the mutations reach few verdicts")
         self.family, self.vlan, self.client = 4, None, CLIENTS[4]
         self.passes(self.services[4], self.good_request(self.services[4]))
@@ -241,12 +238,6 @@ class Fuzz(RackTest):
         more, less = ({names[r]: n for r, n in c.items()} for c in (drops - wanted_drops, wanted_drops - drops))
         self.told = f"drops that the model does not expect: {more}, drops that it expects and are not: {less}"
         if got == wanted and drops == wanted_drops:
-            return True
-        # A false replay: one request less came out, and one more was dropped for it.
-        replay = self.reasons["REPLAY"]
-        extra = drops - wanted_drops
-        if set(extra) == {replay} and not got - wanted and sum((wanted - got).values()) == extra[replay]:
-            self.false_replays += extra[replay]
             return True
         self.missing, self.extra = wanted - got, got - wanted
         return False

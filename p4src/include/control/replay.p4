@@ -1,7 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// One use per response number (transport.md calls it the replay defence): a sketch in two banks of one slot each,
-// nothing is ever cleared. Proved requests and openings have sketches of their own, so that what carries no proof
-// cannot fill the one that matters. 9 register accesses and one hash of 10 rounds a packet.
+// One use per response number (transport.md calls it the replay defence): a sketch of counts for this slot of time
+// and the one before; nothing is ever cleared. Proved requests and openings have sketches of their own, so that what
+// carries no proof cannot fill the one that matters.
+//
+// A key that was never used is taken for a used one if it finds all six rows set by others. A slot takes `limit` keys
+// and no more: then at most limit of a row's cells are set, whatever was sent, and the odds stay below
+// 2 (limit / cells)^6 for the two slots. What comes when a slot is full is not put in, and passes unjudged unless it
+// is known as used; so it does in the slot after, which cannot know what was not put in.
+//
+// 6 register accesses, 2 of the load and one hash of 10 rounds a packet. Hardware: a shift by a variable inside a
+// stateful ALU is asked too much, there a cell is a word and a slot a register, 12 accesses; the second access to the
+// load is one pass more for each key put in, or, where the packet that fills a slot closes it by a resubmission, one a
+// slot.
 #ifndef RIVULET_REPLAY_P4
 #define RIVULET_REPLAY_P4
 
@@ -9,75 +19,77 @@
 #include "../v1model/state.p4"
 #include "nonces.p4"
 
-const bit<32> REPLAY_CELLS  = 262144;  // a row and bank
-const bit<32> OPENING_CELLS = 65536;
+// Words of a row, eight cells each. The limits that the controller sets are an eighth of the cells.
+const bit<32> REPLAY_WORDS  = 262144;
+const bit<32> OPENING_WORDS = 32768;
 
-// Four rows, their indices 16 bits apart in the hash. `uses`: how often this key was seen, never too low.
-control ReplaySketch(in bit<64> index, in bit<24> slot, in bit<32> limit, out bit<8> uses, out bit<1> full) {
-    SketchRow(REPLAY_CELLS) row0;
-    SketchRow(REPLAY_CELLS) row1;
-    SketchRow(REPLAY_CELLS) row2;
-    SketchRow(REPLAY_CELLS) row3;
-    SketchLoad() sketch_load;
-    bit<8> uses1;
-    bit<8> uses2;
-    bit<8> uses3;
-    bit<1> first_use;
-
+// The smaller of each pair.
+control Least(in bit<8> current, in bit<8> previous, inout bit<8> current_uses, inout bit<8> previous_uses) {
     apply {
-        row0.apply(index[17:0], slot, uses);
-        row1.apply(index[33:16], slot, uses1);
-        row2.apply(index[49:32], slot, uses2);
-        row3.apply(index[63:46], slot, uses3);
-        if (uses1 < uses) {
-            uses = uses1;
+        if (current < current_uses) {
+            current_uses = current;
         }
-        if (uses2 < uses) {
-            uses = uses2;
+        if (previous < previous_uses) {
+            previous_uses = previous;
         }
-        if (uses3 < uses) {
-            uses = uses3;
-        }
-        first_use = 0;
-        if (uses == 0) {
-            first_use = 1;
-        }
-        sketch_load.apply(slot, first_use, limit, full);
     }
 }
 
-// Two rows.
-control OpeningSketch(in bit<32> index, in bit<24> slot, in bit<32> limit, out bit<8> uses, out bit<1> full) {
-    SketchRow(OPENING_CELLS) row0;
-    SketchRow(OPENING_CELLS) row1;
+// `uses`: how often this key was put in, never too low. The six rows take their 18 and 3 bits from the four words of
+// the hash, no bit twice. `mask`: words of a row in use, minus one.
+control ReplaySketch(in bit<128> index, in bit<18> mask, in bit<24> slot, in bit<32> limit,
+                     out bit<8> uses, out bit<1> judged)(bit<32> words) {
     SketchLoad() sketch_load;
-    bit<8> uses1;
-    bit<1> first_use;
+    SketchRow(words) row0;
+    SketchRow(words) row1;
+    SketchRow(words) row2;
+    SketchRow(words) row3;
+    SketchRow(words) row4;
+    SketchRow(words) row5;
+    Least() least;
+    bit<8> count;
+    bit<8> previous;
+    bit<8> current_uses;
+    bit<8> previous_uses;
+    bit<1> full;
+    bit<1> full_before;
+    bit<1> put;
 
     apply {
-        row0.apply(2w0 ++ index[15:0], slot, uses);
-        row1.apply(2w0 ++ index[31:16], slot, uses1);
-        if (uses1 < uses) {
-            uses = uses1;
+        sketch_load.apply(slot, 0, limit, full, full_before);
+        judged = ~(full | full_before);
+        put = ~full;
+        row0.apply(index[17:0] & mask, index[20:18], slot[15:0], put, current_uses, previous_uses);
+        row1.apply(index[38:21] & mask, index[41:39], slot[15:0], put, count, previous);
+        least.apply(count, previous, current_uses, previous_uses);
+        row2.apply(index[59:42] & mask, index[62:60], slot[15:0], put, count, previous);
+        least.apply(count, previous, current_uses, previous_uses);
+        row3.apply(index[80:63] & mask, index[83:81], slot[15:0], put, count, previous);
+        least.apply(count, previous, current_uses, previous_uses);
+        row4.apply(index[101:84] & mask, index[104:102], slot[15:0], put, count, previous);
+        least.apply(count, previous, current_uses, previous_uses);
+        row5.apply(index[122:105] & mask, index[125:123], slot[15:0], put, count, previous);
+        least.apply(count, previous, current_uses, previous_uses);
+        // The slots apart: the sum of two minima, not the minimum of sums, which others reach far sooner.
+        uses = current_uses + previous_uses;
+        // Each key that may have set a cell counts, known from the slot before or not.
+        if (put == 1 && current_uses == 0) {
+            sketch_load.apply(slot, 1, limit, full, full_before);
         }
-        first_use = 0;
-        if (uses == 0) {
-            first_use = 1;
-        }
-        sketch_load.apply(slot, first_use, limit, full);
     }
 }
 
-// Sets meta.failed to REPLAY, or meta.unjudged when the sketch is full. The key is (service, epoch, class, tag, number);
+// Sets meta.failed to REPLAY, or meta.unjudged when the sketch is full and does not know the key. The key is (service, epoch, class, tag, number);
 // the first three are mixed into the sketch's own key, which no other machine has.
 control Replay(in headers_t hdr, inout metadata_t meta) {
     FlowHash() flow_hash;
     NonceTag() nonce_tag;
     NonceNumber() nonce_number;
-    ReplaySketch() replay_sketch;
-    OpeningSketch() opening_sketch;
+    ReplaySketch(REPLAY_WORDS) replay_sketch;
+    ReplaySketch(OPENING_WORDS) opening_sketch;
+    bit<128> index;
     bit<8> uses;
-    bit<1> full;
+    bit<1> judged;
     bit<24> slot;
     epoch_t epoch;
 
@@ -105,17 +117,17 @@ control Replay(in headers_t hdr, inout metadata_t meta) {
         nonce_tag.apply(meta, meta.sketch_key0 ^ (4w0 ++ meta.service ++ epoch),
                         meta.sketch_key1 ^ (24w0 ++ hdr.option.class), meta.sketch_tag);
         nonce_number.apply(meta, meta.sketch_number);
-        // v0 ^ v2 is as well mixed as the hash itself; indices need no more.
+        // All four words of the state are well mixed; indices need no more.
+        index = meta.state.v0 ++ meta.state.v1 ++ meta.state.v2 ++ meta.state.v3;
         if (meta.opening == 0) {
-            replay_sketch.apply(meta.nonce ++ (meta.state.v0 ^ meta.state.v2), slot, meta.replay_limit,
-                                uses, full);
+            replay_sketch.apply(index, meta.sketch_mask, slot, meta.replay_limit, uses, judged);
         } else {
-            opening_sketch.apply(meta.nonce, slot, meta.openings_limit, uses, full);
+            opening_sketch.apply(index, 3w0 ++ meta.sketch_mask[14:0], slot, meta.openings_limit, uses, judged);
         }
-        if (full == 1) {
-            meta.unjudged = drop_reason_t.UNJUDGED_REPLAY;
-        } else if (uses >= meta.uses_allowed) {
+        if (uses >= meta.uses_allowed) {
             meta.failed = drop_reason_t.REPLAY;
+        } else if (judged == 0) {
+            meta.unjudged = drop_reason_t.UNJUDGED_REPLAY;
         }
     }
 }

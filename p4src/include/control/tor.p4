@@ -6,11 +6,11 @@
 #include "../metadata.p4"
 
 control Tor(inout metadata_t meta) {
-    // clock_offset: microseconds from the local clock to the common one. Limits: first uses per slot of the replay
-    // sketch above which it stops judging.
+    // clock_offset: microseconds from the local clock to the common one. sketch_mask: words of a row of the replay
+    // sketches in use, a power of two, minus one. Limits: keys that one slot of a sketch takes.
     action set_tor(microseconds_t clock_offset, bit<1> time_valid, bit<16> tor_id, mac_address_t mac, bit<32> ipv4,
-                   bit<128> ipv6, bit<32> sketch_key0, bit<32> sketch_key1, bit<32> replay_limit,
-                   bit<32> openings_limit) {
+                   bit<128> ipv6, bit<32> sketch_key0, bit<32> sketch_key1, bit<18> sketch_mask,
+                   bit<32> replay_limit, bit<32> openings_limit) {
         meta.clock = meta.now + clock_offset;
         meta.time_valid = time_valid;
         meta.tor_id = tor_id;
@@ -19,6 +19,7 @@ control Tor(inout metadata_t meta) {
         meta.own_ipv6 = ipv6;
         meta.sketch_key0 = sketch_key0;
         meta.sketch_key1 = sketch_key1;
+        meta.sketch_mask = sketch_mask;
         meta.replay_limit = replay_limit;
         meta.openings_limit = openings_limit;
         meta.tor_ready = 1;

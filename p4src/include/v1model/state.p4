@@ -113,63 +113,65 @@ control Turn(in service_id_t service, out bit<32> turn) {
     }
 }
 
-// One row of a replay sketch: a cell is (24-bit slot, 8-bit count), one with another slot counts as empty. The
-// current slot's bank is counted up, the other read if it is of the slot before. `cells` is a power of two that the caller masks by.
-control SketchRow(in bit<18> index, in bit<24> slot, out bit<8> uses)(bit<32> cells) {
-    register<bit<32>, bit<18>>(cells) bank0;
-    register<bit<32>, bit<18>>(cells) bank1;
-    bit<32> current;
-    bit<32> previous;
-    bit<8>  count;
+// One row of a replay sketch. A word is (16-bit slot, eight 3-bit counts of that slot, eight of the slot before), so
+// one access serves both; a word of an older slot counts as empty and nothing is ever cleared. Counts stop at 7.
+// `put` 0 only reads. The caller masks the index by `words`, a power of two.
+control SketchRow(in bit<18> index, in bit<3> cell, in bit<16> slot, in bit<1> put,
+                  out bit<8> current, out bit<8> previous)(bit<32> words) {
+    register<bit<64>, bit<18>>(words) row;
+    bit<64> word;
+    bit<64> shifted;
+    bit<16> age;
+    bit<8>  shift;
     apply {
         @atomic {
-            bank0.read(current, index);
-            bank1.read(previous, index);
-            if (slot[0:0] == 1) {
-                bit<32> swap = current;
-                current = previous;
-                previous = swap;
+            row.read(word, index);
+            age = slot - word[63:48];
+            // One slot ahead: another worker was first at the change of slot; its counts stand.
+            if (age == 1) {
+                word = slot ++ 24w0 ++ word[47:24];
+            } else if (age != 0 && age != 0xffff) {
+                word = slot ++ 48w0;
             }
-            count = 0;
-            if (current[31:8] == slot) {
-                count = current[7:0];
-            }
-            uses = count;
-            if (previous[31:8] == slot - 1) {
-                uses = uses |+| previous[7:0];
-            }
-            count = count |+| 1;
-            if (slot[0:0] == 0) {
-                bank0.write(index, slot ++ count);
-            } else {
-                bank1.write(index, slot ++ count);
+            shift = (4w0 ++ cell ++ 1w0) + (5w0 ++ cell);
+            shifted = word >> shift;
+            previous = 5w0 ++ shifted[2:0];
+            current = 5w0 ++ shifted[26:24];
+            if (put == 1) {
+                if (current != 7) {
+                    word = word + (64w0x1000000 << shift);
+                }
+                row.write(index, word);
             }
         }
     }
 }
 
-// First uses in the current and the previous slot of one sketch; `full` says that either is above the limit.
-control SketchLoad(in bit<24> slot, in bit<1> first_use, in bit<32> limit, out bit<1> full) {
-    register<bit<64>, bit<1>>(2) first_uses;
+// Keys put into one sketch in the current and the previous slot. Each may hold `limit`: `full` says that this slot's
+// does, `full_before` that the previous one did, so that there are keys which were not put in.
+control SketchLoad(in bit<24> slot, in bit<1> add, in bit<32> limit, out bit<1> full, out bit<1> full_before) {
+    register<bit<64>, bit<1>>(2) keys_put;
     bit<64> current;
     bit<64> previous;
     bit<40> count;
     apply {
         @atomic {
-            first_uses.read(current, slot[0:0]);
-            first_uses.read(previous, ~slot[0:0]);
+            keys_put.read(current, slot[0:0]);
+            keys_put.read(previous, ~slot[0:0]);
             count = 0;
             if (current[63:40] == slot) {
                 count = current[39:0];
             }
-            if (first_use == 1) {
-                count = count + 1;
-                first_uses.write(slot[0:0], slot ++ count);
-            }
             full = 0;
-            if (count > (bit<40>)limit
-                || (previous[63:40] == slot - 1 && previous[39:0] > (bit<40>)limit)) {
+            if (count >= (bit<40>)limit) {
                 full = 1;
+            }
+            full_before = 0;
+            if (previous[63:40] == slot - 1 && previous[39:0] >= (bit<40>)limit) {
+                full_before = 1;
+            }
+            if (add == 1) {
+                keys_put.write(slot[0:0], slot ++ (count + 1));
             }
         }
     }
