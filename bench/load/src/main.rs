@@ -1,10 +1,10 @@
-//! HTTP load for the benches: clients that fetch one object again and again, over Rivulet or kernel TCP by the
-//! same code, and say as JSON what happened.
+//! The command `rivulet-load`. Bounded by construction: a number of clients, a time, and at most so many requests each.
 //!
-//! Bounded by construction: a number of clients, a time, and at most so many requests each.
+//! Clients are threads with blocking connections, as programs have them; or, with `--one-thread`, all in one event loop,
+//! which costs the client little enough that the server is what is measured.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{self, BufRead, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -12,11 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
-use serde::Serialize;
-
-mod response;
-
-use response::read_response;
+use rivulet_load::report::{Outcome, Report};
+use rivulet_load::response::read_response;
+use rivulet_load::swarm::{self, Swarm};
+use rivulet_load::target;
 
 /// Load from clients that fetch one object again and again; prints one line of JSON.
 #[derive(Parser)]
@@ -28,7 +27,7 @@ struct Options {
     #[arg(long, value_enum, default_value = "rivulet")]
     transport: Transport,
     /// Clients at the same time.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     clients: u32,
     /// Seconds after which no new request begins.
     #[arg(long, default_value_t = 10.0)]
@@ -42,48 +41,38 @@ struct Options {
     /// Seconds without progress after which a kernel TCP client gives up.
     #[arg(long, default_value_t = 30.0)]
     timeout: f64,
+    /// All clients in one event loop.
+    #[arg(long)]
+    one_thread: bool,
+    /// Give address tokens of earlier connections back (Rivulet, --one-thread).
+    #[arg(long, requires = "one_thread")]
+    token: bool,
+    /// Open all clients' connections, fetch once on each, say "open", and hold them until standard input ends.
+    #[arg(long, requires = "one_thread")]
+    hold: bool,
+    /// Connect from these addresses in turn; more than 28,000 connections at a time need several (--one-thread).
+    #[arg(long, requires = "one_thread")]
+    source: Vec<IpAddr>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Transport {
-    /// The Rivulet transport, by the client library.
+    /// The Rivulet transport.
     Rivulet,
     /// The kernel's TCP.
     Tcp,
+    /// The kernel's TCP with the request in the SYN where a cookie is at hand (RFC 7413; --one-thread).
+    TcpFastopen,
 }
 
-/// What one client saw.
-#[derive(Default)]
-struct Outcome {
-    latencies_us: Vec<u32>,
-    bytes: u64,
-    errors: u64,
-    first_error: Option<String>,
-}
-
-/// The line that is printed.
-#[derive(Serialize)]
-struct Report {
-    transport: &'static str,
-    clients: u32,
-    seconds: f64,
-    requests: u64,
-    errors: u64,
-    first_error: Option<String>,
-    bytes: u64,
-    mbps: f64,
-    requests_per_second: f64,
-    latency_us: Percentiles,
-    /// Bytes of each client, for Jain's index.
-    shares: Vec<u64>,
-}
-
-#[derive(Serialize, Default)]
-struct Percentiles {
-    p50: u32,
-    p90: u32,
-    p99: u32,
-    max: u32,
+impl Transport {
+    fn name(self) -> &'static str {
+        match self {
+            Transport::Rivulet => "rivulet",
+            Transport::Tcp => "tcp",
+            Transport::TcpFastopen => "tcp-fastopen",
+        }
+    }
 }
 
 /// A connection of either kind.
@@ -91,53 +80,83 @@ trait Connection: Read + Write {}
 impl<T: Read + Write> Connection for T {}
 
 fn main() -> anyhow::Result<()> {
-    let options = Arc::new(Options::parse());
-    let (server, host, path) = target(&options.url)?;
-    let stack = match options.transport {
-        Transport::Rivulet => Some(rivulet_client::Stack::start().context("the stack cannot start")?),
-        Transport::Tcp => None,
-    };
-    let request = Arc::new(head(&host, &path, options.per_connection));
-    let stop = Arc::new(AtomicBool::new(false));
-    let start = Arc::new(Barrier::new(options.clients as usize + 1));
-    let mut threads = Vec::new();
-    for _ in 0..options.clients {
-        let (options, request, stop, start, stack) =
-            (options.clone(), request.clone(), stop.clone(), start.clone(), stack.clone());
-        let body = move || {
-            start.wait();
-            client(&options, server, &request, &stop, stack.as_ref())
-        };
-        threads.push(thread::Builder::new().stack_size(256 * 1024).spawn(body).context("too many threads")?);
-    }
-    start.wait();
+    let options = Options::parse();
+    let (server, host, path) = target::parse(&options.url)?;
     let began = Instant::now();
-    while began.elapsed().as_secs_f64() < options.seconds && threads.iter().any(|t| !t.is_finished()) {
-        thread::sleep(Duration::from_millis(5));
-    }
-    stop.store(true, Ordering::Relaxed);
-    let outcomes: Vec<Outcome> = threads.into_iter().map(|t| t.join().unwrap_or_default()).collect();
-    println!("{}", serde_json::to_string(&report(&options, outcomes, began.elapsed()))?);
+    let outcomes = if options.one_thread {
+        if options.per_connection != 1 {
+            bail!("--one-thread has one request a connection");
+        }
+        vec![one_thread(&options, server, target::head(&host, &path, !options.hold))?]
+    } else {
+        if options.clients > 10_000 || options.transport == Transport::TcpFastopen {
+            bail!("more than 10,000 clients, and TCP Fast Open, need --one-thread");
+        }
+        threads(&options, server, target::head(&host, &path, options.per_connection == 1))?
+    };
+    let report = Report::new(options.transport.name(), options.clients, outcomes, began.elapsed());
+    println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
-/// Server, Host field and path of a URL that names an address.
-fn target(url: &str) -> anyhow::Result<(SocketAddr, String, String)> {
-    let rest = url.strip_prefix("http://").context("only http:// URLs")?;
-    let (host, path) = rest.split_once('/').map_or((rest, "/".to_owned()), |(h, p)| (h, format!("/{p}")));
-    let with_port = if host.rsplit(']').next().is_some_and(|tail| tail.contains(':')) && !host.ends_with(']')
-    {
-        host.to_owned()
-    } else {
-        format!("{host}:80")
+fn one_thread(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow::Result<Outcome> {
+    let swarm = Swarm {
+        server,
+        request,
+        clients: options.clients as usize,
+        until: Duration::from_secs_f64(options.seconds),
+        requests: options.requests.saturating_mul(options.clients.into()),
+        timeout: Duration::from_secs_f64(options.timeout),
+        token: options.token,
+        hold: options.hold,
+        sources: options.source.clone(),
     };
-    let server = with_port.parse().with_context(|| format!("{with_port} is not ADDRESS:PORT"))?;
-    Ok((server, host.to_owned(), path))
+    let released = Arc::new(AtomicBool::new(false));
+    if options.hold {
+        let released = released.clone();
+        thread::spawn(move || {
+            for _ in io::stdin().lock().lines() {}
+            released.store(true, Ordering::Relaxed);
+        });
+    }
+    let held = || {
+        let mut out = io::stdout();
+        // Whoever started this waits for the line; one that is gone closes standard input too.
+        let _ = writeln!(out, "open").and_then(|()| out.flush());
+    };
+    match options.transport {
+        Transport::Rivulet => swarm::rivulet::run(&swarm, held, &released),
+        Transport::Tcp => swarm::tcp::run(&swarm, false, held, &released),
+        Transport::TcpFastopen => swarm::tcp::run(&swarm, true, held, &released),
+    }
 }
 
-fn head(host: &str, path: &str, per_connection: u32) -> Vec<u8> {
-    let close = if per_connection == 1 { "Connection: close\r\n" } else { "" };
-    format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n{close}\r\n").into_bytes()
+/// A thread for each client.
+fn threads(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow::Result<Vec<Outcome>> {
+    let stack = match options.transport {
+        Transport::Rivulet => Some(rivulet_client::Stack::start().context("the stack cannot start")?),
+        _ => None,
+    };
+    let stop = AtomicBool::new(false);
+    let start = Barrier::new(options.clients as usize + 1);
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for _ in 0..options.clients {
+            let body = || {
+                start.wait();
+                client(options, server, &request, &stop, stack.as_ref())
+            };
+            let builder = thread::Builder::new().stack_size(256 * 1024);
+            threads.push(builder.spawn_scoped(scope, body).context("too many threads")?);
+        }
+        start.wait();
+        let began = Instant::now();
+        while began.elapsed().as_secs_f64() < options.seconds && threads.iter().any(|t| !t.is_finished()) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+        Ok(threads.into_iter().map(|t| t.join().unwrap_or_default()).collect())
+    })
 }
 
 fn client(
@@ -168,8 +187,7 @@ fn client(
             left -= 1;
             match fetch(connection.as_mut(), request, &mut buffer) {
                 Ok(bytes) => {
-                    outcome.bytes += bytes;
-                    outcome.latencies_us.push(began.elapsed().as_micros().try_into().unwrap_or(u32::MAX));
+                    outcome.answered(began.elapsed(), bytes);
                     began = Instant::now();
                 }
                 Err(error) => {
@@ -180,13 +198,6 @@ fn client(
         }
     }
     outcome
-}
-
-impl Outcome {
-    fn fail(&mut self, error: &anyhow::Error) {
-        self.errors += 1;
-        self.first_error.get_or_insert_with(|| format!("{error:#}"));
-    }
 }
 
 fn connect(
@@ -213,61 +224,4 @@ fn fetch(connection: &mut dyn Connection, request: &[u8], buffer: &mut [u8]) -> 
         bail!("status {status}");
     }
     Ok(bytes)
-}
-
-fn report(options: &Options, outcomes: Vec<Outcome>, took: Duration) -> Report {
-    let shares: Vec<u64> = outcomes.iter().map(|o| o.bytes).collect();
-    let errors = outcomes.iter().map(|o| o.errors).sum();
-    let first_error = outcomes.iter().find_map(|o| o.first_error.clone());
-    let mut latencies: Vec<u32> = outcomes.into_iter().flat_map(|o| o.latencies_us).collect();
-    latencies.sort_unstable();
-    let seconds = took.as_secs_f64();
-    let bytes: u64 = shares.iter().sum();
-    let at = |percent: usize| {
-        latencies
-            .get((latencies.len() * percent / 100).min(latencies.len().saturating_sub(1)))
-            .copied()
-            .unwrap_or(0)
-    };
-    Report {
-        transport: match options.transport {
-            Transport::Rivulet => "rivulet",
-            Transport::Tcp => "tcp",
-        },
-        clients: options.clients,
-        seconds,
-        requests: latencies.len() as u64,
-        errors,
-        first_error,
-        bytes,
-        mbps: bytes as f64 * 8.0 / seconds / 1e6,
-        requests_per_second: latencies.len() as f64 / seconds,
-        latency_us: Percentiles {
-            p50: at(50),
-            p90: at(90),
-            p99: at(99),
-            max: latencies.last().copied().unwrap_or(0),
-        },
-        shares,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_of_both_families_with_and_without_port() {
-        for (url, server, path) in [
-            ("http://10.9.0.1/a/b", "10.9.0.1:80", "/a/b"),
-            ("http://10.9.0.1:8080", "10.9.0.1:8080", "/"),
-            ("http://[fd00::1]/x", "[fd00::1]:80", "/x"),
-            ("http://[fd00::1]:81/x", "[fd00::1]:81", "/x"),
-        ] {
-            let (got, _, got_path) = target(url).unwrap();
-            assert_eq!((got.to_string().as_str(), got_path.as_str()), (server, path));
-        }
-        assert!(target("https://10.9.0.1/").is_err());
-        assert!(target("http://example/").is_err());
-    }
 }

@@ -1,0 +1,355 @@
+//! Attackers: packets of one kind that a server has to refuse (or, for SYNs, to answer without remembering them).
+//!
+//! What is near the truth is made from real requests: a client and the server's step talk to each other in memory, with
+//! the server's own keys or with others, and of what the client says one thing is changed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use rivulet_packet::checksum::Sum;
+use rivulet_packet::continuation::HEAD;
+use rivulet_packet::option::EX_ID;
+use rivulet_packet::{RequestClass, SealedContinuation, Segment};
+use rivulet_pktio::filter::TcpRule;
+use rivulet_pktio::guard::KernelGuard;
+use rivulet_pktio::{AfPacket, Filter, Interface, PacketIo, TxFrame};
+use rivulet_server::keys::KeySet;
+use rivulet_sim::content;
+use rivulet_transport::Time;
+use rivulet_transport::client::{Config, Connection, Read};
+use rivulet_transport::keys::KeyRing;
+use rivulet_transport::server::{Policy, Verdict, step};
+use serde::Serialize;
+
+/// What an attacker sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Requests as they should be, with keys of somebody else.
+    WrongKeys,
+    /// The same, of epochs that this server does not have (any more).
+    ExpiredEpochs,
+    /// Our option and random bytes.
+    Garbage,
+    /// Opening segments without data.
+    Syn,
+    /// Opening segments with a request.
+    SynData,
+    /// Good requests whose continuation was changed: a larger window.
+    Forged,
+    /// Good requests, sums and all, but for the MAC.
+    BadMac,
+}
+
+/// An attack.
+#[derive(Clone, Debug)]
+pub struct Attack {
+    /// Whom.
+    pub server: SocketAddr,
+    /// With what.
+    pub class: Class,
+    /// The server's key file.
+    pub keys: PathBuf,
+    /// Packets a second.
+    pub rate: u32,
+    /// For how long.
+    pub length: Duration,
+    /// From which address; none: the system's choice.
+    pub source: Option<IpAddr>,
+}
+
+/// What was sent.
+#[derive(Debug, Serialize)]
+pub struct Sent {
+    class: Class,
+    packets: u64,
+    seconds: f64,
+    packets_per_second: f64,
+}
+
+/// Different packets, sent in turn.
+const POOL: usize = 1024;
+/// They are made anew after this time, before they are refused for their age alone.
+const RENEW: Duration = Duration::from_secs(2);
+/// Packets of one system call.
+const BATCH: usize = 64;
+/// A pool's packets after so many connections at most: what fails is not tried for ever.
+const SESSIONS: usize = 4 * POOL;
+
+/// Sends it.
+///
+/// # Errors
+/// Keys that cannot be read, and what keeps packets from being sent.
+pub fn run(attack: &Attack) -> anyhow::Result<Sent> {
+    let hop = rivulet_client::resolve(attack.server.ip())?;
+    let source = attack.source.unwrap_or(hop.source);
+    let interface = Interface::new(None, &hop.interface)?;
+    let rule = TcpRule { exid: Some(EX_ID), destinations: vec![source], ..TcpRule::default() };
+    let _guard = KernelGuard::install(None, &[&hop.interface], &[rule])?;
+    let config = rivulet_pktio::Config {
+        batch: BATCH,
+        promiscuous: false,
+        filter: Some(Filter::new(&[])?),
+        ..rivulet_pktio::Config::default()
+    };
+    let mut io = AfPacket::open(&interface, config)?;
+    let mut ethernet = [0; 14];
+    ethernet[..6].copy_from_slice(&hop.mac);
+    ethernet[6..12].copy_from_slice(&io.link()?.mac);
+    ethernet[12..].copy_from_slice(if source.is_ipv4() { &[8, 0] } else { &[0x86, 0xdd] });
+    let maker =
+        Maker { keys: KeySet::read(&attack.keys)?, class: attack.class, server: attack.server, source };
+
+    let mut packets = maker.pool()?;
+    let mut made = Instant::now();
+    let (began, mut sent, mut next) = (Instant::now(), 0u64, 0usize);
+    while began.elapsed() < attack.length {
+        if made.elapsed() > RENEW {
+            packets = maker.pool()?;
+            made = Instant::now();
+        }
+        let due = (began.elapsed().as_secs_f64() * f64::from(attack.rate)) as u64;
+        let count = due.saturating_sub(sent).min(BATCH as u64) as usize;
+        if count == 0 {
+            std::thread::sleep(Duration::from_micros(200));
+            continue;
+        }
+        let frames: Vec<TxFrame<'_>> = (0..count)
+            .map(|i| TxFrame {
+                head: &ethernet,
+                body: &packets[(next + i) % packets.len()],
+                ..TxFrame::new(&[])
+            })
+            .collect();
+        let done = io.send(&frames)?;
+        next += done;
+        sent += done as u64;
+        if done < count {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(Sent { class: attack.class, packets: sent, seconds, packets_per_second: sent as f64 / seconds })
+}
+
+struct Maker {
+    keys: KeySet,
+    class: Class,
+    server: SocketAddr,
+    source: IpAddr,
+}
+
+impl Maker {
+    /// IP packets of the attack.
+    fn pool(&self) -> anyhow::Result<Vec<Vec<u8>>> {
+        let ring = self.ring()?;
+        let mut seed = clock().0 | 1;
+        let mut out = Vec::with_capacity(POOL);
+        for n in 0..SESSIONS {
+            seed = mix(seed);
+            let local = SocketAddr::new(self.source, 1024 + (seed % 64_000) as u16);
+            let config = Config { bare_syn: self.class == Class::Syn, seed, ..Config::default() };
+            let wanted = matches!(self.class, Class::Syn | Class::SynData);
+            for packet in session(config, local, self.server, &ring, wanted) {
+                out.extend(self.spoil(packet, seed ^ n as u64));
+            }
+            if out.len() >= POOL {
+                out.truncate(POOL);
+                return Ok(out);
+            }
+        }
+        bail!("the packets of this attack cannot be made: the key file has no usable keys")
+    }
+
+    /// The keys that the packets are made with.
+    fn ring(&self) -> anyhow::Result<KeyRing> {
+        let foreign = || KeySet::generate(self.keys.service).context("keys of somebody else");
+        let mut keys = match self.class {
+            Class::WrongKeys | Class::ExpiredEpochs => foreign()?,
+            _ => self.keys.clone(),
+        };
+        match self.class {
+            Class::WrongKeys => {
+                // The same epochs, so that the server has keys to try.
+                keys.seal[0].epoch = self.keys.usable_seal;
+                keys.nonce[0].epoch = self.keys.usable_nonce;
+                (keys.usable_seal, keys.usable_nonce) = (self.keys.usable_seal, self.keys.usable_nonce);
+            }
+            Class::ExpiredEpochs => {
+                let gone = |epochs: Vec<u16>| (1..u16::MAX).rev().find(|e| !epochs.contains(e)).unwrap_or(1);
+                let seal = gone(self.keys.seal.iter().map(|k| k.epoch).collect());
+                let nonce = gone(self.keys.nonce.iter().map(|k| k.epoch).collect());
+                (keys.seal[0].epoch, keys.nonce[0].epoch) = (seal, nonce);
+                (keys.usable_seal, keys.usable_nonce) = (seal, nonce);
+            }
+            _ => {}
+        }
+        keys.check()?;
+        Ok(keys.ring())
+    }
+
+    /// What becomes of a good packet; none if it is not one that this attack starts from.
+    fn spoil(&self, mut packet: Vec<u8>, seed: u64) -> Option<Vec<u8>> {
+        let segment = Segment::parse_packet(&packet).ok()?;
+        let request = segment.request().ok();
+        match self.class {
+            Class::Syn => return segment.is_bare_syn().then_some(packet),
+            Class::SynData => {
+                return request.filter(|r| r.class == RequestClass::Syn).is_some().then_some(packet);
+            }
+            _ => {}
+        }
+        let request = request.filter(|r| r.class == RequestClass::Normal)?;
+        let sealed = request.continuation?;
+        let payload = packet.len() - segment.payload.len();
+        match self.class {
+            Class::Garbage => {
+                let mut state = seed;
+                for byte in &mut packet[payload..] {
+                    state = mix(state);
+                    *byte = state as u8;
+                }
+            }
+            Class::Forged => {
+                let mut forged = sealed;
+                forged.fields.start_cwnd = forged.fields.start_cwnd.saturating_add(10);
+                replace(&mut packet[payload..], &sealed, &forged)?;
+            }
+            Class::BadMac => {
+                let mut forged = sealed;
+                for (byte, noise) in forged.mac.iter_mut().zip(mix(seed).to_be_bytes()) {
+                    *byte ^= noise;
+                }
+                forged.mac[11] ^= 1;
+                replace(&mut packet[payload..], &sealed, &forged)?;
+            }
+            _ => return Some(packet),
+        }
+        repair(&mut packet);
+        Some(packet)
+    }
+}
+
+/// Requests that a client sends to a server with these keys, both in memory; `opening`: the first packet is enough.
+fn session(
+    config: Config,
+    local: SocketAddr,
+    remote: SocketAddr,
+    keys: &KeyRing,
+    opening: bool,
+) -> Vec<Vec<u8>> {
+    let mut buffer = vec![0; 9100];
+    let mut now = Time(1000);
+    let clock = Time(clock().0.saturating_sub(1000));
+    let seed = config.seed;
+    let bare = config.bare_syn;
+    let mut client = Connection::open(config, local, remote, now);
+    if bare {
+        client.connect(now);
+    } else {
+        client.write(0, &content::request(40_000, seed, true), now);
+    }
+    let mut all = Vec::new();
+    for _ in 0..6 {
+        let mut requests = Vec::new();
+        while let Some(n) = client.poll_transmit(now, &mut buffer) {
+            requests.push(buffer[..n].to_vec());
+        }
+        now = now + 100;
+        for request in &requests {
+            let Ok(segment) = Segment::parse_packet(request) else { continue };
+            let time = Time(clock.0 + now.0);
+            let Ok(Verdict::Respond(plan)) = step(&segment, keys, time, &Policy::default()) else { continue };
+            // A refusal on either side only ends the conversation earlier.
+            let _ = content::answer(&plan, keys, |response| {
+                let _ = client.handle_input(now, &response);
+            });
+        }
+        all.append(&mut requests);
+        if opening || all.len() >= 40 {
+            break;
+        }
+        while matches!(client.read(0, &mut buffer), Read::Bytes(_)) {}
+    }
+    all
+}
+
+/// Puts another continuation in place of the one that stands in a request: its head, and behind the proof the rest.
+fn replace(payload: &mut [u8], old: &SealedContinuation, new: &SealedContinuation) -> Option<()> {
+    let (old, new) = (old.to_bytes(), new.to_bytes());
+    for part in [0..HEAD, HEAD..old.len()] {
+        let at = payload.windows(part.len()).position(|w| w == &old[part.clone()])?;
+        payload[at..at + part.len()].copy_from_slice(&new[part]);
+    }
+    Some(())
+}
+
+/// Makes the TCP checksum right again.
+fn repair(packet: &mut [u8]) {
+    let (tcp, addresses) = if packet[0] >> 4 == 4 { (20, 12..20) } else { (40, 8..40) };
+    packet[tcp + 16..tcp + 18].fill(0);
+    let length = (packet.len() - tcp) as u32;
+    let sum = Sum::new().bytes(&packet[addresses]).word(6).bytes(&length.to_be_bytes()).bytes(&packet[tcp..]);
+    packet[tcp + 16..tcp + 18].copy_from_slice(&sum.finish().to_be_bytes());
+}
+
+/// The replicas' common clock: real time.
+fn clock() -> Time {
+    Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
+}
+
+/// Numbers that look random (SplitMix64's finalizer).
+fn mix(n: u64) -> u64 {
+    let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use rivulet_transport::server::Refusal;
+
+    use super::*;
+
+    /// What a server says to each packet of an attack: the name of the refusal, or "answered".
+    fn verdicts(class: Class) -> Vec<&'static str> {
+        let keys = KeySet::generate(7).unwrap();
+        let ring = keys.ring();
+        let server = "10.9.0.1:80".parse().unwrap();
+        let maker = Maker { keys, class, server, source: "10.9.0.2".parse().unwrap() };
+        let judge = |packet: &Vec<u8>| {
+            let segment = match Segment::parse_packet(packet) {
+                Ok(segment) => segment,
+                Err(e) => return Refusal::Wire(e).name(),
+            };
+            segment.verify_checksum().expect("the checksum is right");
+            match step(&segment, &ring, clock(), &Policy::default()) {
+                Ok(_) => "answered",
+                Err(refusal) => refusal.name(),
+            }
+        };
+        maker.pool().unwrap().iter().map(judge).collect()
+    }
+
+    #[test]
+    fn every_attack_is_what_it_says_it_is() {
+        for (class, expected) in [
+            (Class::WrongKeys, &["forged"][..]),
+            (Class::ExpiredEpochs, &["seal_epoch"]),
+            (Class::Garbage, &["malformed", "seal_epoch", "forged"]),
+            (Class::Syn, &["answered"]),
+            (Class::SynData, &["answered"]),
+            (Class::Forged, &["forged"]),
+            (Class::BadMac, &["forged"]),
+        ] {
+            let verdicts = verdicts(class);
+            assert_eq!(verdicts.len(), POOL);
+            let odd: Vec<_> = verdicts.iter().filter(|v| !expected.contains(v)).collect();
+            assert!(odd.is_empty(), "{class:?}: {:?}", &odd[..odd.len().min(5)]);
+        }
+    }
+}

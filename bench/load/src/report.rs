@@ -1,0 +1,93 @@
+//! What clients saw, and the line of JSON that says it.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// What one client saw.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Time of each request that was answered whole, microseconds.
+    pub latencies_us: Vec<u32>,
+    /// Bytes of bodies.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// How the first of them did.
+    pub first_error: Option<String>,
+}
+
+impl Outcome {
+    /// Counts a request that was answered.
+    pub fn answered(&mut self, took: Duration, bytes: u64) {
+        self.latencies_us.push(took.as_micros().try_into().unwrap_or(u32::MAX));
+        self.bytes += bytes;
+    }
+
+    /// Counts one that failed.
+    pub fn fail(&mut self, error: &anyhow::Error) {
+        self.errors += 1;
+        self.first_error.get_or_insert_with(|| format!("{error:#}"));
+    }
+}
+
+/// The line that is printed.
+#[derive(Serialize)]
+pub struct Report {
+    transport: &'static str,
+    clients: u32,
+    seconds: f64,
+    requests: u64,
+    errors: u64,
+    first_error: Option<String>,
+    bytes: u64,
+    mbps: f64,
+    requests_per_second: f64,
+    latency_us: Percentiles,
+    /// Bytes of each client, for Jain's index.
+    shares: Vec<u64>,
+}
+
+#[derive(Serialize)]
+struct Percentiles {
+    p50: u32,
+    p90: u32,
+    p99: u32,
+    max: u32,
+}
+
+impl Report {
+    /// Sums up what the clients saw.
+    #[must_use]
+    pub fn new(transport: &'static str, clients: u32, outcomes: Vec<Outcome>, took: Duration) -> Report {
+        let shares: Vec<u64> = outcomes.iter().map(|o| o.bytes).collect();
+        let errors = outcomes.iter().map(|o| o.errors).sum();
+        let first_error = outcomes.iter().find_map(|o| o.first_error.clone());
+        let mut latencies: Vec<u32> = outcomes.into_iter().flat_map(|o| o.latencies_us).collect();
+        latencies.sort_unstable();
+        let seconds = took.as_secs_f64();
+        let bytes: u64 = shares.iter().sum();
+        let at = |percent: usize| {
+            let last = latencies.len().saturating_sub(1);
+            latencies.get((latencies.len() * percent / 100).min(last)).copied().unwrap_or(0)
+        };
+        Report {
+            transport,
+            clients,
+            seconds,
+            requests: latencies.len() as u64,
+            errors,
+            first_error,
+            bytes,
+            mbps: bytes as f64 * 8.0 / seconds / 1e6,
+            requests_per_second: latencies.len() as f64 / seconds,
+            latency_us: Percentiles {
+                p50: at(50),
+                p90: at(90),
+                p99: at(99),
+                max: latencies.last().copied().unwrap_or(0),
+            },
+            shares,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Kernel TCP clients: non-blocking sockets in one event loop.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::{Begun, Swarm, settle};
+use crate::report::Outcome;
+use crate::response::Parser;
+
+/// Connections that are opened at a time when many are to be held.
+const OPENING: usize = 256;
+
+struct Client {
+    stream: TcpStream,
+    parser: Parser,
+    began: Instant,
+    /// Bytes of the request that were written.
+    written: usize,
+    held: bool,
+}
+
+/// As [`super::rivulet::run`], by kernel TCP; `fast_open`: the request goes with the SYN where the kernel has a cookie.
+///
+/// # Errors
+/// What keeps sockets from being made.
+pub fn run(
+    swarm: &Swarm,
+    fast_open: bool,
+    held: impl FnOnce(),
+    released: &AtomicBool,
+) -> anyhow::Result<Outcome> {
+    let mut poll = Poll::new()?;
+    let mut events = Events::with_capacity(1024);
+    let mut clients: Vec<Option<Client>> = Vec::new();
+    let mut free: Vec<usize> = Vec::new();
+    let mut begun = Begun::new(swarm);
+    let mut outcome = Outcome::default();
+    let mut buffer = vec![0; 64 * 1024];
+    let mut held = Some(held);
+    let mut looked = Instant::now();
+    let at_a_time = if swarm.hold { OPENING } else { swarm.clients };
+    loop {
+        while begun.count - begun.over < at_a_time as u64 && begun.more() {
+            let at = Instant::now();
+            let opened = open(swarm, fast_open, begun.count).and_then(|(mut stream, written)| {
+                let place = free.pop().unwrap_or(clients.len());
+                let interest = Interest::READABLE | Interest::WRITABLE;
+                poll.registry().register(&mut stream, Token(place), interest)?;
+                Ok((place, stream, written))
+            });
+            match opened {
+                Ok((place, stream, written)) => {
+                    let client =
+                        Client { stream, parser: Parser::default(), began: at, written, held: false };
+                    if place == clients.len() {
+                        clients.push(None);
+                    }
+                    clients[place] = Some(client);
+                }
+                Err(e) => {
+                    outcome.fail(&anyhow::Error::from(e).context("connecting"));
+                    begun.over += 1;
+                }
+            }
+        }
+        if !begun.is_under_way() {
+            if !swarm.hold || released.load(Ordering::Relaxed) {
+                return Ok(outcome);
+            }
+            if let Some(held) = held.take() {
+                held();
+            }
+        }
+        match poll.poll(&mut events, Some(Duration::from_millis(50))) {
+            Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e).context("waiting for sockets"),
+            _ => {}
+        }
+        for event in &events {
+            let place = event.token().0;
+            let Some(client) = clients.get_mut(place).and_then(Option::as_mut) else { continue };
+            let Some(answer) = client.progress(&swarm.request, &mut buffer).transpose() else { continue };
+            if client.held {
+                outcome.fail(&anyhow::anyhow!("a connection ended while it was held"));
+                clients[place] = None;
+                free.push(place);
+                continue;
+            }
+            let ok = answer.is_ok();
+            settle(&mut outcome, client.began.elapsed(), answer);
+            begun.over += 1;
+            client.held = swarm.hold && ok;
+            if !client.held {
+                clients[place] = None;
+                free.push(place);
+            }
+        }
+        if looked.elapsed() > Duration::from_millis(200) {
+            looked = Instant::now();
+            for (place, entry) in clients.iter_mut().enumerate() {
+                if entry.as_ref().is_some_and(|c| !c.held && c.began.elapsed() > swarm.timeout) {
+                    outcome.fail(&anyhow::anyhow!("no answer in {:?}", swarm.timeout));
+                    begun.over += 1;
+                    *entry = None;
+                    free.push(place);
+                }
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Writes and reads what can be; the answer once it is whole.
+    fn progress(&mut self, request: &[u8], buffer: &mut [u8]) -> anyhow::Result<Option<(u16, u64)>> {
+        while let Some(rest) = request.get(self.written..).filter(|rest| !rest.is_empty()) {
+            match self.stream.write(rest) {
+                Ok(n) => self.written += n,
+                // Not connected yet.
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
+                    return Ok(None);
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        loop {
+            match self.stream.read(buffer) {
+                Ok(0) => anyhow::bail!("the connection ended {}", self.parser.progress()),
+                Ok(n) => {
+                    if let Some(done) = self.parser.feed(&buffer[..n])? {
+                        return Ok(Some(done));
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+}
+
+/// A socket on its way to the server, and how much of the request went with its SYN.
+fn open(swarm: &Swarm, fast_open: bool, n: u64) -> io::Result<(TcpStream, usize)> {
+    let socket = Socket::new(Domain::for_address(swarm.server), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    socket.set_tcp_nodelay(true)?;
+    if !swarm.sources.is_empty() {
+        let one: libc::c_int = 1;
+        // SAFETY: an option of type int, with the length of one. It lets connect choose the port, which then needs
+        // to be free towards this server alone.
+        let rc = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_IP,
+                libc::IP_BIND_ADDRESS_NO_PORT,
+                (&raw const one).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        if rc != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let source = swarm.sources[n as usize % swarm.sources.len()];
+        socket.bind(&SockAddr::from(std::net::SocketAddr::new(source, 0)))?;
+    }
+    let server = SockAddr::from(swarm.server);
+    let result = if fast_open {
+        socket.send_to_with_flags(&swarm.request, &server, libc::MSG_FASTOPEN)
+    } else {
+        socket.connect(&server).map(|()| 0)
+    };
+    let written = match result {
+        Ok(written) => written,
+        // On its way: with Fast Open too, the data is then to be written once it is connected.
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => 0,
+        Err(e) => return Err(e),
+    };
+    Ok((TcpStream::from_std(socket.into()), written))
+}
