@@ -124,11 +124,11 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
     async def _next(self, agent: Agent, reader: asyncio.Task[None]) -> agent_pb2.ControllerMessage | None:
         """The next message to send, or None when either side ended."""
         getter = asyncio.ensure_future(agent._outbox.get())
-        done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
-        if getter in done:
-            return getter.result()
-        getter.cancel()
-        return None
+        try:
+            done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
+            return getter.result() if getter in done else None
+        finally:
+            getter.cancel()
 
     async def _read(self, agent: Agent, messages: AsyncIterator[agent_pb2.AgentMessage]) -> None:
         try:

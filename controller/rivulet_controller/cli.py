@@ -203,6 +203,9 @@ def _switches(found: dict[str, Any]) -> Table:
         state = "as described" if good else switch["problem"] or "not connected"
         if good and not switch["clock_valid"]:
             state += ", clock not known yet"
+        missing = [n["ip"] for n in switch["neighbours"] if n["state"] != "found"]
+        if good and missing:
+            state += f", no answer from {', '.join(missing)}"
         drops = ", ".join(f"{reason} {rate:.0f}" for reason, rate in switch["drops_per_s"].items())
         table.add_row(
             switch["name"], Text(state, style="green" if good else "red"), f"{switch['tor_id']:#06x}",

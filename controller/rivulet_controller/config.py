@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,6 +47,8 @@ def _mac(value: Any) -> Any:
         raise ValueError("write a MAC address in quotes (YAML takes 02:00:… for a number in base 60)")
     if isinstance(value, str) and not re.fullmatch(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", value):
         raise ValueError(f"{value!r} is not a MAC address such as 02:00:00:00:00:01")
+    if isinstance(value, str) and int(value[:2], 16) & 1:
+        raise ValueError(f"{value!r} is a group address: a machine has one whose first byte is even")
     return value.lower() if isinstance(value, str) else value
 
 
@@ -68,18 +69,34 @@ Mac = Annotated[str, BeforeValidator(_mac)]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 PortNumber = Annotated[int, Field(ge=1, le=509)]
+VlanId = Annotated[int, Field(ge=1, le=4094)]
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Vlan(_Model):
+    """An IEEE 802.1Q VLAN: the ports that carry it untagged and those that carry it tagged.
+
+    A port that carries no VLAN untagged has its untagged frames in VLAN 0.
+    """
+
+    id: VlanId
+    untagged: tuple[PortNumber, ...] = ()
+    tagged: tuple[PortNumber, ...] = ()
+
+
 class Host(_Model):
-    """A neighbour of the ToR: who has this address and behind which port; `mtu` in bytes of IP packet."""
+    """A neighbour of the ToR: who has this address and behind which port; `mtu` in bytes of IP packet.
+
+    Without `mac` the controller finds it by ARP or neighbour discovery; without `vlan` it is the port's untagged one.
+    """
 
     ip: IPAddress
-    mac: Mac
+    mac: Mac | None = None
     port: PortNumber
+    vlan: VlanId | None = None
     mtu: int = Field(default=1500, ge=576, le=9216)
 
 
@@ -100,19 +117,38 @@ class SwitchConfig(_Model):
     mac: Mac
     addresses: tuple[IPAddress, ...] = Field(min_length=1)
     ports: tuple[PortNumber, ...] = Field(min_length=1)
+    vlans: tuple[Vlan, ...] = ()
     hosts: tuple[Host, ...] = ()
     routes: tuple[Route, ...] = ()
     take_over: bool = Field(default=False, description="replace a foreign program that the switch runs")
     pipeline: Path | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
 
+    def untagged_vlan(self, port: int) -> int:
+        """The VLAN of a port's untagged frames; 0 unless one is configured."""
+        return next((vlan.id for vlan in self.vlans if port in vlan.untagged), 0)
+
+    def carries(self, port: int, vlan: int) -> bool:
+        """Whether frames of a VLAN belong on a port, tagged or not."""
+        if vlan == self.untagged_vlan(port):
+            return port in self.ports
+        return any(port in known.tagged for known in self.vlans if known.id == vlan)
+
+    def vlan_of(self, place: Host | Replica) -> int:
+        """The VLAN in which a neighbour is reached; 0 is untagged."""
+        return self.untagged_vlan(place.port) if place.vlan is None else place.vlan
+
 
 class Replica(_Model):
-    """A machine that serves; `port` is the ToR's port towards it."""
+    """A machine that serves; `port` is the ToR's port towards it.
+
+    Without `mac` it is what the replica's agent says; without `vlan` it is the port's untagged one.
+    """
 
     name: Name
     switch: Name
     port: PortNumber
-    mac: Mac
+    vlan: VlanId | None = None
+    mac: Mac | None = None
     ip: IPAddress
     mtu: int = Field(default=1500, ge=576, le=9216)
     weight: int = Field(default=1, ge=1, le=256)
@@ -253,7 +289,7 @@ class Etcd(_Model):
 
 
 class Config(_Model):
-    """The whole description."""
+    """The whole description. What pydantic cannot see, references.py checks."""
 
     switches: tuple[SwitchConfig, ...] = Field(min_length=1)
     replicas: tuple[Replica, ...] = Field(min_length=1)
@@ -266,99 +302,6 @@ class Config(_Model):
     def replica(self, name: str) -> Replica:
         """The replica of that name; KeyError if there is none (validation has made sure of references)."""
         return next(r for r in self.replicas if r.name == name)
-
-
-def _references(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What pydantic cannot see: references and clashes between entries, each with its place."""
-    switches = {s.name: s for s in config.switches}
-    named = {
-        "switches": [s.name for s in config.switches],
-        "replicas": [r.name for r in config.replicas],
-        "services": [s.name for s in config.services],
-    }
-    for kind, all_names in named.items():
-        for index, name in enumerate(all_names):
-            if name in all_names[:index]:
-                yield (kind, index, "name"), f"{name!r} stands twice: names are unique"
-    names = {r.name for r in config.replicas}
-    places: dict[tuple[str, str], str] = {}
-    for index, replica in enumerate(config.replicas):
-        switch = switches.get(replica.switch)
-        if switch is None:
-            yield ("replicas", index, "switch"), f"there is no switch {replica.switch!r}"
-        elif replica.port not in switch.ports:
-            yield (
-                ("replicas", index, "port"),
-                f"switch {switch.name!r} has no port {replica.port} (it has {list(switch.ports)})",
-            )
-        other = places.setdefault((replica.switch, str(replica.ip)), replica.name)
-        if other != replica.name:
-            yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
-    yield from _switch_references(config)
-    if len(config.services) > MAX_SERVICES:
-        yield ("services",), f"{MAX_SERVICES} at most"
-    if len({service.pool_name for service in config.services}) > MAX_POOLS:
-        yield ("services",), f"{MAX_POOLS} pools at most; let some services share one"
-    owners: dict[tuple[str, int], str] = {}
-    pools: dict[str, Service] = {}
-    for index, service in enumerate(config.services):
-        for place, name in enumerate(service.replicas):
-            if name not in names:
-                yield ("services", index, "replicas", place), f"there is no replica {name!r}"
-            if name in service.replicas[:place]:
-                yield ("services", index, "replicas", place), f"{name!r} stands twice"
-        for place, address in enumerate(service.addresses):
-            owner = owners.setdefault((str(address), service.port), service.name)
-            if owner != service.name or address in service.addresses[:place]:
-                yield (
-                    ("services", index, "addresses", place),
-                    f"{address} port {service.port} is already served by {owner!r}",
-                )
-        pool = pools.setdefault(service.pool_name, service)
-        if set(pool.replicas) != set(service.replicas) or pool.liveness != service.liveness:
-            yield (
-                ("services", index, "pool"),
-                f"services {pool.name!r} and {service.name!r} share a pool: give them the same replicas and liveness",
-            )
-        if len(service.replicas) > service.slots:
-            yield (
-                ("services", index, "slots"),
-                f"{len(service.replicas)} replicas need at least as many slots",
-            )
-
-
-def _switch_references(config: Config) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Ports, numbers and routes of the switches."""
-    numbers: dict[int, str] = {}
-    for index, switch in enumerate(config.switches):
-        other = numbers.setdefault(switch.number, switch.name)
-        if other != switch.name:
-            yield ("switches", index, "number"), f"{switch.number} is already the number of switch {other!r}"
-        for place, port in enumerate(switch.ports):
-            if port in switch.ports[:place]:
-                yield ("switches", index, "ports", place), f"port {port} stands twice"
-        neighbours: dict[str, str] = {}
-        for place, host in enumerate(switch.hosts):
-            if host.port not in switch.ports:
-                yield (
-                    ("switches", index, "hosts", place, "port"),
-                    f"switch {switch.name!r} has no port {host.port} (it has {list(switch.ports)})",
-                )
-            if neighbours.setdefault(str(host.ip), host.mac) != host.mac:
-                yield ("switches", index, "hosts", place, "ip"), f"{host.ip} has two MAC addresses"
-        for place, route in enumerate(switch.routes):
-            if str(route.via) not in neighbours:
-                yield (
-                    ("switches", index, "routes", place, "via"),
-                    f"{route.via} is not one of the hosts of switch {switch.name!r}",
-                )
-        for replica in config.replicas:
-            here = replica.switch == switch.name
-            if not here and not any(replica.ip in route.prefix for route in switch.routes):
-                yield (
-                    ("switches", index),
-                    f"switch {switch.name!r} has no route to replica {replica.name!r} ({replica.ip}) of another switch",
-                )
 
 
 def _line(tree: Any, path: tuple[str | int, ...]) -> int:
@@ -384,10 +327,12 @@ def _plain(tree: Any) -> Any:
 
 def parse(text: str, source: str = "config") -> Config:
     """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
+    from .references import references
+
     # Lines cost time that a file without mistakes need not spend.
     with suppress(YAMLError, ValidationError):
         config = Config.model_validate(YAML(typ="safe").load(text))
-        if not any(_references(config)):
+        if not any(references(config)):
             return config
     try:
         tree = YAML(typ="rt").load(text)
@@ -416,7 +361,7 @@ def parse(text: str, source: str = "config") -> Config:
             problems.append(f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}")
         raise ConfigError(sorted(set(problems))) from None
     problems = [
-        f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}" for path, message in _references(config)
+        f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}" for path, message in references(config)
     ]
     if problems:
         raise ConfigError(problems)

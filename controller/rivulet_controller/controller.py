@@ -69,6 +69,7 @@ class Controller:
         self.leading = True
         """Whether this controller writes; with several controllers, whether it holds the lease."""
         self.agents = AgentServer(self._welcome, self.wake)
+        self._told_macs: dict[str, str] = {}
         self.reconciles = 0
         self.last_reconcile_s = 0.0
         self._rack = Rack(config, State(), Numbers({}, {}, {}, {}))
@@ -310,6 +311,22 @@ class Controller:
         self._dirty.set()
         return message
 
+    def _note_macs(self) -> None:
+        """Takes over what agents say of their MAC addresses, for replicas of which the configuration gives none."""
+        for replica in self.config.replicas:
+            agent = self.agents.agents.get(replica.name)
+            if agent is None or len(agent.mac) != 6 or agent.mac[0] & 1 or not any(agent.mac):
+                continue
+            said = agent.mac.hex(":")
+            if replica.mac is None:
+                self.state.set_mac(replica.name, said)
+            elif replica.mac != said and self._told_macs.get(replica.name) != said:
+                self._told_macs[replica.name] = said
+                log.warning(
+                    "replica %s: its agent says %s, the configuration %s: the configuration's is used",
+                    replica.name, said, replica.mac,
+                )  # fmt: skip
+
     def _tell_agents(self) -> None:
         """Sends each agent what it must serve, if that changed."""
         now = time.monotonic()
@@ -346,6 +363,7 @@ class Controller:
     async def _reconcile(self) -> list[str]:
         """One round; the refusals of switches, in words."""
         began = time.monotonic()
+        self._note_macs()
         self._tick_rings()
         # Durable before anybody is told: a key that was used must not be forgotten.
         await self._save()

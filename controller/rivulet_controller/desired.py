@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import MappingProxyType
 
-from .config import Config, IPAddress, Keys, Replica, Service, SwitchConfig
+from .config import Config, Keys, Replica, Service, SwitchConfig
 from .entry import Digest, Item, Meter, Multicast, default, entry
 from .keys import KeyRing, Kind, State
+from .l2 import Hop, Learned, address_int, hop_name, l2, mac_int, next_hops, routes
 from .names import Names
 from .slots import drained, round_robin
 from .state import Pairs
@@ -25,14 +27,13 @@ ORDER = (
 )  # fmt: skip
 """Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
 
-FLOOD_GROUP = 1
 COPIES_GROUPS = 1024
-"""Multicast groups: one floods VLAN 0, `COPIES_GROUPS + pool` copies to all members of a pool."""
+"""The multicast group `COPIES_GROUPS + pool` copies to all members of a pool; those of l2.py flood VLANs."""
 
 SKETCH_MASK = 262143
 REPLAY_LIMIT = 262144
 OPENINGS_LIMIT = 32768
-"""Words of a sketch's row less one, and keys that a slot of 4.19 s takes: an eighth of the cells (docs/dataplane.md)."""
+"""Words of a row less one; keys that a sketch takes in 4.19 s: an eighth of its cells (docs/dataplane.md)."""
 
 EVENT_RATE = 100
 """Digests a second of each kind that packets alone can cause."""
@@ -65,31 +66,7 @@ class Numbers:
     replicas: Mapping[str, Mapping[str, int]]
     """By pool, then by replica."""
     next_hops: Mapping[str, Mapping[str, int]]
-    """By switch, then by `hop_name`."""
-
-
-def address_int(address: IPAddress) -> int:
-    """An address as the 128 bits of the tables; IPv4 as ::ffff:a.b.c.d."""
-    return int(address) | (0xFFFF << 32 if address.version == 4 else 0)
-
-
-def mac_int(mac: str) -> int:
-    """A MAC address as an integer."""
-    return int(mac.replace(":", ""), 16)
-
-
-def hop_name(port: int, mac: str) -> str:
-    """What a next hop is called: several addresses behind one port and MAC share it."""
-    return f"{port}/{mac}"
-
-
-def next_hops(config: Config, switch: SwitchConfig) -> dict[str, tuple[int, str, int]]:
-    """The switch's next hops by name: port, MAC, MTU."""
-    hops = {hop_name(h.port, h.mac): (h.port, h.mac, h.mtu) for h in switch.hosts}
-    for replica in config.replicas:
-        if replica.switch == switch.name:
-            hops.setdefault(hop_name(replica.port, replica.mac), (replica.port, replica.mac, replica.mtu))
-    return hops
+    """By switch, then by the hop's name (l2.py)."""
 
 
 def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
@@ -125,51 +102,6 @@ def _rate(meter: str, index: int, rate: int) -> Meter:
     return Meter(meter, index, rate, burst, rate, burst)
 
 
-def _l2(config: Config, switch: SwitchConfig, clock_known: bool, learned: frozenset[tuple[int, int]]) -> Iterator[Item]:
-    """Ports and bridging in VLAN 0. `learned`: sources that events told of, as (MAC, port)."""
-    for port in switch.ports:
-        yield entry("ports", {"ingress_port": port}, "set_port", {"pvid": 0})
-    yield Multicast(FLOOD_GROUP, tuple((port, 0) for port in sorted(switch.ports)))
-    yield entry("floods", {"vlan": 0}, "flood", {"group": FLOOD_GROUP})
-    known = {mac_int(mac): port for port, mac, _ in next_hops(config, switch).values()}
-    for mac, port in {**dict(sorted(learned)), **known}.items():
-        yield entry("bridges", {"vlan": 0, "mac": mac}, "bridge_to", {"port": port})
-        # Until the switch's clock is known, every frame may raise an event, since events tell the clock.
-        if clock_known:
-            yield entry("known_sources", {"vlan": 0, "mac": mac, "ingress_port": port}, "source_known")
-
-
-def _routes(config: Config, switch: SwitchConfig, numbers: Mapping[str, int]) -> Iterator[Item]:
-    hops = next_hops(config, switch)
-    for name, (port, mac, mtu) in hops.items():
-        number = numbers[name]
-        yield entry("next_hops", {"next_hop": number}, "set_next_hop", {"port": port, "mtu": mtu})
-        yield entry(
-            "neighbours",
-            {"next_hop": number},
-            "set_neighbour",
-            {"src_mac": mac_int(switch.mac), "dst_mac": mac_int(mac), "vlan": 0},
-        )
-    where: dict[tuple[int, int], int] = {}
-    for host in switch.hosts:
-        where[address_int(host.ip), 128] = numbers[hop_name(host.port, host.mac)]
-    for replica in config.replicas:
-        if replica.switch == switch.name:
-            where.setdefault((address_int(replica.ip), 128), numbers[hop_name(replica.port, replica.mac)])
-    for route in switch.routes:
-        length = route.prefix.prefixlen + (96 if route.prefix.version == 4 else 0)
-        where.setdefault((address_int(route.prefix.network_address), length), _via(switch, route.via, numbers))
-    for (value, length), hop in where.items():
-        # The default route matches anything, which P4Runtime writes as no match at all.
-        match: dict[str, int | tuple[int, int]] = {"destination": (value, length)} if length else {}
-        yield entry("routes", match, "route_to", {"next_hop": hop})
-
-
-def _via(switch: SwitchConfig, address: IPAddress, numbers: Mapping[str, int]) -> int:
-    host = next(h for h in switch.hosts if h.ip == address)
-    return numbers[hop_name(host.port, host.mac)]
-
-
 def _addresses(config: Config, switch: SwitchConfig, live: frozenset[str]) -> Iterator[Item]:
     own = {address_int(address) for address in switch.addresses}
     for value in sorted(own):
@@ -187,6 +119,8 @@ class Member:
     replica: Replica
     hop: int
     port: int
+    mac: str
+    """Where it is in the rack; of no meaning for a remote one."""
     remote: bool
 
 
@@ -219,7 +153,7 @@ def _pool(
         else:
             items.append(entry("replicas", key, "rack", {"next_hop": member.hop}))
             items.append(entry("encapsulations", key, "to_rack", {"next_hop": member.hop}))
-        source_value = address_int(replica.ip) if member.remote else mac_int(replica.mac)
+        source_value = address_int(replica.ip) if member.remote else mac_int(member.mac)
         items.append(
             entry(
                 "heartbeat_sources",
@@ -231,9 +165,13 @@ def _pool(
     return tuple(items)
 
 
-def _members(config: Config, switch: SwitchConfig, service: Service, numbers: Numbers) -> tuple[Member, ...]:
-    """Who is in a service's pool, as this switch reaches them; maintenance takes a replica out."""
-    hops = next_hops(config, switch)
+def _members(
+    config: Config, switch: SwitchConfig, service: Service, numbers: Numbers, hops: Mapping[str, Hop]
+) -> tuple[Member, ...]:
+    """Who is in a service's pool, as this switch reaches them.
+
+    Maintenance takes a replica out; one whose MAC address is not known yet is not in.
+    """
     by_name = {replica.name: replica for replica in config.replicas}
     members = []
     for name, index in sorted(numbers.replicas[service.pool_name].items(), key=lambda item: item[1]):
@@ -241,13 +179,16 @@ def _members(config: Config, switch: SwitchConfig, service: Service, numbers: Nu
         if replica.maintenance:
             continue
         if replica.switch == switch.name:
-            hop = hop_name(replica.port, replica.mac)
-            members.append(Member(index, replica, numbers.next_hops[switch.name][hop], hops[hop][0], remote=False))
+            hop = hop_name(switch, replica)
+            mac = hops[hop].mac
+            if mac is not None:
+                number = numbers.next_hops[switch.name][hop]
+                members.append(Member(index, replica, number, replica.port, mac, remote=False))
         else:
             route = max((r for r in switch.routes if replica.ip in r.prefix), key=lambda r: r.prefix.prefixlen)
             host = next(h for h in switch.hosts if h.ip == route.via)
-            number = numbers.next_hops[switch.name][hop_name(host.port, host.mac)]
-            members.append(Member(index, replica, number, host.port, remote=True))
+            number = numbers.next_hops[switch.name][hop_name(switch, host)]
+            members.append(Member(index, replica, number, host.port, "", remote=True))
     return tuple(members)
 
 
@@ -350,18 +291,21 @@ def desired(
     weights: Mapping[str, int],
     draining: frozenset[str],
     readmitted: Mapping[tuple[int, int], int],
-    learned: frozenset[tuple[int, int]] = frozenset(),
+    learned: frozenset[Learned] = frozenset(),
+    found: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Fragment]:
     """Everything that one switch should hold, by fragment.
 
     `weights` are the replicas' weights in force; `readmitted` holds, by (pool, replica) numbers, the exclusions after
-    which a replica takes plain TCP again. A service without a nonce key is left out: it is not live before its keys.
+    which a replica takes plain TCP again; `learned` are sources that events told of, `found` MAC addresses by next hop
+    that the configuration does not give. A service without a nonce key is left out: it is not live before its keys.
     """
+    hops = next_hops(config, switch, found)
     live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
     fragments: dict[str, Fragment] = {
         "switch": tuple(_switch(names, switch, tor)),
-        "l2": tuple(_l2(config, switch, tor.time_valid, learned)),
-        "routes": tuple(_routes(config, switch, numbers.next_hops[switch.name])),
+        "l2": tuple(l2(switch, hops, tor.time_valid, learned)),
+        "routes": tuple(routes(config, switch, hops, numbers.next_hops[switch.name])),
         "addresses": tuple(_addresses(config, switch, live)),
     }
     indices: dict[str, dict[int, int]] = {}
@@ -369,7 +313,7 @@ def desired(
     for service in config.services:
         pool, number = numbers.pools[service.pool_name], numbers.services[service.name]
         if service.pool_name not in indices:
-            members = _members(config, switch, service, numbers)
+            members = _members(config, switch, service, numbers, hops)
             again = tuple(readmitted.get((pool, m.index), 0) for m in members)
             bound = round(service.liveness * 1e6)
             fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, again, switch)

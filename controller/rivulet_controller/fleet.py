@@ -21,8 +21,11 @@ from .config import Config, SwitchConfig
 from .desired import Fragment, Numbers, Tor, desired, tor_of
 from .entry import Entry
 from .health import Health
+from .l2 import hop_name
 from .names import Names
+from .neighbours import Neighbours, answer, asker, question
 from .placing import weights
+from .sources import Sources
 from .state import State
 from .switch import Refused, SwitchError, SwitchLink
 
@@ -39,9 +42,6 @@ LOOK_S = 1.0
 
 SETTLE_S = 1.0
 """How long after a new clock offset events may still carry the old one."""
-
-LEARNED_MAX = 4096
-"""Sources learned per switch; more are bridged by flooding."""
 
 EVENTS_KEPT = 500
 
@@ -69,7 +69,8 @@ class SwitchState:
     settled_at: float = 0.0
     """Events before this may have been made under another clock offset."""
     readmitted: dict[tuple[int, int], int] = field(default_factory=dict)
-    learned: dict[int, int] = field(default_factory=dict)
+    sources: Sources = field(default_factory=Sources)
+    neighbours: Neighbours = field(default_factory=Neighbours)
     sequence: int | None = None
     problem: str = ""
     retry_at: float = 0.0
@@ -118,10 +119,15 @@ class Fleet:
                 del self.switches[name]
             else:
                 known.link.config = new
+                known.neighbours.follow(new)
+                known.sources.keep(new)
         for name, switch in wanted.items():
             if name not in self.switches:
-                link = SwitchLink(switch, self.names(switch), self._election_id, self._ready, self._event, self._guard)
+                link = SwitchLink(
+                    switch, self.names(switch), self._election_id, self._ready, self._event, self._guard, self._packet
+                )
                 state = SwitchState(link, lost_at=time.monotonic())
+                state.neighbours.follow(switch)
                 state.task = asyncio.create_task(link.run(), name=f"switch {name}")
                 self.switches[name] = state
 
@@ -155,8 +161,17 @@ class Fleet:
             weights(rack.config, rack.state.decisions),
             rack.draining,
             switch.readmitted,
-            frozenset(switch.learned.items()),
+            switch.sources.learned(),
+            self._found(rack, place, switch),
         )
+
+    def _found(self, rack: Rack, place: SwitchConfig, switch: SwitchState) -> dict[str, str]:
+        """MAC addresses that the configuration does not give: hosts' by asking, replicas' from their agents."""
+        found = switch.neighbours.found()
+        for replica in rack.config.replicas:
+            if replica.switch == place.name and replica.mac is None and replica.name in rack.state.macs:
+                found[hop_name(place, replica)] = rack.state.macs[replica.name]
+        return found
 
     async def apply(self, switch: SwitchState) -> str:
         """Writes what one switch lacks; what it refused, or an empty string."""
@@ -221,13 +236,19 @@ class Fleet:
             switch.tor = tor
             rows = [dict(i.match) | dict(i.params) for i in _rows(link, "heartbeat_sources")]
             switch.readmitted = {(_int(r["pool"]), _int(r["replica"])): _int(r["readmitted"]) for r in rows}
-            # Sources that were learned before this controller started.
-            rows = [dict(i.match) for i in _rows(link, "known_sources")]
-            learned = {_int(r["mac"]): _int(r["ingress_port"]) for r in rows}
-            switch.learned |= {mac: port for mac, port in learned.items() if port in link.config.ports}
+            # Sources and neighbours that were found before this controller started.
+            now = time.monotonic()
+            bridged = [dict(i.match) | dict(i.params) for i in _rows(link, "bridges")]
+            sources = [(_int(r["vlan"]), _int(r["mac"]), _int(r["port"])) for r in bridged]
+            switch.sources.recall(link.config, sources, now)
+            rows = [dict(i.match) | dict(i.params) for i in _rows(link, "neighbours")]
+            macs = {_int(r["next_hop"]): _int(r["dst_mac"]) for r in rows}
+            numbers = self.rack.numbers.next_hops[link.config.name]
+            switch.neighbours.recall({hop: macs[n] for hop, n in numbers.items() if n in macs}, now)
             log.info("switch %s: goes on as ToR %#06x", link.config.name, tor.tor_id)
         switch.retry_at = 0.0
         self._wake()
+        await self._ask(switch)
 
     def _state_of(self, link: SwitchLink) -> SwitchState | None:
         return next((s for s in self.switches.values() if s.link is link), None)
@@ -249,7 +270,10 @@ class Fleet:
         switch.sequence = event["sequence"]
         kind = link.names.member("event_kind_t", event["kind"])
         if kind == "UNKNOWN_SOURCE":
-            self._learn(switch, event["mac"], event["port"])
+            fresh = switch.sources.learn(link.config, event["vlan"], event["mac"], event["port"], now)
+            if fresh:
+                switch.neighbours.suspect(event["port"], event["vlan"])
+                self._wake()
         replica = self.replica_at(event["pool"], event["replica"]) if kind in _ABOUT_REPLICAS else None
         reason = link.names.member("drop_reason_t", event["reason"])
         self.events.append(
@@ -273,12 +297,22 @@ class Fleet:
             return None
         return switch.estimate.wanted(tor.clock_offset if tor.time_valid else None, time.monotonic())
 
-    def _learn(self, switch: SwitchState, mac: int, port: int) -> None:
-        """A source that the switch did not know; group addresses and foreign ports are nobody's."""
-        fits = mac in switch.learned or len(switch.learned) < LEARNED_MAX
-        if fits and not mac >> 40 & 1 and port in switch.link.config.ports and switch.learned.get(mac) != port:
-            switch.learned[mac] = port
+    def _packet(self, link: SwitchLink, frame: bytes, metadata: dict[str, int]) -> None:
+        """A frame that a switch hands over: an answer of a neighbour, or nothing to us."""
+        switch, heard = self._state_of(link), answer(frame)
+        if switch is None or heard is None:
+            return
+        port, vlan = metadata.get("ingress_port", 0), metadata.get("vlan", 0)
+        if switch.neighbours.hear(heard, port, vlan, time.monotonic()):
+            log.info("switch %s: %s is at %s behind port %d", link.config.name, heard.ip, heard.mac, port)
             self._wake()
+
+    async def _ask(self, switch: SwitchState) -> None:
+        """Asks for neighbours whose time has come."""
+        config = switch.link.config
+        for neighbour in switch.neighbours.due(time.monotonic()):
+            frame = question(neighbour.ip, asker(config.addresses, neighbour.ip), config.mac, neighbour.tag)
+            await switch.link.send_packet(frame, neighbour.port)
 
     def replica_at(self, pool: int, index: int) -> str | None:
         """The replica of a place in a pool, by the numbers in force."""
@@ -296,6 +330,9 @@ class Fleet:
             for switch in self.connected():
                 switch.lost_at = time.monotonic()
                 try:
+                    if switch.sources.age(time.monotonic()):
+                        self._wake()
+                    await self._ask(switch)
                     await self._look(switch, agents())
                 except Exception as error:
                     # Counters are for people: a failed look is said and tried again.

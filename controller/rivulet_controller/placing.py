@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from .config import Config
-from .desired import Numbers, next_hops
+from .desired import Numbers
+from .l2 import next_hops
 from .slots import pair
 from .state import Decision, Pairs, State
 

@@ -64,6 +64,8 @@ class State:
         self.slots: dict[str, Pairs] = {}
         self.counters: dict[str, int] = {}
         self.documents: dict[str, str] = {}
+        self.macs: dict[str, str] = {}
+        """MAC addresses of replicas, as their agents said."""
         self._changes: dict[str, bytes | None] = {}
         for key, value in (stored or {}).items():
             kind, _, name = key.partition("/")
@@ -84,6 +86,8 @@ class State:
                 self.slots[name] = tuple(zip(value[::2], value[1::2], strict=True))
             case "document":
                 self.documents[name] = value.decode()
+            case "mac":
+                self.macs[name] = bytes.fromhex(value.decode()).hex(":")
             case "counter":
                 self.counters[name] = int(value)
 
@@ -126,6 +130,12 @@ class State:
         self.documents[name] = text
         self._changes[f"document/{name}"] = text.encode()
 
+    def set_mac(self, replica: str, mac: str) -> None:
+        """Replaces what a replica's agent said of its MAC address."""
+        if self.macs.get(replica) != mac:
+            self.macs[replica] = mac
+            self._changes[f"mac/{replica}"] = mac.replace(":", "").encode()
+
     def next_counter(self, name: str) -> int:
         """A durable counter, incremented and returned (ToR incarnations, election ids); the first is 1."""
         self.counters[name] = self.counters.get(name, 0) + 1
@@ -147,7 +157,7 @@ class State:
         other = State()
         other.rings, other.decisions = dict(self.rings), dict(self.decisions)
         other.numbers = {kind: dict(names) for kind, names in self.numbers.items()}
-        other.slots, other.counters = dict(self.slots), dict(self.counters)
+        other.slots, other.counters, other.macs = dict(self.slots), dict(self.counters), dict(self.macs)
         return other
 
     def changes(self) -> dict[str, bytes | None]:

@@ -42,6 +42,9 @@ HANDSHAKE_S = 45.0
 DIGEST_QUEUE = 1000
 """Events waiting to be handled; more are dropped, which the gap in their sequence tells."""
 
+PACKET_QUEUE = 200
+"""Frames from a switch waiting to be looked at; more are dropped: whoever sends them can only be asked again."""
+
 OUR_TABLES = frozenset({"tor", "nonce_keys", "slots"})
 """A program with these tables is a version of ours and may be replaced by another."""
 
@@ -57,8 +60,9 @@ class Refused(SwitchError):
 class SwitchLink:
     """The session with one switch.
 
-    `ready` is called after each (re)connection as primary; `event` with each digest's fields; `guard` before each
-    batch, and raises SwitchError when this controller must not write any more (a lost lease).
+    `ready` is called after each (re)connection as primary; `event` with each digest's fields; `packet` with each frame
+    that the switch hands over and its metadata; `guard` before each batch, and raises SwitchError when this controller
+    must not write any more (a lost lease).
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class SwitchLink:
         ready: Callable[[SwitchLink], Awaitable[None]],
         event: Callable[[SwitchLink, dict[str, int]], None],
         guard: Callable[[], None] = lambda: None,
+        packet: Callable[[SwitchLink, bytes, dict[str, int]], None] = lambda link, frame, metadata: None,
     ) -> None:
         self.config = config
         self.names = names
@@ -80,6 +85,7 @@ class SwitchLink:
         self._ready = ready
         self._event = event
         self._guard = guard
+        self._packet = packet
         self._switch: fy.Switch | None = None
         self._actual: dict[tuple[Any, ...], Item] = {}
         self._applied: dict[str, Fragment] = {}
@@ -205,24 +211,35 @@ class SwitchLink:
         log.info("switch %s: primary, %d items there", self.config.name, len(self._actual))
         down = switch.ee.event_future(fy.SwitchEvent.CHANNEL_DOWN)
         demoted = switch.ee.event_future(fy.SwitchEvent.BECOME_BACKUP)
-        digests = asyncio.create_task(self._digests(switch))
+        streams = [asyncio.create_task(self._digests(switch)), asyncio.create_task(self._packets(switch))]
         try:
             await self._ready(self)
-            await asyncio.wait({down, demoted, digests}, return_when=asyncio.FIRST_COMPLETED)
-            if digests.done() and not digests.cancelled() and digests.exception() is not None:
-                raise SwitchError(f"digest stream: {digests.exception()}")
+            await asyncio.wait({down, demoted, *streams}, return_when=asyncio.FIRST_COMPLETED)
+            for stream in streams:
+                if stream.done() and not stream.cancelled() and stream.exception() is not None:
+                    raise SwitchError(f"digest or packet stream: {stream.exception()}")
             if demoted.done():
                 raise SwitchError("another controller became primary")
         finally:
-            digests.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await digests
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
 
     async def _digests(self, switch: fy.Switch) -> None:
         async for digest in switch.read_digests(self.names.digest, queue_size=DIGEST_QUEUE):
             for event in digest:
                 self._event(self, dict(event))
             await switch.write([digest.ack()])
+
+    async def _packets(self, switch: fy.Switch) -> None:
+        async for packet in switch.read_packets(queue_size=PACKET_QUEUE):
+            self._packet(self, packet.payload, dict(packet.metadata))
+
+    async def send_packet(self, frame: bytes, port: int) -> None:
+        """Sends a frame out of a port as it is. Raises SwitchError without a session."""
+        switch = self._require()
+        self._guard()
+        await switch.write([fy.P4PacketOut(frame, egress_port=port)])
 
     async def _read(self) -> None:
         """Reads everything the controller manages into the mirror; meters are read when first wanted."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .config import IPAddress
-from .desired import address_int
 from .entry import Entry, Item, MatchValue
+from .l2 import address_int
 from .names import Names
 
 

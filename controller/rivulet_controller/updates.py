@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .config import Config
-from .desired import Numbers, mac_int
+from .desired import Numbers
 from .keys import KeyRing, Kind
+from .l2 import mac_int
 from .pb.rivulet.agent.v1 import agent_pb2
 
 

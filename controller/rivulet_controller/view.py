@@ -46,6 +46,7 @@ def switches(controller: Controller) -> list[dict[str, Any]]:
                 "entries": len(state.link.items()) if state else 0,
                 "writes": state.link.writes if state else 0,
                 "converged_at": state.converged_at if state else 0.0,
+                "neighbours": state.neighbours.view(time.monotonic()) if state else [],
                 "drops": dict(sample.drops) if sample else {},
                 "suspects": dict(sample.suspects) if sample else {},
                 "drops_per_s": controller.fleet.health.drop_rates(place.name),

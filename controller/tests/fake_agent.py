@@ -14,9 +14,10 @@ from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
 class FakeAgent:
     """Registers as `name` and confirms each update, unless `silent`."""
 
-    def __init__(self, address: str, name: str, silent: bool = False) -> None:
+    def __init__(self, address: str, name: str, silent: bool = False, mac: bytes = bytes(6)) -> None:
         self.name = name
         self.silent = silent
+        self.mac = mac
         self.ready = True
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
@@ -42,7 +43,7 @@ class FakeAgent:
     async def _run(self) -> None:
         async with grpc.aio.insecure_channel(self._address) as channel:
             call = agent_pb2_grpc.AgentsStub(channel).Register()  # type: ignore[no-untyped-call]
-            hello = agent_pb2.Hello(name=self.name, incarnation=7, mac=bytes(6), version="test")
+            hello = agent_pb2.Hello(name=self.name, incarnation=7, mac=self.mac, version="test")
             await call.write(agent_pb2.AgentMessage(hello=hello))
             reporter = asyncio.create_task(self._report(call))
             try:

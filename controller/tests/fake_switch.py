@@ -38,6 +38,8 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self.slow = 0.0
         self.counters: dict[tuple[str, int], int] = {}
         """Packets by counter and cell."""
+        self.packets: list[tuple[int, bytes]] = []
+        """Frames that the controller sent, with their ports."""
         self._clients: dict[asyncio.Queue[p4r.StreamMessageResponse], int] = {}
         self._server: grpc.aio.Server | None = None
 
@@ -92,7 +94,14 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         blank = dict.fromkeys(("kind", "reason", "pool", "replica", "sequence", "clock", "mac", "port", "vlan"), 0)
         spec: Any = digest.type_spec
         data = spec.encode_data({**blank, **fields})
-        message = p4r.StreamMessageResponse(digest=p4r.DigestList(digest_id=digest.id, list_id=1, data=[data]))
+        self._tell(p4r.StreamMessageResponse(digest=p4r.DigestList(digest_id=digest.id, list_id=1, data=[data])))
+
+    def send_packet(self, frame: bytes, **metadata: int) -> None:
+        """A packet-in, to the primary."""
+        encoded = self.names.schema.controller_packet_metadata["packet_in"].encode({"reason": 2, **metadata})
+        self._tell(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=frame, metadata=encoded)))
+
+    def _tell(self, message: p4r.StreamMessageResponse) -> None:
         best = max(self._clients.values(), default=0)
         for outbox, election in self._clients.items():
             if election == best:
@@ -119,6 +128,9 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
                 if request.WhichOneof("update") == "arbitration":
                     self._clients[outbox] = request.arbitration.election_id.low
                     self._arbitrate()
+                elif request.WhichOneof("update") == "packet":
+                    port = int.from_bytes(request.packet.metadata[0].value, "big")
+                    self.packets.append((port, request.packet.payload))
 
         reader = asyncio.create_task(listen())
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from rivulet_controller.config import Config, parse
-from rivulet_controller.desired import Fragment, Numbers, Tor, desired, next_hops
+from rivulet_controller.desired import Fragment, Numbers, Tor, desired
 from rivulet_controller.keys import KeyRing, Kind, Lives
+from rivulet_controller.l2 import Learned, next_hops
 from rivulet_controller.names import Names
 from rivulet_controller.slots import pair
 from rivulet_controller.state import State
@@ -42,6 +43,9 @@ services:
     liveness: 20ms
 """
 
+ARP_REPLY = bytes.fromhex("0200000000fe020000000101080600010800060400020200000001010a0001010200000000fe0a0001fe")
+"""10.0.1.1 is at 02:00:00:00:01:01, to the ToR."""
+
 
 def config(text: str = RACK) -> Config:
     """The rack, parsed."""
@@ -61,6 +65,7 @@ def fragments(
     draining: frozenset[str] = frozenset(),
     keys: bool = True,
     state: State | None = None,
+    learned: frozenset[Learned] = frozenset(),
 ) -> dict[str, Fragment]:
     """What a switch should hold, with fresh numbers, slots and usable keys."""
     state = state or State()
@@ -88,6 +93,7 @@ def fragments(
         weights,
         draining,
         {},
+        learned,
     )
 
 

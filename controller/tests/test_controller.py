@@ -14,16 +14,18 @@ from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from finsy.proto import p4r, rpc_code
 from harness import as_described, connected, problem, rack, running, until
-from sample_rack import ARTIFACTS, NAMES, RACK, config
+from sample_rack import ARP_REPLY, ARTIFACTS, NAMES, RACK, config
 
 from rivulet_controller import controller as controller_module
 from rivulet_controller.clock import signed
 from rivulet_controller.controller import Controller
 from rivulet_controller.keys import Kind
 from rivulet_controller.names import Names, NamesError
+from rivulet_controller.neighbours import question
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.switch import SwitchError
 
+TOR = config().switches[0]
 OTHER = (
     "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r1, r2, r3], slots: 8, pool: web, liveness: 20ms}\n"
 )
@@ -255,6 +257,41 @@ async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
         await switch.listen(switch.address)
         await until(lambda: as_described(controller, switch), "found")
     await switch.stop()
+
+
+async def test_a_host_without_a_mac_is_asked_and_kept_over_a_restart(switch: FakeSwitch, tmp_path: Path) -> None:
+    text = RACK.replace('ip: 10.0.1.1, mac: "02:00:00:00:01:01",', "ip: 10.0.1.1,")
+    row = "neighbours[next_hop=0x1] set_neighbour(dst_mac=0x20000000101, src_mac=0x200000000fe, vlan=0x0)"
+    async with running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        await until(lambda: len(switch.packets) > 0, "the question")
+        assert switch.packets[0] == (1, question(TOR.hosts[0].ip, TOR.addresses[0], TOR.mac))
+        assert row not in switch.lines()
+        switch.send_packet(b"no answer at all", ingress_port=1, vlan=0)
+        switch.send_packet(ARP_REPLY, ingress_port=1, vlan=0)
+        await until(lambda: row in switch.lines(), "the answer")
+    switch.writes.clear()
+    async with running(switch, tmp_path, text) as controller:
+        await until(lambda: controller.reconciles > 3 and connected(controller), "connected again")
+        await asyncio.sleep(0.3)
+        assert switch.writes == [] and row in switch.lines()
+
+
+async def test_a_replica_without_a_mac_is_in_when_its_agent_says_it(switch: FakeSwitch, tmp_path: Path) -> None:
+    text = RACK.replace('port: 101, mac: "02:00:00:00:02:01",', "port: 101,")
+    async with running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        assert "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x6)" in switch.lines()
+        async with FakeAgent(f"unix:{tmp_path}/agents", "r1", mac=bytes.fromhex("0200000002aa")):
+            await until(lambda: any("members=0x7" in line for line in switch.lines()), "a member")
+            assert any("heartbeat_sources" in line and "source=0x200000002aa" in line for line in switch.lines())
+            await until(lambda: "nonce_epoch=0x1" in " ".join(switch.lines()), "its keys are in use")
+            await until(lambda: as_described(controller, switch), "all is written")
+    switch.writes.clear()
+    async with running(switch, tmp_path, text) as controller:
+        await until(lambda: controller.reconciles > 3 and connected(controller), "connected again")
+        await asyncio.sleep(0.2)
+        assert [w for w in switch.writes if "service_checks" not in w[1]] == [], "remembered without its agent"
 
 
 async def test_a_key_is_stamped_only_when_all_that_live_hold_it(switch: FakeSwitch, tmp_path: Path) -> None:

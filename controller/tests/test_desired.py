@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from sample_rack import ARTIFACTS, NAMES, RACK, config, fragments, lines
 
-from rivulet_controller.desired import ORDER, Tor, address_int, tor_of
+from rivulet_controller.desired import ORDER, Tor, tor_of
 from rivulet_controller.entry import Entry, difference
 from rivulet_controller.keys import KeyRing, Kind, Lives
+from rivulet_controller.l2 import address_int
 from rivulet_controller.names import ENUMS, Names, NamesError, read_enums
 from rivulet_controller.state import State
 

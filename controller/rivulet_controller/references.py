@@ -1,0 +1,187 @@
+"""What pydantic cannot see in a rack's description: references and clashes between entries, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .config import MAX_POOLS, MAX_SERVICES, Config, Host, Replica, Service, SwitchConfig
+
+Mistake = tuple[tuple[str | int, ...], str]
+"""Where (the path in the file) and what to do."""
+
+
+def references(config: Config) -> Iterator[Mistake]:
+    """What pydantic cannot see: references and clashes between entries, each with its place."""
+    switches = {s.name: s for s in config.switches}
+    named = {
+        "switches": [s.name for s in config.switches],
+        "replicas": [r.name for r in config.replicas],
+        "services": [s.name for s in config.services],
+    }
+    for kind, all_names in named.items():
+        for index, name in enumerate(all_names):
+            if name in all_names[:index]:
+                yield (kind, index, "name"), f"{name!r} stands twice: names are unique"
+    names = {r.name for r in config.replicas}
+    places: dict[tuple[str, str], str] = {}
+    for index, replica in enumerate(config.replicas):
+        switch = switches.get(replica.switch)
+        if switch is None:
+            yield ("replicas", index, "switch"), f"there is no switch {replica.switch!r}"
+        elif replica.port not in switch.ports:
+            yield (
+                ("replicas", index, "port"),
+                f"switch {switch.name!r} has no port {replica.port} (it has {list(switch.ports)})",
+            )
+        else:
+            yield from _vlan(switch, replica, ("replicas", index, "vlan"))
+        other = places.setdefault((replica.switch, str(replica.ip)), replica.name)
+        if other != replica.name:
+            yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
+    yield from _switch_references(config)
+    yield from _whose(config)
+    if len(config.services) > MAX_SERVICES:
+        yield ("services",), f"{MAX_SERVICES} at most"
+    if len({service.pool_name for service in config.services}) > MAX_POOLS:
+        yield ("services",), f"{MAX_POOLS} pools at most; let some services share one"
+    owners: dict[tuple[str, int], str] = {}
+    pools: dict[str, Service] = {}
+    for index, service in enumerate(config.services):
+        for place, name in enumerate(service.replicas):
+            if name not in names:
+                yield ("services", index, "replicas", place), f"there is no replica {name!r}"
+            if name in service.replicas[:place]:
+                yield ("services", index, "replicas", place), f"{name!r} stands twice"
+        for place, address in enumerate(service.addresses):
+            owner = owners.setdefault((str(address), service.port), service.name)
+            if owner != service.name or address in service.addresses[:place]:
+                yield (
+                    ("services", index, "addresses", place),
+                    f"{address} port {service.port} is already served by {owner!r}",
+                )
+        pool = pools.setdefault(service.pool_name, service)
+        if set(pool.replicas) != set(service.replicas) or pool.liveness != service.liveness:
+            yield (
+                ("services", index, "pool"),
+                f"services {pool.name!r} and {service.name!r} share a pool: give them the same replicas and liveness",
+            )
+        if len(service.replicas) > service.slots:
+            yield (
+                ("services", index, "slots"),
+                f"{len(service.replicas)} replicas need at least as many slots",
+            )
+
+
+def _switch_references(config: Config) -> Iterator[Mistake]:
+    """Ports, numbers and routes of the switches."""
+    numbers: dict[int, str] = {}
+    for index, switch in enumerate(config.switches):
+        other = numbers.setdefault(switch.number, switch.name)
+        if other != switch.name:
+            yield ("switches", index, "number"), f"{switch.number} is already the number of switch {other!r}"
+        for place, port in enumerate(switch.ports):
+            if port in switch.ports[:place]:
+                yield ("switches", index, "ports", place), f"port {port} stands twice"
+        yield from _vlans(switch, index)
+        neighbours: dict[str, str | None] = {}
+        for place, host in enumerate(switch.hosts):
+            if host.port not in switch.ports:
+                yield (
+                    ("switches", index, "hosts", place, "port"),
+                    f"switch {switch.name!r} has no port {host.port} (it has {list(switch.ports)})",
+                )
+            if neighbours.setdefault(str(host.ip), host.mac) != host.mac:
+                yield ("switches", index, "hosts", place, "ip"), f"{host.ip} has two MAC addresses"
+            elif host.mac is None and not any(a.version == host.ip.version for a in switch.addresses):
+                yield (
+                    ("switches", index, "hosts", place, "ip"),
+                    f"to ask for its MAC, switch {switch.name!r} needs an IPv{host.ip.version} address (or give `mac`)",
+                )
+            yield from _vlan(switch, host, ("switches", index, "hosts", place, "vlan"))
+        for place, route in enumerate(switch.routes):
+            if str(route.via) not in neighbours:
+                yield (
+                    ("switches", index, "routes", place, "via"),
+                    f"{route.via} is not one of the hosts of switch {switch.name!r}",
+                )
+        for replica in config.replicas:
+            here = replica.switch == switch.name
+            if here:
+                continue
+            if not any(replica.ip in route.prefix for route in switch.routes):
+                yield (
+                    ("switches", index),
+                    f"switch {switch.name!r} has no route to replica {replica.name!r} ({replica.ip}) of another switch",
+                )
+            if not any(address.version == replica.ip.version for address in switch.addresses):
+                yield (
+                    ("switches", index, "addresses"),
+                    f"the tunnel to replica {replica.name!r} needs an IPv{replica.ip.version} address"
+                    f" of switch {switch.name!r}",
+                )
+
+
+def _whose(config: Config) -> Iterator[Mistake]:
+    """Addresses that two would answer for, switches that are one, and MAC addresses in two places."""
+    served = {address: service.name for service in config.services for address in service.addresses}
+    servers: dict[tuple[str, int], str] = {}
+    for index, switch in enumerate(config.switches):
+        other = servers.setdefault((switch.address, switch.device_id), switch.name)
+        if other != switch.name:
+            yield (
+                ("switches", index, "address"),
+                f"device {switch.device_id} at {switch.address} is already switch {other!r}",
+            )
+        for place, address in enumerate(switch.addresses):
+            if address in served:
+                yield (
+                    ("switches", index, "addresses", place),
+                    f"{address} is an address of service {served[address]!r}: the switch needs one of its own",
+                )
+        neighbours: list[tuple[Host | Replica, tuple[str | int, ...]]] = []
+        neighbours += [(h, ("switches", index, "hosts", place)) for place, h in enumerate(switch.hosts)]
+        neighbours += [(r, ("replicas", at)) for at, r in enumerate(config.replicas) if r.switch == switch.name]
+        ports: dict[tuple[int, str], int] = {}
+        for neighbour, path in neighbours:
+            if neighbour.ip in served:
+                yield (*path, "ip"), f"{neighbour.ip} is an address of service {served[neighbour.ip]!r}"
+            elif neighbour.ip in switch.addresses:
+                yield (*path, "ip"), f"{neighbour.ip} is an address of switch {switch.name!r} itself"
+            if neighbour.mac is None:
+                continue
+            port = ports.setdefault((switch.vlan_of(neighbour), neighbour.mac), neighbour.port)
+            if port != neighbour.port:
+                yield (*path, "mac"), f"{neighbour.mac} is already behind port {port}"
+            if neighbour.mac == switch.mac:
+                yield (*path, "mac"), f"{neighbour.mac} is the MAC address of switch {switch.name!r} itself"
+
+
+def _vlans(switch: SwitchConfig, index: int) -> Iterator[Mistake]:
+    """VLANs: each once, on ports that are there, each port untagged in one at most and never both ways."""
+    seen: set[int] = set()
+    untagged: dict[int, int] = {}
+    for place, vlan in enumerate(switch.vlans):
+        where = ("switches", index, "vlans", place)
+        if vlan.id in seen:
+            yield (*where, "id"), f"VLAN {vlan.id} stands twice"
+        seen.add(vlan.id)
+        for kind, ports in (("untagged", vlan.untagged), ("tagged", vlan.tagged)):
+            for position, port in enumerate(ports):
+                if port not in switch.ports:
+                    yield (
+                        (*where, kind, position),
+                        f"switch {switch.name!r} has no port {port} (it has {list(switch.ports)})",
+                    )
+                if port in ports[:position]:
+                    yield (*where, kind, position), f"port {port} stands twice"
+        for position, port in enumerate(vlan.untagged):
+            if port in vlan.tagged:
+                yield (*where, "tagged"), f"port {port} carries VLAN {vlan.id} either tagged or untagged, not both"
+            other = untagged.setdefault(port, vlan.id)
+            if other != vlan.id:
+                yield (*where, "untagged", position), f"port {port} is already untagged in VLAN {other}"
+
+
+def _vlan(switch: SwitchConfig, place: Host | Replica, path: tuple[str | int, ...]) -> Iterator[Mistake]:
+    if place.vlan is not None and not switch.carries(place.port, place.vlan):
+        yield path, f"port {place.port} of switch {switch.name!r} does not carry VLAN {place.vlan}: add it to `vlans`"

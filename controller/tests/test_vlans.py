@@ -1,0 +1,101 @@
+"""A rack with VLANs in which no MAC address is written down: Linux hosts answer ARP and neighbour discovery."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from netrack import REPLICAS, SWITCHES, USABLE, NetRack
+
+pytestmark = [pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")]
+
+CLIENT_VLAN, REPLICA_VLAN = 10, 20
+TAP = "vlan10"
+
+
+class VlanRack(NetRack):
+    """The client's frames are tagged with VLAN 10; r1 and r2 are untagged in VLAN 20, r3 in none."""
+
+    def description(self) -> str:
+        """The YAML of the plain rack, with VLANs and without the neighbours' MAC addresses."""
+        text = super().description()
+        for number in (1, 2, 3):
+            text = text.replace(f'"mac": "02:00:00:00:02:{number:02x}", ', "")
+        vlans = [
+            f"{{id: {CLIENT_VLAN}, tagged: [1]}}",
+            f"{{id: {REPLICA_VLAN}, untagged: [101, 102]}}",
+        ]
+        hosts = [f"{{ip: {ip}, port: 1, vlan: {CLIENT_VLAN}}}" for ip in ("10.0.1.1", '"fd00:1::1"')]
+        text = text.replace("[10.0.1.254, 10.0.2.254]", '[10.0.1.254, 10.0.2.254, "fd00:1::fe"]')
+        before, _, rest = text.partition("    hosts: ")
+        _, _, after = rest.partition("\n")
+        return f"{before}    vlans: [{', '.join(vlans)}]\n    hosts: [{', '.join(hosts)}]\n{after}"
+
+    def _host(self, name: str, port: int, ip: str, mac: str) -> None:
+        super()._host(name, port, ip, mac)
+        if name != "c1":
+            return
+        self.inside(name, "ip", "addr", "flush", "dev", f"{name}-eth0")
+        # Not every kernel has VLAN devices.
+        program = Path(__file__).with_name("vlan_pump.py")
+        self.start("pump", [sys.executable, str(program), f"{name}-eth0", TAP, str(CLIENT_VLAN)], name)
+        self.until(lambda: "ready" in self.log("pump"), "the tap device is there", 10.0)
+        self.inside(name, "ip", "link", "set", TAP, "address", mac, "mtu", "1496")
+        self.inside(name, "ip", "link", "set", TAP, "up")
+        self.inside(name, "ip", "addr", "add", f"{ip}/24", "dev", TAP)
+        self.inside(name, "ip", "-6", "addr", "add", "fd00:1::1/64", "dev", TAP, "nodad")
+        self.inside(name, "ip", "route", "add", "default", "via", "10.0.1.254")
+
+
+@pytest.fixture(params=[name for name, program in SWITCHES.items() if program] or ["none"])
+def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VlanRack]:
+    if request.param == "none":
+        pytest.skip("no switch is installed")
+    built = VlanRack(tmp_path, request.param)
+    try:
+        built.build(2)
+        yield built
+    finally:
+        built.down()
+
+
+def test_hosts_are_found_and_served_across_vlans(rack: VlanRack) -> None:
+    def found() -> bool:
+        neighbours = rack.status()["switches"][0]["neighbours"]
+        return [n["state"] for n in neighbours] == ["found", "found"]
+
+    rack.until(found, "ARP and neighbour discovery find the client")
+    seen = {n["ip"]: n["mac"] for n in rack.status()["switches"][0]["neighbours"]}
+    assert seen == {"10.0.1.1": "02:00:00:00:01:01", "fd00:1::1": "02:00:00:00:01:01"}
+    rack.finish(rack.download())
+    entries = rack.client.get("/api/switches/tor1/entries")
+    tagged = [line for line in entries if line.startswith("neighbours") and f"vlan={CLIENT_VLAN:#x})" in line]
+    assert tagged and all("dst_mac=0x20000000101" in line for line in tagged)
+    assert sum(f"vlan={REPLICA_VLAN:#x})" in line for line in entries if line.startswith("neighbours")) == 2
+    # The ToR itself answers in the VLAN, and between VLANs of replicas packets are routed, not bridged.
+    for source, target in (("c1", "10.0.1.254"), ("c1", "fd00:1::fe"), ("r1", "10.0.2.254")):
+        rack.inside(source, "ping", "-c", "1", "-W", "2", target)
+    bridged = ["ip", "netns", "exec", rack.space("r1"), "ping", "-c", "1", "-W", "1", "10.0.2.3"]
+    assert subprocess.run(bridged, check=False, capture_output=True).returncode != 0, "another VLAN is not reached"
+    rack.inside("r1", "ping", "-c", "1", "-W", "2", "10.0.2.2")
+    assert {r["state"] for r in rack.status()["replicas"]} == {"live"} and len(REPLICAS) == 3
+
+
+def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack) -> None:
+    rack.finish(rack.download())
+    writes = rack.status()["switches"][0]["writes"]
+    rack.inside("c1", "ip", "link", "set", TAP, "address", "02:00:00:00:01:77")
+
+    def moved() -> bool:
+        neighbours = rack.status()["switches"][0]["neighbours"]
+        return bool({n["mac"] for n in neighbours} == {"02:00:00:00:01:77"})
+
+    # Its first frame tells of a new source, and then it is asked, long before its turn.
+    rack.inside("c1", "ping", "-c", "2", "-W", "2", "10.0.1.254")
+    rack.until(moved, "the question finds it", 10.0)
+    rack.finish(rack.download())
+    # Two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned from its frames.
+    assert rack.status()["switches"][0]["writes"] - writes <= 6
