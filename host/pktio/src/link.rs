@@ -1,7 +1,9 @@
 //! State of an interface, asked through any socket of its namespace.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
+
+use crate::{Interface, OpenError, in_netns};
 
 /// What an interface is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +19,16 @@ pub struct LinkInfo {
 }
 
 impl LinkInfo {
+    /// Asks for an interface without opening it for packets; needs no privilege.
+    pub fn of(interface: &Interface) -> Result<LinkInfo, OpenError> {
+        let failed =
+            |operation| move |source| OpenError::Os { interface: interface.to_string(), operation, source };
+        in_netns(interface.netns(), || {
+            let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).map_err(failed("socket"))?;
+            LinkInfo::query(socket.as_raw_fd(), interface.name()).map_err(failed("asking the interface"))
+        })?
+    }
+
     /// Asks the kernel through `fd`, a socket in the interface's namespace.
     pub(crate) fn query(fd: RawFd, name: &str) -> io::Result<LinkInfo> {
         let mut req = request(name);

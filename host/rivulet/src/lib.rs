@@ -4,5 +4,6 @@ pub mod agent;
 pub mod get;
 pub mod http;
 pub mod inspect;
+mod process;
 pub mod run;
 pub mod serve;

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rivulet_cli::agent::{self, AgentArgs};
 use rivulet_cli::get::{self, GetArgs};
 use rivulet_cli::inspect::{self, InspectArgs};
 use rivulet_cli::run;
@@ -24,6 +25,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Serve(ServeArgs),
+    Agent(AgentArgs),
     Get(GetArgs),
     Inspect(InspectArgs),
     /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     log(cli.log_json);
     let result = match cli.command {
         Command::Serve(args) => serve::serve(&args).map(|()| 0),
+        Command::Agent(args) => agent::run(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
         Command::Inspect(args) => inspect::inspect(&args),
         Command::Run { command } => run::run(&command),
@@ -69,8 +72,9 @@ fn keygen(service: u16) -> anyhow::Result<u8> {
 
 fn log(json: bool) {
     use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("RIVULET_LOG")
-        .unwrap_or_else(|_| EnvFilter::new("warn,rivulet_cli::serve=info,rivulet_cli::agent=info"));
+    let filter = EnvFilter::try_from_env("RIVULET_LOG").unwrap_or_else(|_| {
+        EnvFilter::new("warn,rivulet_cli::serve=info,rivulet_cli::agent=info,rivulet_agent=info")
+    });
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json { log.json().init() } else { log.with_target(false).init() }
 }

@@ -109,12 +109,7 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
     let Some(rig) = Rig::new() else { return };
     let server = rig.serve(&["--metrics", "127.0.0.1:9090", "--no-plain-tcp"]);
     let content = rig.file("file", 5_000_000);
-    let mac = |ns: &rivulet_pktio::testing::Netns, dev: &str| {
-        let text = ns.run(&format!("cat /sys/class/net/{dev}/address"));
-        let octets: Vec<u8> = text.trim().split(':').map(|o| u8::from_str_radix(o, 16).unwrap()).collect();
-        <[u8; 6]>::try_from(octets).unwrap()
-    };
-    let eth = EthHeader { dst: mac(&rig.server, "s0"), src: mac(&rig.client, "c0"), vlan: None };
+    let eth = EthHeader { dst: Rig::mac(&rig.server, "s0"), src: Rig::mac(&rig.client, "c0"), vlan: None };
     // All of it once before it is measured: memory of fixed size becomes resident as it is used, the replay
     // defence in no order.
     in_netns(Some(rig.client.name()), || attack(&eth)).unwrap();

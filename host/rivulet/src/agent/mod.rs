@@ -1,15 +1,12 @@
-//! The agent: a replica's channel to the controller.
+//! `rivulet agent`: the replica's channel to the controllers as a process of its own.
 //!
-//! It registers by name, gets services and keys, and reports what is in force. Nothing on the packet path
-//! waits for it: while the controller is away, the replica serves on what it has.
+//! It keeps services and keys for the serving processes of this host, which come and go, and hands them out on
+//! a Unix socket. Where nothing of ours serves but the kernel's TCP (nginx, say), it also sends the heartbeats,
+//! ready while the service accepts connections; elsewhere heartbeats come from the serving process alone.
 
-mod channel;
-mod convert;
-/// The generated messages of `controller/proto/rivulet/agent/v1/agent.proto`.
-#[allow(missing_docs, clippy::all, clippy::pedantic)]
-pub mod proto {
-    tonic::include_proto!("rivulet.agent.v1");
-}
+mod args;
+mod command;
+mod plain;
 
-pub use channel::{Agent, AgentError, Status};
-pub use convert::{ConvertError, services};
+pub use args::{AgentArgs, ControllerArgs};
+pub use command::run;

@@ -9,6 +9,8 @@ use clap::Args;
 use rivulet_server::keys::KeySet;
 use rivulet_server::service::{Member, Service};
 
+use crate::agent::ControllerArgs;
+
 /// Serves the files of a directory over Rivulet and plain TCP.
 ///
 /// Services and keys come from a controller (--controller, --name), or from flags and a key file
@@ -22,20 +24,20 @@ pub struct ServeArgs {
     #[arg(long, short, value_name = "NAME")]
     pub interface: String,
 
-    /// Controller that gives services and keys: unix:PATH or HOST:PORT
-    #[arg(long, value_name = "ADDRESS", requires = "name", conflicts_with_all = ["listen", "keys"])]
-    pub controller: Option<String>,
+    /// Controllers that give services and keys, or the agent of this host (unix:/run/rivulet/agent.sock)
+    #[command(flatten)]
+    pub controller: ControllerArgs,
 
-    /// Name of this replica in the controller's configuration
-    #[arg(long, value_name = "NAME", requires = "controller")]
+    /// Name of this replica in the controllers' configuration
+    #[arg(long, value_name = "NAME", requires = "controllers")]
     pub name: Option<String>,
 
     /// Service address and port, without a controller; may be repeated (one port for all)
-    #[arg(long, short, value_name = "ADDR:PORT", requires = "keys")]
+    #[arg(long, short, value_name = "ADDR:PORT", requires = "keys", conflicts_with = "controllers")]
     pub listen: Vec<SocketAddr>,
 
     /// Key file written by `rivulet keygen`, the same on all replicas
-    #[arg(long, short, value_name = "FILE", requires = "listen")]
+    #[arg(long, short, value_name = "FILE", requires = "listen", conflicts_with = "controllers")]
     pub keys: Option<PathBuf>,
 
     /// Send heartbeats for pool and replica index to a ToR with this Ethernet address, and answers too
@@ -82,7 +84,13 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The services that the flags describe; none with a controller.
     pub fn services(&self) -> anyhow::Result<Vec<Service>> {
-        let Some(keys) = &self.keys else { return Ok(Vec::new()) };
+        let Some(keys) = &self.keys else {
+            return match self.controller.controllers.is_empty() {
+                true => bail!("nothing to serve: give --listen and --keys, or --controller and --name"),
+                false if self.name.is_none() => bail!("--controller needs --name"),
+                false => Ok(Vec::new()),
+            };
+        };
         let keys = KeySet::read(keys)?;
         let port = self.listen.first().context("--listen is missing")?.port();
         if self.listen.iter().any(|a| a.port() != port) {

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rivulet_agent::{Agent, Status};
 use rivulet_pktio::Interface;
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server};
@@ -14,8 +14,8 @@ use super::address::ServiceAddresses;
 use super::args::ServeArgs;
 use super::stateless::Files;
 use super::{metrics, plain};
-use crate::agent::{Agent, Status};
 use crate::http::{Objects, Site, Uploads};
+use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
 
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
@@ -25,20 +25,10 @@ const RETRY: Duration = Duration::from_secs(1);
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
 const PREPARING: Duration = Duration::from_secs(30);
 
-static STOP: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn on_signal(_signal: libc::c_int) {
-    STOP.store(true, Ordering::Release);
-}
-
 /// Serves until SIGTERM or SIGINT.
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    // SAFETY: the handler only stores to an atomic.
-    unsafe {
-        let handler = on_signal as extern "C" fn(libc::c_int) as usize;
-        libc::signal(libc::SIGTERM, handler);
-        libc::signal(libc::SIGINT, handler);
-    }
+    stop_on_signals();
+    let services = args.services()?;
     let objects = Objects::open(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
     objects.prepare(&args.dir);
     let uploads = match &args.upload {
@@ -46,7 +36,6 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         None => None,
     };
     let site = Site { objects, uploads };
-    let services = args.services()?;
     let mut addresses = ServiceAddresses::default();
     if args.setup_address {
         ensure(&mut addresses, &services)?;
@@ -55,8 +44,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let interface = Interface::new(None, &args.interface)?;
     let mut server = Server::open(&Config { interface, services, incarnation })?;
     let mut files = Files::new(site.clone());
-    let agent = match (&args.controller, &args.name) {
-        (Some(controller), Some(name)) => Some(Agent::start(controller, name, incarnation, server.mac())?),
+    let agent = match (args.controller.controllers()?, &args.name) {
+        (Some(controllers), Some(name)) => Some(Agent::start(controllers, name, incarnation, server.mac())?),
         _ => None,
     };
     let mut listeners = Listeners::new(site.clone());
@@ -73,7 +62,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut preparing = true;
     let mut chores = Instant::now();
-    while !STOP.load(Ordering::Acquire) {
+    while !stopped() {
         server.turn(&mut files, CHORES);
         if chores.elapsed() < CHORES {
             continue;
@@ -88,7 +77,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
                 take_up(&mut server, version, services, &mut addresses, args.setup_address, &mut status);
             }
             fill(&server, &mut status);
-            agent.set_status(status.clone());
+            agent.set_status(&status);
         }
         if args.metrics.is_some() {
             metrics::take(&mut server, &metrics);
@@ -97,16 +86,6 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     tracing::info!("stopping");
     Ok(())
-}
-
-/// The packet path comes before other work of this machine: a replica that waits for a processor for longer
-/// than the liveness bound is taken for dead. Without the right to it, it competes like everybody.
-fn prefer_this_thread() {
-    // SAFETY: plain system calls; 0 means the calling thread.
-    let refused = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) } != 0;
-    if refused {
-        tracing::debug!("no higher priority for the packet path");
-    }
 }
 
 /// Takes an update of the controller up; on an error all is as before.
@@ -152,13 +131,6 @@ fn fill(server: &Server, status: &mut Status) {
     status.load = server.load() as u32;
     status.requests = counters.requests;
     status.refused = counters.refused_total();
-}
-
-/// Different at every start: heartbeats of a former process are told from ours.
-fn incarnation() -> u16 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mixed = (now.as_nanos() as u64 ^ u64::from(std::process::id())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed >> 48) as u16).max(1)
 }
 
 /// The kernel's listening sockets.

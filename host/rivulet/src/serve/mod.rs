@@ -7,5 +7,6 @@ pub mod metrics;
 pub mod plain;
 pub mod stateless;
 
+pub(crate) use address::ServiceAddresses;
 pub use args::ServeArgs;
 pub use command::serve;

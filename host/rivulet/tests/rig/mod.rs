@@ -78,7 +78,11 @@ impl Rig {
         let mut command = self.server.command(RIVULET);
         command.arg("serve").arg(self.www()).args(["-i", "s0", "--listen", &format!("{SERVICE}:80")]);
         command.arg("--keys").arg(self.dir.path().join("keys.toml")).arg("--setup-address").args(flags);
-        let process = Process(command.spawn().unwrap());
+        self.started(Process(command.spawn().unwrap()))
+    }
+
+    /// Waits until the server answers.
+    pub fn started(&self, process: Process) -> Process {
         let patience = Instant::now() + Duration::from_secs(20);
         loop {
             // The guard is the last thing that is set up.
@@ -89,6 +93,13 @@ impl Rig {
             assert!(Instant::now() < patience, "the server did not start");
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Ethernet address of a device.
+    pub fn mac(ns: &Netns, device: &str) -> [u8; 6] {
+        let text = ns.run(&format!("cat /sys/class/net/{device}/address"));
+        let octets: Vec<u8> = text.trim().split(':').map(|o| u8::from_str_radix(o, 16).unwrap()).collect();
+        octets.try_into().unwrap()
     }
 
     fn guard_is_of_a_living_process(&self, tables: &str) -> bool {

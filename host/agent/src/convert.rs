@@ -6,7 +6,7 @@ use std::time::Duration;
 use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
 use rivulet_server::service::{Member, Service, ServiceError, check_all};
 
-use super::proto;
+use crate::proto;
 
 /// Why an update is refused.
 #[derive(Debug, thiserror::Error)]

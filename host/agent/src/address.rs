@@ -1,0 +1,190 @@
+//! Where controllers are, and what makes the way there safe.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+/// An address that does not answer is given up after this time, for the next.
+const CONNECT: Duration = Duration::from_secs(2);
+/// A controller that is gone without a word is noticed within twice this time.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Controllers that one agent knows.
+const MAX_CONTROLLERS: usize = 16;
+
+/// Files in PEM for mutual TLS. They are read at every connect, so that renewed certificates need no restart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Who signs the controllers' certificates.
+    pub authority: PathBuf,
+    /// This replica's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+/// Why controllers cannot be reached as told.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// Not `unix:PATH` or `HOST:PORT`.
+    #[error("{0:?} is not a controller's address: unix:PATH or HOST:PORT")]
+    Malformed(String),
+    /// None, or too many.
+    #[error("{0} controllers: at least one and at most {MAX_CONTROLLERS} can be named")]
+    Count(usize),
+    /// Keys would cross a network in the clear.
+    #[error(
+        "{0}: keys cross this channel; beyond this machine it needs mutual TLS (authority, certificate and key)"
+    )]
+    Bare(String),
+    /// A file of TLS.
+    #[error("{0}: {1}")]
+    File(PathBuf, #[source] std::io::Error),
+    /// What the files hold is not usable.
+    #[error("TLS for {0}: {1}")]
+    Tls(String, #[source] tonic::transport::Error),
+}
+
+/// Controllers in the order in which they are tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controllers {
+    addresses: Vec<String>,
+    tls: Option<TlsFiles>,
+}
+
+impl Controllers {
+    /// `unix:PATH` (a relative path is one from the present directory) or `HOST:PORT`, the latter beyond this
+    /// machine only with TLS. Checks everything, the files too.
+    pub fn new(addresses: &[String], tls: Option<TlsFiles>) -> Result<Controllers, AddressError> {
+        if addresses.is_empty() || addresses.len() > MAX_CONTROLLERS {
+            return Err(AddressError::Count(addresses.len()));
+        }
+        let addresses: Vec<String> = addresses.iter().map(|a| normal(a)).collect::<Result<_, _>>()?;
+        let controllers = Controllers { addresses, tls };
+        for index in 0..controllers.addresses.len() {
+            controllers.endpoint(index)?;
+        }
+        Ok(controllers)
+    }
+
+    /// How many there are; never 0.
+    #[must_use]
+    pub(crate) fn count(&self) -> usize {
+        self.addresses.len()
+    }
+
+    /// As it was written, with an absolute path.
+    #[must_use]
+    pub(crate) fn name(&self, index: usize) -> &str {
+        &self.addresses[index % self.addresses.len()]
+    }
+
+    /// A fresh way to one of them.
+    pub(crate) fn endpoint(&self, index: usize) -> Result<Endpoint, AddressError> {
+        let address = self.name(index);
+        let malformed = |_| AddressError::Malformed(address.to_owned());
+        let endpoint = match (address.strip_prefix("unix:"), &self.tls) {
+            (Some(path), _) => Endpoint::from_shared(format!("unix://{path}")).map_err(malformed)?,
+            (None, None) if is_loopback(address) => {
+                Endpoint::from_shared(format!("http://{address}")).map_err(malformed)?
+            }
+            (None, None) => return Err(AddressError::Bare(address.to_owned())),
+            (None, Some(files)) => {
+                let config = ClientTlsConfig::new()
+                    .ca_certificate(Certificate::from_pem(read(&files.authority)?))
+                    .identity(Identity::from_pem(read(&files.certificate)?, read(&files.key)?));
+                let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(malformed)?;
+                endpoint.tls_config(config).map_err(|e| AddressError::Tls(address.to_owned(), e))?
+            }
+        };
+        Ok(endpoint
+            .connect_timeout(CONNECT)
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_timeout(KEEP_ALIVE)
+            .keep_alive_while_idle(true))
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, AddressError> {
+    std::fs::read(path).map_err(|e| AddressError::File(path.into(), e))
+}
+
+fn normal(address: &str) -> Result<String, AddressError> {
+    let malformed = || AddressError::Malformed(address.to_owned());
+    if let Some(path) = address.strip_prefix("unix:") {
+        if path.is_empty() {
+            return Err(malformed());
+        }
+        let path = std::path::absolute(path).map_err(|_| malformed())?;
+        return Ok(format!("unix:{}", path.to_str().ok_or_else(malformed)?));
+    }
+    let (host, port) = address.rsplit_once(':').ok_or_else(malformed)?;
+    let six = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+    let host_is_one = match six {
+        Some(six) => six.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => {
+            let sign = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-' || c == '_';
+            !host.is_empty() && host.chars().all(sign)
+        }
+    };
+    if !host_is_one || port.parse::<u16>().is_ok_and(|p| p == 0) || port.parse::<u16>().is_err() {
+        return Err(malformed());
+    }
+    Ok(address.to_owned())
+}
+
+fn is_loopback(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(address: &str) -> Result<Controllers, AddressError> {
+        Controllers::new(&[address.to_owned()], None)
+    }
+
+    #[test]
+    fn addresses_of_controllers() {
+        for good in
+            ["unix:/run/x.sock", "unix:x", "unix:../x y", "127.0.0.1:9559", "[::1]:9559", "localhost:1"]
+        {
+            one(good).unwrap_or_else(|e| panic!("{good}: {e}"));
+        }
+        for bad in [
+            "",
+            "unix:",
+            "nowhere",
+            "a b:1",
+            "localhost:0",
+            "localhost:70000",
+            "[x]:1",
+            "::1:5",
+            "http://h:1",
+        ] {
+            let error = one(bad).expect_err(bad);
+            assert!(matches!(error, AddressError::Malformed(_)), "{bad}: {error}");
+        }
+        assert!(matches!(Controllers::new(&[], None), Err(AddressError::Count(0))));
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(one("unix:a.sock").unwrap().name(0), format!("unix:{}", here.join("a.sock").display()));
+    }
+
+    #[test]
+    fn keys_do_not_cross_a_network_in_the_clear() {
+        for far in ["192.0.2.1:1", "[fd00::1]:1", "controller.example:1"] {
+            assert!(matches!(one(far), Err(AddressError::Bare(_))), "{far}");
+        }
+        let files = |p: &str| TlsFiles { authority: p.into(), certificate: p.into(), key: p.into() };
+        let missing = Controllers::new(&["192.0.2.1:1".into()], Some(files("/no/such/file")));
+        assert!(matches!(missing, Err(AddressError::File(..))));
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("empty.pem");
+        std::fs::write(&empty, "").unwrap();
+        let empty = Controllers::new(&["192.0.2.1:1".into()], Some(files(empty.to_str().unwrap())));
+        assert!(matches!(empty, Err(AddressError::Tls(..))), "{empty:?}");
+    }
+}

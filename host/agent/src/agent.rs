@@ -1,0 +1,117 @@
+//! The channel as a serving process holds it.
+
+use std::sync::mpsc;
+
+use rivulet_server::service::Service;
+use tokio::sync::watch;
+
+use crate::address::Controllers;
+use crate::proto::{Hello, Report};
+use crate::{AgentError, upstream};
+
+/// What the packet path says of itself, for the next report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Version of the update in force.
+    pub version: u64,
+    /// The packet path is ready.
+    pub ready: bool,
+    /// Why not, in words.
+    pub reason: String,
+    /// Requests waiting.
+    pub load: u32,
+    /// Requests answered since the start.
+    pub requests: u64,
+    /// Requests refused since the start.
+    pub refused: u64,
+    /// What was wrong with the last update.
+    pub error: String,
+}
+
+impl From<&Status> for Report {
+    fn from(status: &Status) -> Report {
+        Report {
+            version_in_force: status.version,
+            ready: status.ready,
+            reason: status.reason.clone(),
+            load: status.load,
+            requests_total: status.requests,
+            refused_total: status.refused,
+            error: status.error.clone(),
+        }
+    }
+}
+
+/// The running channel. Updates that were accepted arrive at the receiver; the thread ends with the
+/// process.
+#[derive(Debug)]
+pub struct Agent {
+    /// Version and services of each update, checked.
+    pub updates: mpsc::Receiver<(u64, Vec<Service>)>,
+    report: watch::Sender<Report>,
+    /// What was wrong with an update that did not get to the packet path.
+    refused: std::sync::Arc<parking_lot::Mutex<String>>,
+}
+
+impl Agent {
+    /// Registers at the first of `controllers` that answers as `name`, for good. An agent on this host
+    /// ([`Door`](crate::Door)) is a controller too. `incarnation` is what this process's heartbeats carry, `mac`
+    /// the Ethernet address they come from.
+    pub fn start(
+        controllers: Controllers,
+        name: &str,
+        incarnation: u16,
+        mac: [u8; 6],
+    ) -> Result<Agent, AgentError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (sender, updates) = mpsc::channel();
+        let (report, reported) = watch::channel(Report::default());
+        let refused = std::sync::Arc::new(parking_lot::Mutex::new(String::new()));
+        let of_thread = refused.clone();
+        let (said, hello) = watch::channel(hello(name, incarnation, mac));
+        std::thread::Builder::new().name("agent".into()).spawn(move || {
+            let _said = said;
+            runtime.block_on(upstream::keep(&controllers, hello, reported, |update| {
+                let version = update.version;
+                match crate::services(&update) {
+                    Ok(services) => {
+                        tracing::info!(version, services = services.len(), "update");
+                        of_thread.lock().clear();
+                        sender.send((version, services)).is_ok()
+                    }
+                    Err(e) => {
+                        tracing::error!(version, error = %e, "update refused");
+                        *of_thread.lock() = e.to_string();
+                        true
+                    }
+                }
+            }));
+        })?;
+        Ok(Agent { updates, report, refused })
+    }
+
+    /// Sets what the next report says.
+    pub fn set_status(&self, status: &Status) {
+        let mut report = Report::from(status);
+        if report.error.is_empty() {
+            report.error.clone_from(&self.refused.lock());
+        }
+        // Counts go with the next report; a change of the others is told soon.
+        self.report.send_if_modified(|before| {
+            let same = |r: &Report| Report { load: 0, requests_total: 0, refused_total: 0, ..r.clone() };
+            let told = same(before) == same(&report);
+            *before = report;
+            !told
+        });
+    }
+}
+
+/// Who speaks.
+pub(crate) fn hello(name: &str, incarnation: u16, mac: [u8; 6]) -> Hello {
+    Hello {
+        name: name.to_owned(),
+        incarnation: incarnation.into(),
+        mac: mac.to_vec(),
+        version: env!("CARGO_PKG_VERSION").into(),
+    }
+}

@@ -1,0 +1,71 @@
+//! The last update in a file, for an agent that starts while no controller answers.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+
+use crate::proto::Update;
+
+/// Longest file read, octets.
+const MAX: u64 = 1 << 20;
+
+/// Reads what [`save`] wrote; `None` if there is no file. One that others may read is refused: it holds keys.
+pub(crate) fn load(path: &Path) -> io::Result<Option<Update>> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let meta = file.metadata()?;
+    if meta.permissions().mode() & 0o077 != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "others may read it, and it holds keys (chmod 600)",
+        ));
+    }
+    if meta.len() > MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut octets = Vec::new();
+    file.read_to_end(&mut octets)?;
+    Update::decode(&*octets).map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// Writes an update so that the file is always whole, and its owner's alone.
+pub(crate) fn save(path: &Path, update: &Update) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = PathBuf::from(name);
+    // One that a killed process left may have other rights.
+    let _ = fs::remove_file(&new);
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(&update.encode_to_vec())?;
+    fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_by_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kept");
+        assert_eq!(load(&path).unwrap(), None);
+        for version in [3, 4] {
+            let update = Update { version, services: vec![] };
+            save(&path, &update).unwrap();
+            assert_eq!(load(&path).unwrap(), Some(update));
+        }
+        let mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        mode(0o640);
+        assert_eq!(load(&path).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        mode(0o600);
+        fs::write(&path, b"\xff\xff\xff").unwrap();
+        assert_eq!(load(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

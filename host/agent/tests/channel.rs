@@ -1,0 +1,319 @@
+//! The channel against controllers of the test's own: over a Unix socket, over TCP with mutual TLS, with
+//! controllers that are gone, and through an agent's door.
+#![allow(missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rivulet_agent::proto::agent_message::Message as FromAgent;
+use rivulet_agent::proto::agents_server::{Agents, AgentsServer};
+use rivulet_agent::proto::controller_message::Message as FromController;
+use rivulet_agent::proto::{AgentMessage, ControllerMessage, NonceKey, Report, SealKey, Service, Update};
+use rivulet_agent::{Agent, Controllers, Door, DoorConfig, Status, TlsFiles};
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
+use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
+use tonic::{Request, Response, Streaming};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A controller that gives everybody the same update and notes what it hears.
+#[derive(Clone)]
+struct Controller {
+    update: Arc<Mutex<Update>>,
+    heard: mpsc::SyncSender<AgentMessage>,
+}
+
+#[tonic::async_trait]
+impl Agents for Controller {
+    type RegisterStream = ReceiverStream<Result<ControllerMessage, tonic::Status>>;
+
+    async fn register(
+        &self,
+        request: Request<Streaming<AgentMessage>>,
+    ) -> Result<Response<Self::RegisterStream>, tonic::Status> {
+        let (to, outgoing) = tokio::sync::mpsc::channel(4);
+        let mut incoming = request.into_inner();
+        let (update, heard) = (self.update.lock().clone(), self.heard.clone());
+        tokio::spawn(async move {
+            let message = ControllerMessage { message: Some(FromController::Update(update)) };
+            let _ = to.send(Ok(message)).await;
+            while let Ok(Some(message)) = incoming.message().await {
+                let _ = heard.try_send(message);
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(outgoing)))
+    }
+}
+
+/// A controller that runs until it is dropped; then its listener and its streams are gone.
+struct Running {
+    runtime: Option<tokio::runtime::Runtime>,
+    heard: mpsc::Receiver<AgentMessage>,
+    port: u16,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.runtime.take().unwrap().shutdown_background();
+    }
+}
+
+enum At<'a> {
+    Unix(&'a Path),
+    Tls(ServerTlsConfig),
+}
+
+fn controller(at: At<'_>, version: u64) -> Running {
+    let (sender, heard) = mpsc::sync_channel(1000);
+    let update = Update { version, services: vec![service()] };
+    let service = AgentsServer::new(Controller { update: Arc::new(Mutex::new(update)), heard: sender });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut port = 0;
+    match at {
+        At::Unix(path) => {
+            let listener = runtime.block_on(async { tokio::net::UnixListener::bind(path).unwrap() });
+            runtime.spawn(
+                Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener)),
+            );
+        }
+        At::Tls(config) => {
+            let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+            port = listener.local_addr().unwrap().port();
+            let mut server = Server::builder().tls_config(config).unwrap();
+            runtime.spawn(server.add_service(service).serve_with_incoming(TcpListenerStream::new(listener)));
+        }
+    }
+    Running { runtime: Some(runtime), heard, port }
+}
+
+fn service() -> Service {
+    Service {
+        id: 1,
+        name: "www".into(),
+        addresses: vec![vec![10, 9, 0, 1]],
+        port: 80,
+        pool: 1,
+        replica: 2,
+        tor_mac: vec![2, 0, 0, 0, 0, 1],
+        heartbeat_interval_us: 2000,
+        liveness_bound_us: 20_000,
+        trust_tor: true,
+        plain_tcp: true,
+        seal_keys: vec![SealKey { epoch: 3, master: vec![1; 16] }],
+        nonce_keys: vec![NonceKey { epoch: 4, k: vec![1; 8], k_prime: vec![2; 8], opening: vec![3; 16] }],
+        usable_seal_epoch: 3,
+        usable_nonce_epoch: 4,
+        horizon_us: 4_000_000,
+    }
+}
+
+fn unix(path: &Path) -> String {
+    format!("unix:{}", path.display())
+}
+
+fn start(addresses: &[String], tls: Option<TlsFiles>) -> Agent {
+    Agent::start(Controllers::new(addresses, tls).unwrap(), "r1", 77, [2, 0, 0, 0, 0, 5]).unwrap()
+}
+
+/// Waits for a report that is as wanted.
+fn reported(heard: &mpsc::Receiver<AgentMessage>, what: &str, wanted: impl Fn(&Report) -> bool) -> Report {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = None;
+    while let Ok(message) = heard.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match message.message {
+            Some(FromAgent::Report(report)) if wanted(&report) => return report,
+            other => last = other,
+        }
+    }
+    panic!("no report: {what}; the last message was {last:?}");
+}
+
+fn hello(heard: &mpsc::Receiver<AgentMessage>, incarnation: u32) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let message =
+            heard.recv_timeout(deadline.saturating_duration_since(Instant::now())).expect("a hello");
+        if let Some(FromAgent::Hello(hello)) = message.message
+            && hello.incarnation == incarnation
+        {
+            assert_eq!((hello.name.as_str(), hello.mac.len()), ("r1", 6));
+            return;
+        }
+    }
+}
+
+/// The agent is there before the controller is, says hello, gets an update and reports what it is told.
+#[test]
+fn registers_over_a_unix_socket_and_reports() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("door.sock");
+    let agent = start(&[unix(&path)], None);
+    std::thread::sleep(Duration::from_millis(50));
+    let controller = controller(At::Unix(&path), 5);
+    let (version, services) = agent.updates.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((version, services[0].keys.usable_seal), (5, 3));
+    hello(&controller.heard, 77);
+    agent.set_status(&Status { version: 5, ready: true, ..Status::default() });
+    assert!(reported(&controller.heard, "in force", |r| r.version_in_force == 5).ready);
+}
+
+/// Of several controllers the first is gone from the beginning and the second one dies: the third is used.
+#[test]
+fn goes_to_the_next_controller_when_one_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = ["a", "b", "c"].iter().map(|n| dir.path().join(n)).collect();
+    let (second, third) = (controller(At::Unix(&paths[1]), 2), controller(At::Unix(&paths[2]), 3));
+    let agent = start(&paths.iter().map(|p| unix(p)).collect::<Vec<_>>(), None);
+    assert_eq!(agent.updates.recv_timeout(PATIENCE).unwrap().0, 2);
+    drop(second);
+    assert_eq!(agent.updates.recv_timeout(PATIENCE).unwrap().0, 3);
+    hello(&third.heard, 77);
+}
+
+/// An authority and certificates that it signed.
+struct Lab {
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    authority: String,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority = params.self_signed(&key).unwrap().pem();
+        Lab { issuer: rcgen::Issuer::new(params, key), authority }
+    }
+
+    /// Certificate and key, in PEM.
+    fn sign(&self, name: &str) -> (String, String) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec![name.into()]).unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+
+    /// What a controller at 127.0.0.1 listens with.
+    fn server(&self) -> ServerTlsConfig {
+        let (certificate, key) = self.sign("127.0.0.1");
+        ServerTlsConfig::new()
+            .identity(Identity::from_pem(certificate, key))
+            .client_ca_root(Certificate::from_pem(&self.authority))
+    }
+
+    /// A replica's files: its certificate signed here, controllers believed that `authority` signed.
+    fn files(&self, dir: &Path, authority: &Lab) -> TlsFiles {
+        let (certificate, key) = self.sign("r1");
+        let write = |name: &str, text: &str| {
+            let path = dir.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        TlsFiles {
+            authority: write("authority.pem", &authority.authority),
+            certificate: write("certificate.pem", &certificate),
+            key: write("key.pem", &key),
+        }
+    }
+}
+
+#[test]
+fn registers_over_tcp_with_mutual_tls() {
+    let lab = Lab::new();
+    let dir = tempfile::tempdir().unwrap();
+    let controller = controller(At::Tls(lab.server()), 9);
+    let agent = start(&[format!("127.0.0.1:{}", controller.port)], Some(lab.files(dir.path(), &lab)));
+    assert_eq!(agent.updates.recv_timeout(PATIENCE).unwrap().0, 9);
+    hello(&controller.heard, 77);
+}
+
+/// Neither a replica that the authority does not know gets keys, nor a replica takes them from a controller
+/// that its authority does not know; with the right files in their place it goes on without a restart.
+#[test]
+fn strangers_get_and_give_no_keys() {
+    let (lab, stranger) = (Lab::new(), Lab::new());
+    let dir = tempfile::tempdir().unwrap();
+    let controller = controller(At::Tls(lab.server()), 9);
+    let address = [format!("127.0.0.1:{}", controller.port)];
+    for (files, who) in
+        [(stranger.files(dir.path(), &lab), "replica"), (lab.files(dir.path(), &stranger), "controller")]
+    {
+        let agent = start(&address, Some(files));
+        let update = agent.updates.recv_timeout(Duration::from_millis(700));
+        assert!(update.is_err(), "a strange {who}");
+        assert!(controller.heard.try_recv().is_err(), "a strange {who} was heard");
+    }
+    let agent = start(&address, Some(stranger.files(dir.path(), &lab)));
+    assert!(agent.updates.recv_timeout(Duration::from_millis(300)).is_err());
+    lab.files(dir.path(), &lab);
+    assert_eq!(agent.updates.recv_timeout(PATIENCE).unwrap().0, 9, "renewed certificates are read again");
+}
+
+fn door(dir: &Path, controller: &Path) -> Result<Door, rivulet_agent::DoorError> {
+    Door::open(DoorConfig {
+        name: "r1".into(),
+        controllers: Controllers::new(&[unix(controller)], None).unwrap(),
+        mac: [2, 0, 0, 0, 0, 5],
+        incarnation: 7,
+        socket: dir.join("agent.sock"),
+        owner: None,
+        keep: Some(dir.join("kept")),
+    })
+}
+
+/// A serving process behind an agent: hello and reports go through, keys stay when the controller dies and are
+/// there for the next serving process, also for an agent started anew.
+#[test]
+fn serving_processes_come_and_go_behind_the_door() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("controller.sock");
+    let controller = controller(At::Unix(&path), 5);
+    let door_of_agent = door(dir.path(), &path).unwrap();
+    let socket = dir.path().join("agent.sock");
+    hello(&controller.heard, 7);
+    let report = reported(&controller.heard, "nobody attached", |r| r.version_in_force == 5);
+    assert!(!report.ready && report.reason.contains("no serving process"), "{report:?}");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    let twice = door(dir.path(), &path).err().expect("two agents at one socket").to_string();
+    assert!(twice.contains("another agent"), "{twice}");
+
+    let serving = start(&[unix(&socket)], None);
+    assert_eq!(serving.updates.recv_timeout(PATIENCE).unwrap().0, 5);
+    hello(&controller.heard, 77);
+    assert_eq!(door_of_agent.attached(), 1);
+    serving.set_status(&Status { version: 5, ready: true, load: 3, ..Status::default() });
+    assert_eq!(reported(&controller.heard, "ready", |r| r.ready).load, 3);
+
+    let other = Agent::start(Controllers::new(&[unix(&socket)], None).unwrap(), "r2", 1, [2; 6]).unwrap();
+    assert!(other.updates.recv_timeout(Duration::from_millis(200)).is_err(), "another replica's name");
+
+    drop(controller);
+    std::fs::remove_file(&path).unwrap();
+    let next = start(&[unix(&socket)], None);
+    let (version, services) = next.updates.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((version, services.len()), (5, 1), "without a controller");
+
+    // The agent itself is started anew, with no controller anywhere.
+    let elsewhere = tempfile::tempdir().unwrap();
+    std::fs::copy(dir.path().join("kept"), elsewhere.path().join("kept")).unwrap();
+    let _door = door(elsewhere.path(), &path).unwrap();
+    let next = start(&[unix(&elsewhere.path().join("agent.sock"))], None);
+    assert_eq!(next.updates.recv_timeout(PATIENCE).unwrap().0, 5, "kept");
+}
+
+/// What stands at the socket's path and is none is left alone; a socket that nobody listens at is replaced.
+#[test]
+fn only_dead_sockets_are_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("agent.sock");
+    std::fs::write(&socket, "mine").unwrap();
+    assert!(door(dir.path(), Path::new("/no/such/controller")).is_err());
+    assert_eq!(std::fs::read(&socket).unwrap(), b"mine");
+    std::fs::remove_file(&socket).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let opened = door(dir.path(), Path::new("/no/such/controller")).unwrap();
+    drop(opened);
+    assert!(!socket.exists());
+}

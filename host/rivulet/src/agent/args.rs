@@ -1,0 +1,127 @@
+//! The flags of `rivulet agent`, and those that say where controllers are.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use rivulet_agent::{Controllers, TlsFiles};
+
+/// Where controllers are.
+#[derive(Args, Debug, Default)]
+pub struct ControllerArgs {
+    /// Controllers in the order in which they are tried: unix:PATH or HOST:PORT, several with commas
+    #[arg(long = "controller", value_name = "ADDRESS,...", value_delimiter = ',')]
+    pub controllers: Vec<String>,
+
+    /// Who signs the controllers' certificates (PEM); beyond this machine TLS is a must, both ways
+    #[arg(long, value_name = "FILE", requires_all = ["tls_certificate", "tls_key"])]
+    pub tls_authority: Option<PathBuf>,
+
+    /// This replica's certificate (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["tls_authority", "tls_key"])]
+    pub tls_certificate: Option<PathBuf>,
+
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["tls_authority", "tls_certificate"])]
+    pub tls_key: Option<PathBuf>,
+}
+
+impl ControllerArgs {
+    /// The controllers, checked; none if there is no `--controller`.
+    pub fn controllers(&self) -> anyhow::Result<Option<Controllers>> {
+        let tls = match (&self.tls_authority, &self.tls_certificate, &self.tls_key) {
+            (Some(authority), Some(certificate), Some(key)) => Some(TlsFiles {
+                authority: authority.clone(),
+                certificate: certificate.clone(),
+                key: key.clone(),
+            }),
+            _ => None,
+        };
+        if self.controllers.is_empty() {
+            if tls.is_some() {
+                bail!("--tls-... without --controller");
+            }
+            return Ok(None);
+        }
+        Controllers::new(&self.controllers, tls).context("--controller").map(Some)
+    }
+}
+
+/// Registers this replica with the controllers and hands services and keys to its serving processes.
+///
+/// Serving processes attach with `rivulet serve --controller unix:/run/rivulet/agent.sock`, or with
+/// msk_listen_agent in C. They find the keys here at once, also while no controller answers.
+#[derive(Args, Debug)]
+pub struct AgentArgs {
+    /// Name of this replica in the controller's configuration
+    #[arg(long, value_name = "NAME")]
+    pub name: String,
+
+    /// Interface towards the ToR
+    #[arg(long, short, value_name = "NAME")]
+    pub interface: String,
+
+    /// Where controllers are
+    #[command(flatten)]
+    pub controller: ControllerArgs,
+
+    /// The socket for serving processes
+    #[arg(long, value_name = "PATH", default_value = "/run/rivulet/agent.sock")]
+    pub socket: PathBuf,
+
+    /// User of the serving processes, by name or number: he alone may open the socket, besides root and us
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// Keep services and keys in this file (mode 600), for an agent that starts while no controller answers
+    #[arg(long, value_name = "FILE")]
+    pub keep: Option<PathBuf>,
+
+    /// The services are the kernel's TCP (nginx, ...): send heartbeats while they accept connections and no
+    /// serving process is attached
+    #[arg(long)]
+    pub plain_tcp: bool,
+
+    /// With --plain-tcp: ready only while a GET of this path is answered with 2xx or 3xx
+    #[arg(long, value_name = "PATH", requires = "plain_tcp")]
+    pub health_path: Option<String>,
+
+    /// With --plain-tcp: put the service addresses on a dummy device (`rivulet0`, else `lo`), and take them away
+    /// at the end
+    #[arg(long, requires = "plain_tcp")]
+    pub setup_address: bool,
+}
+
+/// The number of a user given by name or number.
+pub(super) fn user(text: &str) -> anyhow::Result<u32> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let name = std::ffi::CString::new(text).context("--user")?;
+    let mut entry: libc::passwd = {
+        // SAFETY: a structure of numbers and pointers; all zero is valid.
+        unsafe { std::mem::zeroed() }
+    };
+    let (mut buffer, mut found) = (vec![0 as libc::c_char; 16 << 10], std::ptr::null_mut());
+    // SAFETY: a terminated name, and a buffer of the length that is told.
+    let error = unsafe {
+        libc::getpwnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
+    };
+    if error != 0 {
+        return Err(std::io::Error::from_raw_os_error(error)).context("--user");
+    }
+    if found.is_null() {
+        bail!("--user {text}: there is no such user");
+    }
+    Ok(entry.pw_uid)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn users_by_name_and_number() {
+        assert_eq!(super::user("0").unwrap(), 0);
+        assert_eq!(super::user("root").unwrap(), 0);
+        assert!(super::user("no such user").unwrap_err().to_string().contains("no such user"));
+    }
+}

@@ -1,0 +1,75 @@
+//! The agent's process.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rivulet_agent::{Door, DoorConfig};
+use rivulet_pktio::Interface;
+
+use super::args::{AgentArgs, user};
+use super::plain::PlainTcp;
+use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
+use crate::serve::ServiceAddresses;
+
+/// Longest sleep, so that signals and updates are noticed.
+const CHORES: Duration = Duration::from_millis(20);
+/// Between two reports on services of plain TCP.
+const REPORT: Duration = Duration::from_millis(100);
+
+/// Runs until SIGTERM or SIGINT.
+pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
+    stop_on_signals();
+    let controllers = args.controller.controllers()?.context("--controller is missing")?;
+    let interface = Interface::new(None, &args.interface)?;
+    let link = rivulet_pktio::LinkInfo::of(&interface)?;
+    let incarnation = incarnation();
+    let mut plain = match args.plain_tcp {
+        true => Some(PlainTcp::open(&interface, incarnation, args.health_path.clone())?),
+        false => None,
+    };
+    let door = Door::open(DoorConfig {
+        name: args.name.clone(),
+        controllers,
+        mac: link.mac,
+        incarnation,
+        socket: args.socket.clone(),
+        owner: args.user.as_deref().map(user).transpose()?,
+        keep: args.keep.clone(),
+    })?;
+    tracing::info!(name = args.name, socket = %args.socket.display(), "serving processes attach here");
+    if plain.is_some() {
+        prefer_this_thread();
+    }
+    let mut addresses = ServiceAddresses::default();
+    let mut reported = Instant::now();
+    while !stopped() {
+        while let Ok((version, services)) = door.updates.try_recv() {
+            for service in &services {
+                let sockets: Vec<String> = service.sockets().map(|s| s.to_string()).collect();
+                tracing::info!(version, service = service.name, addresses = sockets.join(" "), "holding");
+            }
+            if args.setup_address {
+                let all: Vec<_> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
+                addresses.ensure(&all).context("service addresses")?;
+            }
+            if let Some(plain) = &mut plain {
+                plain.replace(&services);
+            }
+        }
+        let pause = match &mut plain {
+            // A serving process sends its own, from its packet path.
+            Some(plain) if door.attached() == 0 => {
+                let pause = plain.turn(CHORES);
+                if reported.elapsed() > REPORT {
+                    reported = Instant::now();
+                    door.set_status(plain.status());
+                }
+                pause
+            }
+            _ => CHORES,
+        };
+        std::thread::sleep(pause);
+    }
+    tracing::info!("stopping");
+    Ok(())
+}

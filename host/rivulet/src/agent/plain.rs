@@ -1,0 +1,246 @@
+//! Heartbeats for services of the kernel's TCP, which have no packet path of their own to send them.
+//!
+//! A thread asks each service whether it accepts connections (and answers a GET, if told to); heartbeats say
+//! `ready` while it does. A check that hangs is as good as one that failed.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rivulet_agent::Status;
+use rivulet_pktio::{AfPacket, Config, Filter, Interface, LinkInfo, PacketIo, TxFrame};
+use rivulet_server::heartbeat::Beat;
+use rivulet_server::service::Service;
+
+/// Between two checks.
+const CHECK: Duration = Duration::from_millis(50);
+/// A check takes this long at most.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// A result older than this says nothing.
+const GOOD_FOR: Duration = Duration::from_secs(1);
+/// Between two looks at the kernel's list of connections.
+const COUNT: Duration = Duration::from_secs(1);
+/// The interface is asked again after this time.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a check found.
+#[derive(Clone, Debug)]
+struct Health {
+    at: Instant,
+    /// Why the service is not ready.
+    trouble: Option<String>,
+    /// Its established connections.
+    load: u16,
+}
+
+/// Services to check, and what was found, by number.
+#[derive(Debug, Default)]
+struct Board {
+    services: Vec<Service>,
+    found: HashMap<u16, Health>,
+}
+
+/// The heartbeats of one replica.
+pub(super) struct PlainTcp {
+    io: AfPacket,
+    link: LinkInfo,
+    looked: Instant,
+    started: Instant,
+    incarnation: u16,
+    beats: Vec<(u16, Beat)>,
+    board: Arc<Mutex<Board>>,
+}
+
+impl PlainTcp {
+    /// Opens the interface for sending and starts to check. With `path` a GET of it must be answered.
+    pub(super) fn open(
+        interface: &Interface,
+        incarnation: u16,
+        path: Option<String>,
+    ) -> anyhow::Result<PlainTcp> {
+        // Nothing is received: a filter without rules accepts nothing.
+        let config = Config { promiscuous: false, filter: Some(Filter::new(&[])?), ..Config::default() };
+        let io = AfPacket::open(interface, config)?;
+        let link = io.link()?;
+        let board = Arc::new(Mutex::new(Board::default()));
+        let of_thread = Arc::downgrade(&board);
+        std::thread::Builder::new().name("health".into()).spawn(move || {
+            let mut counted = None;
+            while let Some(board) = of_thread.upgrade() {
+                check_all(&board, path.as_deref(), &mut counted);
+                drop(board);
+                std::thread::sleep(CHECK);
+            }
+        })?;
+        let now = Instant::now();
+        Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats: Vec::new(), board })
+    }
+
+    /// These are the services from now on.
+    pub(super) fn replace(&mut self, services: &[Service]) {
+        let now = self.now();
+        let plain = || services.iter().filter(|s| s.plain_tcp);
+        let beat = |s: &Service| Some((s.keys.service, Beat::new(s.member?, self.incarnation, now)));
+        self.beats = plain().filter_map(beat).collect();
+        let mut board = self.board.lock();
+        board.services = plain().cloned().collect();
+        let Board { services, found } = &mut *board;
+        found.retain(|id, _| services.iter().any(|s| s.keys.service == *id));
+    }
+
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+
+    /// Sends the heartbeats that are due and gives the time to the next.
+    pub(super) fn turn(&mut self, longest: Duration) -> Duration {
+        if self.looked.elapsed() > LOOK {
+            self.looked = Instant::now();
+            match self.io.link() {
+                Ok(link) => self.link = link,
+                Err(_) => {
+                    // Gone, and perhaps there again under the same name.
+                    let _ = self.io.reopen();
+                }
+            }
+        }
+        let now = self.now();
+        {
+            let board = self.board.lock();
+            for (service, beat) in &mut self.beats {
+                let health = board.found.get(service);
+                let ready = health.is_some_and(Health::is_good);
+                let load = health.map_or(0, |h| h.load.into());
+                if let Some(frame) = beat.frame(now, self.link.mac, ready, load, 0) {
+                    // A heartbeat that finds no room is one that did not come; the next one follows soon.
+                    let _ = self.io.send(&[TxFrame::new(&frame)]);
+                }
+            }
+        }
+        let due = self.beats.iter().map(|(_, b)| b.due().saturating_sub(now)).min();
+        due.map_or(longest, |due| longest.min(Duration::from_micros(due)))
+    }
+
+    /// For the report to the controller.
+    pub(super) fn status(&self) -> Status {
+        let board = self.board.lock();
+        let trouble = board.services.iter().find_map(|s| match board.found.get(&s.keys.service) {
+            Some(h) if h.is_good() => None,
+            Some(Health { trouble: Some(why), .. }) => Some(format!("{}: {why}", s.name)),
+            _ => Some(format!("{}: not checked", s.name)),
+        });
+        let reason = match trouble {
+            None if board.services.is_empty() => "no service of plain TCP is configured".into(),
+            trouble => trouble.unwrap_or_default(),
+        };
+        let load = board.found.values().map(|h| u32::from(h.load)).sum();
+        Status { ready: reason.is_empty() && self.link.up, reason, load, ..Status::default() }
+    }
+}
+
+impl Health {
+    fn is_good(&self) -> bool {
+        self.trouble.is_none() && self.at.elapsed() < GOOD_FOR
+    }
+}
+
+fn check_all(board: &Mutex<Board>, path: Option<&str>, counted: &mut Option<Instant>) {
+    let services = board.lock().services.clone();
+    let count = counted.is_none_or(|at| at.elapsed() > COUNT);
+    if count {
+        *counted = Some(Instant::now());
+    }
+    let table = if count { connections() } else { HashMap::new() };
+    for service in &services {
+        let trouble = service.sockets().find_map(|s| check(s, path).err().map(|e| format!("{s}: {e}")));
+        let mut board = board.lock();
+        let before = board.found.get(&service.keys.service).map_or(0, |h| h.load);
+        let load = if count { table.get(&service.port).copied().unwrap_or(0) } else { before };
+        board.found.insert(service.keys.service, Health { at: Instant::now(), trouble, load });
+    }
+}
+
+/// One service address: it accepts a connection, and answers if it is to.
+fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&socket, PATIENCE)?;
+    let Some(path) = path else { return Ok(()) };
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: {socket}\r\nUser-Agent: rivulet-agent\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut line = [0; 12];
+    stream.read_exact(&mut line)?;
+    match line[9] {
+        b'2' | b'3' if line.starts_with(b"HTTP/1.") => Ok(()),
+        _ => Err(std::io::Error::other(format!("answered {:?}", String::from_utf8_lossy(&line)))),
+    }
+}
+
+/// Established connections by local port, from the kernel's lists.
+fn connections() -> HashMap<u16, u16> {
+    let mut count: HashMap<u16, u16> = HashMap::new();
+    for list in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = std::fs::read_to_string(list).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            if let Some(port) = established(line) {
+                let n = count.entry(port).or_default();
+                *n = n.saturating_add(1);
+            }
+        }
+    }
+    count
+}
+
+/// The local port of a line of /proc/net/tcp, if the connection is established (state 01).
+fn established(line: &str) -> Option<u16> {
+    let mut fields = line.split_ascii_whitespace().skip(1);
+    let local = fields.next()?;
+    (fields.nth(1)? == "01").then_some(())?;
+    u16::from_str_radix(local.rsplit_once(':')?.1, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_service_is_good_while_it_accepts_and_answers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        check(address, None).unwrap();
+        let answers =
+            ["HTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 500 No\r\n\r\n", "nonsense, and a lot\r\n"];
+        let server = std::thread::spawn(move || {
+            // The first is the connection above.
+            drop(listener.accept());
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 1000]);
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        check(address, Some("/")).unwrap();
+        assert!(check(address, Some("/")).unwrap_err().to_string().contains("500"));
+        assert!(check(address, Some("/")).is_err());
+        server.join().unwrap();
+        assert!(check(address, None).is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn established_connections_are_counted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let held: Vec<_> = (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        assert_eq!(connections().get(&port), Some(&3));
+        drop(held);
+        for line in ["", "x", "0: 1:2", "0: 00:ZZ 0:0 01", "0: 00:0050 00:0000 0A"] {
+            assert_eq!(established(line), None, "{line}");
+        }
+    }
+}
