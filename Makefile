@@ -65,8 +65,9 @@ test-controller: build ## the control plane, alone and with the embedded switch,
 	$(ROOT) $(PY) -m pytest -q -rs
 
 .PHONY: e2e
-e2e: build ## the demo in short form: kills in the middle of a download, the same connection finishes
-	$(ROOT) $(PY) -m rivulet_demo failover --rate 20 --size 15 --plain --out build/e2e
+e2e: build ## demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes
+	for name in failover sick attack switch-restart; do \
+	  $(ROOT) $(PY) -m rivulet_demo $$name --rate 20 --size 20 --plain --out build/e2e || exit 1; done
 
 # In the order in which a mistake is found soonest.
 test: setup-test check test-p4 test-rust test-controller ptf e2e ## every test of the project

@@ -28,6 +28,22 @@ class Mark:
     what: str
     replica: str
 
+    @property
+    def harm(self) -> bool:
+        """Whether it did harm, or ended it."""
+        return self.what not in ENDS
+
+    @property
+    def words(self) -> str:
+        """What stands beside the line."""
+        return {"kill": f"✗ {self.replica}", "return": f"↑ {self.replica}"}.get(
+            self.what, f"{self.what} {self.replica}".strip()
+        )
+
+
+ENDS = ("return", "calm")
+"""Marks that end a harm."""
+
 
 def throughput(samples: Samples, start: float, end: float, bin_s: float) -> tuple[list[float], list[float]]:
     """Megabits a second of new in-order bytes in each bin of `bin_s`, by time from `start`."""
@@ -61,22 +77,20 @@ def draw(
         for spine in ("top", "right"):
             axis.spines[spine].set_visible(False)
         for mark in marks:
-            killed = mark.what == "kill"
             axis.axvline(
-                mark.at, color="#b23a48" if killed else "#6a9f58", linewidth=1, linestyle="-" if killed else ":"
+                mark.at, color="#b23a48" if mark.harm else "#6a9f58", linewidth=1, linestyle="-" if mark.harm else ":"
             )
     top = axes[0, 0]
     for mark in marks:
-        word = "✗" if mark.what == "kill" else "↑"
         top.annotate(
-            f"{word} {mark.replica}",
+            mark.words,
             (mark.at, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(2, -2),
             textcoords="offset points",
             fontsize=8,
             va="top",
-            color="#b23a48" if mark.what == "kill" else "#4a7f38",
+            color="#b23a48" if mark.harm else "#4a7f38",
         )
     axes[-1, 0].set_xlabel("seconds")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")

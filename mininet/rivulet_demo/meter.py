@@ -40,3 +40,27 @@ def longest_gap(samples: list[tuple[float, int]], start: float, end: float) -> f
     times = [time_ for time_, _ in samples]
     gaps = [b - a for a, b in itertools.pairwise(times) if b > start and a < end]
     return max(gaps, default=0.0)
+
+
+def goodput_mbps(samples: list[tuple[float, int]], start: float, end: float) -> float:
+    """Megabits a second of new bytes in [start, end)."""
+    before = next((count for at, count in reversed(samples) if at < start), 0)
+    after = next((count for at, count in reversed(samples) if at < end), before)
+    return (after - before) * 8 / (end - start) / 1e6 if end > start else 0.0
+
+
+def recovered_after(samples: list[tuple[float, int]], kill: float, before: float, span: float) -> float | None:
+    """Seconds from a kill until goodput is back: the first `span` of it with 90 % of that of the `before` seconds.
+
+    None if that does not come before the samples end.
+    """
+    usual = goodput_mbps(samples, kill - before, kill)
+    last = samples[-1][0] if samples else kill
+    for at, _ in samples:
+        if at < kill:
+            continue
+        if at + span > last:
+            return None
+        if goodput_mbps(samples, at, at + span) >= 0.9 * usual:
+            return at - kill
+    return None

@@ -3,44 +3,101 @@
 from __future__ import annotations
 
 import json
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from . import capture
+from .deeds import Deed
 from .fetch import RETRY_S
-from .figure import Mark, draw, save
-from .meter import longest_gap
-from .plan import Plan
+from .figure import ENDS, Mark, draw, save
+from .meter import goodput_mbps, longest_gap
+from .rack import RackError, binary
 from .scenario import Parameters, Standing, console, standing_rack
 
-RIVULET, TCP = "rivulet", "tcp"
-"""Names of the two clients that most scenarios have."""
+RIVULET, TCP, LATE = "rivulet", "tcp", "rivulet-late"
+"""Names of the clients: the two that most scenarios have, and a Rivulet client that begins in the middle."""
+
+LABELS = {RIVULET: "Rivulet", TCP: "kernel TCP", LATE: "Rivulet, begun in the outage"}
+
+STALL_WINDOW_S = 3.0
+"""A gap that begins later after a deed is not its doing."""
+
+Samples = list[tuple[float, int]]
 
 
-def two_clients(name: str, values: Parameters, planner: Callable[[Sequence[str], float], Plan]) -> dict[str, Any]:
-    """A Rivulet and a TCP client fetch the same file while a plan is carried out; gives the report."""
+def two_clients(
+    name: str,
+    values: Parameters,
+    planner: Callable[[Standing, float], Sequence[Deed]],
+    also: Callable[[Standing, dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """A Rivulet and a TCP client fetch the same file while deeds are done; gives the report.
+
+    `planner` gets the rack and about how many seconds the download takes. It may prepare the rack; the clients
+    start when it is done. `also` adds to the report what only the scenario knows, while the rack still stands.
+    `settings` are those of `standing_rack` and `rack`.
+    """
     seconds = values.size * 8 / (values.rate_mbit * 1e6)
-    with standing_rack(name, values) as standing:
-        todo = list(planner([host.name for host in standing.rack.spec.of("replica")], seconds))
+    with standing_rack(name, values, **settings) as standing:
+        todo = sorted(planner(standing, seconds), key=lambda deed: deed.at)
+        captures = {client: pcap_path(name, values, client) for client in (RIVULET, TCP)}
+        running = [capture.start(standing.rack, host, captures[c]) for c, host in ((RIVULET, "c1"), (TCP, "c2"))]
         start = time.monotonic()
         standing.client(RIVULET, "c1", standing.via_rivulet("c1"))
         standing.client(TCP, "c2", "")
 
         def act(standing: Standing, elapsed: float) -> None:
             while todo and elapsed >= todo[0].at:
-                step = todo.pop(0)
-                (standing.kill if step.kill else standing.restart)(step.replica)
+                todo.pop(0).do(standing)
 
         standing.run(act, patience_s=60 + 6 * seconds)
-        return summarise(name, standing, start)
+        for process in running:
+            capture.finish(process)
+        report = summarise(name, standing, start)
+        if todo:
+            # A fast download may leave deeds undone; what was not tried must not look as if it had been.
+            report["not_done"] = len(todo)
+        if also is not None:
+            also(standing, report)
+    for client, path in captures.items():
+        address = standing.rack.spec.host(standing.hosts[client]).ip
+        traffic = capture.count(path, address)
+        mine = report["clients"][client]
+        mine["pcap"] = path.name
+        mine["retransmissions"] = traffic.retransmissions
+        mine["header_overhead"] = traffic.report(mine["bytes"])
+    return report
+
+
+def pcap_path(name: str, values: Parameters, client: str) -> Path:
+    """Where a client's packets go."""
+    return values.out / f"{name}-{client}.pcap"
+
+
+def versions(switch: str) -> dict[str, str]:
+    """What the scenario ran with, in the programs' own words."""
+    tor = binary("rivulet-switch") if switch == "embedded" else "simple_switch_grpc"
+    found = {"kernel": platform.release(), "python": platform.python_version()}
+    for name, command in (("rivulet", binary("rivulet")), ("switch", tor), ("curl", "curl")):
+        try:
+            done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=10, check=False)
+            found[name] = (done.stdout or done.stderr).strip().splitlines()[0][:80]
+        except (OSError, subprocess.TimeoutExpired, IndexError):
+            found[name] = "unknown"
+    return found
 
 
 def summarise(name: str, standing: Standing, start: float) -> dict[str, Any]:
-    """`NAME.json`: what each client saw, kill by kill, with the switch's view beside it."""
+    """`NAME.json`: what each client saw, deed by deed, with the switch's view beside it."""
     values = standing.parameters
-    kills = [(at, replica) for at, what, replica in standing.marks if what == "kill"]
     report: dict[str, Any] = {
         "scenario": name,
+        "versions": versions(values.switch),
         "parameters": {
             "rate_mbit": values.rate_mbit,
             "rtt_ms": values.rtt_ms,
@@ -66,75 +123,128 @@ def summarise(name: str, standing: Standing, start: float) -> dict[str, Any]:
             "goodput_mbps": round(result["bytes"] * 8 / seconds / 1e6, 3),
             "seconds": round(seconds, 3),
             "longest_gap_ms": result["longest_gap_ms"],
-            "kills": [
-                {
-                    "replica": replica,
-                    "at_s": round(at - start, 4),
-                    "stall_ms": round(longest_gap(samples, at, at + 3.0) * 1e3, 2),
-                    "exclusion_ms": _excluded_after(standing, at, replica),
-                }
-                for at, replica in kills
-                if samples and at < samples[-1][0]
-            ],
+            "kills": list(_felt(standing, samples, start)),
+            "phases": _phases(standing, samples, start),
             "samples": [[round(at - start, 4), count] for at, count in samples[:: max(1, len(samples) // 4000)]],
         }
     return report
 
 
+def _felt(standing: Standing, samples: Samples, start: float) -> list[dict[str, Any]]:
+    """What a client felt of each harm while it downloaded."""
+    harms = [(at, what, who) for at, what, who in standing.marks if what not in ENDS]
+    felt = []
+    for place, (at, what, who) in enumerate(harms):
+        if not samples or at >= samples[-1][0]:
+            continue
+        until = min([at + STALL_WINDOW_S, *(later for later, _, _ in harms[place + 1 :] if later > at)])
+        felt.append(
+            {
+                "what": what,
+                "replica": who,
+                "at_s": round(at - start, 4),
+                "stall_ms": round(longest_gap(samples, at, until) * 1e3, 2),
+                "exclusion_ms": _excluded_after(standing, at, who),
+            }
+        )
+    return felt
+
+
+def _phases(standing: Standing, samples: Samples, start: float) -> list[dict[str, Any]]:
+    """Goodput between one mark and the next."""
+    if not samples:
+        return []
+    edges = [(start, "begin"), *((at, f"{what} {who}") for at, what, who in standing.marks)]
+    inside = [(at, words) for at, words in edges if at < samples[-1][0]]
+    ends = [at for at, _ in inside[1:]] + [samples[-1][0]]
+    return [
+        {"from_s": round(at - start, 3), "since": words, "goodput_mbps": round(goodput_mbps(samples, at, end), 2)}
+        for (at, words), end in zip(inside, ends, strict=True)
+    ]
+
+
 def _excluded_after(standing: Standing, at: float, replica: str) -> float | None:
-    """Milliseconds from a kill until the switch was seen to have excluded the replica."""
+    """Milliseconds from a deed until the switch was seen to have excluded the replica."""
+    ends = [when for when, what, who in standing.marks if who == replica and what in ENDS and when > at]
     for when, name, excluded in standing.watch.history:
-        if name == replica and excluded and when >= at:
+        if name == replica and excluded and at <= when < min(ends, default=when + 1):
             return round((when - at) * 1e3, 2)
     return None
 
 
-def show(report: dict[str, Any], values: Parameters, title: str, opening: str) -> int:
-    """Summary in plain words, figure, page and JSON."""
-    mine, theirs = report["clients"][RIVULET], report["clients"][TCP]
-    worst = max((kill["stall_ms"] for kill in mine["kills"]), default=0.0)
-    tcp_worst = max((kill["stall_ms"] for kill in theirs["kills"]), default=0.0)
-    words = [
-        opening,
-        _sentence("Rivulet", mine, worst),
-        _sentence("Kernel TCP", theirs, tcp_worst),
-    ]
-    ok = bool(mine["sha256_ok"]) and mine["connections_opened"] == 1 and not mine["failures"]
+def kept(client: dict[str, Any]) -> bool:
+    """Whether a client got every byte over one connection."""
+    return bool(client["sha256_ok"]) and client["connections_opened"] == 1 and not client["failures"]
+
+
+def show(report: dict[str, Any], values: Parameters, title: str, opening: str, more: Sequence[str] = ()) -> int:
+    """Summary in plain words, figure, page and JSON; 0 if every Rivulet client kept its one connection."""
+    clients: dict[str, dict[str, Any]] = report["clients"]
+    words = [opening]
+    if values.switch == "bmv2":
+        words.append(
+            f"The switch was BMv2: it is far slower than the embedded one, so links run at {values.rate_mbit:g} Mb/s by"
+            f" default and a silent replica is excluded after {values.liveness_ms:g} ms."
+        )
+    words += [_sentence(LABELS[name], client) for name, client in clients.items()]
+    words += more
+    if report.get("not_done"):
+        words.append(f"The download ended before {report['not_done']} of the deeds: make the file larger.")
+    ok = all(kept(client) for name, client in clients.items() if name != TCP)
     if not ok:
         words.append("This is NOT what Rivulet promises: the logs are in the folder below.")
-    rows = [["", "bytes", "sha256", "connections", "failures", "Mb/s", "longest stall after a kill"]]
-    for label, client, stall in (("Rivulet", mine, worst), ("kernel TCP", theirs, tcp_worst)):
+    rows = [["", "bytes", "sha256", "connections", "failures", "Mb/s", "longest stall", "retransmissions", "headers"]]
+    for name, client in clients.items():
+        header = client.get("header_overhead")
         rows.append(
             [
-                label,
+                LABELS[name],
                 f"{client['bytes']:,}",
                 "right" if client["sha256_ok"] else "WRONG",
                 str(client["connections_opened"]),
                 str(client["resets_seen"]),
                 f"{client['goodput_mbps']:.1f}",
-                f"{stall:.0f} ms",
+                f"{_worst(client):.0f} ms",
+                f"{client['retransmissions']:,}" if header else "",
+                f"{header['header_overhead_percent']:.1f} %" if header else "",
             ]
         )
-    folder, name = values.out, report["scenario"]
-    (folder / f"{name}.json").write_text(json.dumps(report, indent=1))
+    folder, scenario = values.out, report["scenario"]
+    (folder / f"{scenario}.json").write_text(json.dumps(report, indent=1))
     marks = [Mark(mark["at_s"], mark["what"], mark["replica"]) for mark in report["marks"]]
-    end = max(client["samples"][-1][0] for client in (mine, theirs) if client["samples"])
+    drawn = {name: client for name, client in clients.items() if client["samples"]}
+    if not drawn:
+        raise RackError("no client received anything")
     flows = {
-        f"Rivulet: {_count(mine['connections_opened'])}": [tuple(sample) for sample in mine["samples"]],
-        f"kernel TCP (Reno): {_count(theirs['connections_opened'])}": [tuple(sample) for sample in theirs["samples"]],
+        f"{LABELS[name]}: {_count(client['connections_opened'])}": [tuple(sample) for sample in client["samples"]]
+        for name, client in drawn.items()
     }
-    png, page = folder / f"{name}.png", folder / f"{name}.html"
+    end = max(client["samples"][-1][0] for client in drawn.values())
+    png, page = folder / f"{scenario}.png", folder / f"{scenario}.html"
     save(draw(flows, marks, 0.0, end, title), png, page, title, rows, "\n".join(words))
-    for line in [*words, f"figure: {png}", f"page:   {page}", f"data:   {folder / name}.json"]:
+    files = [("figure", png), ("page", page), ("data", folder / f"{scenario}.json")]
+    files += [("packets", folder / client["pcap"]) for client in clients.values() if "pcap" in client]
+    for line in [*words, *(f"{what + ':':8} {path}" for what, path in files)]:
         console.print(line, soft_wrap=True)
     return 0 if ok else 1
 
 
-def _sentence(who: str, client: dict[str, Any], worst: float) -> str:
+def _worst(client: dict[str, Any]) -> float:
+    return float(max((kill["stall_ms"] for kill in client["kills"]), default=client["longest_gap_ms"]))
+
+
+def _sentence(who: str, client: dict[str, Any]) -> str:
     right = "byte for byte" if client["sha256_ok"] else "WRONG BYTES"
+    header = client.get("header_overhead")
+    cost = ""
+    if header:
+        cost = (
+            f", {client['retransmissions']:,} retransmissions, {header['header_overhead_percent']:.1f} % headers"
+            " on what it received"
+        )
     return (
         f"{who}: {_count(client['connections_opened'])}, {client['resets_seen']} broken, {right},"
-        f" {client['goodput_mbps']:.1f} Mb/s, longest stall after a kill {worst:.0f} ms."
+        f" {client['goodput_mbps']:.1f} Mb/s, longest stall {_worst(client):.0f} ms{cost}."
     )
 
 

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,7 +108,14 @@ class Standing:
     watch: Watch
     sha256: str
     marks: list[tuple[float, str, str]] = field(default_factory=list)
+    """What was done: when, what (`kill`, `return`, ...), to whom."""
     clients: dict[str, tuple[Process, Path]] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    """On which host each client runs."""
+    notes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What a scenario wants to remember of the switch's counters."""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """What must be done before the rack goes, such as thawing what was frozen."""
 
     def client(
         self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None, address: str = ""
@@ -118,6 +125,7 @@ class Standing:
         result.unlink(missing_ok=True)
         command = [sys.executable, "-m", "rivulet_demo.fetch", address or url(path), str(size or self.parameters.size)]
         command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
+        self.hosts[name] = host
         self.clients[name] = (self.rack.start(f"client-{name}", self.rack.nodes[host], command), result)
 
     def via_rivulet(self, host: str) -> str:
@@ -139,6 +147,10 @@ class Standing:
         loaded["sha256_ok"] = loaded["sha256"] == self.sha256
         return loaded
 
+    def mark(self, what: str, who: str) -> None:
+        """Notes that something was done now."""
+        self.marks.append((time.monotonic(), what, who))
+
     def kill(self, name: str) -> None:
         """kill -9 of a replica's serving process, marked."""
         self.marks.append((self.replicas.kill(name), "kill", name))
@@ -146,7 +158,7 @@ class Standing:
     def restart(self, name: str) -> None:
         """Starts a killed replica again, marked."""
         self.replicas.start(name)
-        self.marks.append((time.monotonic(), "return", name))
+        self.mark("return", name)
 
     def run(self, act: Callable[[Standing, float], None], patience_s: float) -> None:
         """Runs until all clients have ended; `act(self, seconds)` is called all the while to kill and restart."""
@@ -220,10 +232,13 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def standing_rack(name: str, values: Parameters, api: str = "", **settings: Any) -> Iterator[Standing]:
+def standing_rack(
+    name: str, values: Parameters, api: str = "", relayed: Sequence[str] = (), **settings: Any
+) -> Iterator[Standing]:
     """A rack with switch, controller and replicas up, checked to have the wanted delay.
 
-    The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder.
+    The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. The agents of
+    the replicas in `relayed` reach the controller through a relay.
     """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,12 +258,19 @@ def standing_rack(name: str, values: Parameters, api: str = "", **settings: Any)
         names = [host.name for host in spec.of("replica")]
         replicas = Replicas(standing, values.out / "www", agents)
         step(f"replicas {', '.join(names)}")
+        for replica in relayed:
+            replicas.relay(replica)
         for replica in names:
             replicas.start(replica)
         with Watch(f"unix:{switch_socket}", names) as watch:
             wait_ready(standing, watch, names)
             check_links(standing, values)
-            yield Standing(values, standing, replicas, watch, sha256)
+            whole = Standing(values, standing, replicas, watch, sha256)
+            try:
+                yield whole
+            finally:
+                for undo in reversed(whole.undo):
+                    undo()
 
 
 def check_links(rack_: Rack, values: Parameters) -> None:

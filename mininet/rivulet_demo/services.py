@@ -32,6 +32,8 @@ class Replicas:
     agents: Path
     running: dict[str, Process] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
+    doors: dict[str, Path] = field(default_factory=dict)
+    """Sockets of agents that reach the controller through a relay, which can be cut."""
 
     def start(self, name: str) -> None:
         """Starts the serving process of a replica."""
@@ -41,7 +43,14 @@ class Replicas:
             binary("rivulet"),
             "serve",
             str(self.www),
-            *("--interface", f"{name}-eth0", "--controller", f"unix:{self.agents}", "--name", name),
+            *(
+                "--interface",
+                f"{name}-eth0",
+                "--controller",
+                f"unix:{self.doors.get(name, self.agents)}",
+                "--name",
+                name,
+            ),
         ]
         self.running[name] = self.rack.start(f"{name}-{count}", self.rack.nodes[name], command)
 
@@ -52,6 +61,18 @@ class Replicas:
         when = time.monotonic()
         process.popen.wait()
         return when
+
+    def relay(self, name: str) -> None:
+        """Puts a relay between a replica's agent and the controller, or brings it back; before `start` at first."""
+        socket = self.doors[name] = self.rack.folder / f"agents-{name}.sock"
+        socket.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "rivulet_demo.relay", str(socket), str(self.agents)]
+        process = self.rack.start(f"relay-{name}", None, command)
+        self.rack.wait_for(socket.exists, 20.0, process, "the relay does not listen")
+
+    def cut(self, name: str) -> None:
+        """Ends a replica's relay: its agent hears nothing more of the controller."""
+        self.rack.processes[f"relay-{name}"].end()
 
     def alive(self) -> list[str]:
         """Names of the replicas whose process runs."""

@@ -65,6 +65,8 @@ class RackSpec:
     liveness_ms: float = 20.0
     slots: int = 128
     weights: dict[str, int] = field(default_factory=dict)
+    meters: dict[str, int] = field(default_factory=dict)
+    """What the ToR lets through of requests without a proof, packets a second by kind (none: unlimited)."""
 
     def of(self, role: Role) -> tuple[Host, ...]:
         """The hosts of one role, in order."""
@@ -114,6 +116,7 @@ class RackSpec:
                     "slots": self.slots,
                     "heartbeat": f"{self.heartbeat_ms:g}ms",
                     "liveness": f"{self.liveness_ms:g}ms",
+                    "meters": self.meters,
                 }
             ],
             "listen": {"agents": agents, "api": api},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...deeds import of_plan
 from ...plan import failover
 from ...report import show, two_clients
 from ...scenario import Parameters
@@ -18,7 +19,11 @@ WORDS = __doc__ or ""
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
     """Runs the scenario; 0 if the Rivulet client got every byte over one connection."""
-    report = two_clients("failover", values, failover)
+    report = two_clients(
+        "failover",
+        values,
+        lambda standing, seconds: of_plan(failover(list(standing.replicas.alive()), seconds)),
+    )
     opening = (
         f"{values.replicas - 1} of {values.replicas} replicas were killed with kill -9 while two clients fetched"
         f" {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time, through the"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+from ...deeds import of_plan
 from ...plan import rolling
 from ...report import show, two_clients
 from ...scenario import Parameters
@@ -16,7 +17,11 @@ WORDS = __doc__ or ""
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
     """Runs the scenario; 0 if the Rivulet client got every byte over one connection."""
-    report = two_clients("rolling", values, rolling)
+    report = two_clients(
+        "rolling",
+        values,
+        lambda standing, seconds: of_plan(rolling(list(standing.replicas.alive()), seconds)),
+    )
     opening = (
         f"Each of {values.replicas} replicas was killed and started again in turn while two clients fetched"
         f" {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."

@@ -1,45 +1,119 @@
-"""A replica that is sick but not dead: frozen in the middle of two downloads, later thawed.
+"""Replicas that are sick but not dead: one answers nothing, one has old keys, one is frozen.
 
-A frozen process keeps its sockets, its ports and its kernel, and answers nothing; only its heartbeat stops. The
-ToR excludes it, and takes it back when it wakes.
+The first heartbeats on and swallows every request (its answers are dropped as they leave it), so that the ToR
+takes it for well: only other replicas help. The second is cut off from the controller while the keys are rotated.
+The third is frozen in the middle of its work (SIGSTOP) and thawed later: it keeps its sockets and its kernel, and
+only its heartbeat stops. One after the other, while two clients download.
 """
 
 from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import time
+from functools import partial
 
-from ...report import RIVULET, TCP, show, summarise
-from ...scenario import Parameters, Standing, standing_rack
+from rivulet_controller.client import Client
+
+from ...deeds import Deed
+from ...rack import RackError
+from ...report import RIVULET, show, two_clients
+from ...scenario import Parameters, Standing, console
 
 WORDS = __doc__ or ""
 
+AGENT_PATIENCE_S = 5.0
+"""How long the controller waits for a replica that does not confirm new keys, before they are used without it."""
+
+MUTE = """
+table netdev rivulet_demo_mute {{
+  chain out {{
+    type filter hook egress device "{device}" priority 0; policy accept;
+    meta l4proto tcp drop
+  }}
+}}
+"""
+
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Runs the scenario; 0 if the Rivulet client got every byte over one connection."""
-    seconds = values.size * 8 / (values.rate_mbit * 1e6)
-    with standing_rack("sick", values) as standing:
-        victim = standing.rack.spec.of("replica")[0].name
-        started = time.monotonic()
-        standing.client(RIVULET, "c1", standing.via_rivulet("c1"))
-        standing.client(TCP, "c2", "")
-        todo = [(seconds / 4, signal.SIGSTOP, "kill"), (seconds / 2, signal.SIGCONT, "return")]
-
-        def act(standing: Standing, elapsed: float) -> None:
-            if todo and elapsed >= todo[0][0]:
-                _, number, what = todo.pop(0)
-                standing.replicas.running[victim].popen.send_signal(number)
-                standing.marks.append((time.monotonic(), what, victim))
-
-        try:
-            standing.run(act, patience_s=90 + 6 * seconds)
-        finally:
-            # A stopped process would not heed the end of the rack.
-            standing.replicas.running[victim].popen.send_signal(signal.SIGCONT)
-        report = summarise("sick", standing, started)
+    """Runs the scenario; 0 if the Rivulet client kept its connection and the ToR left out whom it should."""
+    if values.replicas < 3:
+        raise RackError("--replicas: this scenario needs three or more")
+    report = two_clients("sick", values, _plan, relayed=("r2",))
     opening = (
-        f"{victim} was frozen (SIGSTOP) and later thawed while two clients fetched {values.size / 1e6:g} MB at"
-        f" {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
+        f"One replica answered nothing, one had old keys, one was frozen, one after the other, while two clients"
+        f" fetched {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
     )
-    return show(report, values, "a frozen replica", opening)
+    felt = report["clients"][RIVULET]["kills"]
+    words = [
+        f"{kill['replica']} ({kill['what']}): the Rivulet client waited {kill['stall_ms']:.0f} ms at most; the ToR"
+        + (f" left it out after {kill['exclusion_ms']:.0f} ms." if kill["exclusion_ms"] else " took it for well.")
+        for kill in felt
+    ]
+    code = show(report, values, "sick replicas: mute, old keys, frozen", opening, words)
+    missed = [kill["what"] for kill in felt if kill["what"] != "mute" and kill["exclusion_ms"] is None]
+    if missed:
+        console.print(f"The ToR did NOT leave out: {', '.join(missed)}.")
+    return code or int(bool(missed))
+
+
+def _plan(standing: Standing, seconds: float) -> list[Deed]:
+    mute, old, frozen = (host.name for host in standing.rack.spec.of("replica")[:3])
+    eighth = seconds / 8
+    rotated = 3 * eighth
+    standing.undo.append(partial(_unmute, standing, mute))
+    # A stopped process would not heed the end of the rack.
+    standing.undo.append(partial(_send, standing, frozen, signal.SIGCONT))
+    deeds = [
+        Deed(eighth, partial(_mute, name=mute)),
+        Deed(2 * eighth, partial(_unmute, name=mute, what="return")),
+        Deed(rotated, partial(Standing.mark, what="old keys", who=old)),
+        Deed(5 * eighth, partial(_reconnect, name=old)),
+        Deed(6 * eighth, partial(_send, name=frozen, number=signal.SIGSTOP, what="frozen")),
+        Deed(7 * eighth, partial(_send, name=frozen, number=signal.SIGCONT, what="return")),
+    ]
+    if rotated < AGENT_PATIENCE_S:
+        # In a short download the keys must be on their way before it begins.
+        _cut_and_rotate(standing, old)
+        time.sleep(AGENT_PATIENCE_S - rotated)
+    else:
+        deeds.append(Deed(rotated - AGENT_PATIENCE_S, partial(_cut_and_rotate, name=old)))
+    return deeds
+
+
+def _mute(standing: Standing, name: str) -> None:
+    _nft(standing, name, MUTE.format(device=f"{name}-eth0"))
+    standing.mark("mute", name)
+
+
+def _unmute(standing: Standing, name: str, what: str = "") -> None:
+    # Both lines, so that it is no error where nothing is muted.
+    _nft(standing, name, "table netdev rivulet_demo_mute\ndelete table netdev rivulet_demo_mute\n")
+    if what:
+        standing.mark(what, name)
+
+
+def _nft(standing: Standing, name: str, script: str) -> None:
+    node = standing.rack.nodes[name]
+    popen = node.popen(["nft", "-f", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    out, _ = popen.communicate(script.encode(), timeout=20)
+    if popen.returncode != 0:
+        raise RackError(f"nft on {name}: {out.decode(errors='replace').strip()}")
+
+
+def _send(standing: Standing, name: str, number: signal.Signals, what: str = "") -> None:
+    standing.replicas.running[name].popen.send_signal(number)
+    if what:
+        standing.mark(what, name)
+
+
+def _cut_and_rotate(standing: Standing, name: str) -> None:
+    standing.replicas.cut(name)
+    Client(f"unix:{standing.rack.folder / 'api.sock'}").post("/api/services/files/rotate", {"kinds": ["seal", "nonce"]})
+
+
+def _reconnect(standing: Standing, name: str) -> None:
+    """The cable is back: the agent finds the controller by itself."""
+    standing.replicas.relay(name)
+    standing.mark("return", name)

@@ -1,0 +1,171 @@
+"""What was on the wire of a client: a pcap while a scenario runs, and what headers and repetitions cost in it.
+
+Both transports are counted by the same code from the same kind of capture, at the client's interface: what the
+links lost on the way to the client is not in it, so a retransmission that was lost too is not counted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import signal
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .rack import Process, Rack, RackError
+
+SNAP_BYTES = 256
+"""Enough for every header of ours with its proof (160 bytes is what the switch reads), little enough to keep."""
+
+_OPTION = b"\xfd\x08\x52\x56"
+"""Kind, length and ExID of our TCP option, which is always the first one (docs/wire-format.md)."""
+
+_RETRANSMISSION, _GROUP, _SKIP, _WAIT, _NOT_MINE, _CHALLENGE, _ERROR = 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x88
+_FULL, _DELTA, _UCONT, _OFFSET, _PRIME, _END, _CONSUMED, _TOKEN = (1 << bit for bit in range(8))
+_NO_DATA = (_GROUP, _WAIT, _NOT_MINE, _CHALLENGE, _ERROR)
+_DELTA_BYTES = (4, 6, 4, 2, 2, 4, 1)
+"""Bytes of the fields that the bits of a delta's bitmap announce, from the lowest bit."""
+
+
+def start(rack: Rack, host: str, path: Path) -> Process:
+    """Begins to write a host's TCP packets to a pcap; waits until tcpdump listens."""
+    path.unlink(missing_ok=True)
+    device = f"{host}-eth0"
+    # -Z: tcpdump would give root up and then may not write here; -B: KiB for when it is not scheduled at once.
+    command = ["tcpdump", "-i", device, "-s", str(SNAP_BYTES), "-B", "8192", "-Z", "root", "-w", str(path), "tcp"]
+    process = rack.start(f"capture-{host}", rack.nodes[host], command)
+    rack.wait_for(lambda: "listening on" in process.last_lines(), 20.0, process, "tcpdump does not listen")
+    return process
+
+
+def finish(process: Process) -> None:
+    """Ends a capture; its file is then complete."""
+    process.end(signal.SIGINT)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Packets at a client; bytes are those of IP packets, headers included."""
+
+    packets_received: int = 0
+    bytes_received: int = 0
+    packets_sent: int = 0
+    bytes_sent: int = 0
+    data_packets: int = 0
+    """Received packets that carry bytes of the application."""
+    data_bytes: int = 0
+    """Bytes of the application in them, repeated ones included."""
+    retransmissions: int = 0
+    """Of the data packets, those that repeat: class RETRANSMISSION, or for plain TCP below what had come before."""
+
+    def report(self, wanted: int) -> dict[str, object]:
+        """As JSON, with the header overhead of `wanted` bytes of the application."""
+        headers = self.bytes_received - self.data_bytes
+        return {
+            **asdict(self),
+            "header_bytes_per_data_packet": round(headers / self.data_packets, 2) if self.data_packets else None,
+            "header_overhead_percent": round(100 * headers / wanted, 3) if wanted else None,
+            "request_overhead_percent": round(100 * self.bytes_sent / wanted, 3) if wanted else None,
+        }
+
+
+def count(pcap: Path, address: str) -> Traffic:
+    """Counts the IPv4 packets to and from a client's address. RackError if it is not a pcap of Ethernet frames."""
+    traffic = Traffic()
+    client = bytes(int(part) for part in address.split("."))
+    # By connection: the end of what has come, relative to the first sequence number seen.
+    ends: dict[bytes, tuple[int, int]] = {}
+    for frame in _frames(pcap):
+        if frame[12:14] != b"\x08\x00" or len(frame) < 54 or frame[23] != 6:
+            continue
+        length = int.from_bytes(frame[16:18], "big")
+        if frame[26:30] == client:
+            traffic.packets_sent += 1
+            traffic.bytes_sent += length
+        if frame[30:34] != client:
+            continue
+        traffic.packets_received += 1
+        traffic.bytes_received += length
+        tcp = 14 + (frame[14] & 0xF) * 4
+        header = (frame[tcp + 12] >> 4) * 4
+        carried = 14 + length - tcp - header
+        if frame[tcp + 20 : tcp + 24] == _OPTION:
+            options = frame[tcp + 24 : tcp + 26]
+            trailer = 4 if options[1] & 1 else 0
+            data = _data_bytes(options[0], frame[tcp + header :], carried - trailer)
+            repeated = options[0] == _RETRANSMISSION
+        else:
+            data = carried
+            repeated = carried > 0 and _repeats(ends, frame[26:30] + frame[tcp : tcp + 4], frame, tcp, carried)
+        if data > 0:
+            traffic.data_packets += 1
+            traffic.data_bytes += data
+            traffic.retransmissions += repeated
+    return traffic
+
+
+def _repeats(ends: dict[bytes, tuple[int, int]], flow: bytes, frame: bytes, tcp: int, carried: int) -> bool:
+    """Whether a plain segment begins below what came before; notes where it ends."""
+    sequence = int.from_bytes(frame[tcp + 4 : tcp + 8], "big")
+    base, end = ends.get(flow, (sequence, 0))
+    start = (sequence - base + (1 << 31)) % (1 << 32) - (1 << 31)
+    ends[flow] = (base, max(end, start + carried))
+    # The base must follow: a download of 4 GB wraps.
+    if ends[flow][1] > 1 << 30:
+        ends[flow] = ((base + ends[flow][1]) % (1 << 32), 0)
+    return start < end
+
+
+def _data_bytes(kind: int, payload: bytes, length: int) -> int:
+    """Application bytes of a response of ours: `length` bytes without its CRC, of which `payload` is the beginning."""
+    if not kind & 0x80 or kind in _NO_DATA or len(payload) < 10:
+        return 0
+    content = payload[8]
+    at = 10
+    if content & _FULL:
+        at += 72
+    elif content & _DELTA:
+        if at >= len(payload):
+            return 0
+        at += 1 + sum(size for bit, size in enumerate(_DELTA_BYTES) if payload[at] >> bit & 1) + 2 + 12
+    if content & _OFFSET:
+        at += 8
+    if content & _UCONT:
+        if at >= len(payload):
+            return 0
+        units = payload[at]
+        at += 1
+        for _ in range(units):
+            # What lies beyond the snapshot is unknown: taken as header, so never too good.
+            if at + 2 > len(payload):
+                return 0
+            at += 2 + int.from_bytes(payload[at : at + 2], "big")
+    if content & _CONSUMED:
+        at += 10
+    if content & _TOKEN:
+        if at >= len(payload):
+            return 0
+        at += 1 + payload[at]
+    if kind == _SKIP:
+        at += 16
+    return max(0, length - at)
+
+
+def _frames(pcap: Path) -> Iterator[bytes]:
+    """The frames of a pcap file, as far as they were kept."""
+    with pcap.open("rb") as file:
+        if not pcap.stat().st_size:
+            raise RackError(f"{pcap} is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if len(data) < 24 or data[:4] not in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1") or data[20] != 1:
+                raise RackError(f"{pcap} is not a little-endian pcap of Ethernet frames")
+            at, end = 24, len(data)
+            record = struct.Struct("<4I")
+            while at + 16 <= end:
+                kept = record.unpack_from(data, at)[2]
+                at += 16
+                if at + kept > end:
+                    return
+                yield data[at : at + kept]
+                at += kept

@@ -1,0 +1,23 @@
+"""What is done to a rack while clients download, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from .plan import Plan
+from .scenario import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Something to do, `at` seconds after the clients have started. It marks itself (`Standing.mark`)."""
+
+    at: float
+    do: Callable[[Standing], None]
+
+
+def of_plan(plan: Plan) -> list[Deed]:
+    """Kills and restarts of replicas."""
+    return [Deed(s.at, partial(Standing.kill if s.kill else Standing.restart, name=s.replica)) for s in plan]

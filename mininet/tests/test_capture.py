@@ -1,0 +1,104 @@
+"""Packets of a client are counted as what they are, and an attacker's are what the switch judges."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from rivulet_demo import attacker
+from rivulet_demo.capture import Traffic, count
+from rivulet_demo.rack import RackError
+
+VECTORS = json.loads((Path(__file__).resolve().parents[2] / "docs" / "wire-vectors.json").read_text())
+CLIENT = "192.0.2.1"
+
+
+def pcap(path: Path, frames: list[bytes], snap: int = 1 << 16) -> Path:
+    """A pcap of these frames."""
+    records = [struct.pack("<4I", 0, 0, len(f[:snap]), len(f)) + f[:snap] for f in frames]
+    path.write_bytes(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, snap, 1) + b"".join(records))
+    return path
+
+
+def responses() -> list[tuple[str, bytes, int]]:
+    """Name, frame and application bytes of every untagged IPv4 response among the wire vectors."""
+    found = []
+    for packet in VECTORS["packets"]:
+        if packet["response"] is None or packet["eth"]["vlan"] is not None or ":" in packet["ip"]["dst"]:
+            continue
+        counts = packet["option"]["class"] in ("DATA", "RETRANSMISSION", "SKIP", "INPUT")
+        data = len(bytes.fromhex(packet["response"]["data"] or "")) if counts else 0
+        found.append((packet["name"], bytes.fromhex(packet["frame"]), data))
+    return found
+
+
+def test_application_bytes_of_every_response_are_those_of_the_wire_vectors(tmp_path: Path) -> None:
+    assert len(responses()) > 10 and sum(data > 0 for _, _, data in responses()) > 4
+    for name, frame, data in responses():
+        traffic = count(pcap(tmp_path / "one.pcap", [frame]), CLIENT)
+        assert (traffic.packets_received, traffic.data_bytes) == (1, data), name
+        assert traffic.bytes_received == int.from_bytes(frame[16:18], "big")
+        assert traffic.retransmissions == int(name.startswith("RETRANSMISSION")), name
+
+
+def test_every_cut_of_a_response_is_counted_without_a_crash(tmp_path: Path) -> None:
+    for _, frame, data in responses():
+        for snap in range(14, len(frame), 7):
+            assert count(pcap(tmp_path / "cut.pcap", [frame], snap), CLIENT).data_bytes <= max(data, len(frame))
+
+
+def segment(sequence: int, data: int, source: bytes = b"\x0a\x09\x00\x01") -> bytes:
+    """A plain TCP segment to the client."""
+    tcp = struct.pack(">HHIIBBHHH", 80, 40000, sequence % (1 << 32), 1, 5 << 4, 0x10, 1000, 0, 0) + bytes(data)
+    ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0x4000, 64, 6, 0) + source + bytes((192, 0, 2, 1))
+    return bytes(12) + b"\x08\x00" + ip + tcp
+
+
+def test_plain_tcp_repeats_what_lies_below_what_came_before(tmp_path: Path) -> None:
+    wrap = (1 << 32) - 1000
+    frames = [segment(wrap, 1000), segment(0, 500), segment(1000, 500), segment(500, 500), segment(1500, 0)]
+    traffic = count(pcap(tmp_path / "tcp.pcap", frames), CLIENT)
+    assert traffic == Traffic(5, 5 * 40 + 2500, 0, 0, 4, 2500, 1)
+    report = traffic.report(2500)
+    assert report["header_bytes_per_data_packet"] == 50.0 and report["header_overhead_percent"] == 8.0
+
+
+def test_what_is_no_pcap_is_refused(tmp_path: Path) -> None:
+    for content in (b"", b"x" * 100):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(RackError):
+            count(tmp_path / "x", CLIENT)
+
+
+def request() -> bytes:
+    """A NORMAL request over IPv4 with a proof."""
+    frames = (bytes.fromhex(p["frame"]) for p in VECTORS["packets"] if p["request"] is not None)
+    return next(frame for frame in frames if attacker.is_request_with_proof(frame))
+
+
+def test_a_forgery_differs_in_the_sum_alone_and_has_right_checksums() -> None:
+    frame = request()
+    made = attacker.forged(frame, random.Random(3))
+    differing = {place for place, (a, b) in enumerate(zip(frame, made, strict=True)) if a != b}
+    total = 14 + 20 + 28 + 42 + 4
+    assert differing & set(range(total, total + 4))
+    assert differing <= set(range(total, total + 4)) | {50, 51}
+    pseudo = made[26:34] + struct.pack(">HH", 6, len(made) - 34)
+    assert attacker.checksum(pseudo + made[34:]) == 0
+
+
+def test_the_attackers_syn_is_the_smallest_one_of_the_wire_format() -> None:
+    made = attacker.syn(bytes(6), random.Random(3))
+    vector = next(bytes.fromhex(p["frame"]) for p in VECTORS["packets"] if p["name"] == "the smallest SYN with data")
+    # That one is IPv6: from the TCP header's offset field on all but checksum and timestamp are the same.
+    ours, theirs = bytearray(made[34 + 12 :]), bytearray(vector[54 + 12 :])
+    for part in (ours, theirs):
+        part[4:6] = bytes(2)
+        part[24:32] = bytes(8)
+    assert ours == theirs
+    assert attacker.checksum(made[14:34]) == 0
+    assert not attacker.is_request_with_proof(made)
