@@ -78,12 +78,35 @@ struct Running {
     keys: KeyRing,
     transport: Transport,
     beat: Option<Beat>,
+    /// The ToR named an epoch whose key is not held. New keys make it false again.
+    behind: bool,
 }
 
 impl Running {
-    /// Both kinds of epoch are usable.
+    /// Both kinds of epoch are usable, and the ToR has not named a newer one.
     fn has_keys(&self) -> bool {
-        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0
+        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && !self.behind
+    }
+
+    /// A refusal may tell that this replica's keys are old, as when it cannot reach the controller: what others
+    /// seal it can only refuse, so its heartbeats say that it is not ready and the ToR leaves it out.
+    fn learn(&mut self, refusal: &Refusal, segment: &Segment<'_>) {
+        if !matches!(refusal, Refusal::SealEpoch | Refusal::NonceEpoch) || !self.service.trust_tor {
+            return;
+        }
+        let Ok(request) = segment.request() else { return };
+        let (seal, nonce) = (request.tor.seal_epoch, request.tor.nonce_epoch);
+        let lacks =
+            seal != 0 && self.keys.seal(seal).is_none() || nonce != 0 && self.keys.nonce(nonce).is_none();
+        if lacks && !self.behind {
+            tracing::warn!(
+                service = self.service.keys.service,
+                seal_epoch = seal,
+                nonce_epoch = nonce,
+                "the ToR uses keys that are not here: not ready until they come"
+            );
+            self.behind = true;
+        }
     }
 }
 
@@ -104,6 +127,8 @@ pub struct Server {
     looked: u64,
     /// The application is not ready; requests are answered all the same.
     held_back: bool,
+    /// Continuations travel as differences to what the client predicts.
+    delta: bool,
 }
 
 impl Server {
@@ -132,6 +157,7 @@ impl Server {
             frame: vec![0; MAX_FRAME].into(),
             looked: 0,
             held_back: false,
+            delta: true,
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -160,6 +186,7 @@ impl Server {
                 payload,
                 horizon: service.horizon.as_micros() as u64,
                 trust_tor: service.trust_tor,
+                delta: self.delta,
                 ..Policy::default()
             };
             let same = |r: &&mut Running| r.service.keys.service == service.keys.service;
@@ -179,7 +206,7 @@ impl Server {
                 let fresh = || ReplayMemory::new(REPLAY_USES, policy.horizon, secret());
                 transport.replay = Some(replay.unwrap_or_else(fresh));
             }
-            running.push(Running { keys: service.keys.ring(), service, transport, beat });
+            running.push(Running { keys: service.keys.ring(), service, transport, beat, behind: false });
         }
         self.running = running;
         Ok(())
@@ -245,6 +272,15 @@ impl Server {
     /// requests; those that come are answered.
     pub fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
+    }
+
+    /// Whether continuations travel as differences to what the client predicts (section 5.3), as they do unless this is
+    /// called: measurements want to know what that is worth.
+    pub fn set_delta(&mut self, delta: bool) {
+        self.delta = delta;
+        for running in &mut self.running {
+            running.transport.policy.delta = delta;
+        }
     }
 
     /// Requests in the last batch.
@@ -397,6 +433,7 @@ impl Server {
             Err(refusal) => {
                 tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
                 counters.refuse(&refusal);
+                running.learn(&refusal, &segment);
                 return;
             }
         };
