@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import grpc
@@ -94,6 +94,14 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
         if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `hello`")
         hello = first.hello
+        named = certified_names(context.auth_context())
+        if named is not None and hello.name not in named:
+            log.warning("an agent calls itself %r with a certificate for %s", hello.name, ", ".join(sorted(named)))
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the certificate is not for {hello.name!r}: its common name or a DNS name must be the replica's",
+            )
+            return
         try:
             update = self._make_update(hello.name)
         except KeyError:
@@ -144,6 +152,17 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
             return
+
+
+def certified_names(peer: Mapping[str, Iterable[bytes]]) -> set[str] | None:
+    """Whom the other side's certificate names; None where there is no TLS (a Unix socket, loopback).
+
+    Whoever registers as a replica gets its keys, so each needs a certificate of its own.
+    """
+    if b"ssl" not in peer.get("transport_security_type", ()):
+        return None
+    names = [*peer.get("x509_common_name", ()), *peer.get("x509_subject_alternative_name", ())]
+    return {name.decode(errors="replace") for name in names}
 
 
 async def serve(

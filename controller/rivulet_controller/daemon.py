@@ -166,7 +166,7 @@ async def _listen(controller: Controller, config: Config) -> grpc.aio.Server:
     address = config.listen.agents
     if address.startswith("unix:"):
         free_socket(Path(address.removeprefix("unix:")))
-    server = await agents_door.serve(controller.agents, address, _credentials(config.listen.agents_tls))
+    server = await agents_door.serve(controller.agents, address, credentials(config.listen.agents_tls))
     if address.startswith("unix:"):
         # Whoever can open it gets keys.
         os.chmod(address.removeprefix("unix:"), 0o600)
@@ -234,7 +234,8 @@ def free_socket(path: Path) -> None:
         path.unlink()
 
 
-def _credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
+def credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
+    """A listener's side of mutual TLS: whoever shows no certificate of the authority is not let in."""
     if tls is None:
         return None
     return grpc.ssl_server_credentials(

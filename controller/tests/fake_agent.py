@@ -14,10 +14,18 @@ from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
 class FakeAgent:
     """Registers as `name` and confirms each update, unless `silent`."""
 
-    def __init__(self, address: str, name: str, silent: bool = False, mac: bytes = bytes(6)) -> None:
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        silent: bool = False,
+        mac: bytes = bytes(6),
+        tls: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.name = name
         self.silent = silent
         self.mac = mac
+        self._tls = tls
         self.ready = True
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
@@ -41,19 +49,29 @@ class FakeAgent:
         return self.updates[-1] if self.updates else agent_pb2.Update()
 
     async def _run(self) -> None:
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            call = agent_pb2_grpc.AgentsStub(channel).Register()  # type: ignore[no-untyped-call]
-            hello = agent_pb2.Hello(name=self.name, incarnation=7, mac=self.mac, version="test")
-            await call.write(agent_pb2.AgentMessage(hello=hello))
-            reporter = asyncio.create_task(self._report(call))
+        if self._tls is not None:
+            opened = grpc.aio.secure_channel(self._address, self._tls)
+        else:
+            opened = grpc.aio.insecure_channel(self._address)
+        async with opened as channel:
             try:
-                async for message in call:
-                    self.updates.append(message.update)
-                    self._fresh.set()
+                await self._converse(agent_pb2_grpc.AgentsStub(channel).Register())  # type: ignore[no-untyped-call]
             except grpc.aio.AioRpcError as error:
-                self.error = error.details() or ""
-            finally:
-                reporter.cancel()
+                self.error = error.details() or str(error.code())
+            except asyncio.InvalidStateError:
+                # A write on a call that was refused meanwhile; reading it tells why.
+                self.error = self.error or "refused"
+
+    async def _converse(self, call: Any) -> None:
+        hello = agent_pb2.Hello(name=self.name, incarnation=7, mac=self.mac, version="test")
+        await call.write(agent_pb2.AgentMessage(hello=hello))
+        reporter = asyncio.create_task(self._report(call))
+        try:
+            async for message in call:
+                self.updates.append(message.update)
+                self._fresh.set()
+        finally:
+            reporter.cancel()
 
     async def _report(self, call: Any) -> None:
         """After each update, and twice a second."""

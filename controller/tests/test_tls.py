@@ -1,0 +1,90 @@
+"""The door for agents over TCP: mutual TLS, and a replica's name only with that replica's certificate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from certificates import OPENSSL, Authority
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from harness import rack, until
+from sample_rack import NAMES, RACK, config
+
+from rivulet_controller import agents as agents_door
+from rivulet_controller.config import ConfigError, Tls, parse
+from rivulet_controller.controller import Controller
+from rivulet_controller.daemon import credentials
+from rivulet_controller.store import SqliteStore
+
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
+
+
+@asynccontextmanager
+async def door(folder: Path, authority: Authority) -> AsyncIterator[str]:
+    """A controller that listens for agents on a free port of loopback, with TLS; gives its address."""
+    certificate, key = authority.sign("controller", "IP:127.0.0.1")
+    async with FakeSwitch(NAMES) as switch:
+        store = SqliteStore(folder / "state.db")
+        controller = Controller(config(rack(switch)), store)
+        await controller.start()
+        server = grpc.aio.server()
+        agents_door.agent_pb2_grpc.add_AgentsServicer_to_server(controller.agents, server)  # type: ignore[no-untyped-call]
+        tls = credentials(Tls(certificate=certificate, key=key, authority=authority.certificate))
+        assert tls is not None
+        port = server.add_secure_port("127.0.0.1:0", tls)
+        await server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            await controller.stop()
+            await server.stop(None)
+            store.close()
+
+
+def client(trust: Authority, pair: tuple[Path, Path] | None) -> grpc.ChannelCredentials:
+    """An agent's side."""
+    certificate, key = pair or (None, None)
+    return grpc.ssl_channel_credentials(
+        trust.certificate.read_bytes(),
+        key.read_bytes() if key else None,
+        certificate.read_bytes() if certificate else None,
+    )
+
+
+async def test_only_the_replicas_own_certificate_opens_the_door(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
+    r1, foreign = ours.sign("r1"), theirs.sign("r1")
+    alias = ours.sign("machine-17", "DNS:machine-17,DNS:r2")
+    async with door(tmp_path, ours) as address:
+        async with FakeAgent(address, "r1", tls=client(ours, r1)) as agent:
+            await until(lambda: bool(agent.newest.services), "r1 is let in and told")
+        async with FakeAgent(address, "r2", tls=client(ours, alias)) as agent:
+            await until(lambda: bool(agent.newest.services), "an alternative name counts too")
+        async with FakeAgent(address, "r2", tls=client(ours, r1)) as agent:
+            await until(lambda: "the certificate is not for 'r2'" in agent.error, "r1's certificate is not r2's")
+            assert agent.updates == []
+        refused = {
+            "no certificate": client(ours, None),
+            "another authority's certificate": client(ours, foreign),
+            "a controller of another authority": client(theirs, r1),
+        }
+        for what, tls in refused.items():
+            async with FakeAgent(address, "r1", tls=tls) as agent:
+                await until(lambda agent=agent: bool(agent.error), f"{what} is refused")  # type: ignore[misc]
+                assert agent.updates == [], what
+        async with FakeAgent(address, "r1") as agent:
+            await until(lambda: bool(agent.error), "without TLS nothing is said")
+            assert agent.updates == []
+
+
+def test_beyond_this_machine_the_configuration_wants_tls(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rack\.yaml:\d+: listen: agents: keys cross this channel"):
+        parse(RACK + "listen: {agents: '10.0.0.5:9670'}\n", "rack.yaml")
+    files = "{certificate: a.pem, key: a.key, authority: b.pem}"
+    parse(RACK + f"listen: {{agents: '10.0.0.5:9670', agents_tls: {files}}}\n")
+    for local in ("127.0.0.1:9670", "localhost:9670", "'[::1]:9670'", "unix:/run/x"):
+        parse(RACK + f"listen: {{agents: {local}}}\n")
