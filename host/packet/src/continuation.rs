@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Writer, u16_at, u32_at, u48_at, u64_at};
 use crate::error::{BuildError, WireError};
 
 /// Bytes of the sealed head, which a switch reads too.
@@ -71,77 +71,83 @@ pub struct TransportContinuation {
 }
 
 impl TransportContinuation {
+    #[inline]
     pub(crate) fn read_head(&mut self, r: &mut Reader<'_>) -> Result<(), WireError> {
-        self.tag = r.u32()?;
-        self.number = r.u32()?;
-        self.base = r.u32()?;
-        self.time = r.u48()?;
-        self.nonce_epoch = r.u16()?;
+        let b: [u8; HEAD] = r.fields(&[4, 4, 4, 6, 2])?;
+        (self.tag, self.number, self.base) = (u32_at(&b, 0), u32_at(&b, 4), u32_at(&b, 8));
+        (self.time, self.nonce_epoch) = (u48_at(&b, 12), u16_at(&b, 18));
         Ok(())
     }
 
+    #[inline]
     pub(crate) fn read_tail(&mut self, r: &mut Reader<'_>) -> Result<(), WireError> {
-        self.seal_epoch = r.u16()?;
-        self.generation = r.u16()?;
-        self.tor_id = r.u16()?;
-        self.exclusions = r.u16()?;
-        self.tcp_base = r.u32()?;
-        self.start_cwnd = r.u16()?;
-        self.ssthresh = r.u16()?;
-        self.wire_base = r.u32()?;
-        self.mss = r.u16()?;
         let at = r.pos();
-        let (flags, reserved) = (r.u8()?, r.u8()?);
+        let b: [u8; 24] = r.fields(&[2, 2, 2, 2, 4, 2, 2, 4, 2, 1, 1])?;
+        (self.seal_epoch, self.generation) = (u16_at(&b, 0), u16_at(&b, 2));
+        (self.tor_id, self.exclusions) = (u16_at(&b, 4), u16_at(&b, 6));
+        self.tcp_base = u32_at(&b, 8);
+        (self.start_cwnd, self.ssthresh) = (u16_at(&b, 12), u16_at(&b, 14));
+        (self.wire_base, self.mss) = (u32_at(&b, 16), u16_at(&b, 20));
+        let (flags, reserved) = (b[22], b[23]);
         if flags & !(FLAG_MARKED | FLAG_FIRST | FLAG_REKEY_WANTED) != 0 {
-            return Err(WireError::ContinuationFlags(at));
+            return Err(WireError::ContinuationFlags(at + 22));
         }
         if reserved != 0 {
-            return Err(WireError::ContinuationReserved(at + 1));
+            return Err(WireError::ContinuationReserved(at + 23));
         }
         self.marked = flags & FLAG_MARKED != 0;
         self.first = flags & FLAG_FIRST != 0;
         self.rekey_wanted = flags & FLAG_REKEY_WANTED != 0;
-        self.srtt = r.u32()?;
-        self.connection = r.u64()?;
-        self.excused = r.u16()?;
-        self.excused_at = r.u16()?;
+        let b: [u8; 16] = r.fields(&[4, 8, 2, 2])?;
+        (self.srtt, self.connection) = (u32_at(&b, 0), u64_at(&b, 4));
+        (self.excused, self.excused_at) = (u16_at(&b, 12), u16_at(&b, 14));
         Ok(())
     }
 
-    pub(crate) fn write_head(&self, w: &mut Writer<'_>) {
-        w.u32(self.tag);
-        w.u32(self.number);
-        w.u32(self.base);
-        w.u48(self.time);
-        w.u16(self.nonce_epoch);
+    fn flags(&self) -> u8 {
+        let flag = |set, bit| if set { bit } else { 0 };
+        flag(self.marked, FLAG_MARKED)
+            | flag(self.first, FLAG_FIRST)
+            | flag(self.rekey_wanted, FLAG_REKEY_WANTED)
     }
 
+    #[inline]
+    fn put(&self, out: &mut [u8; LENGTH]) {
+        out[0..4].copy_from_slice(&self.tag.to_be_bytes());
+        out[4..8].copy_from_slice(&self.number.to_be_bytes());
+        out[8..12].copy_from_slice(&self.base.to_be_bytes());
+        out[12..18].copy_from_slice(&self.time.to_be_bytes()[2..]);
+        out[18..20].copy_from_slice(&self.nonce_epoch.to_be_bytes());
+        out[20..22].copy_from_slice(&self.seal_epoch.to_be_bytes());
+        out[22..24].copy_from_slice(&self.generation.to_be_bytes());
+        out[24..26].copy_from_slice(&self.tor_id.to_be_bytes());
+        out[26..28].copy_from_slice(&self.exclusions.to_be_bytes());
+        out[28..32].copy_from_slice(&self.tcp_base.to_be_bytes());
+        out[32..34].copy_from_slice(&self.start_cwnd.to_be_bytes());
+        out[34..36].copy_from_slice(&self.ssthresh.to_be_bytes());
+        out[36..40].copy_from_slice(&self.wire_base.to_be_bytes());
+        out[40..42].copy_from_slice(&self.mss.to_be_bytes());
+        (out[42], out[43]) = (self.flags(), 0);
+        out[44..48].copy_from_slice(&self.srtt.to_be_bytes());
+        out[48..56].copy_from_slice(&self.connection.to_be_bytes());
+        out[56..58].copy_from_slice(&self.excused.to_be_bytes());
+        out[58..60].copy_from_slice(&self.excused_at.to_be_bytes());
+    }
+
+    /// The sealed head as a request has it in the part that a switch reads.
+    pub(crate) fn write_head(&self, w: &mut Writer<'_>) {
+        w.bytes(&self.to_bytes()[..HEAD]);
+    }
+
+    /// The sealed tail.
     pub(crate) fn write_tail(&self, w: &mut Writer<'_>) {
-        w.u16(self.seal_epoch);
-        w.u16(self.generation);
-        w.u16(self.tor_id);
-        w.u16(self.exclusions);
-        w.u32(self.tcp_base);
-        w.u16(self.start_cwnd);
-        w.u16(self.ssthresh);
-        w.u32(self.wire_base);
-        w.u16(self.mss);
-        let first = if self.first { FLAG_FIRST } else { 0 };
-        let rekey = if self.rekey_wanted { FLAG_REKEY_WANTED } else { 0 };
-        w.u8(first | rekey | if self.marked { FLAG_MARKED } else { 0 });
-        w.u8(0);
-        w.u32(self.srtt);
-        w.u64(self.connection);
-        w.u16(self.excused);
-        w.u16(self.excused_at);
+        w.bytes(&self.to_bytes()[HEAD..]);
     }
 
     /// Head and tail one behind the other: the bytes under the MAC, before the client's address.
     pub fn to_bytes(&self) -> [u8; LENGTH] {
         let mut out = [0; LENGTH];
-        let mut w = Writer::new(&mut out);
-        self.write_head(&mut w);
-        self.write_tail(&mut w);
+        self.put(&mut out);
         out
     }
 
@@ -206,12 +212,11 @@ impl SealedContinuation {
     }
 
     pub(crate) fn write(&self, w: &mut Writer<'_>) {
-        self.fields.write_head(w);
-        self.fields.write_tail(w);
+        w.bytes(&self.fields.to_bytes());
         w.bytes(&self.mac);
     }
 
-    /// The 60 bytes in which a client suspends and resumes a continuation.
+    /// The 72 bytes in which a client suspends and resumes a continuation.
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
         let mut out = [0; Self::LENGTH];
         let mut w = Writer::new(&mut out);

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Writer, u16_at, u32_at, u64_at};
 use crate::continuation::{SealedContinuation, check_time};
 use crate::error::{BuildError, WireError};
 use crate::option::RequestClass;
@@ -49,14 +49,16 @@ pub struct Want {
 impl Want {
     fn read(r: &mut Reader<'_>, uconts: u8) -> Result<Self, WireError> {
         let at = r.pos();
-        let (offset, length) = (r.u64()?, r.u32()?);
+        let b: [u8; 12] = r.fields(&[8, 4])?;
+        let (offset, length) = (u64_at(&b, 0), u32_at(&b, 8));
         if length == 0 {
             return Err(WireError::WantEmpty(at + 8));
         }
         if offset.checked_add(u64::from(length)).is_none() {
             return Err(WireError::WantBeyond(at));
         }
-        let (ucont, flags, reserved) = (r.u8()?, r.u8()?, r.u16()?);
+        let b: [u8; 4] = r.fields(&[1, 1, 2])?;
+        let (ucont, flags, reserved) = (b[0], b[1], u16_at(&b, 2));
         let ucont = ucont_index(ucont, uconts).ok_or(WireError::WantUcont(at + 12))?;
         if flags & !WANT_RETRANSMIT != 0 {
             return Err(WireError::WantFlags(at + 13));
@@ -147,7 +149,8 @@ impl<'a> Request<'a> {
     pub fn parse(class: RequestClass, number_low: u16, payload: &'a [u8]) -> Result<Self, WireError> {
         let mut r = Reader::new(payload, WireError::TorTruncated);
         let tor = TorBlock::read(&mut r)?;
-        let (count, attempt, kinds) = (r.u8()?, r.u8()?, r.u32()?);
+        let b: [u8; 6] = r.fields(&[1, 1, 4])?;
+        let (count, attempt, kinds) = (b[0], b[1], u32_at(&b, 2));
         let syn = class == RequestClass::Syn;
         if usize::from(count) > if syn { 0 } else { MAX_ENTRIES } {
             return Err(WireError::RangeCount(16));
@@ -181,8 +184,8 @@ impl<'a> Request<'a> {
             continuation = Some(c);
         }
         let at = r.pos();
-        let (hold, covers, want_count) = (r.u16()?, r.u8()?, r.u8()?);
-        let (ucont_count, body) = (r.u8()?, r.u8()?);
+        let b: [u8; 6] = r.fields(&[2, 1, 1, 1, 1])?;
+        let (hold, covers, want_count, ucont_count, body) = (u16_at(&b, 0), b[2], b[3], b[4], b[5]);
         if covers == 0 || covers > 2 {
             return Err(WireError::Covers(at + 2));
         }

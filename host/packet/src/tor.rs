@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::{Reader, Writer, u16_at, u48_at};
 use crate::error::WireError;
 
 /// Length in bytes.
@@ -32,17 +32,19 @@ pub struct TorBlock {
 }
 
 impl TorBlock {
+    #[inline]
     pub(crate) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
         r.section(WireError::TorTruncated);
-        let (time, id, exclusions) = (r.u48()?, r.u16()?, r.u16()?);
-        let (seal_epoch, nonce_epoch) = (r.u16()?, r.u16()?);
-        let at = r.pos();
-        let (flags, reserved) = (r.u8()?, r.u8()?);
+        let start = r.pos();
+        let b: [u8; LENGTH] = r.fields(&[6, 2, 2, 2, 2, 1, 1])?;
+        let (time, id, exclusions) = (u48_at(&b, 0), u16_at(&b, 6), u16_at(&b, 8));
+        let (seal_epoch, nonce_epoch) = (u16_at(&b, 10), u16_at(&b, 12));
+        let (flags, reserved) = (b[14], b[15]);
         if flags & !(FLAG_CHECKED | FLAG_TIME_VALID) != 0 {
-            return Err(WireError::TorFlags(at));
+            return Err(WireError::TorFlags(start + 14));
         }
         if reserved != 0 {
-            return Err(WireError::TorReserved(at + 1));
+            return Err(WireError::TorReserved(start + 15));
         }
         let (checked, time_valid) = (flags & FLAG_CHECKED != 0, flags & FLAG_TIME_VALID != 0);
         Ok(Self { time, id, exclusions, seal_epoch, nonce_epoch, checked, time_valid })

@@ -37,9 +37,8 @@ fn server(c: &mut Criterion) {
     c.bench_function("server_step", |b| {
         b.iter(|| {
             let segment = Segment::parse_packet(black_box(&packet)).unwrap();
-            let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &policy) else {
-                panic!()
-            };
+            let verdict = step(&segment, &keys, Time(steady::NOW), &policy);
+            let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
             black_box(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap());
         })
     });

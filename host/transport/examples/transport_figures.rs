@@ -19,7 +19,8 @@ fn steps(n: u64) {
     let mut out = [0u8; 2048];
     for _ in 0..n {
         let segment = Segment::parse_packet(black_box(&packet)).unwrap();
-        let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &policy) else { panic!() };
+        let verdict = step(&segment, &keys, Time(steady::NOW), &policy);
+        let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
         black_box(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap());
     }
 }

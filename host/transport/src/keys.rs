@@ -4,46 +4,13 @@
 //! PRF; no key is shared between HalfSipHash, CMAC and GCM-SIV. Several epochs are live at once; rotation never breaks a
 //! connection (`docs/wire-format.md`, "Keys and derived values").
 
-use aes::Aes128;
 use aes_gcm_siv::Aes128GcmSiv;
-use cmac::{Cmac, Mac};
 use rivulet_packet::nonce::NonceKey;
+
+pub use crate::cmac::MacKey;
 
 /// Epochs of one kind that can be live at once.
 pub const MAX_EPOCHS: usize = 64;
-
-/// AES-CMAC over several parts (RFC 4493), keyed once.
-#[derive(Clone)]
-pub struct MacKey(Cmac<Aes128>);
-
-impl MacKey {
-    /// Expands `key` for repeated use.
-    pub fn new(key: &[u8; 16]) -> Self {
-        Self(Cmac::new(key.into()))
-    }
-
-    /// The full 16-byte MAC over the concatenation of `parts`.
-    pub fn mac(&self, parts: &[&[u8]]) -> [u8; 16] {
-        let mut state = self.0.clone();
-        for part in parts {
-            state.update(part);
-        }
-        state.finalize().into_bytes().into()
-    }
-
-    /// The first 12 bytes of [`MacKey::mac`], as the wire carries it.
-    pub fn mac12(&self, parts: &[&[u8]]) -> [u8; 12] {
-        let mut out = [0; 12];
-        out.copy_from_slice(&self.mac(parts)[..12]);
-        out
-    }
-}
-
-impl std::fmt::Debug for MacKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("MacKey(..)")
-    }
-}
 
 /// Whether two byte strings are equal, in time that depends on their lengths alone.
 pub fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
@@ -200,17 +167,6 @@ impl std::fmt::Debug for KeyRing {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn cmac_is_rfc_4493() {
-        let key =
-            [0x2b, 0x7e, 0x15, 0x16, 0x28, 0xae, 0xd2, 0xa6, 0xab, 0xf7, 0x15, 0x88, 0x09, 0xcf, 0x4f, 0x3c];
-        let m =
-            [0x6b, 0xc1, 0xbe, 0xe2, 0x2e, 0x40, 0x9f, 0x96, 0xe9, 0x3d, 0x7e, 0x11, 0x73, 0x93, 0x17, 0x2a];
-        let want =
-            [0x07, 0x0a, 0x16, 0xb4, 0x6b, 0x4d, 0x41, 0x44, 0xf7, 0x9b, 0xdd, 0x9d, 0xd0, 0x4a, 0x28, 0x7c];
-        assert_eq!(MacKey::new(&key).mac(&[&m[..5], &m[5..]]), want);
-    }
 
     #[test]
     fn purposes_services_and_epochs_get_different_keys() {

@@ -92,6 +92,7 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+mod cmac;
 pub mod cwnd;
 pub mod history;
 pub mod keys;

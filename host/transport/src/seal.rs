@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use rivulet_packet::continuation::LENGTH;
 use rivulet_packet::{SealedContinuation, TransportContinuation};
 
 use crate::keys::{SealKeys, equal_in_constant_time};
@@ -22,14 +23,21 @@ pub fn address_bytes(address: SocketAddr) -> [u8; 18] {
     out
 }
 
+/// The MAC of `fields` for `client`.
+fn mac(keys: &SealKeys, fields: &TransportContinuation, client: SocketAddr) -> [u8; 12] {
+    // One piece, so that the MAC reads whole blocks.
+    let mut message = [0; LENGTH + 18];
+    message[..LENGTH].copy_from_slice(&fields.to_bytes());
+    message[LENGTH..].copy_from_slice(&address_bytes(client));
+    keys.transport.mac12(&[&message])
+}
+
 /// Seals `fields` for `client`. The keys must be those of `fields.seal_epoch`.
 pub fn seal(keys: &SealKeys, fields: &TransportContinuation, client: SocketAddr) -> SealedContinuation {
-    let mac = keys.transport.mac12(&[&fields.to_bytes(), &address_bytes(client)]);
-    SealedContinuation { fields: *fields, mac }
+    SealedContinuation { fields: *fields, mac: mac(keys, fields, client) }
 }
 
 /// Whether `sealed` was sealed for `client` under `keys`, in constant time.
 pub fn is_genuine(keys: &SealKeys, sealed: &SealedContinuation, client: SocketAddr) -> bool {
-    let mac = keys.transport.mac12(&[&sealed.fields.to_bytes(), &address_bytes(client)]);
-    equal_in_constant_time(&mac, &sealed.mac)
+    equal_in_constant_time(&mac(keys, &sealed.fields, client), &sealed.mac)
 }

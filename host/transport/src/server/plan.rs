@@ -296,7 +296,7 @@ impl<'a> Plan<'a> {
     ) -> Result<Sent, RespondError> {
         let head = self.heads.get(index).ok_or(RespondError::Index)?;
         if head.kind == HeadKind::Cookie {
-            return self.finish(head, Body::Data.class(), 0, packet, None);
+            return self.finish(head, &self.header(head, ResponseClass::Data), 0, packet, None);
         }
         let none = Reply::default();
         let reply = if head.is_for_application() { reply } else { &none };
@@ -371,11 +371,11 @@ impl<'a> Plan<'a> {
             body,
             data,
         };
-        let start = self.header(head, body.class()).payload_offset();
-        let have = packet.len();
+        let header = self.header(head, body.class());
+        let (start, have) = (header.payload_offset(), packet.len());
         let room = packet.get_mut(start..).ok_or(BuildError::BufferTooSmall { need: start, have })?;
         let payload = response.write(room)?;
-        self.finish(head, body.class(), payload, packet, sealed)
+        self.finish(head, &header, payload, packet, sealed)
     }
 
     fn check_room(&self, head: &Head, reply: &Reply<'_>) -> Result<(), RespondError> {
@@ -466,7 +466,7 @@ impl<'a> Plan<'a> {
     fn finish(
         &self,
         head: &Head,
-        class: ResponseClass,
+        header: &SegmentHeader,
         payload: usize,
         packet: &mut [u8],
         sealed: Option<SealedContinuation>,
@@ -478,7 +478,7 @@ impl<'a> Plan<'a> {
         {
             return Err(RespondError::Room { need: payload, room: self.largest });
         }
-        let length = self.header(head, class).finish_packet(packet, payload)?;
+        let length = header.finish_packet(packet, payload)?;
         Ok(Sent { length, sealed })
     }
 

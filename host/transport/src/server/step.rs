@@ -143,7 +143,7 @@ pub(super) fn step_knowing<'a>(
         return Err(Refusal::Delayed);
     }
     match decide(request.class, c, request.covers, request.proof.iter(), policy.excuse)? {
-        Decision::Go(go) => go_on(&context, request, c, &go),
+        Decision::Go(go) => go_on(&context, &request, c, &go),
         Decision::Fresh(fresh) => new_generation(&context, request, c, &fresh, &nonces.opening),
         Decision::Close => Ok(Verdict::Respond(close(&context, request, c))),
     }
@@ -191,6 +191,8 @@ impl<'s, 'a> Context<'s, 'a> {
         }
     }
 
+    /// Inlined, so that the room for heads, most of a plan and not filled yet, is not copied.
+    #[inline(always)]
     fn plan(&self, request: Option<Request<'a>>, next: TransportContinuation) -> Plan<'a> {
         Plan {
             request,
@@ -236,28 +238,27 @@ fn smoothed(context: &Context<'_, '_>, request: &Request<'_>, c: &TransportConti
 
 fn go_on<'a>(
     context: &Context<'_, 'a>,
-    request: Request<'a>,
+    request: &Request<'a>,
     c: &TransportContinuation,
     go: &Go,
 ) -> Result<Verdict<'a>, Refusal> {
     let stamped = context.restamp(c);
     let piece = go.piece.unwrap_or(piece_of(c));
     let mut next = with_piece(&TransportContinuation { base: go.base, ..stamped }, piece);
-    next.srtt = smoothed(context, &request, c);
+    next.srtt = smoothed(context, request, c);
     if let Some(excused) = go.excused {
         (next.excused, next.excused_at) = (excused, (context.now >> 20) as u16);
     }
-    let mut plan = context.plan(Some(request), next);
+    let mut plan = context.plan(Some(*request), next);
     plan.regenerated = stamped;
     let predictable = context.policy.delta && request.class == RequestClass::Normal && go.excused.is_none();
     plan.predicted = predictable.then(|| predict(c, go));
-    let (again, fresh): (ArrayVec<Want, 16>, ArrayVec<Want, 16>) =
-        request.wants().partition(|w| w.retransmit);
-    for (number, want) in go.retransmit.iter().zip(again) {
+    for (number, want) in go.retransmit.iter().zip(request.wants().filter(|w| w.retransmit)) {
         plan.push(HeadKind::Retransmission, number, true, Some(want));
     }
-    for (i, number) in go.new.iter().enumerate() {
-        plan.push(HeadKind::New, number, go.prime, fresh.get(i).copied().filter(|_| go.data));
+    let mut fresh = request.wants().filter(|w| !w.retransmit && go.data);
+    for number in go.new.iter() {
+        plan.push(HeadKind::New, number, go.prime, fresh.next());
     }
     if go.group.count > 0 {
         plan.push(HeadKind::Group { count: go.group.count }, go.group.first, true, None);
