@@ -92,6 +92,9 @@ pub struct Config {
     pub qdisc_bypass: bool,
     /// Which frames reach the socket; all if `None`.
     pub filter: Option<Filter>,
+    /// Packet sockets only: sockets of one interface with the same number share its frames, each flow going to
+    /// one of them.
+    pub share: Option<u16>,
 }
 
 impl Default for Config {
@@ -104,6 +107,7 @@ impl Default for Config {
             promiscuous: true,
             qdisc_bypass: false,
             filter: None,
+            share: None,
         }
     }
 }

@@ -15,6 +15,9 @@ pub const JSON_VERSION: &str = "2.23";
 /// for programs whose architecture was changed.
 pub const MAX_PORT: u32 = 65535;
 
+/// Threads that may move packets.
+pub const MAX_WORKERS: usize = 64;
+
 /// How packets are exchanged with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoChoice {
@@ -115,6 +118,8 @@ pub struct Options {
     pub priority_queues: u32,
     /// Packet I/O.
     pub io: IoChoice,
+    /// Threads that move packets.
+    pub workers: usize,
     /// Traces.
     pub trace: TraceOptions,
     /// Address of the metrics.
@@ -196,8 +201,9 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
             "--grpc-server-ssl: TLS is not served, and serving in the clear instead is refused",
         ));
     }
-    if general.number::<usize>("workers")?.is_some_and(|n| n != 1) {
-        return Err(invalid("workers", general, "1, the only number served"));
+    let workers = general.number("workers")?.unwrap_or(1);
+    if !(1..=MAX_WORKERS).contains(&workers) {
+        return Err(invalid("workers", general, &format!("1 to {MAX_WORKERS}")));
     }
     let mut interfaces = Vec::new();
     for text in general.all("interface") {
@@ -230,6 +236,7 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
         drop_port: target.number("drop-port")?.unwrap_or(511),
         priority_queues: target.number("priority-queues")?.unwrap_or(1),
         io,
+        workers,
         trace: TraceOptions {
             console: general.has("trace"),
             text: path("trace-file"),
@@ -342,6 +349,16 @@ fn check(options: &Options) -> Result<(), FlagError> {
             dir.display()
         )));
     }
+    if o.workers > 1 {
+        let alone = [
+            ("--io af_xdp or auto", o.io != IoChoice::AfPacket),
+            ("--link", !o.links.is_empty()),
+            ("--pcap", o.pcap.is_some()),
+        ];
+        if let Some((flag, _)) = alone.iter().find(|(_, given)| *given) {
+            return Err(conflict(format!("{flag} needs one worker, --workers asks for {}", o.workers)));
+        }
+    }
     if o.p4info.is_some() && o.config.is_none() {
         return Err(conflict("--p4info without a JSON file"));
     }
@@ -420,7 +437,9 @@ mod tests {
             ("x.json --link 1@delay=1ms", "no port 1"),
             ("x.json -i 1@a --link 1@delay=never", "delay=\"never\""),
             ("x.json -- --grpc-server-ssl", "TLS is not served"),
-            ("x.json --workers 2", "only number"),
+            ("x.json --workers 0", "1 to 64"),
+            ("x.json -i 1@a --link 1@delay=1ms --workers 2", "--link needs one worker"),
+            ("x.json --io auto --workers 2", "needs one worker"),
             ("x.json -- --priority-queues 9", "1 to 8"),
             ("--no-p4 --p4info x", "without a JSON"),
             ("--bare-forwarder -i 1@a", "even number"),

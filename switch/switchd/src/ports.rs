@@ -47,10 +47,17 @@ pub struct Entry {
     pub interface: Interface,
     /// Name of its packet I/O.
     pub backend: String,
-    /// Counters and state.
-    pub shared: Arc<PortShared>,
+    /// Counters and state, of each worker.
+    pub shared: Vec<Arc<PortShared>>,
     /// How it is shaped.
     pub link: Mutex<Option<Settings>>,
+}
+
+impl Entry {
+    /// The link as the first worker sees it.
+    fn up(&self) -> bool {
+        self.shared.first().is_some_and(|s| s.up.load(Ordering::Relaxed))
+    }
 }
 
 /// A port on its way to the packet path.
@@ -77,8 +84,8 @@ pub enum Command {
     Link(u32, Option<Settings>, SyncSender<bool>),
     /// Bring the counters up to date.
     Refresh(SyncSender<()>),
-    /// Trace one frame.
-    Trace(u32, Vec<u8>, SyncSender<TraceReport>),
+    /// Trace one frame, with effect on the state or (true) without.
+    Trace(u32, Vec<u8>, bool, SyncSender<TraceReport>),
 }
 
 /// The packet path's end.
@@ -125,6 +132,22 @@ pub struct PortConfig {
     pub drop_port: u32,
     /// Most ports at a time.
     pub max_ports: usize,
+    /// Threads that move packets, 1 or more. Several share an interface's frames flow by flow (AF_PACKET only);
+    /// there is no shaping then, nor are there pcap files.
+    pub workers: usize,
+}
+
+/// Says when all workers have a port.
+pub struct Attached {
+    receiver: Receiver<()>,
+    workers: usize,
+}
+
+impl Attached {
+    /// Waits for it.
+    pub fn wait(&self) -> Result<(), PortError> {
+        (0..self.workers).try_for_each(|_| self.receiver.recv_timeout(ANSWER).map_err(unanswered))
+    }
 }
 
 /// The ports of a switch for everyone but the packet path; clones are the same.
@@ -138,9 +161,10 @@ struct Inner {
     table: RwLock<BTreeMap<u32, Arc<Entry>>>,
     /// Numbers that are being added or removed.
     busy: Mutex<BTreeSet<u32>>,
-    commands: Sender<Command>,
+    /// To each worker, and its wake-up descriptor.
+    workers: Vec<(Sender<Command>, Arc<OwnedFd>)>,
+    /// To the first.
     packet_outs: SyncSender<Vec<u8>>,
-    wake: Arc<OwnedFd>,
 }
 
 /// A number is marked busy while this lives.
@@ -164,10 +188,14 @@ fn unanswered(error: RecvTimeoutError) -> PortError {
     }
 }
 
-/// Opens an interface as the choice says.
-pub fn open(interface: &Interface, choice: IoChoice) -> Result<Box<dyn PacketIo>, OpenError> {
+/// Opens an interface as the choice says; `share` is that of [`Config`].
+pub fn open(
+    interface: &Interface,
+    choice: IoChoice,
+    share: Option<u16>,
+) -> Result<Box<dyn PacketIo>, OpenError> {
     let packet = || -> Result<Box<dyn PacketIo>, OpenError> {
-        Ok(Box::new(AfPacket::open(interface, Config::default())?))
+        Ok(Box::new(AfPacket::open(interface, Config { share, ..Config::default() })?))
     };
     if choice == IoChoice::AfPacket {
         return packet();
@@ -183,27 +211,27 @@ pub fn open(interface: &Interface, choice: IoChoice) -> Result<Box<dyn PacketIo>
 }
 
 impl PortControl {
-    /// A table without ports, and the packet path's end of it.
-    pub fn new(config: PortConfig) -> std::io::Result<(PortControl, Inbox)> {
-        // SAFETY: plain system call.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: just opened, nobody else's.
-        let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
-        let (commands, command_inbox) = channel();
+    /// A table without ports, and each worker's end of it.
+    pub fn new(config: PortConfig) -> std::io::Result<(PortControl, Vec<Inbox>)> {
         let (packet_outs, packet_out_inbox) = sync_channel(PACKET_OUTS);
-        let inner = Inner {
-            config,
-            table: RwLock::default(),
-            busy: Mutex::default(),
-            commands,
-            packet_outs,
-            wake: wake.clone(),
-        };
-        let inbox = Inbox { commands: command_inbox, packet_outs: packet_out_inbox, wake };
-        Ok((PortControl { inner: Arc::new(inner) }, inbox))
+        let mut packet_out_inbox = Some(packet_out_inbox);
+        let (mut workers, mut inboxes) = (Vec::new(), Vec::new());
+        for _ in 0..config.workers.max(1) {
+            // SAFETY: plain system call.
+            let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+            if fd < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // SAFETY: just opened, nobody else's.
+            let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+            let (sender, commands) = channel();
+            // The first has those of controllers, the others none.
+            let packet_outs = packet_out_inbox.take().unwrap_or_else(|| sync_channel(1).1);
+            workers.push((sender, wake.clone()));
+            inboxes.push(Inbox { commands, packet_outs, wake });
+        }
+        let inner = Inner { config, table: RwLock::default(), busy: Mutex::default(), workers, packet_outs };
+        Ok((PortControl { inner: Arc::new(inner) }, inboxes))
     }
 
     fn table(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u32, Arc<Entry>>> {
@@ -220,22 +248,20 @@ impl PortControl {
         self.table().iter().map(|(n, e)| (*n, e.clone())).collect()
     }
 
-    fn wake(&self) {
-        ring(&self.inner.wake);
-    }
-
-    fn command(&self, command: Command) -> Result<(), PortError> {
-        let gone = |_| PortError::System("the packet path has ended".into());
-        self.inner.commands.send(command).map_err(gone)?;
-        self.wake();
+    fn command(&self, worker: usize, command: Command) -> Result<(), PortError> {
+        let ended = || PortError::System("the packet path has ended".into());
+        let (sender, wake) = self.inner.workers.get(worker).ok_or_else(ended)?;
+        sender.send(command).map_err(|_| ended())?;
+        ring(wake);
         Ok(())
     }
 
-    /// Sends a command that is answered, and waits for the answer.
-    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, PortError> {
-        let (sender, answer) = sync_channel(1);
-        self.command(command(sender))?;
-        answer.recv_timeout(ANSWER).map_err(unanswered)
+    /// Sends a command that is answered to all workers, and waits for the answers.
+    fn ask_all<T>(&self, command: impl Fn(SyncSender<T>) -> Command) -> Result<Vec<T>, PortError> {
+        let workers = self.inner.workers.len();
+        let (sender, answers) = sync_channel(workers);
+        (0..workers).try_for_each(|w| self.command(w, command(sender.clone())))?;
+        (0..workers).map(|_| answers.recv_timeout(ANSWER).map_err(unanswered)).collect()
     }
 
     fn hold(&self, port: u32) -> Result<Busy<'_>, PortError> {
@@ -252,7 +278,7 @@ impl PortControl {
         port: u32,
         interface: &Interface,
         link: Option<Settings>,
-    ) -> Result<Receiver<()>, PortError> {
+    ) -> Result<Attached, PortError> {
         let config = &self.inner.config;
         if port > MAX_PORT || config.cpu_port == Some(port) || config.drop_port == port {
             return Err(PortError::Invalid(format!("port {port} cannot be a data port")));
@@ -270,32 +296,46 @@ impl PortControl {
                 return Err(PortError::Full(format!("{} ports are the most", config.max_ports)));
             }
         }
-        let io = open(interface, config.io).map_err(|e| match e {
-            OpenError::NoSuchInterface(_) | OpenError::Netns { .. } => PortError::NotFound(e.to_string()),
-            OpenError::Name(..) | OpenError::Config(_) => PortError::Invalid(e.to_string()),
-            OpenError::Unsupported(..) => PortError::Unsupported(e.to_string()),
-            OpenError::Os { .. } => PortError::System(e.to_string()),
-        })?;
-        let pcap = config.pcap.as_ref().map(|dir| PortPcap::create(dir, &interface.to_string()));
-        let pcap = pcap.transpose().map_err(|e| PortError::System(format!("pcap file: {e}")))?;
-        let shared = Arc::new(PortShared::default());
-        shared.up.store(io.link().is_ok_and(|l| l.up), Ordering::Relaxed);
+        let workers = self.inner.workers.len();
+        // Sockets that share an interface know each other by a number; other processes are unlikely to use it.
+        let share = (workers > 1).then(|| (std::process::id() as u16).rotate_left(5));
+        let mut parts = Vec::new();
+        for _ in 0..workers {
+            let io = open(interface, config.io, share).map_err(|e| match e {
+                OpenError::NoSuchInterface(_) | OpenError::Netns { .. } => PortError::NotFound(e.to_string()),
+                OpenError::Name(..) | OpenError::Config(_) => PortError::Invalid(e.to_string()),
+                OpenError::Unsupported(..) => PortError::Unsupported(e.to_string()),
+                OpenError::Os { .. } => PortError::System(e.to_string()),
+            })?;
+            let shared = Arc::new(PortShared::default());
+            shared.up.store(io.link().is_ok_and(|l| l.up), Ordering::Relaxed);
+            parts.push((io, shared));
+        }
+        let mut pcap = config
+            .pcap
+            .as_ref()
+            .map(|dir| PortPcap::create(dir, &interface.to_string()))
+            .transpose()
+            .map_err(|e| PortError::System(format!("pcap file: {e}")))?;
         let entry = Entry {
             interface: interface.clone(),
-            backend: io.backend().to_string(),
-            shared: shared.clone(),
+            backend: parts.first().map(|(io, _)| io.backend().to_string()).unwrap_or_default(),
+            shared: parts.iter().map(|(_, shared)| shared.clone()).collect(),
             link: Mutex::new(link.clone()),
         };
-        let (reply, attached) = sync_channel(1);
-        self.command(Command::Add(Box::new(NewPort { number: port, io, link, pcap, shared }), reply))?;
+        let (reply, receiver) = sync_channel(workers);
+        for (worker, (io, shared)) in parts.into_iter().enumerate() {
+            let new = NewPort { number: port, io, link: link.clone(), pcap: pcap.take(), shared };
+            self.command(worker, Command::Add(Box::new(new), reply.clone()))?;
+        }
         self.table_mut().insert(port, Arc::new(entry));
-        Ok(attached)
+        Ok(Attached { receiver, workers })
     }
 
     /// Waits until the counters in the table are those of now; gives up silently if the packet path is busy
     /// with one long packet.
     pub fn refresh(&self) {
-        let _ = self.ask(Command::Refresh);
+        let _ = self.ask_all(Command::Refresh);
     }
 }
 
@@ -309,8 +349,7 @@ impl Ports for PortControl {
     fn add_port(&self, port: u32, interface: &str) -> Result<(), PortError> {
         let interface: Interface =
             interface.parse().map_err(|e: OpenError| PortError::Invalid(e.to_string()))?;
-        let attached = self.add(port, &interface, None)?;
-        attached.recv_timeout(ANSWER).map_err(unanswered)
+        self.add(port, &interface, None)?.wait()
     }
 
     fn remove_port(&self, port: u32) -> Result<(), PortError> {
@@ -318,8 +357,8 @@ impl Ports for PortControl {
         if !self.table().contains_key(&port) {
             return Err(PortError::NotFound(format!("port {port}")));
         }
-        // The descriptor comes back here, so that closing it does not hold up packets.
-        drop(self.ask(|reply| Command::Remove(port, reply))?);
+        // The descriptors come back here, so that closing them does not hold up packets.
+        drop(self.ask_all(|reply| Command::Remove(port, reply))?);
         self.table_mut().remove(&port);
         Ok(())
     }
@@ -330,15 +369,18 @@ impl Ports for PortControl {
     }
 
     fn is_up(&self, port: u32) -> Option<bool> {
-        Some(self.table().get(&port)?.shared.up.load(Ordering::Relaxed))
+        Some(self.table().get(&port)?.up())
     }
 
     fn set_link(&self, port: u32, link: Option<LinkSettings>) -> Result<(), PortError> {
         let settings = link.map(|l| settings(&l)).transpose()?;
         let missing = || PortError::NotFound(format!("port {port}"));
         let entry = self.table().get(&port).cloned().ok_or_else(missing)?;
+        if self.inner.workers.len() > 1 {
+            return Err(PortError::Unsupported("links need one worker (--workers 1)".into()));
+        }
         let mut current = lock(&entry.link);
-        if !self.ask(|reply| Command::Link(port, settings.clone(), reply))? {
+        if self.ask_all(|reply| Command::Link(port, settings.clone(), reply))?.contains(&false) {
             return Err(missing());
         }
         *current = settings;
@@ -346,10 +388,9 @@ impl Ports for PortControl {
     }
 
     fn trace(&self, port: u32, frame: &[u8], dry_run: bool) -> Result<TraceReport, PortError> {
-        if dry_run {
-            return Err(PortError::Unsupported("a dry run: registers and counters would change".into()));
-        }
-        self.ask(|reply| Command::Trace(port, frame.to_vec(), reply))
+        let (reply, answer) = sync_channel(1);
+        self.command(0, Command::Trace(port, frame.to_vec(), dry_run, reply))?;
+        answer.recv_timeout(ANSWER).map_err(unanswered)
     }
 
     fn packet_out(&self, frame: Vec<u8>) -> Result<(), PortError> {
@@ -358,25 +399,26 @@ impl Ports for PortControl {
         }
         let full = |_| PortError::Full(format!("{PACKET_OUTS} packet-outs wait"));
         self.inner.packet_outs.try_send(frame).map_err(full)?;
-        self.wake();
+        self.inner.workers.iter().take(1).for_each(|(_, wake)| ring(wake));
         Ok(())
     }
 }
 
 fn status(number: u32, entry: &Entry) -> PortStatus {
-    let s = &entry.shared;
-    let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+    let sum = |get: fn(&PortShared) -> &AtomicU64| {
+        entry.shared.iter().map(|s| get(s).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+    };
     PortStatus {
         port: number,
         interface: entry.interface.to_string(),
-        up: s.up.load(Ordering::Relaxed),
+        up: entry.up(),
         packet_io: entry.backend.clone(),
-        rx_packets: get(&s.rx_packets),
-        rx_bytes: get(&s.rx_bytes),
-        tx_packets: get(&s.tx_packets),
-        tx_bytes: get(&s.tx_bytes),
-        rx_dropped: get(&s.rx_dropped),
-        tx_dropped: get(&s.tx_dropped),
+        rx_packets: sum(|s| &s.rx_packets),
+        rx_bytes: sum(|s| &s.rx_bytes),
+        tx_packets: sum(|s| &s.tx_packets),
+        tx_bytes: sum(|s| &s.tx_bytes),
+        rx_dropped: sum(|s| &s.rx_dropped),
+        tx_dropped: sum(|s| &s.tx_dropped),
         link: lock(&entry.link).as_ref().map(link_settings),
     }
 }
@@ -431,8 +473,10 @@ mod tests {
             cpu_port: Some(510),
             drop_port: 511,
             max_ports: 4,
+            workers: 1,
         };
-        PortControl::new(config).unwrap()
+        let (control, mut inboxes) = PortControl::new(config).unwrap();
+        (control, inboxes.remove(0))
     }
 
     #[test]
@@ -482,6 +526,6 @@ mod tests {
         assert!(matches!(control.packet_out(vec![0]), Err(PortError::Full(_))));
         assert_eq!(inbox.packet_outs.try_iter().count(), PACKET_OUTS);
         drop(inbox);
-        assert!(matches!(control.command(Command::Refresh(sync_channel(1).0)), Err(PortError::System(_))));
+        assert!(matches!(control.command(0, Command::Refresh(sync_channel(1).0)), Err(PortError::System(_))));
     }
 }

@@ -1,14 +1,15 @@
 //! Putting the parts together, and taking them down again.
 
-use std::os::fd::AsFd;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rivulet_engine::{Pipeline, Program, Switch, SwitchConfig};
-use rivulet_link::poll::signal_fd;
-use rivulet_p4rt::{Listener, PacketIns, Server, ServerConfig, packet_in_channel};
+use rivulet_link::poll::{now, signal_fd};
+use rivulet_p4rt::{Listener, PacketInSender, PacketIns, Server, ServerConfig, packet_in_channel};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -34,12 +35,13 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &options.warnings {
         eprintln!("Warning: {warning}");
     }
-    let (control, inbox) = PortControl::new(PortConfig {
+    let (control, inboxes) = PortControl::new(PortConfig {
         io: options.io,
         pcap: options.pcap.clone(),
         cpu_port: options.cpu_port,
         drop_port: options.drop_port,
         max_ports: options.max_port_count,
+        workers: options.workers,
     })?;
     for (port, interface) in &options.interfaces {
         let link = options.links.iter().find(|(p, _)| p == port).map(|(_, settings)| settings.clone());
@@ -47,23 +49,73 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     if options.bare_forwarder {
-        return forward(options, control, inbox, stop.as_fd(), &runtime);
+        return forward(options, control, inboxes, stop.as_fd(), &runtime);
     }
-    switch(options, control, inbox, stop.as_fd(), &runtime)
+    switch(options, control, inboxes, stop.as_fd(), &runtime)
 }
 
-fn worker<P: Processor>(
-    processor: P,
-    inbox: Inbox,
-    options: &Options,
-    cpu: Option<(u32, rivulet_p4rt::PacketInSender)>,
-    counters: Arc<WorkerCounters>,
-) -> anyhow::Result<Worker<P>> {
-    // BMv2 logs every packet's way at these levels.
-    let to_log = options.log != LogTarget::Stderr && options.log_level <= LogLevel::Debug;
-    let trace = TraceLog::open(&options.trace, to_log).context("trace file")?;
-    let config = WorkerConfig { cpu, dump_packet_data: options.dump_packet_data, trace, counters };
-    Ok(Worker::new(processor, inbox, config)?)
+/// The threads that move packets.
+struct Workers<P>(Vec<Worker<P>>);
+
+impl<P: Processor + Send> Workers<P> {
+    fn new(
+        processors: Vec<P>,
+        inboxes: Vec<Inbox>,
+        options: &Options,
+        cpu: Option<&(u32, PacketInSender)>,
+        counters: &Arc<WorkerCounters>,
+    ) -> anyhow::Result<Self> {
+        // BMv2 logs every packet's way at these levels.
+        let to_log = options.log != LogTarget::Stderr && options.log_level <= LogLevel::Debug;
+        let trace = TraceLog::open(&options.trace, to_log).context("trace file")?;
+        let start = now();
+        let worker = |(i, (processor, inbox))| {
+            let config = WorkerConfig {
+                cpu: cpu.cloned(),
+                dump_packet_data: options.dump_packet_data,
+                trace: trace.clone(),
+                counters: counters.clone(),
+                start,
+                silent: i > 0,
+            };
+            Worker::new(processor, inbox, config)
+        };
+        Ok(Workers(processors.into_iter().zip(inboxes).enumerate().map(worker).collect::<Result<_, _>>()?))
+    }
+
+    /// Moves packets until `stop` is readable, or one of them fails.
+    fn run(self, stop: BorrowedFd<'_>) -> anyhow::Result<()> {
+        let mut workers = self.0.into_iter();
+        let Some(mut first) = workers.next() else { bail!("no workers") };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = workers
+                .map(|mut worker| {
+                    scope.spawn(move || {
+                        let _end = EndAll;
+                        worker.run(stop)
+                    })
+                })
+                .collect();
+            let result = {
+                let _end = EndAll;
+                first.run(stop)
+            };
+            for other in others {
+                other.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+            }
+            Ok(result?)
+        })
+    }
+}
+
+/// A worker that ends is the end of all: the signal stays readable for the others.
+struct EndAll;
+
+impl Drop for EndAll {
+    fn drop(&mut self) {
+        // SAFETY: plain system call, to ourselves; the signal is blocked and read from a descriptor.
+        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+    }
 }
 
 /// Binds and serves the metrics, if asked for.
@@ -79,8 +131,8 @@ fn start_metrics(options: &Options, sources: Sources, runtime: &Runtime) -> anyh
 fn forward(
     options: &Options,
     control: PortControl,
-    inbox: Inbox,
-    stop: std::os::fd::BorrowedFd<'_>,
+    inboxes: Vec<Inbox>,
+    stop: BorrowedFd<'_>,
     runtime: &Runtime,
 ) -> anyhow::Result<()> {
     let numbers: Vec<u32> = options.interfaces.iter().map(|(n, _)| *n).collect();
@@ -89,15 +141,15 @@ fn forward(
     let sources = Sources { ports: control, switch: None, server: None, worker: counters.clone() };
     start_metrics(options, sources, runtime)?;
     println!("Forwarding without P4");
-    worker(Forwarder { pairs }, inbox, options, None, counters)?.run(stop)?;
-    Ok(())
+    let forwarders = vec![Forwarder { pairs }; options.workers];
+    Workers::new(forwarders, inboxes, options, None, &counters)?.run(stop)
 }
 
 fn switch(
     options: &Options,
     control: PortControl,
-    inbox: Inbox,
-    stop: std::os::fd::BorrowedFd<'_>,
+    inboxes: Vec<Inbox>,
+    stop: BorrowedFd<'_>,
     runtime: &Runtime,
 ) -> anyhow::Result<()> {
     let config = SwitchConfig {
@@ -105,23 +157,24 @@ fn switch(
         priority_queues: options.priority_queues,
         ..SwitchConfig::default()
     };
-    let (switch, data_path, events) = Switch::new(config);
+    let workers = NonZeroUsize::new(options.workers).unwrap_or(NonZeroUsize::MIN);
+    let (switch, paths, events) = Switch::with_workers(config, workers);
     let (packet_in, packet_ins) = packet_in_channel(PACKET_INS);
     let server_config = ServerConfig { device_id: options.device_id, ..ServerConfig::default() };
     let server = Server::new(server_config, switch.clone(), Arc::new(control.clone()));
 
     let counters = Arc::new(WorkerCounters::default());
     let cpu = options.cpu_port.map(|port| (port, packet_in));
-    let mut worker = worker(data_path, inbox, options, cpu, counters.clone())?;
+    let workers = Workers::new(paths, inboxes, options, cpu.as_ref(), &counters)?;
     install(options, &switch, &server)?;
     start_logs(events.logs)?;
     let sources =
         Sources { ports: control, switch: Some(switch), server: Some(server.clone()), worker: counters };
     start_metrics(options, sources, runtime)?;
     let grpc = Grpc::start(options, server, packet_ins, events.digests, runtime)?;
-    let result = worker.run(stop);
+    let result = workers.run(stop);
     grpc.stop(runtime);
-    Ok(result?)
+    result
 }
 
 /// Loads the program of the command line.

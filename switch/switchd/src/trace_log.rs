@@ -1,14 +1,19 @@
-//! Every packet's way, written down.
+//! Every packet's way, written down. Workers share it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rivulet_engine::Trace;
 
 use crate::options::TraceOptions;
 
-/// Where traces go; each ends by itself when it cannot be written.
-pub struct TraceLog {
+/// Where traces go, for one or several workers.
+#[derive(Clone)]
+pub struct TraceLog(Arc<Mutex<Files>>);
+
+/// Each ends by itself when it cannot be written.
+struct Files {
     text: Vec<Box<dyn Write + Send>>,
     json: Option<Box<dyn Write + Send>>,
     /// To the log, at level debug.
@@ -32,11 +37,26 @@ impl TraceLog {
             Some(path) => Some(Box::new(BufWriter::new(File::create(path)?)) as Box<dyn Write + Send>),
             None => None,
         };
-        Ok(Some(TraceLog { text, json, to_log }))
+        Ok(Some(TraceLog(Arc::new(Mutex::new(Files { text, json, to_log })))))
+    }
+
+    fn files(&self) -> MutexGuard<'_, Files> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes one packet's way.
-    pub fn write(&mut self, trace: &Trace) {
+    pub fn write(&self, trace: &Trace) {
+        self.files().write(trace);
+    }
+
+    /// Writes out what is buffered.
+    pub fn flush(&self) {
+        self.files().flush();
+    }
+}
+
+impl Files {
+    fn write(&mut self, trace: &Trace) {
         if self.to_log {
             tracing::debug!("{trace}");
         }
@@ -49,8 +69,7 @@ impl TraceLog {
         }
     }
 
-    /// Writes out what is buffered.
-    pub fn flush(&mut self) {
+    fn flush(&mut self) {
         self.text.retain_mut(|out| told(out.flush()));
         if self.json.as_mut().is_some_and(|out| !told(out.flush())) {
             self.json = None;

@@ -1,4 +1,7 @@
-//! The one thread that moves packets: receive, process, send.
+//! A thread that moves packets: receive, process, send. There is one, or several that share the frames of each
+//! port flow by flow.
+
+mod changes;
 
 use std::collections::HashMap;
 use std::io;
@@ -9,12 +12,12 @@ use std::time::Duration;
 
 use rivulet_engine::Output;
 use rivulet_link::poll::{Poller, now, precise_timers};
-use rivulet_p4rt::{PacketInSender, TraceReport};
+use rivulet_p4rt::PacketInSender;
 use rivulet_pktio::IoError;
-use rivulet_pktio::monitor::{LinkEvent, LinkMonitor};
+use rivulet_pktio::monitor::LinkMonitor;
 
 use crate::port::Port;
-use crate::ports::{Command, Inbox};
+use crate::ports::Inbox;
 use crate::processor::Processor;
 use crate::trace_log::TraceLog;
 
@@ -54,6 +57,10 @@ pub struct WorkerConfig {
     pub trace: Option<TraceLog>,
     /// What others see.
     pub counters: Arc<WorkerCounters>,
+    /// When the switch's clock started, by [`now`].
+    pub start: u64,
+    /// Not the first of several: what all see it does not tell.
+    pub silent: bool,
 }
 
 /// The ports and all that leads to them.
@@ -146,6 +153,7 @@ pub struct Worker<P> {
     monitors: Vec<(Option<String>, LinkMonitor)>,
     trace: Option<TraceLog>,
     start: u64,
+    silent: bool,
     /// When the processor wants to be polled, microseconds of its clock.
     poll_at: Option<u64>,
 }
@@ -172,7 +180,8 @@ impl<P: Processor> Worker<P> {
             poller,
             monitors: Vec::new(),
             trace: config.trace,
-            start: now(),
+            start: config.start,
+            silent: config.silent,
             poll_at: None,
         })
     }
@@ -297,10 +306,13 @@ impl<P: Processor> Worker<P> {
         let Some(port) = self.out.port(slot) else { return };
         port.shared.up.store(false, Ordering::Relaxed);
         match error {
+            IoError::Down(_) if self.silent => {}
             IoError::Down(_) => tracing::info!("port {}: {error}", port.number),
             IoError::Gone(_) => {
                 if !std::mem::replace(&mut port.gone, true) {
-                    tracing::warn!("port {}: {error}", port.number);
+                    if !self.silent {
+                        tracing::warn!("port {}: {error}", port.number);
+                    }
                     if let Some(io) = &port.io {
                         // It reports errors for ever; back in when it was opened again.
                         let _ = self.poller.remove(io.as_fd());
@@ -362,152 +374,6 @@ impl<P: Processor> Worker<P> {
         // More may wait: come back after the ports had their turn.
         self.inbox.ring();
         n
-    }
-
-    fn commands(&mut self) -> io::Result<()> {
-        while let Ok(command) = self.inbox.commands.try_recv() {
-            // An answer that nobody waits for any more is dropped.
-            match command {
-                Command::Add(new, reply) => {
-                    self.add(Port::new(*new))?;
-                    let _ = reply.try_send(());
-                }
-                Command::Remove(number, reply) => {
-                    let _ = reply.try_send(self.remove(number));
-                }
-                Command::Link(number, settings, reply) => {
-                    let now = self.out.now;
-                    let slot = self.out.slot(number);
-                    let port = slot.and_then(|s| self.out.port(s));
-                    let found = port.map(|p| p.set_link(now, settings)).is_some();
-                    let _ = reply.try_send(found);
-                }
-                Command::Refresh(reply) => {
-                    self.out.slots.iter_mut().flatten().for_each(Port::publish);
-                    let _ = reply.try_send(());
-                }
-                Command::Trace(port, frame, reply) => {
-                    let clock = self.clock();
-                    let mut captured = Captured(Vec::new());
-                    let trace = self.processor.process_traced(clock, port, &frame, &mut captured);
-                    let json = serde_json::to_string(&trace).unwrap_or_default();
-                    let report = TraceReport { text: trace.to_string(), json, outputs: captured.0 };
-                    let _ = reply.try_send(report);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn add(&mut self, port: Port) -> io::Result<()> {
-        let slot = self.out.slots.iter().position(Option::is_none).unwrap_or(self.out.slots.len());
-        if let Some(io) = &port.io {
-            self.poller.add(io.as_fd(), PORTS + slot as u64, false)?;
-            let netns = io.interface().netns().map(str::to_string);
-            if !self.monitors.iter().any(|(ns, _)| *ns == netns) {
-                match LinkMonitor::open(netns.as_deref()) {
-                    Ok(monitor) => {
-                        self.poller.add(monitor.as_fd(), MONITORS + self.monitors.len() as u64, false)?;
-                        self.monitors.push((netns, monitor));
-                    }
-                    // Then only what the ports' own sockets say is known.
-                    Err(e) => tracing::warn!("link state: {e}"),
-                }
-            }
-        }
-        tracing::info!("port {} added", port.number);
-        self.out.set_slot(port.number, Some(slot));
-        if slot == self.out.slots.len() {
-            self.out.slots.push(None);
-        }
-        self.out.slots[slot] = Some(port);
-        // Once more: it may have changed before the monitor listened.
-        self.ask(slot);
-        Ok(())
-    }
-
-    fn remove(&mut self, number: u32) -> Option<Box<dyn rivulet_pktio::PacketIo>> {
-        let slot = self.out.slot(number)?;
-        let mut port = self.out.slots[slot].take()?;
-        self.out.set_slot(number, None);
-        self.out.dirty.retain(|s| *s as usize != slot);
-        if let Some(pcap) = &mut port.pcap {
-            pcap.flush();
-        }
-        let io = port.io.take()?;
-        if !port.gone {
-            let _ = self.poller.remove(io.as_fd());
-        }
-        tracing::info!("port {number} removed");
-        Some(io)
-    }
-
-    /// Link up, down, gone and back, as the kernel tells it.
-    fn link_events(&mut self) {
-        for at in 0..self.monitors.len() {
-            loop {
-                let (netns, monitor) = &mut self.monitors[at];
-                let netns = netns.clone();
-                match monitor.next_event() {
-                    Ok(Some(LinkEvent::Changed { name, .. } | LinkEvent::Removed { name, .. })) => {
-                        for slot in 0..self.out.slots.len() {
-                            if self.is_interface(slot, netns.as_deref(), &name) {
-                                self.ask(slot);
-                            }
-                        }
-                    }
-                    Ok(Some(LinkEvent::Missed)) => (0..self.out.slots.len()).for_each(|slot| self.ask(slot)),
-                    Ok(None) => break,
-                    Err(e) => {
-                        tracing::warn!("link state: {e}");
-                        break;
-                    }
-                }
-            }
-        }
-    }
-
-    fn is_interface(&mut self, slot: usize, netns: Option<&str>, name: &str) -> bool {
-        let io = self.out.port(slot).and_then(|p| p.io.as_ref());
-        io.is_some_and(|io| io.interface().netns() == netns && io.interface().name() == name)
-    }
-
-    fn set_up(&mut self, slot: usize, up: bool) {
-        let Some(port) = self.out.port(slot).filter(|p| !p.gone) else { return };
-        if port.shared.up.swap(up, Ordering::Relaxed) != up {
-            tracing::info!("port {}: link {}", port.number, if up { "up" } else { "down" });
-        }
-    }
-
-    fn reopen_if_gone(&mut self, slot: usize) {
-        let Some(port) = self.out.port(slot).filter(|p| p.gone) else { return };
-        let number = port.number;
-        let Some(io) = &mut port.io else { return };
-        if io.reopen().is_err() {
-            return;
-        }
-        let up = io.link().is_ok_and(|l| l.up);
-        port.gone = false;
-        if let Err(e) = self.poller.add(io.as_fd(), PORTS + slot as u64, false) {
-            tracing::error!("port {number}: {e}");
-        }
-        tracing::info!("port {number}: interface is back");
-        self.set_up(slot, up);
-    }
-
-    /// Asks for the state of one port's interface, and opens it again if it went and came back. (The
-    /// interface's own socket may say only that it is down when it is deleted.)
-    fn ask(&mut self, slot: usize) {
-        self.reopen_if_gone(slot);
-        let link = self.out.port(slot).and_then(|p| p.io.as_ref()).map(|io| io.link());
-        match link {
-            Some(Ok(link)) => self.set_up(slot, link.up),
-            Some(Err(e)) => {
-                self.sending_failed(slot, &e);
-                self.reopen_if_gone(slot);
-            }
-            None => {}
-        }
     }
 
     fn tick(&mut self) -> io::Result<()> {

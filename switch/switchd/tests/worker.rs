@@ -40,6 +40,10 @@ impl Processor for Addressed {
         Trace { time_us: now_us, ingress_port: port, length: frame.len(), steps: Vec::new() }
     }
 
+    fn dry_run(&mut self, now_us: u64, port: u32, frame: &[u8], out: &mut impl Output) -> Trace {
+        self.process_traced(now_us, port, frame, out)
+    }
+
     fn poll(&mut self, _now_us: u64, _out: &mut impl Output) -> Option<u64> {
         None
     }
@@ -51,13 +55,17 @@ struct Bench {
     control: PortControl,
     counters: Arc<WorkerCounters>,
     stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
     packet_ins: rivulet_p4rt::PacketIns,
 }
 
 impl Bench {
     /// `count` pairs of interfaces, h1-p1 and so on; the p's are not ports yet.
     fn new(count: u32, pcap: Option<&std::path::Path>) -> Option<Bench> {
+        Bench::with_workers(count, pcap, 1)
+    }
+
+    fn with_workers(count: u32, pcap: Option<&std::path::Path>, workers: usize) -> Option<Bench> {
         let (hosts, rack) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?);
         hosts.quiet();
         rack.quiet();
@@ -70,22 +78,29 @@ impl Bench {
             cpu_port: Some(CPU),
             drop_port: 511,
             max_ports: 512,
+            workers,
         };
-        let (control, inbox) = PortControl::new(config).unwrap();
+        let (control, inboxes) = PortControl::new(config).unwrap();
         let counters = Arc::new(WorkerCounters::default());
         let (sender, packet_ins) = packet_in_channel(64);
-        let config = WorkerConfig {
-            cpu: Some((CPU, sender)),
-            dump_packet_data: 0,
-            trace: None,
-            counters: counters.clone(),
-        };
-        let mut worker = Worker::new(Addressed, inbox, config).unwrap();
         // SAFETY: plain system call; the descriptor it gives is nobody else's.
         let stop = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
-        let end = stop.try_clone().unwrap();
-        let thread = std::thread::spawn(move || worker.run(end.as_fd()).unwrap());
-        Some(Bench { hosts, rack, control, counters, stop, thread: Some(thread), packet_ins })
+        let start = rivulet_link::poll::now();
+        let worker = |(i, inbox)| {
+            let config = WorkerConfig {
+                cpu: Some((CPU, sender.clone())),
+                dump_packet_data: 0,
+                trace: None,
+                counters: counters.clone(),
+                start,
+                silent: i > 0,
+            };
+            let mut worker = Worker::new(Addressed, inbox, config).unwrap();
+            let end = stop.try_clone().unwrap();
+            std::thread::spawn(move || worker.run(end.as_fd()).unwrap())
+        };
+        let threads = inboxes.into_iter().enumerate().map(worker).collect();
+        Some(Bench { hosts, rack, control, counters, stop, threads, packet_ins })
     }
 
     fn name(&self, port: u32) -> String {
@@ -106,8 +121,9 @@ impl Drop for Bench {
         let one = 1u64.to_ne_bytes();
         // SAFETY: eight readable octets, as an eventfd takes them.
         unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&self.stop), one.as_ptr().cast(), 8) };
-        let ended = self.thread.take().unwrap().join();
-        assert!(ended.is_ok() || std::thread::panicking(), "the worker panicked");
+        for thread in self.threads.drain(..) {
+            assert!(thread.join().is_ok() || std::thread::panicking(), "a worker panicked");
+        }
     }
 }
 
@@ -190,7 +206,7 @@ fn packet_io_is_chosen_by_what_the_interface_can_do() {
     }
     hosts.veth("h1", &rack, "p1");
     let p1 = rack.interface("p1");
-    let backend = |choice| rivulet_switch::ports::open(&p1, choice).map(|io| io.backend().to_string());
+    let backend = |choice| rivulet_switch::ports::open(&p1, choice, None).map(|io| io.backend().to_string());
     assert_eq!(backend(IoChoice::Auto).unwrap(), "af_packet");
     let refused = backend(IoChoice::AfXdp).unwrap_err().to_string();
     assert!(refused.contains("ethtool -K h1 tx off txvlan off gro off"), "{refused}");
@@ -300,7 +316,7 @@ fn the_cpu_port_and_traces() {
     assert_eq!(report.outputs.iter().map(|(p, _)| *p).collect::<Vec<_>>(), [1, CPU]);
     assert!(report.text.contains("port 1") && report.json.contains("\"ingress_port\":1"));
     assert!(receive(&mut h1, 0).is_empty(), "a traced frame is not sent");
-    assert!(matches!(bench.control.trace(1, &[], true), Err(PortError::Unsupported(_))));
+    assert_eq!(bench.control.trace(1, &frame(&[1], 3), true).unwrap().outputs.len(), 1);
 
     // Packet-ins: 64 fit, the rest is dropped, and nobody waits.
     for _ in 0..10 {
@@ -339,4 +355,49 @@ fn frames_of_kernels_come_with_their_checksum_and_pcap_files_hold_them() {
     eventually("written", || std::fs::read(&output).is_ok_and(|b| b.len() == 24 + 16 + 60));
     drop(bench);
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Two workers share the frames of each port flow by flow, in order, and their counters add up.
+#[test]
+fn two_workers_share_flows() {
+    let Some(bench) = Bench::with_workers(2, None, 2) else { return };
+    bench.add(1);
+    bench.add(2);
+    let (mut h1, mut h2) = (bench.host(1), bench.host(2));
+    // UDP over IPv4 to port 2: the flow is what the kernel's hash takes.
+    let packet = |flow: u8, number: u8| {
+        let mut f = frame(&[2], number);
+        f[12..14].copy_from_slice(&[8, 0]);
+        // The list of ports is where the IPv4 header begins, so it names 0x45 first: there is no such port.
+        f[14..34].copy_from_slice(&[0x45, 2, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        f[34..38].copy_from_slice(&[1, flow, 0, 9]);
+        f[41] = flow;
+        f
+    };
+    for number in 0..50 {
+        let burst: Vec<_> = (0..16).map(|flow| packet(flow, number)).collect();
+        send(&mut h1, &burst);
+    }
+    let got = receive(&mut h2, 800);
+    assert_eq!(got.len(), 800);
+    for flow in 0..16 {
+        let numbers: Vec<u8> = got.iter().filter(|f| f[41] == flow).map(|f| f[40]).collect();
+        assert_eq!(numbers, (0..50).collect::<Vec<_>>(), "flow {flow}");
+    }
+    let seen = |port: usize| {
+        let p = &bench.control.list_ports()[port];
+        (p.rx_packets, p.tx_packets)
+    };
+    assert_eq!((seen(0), seen(1)), ((800, 0), (0, 800)));
+    let shares: Vec<u64> =
+        bench.control.entries()[0].1.shared.iter().map(|s| s.rx_packets.load(Ordering::Relaxed)).collect();
+    assert!(shares.iter().all(|n| *n >= 50), "flows of both: {shares:?}");
+    // Ports come and go for all of them; controllers' packets go out once.
+    bench.control.packet_out(frame(&[2], 9)).unwrap();
+    assert_eq!(marks(&receive(&mut h2, 1)), [9]);
+    bench.control.remove_port(2).unwrap();
+    bench.add(2);
+    send(&mut h1, &[frame(&[2], 1)]);
+    assert_eq!(receive(&mut h2, 1).len(), 1);
+    assert!(matches!(bench.control.set_link(2, None), Err(PortError::Unsupported(_))));
 }

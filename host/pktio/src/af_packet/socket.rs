@@ -9,6 +9,9 @@ use crate::{Config, Filter, Interface, LinkInfo, OpenError};
 /// All protocols, in network order as the kernel wants it.
 const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
 
+/// The group's `PACKET_IGNORE_OUTGOING`, Linux 5.9.
+const FANOUT_FLAG_IGNORE_OUTGOING: u32 = 0x4000;
+
 /// A bound socket and what its interface is.
 pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, LinkInfo), OpenError> {
     let fail = |operation| move |source| os(interface, operation, source);
@@ -57,6 +60,13 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
             .map_err(fail("PACKET_MR_PROMISC"))?;
     }
     bind(fd.as_fd(), info.index).map_err(fail("bind"))?;
+    if let Some(group) = config.share {
+        // A group belongs to one interface: one that was deleted and made again is another.
+        let group = u32::from(group ^ info.index as u16);
+        let mode = libc::PACKET_FANOUT_HASH | FANOUT_FLAG_IGNORE_OUTGOING;
+        set(libc::SOL_PACKET, libc::PACKET_FANOUT, (group | mode << 16) as libc::c_int)
+            .map_err(fail("PACKET_FANOUT"))?;
+    }
     Ok((fd, info))
 }
 

@@ -125,7 +125,7 @@ pub const GENERAL: &[Flag] = &[
     flag("trace-file", Value, Ours, "write every packet's way into this file"),
     flag("trace-json", Value, Ours, "the same as JSON, a line a packet"),
     flag("metrics-addr", Value, Ours, "serve metrics for Prometheus at this address"),
-    flag("workers", Value, Ours, "threads that process packets (only 1)"),
+    flag("workers", Value, Ours, "threads that process packets (default 1)"),
     flag(
         "bare-forwarder",
         Nothing,
