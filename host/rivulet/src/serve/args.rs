@@ -72,6 +72,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "OCTETS", default_value_t = 1 << 30)]
     pub upload_max: u64,
 
+    /// Send every continuation whole, not as the difference to what the client predicts (for measurements)
+    #[arg(long)]
+    pub no_delta: bool,
+
     /// Tell Prometheus metrics at this address
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,

@@ -43,6 +43,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let incarnation = incarnation();
     let interface = Interface::new(None, &args.interface)?;
     let mut server = Server::open(&Config { interface, services, incarnation })?;
+    server.set_delta(!args.no_delta);
     let mut files = Files::new(site.clone());
     let agent = match (args.controller.controllers()?, &args.name) {
         (Some(controllers), Some(name)) => Some(Agent::start(controllers, name, incarnation, server.mac())?),
