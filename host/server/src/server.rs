@@ -283,15 +283,6 @@ impl Server {
         }
     }
 
-    /// Whether continuations travel as differences to what the client predicts (section 5.3), as they do unless this is
-    /// called: measurements want to know what that is worth.
-    pub fn set_delta(&mut self, delta: bool) {
-        self.delta = delta;
-        for running in &mut self.running {
-            running.transport.policy.delta = delta;
-        }
-    }
-
     /// Requests in the last batch.
     #[must_use]
     pub fn load(&self) -> usize {
