@@ -376,7 +376,10 @@ class Model:
         if r.class_ == SYN_CLASS:
             key = (service.id, 0, r.class_, int.from_bytes(p.src, "big"), u(p.l4, 0, 2), u(p.l4, 4, 4))
             return self._once(key, r, 2)
-        if r.epoch not in service.keys:
+        if r.class_ == RESTART and r.epoch == 0:
+            key = (service.id, 0, r.class_, int.from_bytes(p.src, "big"), u(p.l4, 0, 2), u(p.l4, 4, 4))
+            return self._once(key, r, 2)
+        if r.class_ != RESTART and r.epoch not in service.keys:
             return Verdict("drop", "KEY_UNKNOWN")
         if r.class_ != RESTART and service.judge_time:
             age = (clock - r.time + (1 << 47)) % (1 << 48) - (1 << 47)

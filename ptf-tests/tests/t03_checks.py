@@ -16,6 +16,9 @@ class KeyEpochs(RackTest):
         service = self.add_service()
         self.fails(service, self.good_request(service, epoch=service.epoch + 1), "KEY_UNKNOWN")
         self.fails(service, self.good_request(service, epoch=0), "KEY_UNKNOWN")
+        # A RESTART is the way out when its epoch is gone, and completes a bare SYN without one.
+        for epoch in (service.epoch + 1, 0):
+            self.passes(service, self.good_request(service, [], name="RESTART", epoch=epoch), flags=TIME_VALID)
         key = {"service": service.id, "nonce_epoch": service.epoch}
         words = dict(k0=service.key[0], k1=service.key[1], k0_prime=service.key_prime[0], k1_prime=service.key_prime[1])
         self.modify("nonce_keys", key, "set_nonce_keys", usable=0, **words)
@@ -155,6 +158,12 @@ class OneUsePerNumber(RackTest):
             self.fails(service, opening, reason)
         # A RESTART is counted for its generation, whatever continuation it shows.
         self.fails(service, restart.with_(number=restart.number + 5), "REPLAY")
+        # What completes a bare SYN has neither tag nor number: it is counted for its client, ports and ISN.
+        completion = Request(name="RESTART", epoch=0, tag=0, number=0, base=0)
+        for isn in (7, 8):
+            for _ in range(4):
+                self.passes(service, completion, flags=TIME_VALID, sequence=isn)
+            self.fails(service, completion, "REPLAY", sequence=isn)
         # Another ISN or port is another opening.
         self.passes(service, Request(name="SYN"), flags=TIME_VALID, sequence=9)
         self.passes(service, Request(name="SYN"), flags=TIME_VALID, sport=40001)

@@ -46,9 +46,12 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
 
     apply {
         if (hdr.continuation.isValid()) {
-            // Key epoch.
+            // Key epoch. A RESTART shows no sum: it is the way out when its epoch is gone, and what completes a bare SYN
+            // has none yet (epoch 0). The host judges its seal, or its cookie.
             nonce_keys.apply();
-            if (meta.key_known == 0) {
+            if (hdr.option.class == CLASS_RESTART) {
+                meta.failed = drop_reason_t.NONE;
+            } else if (meta.key_known == 0) {
                 meta.failed = drop_reason_t.KEY_UNKNOWN;
             } else if (meta.key_usable == 0) {
                 meta.failed = drop_reason_t.KEY_NOT_USABLE;

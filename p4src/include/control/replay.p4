@@ -99,9 +99,10 @@ control Replay(in headers_t hdr, inout metadata_t meta) {
         if (hdr.option.class == CLASS_NORMAL || hdr.option.class == CLASS_REKEY) {
             meta.uses_allowed = 1;
         }
-        // A SYN has neither tag nor number: client, ports and ISN are what makes its tag. A RESTART is counted for
-        // its generation, and a generation has a tag of its own.
-        if (hdr.option.class == CLASS_SYN) {
+        // A SYN has neither tag nor number, nor has what completes a bare one (epoch 0): client, ports and ISN are
+        // what makes its tag. A RESTART is counted for its generation, and a generation has a tag of its own.
+        if (hdr.option.class == CLASS_SYN
+            || (hdr.option.class == CLASS_RESTART && hdr.continuation.nonce_epoch == 0)) {
             flow_hash.apply(meta.client_address, meta.service_address, meta.client_port, meta.service_port,
                             meta.sketch_tag);
             meta.sketch_number = hdr.tcp.sequence;
