@@ -33,6 +33,8 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
     failures: list[dict[str, object]] = []
     connections = 0
     shown = 0.0
+    if live is not None:
+        _show(live, 0)
     while meter.count < size and time.monotonic() - started < deadline_s:
         connections += 1
         command = [*via, "curl", "-sS", "--fail", "-N", "--connect-timeout", "3"]

@@ -122,7 +122,8 @@ class Standing:
     ) -> None:
         """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address`: not from the service."""
         result = self.rack.folder / f"fetch-{name}.json"
-        result.unlink(missing_ok=True)
+        for old in (result, self.rack.folder / f"live-{name}"):
+            old.unlink(missing_ok=True)
         command = [sys.executable, "-m", "rivulet_demo.fetch", address or url(path), str(size or self.parameters.size)]
         command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
         self.hosts[name] = host
@@ -131,6 +132,10 @@ class Standing:
     def via_rivulet(self, host: str) -> str:
         """What runs curl over Rivulet on a host."""
         return shlex.join([*prompt(), binary("rivulet"), "run", "--"])
+
+    def started(self, name: str) -> bool:
+        """Whether a client's curl has been started."""
+        return (self.rack.folder / f"live-{name}").exists()
 
     def so_far(self, name: str) -> int:
         """Bytes that a client has."""
