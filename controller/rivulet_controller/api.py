@@ -128,8 +128,11 @@ def writer(request: Request, who: Reader) -> str:
     """Who changes something. Raises 403 for what a foreign page could have sent, 409 for a controller in waiting."""
     if not request.headers.get(CLIENT_HEADER):
         raise HTTPException(403, f"changes carry the header {CLIENT_HEADER} with the client's name")
-    if not request.app.state.controller.leading:
-        raise HTTPException(409, "another controller leads: ask that one")
+    controller: Controller = request.app.state.controller
+    if not controller.leading:
+        raise HTTPException(
+            409, f"this controller does not lead: ask the one that does ({controller.leader or 'none'})"
+        )
     return who
 
 
@@ -168,6 +171,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus(_: Reader) -> PlainTextResponse:
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/api/leader")
+    async def leader(_: Reader) -> dict[str, Any]:
+        """Whether this controller leads, and who does otherwise."""
+        return {"leading": controller.leading, "leader": "" if controller.leading else controller.leader}
 
     @app.get("/api/status")
     async def status(_: Reader) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .client import ApiError, Client, default_address
+from .client import ApiError, Client, default_address, leading
 from .config import ConfigError, load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a Rivulet rack and change it.")
@@ -41,7 +41,9 @@ _options: dict[str, str] = {}
 
 @app.callback()
 def options(
-    api: Annotated[str, typer.Option(help="the controller: unix:PATH or HOST:PORT (RIVULET_API)")] = "",
+    api: Annotated[
+        str, typer.Option(help="controllers: unix:PATH or HOST:PORT, several with commas (RIVULET_API)")
+    ] = "",
     token_file: Annotated[str, typer.Option(help="a file that holds the token (RIVULET_TOKEN_FILE)")] = "",
 ) -> None:
     """Common options."""
@@ -51,7 +53,7 @@ def options(
 
 def _client() -> Client:
     token = Path(_options["token_file"]).read_text().strip().rpartition(":")[2] if _options.get("token_file") else ""
-    return Client(_options.get("api") or default_address(), token)
+    return leading(_options.get("api") or default_address(), token)
 
 
 @app.command()

@@ -17,6 +17,27 @@ class ApiError(Exception):
     """The controller cannot be reached or said no; the text is for people."""
 
 
+def leading(addresses: str, token: str = "", timeout_s: float = 30.0) -> Client:
+    """A client of the controller that leads among `ADDRESS,ADDRESS,…`; of the first that answers if none does.
+
+    Raises ApiError if none answers.
+    """
+    clients = [Client(address.strip(), token, timeout_s) for address in addresses.split(",") if address.strip()]
+    if len(clients) == 1:
+        return clients[0]
+    answered, problems = [], []
+    for client in clients:
+        try:
+            if client.get("/api/leader")["leading"]:
+                return client
+            answered.append(client)
+        except ApiError as error:
+            problems.append(str(error))
+    if not answered:
+        raise ApiError("; ".join(problems) or "no controller's address is given")
+    return answered[0]
+
+
 class Client:
     """Talks to `unix:PATH`, HOST:PORT or a URL. `token` where the controller wants one.
 
@@ -102,5 +123,5 @@ def _words(answer: httpx.Response) -> str:
 
 
 def default_address() -> str:
-    """RIVULET_API, else the API's default."""
+    """RIVULET_API (several controllers' with commas), else the API's default."""
     return os.environ.get("RIVULET_API", "127.0.0.1:8080")

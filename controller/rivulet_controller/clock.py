@@ -1,4 +1,4 @@
-"""The common clock of the ToRs: the offset of each, from events that carry its time.
+"""Clocks: the ToRs' common clock, with the offset of each from events that carry its time, and the controller's own.
 
 Pure bookkeeping over samples. The first ToR with a valid clock is the reference, and its clock is never corrected: what
 matters is that ToRs agree, and a step back would make established connections' continuations lie in the future. So
@@ -7,6 +7,7 @@ neither a jump of the wall clock, nor a late event, nor a restart of a switch br
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -30,6 +31,21 @@ def signed(difference: int) -> int:
     """A difference of two 48-bit clocks as the nearest signed number."""
     difference &= _MASK
     return difference - (1 << CLOCK_BITS) if difference >> (CLOCK_BITS - 1) else difference
+
+
+class SteadyClock:
+    """Seconds that only go forward, at the pace of the monotonic clock: jumps of the wall clock do not reach keys.
+
+    It goes on from `start`, the newest time on record; without one it starts at the wall clock's. So the time for which
+    no controller ran does not count, and neither does what another machine's wall clock says.
+    """
+
+    def __init__(self, start: float | None = None) -> None:
+        self._base = (time.time() if start is None else start) - time.monotonic()
+
+    def now(self) -> float:
+        """Seconds, to be compared with its own only."""
+        return self._base + time.monotonic()
 
 
 class RackClock:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .agents import Agent, AgentServer
+from .clock import SteadyClock
 from .config import Config, Service, parse
 from .desired import Numbers
 from .fleet import Fleet, Rack
@@ -39,6 +40,9 @@ SWITCH_PATIENCE_S = 60.0
 
 RETRY_S = 1.0
 """Pause after a failed save."""
+
+RECORD_S = 60.0
+"""How often the time is recorded for the controller that comes next."""
 
 TICK_S = 1.0
 """The loop looks at time at least this often."""
@@ -68,12 +72,15 @@ class Controller:
         """Why the newest configuration is not the one in force; empty if it is."""
         self.leading = True
         """Whether this controller writes; with several controllers, whether it holds the lease."""
+        self.leader = ""
+        """Who leads, as last seen in etcd, when it is not this controller."""
         self.agents = AgentServer(self._welcome, self.wake)
         self._told_macs: dict[str, str] = {}
         self.reconciles = 0
         self.last_reconcile_s = 0.0
         self._rack = Rack(config, State(), Numbers({}, {}, {}, {}))
         self.fleet = Fleet(self._rack, self.wake, self._save, election_id or self._next_election, guard)
+        self.clock = SteadyClock()
         self._store = store
         self._dirty = asyncio.Event()
         self._working = asyncio.Lock()
@@ -106,6 +113,7 @@ class Controller:
             self._rack.config = self._own(parse(shared, "the shared configuration"))
         self._rack.draining = self._draining()
         self._prepare(self.config)
+        self._take_keys_over()
         self._tick_rings()
         await self._save()
 
@@ -116,7 +124,7 @@ class Controller:
         watcher = asyncio.create_task(self.fleet.watch(lambda: self.agents.agents), name="watch")
         try:
             while True:
-                timeout = min(TICK_S, max(0.005, self._next_time() - time.time()))
+                timeout = min(TICK_S, max(0.005, self._next_time() - self.clock.now()))
                 # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
@@ -194,7 +202,7 @@ class Controller:
         assign(config, state, trial.numbers)
         for service in config.services:
             if service.name not in state.rings:
-                state.set_ring(service.name, KeyRing().tick(time.time(), self._lives(), lambda kind, epoch: False))
+                state.set_ring(service.name, KeyRing().tick(self.clock.now(), self._lives(), lambda kind, epoch: False))
         lines = {}
         for place in config.switches:
             switch = self.fleet.switches.get(place.name)
@@ -263,9 +271,28 @@ class Controller:
         lives = self._lives()
         return min((ring.next_change(lives) for ring in self.state.rings.values()), default=float("inf"))
 
+    def _take_keys_over(self) -> None:
+        """Goes on with the keys that a controller before this one made, maybe on another machine.
+
+        Nothing is withdrawn for the time between, whatever the wall clocks say; what they say only makes new keys.
+        """
+        newest = max((ring.newest() for ring in self.state.rings.values()), default=0.0)
+        record, lives = self.state.time, self._lives()
+        start = max(newest, record[0] if record else 0.0)
+        self.clock = SteadyClock(start or None)
+        now = self.clock.now()
+        between = max(time.time() - record[1], 0.0) if record else 0.0
+        for service, ring in self.state.rings.items():
+            for kind in Kind:
+                key = ring.usable(kind)
+                if key is not None and now - key.created + between >= lives.rotation(kind):
+                    self._rotate.setdefault(service, set()).add(kind)
+
     def _tick_rings(self) -> None:
         """Every ring one step on."""
-        now, lives = time.time(), self._lives()
+        now, lives = self.clock.now(), self._lives()
+        if self.state.time is None or now - self.state.time[0] >= RECORD_S:
+            self.state.set_time(now, time.time())
         for service in self.config.services:
             ring = self.state.rings.get(service.name, KeyRing())
             wanted = frozenset(self._rotate.pop(service.name, ()))
@@ -288,14 +315,14 @@ class Controller:
                     return False
             if not holders:
                 return False
-            if kind is Kind.NONCE:
-                match = (("nonce_epoch", epoch), ("service", self._rack.numbers.services[service.name]))
-                for switch in self.fleet.switches.values():
-                    if switch.link.connected:
-                        if not switch.link.has_key(("entry", "nonce_keys", match, 0, False)):
-                            return False
-                    elif clock - switch.lost_at < SWITCH_PATIENCE_S:
+            match = (("nonce_epoch", epoch), ("service", self._rack.numbers.services[service.name]))
+            for switch in self.fleet.switches.values():
+                if not switch.link.connected:
+                    # It goes on stamping what is usable now, of either kind.
+                    if clock - switch.lost_at < SWITCH_PATIENCE_S:
                         return False
+                elif kind is Kind.NONCE and not switch.link.has_key(("entry", "nonce_keys", match, 0, False)):
+                    return False
             return True
 
         return held

@@ -97,14 +97,14 @@ async def _alone(config: Config, path: Path, reload: asyncio.Event) -> None:
 async def _in_turn(config: Config, path: Path, reload: asyncio.Event, etcd: Etcd) -> None:
     """One of several controllers: leads while it holds the lease and waits otherwise, until cancelled."""
     client = EtcdClient(etcd)
-    leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}")
+    leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}, API at {config.listen.api}")
     store = EtcdStore(client, etcd, leadership)
     controller = Controller(config, store, path, leadership.guard, leadership.election_id)
     controller.leading = False
     try:
         async with _background(serve_api(controller, config)):
             while True:
-                await _claim(leadership)
+                await _claim(leadership, controller)
                 log.info("leading since revision %d", leadership.revision)
                 controller.leading = True
                 keeping = asyncio.create_task(asyncio.to_thread(leadership.keep), name="lease")
@@ -123,14 +123,15 @@ async def _in_turn(config: Config, path: Path, reload: asyncio.Event, etcd: Etcd
         client.close()
 
 
-async def _claim(leadership: Leadership) -> None:
-    """Returns when this controller leads."""
+async def _claim(leadership: Leadership, controller: Controller) -> None:
+    """Returns when this controller leads; meanwhile it knows who does."""
     said = ""
     while True:
         try:
             if await asyncio.to_thread(leadership.claim):
                 return
-            news = f"waiting: {await asyncio.to_thread(leadership.leader) or 'nobody'} leads"
+            controller.leader = await asyncio.to_thread(leadership.leader)
+            news = f"waiting: {controller.leader or 'nobody'} leads"
         except StoreError as error:
             news = str(error)
         if news != said:

@@ -19,7 +19,7 @@ EPOCH_MAX = 0xFFFF
 """Epochs are 16 bits, 1 to 65535 and round again; 0 means none (docs/wire-format.md)."""
 
 CONFIRM_MARGIN_S = 1.0
-"""Added to the horizon before a nonce key is withdrawn: requests under way and stamps in flight."""
+"""Added to the time that a retired key lingers: requests under way, stamps in flight, ToRs that are being told."""
 
 
 WITHDRAWN_S = 1.0
@@ -93,7 +93,7 @@ class Lives:
 
     def linger(self, kind: Kind) -> float:
         """How long a retired key is still accepted."""
-        return self.resume if kind is Kind.SEAL else self.horizon + CONFIRM_MARGIN_S
+        return (self.resume if kind is Kind.SEAL else self.horizon) + CONFIRM_MARGIN_S
 
 
 def _aged(key: Key, now: float, lives: Lives) -> Key | None:
@@ -118,6 +118,10 @@ class KeyRing:
     def accepted(self, kind: Kind) -> tuple[Key, ...]:
         """The keys of one kind that replicas hold, oldest first."""
         return tuple(key for key in self.keys if key.kind is kind and key.state is not State.WITHDRAWN)
+
+    def newest(self) -> float:
+        """The latest time that any key carries; 0 without keys."""
+        return max((max(key.created, key.since) for key in self.keys), default=0.0)
 
     def next_change(self, lives: Lives) -> float:
         """When `tick` would next do something by time alone."""

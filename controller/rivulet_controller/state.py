@@ -66,6 +66,8 @@ class State:
         self.documents: dict[str, str] = {}
         self.macs: dict[str, str] = {}
         """MAC addresses of replicas, as their agents said."""
+        self.time: tuple[float, float] | None = None
+        """The controller's own clock and the wall clock at one moment, seconds."""
         self._changes: dict[str, bytes | None] = {}
         for key, value in (stored or {}).items():
             kind, _, name = key.partition("/")
@@ -86,6 +88,9 @@ class State:
                 self.slots[name] = tuple(zip(value[::2], value[1::2], strict=True))
             case "document":
                 self.documents[name] = value.decode()
+            case "clock":
+                steady, wall = json.loads(value)
+                self.time = (float(steady), float(wall))
             case "mac":
                 self.macs[name] = bytes.fromhex(value.decode()).hex(":")
             case "counter":
@@ -135,6 +140,11 @@ class State:
         if self.macs.get(replica) != mac:
             self.macs[replica] = mac
             self._changes[f"mac/{replica}"] = mac.replace(":", "").encode()
+
+    def set_time(self, steady: float, wall: float) -> None:
+        """Records both clocks, for the controller that comes next."""
+        self.time = (steady, wall)
+        self._changes["clock/steady"] = json.dumps(self.time).encode()
 
     def next_counter(self, name: str) -> int:
         """A durable counter, incremented and returned (ToR incarnations, election ids); the first is 1."""

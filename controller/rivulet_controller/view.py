@@ -89,7 +89,7 @@ def services(controller: Controller) -> list[dict[str, Any]]:
             epochs[kind.value] = {
                 "usable": usable.epoch if usable else 0,
                 "accepted": [key.epoch for key in ring.accepted(kind)][-8:] if ring else [],
-                "age_s": max(time.time() - usable.since, 0.0) if usable else 0.0,
+                "age_s": max(controller.clock.now() - usable.since, 0.0) if usable else 0.0,
             }
         found.append(
             {

@@ -52,6 +52,7 @@ class NetRack:
         # BMv2's heartbeats are as slow as docs/dataplane.md says.
         self.liveness_ms = 200 if switch == "bmv2" else 100
         self.keys = keys
+        self.agents = f"unix:{folder}/agents.sock"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.client = Client(f"unix:{folder}/api.sock", timeout_s=10.0)
         self.file = folder / "files" / "big"
@@ -158,8 +159,7 @@ state: {self.folder}/state.db
         """A replica with agent and file server."""
         program = binary("rivulet")
         assert program is not None
-        agents = f"unix:{self.folder}/agents.sock"
-        serve = [program, "serve", "-i", f"{name}-eth0", "--controller", agents, "--name", name]
+        serve = [program, "serve", "-i", f"{name}-eth0", "--controller", self.agents, "--name", name]
         self.start(name, [*serve, str(self.file.parent)], name)
 
     def end(self, name: str, how: int = signal.SIGKILL) -> None:
@@ -207,7 +207,8 @@ state: {self.folder}/state.db
     def all_live(self) -> bool:
         """Whether the switch is as described and every replica is live."""
         found = self.status()
-        return bool(found) and self.as_described() and all(r["state"] == "live" for r in found["replicas"])
+        live = bool(found) and all(r["state"] == "live" and r["agent"] for r in found["replicas"])
+        return live and self.as_described()
 
     def as_described(self) -> bool:
         """Whether the switch is connected, has its clock, and a plan of the file changes nothing."""

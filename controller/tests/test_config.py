@@ -75,6 +75,50 @@ def test_clashing_addresses_are_refused() -> None:
     assert len(parse(other_port).services) == 2
 
 
+SECOND = """\
+  - name: tor2
+    address: 127.0.0.1:9560
+    number: 2
+    mac: "02:00:00:00:00:fd"
+    addresses: ["fd00:2::fe"]
+    ports: [1]
+    hosts: [{ip: "fd00:2::1", port: 1}]
+replicas:
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "words"),
+    [
+        ("[10.0.0.254,", "[10.9.0.1,", 6, "10.9.0.1 is an address of service 'web'"),
+        ("ip: 10.0.1.1}", "ip: 10.9.0.1}", 9, "replicas.0.ip: 10.9.0.1 is an address of service 'web'"),
+        ("ip: 10.0.1.1}", "ip: 10.0.0.254}", 9, "10.0.0.254 is an address of switch 'tor1' itself"),
+        ("02:00:00:00:01:02", "02:00:00:00:01:01", 10, "02:00:00:00:01:01 is already behind port 2"),
+        ("02:00:00:00:01:02", "02:00:00:00:00:fe", 10, "the MAC address of switch 'tor1' itself"),
+        ("02:00:00:00:01:02", "03:00:00:00:01:02", 10, "is a group address"),
+        ("ports: [1, 2, 3]", "ports: [1, 2, 3, 2]", 7, "port 2 stands twice"),
+        ("ports: [1, 2, 3]", "ports: [1, 2, 3, 510]", 7, "less than or equal to 509"),
+        ("replicas:\n  -", SECOND.replace("9560", "9559") + "  -", 8, "device 1 at 127.0.0.1:9559 is already switch"),
+        ("replicas:\n  -", SECOND.replace("number: 2", "number: 1") + "  -", 8, "already the number of switch 'tor1'"),
+        ("replicas:\n  -", SECOND + "  -", 8, "has no route to replica 'r1' (10.0.1.1) of another switch"),
+        ("replicas:\n  -", SECOND + "  -", 8, "the tunnel to replica 'r1' needs an IPv4 address of switch 'tor2'"),
+        ("ports: [1, 2, 3]", "ports: [1, 2, 3]\n    hosts: [{ip: 10.0.0.1, port: 9}]", 8, "has no port 9"),
+        (
+            "ports: [1, 2, 3]",
+            "ports: [1, 2, 3]\n    routes: [{prefix: 0.0.0.0/0, via: 10.0.0.7}]",
+            8,
+            "10.0.0.7 is not one of the hosts",
+        ),
+    ],
+)
+def test_addresses_ports_and_switches_that_clash(old: str, new: str, line: int, words: str) -> None:
+    assert old in GOOD
+    found = problems(GOOD.replace(old, new, 1))
+    assert any(words in problem for problem in found), found
+    at = next(int(p.split(":")[1]) for p in found if words in p)
+    assert at >= line and (at == line or "tor2" in new), found
+
+
 def test_empty_binary_and_missing_files_are_errors(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert "must hold" in problems("")[0]
     binary = tmp_path / "x.yaml"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
+from etcd_server import ETCD, Server
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import rack, until
@@ -26,43 +24,7 @@ from rivulet_controller.etcd import EtcdClient, EtcdStore, Leadership
 from rivulet_controller.store import StoreError
 from rivulet_controller.switch import SwitchError
 
-ETCD = shutil.which("etcd")
 pytestmark = pytest.mark.skipif(ETCD is None, reason="etcd is not installed")
-PORT = 22000 + os.getpid() % 20000
-
-
-class Server:
-    """An etcd of its own on loopback."""
-
-    def __init__(self, folder: Path) -> None:
-        self.url = f"http://127.0.0.1:{PORT}"
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Starts it and waits until it answers."""
-        assert ETCD is not None
-        peer = f"http://127.0.0.1:{PORT + 1}"
-        with (self._folder / "etcd.log").open("ab") as log:
-            clients = ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
-            peers = ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-            command = [ETCD, "--data-dir", str(self._folder / "etcd"), *clients, *peers]
-            command += ["--initial-cluster", f"default={peer}"]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            try:
-                if httpx.get(f"{self.url}/health", trust_env=False).json().get("health") == "true":
-                    return
-            except (httpx.HTTPError, ValueError):
-                time.sleep(0.05)
-        raise AssertionError((self._folder / "etcd.log").read_text()[-2000:])
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
 
 @pytest.fixture
@@ -215,7 +177,7 @@ async def test_a_frozen_leader_writes_nothing_when_it_wakes(tmp_path: Path, etcd
         await until(lambda: "not leading any more" in both.log("one"), "the old one notices", 15.0)
         await asyncio.sleep(0.5)
         assert switch.lines() == before, "the old leader did not put its own state back"
-        with pytest.raises(ApiError, match="another controller leads"):
+        with pytest.raises(ApiError, match="does not lead: ask the one that does"):
             await asyncio.to_thread(Client(f"unix:{tmp_path}/one.api").post, "/api/replicas/r2/drain")
 
 

@@ -32,8 +32,9 @@ def test_rotation_keeps_the_old_key_until_the_last_continuation_that_needs_it() 
     assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.USABLE), (2, State.ACCEPTED)]
     ring = ring.tick(11.0, LIVES, everybody)
     assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.RETIRED), (2, State.USABLE)]
-    assert 1 in [k.epoch for k in ring.tick(11.0 + 99.9, LIVES, nobody).of(Kind.SEAL)]
-    assert 1 not in [k.epoch for k in ring.tick(11.0 + 100.0, LIVES, nobody).of(Kind.SEAL)]
+    gone = 11.0 + 100.0 + CONFIRM_MARGIN_S
+    assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, nobody).of(Kind.SEAL)]
+    assert 1 not in [k.epoch for k in ring.tick(gone, LIVES, nobody).of(Kind.SEAL)]
 
 
 def test_the_rhythm_is_kept_however_long_a_key_takes_to_be_held() -> None:

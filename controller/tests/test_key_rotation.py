@@ -1,0 +1,227 @@
+"""Rotation in the whole controller under jumping clocks, lost agents, late replicas, restarts and absent switches.
+
+A model without networks: agents and a ToR are objects, time is ours. What is checked at every step is what
+clients would notice: an epoch that a request carries is still accepted while the request is fresh, and a key is in use
+only when every replica that counts holds it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sample_rack import RACK, config
+
+from rivulet_controller import clock as clock_module
+from rivulet_controller import controller as controller_module
+from rivulet_controller.agents import Agent
+from rivulet_controller.controller import AGENT_PATIENCE_S, Controller
+from rivulet_controller.keys import Kind
+from rivulet_controller.keys import State as KeyState
+from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
+
+HORIZON, RESUME = 1.0, 20.0
+TEXT = RACK + f"keys: {{seal_rotation: 1s, nonce_rotation: 3s, horizon: {HORIZON}s, resume: {RESUME}s}}\n"
+STEP = 0.05
+
+
+class Memory:
+    """A store that outlives controllers."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+
+    def load(self) -> dict[str, bytes]:
+        return dict(self.values)
+
+    def save(self, changes: Mapping[str, bytes | None]) -> None:
+        for key, value in changes.items():
+            if value is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = value
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class World:
+    """True time, a wall clock that lies, three agents, one ToR, and a controller that may start again."""
+
+    def __init__(self, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rng = rng
+        self.true = 1000.0
+        self.lie = 1.7e9
+        fake = SimpleNamespace(time=lambda: self.true + self.lie, monotonic=lambda: self.true)
+        for module in (controller_module, clock_module):
+            monkeypatch.setattr(module, "time", fake)
+        monkeypatch.setattr("rivulet_controller.agents.time", fake)
+        self.store = Memory()
+        self.late: dict[str, float] = {}
+        """Until when an agent confirms nothing."""
+        self.tor_keys: set[int] = set()
+        self.stamps = (0, 0)
+        self.tor_gone = False
+        self.tor_lost_at = 0.0
+        self.requests: list[tuple[float, Kind, int]] = []
+        self.usable_seen: dict[Kind, list[float]] = {kind: [] for kind in Kind}
+
+    async def start(self) -> None:
+        """A new controller over the same store; every agent must register again."""
+        self.controller = Controller(config(TEXT), self.store)
+        await self.controller.start()
+        link = SimpleNamespace(connected=not self.tor_gone, has_key=self._tor_has)
+        state: Any = SimpleNamespace(link=link, lost_at=self.true)
+        self.controller.fleet.switches["tor1"] = state
+        self.link, self.switch = link, state
+
+    def _tor_has(self, key: tuple[Any, ...]) -> bool:
+        return dict(key[2])["nonce_epoch"] in self.tor_keys
+
+    def connect(self, name: str) -> None:
+        agent = Agent(name, 1, bytes(6), "model", self.true)
+        self.controller.agents.agents[name] = agent
+        agent.send(self.controller._welcome(name))
+
+    def _take_up(self, agent: Agent) -> None:
+        """An agent puts into force what it was told, and says so."""
+        while not agent._outbox.empty():
+            message = agent._outbox.get_nowait()
+            if message is not None:
+                agent.note(agent_pb2.Report(version_in_force=message.update.version, ready=True))
+
+    async def step(self) -> None:
+        """A moment passes: the controller has a round, the ToR and the agents take up what they were told."""
+        self.true += STEP
+        controller = self.controller
+        before = {kind: self._usable(kind) for kind in Kind}
+        holds = {name: agent.held for name, agent in controller.agents.agents.items()}
+        controller._tick_rings()
+        await controller._save()
+        controller._tell_agents()
+        ring = controller.state.rings["web"]
+        if not self.tor_gone:
+            self.switch.lost_at = self.true
+            self.tor_keys = {k.epoch for k in ring.accepted(Kind.NONCE)}
+            self.stamps = (self._usable(Kind.SEAL), self._usable(Kind.NONCE))
+        for name, agent in controller.agents.agents.items():
+            if self.true >= self.late.get(name, 0.0):
+                self._take_up(agent)
+        for kind in Kind:
+            if (now := self._usable(kind)) != before[kind]:
+                self.usable_seen[kind].append(self.true)
+                self._check_held(kind, now, holds)
+        for kind, epoch in zip((Kind.SEAL, Kind.NONCE), self.stamps, strict=True):
+            if epoch:
+                self.requests.append((self.true, kind, epoch))
+        self._check_requests()
+
+    def _usable(self, kind: Kind) -> int:
+        key = self.controller.state.rings["web"].usable(kind)
+        return key.epoch if key else 0
+
+    def _check_held(self, kind: Kind, epoch: int, holds: Mapping[str, frozenset[tuple[str, Kind, int]]]) -> None:
+        """Every replica that counts holds a key at the moment it comes into use."""
+        key = next(k for k in self.controller.state.rings["web"].of(kind) if k.epoch == epoch)
+        holders = [name for name, held in holds.items() if ("web", kind, epoch) in held]
+        assert holders, "a key that nobody holds came into use"
+        for name in holds:
+            waited = self.controller.clock.now() - key.created
+            assert name in holders or waited >= AGENT_PATIENCE_S - STEP, f"{name} is there and was not waited for"
+        if kind is Kind.NONCE and not self.tor_gone:
+            assert epoch in self.tor_keys, "the ToR did not have it"
+
+    def _check_requests(self) -> None:
+        """What was stamped is accepted for as long as it is fresh, by true time."""
+        ring = self.controller.state.rings["web"]
+        accepted = {kind: {k.epoch for k in ring.accepted(kind)} for kind in Kind}
+        fresh = {Kind.SEAL: RESUME, Kind.NONCE: HORIZON}
+        self.requests = [r for r in self.requests if self.true - r[0] < fresh[r[1]]]
+        # The newest of an epoch is the one that needs it longest.
+        for kind, epoch in {(kind, epoch) for _, kind, epoch in self.requests}:
+            assert epoch in accepted[kind], f"{kind} epoch {epoch} was withdrawn while requests carry it"
+        for kind in Kind:
+            keys = ring.of(kind)
+            assert sum(k.state is KeyState.USABLE for k in keys) <= 1
+            assert sum(k.state is KeyState.ACCEPTED for k in keys) <= 1
+            assert [k.epoch for k in keys] == sorted(k.epoch for k in keys)
+
+    async def happen(self) -> None:
+        """Something goes wrong, or right again."""
+        rng, names = self.rng, ("r1", "r2", "r3")
+        name = rng.choice(names)
+        match rng.choice(("lose", "lose", "come", "come", "come", "late", "clock", "restart", "tor", "rotate")):
+            case "lose":
+                self.controller.agents.agents.pop(name, None)
+            case "come" if name not in self.controller.agents.agents:
+                self.connect(name)
+            case "late":
+                self.late[name] = self.true + rng.choice((0.2, 2.0, 8.0))
+            case "clock":
+                self.lie += rng.choice((-86400.0, -10.0, -0.5, 0.5, 10.0, 86400.0, 1e8))
+            case "restart":
+                await self.start()
+            case "tor":
+                # Away for less than SWITCH_PATIENCE_S, within which keys wait for it.
+                self.tor_gone = not self.tor_gone
+                self.link.connected = not self.tor_gone
+            case "rotate":
+                self.controller.rotate("web", frozenset({rng.choice(list(Kind))}))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_request_outlives_its_key_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(random.Random(seed), monkeypatch)
+    await world.start()
+    for name in ("r1", "r2", "r3"):
+        world.connect(name)
+    quiet = 0
+    for _ in range(2000):
+        if world.rng.random() < 0.04:
+            await world.happen()
+        quiet = quiet + 1 if world.tor_gone else 0
+        if quiet > 30 / STEP:
+            world.tor_gone, world.link.connected = False, True
+        await world.step()
+    # And when all is well again, the rhythm is.
+    world.tor_gone, world.link.connected = False, True
+    world.late.clear()
+    for name in ("r1", "r2", "r3"):
+        if name not in world.controller.agents.agents:
+            world.connect(name)
+    for _ in range(round(8 / STEP)):
+        await world.step()
+    began = world.true
+    for _ in range(round(12 / STEP)):
+        await world.step()
+    seal = [at for at in world.usable_seen[Kind.SEAL] if at > began]
+    nonce = [at for at in world.usable_seen[Kind.NONCE] if at > began]
+    assert len(seal) >= 11 and len(nonce) >= 3, (seal, nonce)
+
+
+async def test_a_clock_that_jumps_ahead_withdraws_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(random.Random(0), monkeypatch)
+    await world.start()
+    world.connect("r1")
+    for _ in range(100):
+        await world.step()
+    assert world.usable_seen[Kind.NONCE], "keys are in use"
+    world.lie += 10 * RESUME
+    for _ in range(100):
+        await world.step()
+    # Another machine takes over whose clock is a minute ahead of the first one's, then one far behind.
+    for lie in (60.0, -1e6):
+        world.lie += lie
+        await world.start()
+        world.connect("r1")
+        for _ in range(200):
+            await world.step()
+
+
+def test_the_model_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    World(random.Random(0), monkeypatch)
+    assert abs(controller_module.time.monotonic() - 1000.0) < 1.0 and time.time() > 1.6e9

@@ -1,0 +1,140 @@
+"""Two controllers over etcd and a real rack: the leader is killed, and etcd, in the middle of a download."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from etcd_server import ETCD, Server
+from netrack import REPLICAS, SWITCHES, USABLE, NetRack
+from test_system import described, report
+
+from rivulet_controller.client import ApiError, Client, leading
+
+pytestmark = [
+    pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)"),
+    pytest.mark.skipif(ETCD is None, reason="etcd is not installed"),
+]
+NAMES = ("one", "two")
+MEGABYTES = 30
+LEASE_S = 2
+
+
+class LeaderRack(NetRack):
+    """A rack whose agents know two controllers."""
+
+    def __init__(self, folder: Path, switch: str, etcd: Server) -> None:
+        super().__init__(folder, switch)
+        self.etcd = etcd
+        self.apis = ",".join(f"unix:{folder}/{name}.api" for name in NAMES)
+        self.agents = ",".join(f"unix:{folder}/{name}.agents" for name in NAMES)
+
+    def start_controller(self) -> None:
+        """Both of them."""
+        for name in NAMES:
+            self.start_one(name)
+
+    def start_one(self, name: str) -> None:
+        """One of them, with sockets of its own."""
+        text, _, _ = self.description().partition("listen:")
+        own = f"listen: {{agents: 'unix:{self.folder}/{name}.agents', api: 'unix:{self.folder}/{name}.api'}}\n"
+        own += f"state: {self.folder}/{name}.db\n"
+        own += f"etcd: {{endpoints: ['{self.etcd.url}'], lease: {LEASE_S}s}}\n"
+        file = self.folder / f"{name}.yaml"
+        file.write_text(text + own)
+        self.start(name, [sys.executable, "-m", "rivulet_controller.daemon", str(file)])
+
+    def status(self) -> dict[str, Any]:
+        """The leader's snapshot; empty while nobody leads."""
+        try:
+            self.client = leading(self.apis, timeout_s=5.0)
+        except ApiError:
+            return {}
+        found = super().status()
+        return found if found.get("leader") else {}
+
+    def leader(self) -> str:
+        """Which of them leads; empty if none does."""
+        for name in NAMES:
+            try:
+                if Client(f"unix:{self.folder}/{name}.api", timeout_s=2.0).get("/api/leader")["leading"]:
+                    return name
+            except ApiError:
+                continue
+        return ""
+
+
+@pytest.fixture(params=[name for name, program in SWITCHES.items() if program] or ["none"])
+def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaderRack]:
+    if request.param == "none":
+        pytest.skip("no switch is installed")
+    etcd = Server(tmp_path)
+    built = LeaderRack(tmp_path, request.param, etcd)
+    try:
+        etcd.start()
+        built.build(MEGABYTES)
+        yield built
+    finally:
+        built.down()
+        etcd.kill()
+
+
+def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
+    # Readmissions and keys of the first seconds are written before.
+    rack.until(lambda: all(r["readmitted"] for r in rack.status()["replicas"]), "all take plain TCP")
+    first, before = rack.leader(), described(rack)
+    other = NAMES[1 - NAMES.index(first)]
+    download = rack.download()
+    time.sleep(1.0)
+    assert download.poll() is None, "the download must still run when the leader is killed"
+    rack.end(first)
+    took = rack.until(lambda: rack.leader() == other and rack.as_described(), "the other leads")
+    moved = took + rack.until(rack.all_live, "every agent is with the new leader")
+    writes = rack.status()["switches"][0]["writes"]
+    result = rack.finish(download)
+    assert described(rack) == before
+    assert writes == 0, rack.log(other, 40)
+    assert (rack.folder / f"{other}.log").read_text().count("goes on as ToR") == 1
+    # The one that was killed comes back and waits; a drain is the new leader's to do, and it says so.
+    rack.start_one(first)
+    waiting = Client(f"unix:{rack.folder}/{first}.api")
+
+    def told() -> bool:
+        try:
+            waiting.post("/api/replicas/r1/drain")
+        except ApiError as error:
+            return f"{other}.api" in str(error)
+        return False
+
+    rack.until(told, "the one in waiting names the leader")
+    rack.client.post("/api/replicas/r1/drain")
+    rack.until(lambda: bool(described(rack) != before), "the leader drains")
+    report(
+        test="kill the leader", switch=rack.switch, taken_over_s=round(took, 2), agents_moved_s=round(moved, 2),
+        longest_gap_ms=round(result["longest_gap_ms"]),
+    )  # fmt: skip
+
+
+def test_kill_etcd_in_a_download(rack: LeaderRack) -> None:
+    before = described(rack)
+    download = rack.download()
+    time.sleep(0.5)
+    rack.etcd.kill()
+    rack.until(lambda: rack.leader() == "", "the leader steps back without its lease")
+    rack.etcd.start()
+    began = time.monotonic()
+    rack.until(rack.as_described, "one of them leads again")
+    converged = time.monotonic() - began
+    rack.until(rack.all_live, "every agent is with the leader")
+    result = rack.finish(download)
+    assert described(rack) == before
+    assert sum((rack.folder / f"{n}.log").read_text().count("new pipeline") for n in NAMES) == 1
+    assert len(rack.status()["replicas"]) == len(REPLICAS)
+    report(
+        test="kill etcd", switch=rack.switch, converged_s=round(converged, 2),
+        longest_gap_ms=round(result["longest_gap_ms"]),
+    )  # fmt: skip
