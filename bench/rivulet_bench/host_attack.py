@@ -1,0 +1,143 @@
+"""Good clients beside attackers who send ten times as many packets: what is left to them, by kind of attack.
+
+First the rate is measured at which the server refuses each kind (for SYNs: answers them). Then the good clients are put
+behind a shaper so narrow that ten times their packets, and theirs, are below 80 % of the lowest of these rates.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import Any
+
+from rivulet_demo.rack import RackError, binary
+
+from .host_rig import CLIENT_CORE, RIVULET_PORT, SERVICE, HostRig, Server, finish, host_rig, shape
+from .stats import interval
+
+Json = dict[str, Any]
+
+CLASSES = ("wrong-keys", "expired-epochs", "garbage", "syn", "syn-data", "forged", "bad-mac")
+ANSWERED = ("syn", "syn-data")
+FLOOD = 2_000_000
+"""Packets a second that are tried when the refusal rate is measured: more than can be sent."""
+FRAME = 1514 + 24
+TIMES = 10
+SHARE = 0.8
+KEPT = 0.9
+MOST_MBIT = 100.0
+
+
+def attacks(repetitions: int, seconds: float) -> Json:
+    """All classes in turn."""
+    with host_rig("attack", attackers=True) as rig:
+        server = rig.start_rivulet()
+        rates = {name: refusal_rate(rig, name) for name in CLASSES}
+        for name, rate in rates.items():
+            print(f"{name:15} {rate:9,.0f} packets/s {'answered' if name in ANSWERED else 'refused'}", flush=True)
+        # A response for each request: the good clients' packets to the server are as many as the frames they get.
+        good = SHARE * min(rates.values()) / (TIMES + 1)
+        mbit = min(MOST_MBIT, good * FRAME * 8 / 1e6)
+        shape(rig, "m", "mc0", mbit)
+        rows: list[Json] = []
+        for repetition in range(repetitions):
+            alone = good_clients(rig, mbit, seconds)
+            for name in CLASSES:
+                rows.append({"repetition": repetition, **beside(rig, server, name, mbit, seconds, alone)})
+                row = rows[-1]
+                print(
+                    f"{name:15} good clients keep {100 * row['kept']:5.1f} %  ({row['attack_per_good']:.1f} attack"
+                    f" packets each, memory {row['memory_bytes']:+,} bytes)",
+                    flush=True,
+                )
+    return {
+        "refused_per_second": rates,
+        "good_mbit": mbit,
+        "good_packets_per_second": interval([r["good_packets_per_second"] for r in rows])[0],
+        "summary": [summary(name, rows) for name in CLASSES],
+        "runs": rows,
+    }
+
+
+def flood(rig: HostRig, name: str, rate: float, seconds: float) -> subprocess.Popen[bytes]:
+    """Starts an attack from the third host."""
+    command = [binary("rivulet-flood"), f"{SERVICE}:{RIVULET_PORT}", "--class", name]
+    command += [
+        "--keys",
+        str(rig.folder / "keys.toml"),
+        "--rate",
+        str(max(1, round(rate))),
+        "--seconds",
+        f"{seconds:g}",
+    ]
+    return subprocess.Popen(
+        rig.inside("a", command, CLIENT_CORE),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def taken(rig: HostRig, name: str) -> float:
+    """Packets that the server has dealt with as with this class; SYNs are requests like those of good clients."""
+    metrics = rig.metrics()
+    if name in ANSWERED:
+        return metrics["rivulet_requests_total"]
+    return sum(value for key, value in metrics.items() if key.startswith("rivulet_refused_total"))
+
+
+def refusal_rate(rig: HostRig, name: str, seconds: float = 1.0) -> float:
+    """Packets of a class that the server refuses in a second when it gets more."""
+    before = taken(rig, name)
+    sent = finish(flood(rig, name, FLOOD, seconds))
+    refused = taken(rig, name) - before
+    if refused < 0.2 * min(sent["packets"], 50_000):
+        raise RackError(f"{name}: {refused:,.0f} of {sent['packets']:,} packets were counted as refused")
+    return refused / float(sent["seconds"])
+
+
+def good_clients(rig: HostRig, mbit: float, seconds: float) -> Json:
+    """What good clients get: four, one long download each."""
+    path = rig.put(round(mbit * 1e6 / 8 * seconds / 4))
+    before = taken(rig, "syn")
+    result = rig.load("rivulet", path, clients=4, requests=1, seconds=60)
+    return {**result, "packets": taken(rig, "syn") - before}
+
+
+def beside(rig: HostRig, server: Server, name: str, mbit: float, seconds: float, alone: Json) -> Json:
+    """Good clients beside attackers of one class."""
+    good = alone["packets"] / alone["seconds"]
+    memory, before, began = server.anonymous_bytes(), taken(rig, name), time.monotonic()
+    attack = flood(rig, name, TIMES * good, 60.0)
+    try:
+        result = good_clients(rig, mbit, seconds)
+    finally:
+        # It ends with its victim; the server counted what it sent until then.
+        attack.terminate()
+        attack.communicate(timeout=10)
+    took = time.monotonic() - began
+    dealt = taken(rig, name) - before - (alone["packets"] if name in ANSWERED else 0)
+    return {
+        "class": name,
+        "mbps": result["mbps"],
+        "kept": result["mbps"] / alone["mbps"],
+        "good_packets_per_second": good,
+        "attack_per_good": dealt / took / good,
+        "memory_bytes": server.anonymous_bytes() - memory,
+    }
+
+
+def summary(name: str, rows: list[Json]) -> Json:
+    """What good clients keep under attacks of a class."""
+    mine = [r for r in rows if r["class"] == name]
+    kept, half = interval([r["kept"] for r in mine])
+    memory = max(r["memory_bytes"] for r in mine)
+    return {
+        "class": name,
+        "kept": kept,
+        "kept_half_95": half,
+        "wanted": KEPT,
+        "reached": kept >= KEPT,
+        "attack_per_good": interval([r["attack_per_good"] for r in mine])[0],
+        "memory_bytes_most": memory,
+    }
