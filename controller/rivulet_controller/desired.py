@@ -22,7 +22,7 @@ from .state import Pairs
 ORDER = (
     "tor", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
     "next_hops", "neighbours", "routes",
-    "pools", "replicas", "encapsulations", "heartbeat_sources", "slots",
+    "pools", "replicas", "encapsulations", "heartbeat_sources", "second_chances", "slots",
     "nonce_keys", "service_checks", "service_config", "services", "addresses",
 )  # fmt: skip
 """Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
@@ -153,6 +153,8 @@ def _pool(
         else:
             items.append(entry("replicas", key, "rack", {"next_hop": member.hop}))
             items.append(entry("encapsulations", key, "to_rack", {"next_hop": member.hop}))
+            source_key = {"pool": number, "ingress_port": member.port, "mac": mac_int(member.mac)}
+            items.append(entry("second_chances", source_key, "handed_on_by", {"replica": member.index}))
         source_value = address_int(replica.ip) if member.remote else mac_int(member.mac)
         items.append(
             entry(

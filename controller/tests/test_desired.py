@@ -63,7 +63,7 @@ def test_installation_order_names_every_table_that_the_controller_fills() -> Non
 
 def test_a_small_rack_line_by_line() -> None:
     found = lines(fragments(config()))
-    assert {line for line in found if line.startswith(("services", "addresses", "pools", "replicas", "heartbeat"))} == {
+    assert {line for line in found if line.startswith(("services", "addresses", "pools", "replicas", "heartbeat", "second"))} == {
         f"services[address={WEB} port=0x50] set_service(service=0x1)",
         "services[address=0xfd000009000000000000000000000001 port=0x50] set_service(service=0x1)",
         "addresses[address=0xffff0a0001fe] own_address()",
@@ -77,6 +77,10 @@ def test_a_small_rack_line_by_line() -> None:
         *(
             f"heartbeat_sources[ingress_port={port:#x} pool=0x0 remote=0x0 replica={index:#x} source={mac:#x}]"
             " admit_heartbeat(readmitted=0x0)"
+            for index, port, mac in [(0, 101, 0x20000000201), (1, 102, 0x20000000202), (2, 103, 0x20000000203)]
+        ),
+        *(
+            f"second_chances[ingress_port={port:#x} mac={mac:#x} pool=0x0] handed_on_by(replica={index:#x})"
             for index, port, mac in [(0, 101, 0x20000000201), (1, 102, 0x20000000202), (2, 103, 0x20000000203)]
         ),
     }

@@ -124,7 +124,7 @@ class Two:
         """Waits for that; how long it took, seconds."""
         began = time.monotonic()
         while not await self.leads(name):
-            assert time.monotonic() - began < 40, {n: self.log(n) for n in self.processes}
+            assert time.monotonic() - began < 120, {n: self.log(n) for n in self.processes}
             await asyncio.sleep(0.05)
         return time.monotonic() - began
 
