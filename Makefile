@@ -50,6 +50,8 @@ check: setup protos ## format, lint and types, the quick part
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo bench/rivulet_bench
+	$(PY) -m ruff check scripts
+	$(PY) -m ruff format --check scripts
 
 test-host: protos ## the stack: unit, property and simulation tests
 	$(CARGO) test --locked $(call packages,$(HOST_CRATES))
@@ -72,6 +74,15 @@ e2e: build ## demos in short form: kills, sick replicas, an attacker, a new ToR;
 # In the order in which a mistake is found soonest.
 test: setup-test check test-p4 test-rust test-controller ptf e2e ## every test of the project
 	@echo "all tests passed"
+
+# Packages and what is in them
+
+.PHONY: deb audit
+deb: build setup ## Debian packages of the binaries and of the controller (build/deb)
+	scripts/deb.sh
+
+audit: setup ## licences, sources and known weaknesses of all that is linked or imported
+	CARGO="$(CARGO)" scripts/audit.sh
 
 include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk
 

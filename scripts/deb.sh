@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Makes the Debian packages from what `make build` and `make setup` left: build/deb/*.deb.
+#   rivulet             the binaries, the compiled P4 program, units of the switch and of a replica
+#   rivulet-controller  the control plane, with the Python packages that it was tested with
+# Usage: scripts/deb.sh [FOLDER OF THE BINARIES]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+umask 022
+
+bin=${1:-target/release}
+version=$(python3 scripts/version.py)
+arch=$(dpkg --print-architecture)
+maintainer=${DEB_MAINTAINER:-Rivulet maintainers <maintainers@rivulet.invalid>}
+out=build/deb
+epoch=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+export SOURCE_DATE_EPOCH=$epoch
+rm -rf "$out" && mkdir -p "$out"
+
+say() { printf '\033[1m[deb]\033[0m %s\n' "$*"; }
+
+# name, control fields from stdin; the tree is in $out/$name.
+package() {
+  local name=$1 root=$out/$1 size
+  local doc=$root/usr/share/doc/$name
+  install -d "$doc" "$root/DEBIAN"
+  install -m 644 packaging/copyright "$doc/copyright"
+  { printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n -- %s  %s\n' \
+    "$name" "$version" "$maintainer" "$(date -u -R -d "@$epoch")"; } | gzip -9n >"$doc/changelog.gz"
+  find "$root" -depth -exec touch -h -d "@$epoch" {} +
+  size=$(du -k -s --apparent-size "$root" | cut -f1)
+  { printf 'Package: %s\nVersion: %s\nArchitecture: %s\nMaintainer: %s\nInstalled-Size: %s\nSection: net\nPriority: optional\n' \
+    "$name" "$version" "$arch" "$maintainer" "$size"; cat; } >"$root/DEBIAN/control"
+  (cd "$root" && find etc -type f -printf '/%p\n' 2>/dev/null | sort) >"$root/DEBIAN/conffiles" || true
+  [[ -s $root/DEBIAN/conffiles ]] || rm "$root/DEBIAN/conffiles"
+  (cd "$root" && find . -path ./DEBIAN -prune -o -type f -print0 | sort -z | xargs -0 md5sum | sed 's|  \./|  |') >"$root/DEBIAN/md5sums"
+  local script
+  for script in postinst prerm postrm; do
+    [[ -f packaging/$name.$script ]] && install -m 755 "packaging/$name.$script" "$root/DEBIAN/$script"
+  done
+  dpkg-deb --root-owner-group --build -Zxz "$root" "$out/${name}_${version}_$arch.deb" >/dev/null
+  say "$out/${name}_${version}_$arch.deb, $(du -h "$out/${name}_${version}_$arch.deb" | cut -f1)"
+}
+
+# A manual page from what the program says about itself: program, folder, what it is.
+manual() {
+  local page=$2/$(basename "$1").1
+  { printf '.TH %s 1 "" "rivulet %s"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n.nf\n' \
+    "$(basename "$1" | tr a-z A-Z)" "$version" "$(basename "$1")" "$3"
+    "$1" --help 2>&1 | sed 's/\\/\\\\/g; s/-/\\-/g; s/^\([.'"'"']\)/\\\&\1/'
+    printf '.fi\n'; } | gzip -9n >"$page.gz"
+}
+
+depends() { # shared libraries of binaries, as Debian dependencies
+  local scratch
+  scratch=$(mktemp -d)
+  mkdir "$scratch/debian" && printf 'Source: rivulet\n\nPackage: rivulet\nArchitecture: any\n' >"$scratch/debian/control"
+  local files=()
+  for f in "$@"; do files+=("$(realpath "$f")"); done
+  (cd "$scratch" && dpkg-shlibdeps -O "${files[@]}" 2>/dev/null | sed 's/^shlibs:Depends=//') || echo libc6
+  rm -rf "$scratch"
+}
+
+root=$out/rivulet
+install -d "$root"/usr/bin "$root"/usr/lib/rivulet "$root"/usr/share/rivulet/pipeline "$root"/usr/share/man/man1 \
+  "$root"/lib/systemd/system "$root"/usr/share/doc/rivulet/examples "$root"/etc/rivulet
+for program in rivulet rivulet-switch rivulet-wire; do
+  install "$bin/$program" "$root/usr/bin/$program"
+  strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/bin/$program"
+done
+install -m 644 "$bin/librivulet_shim.so" "$root/usr/lib/rivulet/"
+strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/lib/rivulet/librivulet_shim.so"
+install -m 644 p4src/build/rivulet.json p4src/build/rivulet.p4info.txtpb "$root/usr/share/rivulet/pipeline/"
+manual "$root/usr/bin/rivulet" "$root/usr/share/man/man1" "serve, fetch and inspect over Rivulet"
+manual "$root/usr/bin/rivulet-switch" "$root/usr/share/man/man1" "a P4 switch in a process, with the flags of simple_switch_grpc"
+manual "$root/usr/bin/rivulet-wire" "$root/usr/share/man/man1" "rate, delay and loss between two interfaces"
+install -m 644 packaging/systemd/rivulet-switch.service packaging/systemd/rivulet-replica.service "$root/lib/systemd/system/"
+install -m 644 packaging/etc/*.env "$root/usr/share/doc/rivulet/examples/"
+for page in operating troubleshooting; do gzip -9nc "docs/$page.md" >"$root/usr/share/doc/rivulet/$page.md.gz"; done
+rmdir "$root/etc/rivulet" "$root/etc"
+package rivulet <<EOF
+Depends: $(depends "$root"/usr/bin/* "$root"/usr/lib/rivulet/*.so), adduser
+Recommends: nftables
+Suggests: rivulet-controller
+Description: server failover without state, for connections that do not break
+ Rivulet's servers keep no state of a connection: the client carries it, sealed,
+ in every packet (the Trickles transport), so any packet may go to any replica,
+ and kill -9 of a server breaks nothing. This package has the server and client,
+ the preload library that brings unmodified programs, the P4 program of the
+ switch and a switch that runs it.
+EOF
+
+root=$out/rivulet-controller
+install -d "$root"/usr/bin "$root"/usr/lib/rivulet/controller "$root"/usr/lib/rivulet/p4src "$root"/usr/share/man/man1 \
+  "$root"/lib/systemd/system "$root"/usr/share/doc/rivulet-controller/examples
+cp -r controller/rivulet_controller "$root/usr/lib/rivulet/controller/"
+find "$root" -name __pycache__ -prune -exec rm -rf {} +
+.venv/bin/python scripts/vendor.py "$root/usr/lib/rivulet/python" >"$root/usr/share/doc/rivulet-controller/python-packages"
+find "$root/usr/lib/rivulet/python" -name '*.so' -exec strip --strip-unneeded {} +
+find "$root/usr/lib/rivulet/python" -type f -exec chmod 644 {} +
+# The controller looks for the program beside its own folder; it comes with the other package.
+ln -s ../../../share/rivulet/pipeline "$root/usr/lib/rivulet/p4src/build"
+for entry in rivulet-controller:daemon rivuletctl:cli; do
+  cat >"$root/usr/bin/${entry%%:*}" <<EOF
+#!/usr/bin/python3 -I
+import sys
+
+sys.path[:0] = ["/usr/lib/rivulet/controller", "/usr/lib/rivulet/python"]
+sys.argv[0] = "${entry%%:*}"
+
+from rivulet_controller.${entry##*:} import main  # noqa: E402
+
+sys.exit(main())
+EOF
+  chmod 755 "$root/usr/bin/${entry%%:*}"
+done
+manual .venv/bin/rivulet-controller "$root/usr/share/man/man1" "the control plane of a Rivulet rack"
+TERM=dumb COLUMNS=100 manual .venv/bin/rivuletctl "$root/usr/share/man/man1" "asks and tells the controller of a Rivulet rack"
+install -m 644 packaging/systemd/rivulet-controller.service "$root/lib/systemd/system/"
+install -m 644 controller/examples/rack.yaml "$root/usr/share/doc/rivulet-controller/examples/"
+python=$(.venv/bin/python -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1]}")')
+next=$(.venv/bin/python -c 'import sys; print(f"{sys.version_info[0]}.{sys.version_info[1] + 1}")')
+package rivulet-controller <<EOF
+Depends: python3 (>= $python), python3 (<< $next), $(depends $(find "$root" -name '*.so')), adduser, rivulet (= $version)
+Description: control plane of Rivulet
+ Turns one description of a rack into entries of its P4 switches and
+ updates of its replicas, makes and rotates keys, and shows what is going
+ on. It is never on the path of a packet.
+EOF
+say "install: apt-get install ./$out/rivulet_${version}_$arch.deb ./$out/rivulet-controller_${version}_$arch.deb"
