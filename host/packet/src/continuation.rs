@@ -64,9 +64,9 @@ pub struct TransportContinuation {
     pub srtt: u32,
     /// Tag and first number of generation 0: what user continuations are bound to.
     pub connection: u64,
-    /// Last exclusion number for which losses were excused, 0 for none.
+    /// Last exclusion number that is over for this connection: losses were excused by it, or it brought none.
     pub excused: u16,
-    /// When that was, in units of 2^20 us of the common clock, low 16 bits.
+    /// When losses were last excused, in units of 2^20 us of the common clock, low 16 bits; 0 for never.
     pub excused_at: u16,
 }
 

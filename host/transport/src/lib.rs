@@ -94,6 +94,7 @@
 pub mod client;
 mod cmac;
 pub mod cwnd;
+pub mod excuse;
 pub mod history;
 pub mod keys;
 pub mod nonces;

@@ -6,7 +6,8 @@
 use rivulet_packet::{ProofEntry, RequestClass, TransportContinuation};
 
 use crate::cwnd::{Piece, halved};
-use crate::history::{History, ProofError, loss_beyond};
+use crate::excuse::{self, Excuse};
+use crate::history::{History, ProofError};
 
 /// Initial window in packets (RFC 6928).
 pub const INITIAL_WINDOW: u16 = 10;
@@ -18,8 +19,6 @@ pub const INITIAL_SSTHRESH: u16 = u16::MAX;
 pub const BURST_LIMIT: u32 = 10;
 /// Most responses of one request: a full burst, its group, and a window of two.
 pub const MAX_RESPONSES: usize = 16;
-/// Least time between two excuses of a connection, in the unit of `excused_at` (2^20 us).
-const EXCUSE_INTERVAL: u16 = 10;
 
 /// Consecutive numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,13 +34,6 @@ impl Numbers {
     pub fn iter(self) -> impl Iterator<Item = u32> {
         (0..self.count).map(move |i| self.first.wrapping_add(i))
     }
-}
-
-/// The excuse of losses that coincide with an exclusion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExcusePolicy {
-    /// Replicas that share the service's packets.
-    pub replicas: u16,
 }
 
 /// What the server does with a request whose continuation and sums are right.
@@ -72,8 +64,10 @@ pub struct Go {
     pub piece: Option<Piece>,
     /// Base of the new continuations' proofs.
     pub base: u32,
-    /// Exclusion number to be sealed as excused.
+    /// Exclusion number to be sealed as excused, if it changes.
     pub excused: Option<u16>,
+    /// Losses were excused by it: when is sealed too.
+    pub excuses: bool,
 }
 
 impl Go {
@@ -137,7 +131,7 @@ pub fn decide(
     c: &TransportContinuation,
     covers: u8,
     entries: impl Iterator<Item = ProofEntry> + Clone,
-    excuse: Option<ExcusePolicy>,
+    excuse: Option<Excuse>,
 ) -> Result<Decision, VerdictError> {
     let piece = piece_of(c);
     if class == RequestClass::Restart {
@@ -149,13 +143,22 @@ pub fn decide(
     let mut history = History::read(c.base, c.number, settled, c.first, entries.clone())?;
     match class {
         RequestClass::Normal | RequestClass::Probe => {
-            let excused = excuse.and_then(|policy| apply_excuse(policy, c, &piece, &mut history, entries));
+            let excused = excuse.and_then(|excuse| excuse.apply(c, &piece, &mut history, entries));
+            if excused.is_some() && covers != 1 {
+                return Err(VerdictError::Covers);
+            }
             let mut go = match history.first_event() {
                 None => advance(c, &piece, &history, covers)?,
                 Some(_) if covers != 1 => return Err(VerdictError::Covers),
                 Some(event) => recover(c, &piece, &history, c.base.wrapping_add(event))?,
             };
-            go.excused = excused;
+            match excused {
+                // The trickles of the excused window and those after them judge by one proof; the third generation of them has it behind it.
+                Some(e) if history.first_event().is_none() && e.is_recent => go.base = c.base,
+                Some(e) => (go.excused, go.excuses) = (Some(e.exclusion), true),
+                None if history.first_event().is_none() => go.excused = excuse::settled(c),
+                None => {}
+            }
             if class == RequestClass::Probe { probe(go) } else { Ok(Decision::Go(go)) }
         }
         RequestClass::Timeout => {
@@ -298,29 +301,6 @@ fn probe(go: Go) -> Result<Decision, VerdictError> {
     let last = Numbers { first: go.new.first.wrapping_add(go.new.count - 1), count: 1 };
     let none = Numbers::default();
     Ok(Decision::Go(Go { new: last, prime: true, data: false, retransmit: none, group: none, ..go }))
-}
-
-/// Takes excused losses out of the history, and gives the exclusion number to be sealed as used.
-fn apply_excuse(
-    policy: ExcusePolicy,
-    c: &TransportContinuation,
-    piece: &Piece,
-    h: &mut History,
-    entries: impl Iterator<Item = ProofEntry> + Clone,
-) -> Option<u16> {
-    let loss = h.first_loss?;
-    let named = entries.clone().find(|e| e.kind == rivulet_packet::EntryKind::Excuse)?.first;
-    // Named in a sealed continuation, and not used yet (serial numbers).
-    let known = c.exclusions.wrapping_sub(named) < 1 << 15;
-    let unused = (named.wrapping_sub(c.excused) as i16) > 0;
-    let rested = ((c.time >> 20) as u16).wrapping_sub(c.excused_at) >= EXCUSE_INTERVAL || c.excused == 0;
-    if !(known && unused && rested) {
-        return None;
-    }
-    let window = piece.cwnd(c.base.wrapping_add(loss).wrapping_sub(1));
-    let allowed = 2 * window.div_ceil(u32::from(policy.replicas.max(1))) + 1;
-    h.first_loss = loss_beyond(h.own, allowed, entries);
-    Some(named)
 }
 
 #[cfg(test)]
@@ -478,23 +458,5 @@ mod tests {
             panic!()
         };
         assert_eq!((f.start_cwnd, f.ssthresh, f.count), (1, 5, 1));
-    }
-
-    #[test]
-    fn an_excuse_leaves_the_window_and_regenerates_all() {
-        let c = TransportContinuation { exclusions: 3, ..continuation(103, 100, CA) };
-        let proof = [o(0, 0), o(3, 3), ProofEntry::excuse(3)];
-        let policy = Some(ExcusePolicy { replicas: 2 });
-        let Ok(Decision::Go(got)) = decide(RequestClass::Normal, &c, 1, proof.into_iter(), policy) else {
-            panic!()
-        };
-        assert_eq!((got.new, got.excused), (Numbers { first: 113, count: 1 }, Some(3)));
-        assert_eq!(got.group, got.retransmit);
-        assert_eq!(got.group, Numbers { first: 101, count: 2 });
-        let used = TransportContinuation { excused: 3, ..c };
-        let Ok(Decision::Go(got)) = decide(RequestClass::Normal, &used, 1, proof.into_iter(), policy) else {
-            panic!()
-        };
-        assert_eq!(got.new.count, 0, "an exclusion excuses once");
     }
 }

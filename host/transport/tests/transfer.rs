@@ -36,6 +36,22 @@ fn megabytes_without_loss_need_no_timer() {
 }
 
 #[test]
+fn where_continuations_come_whole_no_request_asks_for_more_than_fits_beside_them() {
+    let responses = |delta| {
+        let mut w = World::new(Config::default());
+        w.policy.delta = delta;
+        let size = 2_000_000;
+        w.write(0, format!("{size}\n").as_bytes());
+        assert!(w.run(60_000_000, |_, _| vec![RTT / 2], complete(size)), "{:?}", w.refusals);
+        assert!(w.got(0) == expected(size), "the bytes differ");
+        w.client.statistics().responses as f64
+    };
+    let (with, without) = (responses(true), responses(false));
+    // 53 bytes of some 1,400 are more; what they push out of one response must not need one of its own.
+    assert!(without < 1.08 * with, "{without} responses against {with}");
+}
+
+#[test]
 fn megabytes_with_loss_come_whole() {
     for (seed, loss) in [(1, 0.01), (2, 0.03), (3, 0.1), (4, 0.2)] {
         let mut w = World::new(Config::default());

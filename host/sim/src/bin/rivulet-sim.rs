@@ -198,5 +198,23 @@ fn excuses(seed: u64, seeds: u64) -> Value {
             }
         }
     }
-    json!({ "seeds": seeds, "excuse": rows })
+    // And what it gains where nobody else is there.
+    let mut alone = vec![];
+    for (replicas, window) in [(2, 50), (2, 100), (3, 100), (8, 200)] {
+        for excused in [false, true] {
+            let runs: Vec<_> = (seed..seed + seeds)
+                .map(|s| spraying::excused_death(s, Policy::Block, replicas, window, 20 * SECOND, excused))
+                .collect();
+            let back: Vec<_> =
+                runs.iter().filter_map(|r| r.recovery).map(|t| (t / MILLISECOND) as f64).collect();
+            alone.push(json!({
+                "replicas": replicas, "bdp": window, "excused": excused,
+                "declared": stats::mean(&runs.iter().map(|r| r.declared as f64).collect::<Vec<_>>()),
+                "ms_to_90_percent_median": stats::percentile(&back, 0.5),
+                "ms_to_90_percent_mean": stats::mean(&back),
+                "timeouts": runs.iter().map(|r| r.timeouts).sum::<u64>(),
+            }));
+        }
+    }
+    json!({ "seeds": seeds, "excuse": rows, "alone": alone })
 }

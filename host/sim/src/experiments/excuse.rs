@@ -9,7 +9,7 @@ use crate::service::{Config, Place, Service};
 use crate::tcp;
 use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
-use rivulet_transport::verdict::ExcusePolicy;
+use rivulet_transport::excuse::ExcusePolicy;
 
 /// What happens to the first of two replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub fn run(seed: u64, fate: Fate, excused: bool, time: Nanos) -> Effect {
             }
         }
     }
-    let excuse = excused.then_some(ExcusePolicy { replicas: 2 });
+    let excuse = excused.then_some(ExcusePolicy { replicas: 2, detection: 25_000 });
     let mut c = Config::default();
     c.policy.excuse = excuse;
     let places = [Place { life: Life::new(changes), ..Place::default() }, Place::default()];

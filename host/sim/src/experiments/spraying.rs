@@ -7,8 +7,9 @@ use crate::link;
 use crate::net::Network;
 use crate::service::{Config, Place, Service};
 use crate::tor::{self, Policy};
-use crate::{MILLISECOND, Nanos, SECOND};
+use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
+use rivulet_transport::excuse::ExcusePolicy;
 
 /// What the death of one replica cost.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +26,8 @@ pub struct Death {
     pub recovery: Option<Nanos>,
     /// TIMEOUTs in the second after the death.
     pub timeouts: u64,
+    /// Trickles in flight two round trips and a half after the death, when its losses are dealt with.
+    pub window_after: usize,
 }
 
 const SPAN: Nanos = 20 * MILLISECOND;
@@ -33,6 +36,18 @@ const DEATH: Nanos = 10 * SECOND;
 /// One of `replicas` dies while a client downloads through a link whose bandwidth-delay product is `window` packets;
 /// looked at for `after` (at least a second) from then on.
 pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nanos) -> Death {
+    excused_death(seed, policy, replicas, window, after, false)
+}
+
+/// As [`death`], with its losses excused or not.
+pub fn excused_death(
+    seed: u64,
+    policy: Policy,
+    replicas: usize,
+    window: u64,
+    after: Nanos,
+    excused: bool,
+) -> Death {
     let mut net = Network::new(seed);
     let delay = 25 * MILLISECOND;
     let rate = window * 1538 * 8 * SECOND / (2 * delay);
@@ -43,8 +58,12 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nan
     let mut places = vec![Place::default(); replicas];
     places[0].life = dead;
     let tor = tor::Config { policy, ..tor::Config::default() };
-    let service = Service::new(&mut net, Config { replicas: places, down, up, tor, ..Config::default() });
-    let config = ClientConfig { seed, ..ClientConfig::default() };
+    let detection = tor.bound / MICROSECOND + 5_000;
+    let excuse = excused.then_some(ExcusePolicy { replicas: replicas as u16, detection });
+    let mut config = Config { replicas: places, down, up, tor, ..Config::default() };
+    config.policy.excuse = excuse;
+    let service = Service::new(&mut net, config);
+    let config = ClientConfig { seed, excuse, ..ClientConfig::default() };
     let client = service.client(&mut net, Plan { size: 1 << 46, config, ..Plan::default() });
     net.with_node(client, |c: &mut Client, _| c.measure(SPAN));
     net.run_until(DEATH - 1);
@@ -53,6 +72,8 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nan
         (c.statistics(), c.window())
     };
     net.with_node(client, |c: &mut Client, _| c.forget_proofs());
+    net.run_until(DEATH + 5 * delay);
+    let window_after = net.node::<Client>(client).window();
     net.run_until(DEATH + SECOND);
     let (later, proofs) = {
         let c = net.node::<Client>(client);
@@ -79,6 +100,7 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nan
         declared: later.declared - before.declared,
         recovery: back,
         timeouts: later.timeouts - before.timeouts,
+        window_after,
     }
 }
 

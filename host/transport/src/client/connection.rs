@@ -161,6 +161,8 @@ pub struct Connection {
     pub(super) scratch: Vec<u8>,
     pub(super) syn_input: Option<(u16, Range<u64>, bool)>,
     pub(super) recovering_until: u32,
+    /// The server sends continuations whole where it could send differences: they leave less room for data.
+    pub(super) whole: bool,
 }
 
 impl Connection {
@@ -203,9 +205,13 @@ impl Connection {
             scratch: Vec::new(),
             syn_input: None,
             recovering_until: 0,
+            whole: false,
             config,
         };
         connection.stream(0);
+        if let Some(policy) = connection.config.excuse {
+            connection.rtt.wait_at_least(policy.detection);
+        }
         connection
     }
 

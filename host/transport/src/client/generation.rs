@@ -10,6 +10,7 @@ use arrayvec::ArrayVec;
 use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry, SealedContinuation, TransportContinuation};
 
 use super::rtt::Rtt;
+use crate::excuse::{INTERVAL, has_rested, is_later};
 use crate::time::Time;
 
 /// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers, one for an excuse.
@@ -118,6 +119,12 @@ pub struct Generation {
     top: u32,
     /// Events found since the last look: numbers declared lost.
     pub declared: Vec<u32>,
+    /// Losses may be excused.
+    may_excuse: bool,
+    /// The latest exclusion that an answer told of.
+    exclusions: u16,
+    /// The first loss that is excused, and by which exclusion: final like the loss.
+    excuse: Option<(u32, u16)>,
 }
 
 impl Generation {
@@ -136,7 +143,27 @@ impl Generation {
             newest: Newest::default(),
             top: 0,
             declared: Vec::new(),
+            may_excuse: false,
+            exclusions: 0,
+            excuse: None,
         }
+    }
+
+    /// Excuses losses by exclusions from now on.
+    pub fn excuse_losses(&mut self) {
+        self.may_excuse = true;
+    }
+
+    /// Whether the lowest usable continuation's proof has an excuse.
+    pub fn is_excused(&self) -> bool {
+        let base =
+            self.first_ready().and_then(|i| self.slot(i)?.sealed.as_ref()).map(|s| self.index(s.fields.base));
+        self.excuse.zip(base).is_some_and(|((loss, _), base)| base <= loss)
+    }
+
+    /// The latest exclusion that an answer told of.
+    pub fn exclusions(&self) -> u16 {
+        self.exclusions
     }
 
     /// A generation of which one continuation is left.
@@ -209,8 +236,12 @@ impl Generation {
         let Some(slot) = self.slot_mut(index) else { return };
         slot.state = State::Received;
         (slot.nonce, slot.sealed, slot.received_at) = (nonce, sealed, now);
+        let exclusions = sealed.map_or(0, |s| s.fields.exclusions);
         slot.marked = marked || sealed.is_some_and(|s| s.fields.marked);
         let sent_at = slot.sent_at;
+        if is_later(exclusions, self.exclusions) {
+            self.exclusions = exclusions;
+        }
         if (sent_at, index) >= (self.newest.sent_at, self.newest.index) || self.newest.arrived_at == Time(0) {
             self.newest = Newest { sent_at, index, arrived_at: now };
         }
@@ -301,6 +332,9 @@ impl Generation {
                 _ => self.runs.push_back((index, index)),
             }
         }
+        if !received && self.may_excuse {
+            self.consider_excuse(index);
+        }
         if usable {
             self.ready.insert(index);
         }
@@ -308,6 +342,18 @@ impl Generation {
             self.marks.push_back(index);
         }
         self.decided += 1;
+    }
+
+    /// A number was lost for good: an exclusion not used yet excuses it, and what follows in the same proofs.
+    fn consider_excuse(&mut self, index: u32) {
+        let before = (self.start..index).rev().find_map(|i| self.slot(i)?.sealed.as_ref().map(|s| s.fields));
+        let Some(c) = before else { return };
+        let used = self.excuse.map_or(c.excused, |(_, exclusion)| exclusion);
+        // A little longer than the server asks for: the trickles of one window are stamped at different times.
+        let rested = has_rested(&c, INTERVAL + 2) && self.excuse.is_none_or(|(_, used)| used == c.excused);
+        if is_later(self.exclusions, used) && is_later(self.exclusions, c.excused) && rested {
+            self.excuse = Some((index, self.exclusions));
+        }
     }
 
     /// Whether a proof that starts at this number's base has room for the range that it would begin. The last few places are kept
@@ -441,6 +487,9 @@ impl Generation {
         }
         if let Some(mark) = self.marks.iter().find(|m| **m >= base && **m <= index) {
             let _ = out.try_push(ProofEntry::mark(offset(*mark)));
+        }
+        if let Some((_, exclusion)) = self.excuse.filter(|(loss, _)| (base..=index).contains(loss)) {
+            let _ = out.try_push(ProofEntry::excuse(exclusion));
         }
         out
     }

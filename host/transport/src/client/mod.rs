@@ -4,6 +4,7 @@ mod connection;
 mod generation;
 mod input;
 mod output;
+mod path;
 mod plain;
 mod receive;
 mod request;

@@ -60,7 +60,7 @@ pub(super) struct Shape<'c> {
 }
 
 impl Connection {
-    /// Data bytes to want in one response.
+    /// Data bytes to want in one response; `full`: the continuation in it will be whole.
     pub(super) fn want_size(&self, full: bool) -> usize {
         let mss = self
             .generation
@@ -68,7 +68,7 @@ impl Connection {
             .and_then(Generation::slot_size)
             .unwrap_or(usize::from(self.config.mtu) - 68);
         let crc = if self.config.crc { segment::CRC } else { 0 };
-        mss.saturating_sub(crc + if full { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
+        mss.saturating_sub(crc + if full || self.whole { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
     }
 
     /// Whether there is anything to ask the server for.

@@ -96,7 +96,7 @@ impl Connection {
             let generation = self.generation.as_mut()?;
             let sealed = generation.slot(index)?.sealed?;
             let proof = generation.proof(index);
-            let excuse = self.config.excuse;
+            let excuse = self.config.excuse.map(|policy| policy.at(generation.exclusions()));
             let decision =
                 decide(RequestClass::Normal, &sealed.fields, covers, proof.iter().copied(), excuse);
             let Ok(Decision::Go(go)) = decision.map(within_capacity) else {

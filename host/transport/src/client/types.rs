@@ -2,8 +2,8 @@
 
 use rivulet_packet::WireError;
 
+use crate::excuse::ExcusePolicy;
 use crate::time::{Micros, SECOND};
-use crate::verdict::ExcusePolicy;
 
 /// What a connection may use.
 #[derive(Clone, Debug)]

@@ -277,6 +277,12 @@ impl<'a> Plan<'a> {
         }))
     }
 
+    /// No response has more than `payload` bytes of TCP payload, whatever the connection agreed on: the
+    /// interface, or the path to this client, takes no more. What is wanted and does not fit is asked for again.
+    pub fn limit(&mut self, payload: usize) {
+        self.largest = self.largest.min(payload);
+    }
+
     /// An address token for the client's later connections.
     pub fn address_token(&self, keys: &KeyRing) -> Option<[u8; TOKEN_LENGTH]> {
         opening::address_token(keys, self.next.seal_epoch, self.now, self.client.ip())

@@ -6,14 +6,15 @@ use rivulet_packet::{Ecn, Request, RequestClass, SealedContinuation, Segment, Tr
 use super::plan::{HeadKind, Plan};
 use super::refusal::Refusal;
 use crate::cwnd::Piece;
+use crate::excuse::{Excuse, ExcusePolicy, is_later};
 use crate::keys::{KeyRing, MacKey};
 use crate::nonces::sums_are_right;
 use crate::opening;
 use crate::seal::is_genuine;
 use crate::time::{CLOCK_MASK, MILLISECOND, Micros, SECOND, Time, stamp_age};
 use crate::verdict::{
-    Decision, ExcusePolicy, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, MAX_RESPONSES,
-    answered_before, decide, piece_of,
+    Decision, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, MAX_RESPONSES, answered_before,
+    decide, piece_of,
 };
 
 /// What a service allows. The defaults are those of the contracts page.
@@ -29,7 +30,7 @@ pub struct Policy {
     pub trust_tor: bool,
     /// The ToR's CHECKED mark saves the check of the sums.
     pub trust_checked: bool,
-    /// Excuse losses that coincide with an exclusion. Off by default (`docs/recovery.md`).
+    /// Excuse losses that coincide with an exclusion; only with `trust_tor`, whose count it needs. Off by default (`docs/recovery.md`).
     pub excuse: Option<ExcusePolicy>,
     /// Accept requests that cover two numbers, where the memory against replay is this server's own. With `trust_tor` none is accepted: the
     /// ToR's memory counts the number answered alone, and the other could be answered once more by itself.
@@ -142,7 +143,7 @@ pub(super) fn step_knowing<'a>(
     if request.covers != 1 && (policy.trust_tor || !policy.delayed_acks) {
         return Err(Refusal::Delayed);
     }
-    match decide(request.class, c, request.covers, request.proof.iter(), policy.excuse)? {
+    match decide(request.class, c, request.covers, request.proof.iter(), context.excuse())? {
         Decision::Go(go) => go_on(&context, &request, c, &go),
         Decision::Fresh(fresh) => new_generation(&context, request, c, &fresh, &nonces.opening),
         Decision::Close => Ok(Verdict::Respond(close(&context, request, c))),
@@ -169,6 +170,10 @@ impl<'s, 'a> Context<'s, 'a> {
             nonce_epoch: keys.opening_epoch(tor.nonce_epoch),
             checked: tor.checked && policy.trust_checked,
         }
+    }
+
+    fn excuse(&self) -> Option<Excuse> {
+        self.policy.excuse.filter(|_| self.policy.trust_tor).map(|policy| policy.at(self.exclusions))
     }
 
     /// Section 2.2: a stamp of the common clock within the horizon.
@@ -244,14 +249,16 @@ fn go_on<'a>(
 ) -> Result<Verdict<'a>, Refusal> {
     let stamped = context.restamp(c);
     let piece = go.piece.unwrap_or(piece_of(c));
-    let mut next = with_piece(&TransportContinuation { base: go.base, ..stamped }, piece);
+    let excused = go.excused.unwrap_or(c.excused);
+    let mut next = with_piece(&TransportContinuation { base: go.base, excused, ..stamped }, piece);
     next.srtt = smoothed(context, request, c);
-    if let Some(excused) = go.excused {
-        (next.excused, next.excused_at) = (excused, (context.now >> 20) as u16);
+    if go.excuses {
+        // 0 is for never.
+        next.excused_at = ((context.now >> 20) as u16).max(1);
     }
     let mut plan = context.plan(Some(*request), next);
     plan.regenerated = stamped;
-    let predictable = context.policy.delta && request.class == RequestClass::Normal && go.excused.is_none();
+    let predictable = context.policy.delta && request.class == RequestClass::Normal && !go.excuses;
     plan.predicted = predictable.then(|| predict(c, go));
     for (number, want) in go.retransmit.iter().zip(request.wants().filter(|w| w.retransmit)) {
         plan.push(HeadKind::Retransmission, number, true, Some(want));
@@ -272,7 +279,8 @@ fn go_on<'a>(
 /// The continuation that a client expects of an answer, before number and the fields that a difference carries.
 pub(crate) fn predict(c: &TransportContinuation, go: &Go) -> TransportContinuation {
     let piece = go.piece.unwrap_or(piece_of(c));
-    with_piece(&TransportContinuation { base: go.base, first: false, ..*c }, piece)
+    let excused = go.excused.unwrap_or(c.excused);
+    with_piece(&TransportContinuation { base: go.base, excused, first: false, ..*c }, piece)
 }
 
 fn with_piece(c: &TransportContinuation, piece: Piece) -> TransportContinuation {
@@ -305,6 +313,8 @@ fn new_generation<'a>(
         start_cwnd: fresh.start_cwnd,
         ssthresh: fresh.ssthresh,
         wire_base: end.wrapping_sub(first.wrapping_mul(u32::from(c.mss))),
+        // What was excluded so far is over.
+        excused: if is_later(context.exclusions, c.excused) { context.exclusions } else { c.excused },
         ..context.restamp(c)
     };
     // A generation whose nonce epoch is withdrawn opens in the usable one (RESTART).
@@ -365,6 +375,7 @@ fn opening_continuation(
         ssthresh: INITIAL_SSTHRESH,
         wire_base: o.isn.wrapping_add(1).wrapping_sub(o.first.wrapping_mul(u32::from(mss))),
         mss,
+        excused: context.exclusions,
         connection: u64::from(o.tag) << 32 | u64::from(o.first),
         rekey_wanted: false,
         ..stamped
@@ -428,9 +439,7 @@ fn restart<'a>(
         plan.push(HeadKind::Challenge, c.number, true, None);
         return Ok(Verdict::Respond(plan));
     }
-    let Decision::Fresh(fresh) =
-        decide(RequestClass::Restart, c, 1, std::iter::empty(), context.policy.excuse)?
-    else {
+    let Decision::Fresh(fresh) = decide(RequestClass::Restart, c, 1, std::iter::empty(), None)? else {
         return Ok(Verdict::Terminate);
     };
     debug_assert_eq!(fresh.start_cwnd, LOSS_WINDOW);
