@@ -110,6 +110,10 @@ $(addprefix bench-,$(BENCHES)): bench-%: build
 	$(CARGO) build --release --locked -p rivulet-load
 	$(ROOT) $(PY) -m rivulet_bench.$* $(BENCH_FLAGS)
 
+.PHONY: rotation
+rotation: build ## seal keys every second, nonce keys every ten, under load for two minutes: nothing breaks, nothing is refused
+	$(ROOT) env RIVULET_ROTATION_S=$(or $(SECONDS_OF_ROTATION),120) $(PY) -m pytest -q -s -rs controller/tests/test_system.py -k "rotate and $(or $(SWITCH),embedded)"
+
 .PHONY: bench-transport
 bench-transport: ## what a step of the transport costs: time, instructions, allocations, header bytes
 	CARGO="$(CARGO)" $(PY) host/transport/benches/report.py

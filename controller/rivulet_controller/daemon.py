@@ -48,8 +48,9 @@ def main() -> None:
     logging.basicConfig(
         level=arguments.log.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    # finsy tells every connection attempt; our own lines say what matters.
+    # finsy tells every connection attempt, and httpx every request to etcd; our own lines say what matters.
     logging.getLogger("finsy").setLevel(logging.CRITICAL if arguments.log != "debug" else logging.DEBUG)
+    logging.getLogger("httpx").setLevel(logging.WARNING if arguments.log != "debug" else logging.DEBUG)
     try:
         config = load(arguments.file)
         asyncio.run(_run(config, arguments.file))

@@ -72,6 +72,8 @@ class ReplicaView:
     returns: int
     readmitted: bool
     requests_total: int
+    refused_total: int
+    """Requests that the replica refused since it started, whatever the reason."""
     incarnation: int
 
 
@@ -222,5 +224,6 @@ class Health:
             returns=returns,
             readmitted=all(readmitted.values()),
             requests_total=report.requests_total if report else 0,
+            refused_total=report.refused_total if report else 0,
             incarnation=agent.incarnation if agent else 0,
         )

@@ -67,12 +67,20 @@ class Metrics:
         state = GaugeMetricFamily("rivulet_replica_state", "1 for the state it is in", labels=["replica", "state"])
         load = GaugeMetricFamily("rivulet_replica_load", "Requests waiting for an answer", labels=["replica"])
         weight = GaugeMetricFamily("rivulet_replica_weight", "Weight in force", labels=["replica"])
+        answered = CounterMetricFamily(
+            "rivulet_replica_requests", "Requests that the replica answered", labels=["replica"]
+        )
+        refused = CounterMetricFamily(
+            "rivulet_replica_refused", "Requests that the replica refused", labels=["replica"]
+        )
         for replica in view.replicas(self._controller):
+            answered.add_metric([replica["name"]], replica["requests_total"])
+            refused.add_metric([replica["name"]], replica["refused_total"])
             for name in STATES:
                 state.add_metric([replica["name"], name], int(replica["state"] == name))
             load.add_metric([replica["name"]], replica["load"])
             weight.add_metric([replica["name"]], replica["weight"])
-        yield from (state, load, weight)
+        yield from (state, load, weight, answered, refused)
         for attribute, counter in COUNTERS.items():
             name = counter if counter.startswith("replica_") else f"replica_{counter}"
             family = CounterMetricFamily(

@@ -80,7 +80,7 @@ class NetRack:
         self.start_controller()
         for name in REPLICAS:
             self.start_replica(name)
-        self.until(self.all_live, "every replica is live", 60.0)
+        self.until(self.all_live, "every replica is live", 240.0)
 
     def description(self) -> str:
         """The YAML."""
@@ -220,7 +220,7 @@ state: {self.folder}/state.db
         except ApiError:
             return False
 
-    def until(self, condition: Callable[[], bool], what: str, patience_s: float = 30.0) -> float:
+    def until(self, condition: Callable[[], bool], what: str, patience_s: float = 90.0) -> float:
         """Waits for a condition; how long it took, seconds."""
         began = time.monotonic()
         while not condition():

@@ -63,7 +63,9 @@ def test_installation_order_names_every_table_that_the_controller_fills() -> Non
 
 def test_a_small_rack_line_by_line() -> None:
     found = lines(fragments(config()))
-    assert {line for line in found if line.startswith(("services", "addresses", "pools", "replicas", "heartbeat", "second"))} == {
+    assert {
+        line for line in found if line.startswith(("services", "addresses", "pools", "replicas", "heartbeat", "second"))
+    } == {
         f"services[address={WEB} port=0x50] set_service(service=0x1)",
         "services[address=0xfd000009000000000000000000000001 port=0x50] set_service(service=0x1)",
         "addresses[address=0xffff0a0001fe] own_address()",

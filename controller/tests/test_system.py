@@ -39,7 +39,7 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack]:
     keys = getattr(request.node.get_closest_marker("keys"), "kwargs", {})
     built = NetRack(tmp_path, request.param, **keys)
     try:
-        built.build(MEGABYTES)
+        built.build(getattr(request.node.get_closest_marker("megabytes"), "args", (MEGABYTES,))[0])
         yield built
     finally:
         built.down()
@@ -94,20 +94,33 @@ def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) ->
 
 
 @pytest.mark.keys(seal_rotation="1s", nonce_rotation="10s", resume="40s", horizon="4s")
+@pytest.mark.megabytes(max(MEGABYTES, round(2.5 * ROTATION_S)))
 def test_keys_rotate_under_load_and_nothing_breaks(rack: NetRack) -> None:
-    """Seal keys every second, nonce keys every ten; RIVULET_ROTATION_S=120 for the long form."""
+    """Seal keys every second, nonce keys every ten, while connections live for half of the time and more.
+
+    `make rotation` runs the long form, two minutes.
+    """
     end = time.monotonic() + ROTATION_S
-    downloads = 0
+    downloads, restarts = [], 0
     first = rack.client.get("/api/services")[0]["keys"]
+    refused = {r["name"]: r["refused_total"] for r in rack.status()["replicas"]}
     while time.monotonic() < end:
-        rack.finish(rack.download())
-        downloads += 1
+        result = rack.finish(rack.download(), 4 * ROTATION_S + 120)
+        downloads.append(round(result["seconds"], 1))
+        restarts += result["counts"]["restarts"]
+    time.sleep(1.5)
     last = rack.client.get("/api/services")[0]["keys"]
     rotated = {kind: last[kind]["usable"] - first[kind]["usable"] for kind in ("seal", "nonce")}
     drops = rack.status()["switches"][0]["drops"]
-    report(test="rotation", switch=rack.switch, downloads=downloads, rotated=rotated, drops=drops)
+    refused = {r["name"]: r["refused_total"] - refused[r["name"]] for r in rack.status()["replicas"]}
+    report(
+        test="rotation", switch=rack.switch, downloads_s=downloads, rotated=rotated, drops=drops,
+        refused=refused, restarts=restarts,
+    )  # fmt: skip
     assert rotated["seal"] >= ROTATION_S / 2 and rotated["nonce"] >= ROTATION_S // 10 - 1
-    assert "KEY_UNKNOWN" not in drops and "KEY_NOT_USABLE" not in drops, "a request was refused for its key"
+    assert "KEY_UNKNOWN" not in drops and "KEY_NOT_USABLE" not in drops, "the ToR refused a request for its key"
+    assert not any(refused.values()), f"a replica refused a request: {rack.log('r1')}"
+    assert restarts == 0
 
 
 def test_a_drained_replica_gets_no_new_requests(rack: NetRack) -> None:
