@@ -59,6 +59,10 @@ test-host: protos ## the stack: unit, property and simulation tests
 test-switch: protos ## the embedded switch: unit and property tests
 	$(CARGO) test --locked $(call packages,$(SWITCH_CRATES))
 
+.PHONY: fuzz-switch
+fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random packets and entries, PACKETS=100000 SEED=1
+	$(ROOT) $(PY) switch/switchd/tests/compare/fuzz.py --packets $(or $(PACKETS),100000) --seed $(or $(SEED),1)
+
 .PHONY: test-rust
 test-rust: protos ## both of them in one build
 	$(CARGO) test --workspace --locked

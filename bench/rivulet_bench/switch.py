@@ -33,7 +33,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 from .rig import BUILD, plot_path
-from .stats import REPOSITORY, save
+from .stats import REPOSITORY, interval, save
 from .switch_rig import (
     GRPC,
     PORTS,
@@ -46,6 +46,7 @@ from .switch_rig import (
     process,
     send,
 )
+from .switch_soak import soak
 
 WORK = BUILD / "switch"
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release"
@@ -136,15 +137,15 @@ def write_frames() -> Trace:
 
 
 @contextmanager
-def switch(name: str, program: str, trace: Trace) -> Iterator[Control]:
-    """A switch with the program and its entries, all replicas heard of; its controller."""
+def switch(name: str, program: str, trace: Trace) -> Iterator[tuple[Control, subprocess.Popen[bytes]]]:
+    """A switch with the program and its entries, all replicas heard of; its controller and its process."""
     interfaces = [part for port in PORTS for part in ("-i", f"{port}@s{port}")]
     target = ["--", "--grpc-server-addr", GRPC, "--cpu-port", "510", "--drop-port", "511"]
     if name == "bmv2":
         command = ["simple_switch_grpc", "--no-p4", "--device-id", "0", "-L", "off", *interfaces, *target]
     else:
         command = [str(TARGET / "rivulet-switch"), "--no-p4", "--io", name, *interfaces, *target]
-    with process(command, WORK / f"{name}.log", listening):
+    with process(command, WORK / f"{name}.log", listening) as running:
         if program == "router":
             control = Control(ROUTER_INFO, ENGINE / "benches" / "router.json")
             route = "insert routes hdr.ipv4.dst_addr=0a000100/24 -> forward port=2 next_hop=20000000202"
@@ -156,7 +157,7 @@ def switch(name: str, program: str, trace: Trace) -> Iterator[Control]:
                 send(f"h{port}", frame)
         try:
             time.sleep(WAIT_S)
-            yield control
+            yield control, running
         finally:
             control.close()
 
@@ -193,7 +194,7 @@ def measure_one(
         with process(command, WORK / f"{name}.log", lambda: time.monotonic() > started + WAIT_S):
             yield from searches(mine, tool, name, options)
         return
-    with switch(name, program, trace) as control:
+    with switch(name, program, trace) as (control, _):
         for case in mine:
             for size in SIZES:
                 check(case, size, tool)
@@ -206,6 +207,21 @@ def count_replays(trace: Trace) -> list[str]:
     """The service's checks with replays counted instead of dropped, as a change to the entries."""
     (checks,) = (line for line in trace.lines if line[:2] == ["insert", "service_checks"])
     return ["modify", *("replay_mode=1" if word.startswith("replay_mode=") else word for word in checks[1:])]
+
+
+def soaked(trace: Trace, tool: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The embedded switch with requests of one range, for as long as is asked."""
+    (case,) = (case for case in CASES if case.name == "range1")
+    with switch("af_packet", "tor", trace) as (control, running):
+        control.install([count_replays(trace)])
+        return soak(
+            running,
+            control,
+            lambda i: f"routes destination=20010db8aa00{i:04x}0000000000000000/64 -> route_to next_hop=1",
+            lambda: search(case, "0", tool, "af_packet", options),
+            (tool, case.source, case.sinks, WORK / f"{case.name}-0.hex", COUNT_FIELDS),
+            options.soak,
+        )
 
 
 def searches(cases: list[Case], tool: Path, name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -240,11 +256,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             except (BenchError, subprocess.TimeoutExpired) as error:
                 failures.append({"switch": name, "program": program, "why": str(error)})
                 print(f"{LABELS[name]}, {program}: {error}", file=sys.stderr, flush=True)
-    return {"runs": rows, "failures": failures}
+    result: dict[str, Any] = {"runs": rows, "failures": failures}
+    if options.soak:
+        result["soak"] = soaked(trace, tool, options)
+        print(f"soak: {result['soak']}", flush=True)
+    return result
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a kind and size: the best run of each switch (what disturbs one only makes it slower), and the ratios."""
+    """A row a kind and size: the best run of each switch (what disturbs one only makes it slower) with the ratios, and
+    beside it the mean of all runs with its 95 % interval."""
     summary = []
     for case in CASES:
         for large in (False, True):
@@ -253,6 +274,7 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             bare_rows = [r for r in rows if r["switch"] in FORWARDERS and (r["bytes"] == 1400) == large]
             bare = {n: max((r["pps"] for r in bare_rows if r["switch"] == n), default=None) for n in FORWARDERS}
             row: dict[str, Any] = {"packet": case.name, "bytes": mine[0]["bytes"] if mine else None, "pps": best | bare}
+            row["mean_pps"] = means([*mine, *bare_rows])
             for io in ("af_packet", "af_xdp"):
                 ours, forwarder, bmv2 = best[io], bare[f"bare_{io}"], best["bmv2"]
                 if not ours:
@@ -267,6 +289,18 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 }
             summary.append(row)
     return summary
+
+
+def means(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean of each switch's runs, and the half-width of its 95 % interval (`None` for a single run)."""
+    found: dict[str, Any] = {}
+    for name in (*SWITCHES, *FORWARDERS):
+        values = [row["pps"] for row in rows if row["switch"] == name]
+        if values:
+            mean, half = interval(values)
+            width = None if half == float("inf") else round(half)
+            found[name] = {"mean": round(mean), "half_width_95": width, "runs": len(values)}
+    return found
 
 
 def stf_counts() -> dict[str, dict[str, int]]:
@@ -333,7 +367,7 @@ def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
             "horizon": "an hour, for the requests are made beforehand",
             "queues": "what waits at the end of an attempt and still comes out counts: a rate is too high by up to a "
             "switch's queue over attempt_s",
-            "figures": "the best of the repetitions; all are under runs",
+            "figures": "pps: the best of the repetitions; mean_pps: all of them; the runs themselves are under runs",
         },
         "summary": summary,
         **measured,
@@ -345,10 +379,13 @@ def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=3, help="rounds; the best of each figure counts")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of an attempt at one rate")
+    parser.add_argument("--repetitions", type=int, default=5, help="most rounds")
+    parser.add_argument("--seconds", type=float, default=0.4, help="length of an attempt at one rate")
     parser.add_argument(
-        "--limit", type=float, default=900.0, help="seconds after which nothing of a further round starts"
+        "--limit", type=float, default=400.0, help="seconds after which nothing of a further round starts"
+    )
+    parser.add_argument(
+        "--soak", type=float, default=0, metavar="SECONDS", help="then so long at the highest rate, tables changing"
     )
     parser.add_argument("--without-engine", action="store_true", help="leave out the engine without input and output")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

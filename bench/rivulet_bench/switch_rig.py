@@ -68,7 +68,7 @@ def realtime() -> list[str]:
 
 
 @contextmanager
-def process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[None]:
+def process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
     """A switch that runs until the end of the block. BenchError with its last words if it does not start."""
     with log.open("wb") as output:
         popen = subprocess.Popen([*realtime(), *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -78,7 +78,7 @@ def process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Ite
             if popen.poll() is not None or time.monotonic() > deadline:
                 raise BenchError(f"{Path(command[0]).name} did not start: {log.read_text(errors='replace')[-400:]}")
             time.sleep(0.05)
-        yield
+        yield popen
     finally:
         popen.terminate()
         try:
@@ -206,15 +206,18 @@ class Control:
                 match = dict(w.split("=") for w in words[1:arrow])
                 params = dict(w.split("=") for w in words[arrow + 2 :])
                 entity = p4r.Entity(table_entry=self._entry(words[0], match, words[arrow + 1], params))
-            update = p4r.Update.INSERT if kind in ("insert", "group") else p4r.Update.MODIFY
+            kinds = {"insert": p4r.Update.INSERT, "group": p4r.Update.INSERT, "delete": p4r.Update.DELETE}
+            update = kinds.get(kind, p4r.Update.MODIFY)
             request.updates.append(p4r.Update(type=update, entity=entity))
         self._stub.Write(request, timeout=60)
 
 
-def pps(binary: Path, source: str, sinks: Sequence[str], frames: Path, *flags: str) -> dict[str, Any]:
+def pps(
+    binary: Path, source: str, sinks: Sequence[str], frames: Path, *flags: str, patience: float = ATTEMPT_S
+) -> dict[str, Any]:
     """One run of the rate tool; what it printed."""
     command = [*realtime(), str(binary), source, *sinks, "--frames", str(frames), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=ATTEMPT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
     if done.returncode != 0:
         raise BenchError(f"the rate tool failed: {done.stderr.strip()[-400:]}")
     result: dict[str, Any] = json.loads(done.stdout)

@@ -1,0 +1,458 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded switch and simple_switch_grpc side by side: the same random entries of the ToR program, the same random
+packets, the same frames out of the same ports, the same packets to the controller, the same counters.
+
+What may differ is left out: the clock in a request's stamp, and with it the TCP checksum, which is verified instead;
+the order among ports; digests, whose meters go by the clock. Liveness bounds are fixed and choices are by hash or in
+turn.
+
+switch/switchd/tests/compare/fuzz.py --packets 100000 --seed 1      (as root; needs simple_switch_grpc on the PATH)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[4]
+sys.path[:0] = [str(ROOT / "ptf-tests" / part) for part in ("lib", "tests", "")]
+
+import packets  # noqa: E402
+import rack  # noqa: E402
+from p4rt import Switch  # noqa: E402
+from packets import Request  # noqa: E402
+from rack import CLIENT, TOR, TOR_MAC, host_mac  # noqa: E402
+from t14_fuzz import Fuzz  # noqa: E402
+
+PORTS = range(1, 9)
+BATCH = 32  # BMv2 holds 64 packets in front of a port and drops the rest in silence
+ROUND = 1_600  # packets between two sets of entries
+FLOOD_VLAN = 4000
+FLOOD_GROUP = 31_000
+SMALL_COUNTERS = ("drops", "egress_drops", "fates", "suspects")
+MARGIN = 400_000  # microseconds around the start of a slot of the replay sketch in which nothing is sent
+SOL_PACKET, PACKET_AUXDATA = 263, 8
+VLAN_VALID = 0x10
+
+
+def read(end: socket.socket) -> bytes | None:
+    """The next frame that came in, with the VLAN tag that the kernel takes out; `None` for one that went out."""
+    frame, ancillary, _, address = end.recvmsg(65536, 256, socket.MSG_DONTWAIT)
+    if address[2] == socket.PACKET_OUTGOING:
+        return None
+    for level, kind, data in ancillary:
+        if (level, kind) == (SOL_PACKET, PACKET_AUXDATA):
+            status, _, _, _, _, tag, ether_type = struct.unpack("=IIIHHHH", data[:20])
+            if status & VLAN_VALID:
+                frame = frame[:12] + struct.pack("!HH", ether_type or 0x8100, tag) + frame[12:]
+    return frame
+
+
+class Wire:
+    """One switch, its process and the far ends of its ports."""
+
+    def __init__(self, letter: str, binary: str, log: Path) -> None:
+        self.name = Path(binary).name
+        grpc = f"127.0.0.1:{9559 + ord(letter) - ord('a')}"
+        interfaces = [part for port in PORTS for part in ("-i", f"{port}@{letter}{port}")]
+        target = ["--", "--cpu-port", "510", "--drop-port", "511", "--grpc-server-addr", grpc]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [binary, "--no-p4", "--device-id", "0", *interfaces, *target],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        build = ROOT / "p4src" / "build"
+        self.p4 = Switch(grpc, build / "rivulet.p4info.txtpb", build / "rivulet.json")
+        self.sockets: dict[int, socket.socket] = {}
+        for port in PORTS:
+            end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+            end.bind((f"t{letter}{port}", 0))
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+            end.setsockopt(SOL_PACKET, PACKET_AUXDATA, 1)
+            self.sockets[port] = end
+        self.by_fd = {end.fileno(): (port, end) for port, end in self.sockets.items()}
+
+    def receive(self, wanted: set[tuple[int, bytes]], timeout: float) -> list[tuple[int, bytes]]:
+        """Frames until the wanted ones have all come, without those."""
+        got: list[tuple[int, bytes]] = []
+        missing = set(wanted)
+        deadline = time.monotonic() + timeout
+        while missing:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Different(f"{self.name}: {len(missing)} frames that end a batch did not come back")
+            for fd in select.select(list(self.by_fd), [], [], left)[0]:
+                port, end = self.by_fd[fd]
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        frame = read(end)
+                        if frame is None:
+                            continue
+                        if (port, frame) in missing:
+                            missing.discard((port, frame))
+                        else:
+                            got.append((port, frame))
+        return got
+
+    def stop(self) -> None:
+        self.p4.close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Different(Exception):
+    """The switches do not agree."""
+
+
+class Both:
+    """What is written to one is written to the other; nothing is read through this."""
+
+    def __init__(self, wires: list[Wire]) -> None:
+        self.wires = wires
+        self.info = wires[0].p4.info
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            args = tuple(list(a) if isinstance(a, Iterator) else a for a in args)
+            return [getattr(wire.p4, name)(*args, **kwargs) for wire in self.wires].pop()
+
+        return call
+
+
+class Plane:
+    """Frames for both, as the packet tests send them."""
+
+    def __init__(self, wires: list[Wire]) -> None:
+        self.wires = wires
+
+    def send(self, _device: int, port: int, frame: bytes) -> None:
+        for wire in self.wires:
+            wire.sockets[port].send(frame)
+
+
+class Compare(Fuzz):
+    """The packets of the fuzz test of the ToR program, judged by two switches instead of a model."""
+
+    def prepare(self, wires: list[Wire], seed: int) -> None:
+        self.wires = wires
+        self.switch = Both(wires)
+        self.dataplane = Plane(wires)
+        self.random = random.Random(seed)
+        self.reasons = self.switch.info.enum("drop_reason_t")
+        self.entries, self.groups = [], []
+        self.sentinel = 0
+        self.seen: Counter[str] = Counter()
+        for wire in wires:
+            rack.install_rack(wire.p4)
+        for kind in self.switch.info.enum("event_kind_t").values():
+            self.switch.set_meter("event_meter", kind, 10, burst=10)
+        self.switch.insert_group(FLOOD_GROUP, [(port, 0) for port in PORTS])
+        self.switch.insert("floods", {"vlan": FLOOD_VLAN}, "flood", group=FLOOD_GROUP)
+        self.align()
+
+    def align(self) -> None:
+        """Sets both clocks to the same time."""
+        self.family, self.vlan, self.client = 4, None, rack.CLIENTS[4]
+        service = self.add_service()
+        self.settle()
+        deltas = []
+        for wire in self.wires:
+            best = None
+            for sport in range(2000, 2020):
+                frame = self.to_service(service, Request(name="SYN"), sport=sport)
+                before = time.monotonic_ns() // 1000
+                wire.sockets[CLIENT].send(frame)
+                got = self.one(wire)
+                after = time.monotonic_ns() // 1000
+                stamped = int.from_bytes(packets.tor_block(got)[:6], "big")
+                if best is None or after - before < best[0]:
+                    best = (after - before, stamped - (before + after) // 2)
+            assert best is not None
+            deltas.append(best[1])
+        rack._clock_delta = deltas[0]
+        rack.set_tor(self.wires[1].p4, clock_offset=(rack.CLOCK_OFFSET + deltas[0] - deltas[1]) % (1 << 48))
+        self.clear()
+
+    def one(self, wire: Wire) -> bytes:
+        """The next frame from any port."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            for fd in select.select(list(wire.by_fd), [], [], 1)[0]:
+                if (frame := read(wire.by_fd[fd][1])) is not None:
+                    return frame
+        raise Different(f"{wire.name} does not forward a request")
+
+    def clear(self) -> None:
+        self.switch.delete(list(reversed(self.entries)))
+        for group in self.groups:
+            self.switch.delete_group(group)
+        self.entries, self.groups = [], []
+
+    # ---- random entries ----
+
+    def build_at_random(self) -> None:
+        rng = self.random
+        self.vlan = rng.choice((None, None, 7))
+        pools = []
+        for _ in range(rng.randrange(1, 4)):
+            ports = rng.sample(range(1, 5), rng.randrange(1, 5))
+            pool = self.add_pool(ports, alive=False)
+            for replica in range(len(ports)):
+                if rng.random() < 0.85:
+                    self.beat(pool, replica, load=rng.randrange(4))
+            pools.append(pool)
+        self.all_services = {
+            family: [self.random_service(rng.choice(pools), family) for _ in range(rng.randrange(1, 4))]
+            for family in (4, 6)
+        }
+        for port in rng.sample(PORTS, 3):
+            self.insert("ports", {"ingress_port": port}, "set_port", pvid=rng.choice((1, 7, FLOOD_VLAN)))
+        for port in PORTS:
+            for vlan in rng.sample((0, 1, 7, 100), 2):
+                action = rng.choice(("send_untagged", "send_tagged"))
+                self.insert("port_vlans", {"egress_port": port, "vlan": vlan}, action)
+            for vlan in (0, 7):
+                key = {"vlan": vlan, "mac": int.from_bytes(host_mac(port), "big")}
+                self.insert("bridges", key, "bridge_to", port=port)
+                if rng.random() < 0.5:
+                    self.insert("known_sources", key | {"ingress_port": port}, "source_known")
+        for ether_type in rng.sample((0x88CC, 0x88B5, 0x86DD, 0x0806), 1):
+            if rng.random() < 0.3:
+                self.insert("punts", {"ether_type": ether_type}, "punt", reason=rng.randrange(1, 255))
+        for _ in range(rng.randrange(4)):
+            length = rng.randrange(1, 129)
+            value = rng.getrandbits(128) >> (128 - length) << (128 - length)
+            self.insert("routes", {"destination": (value, length)}, "route_to", next_hop=rng.choice(PORTS))
+        for hop in rng.sample(PORTS, 2):
+            self.switch.modify(
+                "next_hops", {"next_hop": hop}, "set_next_hop", port=hop, mtu=rng.choice((576, 1280, 1500))
+            )
+        # Members that were never heard of are found out one packet at a time, so that no order is left to chance.
+        for services in self.all_services.values():
+            for service in services:
+                self.family, self.client = service.address.version, rack.CLIENTS[service.address.version]
+                for _ in range(5):
+                    self.send(CLIENT, self.plain(service, sport=rng.randrange(1024, 65536), flags=packets.SYN))
+                    self.settle()
+
+    def random_service(self, pool: Any, family: int) -> Any:
+        rng = self.random
+        modes = {check: rng.choices((rack.OFF, rack.COUNT, rack.ENFORCE), (1, 2, 7))[0] for check in rack.ALL_CHECKS}
+        return self.add_service(
+            pool,
+            family=family,
+            policy=rng.choice((rack.BLOCK, rack.ROUND_ROBIN, rack.ROUND_ROBIN)),
+            slots=self.even_slots(pool, 1 << rng.randrange(7)),
+            plain_tcp=int(rng.random() < 0.8),
+            drop_unjudged=rng.randrange(2),
+            usable=int(rng.random() < 0.9),
+            modes=modes,
+        )
+
+    # ---- batches ----
+
+    def marks(self, port: int) -> tuple[list[bytes], set[tuple[int, bytes]]]:
+        """Frames that end a batch, sent into a port, and how each port shows that it is through."""
+        self.sentinel += 1
+        mark = struct.pack("!Q", self.sentinel)
+        flood = packets.ethernet(b"\x02\xff" + mark[-4:], b"\x02\xee" + mark[-4:], 0x88B7, mark * 8, FLOOD_VLAN)
+        host = b"\x02\xdd" + mark[-4:]
+        body = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + host + mark[-4:] + bytes(6) + TOR[4].packed + bytes(18)
+        answer = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 2) + TOR_MAC + TOR[4].packed + host + mark[-4:] + bytes(18)
+        ask = packets.ethernet(b"\xff" * 6, host, 0x0806, body, FLOOD_VLAN)
+        back = packets.ethernet(host, TOR_MAC, 0x0806, answer, FLOOD_VLAN)
+        return [flood, ask], {(p, flood) for p in PORTS if p != port} | {(port, back)}
+
+    def exchange(self, port: int, frames: list[bytes]) -> list[list[tuple[int, bytes]]]:
+        """What each switch makes of frames on a port."""
+        ends, wanted = self.marks(port)
+        for frame in [*frames, *ends]:
+            self.send(port, frame)
+        return [wire.receive(wanted, 10) for wire in self.wires]
+
+    def settle(self) -> None:
+        """Lets what was sent before pass on every port."""
+        for port in PORTS:
+            self.exchange(port, [])
+
+    def comparable(self, frames: list[tuple[int, bytes]]) -> Counter[tuple[int, bytes, str]]:
+        """Frames without the clock, each with what is wrong with its checksums."""
+        return Counter((port, self.unstamped(f), "; ".join(packets.parse(f).problems)) for port, f in frames)
+
+    def wait_for_slot(self) -> None:
+        """The sketch of used numbers turns by the clock: not in the middle of a batch, or it would decide."""
+        at = self.clock() % rack.SLOT
+        if at < MARGIN or at > rack.SLOT - MARGIN:
+            time.sleep(
+                ((2 * MARGIN if at > MARGIN else MARGIN) - (at if at < MARGIN else at - rack.SLOT + MARGIN)) / 1e6
+            )
+
+    def batch(self, size: int) -> None:
+        rng = self.random
+        self.services = {family: rng.choice(services) for family, services in self.all_services.items()}
+        self.wait_for_slot()
+        clock = self.clock()
+        frames = [self.mutate(rng, clock) for _ in range(size)]
+        port = CLIENT if rng.random() < 0.8 else rng.choice(PORTS)
+        ours, theirs = map(self.comparable, self.exchange(port, frames))
+        if ours != theirs:
+            lines = [f"packets into port {port}"]
+            for name, more in ((self.wires[0].name, ours - theirs), (self.wires[1].name, theirs - ours)):
+                for (at, frame, problems), n in more.items():
+                    lines.append(f"only {name}: {n} out of port {at} {problems}: {frame.hex()}")
+            raise Different("\n".join([*lines, *(f"sent {f.hex()}" for f in frames)]))
+        self.seen["frames out"] += sum(ours.values())
+        self.same_packet_ins(frames)
+
+    def same_packet_ins(self, frames: list[bytes]) -> None:
+        """Packets to the controller come by their own way: the last may take a while."""
+        got: list[Counter[Any]] = [Counter(), Counter()]
+        deadline = time.monotonic() + 5
+        while True:
+            for wire, counter in zip(self.wires, got, strict=True):
+                while (packet := wire.p4.packet_in(0)) is not None:
+                    counter[packet[0], tuple(sorted(packet[1].items()))] += 1
+            if got[0] == got[1]:
+                break
+            if time.monotonic() > deadline:
+                raise Different(f"packets to the controller: {got[0] - got[1]} and {got[1] - got[0]}")
+            time.sleep(0.01)
+        self.seen["packets to the controller"] += sum(got[0].values())
+
+    def decided(self, name: str, cells: dict[int, int]) -> dict[int, int]:
+        """Without the cells that depend on what an earlier packet left in a header that is not valid, which BMv2 reads:
+        an ICMP packet that quotes nothing may count as dropped for the service of the TCP port before it."""
+        if name != "service_outcomes":
+            return cells
+        dropped = self.switch.info.enum("outcome_t")["DROPPED"]
+        return {cell: n for cell, n in cells.items() if cell % 16 != dropped}
+
+    def same_counters(self, names: Any) -> None:
+        deadline = time.monotonic() + 5
+        for name in names:
+            while True:
+                ours, theirs = (self.decided(name, wire.p4.counters(name)) for wire in self.wires)
+                if ours == theirs:
+                    break
+                if time.monotonic() > deadline:
+                    differing = {
+                        i: (ours.get(i, 0), theirs.get(i, 0)) for i in ours | theirs if ours.get(i) != theirs.get(i)
+                    }
+                    raise Different(f"counter {name}: {differing} (cell: ours, theirs)")
+                time.sleep(0.05)
+
+    def run_all(self, count: int) -> None:
+        done = 0
+        while done < count:
+            self.build_at_random()
+            for at in range(0, min(ROUND, count - done), BATCH):
+                size = min(BATCH, count - done)
+                self.batch(size)
+                done += size
+                if at % (BATCH * 10) == 0:
+                    self.same_counters(SMALL_COUNTERS)
+            self.same_counters(self.switch.info.counters)
+            self.clear()
+            self.seen["sets of entries"] += 1
+            if done % (10 * ROUND) == 0:
+                print(f"  {done:,} packets", flush=True)
+        drops = self.wires[0].p4.counters("drops")
+        self.seen["drop reasons"] = len(drops)
+        self.seen["drops"] = sum(drops.values())
+
+
+@contextlib.contextmanager
+def links() -> Iterator[None]:
+    """Pairs of interfaces for both switches, in this namespace."""
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    for setting in ("all", "default"):
+        subprocess.run(["sysctl", "-qw", f"net.ipv6.conf.{setting}.disable_ipv6=1"], check=True)
+    offloads = [w for o in ("tx", "rx", "txvlan", "rxvlan", "gro", "gso", "tso") for w in (o, "off")]
+    for letter in "ab":
+        for port in PORTS:
+            near, far = f"{letter}{port}", f"t{letter}{port}"
+            subprocess.run(["ip", "link", "add", near, "type", "veth", "peer", "name", far], check=True)
+            for end in (near, far):
+                subprocess.run(["ethtool", "-K", end, *offloads], check=True, capture_output=True)
+                subprocess.run(["ip", "link", "set", end, "mtu", "9000", "up"], check=True)
+    yield
+
+
+def inside(args: argparse.Namespace) -> int:
+    logs = ROOT / "build" / "compare"
+    logs.mkdir(parents=True, exist_ok=True)
+    with links():
+        wires: list[Wire] = []
+        try:
+            for letter, binary in (("a", args.binary), ("b", args.bmv2)):
+                wires.append(Wire(letter, binary, logs / f"{Path(binary).name}.log"))
+            compare = Compare()
+            started = time.monotonic()
+            try:
+                compare.prepare(wires, args.seed)
+                compare.run_all(args.packets)
+            except Different as difference:
+                print(f"seed {args.seed}: the switches differ\n{difference}", file=sys.stderr)
+                return 1
+            told = ", ".join(f"{n:,} {what}" for what, n in compare.seen.items())
+            print(
+                f"{args.packets:,} packets, seed {args.seed}, {time.monotonic() - started:.0f} s: no difference; {told}"
+            )
+            return 0
+        finally:
+            for wire in wires:
+                wire.stop()
+
+
+def find_binary() -> str | None:
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
+    built = (target / profile / "rivulet-switch" for profile in ("release", "debug"))
+    return next((str(path) for path in built if path.exists()), None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packets", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--binary", default=find_binary(), help="the embedded switch")
+    parser.add_argument("--bmv2", default=shutil.which("simple_switch_grpc"))
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.bmv2 is None:
+        print("SKIPPED: simple_switch_grpc is not installed")
+        return 0
+    if args.binary is None:
+        raise SystemExit("rivulet-switch is not built: run `make build`")
+    if args.inside:
+        return inside(args)
+    name = f"rvcmp{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        again = [*sys.argv, "--inside", "--binary", args.binary, "--bmv2", args.bmv2]
+        return subprocess.run(["ip", "netns", "exec", name, sys.executable, *again], check=False).returncode
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
