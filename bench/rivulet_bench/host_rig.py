@@ -38,15 +38,15 @@ FOLDER = REPOSITORY / "build" / "bench" / "host"
 WWW = Path("/dev/shm") if Path("/dev/shm").is_dir() else FOLDER
 
 NGINX = """\
-# One worker, no log, files from memory: nginx at its best for this load.
-daemon off; master_process off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
+# One worker (more only where one may not have enough descriptors), no log, files from memory.
+daemon off; {processes} pid {folder}/nginx.pid; error_log {folder}/nginx.log;
 events {{ worker_connections {connections}; multi_accept on; }}
 http {{
   access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; keepalive_timeout 3600;
   open_file_cache max=100 inactive=1h;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  server {{ listen {address}:{port} backlog=4096 fastopen=4096; root {www}; }}
+  server {{ listen {address}:{port} backlog=4096 fastopen=4096{share}; root {www}; }}
 }}
 """
 
@@ -68,10 +68,12 @@ class Server:
 
     def anonymous_bytes(self) -> int:
         """Memory of its own that is resident: files it maps do not count."""
-        for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-        raise RackError("no RssAnon in /proc: is this Linux?")
+        return sum(anonymous_bytes(pid) for pid in self.processes())
+
+    def processes(self) -> list[int]:
+        """It and its workers."""
+        pid = self.popen.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 @dataclass(slots=True)
@@ -124,14 +126,25 @@ class HostRig:
         command = [binary("rivulet"), "serve", str(self.www()), "-i", "s0", *listen]
         return self._start("rivulet", [*command, "--metrics", f"127.0.0.1:{METRICS_PORT}", *more], "serving")
 
-    def start_nginx(self, connections: int = 4096) -> Server:
-        """nginx with one worker on the server's core."""
+    def start_nginx(self, connections: int = 4000) -> Server:
+        """nginx on the server's core, with one worker if that may have so many connections."""
         nginx = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
         if nginx is None:
             raise RackError("nginx is not installed: apt-get install nginx-light")
         config = self.folder / "nginx.conf"
+        # The kernel spreads connections over listening sockets, not quite evenly: a quarter is to spare.
+        workers = 1 + connections * 5 // 4 // descriptors_most()
         config.write_text(
-            NGINX.format(folder=self.folder, connections=connections, address=SERVICE, port=TCP_PORT, www=self.www())
+            NGINX.format(
+                folder=self.folder,
+                processes="master_process off;" if workers == 1 else f"worker_processes {workers};",
+                share="" if workers == 1 else " reuseport",
+                # It closes idle connections when the last sixteenth is in use.
+                connections=min(connections * 5 // 4 + 96, descriptors_most() - 64),
+                address=SERVICE,
+                port=TCP_PORT,
+                www=self.www(),
+            )
         )
         server = self._start("nginx", [*descriptors(), nginx, "-p", str(self.folder), "-c", str(config)], "")
         end = time.monotonic() + 10
@@ -208,8 +221,13 @@ class HostRig:
 
 def descriptors() -> list[str]:
     """What runs a command with as many descriptors as may be: one for each connection."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = descriptors_most()
     return ["prlimit", f"--nofile={most}:{most}"]
+
+
+def descriptors_most() -> int:
+    """Descriptors that a process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def finish(popen: subprocess.Popen[bytes], patience_s: float = 120.0) -> dict[str, Any]:
@@ -235,6 +253,15 @@ def end_process(popen: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             popen.kill()
             popen.wait(5)
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory of a process that no file stands behind."""
+    # Counted from the page tables: the counters in /proc/PID/status lag behind by some pages a thread.
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+    raise RackError("no Anonymous in /proc/PID/smaps_rollup: is this Linux?")
 
 
 def busy_s(core: int) -> float:

@@ -10,8 +10,13 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-COLOURS = {"rivulet": "#0b6e4f", "tcp": "#b23a48"}
-LABELS = {"rivulet": "Rivulet", "tcp": "kernel TCP (Reno)"}
+COLOURS = {"rivulet": "#0b6e4f", "rivulet-token": "#7fb8a4", "tcp": "#b23a48", "tcp-fastopen": "#dda0a6"}
+LABELS = {
+    "rivulet": "Rivulet",
+    "rivulet-token": "Rivulet, address token",
+    "tcp": "kernel TCP (Reno)",
+    "tcp-fastopen": "kernel TCP, Fast Open",
+}
 
 Points = Sequence[tuple[float, float, float]]
 """(x, mean, half-width of the 95 % interval)."""
@@ -40,6 +45,29 @@ def lines(path: Path, series: Mapping[str, Points], x: str, y: str, title: str, 
     axis.set_title(title, loc="left", fontsize=11)
     axis.grid(alpha=0.3)
     axis.legend(frameon=False)
+    for spine in ("top", "right"):
+        axis.spines[spine].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def histogram(path: Path, series: Mapping[str, Sequence[float]], x: str, title: str) -> None:
+    """The share of values below each, one line a transport, on a logarithmic scale."""
+    figure, axis = pyplot.subplots(figsize=(8, 4.2))
+    for name, values in series.items():
+        ordered = sorted(max(value, 0.1) for value in values)
+        shares = [(place + 1) / len(ordered) for place in range(len(ordered))]
+        axis.step(
+            ordered, shares, where="post", label=f"{LABELS.get(name, name)} ({len(ordered)})", color=COLOURS.get(name)
+        )
+    axis.set_xscale("log")
+    axis.set_ylim(0, 1.02)
+    axis.set_xlabel(x)
+    axis.set_ylabel("share of kills")
+    axis.set_title(title, loc="left", fontsize=11)
+    axis.grid(alpha=0.3, which="both")
+    axis.legend(frameon=False, loc="lower right")
     for spine in ("top", "right"):
         axis.spines[spine].set_visible(False)
     figure.tight_layout()

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .plot import LABELS
+from .profile import ORDER
 from .stats import REPOSITORY, RESULTS
 
 Json = dict[str, Any]
@@ -65,6 +67,154 @@ def _figure9(d: Json) -> str:
     return f"{d['setting']}.\n\n" + table(("transport", "clients", "Mb/s", "errors"), rows)
 
 
+def _plus(value: float, half: float, digits: int = 2) -> str:
+    """A mean with the half-width of its 95 % interval."""
+    return f"{value:,.{digits}f} ± {half:,.{digits}f}"
+
+
+def _yes(reached: bool | None) -> str:
+    return {True: "yes", False: "no"}.get(reached, "") if reached is not None else ""
+
+
+def _figure10(d: Json) -> str:
+    rows = [
+        (
+            f"{r['bytes']:,}",
+            LABELS.get(r["kind"], r["kind"]),
+            _plus(r["rtts"], r["rtts_half_95"]),
+            _plus(r["kbytes_per_second"], r["kbytes_per_second_half_95"], 1),
+        )
+        for r in sorted(d["summary"], key=lambda r: r["bytes"])
+    ]
+    head = ("bytes", "transport", "response time, round trips", "kB/s")
+    return f"{d['setting']}.\n\n" + table(head, rows)
+
+
+def _figure11(d: Json) -> str:
+    rows = [
+        (
+            f"{r['connections']:,}",
+            LABELS.get(r["transport"], r["transport"]),
+            _plus(r["megabytes"], r["half_95"]),
+            f"{r['kernel_megabytes']:,.2f}",
+        )
+        for r in sorted(d["summary"], key=lambda r: r["connections"])
+    ]
+    head = ("connections", "transport", "MB", "of this kernel sockets")
+    said = (
+        f"Rivulet's server grew by {d['rivulet_growth_bytes'] / 1e6:.2f} MB from the fewest to the most connections"
+        f" (wanted: at most {d['wanted_growth_bytes'] / 1e6:g}; reached: {_yes(d['reached'])}). Kernel TCP: nginx and"
+        f" {d['kernel_bytes_per_socket']:,} bytes a socket; what the kernel keeps for the clients is not counted."
+    )
+    return f"{d['setting']}.\n\n" + table(head, rows) + f"\n\n{said}"
+
+
+def _figure12(d: Json) -> str:
+    works = [part["work"] for part in d["summary"][0]["parts"]]
+    rows = [
+        (
+            LABELS.get(r["transport"], r["transport"]),
+            _plus(r["mbps"], r["mbps_half_95"], 0),
+            _plus(r["busy_percent"], r["busy_half_95"], 1),
+            *(f"{part['percent']:.1f}" for part in r["parts"]),
+        )
+        for r in d["summary"]
+    ]
+    return f"{d['setting']}; % of one core.\n\n" + table(("transport", "Mb/s", "busy", *works), rows)
+
+
+def _host(d: Json) -> str:
+    throughput = [
+        (
+            "unshaped" if r["rate_mbit"] is None else f"{r['rate_mbit']:g} Mb/s",
+            r["connections"],
+            r["kind"],
+            _plus(r["mbps"], r["mbps_half_95"], 1),
+            _plus(r["of_reno"], r["of_reno_half_95"]),
+            "" if r["wanted"] is None else f"{r['wanted']:g}: {_yes(r['reached'])}",
+            _plus(r["cpu_s_per_gb"], r["cpu_s_per_gb_half_95"]),
+            _plus(r["core_s_per_gb"], r["core_s_per_gb_half_95"]),
+        )
+        for r in d["throughput"]["summary"]
+    ]
+    head = ("link", "connections", "transport", "Mb/s", "of Reno", "wanted", "process s/GB", "core s/GB")
+    requests = [
+        (
+            f"{r['bytes']:,}",
+            r["kind"],
+            _plus(r["per_second"], r["per_second_half_95"], 0),
+            _plus(r["of_nginx"], r["of_nginx_half_95"]),
+            "" if r["wanted"] is None else f"{r['wanted']:g}: {_yes(r['reached'])}",
+            _plus(r["server_cpu_us"], r["server_cpu_us_half_95"], 1),
+        )
+        for r in d["requests"]["summary"]
+    ]
+    small = ("bytes", "transport", "requests/s", "of nginx", "wanted", "server, us each")
+    attack = [
+        (
+            r["class"],
+            f"{d['attacks']['refused_per_second'][r['class']]:,.0f}",
+            f"{r['attack_per_good']:.1f}",
+            f"{100 * r['kept']:.1f} ± {100 * r['kept_half_95']:.1f}",
+            f"{100 * r['wanted']:g} %: {_yes(r['reached'])}",
+            f"{r['memory_bytes_most']:,}",
+        )
+        for r in d["attacks"]["summary"]
+    ]
+    beside = ("attack", "dealt with a second", "packets for a good one", "% kept", "wanted", "memory, bytes more")
+    profile = [
+        (kind, end, *(f"{parts.get(name, 0.0):.1f}" for name in ("idle", *ORDER)))
+        for kind, ends in d["profile"].items()
+        for end, parts in ends.items()
+    ]
+    setting = (
+        f"{d['setting']}; {d['nginx']}. Process: the serving process as the scheduler counts it; core: all that its"
+    )
+    setting += " core did, receiving included."
+    return "\n\n".join(
+        (
+            setting,
+            "Throughput:",
+            table(head, throughput),
+            "Where the time goes without a shaper, % of each end's core:",
+            table(("transport", "end", "idle", *ORDER), profile),
+            GSO,
+            "Small objects, a new connection each, 32 clients:",
+            table(small, requests),
+            f"Good clients ({d['attacks']['good_mbit']:.1f} Mb/s) beside attackers:",
+            table(beside, attack),
+        )
+    )
+
+
+GSO = (
+    "Kernel segmentation cannot help a server whose packets each carry a number of their own in a TCP option and a"
+    " continuation in front of the data: what the kernel cuts from one large segment has the same options in every"
+    " piece and headers only at its front. So packets are batched (64 a system call) and no more."
+)
+
+
+def _figure16(d: Json) -> str:
+    head = ("client", "kills", "broken", "stall p50", "p90", "p99", "goodput back p50", "p90", "excluded p50")
+    rows = []
+    for name, found in d["clients"].items():
+        if not found["kills"]:
+            continue
+        stall, back, out = found["stall_ms"], found["recovered_ms"], found.get("exclusion_ms", {})
+        cells = [stall["p50"], stall["p90"], stall["p99"], back["p50"], back["p90"], out.get("p50")]
+        rows.append((name, found["kills"], found["broken"], *("–" if c is None else f"{c:g} ms" for c in cells)))
+    bounds = ", ".join(
+        f"{name.replace('_', ' ')} {'yes' if kept else 'no'}"
+        + (f" (at most {d['bounds'][name + '_ms']:g} ms)" if f"{name}_ms" in d["bounds"] else "")
+        for name, kept in d["kept"].items()
+    )
+    rtt = d["rtt_ms"]
+    return (
+        f"{d['setting']}; round trip {rtt['idle']:g} ms idle, {rtt['under_load']:g} ms under load.\n\n"
+        f"{table(head, rows)}\n\nBounds kept: {bounds}."
+    )
+
+
 def _figure17(d: Json) -> str:
     rows = [(r["transport"], r["connections"], f"{r['jain']:.4f} ± {r['half_width_95']:.4f}") for r in d["summary"]]
     return f"{d['setting']}.\n\n" + table(("transport", "connections of each client", "Jain's index"), rows)
@@ -81,7 +231,12 @@ def _soak(d: Json) -> str:
 SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("soak", "Kills at random moments of downloads", "make bench-soak", _soak),
     ("figure9", "Figure 9: aggregate throughput", "make bench-figure9", _figure9),
+    ("figure10", "Figure 10: small objects, one client", "make bench-figure10", _figure10),
+    ("figure11", "Figure 11: memory of the server", "make bench-figure11", _figure11),
+    ("figure12", "Figure 12: the server's processor time", "make bench-figure12", _figure12),
+    ("figure16", "Figure 16: what a kill costs", "make bench-figure16", _figure16),
     ("figure17", "Figure 17: fairness", "make bench-figure17", _figure17),
+    ("host", "The hosts", "make bench-host", _host),
     ("switch", "The switch", "make bench-switch", _switch),
     ("transport", "The transport", "make bench-transport", _transport),
 )

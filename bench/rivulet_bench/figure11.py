@@ -1,0 +1,179 @@
+"""Figure 11: memory of the server with 1 to 100,000 open, idle connections, each of which has fetched one object.
+
+Ours: the serving process; it has no kernel sockets but its packet socket. Kernel TCP: nginx, and for each of its
+sockets the objects that the kernel keeps (sizes from /proc/slabinfo, number from the server's namespace).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rivulet_demo.rack import RackError
+
+from .host_rig import CLIENTS, TCP_PORT, HostRig, Server, Transport, descriptors_most, end_process, finish, host_rig
+from .plot import Points, lines
+from .rig import flags, plot_path
+from .stats import interval, save
+
+Json = dict[str, Any]
+
+CONNECTIONS = (1, 100, 10_000, 100_000)
+TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
+OBJECTS = ("TCP", "sock_inode_cache", "dentry", "filp", "eventpoll_epi", "eventpoll_pwq")
+"""What the kernel keeps for a TCP socket that a process waits for with epoll."""
+SPARE = 1_000
+MEGABYTE = 1e6
+
+
+def socket_bytes() -> int:
+    """Bytes of kernel memory for one idle TCP socket."""
+    sizes = {}
+    for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:
+        words = line.split()
+        sizes[words[0]] = int(words[3])
+    missing = {"TCP", "sock_inode_cache"} - sizes.keys()
+    if missing:
+        raise RackError(f"/proc/slabinfo has no {', '.join(missing)}")
+    return sum(sizes.get(name, 0) for name in OBJECTS)
+
+
+def kernel_sockets(rig: HostRig) -> int:
+    """TCP sockets of the server's port that are open."""
+    return len(rig.run("s", ["ss", "-tnH", "state", "established", f"sport = :{TCP_PORT}"]).splitlines())
+
+
+def hold(rig: HostRig, transport: Transport, path: str, connections: int) -> list[subprocess.Popen[bytes]]:
+    """Opens connections and leaves them open; several processes where one may not have so many descriptors."""
+    most = descriptors_most() - SPARE if transport == "tcp" else connections
+    held: list[subprocess.Popen[bytes]] = []
+    try:
+        left = connections
+        while left > 0:
+            count = min(left, most)
+            left -= count
+            words = ["--one-thread", "--hold"]
+            # A source of its own for each process, and more than one where one has not enough ports.
+            own = CLIENTS if transport == "rivulet" else (CLIENTS[len(held) % len(CLIENTS)],)
+            for address in own:
+                words += ["--source", address]
+            popen = rig.start_load(transport, path, *words, clients=count, seconds=600)
+            held.append(popen)
+            assert popen.stdout is not None
+            if popen.stdout.readline().strip() != b"open":
+                finish(popen)
+                raise RackError(f"{transport}: the connections were not opened")
+    except BaseException:
+        for popen in held:
+            end_process(popen)
+        raise
+    return held
+
+
+def release(held: list[subprocess.Popen[bytes]]) -> None:
+    """Closes them; RackError if one did not live so long."""
+    for popen in held:
+        result = finish(popen)
+        if result["errors"]:
+            raise RackError(f"{result['errors']} connections failed: {result['first_error']}")
+
+
+def memory(rig: HostRig, server: Server, transport: Transport, path: str, connections: int) -> Json:
+    """What the server holds while so many connections are open."""
+    held = hold(rig, transport, path, connections)
+    try:
+        process = server.anonymous_bytes()
+        sockets = kernel_sockets(rig) if transport == "tcp" else 0
+        if transport == "tcp" and sockets < connections:
+            raise RackError(f"{sockets} of {connections} connections are open")
+    finally:
+        release(held)
+    kernel = sockets * socket_bytes()
+    return {
+        "transport": transport,
+        "connections": connections,
+        "process_bytes": process,
+        "kernel_bytes": kernel,
+        "bytes": process + kernel,
+    }
+
+
+def main() -> int:
+    """Runs it and writes bench/results/figure11.json and .png."""
+    parser = flags(__doc__ or "")
+    parser.add_argument("--connections", type=int, nargs="+", default=list(CONNECTIONS))
+    options = parser.parse_args()
+    rows: list[Json] = []
+    with host_rig("figure11") as rig:
+        path = rig.put(100)
+        for repetition in range(options.repetitions):
+            for transport in TRANSPORTS:
+                # Started anew each time: what a process has once taken it does not always give back.
+                server = rig.start_rivulet() if transport == "rivulet" else rig.start_nginx(max(options.connections))
+                for connections in sorted(options.connections):
+                    row = memory(rig, server, transport, path, connections)
+                    rows.append({"repetition": repetition, **row})
+                    print(
+                        f"{connections:7} connections  {transport:8} {row['bytes'] / MEGABYTE:8.1f} MB"
+                        f" (kernel {row['kernel_bytes'] / MEGABYTE:.1f})",
+                        flush=True,
+                    )
+                rig.stop("rivulet" if transport == "rivulet" else "nginx")
+                time.sleep(0.2)
+    summary, series = summarise(rows, sorted(options.connections))
+    title = "Memory of the server, idle connections that have fetched one object each"
+    lines(plot_path("figure11"), series, "open connections", "MB", title)
+    flat = growth(rows)
+    result = {
+        "setting": title,
+        "page_bytes": os.sysconf("SC_PAGESIZE"),
+        "kernel_bytes_per_socket": socket_bytes(),
+        "rivulet_growth_bytes": flat,
+        "wanted_growth_bytes": 1_000_000,
+        "reached": flat <= 1_000_000,
+        "summary": summary,
+        "runs": rows,
+    }
+    print(save("figure11", result))
+    return 0
+
+
+def summarise(rows: list[Json], connections: list[int]) -> tuple[list[Json], dict[str, Points]]:
+    """Means with intervals, for the table and the plot."""
+    summary: list[Json] = []
+    series: dict[str, Points] = {}
+    for transport in TRANSPORTS:
+        points = []
+        for count in connections:
+            mine = [r for r in rows if r["transport"] == transport and r["connections"] == count]
+            mean, half = interval([r["bytes"] / MEGABYTE for r in mine])
+            kernel, _ = interval([r["kernel_bytes"] / MEGABYTE for r in mine])
+            points.append((float(count), mean, half))
+            summary.append(
+                {
+                    "transport": transport,
+                    "connections": count,
+                    "megabytes": mean,
+                    "half_95": half,
+                    "kernel_megabytes": kernel,
+                }
+            )
+        series[transport] = points
+    return summary, series
+
+
+def growth(rows: list[Json]) -> int:
+    """Most that our server grew by from its fewest to its most connections, over the repetitions."""
+    most = 0
+    for repetition in {r["repetition"] for r in rows}:
+        mine = [r["bytes"] for r in rows if r["transport"] == "rivulet" and r["repetition"] == repetition]
+        most = max(most, max(mine) - mine[0])
+    return most
+
+
+if __name__ == "__main__":
+    sys.exit(main())
