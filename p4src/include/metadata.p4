@@ -137,6 +137,8 @@ struct metadata_t {
     ip_address_t  client_address;   // of the flow, also when an ICMP error quotes it
     bit<16>       client_port;
     bit<1>        by_flow;          // choose by flow, not by the policy
+    bit<1>        handed_on;        // a replica had no socket for it
+    replica_id_t  handed_on_by;
     slot_set_t    slot_set;
     slot_t        slot;
     member_set_t  members;

@@ -203,7 +203,8 @@ enum bit<4> outcome_t {
     PLAIN_SEGMENT = 4,
     ICMP_ERROR    = 5,   // steered to a replica, or to all live members
     ANSWERED      = 6,   // ICMP too-big sent instead of forwarding
-    DROPPED       = 7    // the reason is in `drops`
+    DROPPED       = 7,   // the reason is in `drops`
+    HANDED_ON     = 8    // PLAIN_SEGMENT that a replica had no socket for, to the other candidate
 }
 
 // Kinds of the `event` digest.

@@ -229,6 +229,9 @@ class SketchOverflow(SketchAttack):
         self.passes(service, late, flags=TIME_VALID)
         self.passes(service, late, flags=TIME_VALID)  # nobody remembers
         self.fails(service, first.with_(time=self.clock()), "REPLAY")
+        # The next slot does not know what this one did not take.
+        self.slot_begins()
+        self.passes(service, late.with_(time=self.clock()), flags=TIME_VALID)
         time.sleep(8.6)  # two slots of 4.19 s
         request = self.good_request(service)
         self.passes(service, request)

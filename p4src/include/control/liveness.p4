@@ -145,6 +145,15 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
                 if (meta.by_flow == 1 && (meta.alive & ~after) != 0) {
                     meta.candidates = meta.alive & ~after;
                 }
+                // A second chance: not to the one that had no socket. Whether the other was readmitted does not matter,
+                // its old connections may live. Alone, it gets the segment back, so that its kernel may refuse it.
+                if (meta.handed_on == 1) {
+                    meta.candidates = meta.alive;
+                    bit_of = 64w1 << (bit<8>)meta.handed_on_by;
+                    if ((meta.alive & ~bit_of) != 0) {
+                        meta.candidates = meta.alive & ~bit_of;
+                    }
+                }
                 if (meta.to_copies == 0) {
                     slots.apply(hdr, meta);
                     if (meta.policy == policy_t.LEAST_LOADED && meta.by_flow == 0) {

@@ -40,6 +40,7 @@ control Stamp(inout headers_t hdr, inout metadata_t meta) {
 control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
     Stamp() stamp;
     ether_type_t  type;
+    mac_address_t source;
     ip_protocol_t inner;
     bit<8>        tos;
     bit<16>       length;
@@ -191,7 +192,12 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
                 encapsulations.apply();
             }
             if (meta.egress_reason == drop_reason_t.NONE) {
+                source = hdr.ethernet.src;
                 neighbours.apply();
+                // The mark of a second chance: it did not come from the ToR.
+                if (meta.handed_on == 1 && meta.is_remote == 0) {
+                    hdr.ethernet.src = source;
+                }
             }
         }
 

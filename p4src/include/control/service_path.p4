@@ -6,12 +6,14 @@
 #include "../metadata.p4"
 #include "../v1model/state.p4"
 #include "checks.p4"
+#include "second_chance.p4"
 #include "services.p4"
 
 // Classifies, and checks Rivulet requests. Afterwards meta.drop_reason is set, or a replica is to be chosen.
 control Admission(in headers_t hdr, inout metadata_t meta) {
     Services() services;
     Checks() checks;
+    SecondChance() second_chance;
     IcmpErrorMeter() icmp_error_meter;
     bit<1> above;
 
@@ -70,6 +72,11 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
                 }
                 if (meta.plain_tcp == 0) {
                     meta.drop_reason = drop_reason_t.PLAIN_TCP_REFUSED;
+                } else if (meta.outcome == outcome_t.PLAIN_SEGMENT) {
+                    second_chance.apply(hdr, meta);
+                    if (meta.handed_on == 1) {
+                        meta.outcome = outcome_t.HANDED_ON;
+                    }
                 }
             }
         }

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// The second chance of a plain TCP segment, in the manner of GLB. A replica that has no socket for a segment sends it
+// back to the ToR from its own Ethernet address; the ToR gives it to the slot's other candidate, and leaves that source
+// address standing. A replica hands on only what has the ToR's, so a segment is handed on once.
+#ifndef RIVULET_SECOND_CHANCE_P4
+#define RIVULET_SECOND_CHANCE_P4
+
+#include "../metadata.p4"
+
+const bit<32> SECOND_CHANCE_TABLE_SIZE = 8192;
+
+// Whether a replica in the rack sent this packet to a service of its own pool, and which.
+control SecondChance(in headers_t hdr, inout metadata_t meta) {
+    action handed_on_by(replica_id_t replica) {
+        meta.handed_on = 1;
+        meta.handed_on_by = replica;
+    }
+
+    table second_chances {
+        key = {
+            meta.pool         : exact @name("pool");
+            meta.ingress_port : exact @name("ingress_port");
+            hdr.ethernet.src  : exact @name("mac");
+        }
+        actions = { handed_on_by; @defaultonly NoAction; }
+        const default_action = NoAction;
+        size = SECOND_CHANCE_TABLE_SIZE;
+    }
+
+    apply {
+        second_chances.apply();
+    }
+}
+
+#endif

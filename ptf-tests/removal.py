@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Takes one defence at a time out of a copy of the P4 program and sees that a packet test notices.
+
+ptf-tests/removal.py [--switch bmv2] [NAME...]   needs p4c and root; without names all of them
+
+A defence that can be taken away without a failing test is one that nobody would miss when it breaks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+
+
+@dataclass(frozen=True)
+class Removal:
+    """In `file` the text `old`, which stands there once, becomes `new`; one of `tests` must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def reason(file: str, name: str, *tests: str) -> Removal:
+    """A check that finds what it looks for, and says nothing."""
+    failed = f"meta.failed = drop_reason_t.{name};"
+    return Removal(file, failed, failed.replace(name, "NONE"), tests)
+
+
+def meter(name: str) -> Removal:
+    call = f"service_meter.apply(meta.service, service_meter_t.{name}, above);"
+    return Removal("checks.p4", call, "", ("t03_checks.MetersOfWhatHasNoProofV4",))
+
+
+REMOVALS = {
+    "key": reason("checks.p4", "KEY_UNKNOWN", "t03_checks.KeyEpochsV4"),
+    "key-usable": reason("checks.p4", "KEY_NOT_USABLE", "t03_checks.KeyEpochsV4"),
+    "stale": reason("checks.p4", "STALE", "t03_checks.FreshnessV4"),
+    "future": reason("checks.p4", "FUTURE", "t03_checks.FreshnessV4"),
+    "range-order": reason("ranges.p4", "RANGE_ORDER", "t03_checks.FormOfTheProofV4"),
+    "range-missing": reason("ranges.p4", "RANGE_MISSING", "t03_checks.FormOfTheProofV4"),
+    "range-cover": reason("ranges.p4", "RANGE_COVER", "t12_attacks.CopiesOfAVictimV4"),
+    "entry-form": reason("ranges.p4", "ENTRY_FORM", "t03_checks.FormOfTheProofV4"),
+    "sum": reason("ranges.p4", "SUM", "t12_attacks.GuessedSumsV4"),
+    "replay": reason("replay.p4", "REPLAY", "t12_attacks.CopiesOfAVictimV4"),
+    "meter-syn": meter("SYN"),
+    "meter-timeout": meter("TIMEOUT"),
+    "meter-restart": meter("RESTART"),
+    # The sketch: its limit, what the slot before does not know, what counts, and the one of the openings.
+    "sketch-limit": Removal("replay.p4", "put = ~full;", "put = 1;", ("t12_attacks.AfterASaturatedSlot",)),
+    "sketch-slot-before": Removal(
+        "replay.p4", "judged = ~(full | full_before);", "judged = ~full;", ("t12_attacks.SketchOverflowV4",)
+    ),
+    "sketch-every-key": Removal(
+        "replay.p4", "put == 1 && current_uses == 0", "put == 1 && uses == 0", ("t12_attacks.AgainInTheNextSlot",)
+    ),
+    "sketch-two-slots": Removal(
+        "replay.p4",
+        "uses = current_uses + previous_uses;",
+        "uses = current_uses;",
+        ("t03_checks.ReplayPastTheHorizon",),
+    ),
+    "sketch-of-openings": Removal(
+        "replay.p4", "if (meta.opening == 0) {", "if (meta.sketch_mask != 0) {", ("t03_checks.SketchFullV4",)
+    ),
+    "icmp-error-meter": Removal(
+        "service_path.p4",
+        "icmp_error_meter.apply(meta.service, above);",
+        "above = 0;",
+        ("t09_icmp_errors.ErrorsAreMeteredV4",),
+    ),
+    "mark-outside": Removal(
+        "rewrite.p4",
+        "if (meta.checked == 1 && meta.is_remote == 0) {",
+        "if (meta.checked == 1) {",
+        ("t08_remote",),
+    ),
+    "heartbeat-source": Removal(
+        "heartbeats.p4",
+        "meta.drop_reason = drop_reason_t.HEARTBEAT_REFUSED;",
+        "meta.admitted = 1;",
+        ("t05_liveness.HeartbeatsFromElsewhereV4",),
+    ),
+    "second-chance-mark": Removal(
+        "rewrite.p4", "hdr.ethernet.src = source;", "", ("t15_second_chance.SegmentWithoutASocketV4",)
+    ),
+    "second-chance-sender": Removal(
+        "liveness.p4",
+        "meta.candidates = meta.alive & ~bit_of;",
+        "meta.candidates = meta.alive;",
+        ("t15_second_chance.SegmentWithoutASocketV4",),
+    ),
+}
+
+
+def compile_without(removal: Removal, folder: Path) -> Path:
+    """The program without it, compiled; where the outputs are."""
+    source = folder / "p4src"
+    shutil.copytree(ROOT / "p4src", source, ignore=shutil.ignore_patterns("build", "__pycache__"))
+    path = source / "include" / "control" / removal.file
+    text = path.read_text()
+    if text.count(removal.old) != 1:
+        raise SystemExit(f"{removal.file} holds {removal.old!r} {text.count(removal.old)} times, not once")
+    path.write_text(text.replace(removal.old, removal.new))
+    # Not through artifact.py, which wants no warnings: what is taken away may leave something unused.
+    command = [
+        "p4c",
+        "--target",
+        "bmv2",
+        "--arch",
+        "v1model",
+        "--p4runtime-files",
+        str(folder / "rivulet.p4info.txtpb"),
+    ]
+    subprocess.run([*command, "-o", str(folder), "rivulet.p4"], check=True, cwd=source, stderr=subprocess.DEVNULL)
+    return folder
+
+
+def failed(switch: str, build: Path, tests: tuple[str, ...]) -> list[str]:
+    """Which of these tests fail with the program in `build`."""
+    environment = {**os.environ, "RIVULET_P4_BUILD": str(build)}
+    command = [sys.executable, str(HERE / "run.py"), "--switch", switch, "--log-dir", str(build / "log"), *tests]
+    text = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+    if "Ran " not in text:
+        raise SystemExit(f"the tests did not run:\n{text[-2000:]}")
+    return re.findall(r"^FAIL: (\S+)", text, re.M)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--switch", choices=["bmv2", "embedded"], default="embedded")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(REMOVALS))
+    args = parser.parse_args()
+    unnoticed = []
+    for name in args.names or REMOVALS:
+        removal = REMOVALS[name]
+        with tempfile.TemporaryDirectory() as folder:
+            noticed = failed(args.switch, compile_without(removal, Path(folder)), removal.tests)
+        print(f"{name}: {', '.join(noticed) or 'UNNOTICED by ' + ', '.join(removal.tests)}", flush=True)
+        if not noticed:
+            unnoticed.append(name)
+    print(f"removal: {len(args.names or REMOVALS) - len(unnoticed)} noticed, {len(unnoticed)} not")
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
