@@ -186,6 +186,11 @@ class Meters(_Model):
     restart: PacketRate | None = None
     icmp_error: PacketRate | None = 100
 
+    def of_classes(self) -> dict[str, int]:
+        """Those by class of request, by the member of `service_meter_t`."""
+        rates = {"syn": self.syn, "timeout": self.timeout, "restart": self.restart}
+        return {cell: rate for cell, rate in rates.items() if rate is not None}
+
 
 class Service(_Model):
     """Addresses and a port, and the replicas behind them."""

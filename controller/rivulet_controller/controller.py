@@ -215,7 +215,11 @@ class Controller:
     def _prepare(self, config: Config) -> None:
         """Numbers and slots for a configuration. Raises NamesError or OutOfNumbers."""
         for switch in config.switches:
-            self.fleet.names(switch)
+            names = self.fleet.names(switch)
+            # Told now, for the file that wants them, and not at the first packet of a table.
+            for service in config.services:
+                for cell in service.meters.of_classes():
+                    names.value("service_meter_t", cell.upper())
         self._rack.numbers = number(config, self.state)
         assign(config, self.state, self._rack.numbers)
 

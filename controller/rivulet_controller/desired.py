@@ -273,10 +273,8 @@ def _service(service: Service, number: int, pool: int, ring: KeyRing, keys: Keys
     for address in service.addresses:
         match = {"address": address_int(address), "port": service.port}
         items.append(entry("services", match, "set_service", {"service": number}))
-    for cell in ("syn", "timeout", "restart"):
-        rate = getattr(service.meters, cell)
-        if rate is not None:
-            items.append(_rate("service_meters", number * 4 + names.value("service_meter_t", cell.upper()), rate))
+    for cell, rate in service.meters.of_classes().items():
+        items.append(_rate("service_meters", number * 4 + names.value("service_meter_t", cell.upper()), rate))
     if service.meters.icmp_error is not None:
         items.append(_rate("icmp_error_meter", number, service.meters.icmp_error))
     return tuple(items)

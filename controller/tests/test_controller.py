@@ -202,6 +202,29 @@ async def test_a_program_compiled_meanwhile_waits_for_the_next_start(switch: Fak
         Names(folder)
 
 
+async def test_a_meter_that_the_program_does_not_name_is_refused_before_it_is_written(
+    switch: FakeSwitch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "p4"
+    shutil.copytree(ARTIFACTS, folder)
+    text = RACK.replace("    number: 1\n", f"    number: 1\n    pipeline: {folder}\n")
+    wanted = rack(switch, text) + "    meters: {syn: 1000}\n"
+    async with running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        before = switch.lines()
+        names = controller.fleet.names(controller.config.switches[0])
+        if names.members("service_meter_t"):
+            assert await controller.change(config(wanted), "a test")
+            await until(lambda: any("service_meters" in line for line in switch.lines()), "the meter is set")
+            names._enums.pop("service_meter_t")
+            assert await controller.change(config(text.replace("127.0.0.1:9559", switch.address)), "a test")
+        assert not await controller.change(config(wanted), "a test")
+        assert "does not define service_meter_t.SYN" in controller.config_problem
+        assert {line for line in switch.lines() if not line.startswith("meter")} == {
+            line for line in before if not line.startswith("meter")
+        }
+
+
 async def test_a_switch_that_does_not_take_the_program_says_why(switch: FakeSwitch, tmp_path: Path) -> None:
     switch.refuse_pipeline = "table 7 is odd"
     async with running(switch, tmp_path) as controller:
