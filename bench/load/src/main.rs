@@ -17,6 +17,10 @@ use rivulet_load::response::read_response;
 use rivulet_load::swarm::{self, Swarm};
 use rivulet_load::target;
 
+mod window;
+
+use window::Window;
+
 /// Load from clients that fetch one object again and again; prints one line of JSON.
 #[derive(Parser)]
 #[command(name = "rivulet-load", version)]
@@ -41,6 +45,9 @@ struct Options {
     /// Seconds without progress after which a kernel TCP client gives up.
     #[arg(long, default_value_t = 30.0)]
     timeout: f64,
+    /// Count bytes as they come, from this second on, and end at --seconds whatever is under way (threads only).
+    #[arg(long, conflicts_with = "one_thread")]
+    warm: Option<f64>,
     /// All clients in one event loop.
     #[arg(long)]
     one_thread: bool,
@@ -82,6 +89,11 @@ impl<T: Read + Write> Connection for T {}
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
     let (server, host, path) = target::parse(&options.url)?;
+    if options.warm.is_some_and(|warm| !(0.0..options.seconds).contains(&warm))
+        || !options.seconds.is_finite()
+    {
+        bail!("--warm must be at least 0 and below --seconds");
+    }
     let began = Instant::now();
     let outcomes = if options.one_thread {
         if options.per_connection != 1 {
@@ -138,18 +150,27 @@ fn threads(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow::R
         _ => None,
     };
     let stop = AtomicBool::new(false);
+    let window = Window::new(options.clients);
     let start = Barrier::new(options.clients as usize + 1);
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for _ in 0..options.clients {
-            let body = || {
+        for number in 0..options.clients as usize {
+            let (start, request, stop, stack, window) = (&start, &request, &stop, stack.as_ref(), &window);
+            let body = move || {
                 start.wait();
-                client(options, server, &request, &stop, stack.as_ref())
+                client(options, server, request, stop, stack, (window, number))
             };
             let builder = thread::Builder::new().stack_size(256 * 1024);
             threads.push(builder.spawn_scoped(scope, body).context("too many threads")?);
         }
         start.wait();
+        if let Some(warm) = options.warm {
+            let (outcomes, took) = window.watch(warm, options.seconds);
+            let report = Report::new(options.transport.name(), options.clients, outcomes, took);
+            println!("{}", serde_json::to_string(&report)?);
+            // Threads may wait for long: what is under way is of no interest any more.
+            std::process::exit(0);
+        }
         let began = Instant::now();
         while began.elapsed().as_secs_f64() < options.seconds && threads.iter().any(|t| !t.is_finished()) {
             thread::sleep(Duration::from_millis(5));
@@ -165,6 +186,7 @@ fn client(
     request: &[u8],
     stop: &AtomicBool,
     stack: Option<&rivulet_client::Stack>,
+    (window, number): (&Window, usize),
 ) -> Outcome {
     let mut outcome = Outcome::default();
     let mut left = options.requests;
@@ -172,9 +194,11 @@ fn client(
     while left > 0 && !stop.load(Ordering::Relaxed) {
         let mut began = Instant::now();
         let mut connection = match connect(server, stack, options.timeout) {
-            Ok(connection) => connection,
+            Ok(connection) => window.count(number, connection),
             Err(error) => {
-                outcome.fail(&error.into());
+                let error = error.into();
+                window.fail(number, &error);
+                outcome.fail(&error);
                 left -= 1;
                 thread::sleep(Duration::from_millis(10));
                 continue;
@@ -185,12 +209,13 @@ fn client(
                 break;
             }
             left -= 1;
-            match fetch(connection.as_mut(), request, &mut buffer) {
+            match fetch(&mut connection, request, &mut buffer) {
                 Ok(bytes) => {
                     outcome.answered(began.elapsed(), bytes);
                     began = Instant::now();
                 }
                 Err(error) => {
+                    window.fail(number, &error);
                     outcome.fail(&error);
                     break;
                 }
