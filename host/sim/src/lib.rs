@@ -11,6 +11,7 @@
 
 pub mod address;
 pub mod client;
+pub mod conntrack;
 pub mod content;
 pub mod dumbbell;
 pub mod experiments;
@@ -23,6 +24,7 @@ pub mod random;
 pub mod replica;
 pub mod rng;
 pub mod service;
+pub mod sketch;
 pub mod stats;
 pub mod tcp;
 pub mod tor;

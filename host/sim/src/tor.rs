@@ -1,6 +1,7 @@
-//! A model of the ToR: it stamps its clock, chooses a live replica, counts exclusions.
+//! A model of the ToR: it checks sums, freshness and replay, stamps its clock, chooses a live replica, counts exclusions.
 
 use std::any::Any;
+use std::net::IpAddr;
 
 use rivulet_packet::{Class, NonceKey, RequestClass, Segment, TorBlock, checksum, tor};
 
@@ -8,6 +9,7 @@ use crate::life::Life;
 use crate::net::{Context, LinkId, Node, NodeId};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
+use crate::sketch::{Key, Opinion, Sketch};
 use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 
 /// How a replica is chosen.
@@ -59,6 +61,8 @@ pub struct Config {
     pub nonce_keys: Vec<(u16, NonceKey, NonceKey)>,
     /// Age beyond which a continuation is dropped (RESTART apart), microseconds.
     pub horizon: u64,
+    /// Words of a row of the sketch against replay, a power of two; 0: there is none. What it judges has right sums, or none.
+    pub sketch: usize,
 }
 
 impl Default for Config {
@@ -74,6 +78,7 @@ impl Default for Config {
             stamps: true,
             nonce_keys: vec![],
             horizon: 4_000_000,
+            sketch: 1 << 12,
         }
     }
 }
@@ -89,6 +94,10 @@ pub struct Counters {
     pub wrong_sum: u64,
     /// Continuations older than the horizon, or from the future.
     pub stale: u64,
+    /// Uses beyond what their class allows.
+    pub replayed: u64,
+    /// Requests that the full sketch did not know.
+    pub unjudged: u64,
     /// No replica was alive.
     pub nowhere: u64,
     /// Replicas excluded.
@@ -108,14 +117,20 @@ pub struct Tor {
     last_counted: Option<Nanos>,
     turn: u64,
     load: Vec<(u64, u32)>,
+    /// Of proved requests, and of openings.
+    sketches: Option<[Sketch; 2]>,
     rng: Rng,
 }
 
 impl Tor {
     /// A ToR without replicas.
-    pub fn new(config: Config, rng: Rng) -> Self {
+    pub fn new(config: Config, mut rng: Rng) -> Self {
+        let key = rng.u64();
+        let sketches = (config.sketch > 0)
+            .then(|| [Sketch::new(config.sketch, key), Sketch::new(config.sketch / 8, !key)]);
         Self {
             config,
+            sketches,
             counters: Counters::default(),
             members: vec![],
             excluded: 0,
@@ -138,6 +153,9 @@ impl Tor {
     pub fn restart(&mut self, id: u16, clock: u64, time_valid: bool) {
         (self.config.id, self.config.clock, self.config.time_valid) = (id, clock, time_valid);
         (self.excluded, self.exclusions, self.turn) = (0, 0, 0);
+        let key = self.rng.u64();
+        let words = self.config.sketch;
+        self.sketches = (words > 0).then(|| [Sketch::new(words, key), Sketch::new(words / 8, !key)]);
     }
 
     /// The ToR's clock, microseconds.
@@ -216,6 +234,28 @@ impl Tor {
     }
 }
 
+/// What a use of the request is counted under, and whether it proves nothing.
+fn replay_key(segment: &Segment<'_>) -> Option<(Key, bool)> {
+    let request = segment.request().ok()?;
+    let class = request.class;
+    let opening = request.proof.ranges().next().is_none();
+    let key = match request.continuation.map(|c| c.fields) {
+        Some(c) if class != RequestClass::Restart || c.nonce_epoch != 0 => {
+            let number = if class == RequestClass::Restart { 0 } else { c.number };
+            Key { class, epoch: c.nonce_epoch, tag: c.tag, number }
+        }
+        _ => {
+            let mut flow = Rng::new(u64::from(segment.src.port()) << 16 ^ u64::from(segment.dst.port()));
+            let tag = match segment.src.ip() {
+                IpAddr::V4(ip) => Rng::new(flow.u64() ^ u64::from(u32::from(ip))).u64(),
+                IpAddr::V6(ip) => Rng::new(flow.u64() ^ u128::from(ip) as u64).u64(),
+            };
+            Key { class, epoch: 0, tag: tag as u32, number: segment.seq }
+        }
+    };
+    Some((key, opening))
+}
+
 /// What the block policy hashes; a SYN, which has no number, by its flow.
 fn flow_or_block(segment: &Segment<'_>) -> u64 {
     let mut key = u64::from(segment.src.port()) << 32 ^ u64::from(segment.seq);
@@ -260,6 +300,22 @@ impl Node for Tor {
                     return;
                 }
                 sums => checked = sums == Some(true),
+            }
+            // One use per number. Only what was proved, or what cannot be, is counted.
+            if let (Some(sketches), Some((key, opening))) = (&mut self.sketches, replay_key(&segment))
+                && (checked || opening)
+            {
+                match sketches[usize::from(opening)].take(key, clock) {
+                    Opinion::Fresh => {}
+                    Opinion::Used => {
+                        self.counters.replayed += 1;
+                        return;
+                    }
+                    Opinion::Unjudged => {
+                        self.counters.unjudged += 1;
+                        checked = false;
+                    }
+                }
             }
         }
         let Some(chosen) = self.choose(&segment, ctx.now) else {

@@ -9,7 +9,7 @@ use crate::ucont::Validity;
 
 /// Output continuations kept per stream.
 const MAX_CONTINUATIONS: usize = 64;
-/// Refusals ("not mine") of one continuation before the application is told.
+/// Refusals ("not mine") of one continuation in a row before the application is told.
 pub const MAX_REFUSALS: u8 = 16;
 /// How long a continuation rests after a replica refused it.
 const REFUSAL_PAUSE: u64 = 10 * MILLISECOND;
@@ -190,7 +190,7 @@ impl Output {
         }
     }
 
-    /// A replica does not have the content. Gives how often that was so for this continuation.
+    /// A replica does not have the content. Gives how often that was so for this continuation since data came with it.
     pub fn refuse(&mut self, offset: u64, now: Time) -> u8 {
         let found = self.held.iter_mut().filter(|h| h.valid.contains(&offset)).max_by_key(|h| h.valid.start);
         let Some(held) = found else { return MAX_REFUSALS };
@@ -209,6 +209,8 @@ impl Output {
             self.end = Some(end);
             self.cut_at(end);
         }
+        // Somebody has the content.
+        self.held.iter_mut().filter(|h| h.valid.contains(&offset)).for_each(|h| h.refusals = 0);
         if end <= self.next {
             return true;
         }

@@ -7,7 +7,7 @@ pub mod steady;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use rivulet_packet::{Consumed, NonceKey, Segment};
+use rivulet_packet::{Consumed, NonceKey, Segment, Want};
 use rivulet_transport::client::{Config, Connection, Event, Read};
 use rivulet_transport::keys::MacKey;
 use rivulet_transport::server::{Answer, HeadKind, Plan, Policy, Refusal, Reply, Verdict, step};
@@ -41,7 +41,17 @@ pub fn content(size: u64, offset: u64) -> u8 {
 
 /// A stateless application: each line of input is the size of an answer. The next output offset and the part of a line that came
 /// are sealed into the input continuation.
-pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(&[u8])) {
+pub fn answer(plan: &Plan<'_>, keys: &KeyRing, send: impl FnMut(&[u8])) {
+    answer_or(plan, keys, |_| None, send);
+}
+
+/// As [`answer`], but for wants to which `instead` has another answer.
+pub fn answer_or(
+    plan: &Plan<'_>,
+    keys: &KeyRing,
+    mut instead: impl FnMut(&Want) -> Option<Answer<'static>>,
+    mut send: impl FnMut(&[u8]),
+) {
     let (mut scratch, mut scratch2) = ([0; MAX_OPAQUE], [0; MAX_OPAQUE]);
     let input = plan.input(keys, &mut scratch).expect("input of an honest client");
     let mut made: Vec<Vec<u8>> = Vec::new();
@@ -101,7 +111,9 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(&[u8])) {
             (reply.uconts, reply.consumed) = (&uconts, consumed);
         }
         let data: Vec<u8>;
-        if let Some(want) = head.want.filter(|_| head.is_for_application()) {
+        if let Some(other) = head.want.filter(|_| head.is_for_application()).and_then(|want| instead(&want)) {
+            reply.answer = other;
+        } else if let Some(want) = head.want.filter(|_| head.is_for_application()) {
             let c = plan.output_continuation(&want, keys, &mut scratch2).expect("an honest want");
             let (start, size) = range_of(c.opaque);
             let length = (want.length as usize).min(head.room.saturating_sub(reply.overhead()));
@@ -148,8 +160,13 @@ pub struct World {
     pub refusals: Vec<Refusal>,
     pub reading: bool,
     pub sent_packets: u64,
+    /// What the application says to a want in place of its data, by time.
+    pub instead: Option<Instead>,
     damage: bool,
 }
+
+/// What an application says in place of data: by time (microseconds).
+pub type Instead = Box<dyn FnMut(u64, &Want) -> Option<Answer<'static>>>;
 
 thread_local! {
     static DAMAGED: std::cell::RefCell<Option<Vec<u8>>> = const { std::cell::RefCell::new(None) };
@@ -171,6 +188,7 @@ impl World {
             refusals: Vec::new(),
             reading: true,
             sent_packets: 0,
+            instead: None,
             damage: false,
         }
     }
@@ -328,7 +346,11 @@ impl World {
                 self.refusals.push(refusal);
             }
             Ok(Verdict::Terminate) => {}
-            Ok(Verdict::Respond(plan)) => answer(&plan, &self.keys, |p| out.push(p.to_vec())),
+            Ok(Verdict::Respond(plan)) => {
+                let (now, instead) = (self.now, &mut self.instead);
+                let other = |want: &Want| instead.as_mut().and_then(|f| f(now, want));
+                answer_or(&plan, &self.keys, other, |p| out.push(p.to_vec()));
+            }
         }
         for packet in out {
             self.send(Way::Down, &packet, fate);
