@@ -220,11 +220,16 @@ def _figure17(d: Json) -> str:
     return f"{d['setting']}.\n\n" + table(("transport", "connections of each client", "Jain's index"), rows)
 
 
+KILLS = 1000
+"""Kills that the soak is to have."""
+
+
 def _soak(d: Json) -> str:
     stalls = ", ".join(f"{name} {value} ms" for name, value in d["stall_ms"].items())
     return (
         f"{d['kills']} kills over {d['downloads']} downloads, {d['broken']} broken. Longest time without a new in-order"
         f" byte in the second after a kill: {stalls}. Rows: `bench/results/soak.csv`."
+        + ("" if d["kills"] >= KILLS else f" Wanted: {KILLS:,} kills.")
     )
 
 
@@ -246,17 +251,17 @@ HEAD = """# Results
 Written by `python -m rivulet_bench.results` from the JSON in `bench/results/`; nothing here is typed by hand. Absolute
 figures are those of one small shared machine: read the ratios, and run the benches on yours. The simulator's figures
 are in [simulator.md](simulator.md), the control plane's in [control-plane.md](control-plane.md).
-
-The soak below is a short run while other work ran on the machine.
-
-Not measured yet: Figures 9 to 12 and 17, memory at many idle connections, small objects against nginx, good clients
-under a tenfold attack, the hour of traffic through the switch.
 """
 
 
 def main() -> int:
     """Writes the page."""
     parts = [HEAD]
+    missing = [
+        f"{title} (`{command}`)" for name, title, command, _ in SECTIONS if not (RESULTS / f"{name}.json").exists()
+    ]
+    if missing:
+        parts.append("Not measured yet:\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
     for name, title, command, render in SECTIONS:
         path = RESULTS / f"{name}.json"
         if not path.exists():
