@@ -107,6 +107,14 @@ class Route(_Model):
     via: IPAddress
 
 
+class Tls(_Model):
+    """Certificates of mutual TLS: ours, its key, and the authority that signs the other side's."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
 class SwitchConfig(_Model):
     """A ToR: where its P4Runtime server listens and what stands around it."""
 
@@ -121,6 +129,7 @@ class SwitchConfig(_Model):
     hosts: tuple[Host, ...] = ()
     routes: tuple[Route, ...] = ()
     take_over: bool = Field(default=False, description="replace a foreign program that the switch runs")
+    tls: Tls | None = Field(default=None, description="of the P4Runtime session, since nonce keys cross it")
     pipeline: Path | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
 
     def untagged_vlan(self, port: int) -> int:
@@ -244,15 +253,7 @@ class Keys(_Model):
         return self
 
 
-class Tls(_Model):
-    """Certificates of a mutual TLS listener: ours, its key, and the authority that signs the other side's."""
-
-    certificate: Path
-    key: Path
-    authority: Path
-
-
-def _is_local(address: str) -> bool:
+def is_local(address: str) -> bool:
     """Whether only this machine reaches an address `unix:PATH` or HOST:PORT."""
     if address.startswith("unix:"):
         return True
@@ -277,9 +278,9 @@ class Listen(_Model):
 
     @model_validator(mode="after")
     def _guarded(self) -> Listen:
-        if not _is_local(self.agents) and self.agents_tls is None:
+        if not is_local(self.agents) and self.agents_tls is None:
             raise ValueError("agents: keys cross this channel; beyond this machine it needs agents_tls")
-        if not _is_local(self.api) and self.api_token_file is None:
+        if not is_local(self.api) and self.api_token_file is None:
             raise ValueError("api: beyond this machine it needs api_token_file")
         return self
 

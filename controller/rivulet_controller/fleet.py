@@ -17,7 +17,7 @@ from typing import Any
 
 from .agents import Agent
 from .clock import OffsetEstimate, RackClock
-from .config import Config, SwitchConfig
+from .config import Config, SwitchConfig, is_local
 from .desired import Fragment, Numbers, Tor, desired, tor_of
 from .entry import Entry
 from .health import Health
@@ -110,7 +110,7 @@ class Fleet:
     def follow(self) -> None:
         """Starts links to new switches, ends those to switches that are gone or have moved."""
         wanted = {s.name: s for s in self.rack.config.switches}
-        place = ("address", "device_id", "pipeline", "take_over")
+        place = ("address", "device_id", "pipeline", "take_over", "tls")
         for name, known in list(self.switches.items()):
             new = wanted.get(name)
             if new is None or any(getattr(new, p) != getattr(known.link.config, p) for p in place):
@@ -128,6 +128,8 @@ class Fleet:
                 )
                 state = SwitchState(link, lost_at=time.monotonic())
                 state.neighbours.follow(switch)
+                if switch.tls is None and not is_local(switch.address):
+                    log.warning("switch %s: nonce keys cross the network to %s without `tls`", name, switch.address)
                 state.task = asyncio.create_task(link.run(), name=f"switch {name}")
                 self.switches[name] = state
 

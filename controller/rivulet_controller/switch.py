@@ -130,7 +130,11 @@ class SwitchLink:
         await self._knock()
         async with asyncio.timeout(HANDSHAKE_S):
             differs = await self._inspect()
-        options = fy.SwitchOptions(device_id=self.config.device_id, initial_election_id=self._election_id())
+        options = fy.SwitchOptions(
+            device_id=self.config.device_id,
+            initial_election_id=self._election_id(),
+            channel_credentials=self._credentials(),
+        )
         switch = fy.Switch(self.config.name, self.config.address, options)
         # Without the program finsy pushes nothing by itself, where a refusal would be lost in a task of its own; and
         # by a path it would read the P4Info anew for each session, whatever had been compiled meanwhile.
@@ -150,6 +154,18 @@ class SwitchLink:
             self._switch = None
             self.connected = False
             await switch.__aexit__(None, None, None)
+
+    def _credentials(self) -> fy.GRPCCredentialsTLS | None:
+        """Read anew for each session, so that a renewed certificate needs no restart. Raises SwitchError."""
+        tls = self.config.tls
+        if tls is None:
+            return None
+        try:
+            return fy.GRPCCredentialsTLS(
+                cacert=tls.authority.read_bytes(), cert=tls.certificate.read_bytes(), private_key=tls.key.read_bytes()
+            )
+        except OSError as error:
+            raise SwitchError(f"the certificates for {self.config.address} cannot be read: {error}") from None
 
     async def _knock(self) -> None:
         """Sees whether anybody listens. gRPC would answer a refusal with a back-off of a second and more."""
@@ -177,7 +193,7 @@ class SwitchLink:
 
     async def _inspect(self) -> bool:
         """Whether the switch needs our program. Refuses one that runs somebody else's, unless told to take it over."""
-        client = P4Client(self.config.address, None, wait_for_ready=False)
+        client = P4Client(self.config.address, self._credentials(), wait_for_ready=False)
         await client.open()
         try:
             reply = await client.request(

@@ -28,6 +28,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self.names = names
         self.capacity = capacity
         self.address = ""
+        self.credentials: grpc.ServerCredentials | None = None
         self.pipeline: p4r.ForwardingPipelineConfig | None = None
         self.pipelines_set = 0
         self.entities: dict[Key, p4r.Entity] = {}
@@ -54,7 +55,10 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         """Starts to serve; 127.0.0.1:0 takes a free port."""
         self._server = grpc.aio.server()
         p4r_grpc.add_P4RuntimeServicer_to_server(self, self._server)
-        port = self._server.add_insecure_port(address)
+        if self.credentials is not None:
+            port = self._server.add_secure_port(address, self.credentials)
+        else:
+            port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
 

@@ -11,7 +11,7 @@ import pytest
 from certificates import OPENSSL, Authority
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
-from harness import rack, until
+from harness import as_described, problem, rack, running, until
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import agents as agents_door
@@ -88,3 +88,31 @@ def test_beyond_this_machine_the_configuration_wants_tls(tmp_path: Path) -> None
     parse(RACK + f"listen: {{agents: '10.0.0.5:9670', agents_tls: {files}}}\n")
     for local in ("127.0.0.1:9670", "localhost:9670", "'[::1]:9670'", "unix:/run/x"):
         parse(RACK + f"listen: {{agents: {local}}}\n")
+
+
+async def test_the_session_with_a_switch_is_mutual_tls(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
+    certificate, key = ours.sign("switch", "IP:127.0.0.1")
+    mine, my_key = ours.sign("controller")
+    switch = FakeSwitch(NAMES)
+    switch.credentials = credentials(Tls(certificate=certificate, key=key, authority=ours.certificate))
+    await switch.listen("127.0.0.1:0")
+
+    def text(trust: Authority, own: Path = mine) -> str:
+        tls = f"{{certificate: {own}, key: {my_key}, authority: {trust.certificate}}}"
+        return RACK.replace("    number: 1\n", f"    number: 1\n    tls: {tls}\n")
+
+    async with running(switch, tmp_path, text(ours)) as controller:
+        await until(lambda: as_described(controller, switch), "as described over TLS")
+        # Another authority's switch is not spoken to, and nothing is written.
+        switch.writes.clear()
+        assert await controller.change(config(rack(switch, text(theirs))), "a test")
+        await until(lambda: "no P4Runtime at" in problem(controller), "a switch of another authority is refused")
+        await controller.change(config(rack(switch, text(ours, tmp_path / "absent.pem"))), "a test")
+        await until(lambda: "absent.pem" in problem(controller), "what is missing is named")
+        await controller.change(config(rack(switch, RACK)), "a test")
+        await until(lambda: "no P4Runtime at" in problem(controller), "without TLS there is no session")
+        assert switch.writes == []
+        await controller.change(config(rack(switch, text(ours))), "a test")
+        await until(lambda: as_described(controller, switch) and not problem(controller), "and back")
+    await switch.stop()
