@@ -280,7 +280,13 @@ impl<'a> Plan<'a> {
     /// No response has more than `payload` bytes of TCP payload, whatever the connection agreed on: the
     /// interface, or the path to this client, takes no more. What is wanted and does not fit is asked for again.
     pub fn limit(&mut self, payload: usize) {
-        self.largest = self.largest.min(payload);
+        if payload >= self.largest {
+            return;
+        }
+        self.largest = payload;
+        for head in &mut self.heads {
+            head.room = head.room.min(payload.saturating_sub(head.overhead));
+        }
     }
 
     /// An address token for the client's later connections.
