@@ -91,6 +91,7 @@ def test_draining_moves_new_plain_flows_and_undraining_takes_them_back(rack: Net
     assert moved[drained] == 0 and sum(moved.values()) == FLOWS, moved
     stayed = whole(rack, flow, out)
     report(test="drain, plain TCP", switch=rack.switch, moved=moved, long_flow_survived=stayed)
+    assert stayed, "a plain flow broke: its segments found no second chance"
     rack.client.post(f"/api/replicas/{drained}/undrain")
     rack.until(rack.as_described, "undrained")
     assert new_flows(rack)[drained] > 0

@@ -33,11 +33,53 @@ pub enum GuardError {
     Name(String),
 }
 
+/// An nftables table of family `netdev` of this process's own; removed when this is dropped, and after a `kill -9`
+/// by [`remove_stale`].
+#[derive(Debug)]
+pub struct Table {
+    netns: Option<String>,
+    name: String,
+}
+
+impl Table {
+    /// A name that no other table has. Nothing is installed before [`Table::replace`].
+    #[must_use]
+    pub fn new(netns: Option<&str>) -> Self {
+        // Several tables of one process.
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let pid = std::process::id();
+        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let start = start_time(pid).unwrap_or_default();
+        Table { netns: netns.map(Into::into), name: format!("{PREFIX}{pid}_{start}_{count}") }
+    }
+
+    /// Replaces all that the table holds with these sets and chains, in one step.
+    pub fn replace(&self, body: &str) -> Result<(), GuardError> {
+        let script = format!(
+            "add table netdev {0}\ndelete table netdev {0}\ntable netdev {0} {{\n{body}}}\n",
+            self.name
+        );
+        nft(self.netns.as_deref(), &["-f", "-"], &script).map(drop)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // If this fails the namespace is gone, or the next process removes the table.
+        let _ = nft(self.netns.as_deref(), &["delete", "table", "netdev", &self.name], "");
+    }
+}
+
 /// An installed drop; removed when this is dropped.
 #[derive(Debug)]
 pub struct KernelGuard {
-    netns: Option<String>,
-    table: String,
+    table: Table,
 }
 
 impl KernelGuard {
@@ -45,13 +87,7 @@ impl KernelGuard {
     /// processes. The interfaces stand in `netns` (a name of `ip netns` or a path), or in the
     /// namespace of the calling thread.
     pub fn install(netns: Option<&str>, interfaces: &[&str], rules: &[TcpRule]) -> Result<Self, GuardError> {
-        // Several guards of one process each have a table.
-        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let pid = std::process::id();
-        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let start = start_time(pid).unwrap_or_default();
-        let guard =
-            KernelGuard { netns: netns.map(Into::into), table: format!("{PREFIX}{pid}_{start}_{count}") };
+        let guard = KernelGuard { table: Table::new(netns) };
         guard.update(interfaces, rules)?;
         // Only now, so that there is no moment between the dead process's drop and ours.
         remove_stale(netns)?;
@@ -62,8 +98,7 @@ impl KernelGuard {
     /// this is to be called when one was made anew, because the kernel forgets the drop with the
     /// interface; since then the drop waits for interfaces of that name.
     pub fn update(&self, interfaces: &[&str], rules: &[TcpRule]) -> Result<(), GuardError> {
-        let mut script = format!("add table netdev {0}\ndelete table netdev {0}\n", self.table);
-        let _ = writeln!(script, "table netdev {} {{", self.table);
+        let mut script = String::new();
         for (i, name) in interfaces.iter().enumerate() {
             if crate::Interface::new(None, name).is_err() || name.contains(['"', '\\']) {
                 return Err(GuardError::Name((*name).into()));
@@ -78,21 +113,13 @@ impl KernelGuard {
             }
             let _ = writeln!(script, " }}");
         }
-        script.push_str("}\n");
-        nft(self.netns.as_deref(), &["-f", "-"], &script).map(drop)
+        self.table.replace(&script)
     }
 
     /// The nftables table, family `netdev`.
     #[must_use]
     pub fn table(&self) -> &str {
-        &self.table
-    }
-}
-
-impl Drop for KernelGuard {
-    fn drop(&mut self) {
-        // If this fails the namespace is gone, or the next guard removes the table.
-        let _ = nft(self.netns.as_deref(), &["delete", "table", "netdev", &self.table], "");
+        self.table.name()
     }
 }
 

@@ -6,4 +6,5 @@ pub mod http;
 pub mod inspect;
 mod process;
 pub mod run;
+mod second_chance;
 pub mod serve;

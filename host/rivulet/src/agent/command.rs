@@ -9,6 +9,7 @@ use rivulet_pktio::Interface;
 use super::args::{AgentArgs, user};
 use super::plain::PlainTcp;
 use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
+use crate::second_chance::SecondChance;
 use crate::serve::ServiceAddresses;
 
 /// Longest sleep, so that signals and updates are noticed.
@@ -40,6 +41,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     if plain.is_some() {
         prefer_this_thread();
     }
+    let mut second_chance = SecondChance::new(&interface);
     let mut addresses = ServiceAddresses::default();
     let mut reported = Instant::now();
     while !stopped() {
@@ -54,6 +56,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             }
             if let Some(plain) = &mut plain {
                 plain.replace(&services);
+                second_chance.ensure(services.iter(), link.mac);
             }
         }
         let pause = match &mut plain {

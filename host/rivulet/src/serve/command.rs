@@ -16,6 +16,7 @@ use super::stateless::Files;
 use super::{metrics, plain};
 use crate::http::{Objects, Site, Uploads};
 use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
+use crate::second_chance::SecondChance;
 
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
@@ -42,6 +43,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     let incarnation = incarnation();
     let interface = Interface::new(None, &args.interface)?;
+    let mut second_chance = SecondChance::new(&interface);
     let mut server = Server::open(&Config { interface, services, incarnation })?;
     server.set_delta(!args.no_delta);
     let mut files = Files::new(site.clone());
@@ -57,6 +59,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     }
     report(&server);
     listeners.ensure(server.services());
+    second_chance.ensure(server.services(), server.mac());
     server.hold_back(true);
     prefer_this_thread();
 
@@ -76,6 +79,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         if let Some(agent) = &agent {
             while let Ok((version, services)) = agent.updates.try_recv() {
                 take_up(&mut server, version, services, &mut addresses, args.setup_address, &mut status);
+                second_chance.ensure(server.services(), server.mac());
             }
             fill(&server, &mut status);
             agent.set_status(&status);

@@ -1,0 +1,179 @@
+//! The second chance of plain TCP, in the manner of GLB: a segment for which this host has no socket goes back to the
+//! ToR, which gives it to the slot's other candidate. So the plain connections of a drained replica go on, though its
+//! slots name another first.
+//!
+//! It is a table of nftables and nothing else. That there is no socket the kernel says itself, by a reset: the reset is
+//! held back, its connection remembered, and what the client sends next is forwarded to the ToR, from this host's
+//! Ethernet address. The ToR leaves that address standing, and what does not come from the ToR's own is not handed on:
+//! one hop. The resets for that go out. When the tables are full they go out too, as without all this.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use rivulet_pktio::Interface;
+use rivulet_pktio::guard::{GuardError, Table};
+use rivulet_server::service::Service;
+
+/// Connections of each address family that are remembered.
+const CONNECTIONS: u32 = 65536;
+/// For how long, seconds after the last segment.
+const REMEMBERED: u32 = 600;
+/// Before the guard's drops, so that nothing depends on their order.
+const PRIORITY: i32 = -10;
+
+/// The second chance of one interface.
+#[derive(Debug)]
+pub struct SecondChance {
+    table: Table,
+    interface: String,
+    /// What is installed.
+    body: String,
+    failed: bool,
+}
+
+impl SecondChance {
+    /// Nothing is handed on before [`SecondChance::ensure`].
+    #[must_use]
+    pub fn new(interface: &Interface) -> SecondChance {
+        let interface = interface.name().to_owned();
+        SecondChance { table: Table::new(None), interface, body: String::new(), failed: false }
+    }
+
+    /// Hands on for these services from now on. `mac` is this host's Ethernet address. Where the kernel or `nft` cannot do
+    /// it, a warning says so once, and draining breaks plain connections.
+    pub fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) {
+        let body = body(&self.interface, services, mac);
+        if body == self.body {
+            return;
+        }
+        match self.install(&body) {
+            Ok(()) => self.failed = false,
+            Err(e) if self.failed => tracing::debug!(error = %e, "no second chance for plain TCP"),
+            Err(e) => {
+                tracing::warn!(error = %e, "draining will break plain TCP");
+                self.failed = true;
+            }
+        }
+        // Not tried again before something changes.
+        self.body = body;
+    }
+
+    fn install(&self, body: &str) -> Result<(), GuardError> {
+        if Interface::new(None, &self.interface).is_err() || self.interface.contains(['"', '\\']) {
+            return Err(GuardError::Name(self.interface.clone()));
+        }
+        rivulet_pktio::guard::remove_stale(None)?;
+        self.table.replace(body)
+    }
+}
+
+/// Sets and chains, empty without a service of plain TCP behind a ToR.
+fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) -> String {
+    let (mut ingress, mut egress) = (String::new(), String::new());
+    for service in services.filter(|s| s.plain_tcp) {
+        let Some(member) = service.member else { continue };
+        for &address in &service.addresses {
+            rules(&mut ingress, &mut egress, interface, address, service.port, mac, member.tor_mac);
+        }
+    }
+    let mut text = String::new();
+    if ingress.is_empty() {
+        return text;
+    }
+    for (family, address) in [("4", "ipv4_addr"), ("6", "ipv6_addr")] {
+        for set in ["away", "handed"] {
+            let _ = writeln!(
+                text,
+                " set {set}{family} {{ type {address} . inet_service . {address} . inet_service; flags dynamic,timeout; \
+                 timeout {REMEMBERED}s; size {CONNECTIONS}; }}"
+            );
+        }
+    }
+    for (hook, rules) in [("ingress", ingress), ("egress", egress)] {
+        let _ = writeln!(
+            text,
+            " chain {hook} {{\n  type filter hook {hook} device \"{interface}\" priority {PRIORITY}; policy accept;\n{rules} }}"
+        );
+    }
+    text
+}
+
+fn rules(
+    ingress: &mut String,
+    egress: &mut String,
+    interface: &str,
+    address: IpAddr,
+    port: u16,
+    mac: [u8; 6],
+    tor_mac: [u8; 6],
+) {
+    let (ip, family) = if address.is_ipv6() { ("ip6", 6) } else { ("ip", 4) };
+    let (mac, tor) = (colons(mac), colons(tor_mac));
+    let here = format!("{ip} daddr {address} tcp dport {port}");
+    let from = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
+    // The same connection in the other direction.
+    let reset = format!("{ip} saddr {address} tcp sport {port} tcp flags == rst");
+    let to = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
+    // A new connection of the same ports has its socket here.
+    let _ = writeln!(ingress, "  {here} tcp flags & syn == syn delete @away{family} {{ {from} }} accept");
+    let _ = writeln!(ingress, "  {here} ether saddr != {tor} update @handed{family} {{ {from} }} accept");
+    let _ = writeln!(
+        ingress,
+        "  {here} {from} @away{family} update @away{family} {{ {from} }} ether saddr set {mac} ether daddr set {tor} \
+         counter fwd to \"{interface}\""
+    );
+    let _ = writeln!(egress, "  {reset} {to} @handed{family} accept");
+    let _ = writeln!(egress, "  {reset} update @away{family} {{ {to} }} counter drop");
+}
+
+fn colons(mac: [u8; 6]) -> String {
+    mac.map(|octet| format!("{octet:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rivulet_server::keys::KeySet;
+    use rivulet_server::service::Member;
+
+    use super::*;
+
+    fn service(plain_tcp: bool, member: bool) -> Service {
+        let place = Member {
+            pool: 1,
+            replica: 0,
+            tor_mac: [2, 0, 0, 0, 0, 0xfe],
+            heartbeat: Duration::from_millis(2),
+            bound: Duration::from_millis(20),
+        };
+        Service {
+            name: "www".into(),
+            addresses: vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
+            port: 80,
+            keys: KeySet::generate(1).unwrap(),
+            member: member.then_some(place),
+            trust_tor: true,
+            plain_tcp,
+            horizon: Duration::from_secs(4),
+        }
+    }
+
+    #[test]
+    fn only_plain_tcp_behind_a_tor_is_handed_on() {
+        let mac = [2, 0, 0, 0, 0, 1];
+        for (plain_tcp, member) in [(true, false), (false, true), (false, false)] {
+            assert_eq!(body("r1-eth0", [service(plain_tcp, member)].iter(), mac), "");
+        }
+        let text = body("r1-eth0", [service(true, true)].iter(), mac);
+        for part in [
+            r#"hook ingress device "r1-eth0""#,
+            r#"hook egress device "r1-eth0""#,
+            "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",
+            r#"ether saddr set 02:00:00:00:00:01 ether daddr set 02:00:00:00:00:fe counter fwd to "r1-eth0""#,
+            "ip6 saddr fd00:9::1 tcp sport 80 tcp flags == rst update @away6",
+        ] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+}
