@@ -3,7 +3,7 @@
 
 import packets
 from packets import CHECKED, TIME_VALID, Entry, Request, ip_packet
-from rack import CLIENT, TOR_MAC, RackTest, families, host_mac, variants
+from rack import CLIENT, TOR_MAC, RackTest, host_mac, variants
 
 
 @variants
@@ -53,7 +53,7 @@ class EveryProofThatTheSwitchCanSee(RackTest):
         self.passes(service, request.with_(entries=request.entries + (Entry(2, 1, 1, 0),) * 12))
 
 
-@families
+@variants
 class NumbersWrap(RackTest):
     """Ranges across the wrap of 32-bit numbers, and the longest one that can be written down."""
 
@@ -64,7 +64,7 @@ class NumbersWrap(RackTest):
         self.passes(service, self.good_request(service, [(0, 65535)], base=0x80000000))
 
 
-@families
+@variants
 class EveryClassOfRequest(RackTest):
     """All classes reach a replica; those without a proof go on without the mark."""
 
@@ -82,7 +82,7 @@ class EveryClassOfRequest(RackTest):
             self.passes(service, Request(name="SYN"), flags=TIME_VALID)
 
 
-@families
+@variants
 class BareSyn(RackTest):
     """A SYN with our option and no data has no ToR block: it is passed on as it is."""
 
@@ -109,7 +109,7 @@ class TheStampIsTheTorsOwn(RackTest):
             self.passes(service, self.good_request(service, tor_block=block))
 
 
-@families
+@variants
 class AWrongTcpChecksumStaysWrong(RackTest):
     """The repair is incremental: damage is not hidden by it."""
 
@@ -150,7 +150,7 @@ class Ipv4OptionsAndTos(RackTest):
             self.expect_request(service, frame)
 
 
-@families
+@variants
 class CrcFlagAndShortestRequest(RackTest):
     """The CRC flag is the hosts' business; a request may end where the switch's part ends."""
 

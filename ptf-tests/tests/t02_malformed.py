@@ -203,7 +203,7 @@ class StackedVlans(RackTest):
                 self.send(CLIENT, frame[:12] + tags + frame[12:])
 
 
-@families
+@variants
 class FragmentsAndExtensions(RackTest):
     """Fragments and IPv6 extension headers to a service address."""
 
@@ -254,7 +254,7 @@ class NotForAService(RackTest):
             self.send(CLIENT, host_mac(1) + self.to_service(service, bad)[6:])
 
 
-@families
+@variants
 class ServiceHalfInstalled(RackTest):
     """A service whose tables are not all filled drops and counts."""
 

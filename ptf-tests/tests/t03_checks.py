@@ -5,7 +5,7 @@ import time
 
 import packets
 from packets import CHECKED, TIME_VALID, Entry, Request
-from rack import CLIENT, COUNT, ENFORCE, OFF, RackTest, families, set_tor, variants
+from rack import CLIENT, COUNT, ENFORCE, OFF, RackTest, set_tor, variants
 
 
 @variants
@@ -49,7 +49,7 @@ class Freshness(RackTest):
         self.fails(service, self.good_request(service, time=now() + (1 << 46)), "FUTURE")
 
 
-@families
+@variants
 class ClockNotSet(RackTest):
     """Until the clock offset is set, requests go on unmarked and the host judges freshness; openings as ever."""
 
@@ -109,12 +109,13 @@ class Sums(RackTest):
                 entries = list(request.entries)
                 entry = entries[at]
                 entries[at] = Entry(entry.kind, entry.first, entry.last, entry.sum ^ 1 << self.random.randrange(32))
-                self.fails(service, request.with_(entries=tuple(entries)), "SUM")
+                self.fails(service, request.with_(entries=tuple(entries), time=self.clock()), "SUM")
                 entries[at] = Entry(1, entry.first, entry.last, entry.sum)  # the other key
-                self.fails(service, request.with_(entries=tuple(entries)), "SUM")
+                self.fails(service, request.with_(entries=tuple(entries), time=self.clock()), "SUM")
         request = self.good_request(service, [(0, 3)])
-        self.fails(service, request.with_(tag=request.tag ^ 0x8000), "SUM")
-        self.fails(service, request.with_(base=request.base - 1, number=request.number - 1), "SUM")
+        self.fails(service, request.with_(tag=request.tag ^ 0x8000, time=self.clock()), "SUM")
+        lower = request.with_(base=request.base - 1, number=request.number - 1, time=self.clock())
+        self.fails(service, lower, "SUM")
         self.fails(service, self.good_request(service, entries=(Entry(0, 0, 4, request.entries[0].sum),)), "SUM")
         self.fails(service, self.good_request(service, entries=(Entry(0, 0, 3, 0),)), "SUM")
         # Another service's keys do not fit.
@@ -134,10 +135,10 @@ class OneUsePerNumber(RackTest):
         self.fails(service, request, "REPLAY")
         # Another proof of the same number is the same use.
         whole = service.range(0, 9, base=request.base, tag=request.tag)
-        self.fails(service, request.with_(entries=(whole,)), "REPLAY")
-        self.fails(service, request.with_(number=request.number, tail=bytes(120)), "REPLAY")
+        self.fails(service, request.with_(entries=(whole,), time=self.clock()), "REPLAY")
+        self.fails(service, request.with_(number=request.number, tail=bytes(120), time=self.clock()), "REPLAY")
         # The next number is not.
-        self.passes(service, request.with_(number=request.number - 1))
+        self.passes(service, request.with_(number=request.number - 1, time=self.clock()))
         self.passes(service, self.good_request(service, tag=request.tag + 1, base=request.base))
         other = self.add_service(service.pool)
         self.passes(other, self.good_request(other, tag=request.tag, base=request.base))
@@ -228,7 +229,7 @@ class Modes(RackTest):
             self.passes(service, request)
 
 
-@families
+@variants
 class MoreRangesThanTheSwitchSees(RackTest):
     """Five ranges are passed on unmarked, or dropped where the service wants that."""
 
@@ -244,7 +245,7 @@ class MoreRangesThanTheSwitchSees(RackTest):
         self.fails(service, self.good_request(service, ranges[:5]), "UNJUDGED_RANGES")
 
 
-@families
+@variants
 class SketchFull(RackTest):
     """Above its limit of first uses a slot the sketch judges no more: told, unmarked or dropped."""
 
@@ -268,7 +269,7 @@ class SketchFull(RackTest):
             set_tor(self.switch)
 
 
-@families
+@variants
 class MetersOfWhatHasNoProof(RackTest):
     """SYN, TIMEOUT and RESTART are metered each on its own; nothing else is."""
 

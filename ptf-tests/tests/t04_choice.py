@@ -85,7 +85,7 @@ def unchecked() -> dict[str, int]:
     return dict.fromkeys(("key", "time", "range", "sum", "replay", "meter"), 0)
 
 
-@families
+@variants
 class RoundRobinIsExact(Spraying):
     """Consecutive packets take consecutive slots."""
 
@@ -95,7 +95,7 @@ class RoundRobinIsExact(Spraying):
         self.assertEqual(got, [0, 1, 2, 0] * 3)
 
 
-@families
+@variants
 class BlocksOfEightNumbers(Spraying):
     """Eight consecutive numbers go to one replica, which hash(tag, number / 8, attempt) says; a repeat elsewhere."""
 
@@ -116,7 +116,7 @@ class BlocksOfEightNumbers(Spraying):
             self.assertLess(abs(seen[replica] - 1000), 150, f"blocks are spread unevenly: {seen}")
 
 
-@families
+@variants
 class RandomPolicy(Spraying):
     """Random over the slots, so by weight."""
 
@@ -129,7 +129,7 @@ class RandomPolicy(Spraying):
             self.assertLess(abs(seen[replica] - share), 0.2 * share, f"not by weight 1:2:5: {seen}")
 
 
-@families
+@variants
 class LeastLoadedOfTwo(Spraying):
     """Of the slot's two candidates the one whose heartbeat told the smaller load."""
 
@@ -166,7 +166,7 @@ class PlainTcpByFlow(Spraying):
         self.assertEqual(len(seen), 3, f"60 flows went to {seen}")
 
 
-@families
+@variants
 class RemovingOneReplicaMovesItsSlotsOnly(Spraying):
     """Of 16 replicas one is taken out of the slots: flows of the others stay where they are."""
 

@@ -32,7 +32,7 @@ class Dying(Spraying):
         return service.pool.ports.index(port)
 
 
-@families
+@variants
 class DeathAndReturn(Dying):
     """One stops: after the bound none reaches it and none is lost in finding out; its share goes to the others by
     weight; it returns and is used again. Then all stop: dropped and counted."""
@@ -112,7 +112,7 @@ class TwoHeartbeatsAreNotEnough(Dying):
         self.assertIn(2, {self.one(service) for _ in range(16)}, "three heartbeats did not bring it back")
 
 
-@families
+@variants
 class NotReadyIsAsGoodAsSilent(Dying):
     """A replica that beats without `ready` is excluded, and not brought back by such heartbeats."""
 
@@ -226,7 +226,7 @@ class ReturnedReplicaIsBetterThanNone(Dying):
             self.expect_plain(service, frame, replicas=[0])
 
 
-@families
+@variants
 class Draining(Dying):
     """Draining swaps first and second: requests and SYNs go to the new first."""
 
@@ -246,7 +246,7 @@ class Draining(Dying):
             self.expect_plain(service, frame, replicas=[1])
 
 
-@families
+@variants
 class NeverHeard(Dying):
     """Replicas that were never heard are dead, whatever a register held: the one that was heard gets all."""
 

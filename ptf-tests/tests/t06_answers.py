@@ -5,7 +5,7 @@ import struct
 
 import packets
 from packets import ip
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
+from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac, variants
 
 
 def arp(operation: int, sender_mac: bytes, sender, target_mac: bytes, target, hardware: int = 1) -> bytes:
@@ -108,7 +108,7 @@ class EchoOfZeros(RackTest):
             self.receive()  # verifies the checksum
 
 
-@families
+@variants
 class EchoDamagedOrFragmented(RackTest):
     """A wrong echo checksum stays wrong; a fragmented echo to a service is dropped; other ICMP is not served."""
 

@@ -6,7 +6,7 @@ import time
 
 import packets
 from packets import ip, number
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, families, host_mac, variants
+from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac, variants
 
 
 def integer(mac: bytes) -> int:
@@ -100,7 +100,7 @@ class Routing(RackTest):
             self.send(CLIENT, packets.ethernet(TOR_MAC, host_mac(CLIENT), 0x9000, b"x" * 46, self.vlan))
 
 
-@families
+@variants
 class RoutedFragmentsAndExtensions(RackTest):
     """What the switch does not look into is routed all the same when it is not for a service."""
 
@@ -119,7 +119,7 @@ class RoutedFragmentsAndExtensions(RackTest):
             self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
 
 
-@families
+@variants
 class TransitRivulet(RackTest):
     """A Rivulet request or response on its way to somebody else's service passes untouched."""
 

@@ -92,7 +92,7 @@ class Tunnels(Remote):
             self.expect_tunnel(service, kind, outer, inner_of(plain, None))
 
 
-@families
+@variants
 class TunnelsCarryTos(Remote):
     """TOS and ECN bits are copied to the outer header (RFC 6040)."""
 
@@ -162,7 +162,7 @@ class TooBigWithIpv4Options(TooBigForTheTunnel):
         self.expect(CLIENT, packets.ethernet(host_mac(CLIENT), TOR_MAC, 0x0800, answer))
 
 
-@families
+@variants
 class TooBigOnARoute(TooBigForTheTunnel):
     """Routed packets get the same answer; some get none."""
 
@@ -239,7 +239,7 @@ class HeartbeatsFromOutside(Remote):
         self.expect(CLIENT, packets.forwarded(frame, dst=host_mac(CLIENT), src=TOR_MAC))
 
 
-@families
+@variants
 class RackMarkIsNotForOutside(Remote):
     """The same request: marked for a replica in the rack, unmarked for one beyond it."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import packets
 import rack
 from packets import CHECKED, TIME_VALID, Entry, Request
-from rack import CLIENT, CLOCK_OFFSET, OFF, SLOT, RackTest, Service, families, set_tor
+from rack import CLIENT, CLOCK_OFFSET, OFF, SLOT, RackTest, Service, families, set_tor, variants
 
 
 class Attack(RackTest):
@@ -97,7 +97,7 @@ class UnprovedTimeouts(Attack):
             self.switch.set_meter("service_meters", index, None)
 
 
-@families
+@variants
 class CopiesOfAVictim(Attack):
     """Verbatim copies of a victim's request: one use passes. Copies with another number, ahead of the victim, do not
     use up the numbers to come: the proof does not reach them."""
@@ -114,7 +114,7 @@ class CopiesOfAVictim(Attack):
             self.passes(service, victim.with_(number=victim.number + step, entries=(entry,), time=self.clock()))
 
 
-@families
+@variants
 class EmptyAndReversedRanges(Attack):
     """A range that sums to zero for every tag cannot be written: reversed ones are refused, zero sums too."""
 
@@ -128,7 +128,7 @@ class EmptyAndReversedRanges(Attack):
         self.good_traffic_passes(service, 10)
 
 
-@families
+@variants
 class FieldsOfOneRangesOfAnother(Attack):
     """One connection's fields with another's good ranges: the tag is in every nonce."""
 

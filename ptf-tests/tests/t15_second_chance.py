@@ -5,7 +5,7 @@ import time
 
 import packets
 from packets import ACK, SYN, Request
-from rack import CLIENT, TOR_MAC, RackTest, Service, families, host_mac, variants
+from rack import CLIENT, TOR_MAC, RackTest, Service, host_mac, variants
 
 
 class Handing(RackTest):
@@ -49,7 +49,7 @@ class SegmentWithoutASocket(Handing):
             self.hand_on(service, got, by=1, to=0)
 
 
-@families
+@variants
 class WhatIsNotHandedOn(Handing):
     """A SYN, a request of ours, a segment from elsewhere: as from any client."""
 
@@ -75,7 +75,7 @@ class WhatIsNotHandedOn(Handing):
             self.expect_request(service, syn, flags=packets.TIME_VALID, replicas=[1])
 
 
-@families
+@variants
 class SecondIsDead(Handing):
     """The second is silent: another gets the segment, and refuses it. Nobody else there: the sender itself does."""
 
