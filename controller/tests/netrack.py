@@ -53,6 +53,8 @@ class NetRack:
         self.liveness_ms = 200 if switch == "bmv2" else 100
         self.keys = keys
         self.agents = f"unix:{folder}/agents.sock"
+        self.own_agents: set[str] = set()
+        """Replicas whose agent is a process of its own."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.client = Client(f"unix:{folder}/api.sock", timeout_s=10.0)
         self.file = folder / "files" / "big"
@@ -159,8 +161,17 @@ state: {self.folder}/state.db
         """A replica with agent and file server."""
         program = binary("rivulet")
         assert program is not None
-        serve = [program, "serve", "-i", f"{name}-eth0", "--controller", self.agents, "--name", name]
+        agents = f"unix:{self.folder}/{name}.agent" if name in self.own_agents else self.agents
+        serve = [program, "serve", "-i", f"{name}-eth0", "--controller", agents, "--name", name]
         self.start(name, [*serve, str(self.file.parent)], name)
+
+    def start_agent(self, name: str) -> None:
+        """A replica's agent as a process of its own, called `agent NAME`; its file server attaches to it."""
+        program = binary("rivulet")
+        assert program is not None
+        self.own_agents.add(name)
+        where = ["--socket", f"{self.folder}/{name}.agent", "-i", f"{name}-eth0"]
+        self.start(f"agent {name}", [program, "agent", "--name", name, "--controller", self.agents, *where], name)
 
     def end(self, name: str, how: int = signal.SIGKILL) -> None:
         """Ends a process by its id and waits for it."""

@@ -22,6 +22,8 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack]:
     if request.param == "none":
         pytest.skip("no switch is installed")
     built = NetRack(tmp_path, request.param)
+    # Nobody shall be excluded because this machine is busy: a plain flow ends with its replica.
+    built.liveness_ms = 2000
     try:
         built.build(12)
         (tmp_path / "files" / "small").write_bytes(b"small")
@@ -76,10 +78,16 @@ def long_flow(rack: NetRack) -> tuple[subprocess.Popen[bytes], str, Path]:
 
 def whole(rack: NetRack, flow: subprocess.Popen[bytes], out: Path) -> bool:
     """Whether a download came whole."""
-    _, stderr = flow.communicate(timeout=90)
+    flow.communicate(timeout=90)
     same = out.exists() and hashlib.sha256(out.read_bytes()).digest() == hashlib.sha256(rack.file.read_bytes()).digest()
     assert flow.returncode != 0 or same, "curl says that all is well, and the file is damaged"
-    return flow.returncode == 0 and stderr is not None
+    return flow.returncode == 0
+
+
+def troubles(rack: NetRack) -> dict[str, object]:
+    """What may have broken a flow: plain TCP does not outlive an exclusion of its replica."""
+    found = rack.status()
+    return {r["name"]: r["exclusions"] for r in found["replicas"]} | {"drops": found["switches"][0]["drops"]}
 
 
 def test_draining_moves_new_plain_flows_and_undraining_takes_them_back(rack: NetRack) -> None:
@@ -89,12 +97,15 @@ def test_draining_moves_new_plain_flows_and_undraining_takes_them_back(rack: Net
     rack.until(rack.as_described, "drained")
     moved = new_flows(rack)
     assert moved[drained] == 0 and sum(moved.values()) == FLOWS, moved
-    stayed = whole(rack, flow, out)
-    report(test="drain, plain TCP", switch=rack.switch, moved=moved, long_flow_survived=stayed)
-    assert stayed, "a plain flow broke: its segments found no second chance"
+    # Its slots name another first now, and that one hands the old flow's segments back to the ToR.
+    assert whole(rack, flow, out), f"an established flow of {drained} broke: {troubles(rack)}"
+    meanwhile, server, out = long_flow(rack)
+    assert server != drained
     rack.client.post(f"/api/replicas/{drained}/undrain")
     rack.until(rack.as_described, "undrained")
     assert new_flows(rack)[drained] > 0
+    assert whole(rack, meanwhile, out), f"a flow of {server} that began while {drained} drained broke: {troubles(rack)}"
+    report(test="drain, plain TCP", switch=rack.switch, moved=moved)
 
 
 def test_plain_flows_of_others_do_not_notice(rack: NetRack) -> None:
@@ -104,7 +115,7 @@ def test_plain_flows_of_others_do_not_notice(rack: NetRack) -> None:
     rack.until(rack.as_described, "drained")
     rack.client.post(f"/api/replicas/{other}/undrain")
     rack.until(rack.as_described, "undrained")
-    assert whole(rack, flow, out), "a flow of a replica that was not drained broke"
+    assert whole(rack, flow, out), f"a flow of {server}, which was not drained, broke: {troubles(rack)}"
 
 
 def test_weights_and_maintenance(rack: NetRack) -> None:

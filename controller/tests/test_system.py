@@ -93,6 +93,35 @@ def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) ->
     )  # fmt: skip
 
 
+def test_killing_an_agent_under_traffic_is_not_noticed(rack: NetRack) -> None:
+    """The agent of r2 is a process of its own here; its file server goes on with the keys that it has."""
+    rack.end("r2")
+    rack.start_agent("r2")
+    rack.start_replica("r2")
+    rack.until(rack.all_live, "r2 is back behind an agent of its own")
+    before, download = described(rack), rack.download()
+    time.sleep(0.5)
+    rack.end("agent r2")
+
+    def r2() -> dict[str, Any]:
+        return next(r for r in rack.status()["replicas"] if r["name"] == "r2")
+
+    rack.until(lambda: not r2()["agent"], "the controller notices")
+    rack.until(lambda: "no agent is registered" in r2()["reason"], "and says so, while the replica serves", 10.0)
+    rack.until(lambda: r2()["packets_per_s"] > 0, "it serves", 10.0)
+    assert described(rack) == before
+    began = time.monotonic()
+    rack.start_agent("r2")
+    rack.until(rack.all_live, "it is registered again")
+    converged = time.monotonic() - began
+    result = rack.finish(download)
+    assert described(rack) == before
+    report(
+        test="kill the agent of r2", switch=rack.switch, converged_s=round(converged, 2),
+        longest_gap_ms=round(result["longest_gap_ms"]),
+    )  # fmt: skip
+
+
 @pytest.mark.keys(seal_rotation="1s", nonce_rotation="10s", resume="40s", horizon="4s")
 @pytest.mark.megabytes(max(MEGABYTES, round(2.5 * ROTATION_S)))
 def test_keys_rotate_under_load_and_nothing_breaks(rack: NetRack) -> None:
