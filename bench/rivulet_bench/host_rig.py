@@ -57,6 +57,7 @@ class Server:
 
     popen: subprocess.Popen[bytes]
     log: Path
+    flags: tuple[str, ...] = ()
 
     def cpu_s(self) -> float:
         """Processor time of all its threads so far, seconds, by the scheduler's clock."""
@@ -116,7 +117,10 @@ class HostRig:
         return path.name
 
     def start_rivulet(self, *more: str) -> Server:
-        """`rivulet serve` on the server's core; kernel TCP does not listen beside it."""
+        """`rivulet serve` on the server's core (the one that runs, if its flags are these); no kernel TCP beside it."""
+        running = self.servers.get("rivulet")
+        if running is not None and running.flags == more and running.popen.poll() is None:
+            return running
         keys = self.folder / "keys.toml"
         if not keys.exists():
             keys.write_text(_run([binary("rivulet"), "keygen"]))
@@ -124,7 +128,9 @@ class HostRig:
         # The metrics are told in the namespace, to whoever asks from there.
         listen = ["--listen", f"{SERVICE}:{RIVULET_PORT}", "--keys", str(keys), "--no-plain-tcp"]
         command = [binary("rivulet"), "serve", str(self.www()), "-i", "s0", *listen]
-        return self._start("rivulet", [*command, "--metrics", f"127.0.0.1:{METRICS_PORT}", *more], "serving")
+        server = self._start("rivulet", [*command, "--metrics", f"127.0.0.1:{METRICS_PORT}", *more], "serving")
+        server.flags = more
+        return server
 
     def start_nginx(self, connections: int = 4000) -> Server:
         """nginx on the server's core, with one worker if that may have so many connections."""
