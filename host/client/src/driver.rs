@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::MutexGuard;
 use rivulet_pktio::IoError;
+use rivulet_pktio::icmp::TooBig;
 use rivulet_transport::Time;
 use rivulet_transport::client::Event;
 use rivulet_transport::time::Micros;
 
 use crate::address::flow;
 use crate::connection::{Ending, Shared, State};
+use crate::destinations::Destinations;
 use crate::interfaces::{Interfaces, Port};
 use crate::next_hop::NextHop;
 use crate::stack::Mailbox;
@@ -24,6 +26,9 @@ const ETHERNET: usize = 14;
 const MAX_BATCHES: usize = 16;
 /// Longest sleep: interfaces that came back are noticed by then, microseconds.
 const MAX_SLEEP: Micros = 500_000;
+
+/// The interfaces are asked again for their MTU after this time, microseconds.
+const LOOK: Micros = 200_000;
 
 /// How long a stack without handles waits for its closing connections, microseconds.
 const LAST_WORDS: Micros = 300_000;
@@ -40,22 +45,26 @@ struct Entry {
 pub(crate) struct Driver {
     mailbox: Arc<Mailbox>,
     interfaces: Interfaces,
+    destinations: Destinations,
     entries: HashMap<u32, Entry>,
     flows: HashMap<(SocketAddr, SocketAddr), u32>,
     timers: BTreeSet<(Time, u32)>,
     /// Connections to be served in this round.
     work: Vec<u32>,
+    looked: Time,
 }
 
 impl Driver {
-    pub fn new(mailbox: Arc<Mailbox>, interfaces: Interfaces) -> Driver {
+    pub fn new(mailbox: Arc<Mailbox>, interfaces: Interfaces, destinations: Destinations) -> Driver {
         Driver {
             mailbox,
             interfaces,
+            destinations,
             entries: HashMap::new(),
             flows: HashMap::new(),
             timers: BTreeSet::new(),
             work: Vec::new(),
+            looked: Time(0),
         }
     }
 
@@ -70,6 +79,7 @@ impl Driver {
             self.sleep();
             self.mailbox.waker.clear();
             self.take_mail();
+            self.look();
             self.receive();
             self.fire_timers();
             self.serve();
@@ -141,7 +151,12 @@ impl Driver {
                 let now = self.mailbox.now();
                 for i in 0..count {
                     let frame = port.io.frame(i);
-                    let Some((packet, key)) = flow(frame.data) else { continue };
+                    let Some((packet, key)) = flow(frame.data) else {
+                        if let Some(error) = TooBig::parse(frame.data) {
+                            self.too_big(&error);
+                        }
+                        continue;
+                    };
                     let Some(&id) = self.flows.get(&key) else { continue };
                     let Some(entry) = self.entries.get(&id) else { continue };
                     let result = entry.shared.state.lock().connection.handle_input(now, packet);
@@ -152,6 +167,38 @@ impl Driver {
                     self.queue(id);
                 }
             }
+        }
+    }
+
+    /// Asks the interfaces now and then what they are: where the MTU became smaller, packets must too, and an
+    /// Ethernet address may have changed.
+    fn look(&mut self) {
+        let now = self.mailbox.now();
+        if now.since(self.looked) < LOOK {
+            return;
+        }
+        self.looked = now;
+        for (index, port) in self.interfaces.lock().iter_mut() {
+            let Ok(link) = port.io.link() else { continue };
+            if link.mtu < port.link.mtu {
+                let mtu = link.mtu.clamp(576, 9216) as u16;
+                for entry in self.entries.values().filter(|e| e.hop.index == *index) {
+                    entry.shared.state.lock().connection.limit_mtu(mtu);
+                }
+            }
+            port.link = link;
+        }
+    }
+
+    /// A router on the way says that a packet of ours was too big for it. Believed if it quotes one that we
+    /// sent; then it holds for this connection and for later ones to the same destination.
+    fn too_big(&mut self, error: &TooBig) {
+        let Some(&id) = self.flows.get(&(error.destination, error.source)) else { return };
+        let Some(entry) = self.entries.get(&id) else { return };
+        if entry.shared.state.lock().connection.too_big(error.sequence, error.mtu) {
+            tracing::debug!(remote = %error.destination, mtu = error.mtu, "the path takes less");
+            self.destinations.path_mtu(error.destination, error.mtu);
+            self.queue(id);
         }
     }
 
@@ -197,13 +244,13 @@ impl Driver {
             let over = match port {
                 Some(port) => {
                     transmit(port, &entry.hop, &mut state, now);
-                    let over = tell(&shared, &mut state);
+                    let over = tell(&shared, &mut state, &self.destinations);
                     if opening && (state.connected || over || state.ending != Ending::Open) {
                         port.opened(shared.local.port());
                     }
                     over
                 }
-                None => tell(&shared, &mut state),
+                None => tell(&shared, &mut state, &self.destinations),
             };
             let next = if over { None } else { state.connection.poll_timeout() };
             drop(state);
@@ -244,13 +291,14 @@ fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, n
 }
 
 /// Hands events on; true if the connection is over and nobody will read from it.
-fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>) -> bool {
+fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Destinations) -> bool {
     let mut happened = false;
     while let Some(event) = state.connection.poll() {
         happened = true;
         match event {
             Event::Connected => {
                 state.connected = true;
+                destinations.answered(shared.remote, false);
                 state.early = Vec::new();
             }
             Event::Closed => state.finish_with(Ending::Closed),
@@ -258,8 +306,12 @@ fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>) -> bool {
                 tracing::debug!(error = %e, remote = %shared.remote, "connection failed");
                 state.finish_with(Ending::Failed(e));
             }
-            Event::FallbackToTcp(handshake) => state.finish_with(Ending::PlainTcp(handshake)),
-            Event::Token(_) | Event::Readable(_) | Event::Writable(_) | Event::InputConsumed(_) => {}
+            Event::FallbackToTcp(handshake) => {
+                destinations.answered(shared.remote, true);
+                state.finish_with(Ending::PlainTcp(handshake));
+            }
+            Event::Token(token) => destinations.keep_token(shared.remote, token),
+            Event::Readable(_) | Event::Writable(_) | Event::InputConsumed(_) => {}
         }
     }
     if happened {

@@ -92,7 +92,7 @@ fn segments(addresses: &[IpAddr]) -> TcpRule {
 }
 
 fn filter(addresses: &[IpAddr], opening: &[u16]) -> Result<Filter, ConnectError> {
-    let mut rules = vec![Rule::Tcp(segments(addresses))];
+    let mut rules = vec![Rule::Tcp(segments(addresses)), Rule::IcmpError(addresses.to_vec())];
     if let (Some(first), Some(last)) = (opening.iter().min(), opening.iter().max()) {
         // The range may take in ports that are not ours; their segments are passed over.
         rules.push(Rule::Tcp(TcpRule {

@@ -19,6 +19,7 @@
 
 mod address;
 mod connection;
+mod destinations;
 mod driver;
 mod fallback;
 mod interfaces;
@@ -32,6 +33,7 @@ mod sub;
 mod tokio_stream;
 mod wake;
 
+pub use destinations::Destination;
 pub use netlink::{Route, neighbour, route};
 pub use next_hop::{NextHop, ResolveError, resolve};
 pub use port::LocalPort;

@@ -14,6 +14,7 @@ use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection};
 
 use crate::connection::Shared;
+use crate::destinations::{Destination, Destinations};
 use crate::driver::Driver;
 use crate::next_hop::{self, NextHop, ResolveError};
 use crate::port::LocalPort;
@@ -106,6 +107,7 @@ struct Inner {
     thread: Mutex<Option<JoinHandle<()>>>,
     next_id: Mutex<u32>,
     interfaces: crate::interfaces::Interfaces,
+    destinations: Destinations,
     config: Config,
 }
 
@@ -137,11 +139,18 @@ impl Stack {
             started: Instant::now(),
         });
         let interfaces = crate::interfaces::Interfaces::default();
-        let driver = Driver::new(mailbox.clone(), interfaces.clone());
+        let destinations = Destinations::default();
+        let driver = Driver::new(mailbox.clone(), interfaces.clone(), destinations.clone());
         let thread = std::thread::Builder::new().name("rivulet-stack".into()).spawn(move || driver.run())?;
-        let inner =
-            Inner { mailbox, thread: Mutex::new(Some(thread)), next_id: Mutex::new(0), interfaces, config };
+        let thread = Mutex::new(Some(thread));
+        let inner = Inner { mailbox, thread, next_id: Mutex::new(0), interfaces, destinations, config };
         Ok(Stack { inner: Arc::new(inner) })
+    }
+
+    /// What earlier connections of this stack learned about a destination, none if nothing or too long ago.
+    #[must_use]
+    pub fn destination(&self, remote: SocketAddr) -> Option<Destination> {
+        self.inner.destinations.get(remote)
     }
 
     /// Opens a connection to `remote`. Returns as soon as the way there is known; the first data written
@@ -173,7 +182,12 @@ impl Stack {
         let link = self.inner.interfaces.prepare(&hop, source, port.address().port())?;
         let mtu = if hop.mtu == 0 { link.mtu } else { link.mtu.min(hop.mtu) };
 
-        let config = Config { mtu: mtu.clamp(576, 9216) as u16, seed: seed(), ..self.inner.config.clone() };
+        let destinations = &self.inner.destinations;
+        let known = destinations.get(remote).and_then(|d| d.path_mtu).map_or(mtu, u32::from);
+        let mtu = mtu.min(known).clamp(576, 9216) as u16;
+        let config = self.inner.config.clone();
+        let token = destinations.take_token(remote).or_else(|| config.token.clone());
+        let config = Config { mtu, token, seed: seed(), ..config };
         let now = mailbox.now();
         let connection = Connection::open(config, port.address(), remote, now);
         let id = {

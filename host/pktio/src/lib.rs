@@ -22,6 +22,7 @@ pub mod filter;
 mod frame;
 mod gso;
 pub mod guard;
+pub mod icmp;
 mod interface;
 mod link;
 pub mod monitor;

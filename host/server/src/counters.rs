@@ -23,6 +23,8 @@ pub struct Counters {
     pub unsent: u64,
     /// Responses that could not be built.
     pub unbuilt: u64,
+    /// Routers said that a response was too big for its path.
+    pub too_big: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
 }

@@ -8,6 +8,7 @@ pub mod counters;
 pub mod heartbeat;
 pub mod keys;
 mod minisocket;
+mod paths;
 mod server;
 pub mod service;
 

@@ -11,6 +11,7 @@ use rivulet_packet::option::EX_ID;
 use rivulet_packet::{EthHeader, Segment};
 use rivulet_pktio::filter::{Rule, TcpRule};
 use rivulet_pktio::guard::{GuardError, KernelGuard};
+use rivulet_pktio::icmp::TooBig;
 use rivulet_pktio::{
     AfPacket, Checksum, ChecksumPolicy, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, Stats,
     TxFrame,
@@ -22,6 +23,7 @@ use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transpo
 use crate::counters::Counters;
 use crate::heartbeat::Beat;
 use crate::minisocket::{Detached, EventKind, Minisocket};
+use crate::paths::Paths;
 use crate::service::{Service, ServiceError, check_all};
 
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
@@ -129,6 +131,7 @@ pub struct Server {
     held_back: bool,
     /// Continuations travel as differences to what the client predicts.
     delta: bool,
+    paths: Paths,
 }
 
 impl Server {
@@ -140,7 +143,7 @@ impl Server {
                 rx_bytes: RX_BYTES,
                 checksum: ChecksumPolicy::Report,
                 promiscuous: false,
-                filter: Some(filter(&[])?),
+                filter: Some(filter(&[], &[])?),
                 ..rivulet_pktio::Config::default()
             },
         )?;
@@ -158,6 +161,7 @@ impl Server {
             looked: 0,
             held_back: false,
             delta: true,
+            paths: Paths::default(),
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -167,10 +171,10 @@ impl Server {
     pub fn replace(&mut self, services: Vec<Service>) -> Result<(), ServerError> {
         check_all(&services)?;
         let addresses: Vec<IpAddr> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
-        let filter = filter(&addresses)?;
-        if addresses != self.addresses() {
+        let rules = segments(&services);
+        let filter = filter(&rules, &addresses)?;
+        if rules != segments(self.services()) {
             let (netns, name) = (self.io.interface().netns(), self.io.interface().name());
-            let rules = [segments(&addresses)];
             match &self.guard {
                 _ if addresses.is_empty() => self.guard = None,
                 Some(guard) => guard.update(&[name], &rules)?,
@@ -214,7 +218,7 @@ impl Server {
 
     /// TCP payload that a packet on this interface takes.
     fn payload(&self) -> u16 {
-        self.link.mtu.saturating_sub(HEADERS).clamp(300, 8952) as u16
+        payload(self.link.mtu)
     }
 
     /// Asks the interface now and then what it is: its MTU or Ethernet address may change, and it may be
@@ -231,10 +235,6 @@ impl Server {
         for running in &mut self.running {
             running.transport.policy.payload = payload;
         }
-    }
-
-    fn addresses(&self) -> Vec<IpAddr> {
-        self.running.iter().flat_map(|r| r.service.addresses.iter().copied()).collect()
     }
 
     /// Ethernet address of the interface.
@@ -318,7 +318,7 @@ impl Server {
 
     /// Microseconds of this server's own clock.
     fn now(&self) -> u64 {
-        self.started.elapsed().as_micros() as u64
+        elapsed(self.started)
     }
 
     fn wait(&self, longest: Duration) {
@@ -403,7 +403,13 @@ impl Server {
         let (ethernet, segment) = match Segment::parse_frame(frame) {
             Ok(parsed) => parsed,
             Err(e) => {
-                counters.refuse(&Refusal::Wire(e));
+                match TooBig::parse(frame) {
+                    Some(error) => {
+                        counters.too_big += 1;
+                        self.paths.learn(error.destination.ip(), error.mtu, elapsed(self.started));
+                    }
+                    None => counters.refuse(&Refusal::Wire(e)),
+                }
                 return;
             }
         };
@@ -423,7 +429,7 @@ impl Server {
         } else {
             step(&segment, &running.keys, now, &running.transport.policy)
         };
-        let plan = match verdict {
+        let mut plan = match verdict {
             Ok(Verdict::Respond(plan)) => plan,
             Ok(Verdict::Terminate) => {
                 counters.requests += 1;
@@ -438,6 +444,9 @@ impl Server {
             }
         };
         counters.requests += u64::from(fresh);
+        // The connection began on a path that took more, or this interface did.
+        let mtu = self.paths.mtu(segment.src.ip(), elapsed(self.started)).map_or(self.link.mtu, u32::from);
+        plan.limit(payload(mtu.min(self.link.mtu)).into());
         let kind = match (plan.is_close(), segment.syn_options) {
             (true, _) => EventKind::Close,
             (false, Some(_)) => EventKind::Open,
@@ -539,22 +548,39 @@ const EVENT: &[u8] = b"rivulet event";
 /// Longest frame taken, octets: a jumbo frame of 9000 with its tag.
 const MAX_FRAME: usize = 9216;
 
+fn elapsed(since: Instant) -> u64 {
+    since.elapsed().as_micros() as u64
+}
+
+/// TCP payload of a packet of `mtu` octets.
+fn payload(mtu: u32) -> u16 {
+    mtu.saturating_sub(HEADERS).clamp(300, 8952) as u16
+}
+
 /// The clock of replicas that no ToR stamps for: real time, which NTP keeps together.
 fn common_clock() -> Time {
     Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
 }
 
-/// Segments of ours to the service addresses.
-fn segments(addresses: &[IpAddr]) -> TcpRule {
-    TcpRule { exid: Some(EX_ID), destinations: addresses.to_vec(), ..TcpRule::default() }
+/// Segments of ours to the services. Other ports of a service address are the kernel's: what is closed there is
+/// refused, what speaks plain TCP answers.
+fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<TcpRule> {
+    let rule = |s: &Service| TcpRule {
+        exid: Some(EX_ID),
+        destinations: s.addresses.clone(),
+        destination_ports: vec![s.port..=s.port],
+        ..TcpRule::default()
+    };
+    services.into_iter().map(rule).collect()
 }
 
-/// Without addresses nothing passes.
-fn filter(addresses: &[IpAddr]) -> Result<Filter, OpenError> {
-    if addresses.is_empty() {
+/// Segments of the services, and errors about what was sent from their addresses. Without services nothing passes.
+fn filter(rules: &[TcpRule], addresses: &[IpAddr]) -> Result<Filter, OpenError> {
+    if rules.is_empty() {
         return Filter::new(&[]);
     }
-    Filter::new(&[Rule::Tcp(segments(addresses))])
+    let errors = Rule::IcmpError(addresses.to_vec());
+    Filter::new(&rules.iter().cloned().map(Rule::Tcp).chain([errors]).collect::<Vec<_>>())
 }
 
 /// What keeps others from choosing numbers that collide in the replay defence.

@@ -79,6 +79,8 @@ pub fn page(s: &Snapshot) -> String {
     metric("terminated_total", "counter", "Trickles that it terminated.", &[("", c.terminated)]);
     metric("responses_total", "counter", "Responses handed to the interface.", &[("", c.responses)]);
     metric("heartbeats_total", "counter", "Heartbeats sent.", &[("", c.heartbeats)]);
+    let help = "Routers that found a response too big for its path.";
+    metric("path_too_big_total", "counter", help, &[("", c.too_big)]);
     let labels: Vec<String> = Refusal::NAMES.iter().map(|name| format!("{{reason=\"{name}\"}}")).collect();
     let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(c.refused.iter().copied()).collect();
     metric("refused_total", "counter", "Requests refused, by reason.", &rows);
