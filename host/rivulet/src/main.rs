@@ -1,13 +1,12 @@
 //! The `rivulet` command.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rivulet_cli::agent::{self, AgentArgs};
 use rivulet_cli::get::{self, GetArgs};
 use rivulet_cli::inspect::{self, InspectArgs};
-use rivulet_cli::run;
+use rivulet_cli::run::{self, RunArgs};
 use rivulet_cli::serve::{self, ServeArgs};
 use rivulet_server::keys::KeySet;
 
@@ -28,15 +27,7 @@ enum Command {
     Agent(AgentArgs),
     Get(GetArgs),
     Inspect(InspectArgs),
-    /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
-    ///
-    /// Works for programs that use the C library dynamically linked, not for Go or static programs.
-    /// Connections to this machine's own addresses stay plain TCP.
-    Run {
-        /// The command and its arguments
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        command: Vec<OsString>,
-    },
+    Run(RunArgs),
     /// Writes fresh keys for a service to standard output
     Keygen {
         /// Number of the service
@@ -53,7 +44,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => agent::run(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
         Command::Inspect(args) => inspect::inspect(&args),
-        Command::Run { command } => run::run(&command),
+        Command::Run(args) => run::run(&args),
         Command::Keygen { service } => keygen(service),
     };
     match result {

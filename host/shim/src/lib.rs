@@ -5,12 +5,14 @@
 //! place of the program's own. From then on the descriptor is a real one, so read, write, poll, select,
 //! epoll, sendfile, dup, fork and exec are the kernel's business; only what would betray a Unix socket is
 //! answered here. As with TCP Fast Open (`TCP_FASTOPEN_CONNECT`), the connection is open at once and the
-//! first data travels with the SYN.
+//! first data travels with the SYN; a connection that fails says so to the first read, or to `SO_ERROR`. With
+//! `rivulet run --wait` connect fails itself, as TCP's does.
 //!
 //! Not covered: programs that make system calls without libc (Go, static binaries) and io_uring;
 //! a descriptor put into an epoll set before `connect` (it leaves the set, as on close).
 
 mod protocol;
+mod reads;
 mod real;
 mod stack;
 
@@ -101,6 +103,16 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) && !value.is_null() {
+        // SAFETY: the caller's arguments, passed on.
+        let got = unsafe { (real().getsockopt)(fd, level, name, value, len) };
+        let errno = if got == 0 { stack::failure(fd) } else { 0 };
+        if errno != 0 {
+            // SAFETY: the kernel has just written an int there.
+            unsafe { value.cast::<c_int>().write_unaligned(errno) };
+        }
+        return got;
+    }
     if let Some(peer) = stack::suspect(level, name).then(|| peer_of(fd)).flatten() {
         let answer = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => {

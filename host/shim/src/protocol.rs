@@ -15,8 +15,11 @@ pub const STACK_ENV: &str = "RIVULET_STACK";
 
 /// Octets of an encoded [`Ask`].
 pub const ASK: usize = 40;
+/// Octets of an encoded [`Why`].
+pub const WHY: usize = 9;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+const VERSION_WHY: u8 = 3;
 const NAME: &[u8] = b"\0rivulet:";
 
 /// A connection is wanted.
@@ -26,6 +29,8 @@ pub struct Ask {
     pub peer: SocketAddr,
     /// What the program had bound, if anything.
     pub bound: Option<SocketAddr>,
+    /// The program does not want to wait for the answer.
+    pub nonblocking: bool,
 }
 
 impl Ask {
@@ -35,6 +40,7 @@ impl Ask {
         out[0] = VERSION;
         put(&mut out[1..20], Some(self.peer));
         put(&mut out[20..39], self.bound);
+        out[39] = u8::from(self.nonblocking);
         out
     }
 
@@ -43,7 +49,29 @@ impl Ask {
         if message.len() != ASK || message[0] != VERSION {
             return None;
         }
-        Some(Ask { peer: get(&message[1..20])?, bound: get(&message[20..39]) })
+        Some(Ask { peer: get(&message[1..20])?, bound: get(&message[20..39]), nonblocking: message[39] != 0 })
+    }
+}
+
+/// Asked about a connection that ended: with which errno? It is told once, as `SO_ERROR` is; 0 otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Why {
+    /// The connection's number, as in its names.
+    pub id: u64,
+}
+
+impl Why {
+    /// The message.
+    pub fn encode(&self) -> [u8; WHY] {
+        let mut out = [VERSION_WHY; WHY];
+        out[1..].copy_from_slice(&self.id.to_be_bytes());
+        out
+    }
+
+    /// Reads a message.
+    pub fn decode(message: &[u8]) -> Option<Why> {
+        let id = message.strip_prefix(&[VERSION_WHY])?;
+        Some(Why { id: u64::from_be_bytes(id.try_into().ok()?) })
     }
 }
 
@@ -77,6 +105,12 @@ pub fn name(id: u64, address: SocketAddr) -> Vec<u8> {
     let mut name = NAME.to_vec();
     name.extend_from_slice(format!("{id:016x}:{address}").as_bytes());
     name
+}
+
+/// The number in an abstract name made by [`name`].
+pub fn id_of(name: &[u8]) -> Option<u64> {
+    let digits = name.strip_prefix(NAME)?.get(..16)?;
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
 /// The address in an abstract name made by [`name`].

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
-use crate::protocol::{Ask, STACK_ENV, address_of};
+use crate::protocol::{Ask, STACK_ENV, Why, address_of, id_of};
 use crate::real::real;
 
 /// What came of [`connect`].
@@ -32,18 +32,38 @@ pub fn ours(fd: c_int) -> bool {
 
 /// The peer that a descriptor of the stack stands for. Keeps errno.
 pub fn peer_of(fd: c_int) -> Option<SocketAddr> {
-    name_of(fd, real().getpeername)
+    address_of(&name_of(fd, real().getpeername)?)
 }
 
 /// The local address that a descriptor of the stack stands for. Keeps errno.
 pub fn local_of(fd: c_int) -> Option<SocketAddr> {
-    name_of(fd, real().getsockname)
+    address_of(&name_of(fd, real().getsockname)?)
+}
+
+/// The errno with which a connection of the stack failed, 0 if it did not or was asked before. Keeps errno.
+pub fn failure(fd: c_int) -> c_int {
+    let Some(id) = name_of(fd, real().getsockname).and_then(|name| id_of(&name)) else { return 0 };
+    // SAFETY: the C library's errno of this thread, put back below.
+    let errno = unsafe { *libc::__errno_location() };
+    let ask = || {
+        let stack = dial()?;
+        let message = Why { id }.encode();
+        // SAFETY: pointer and length are those of the message.
+        let sent = unsafe {
+            libc::send(stack.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL)
+        };
+        if sent == message.len() as isize { receive(&stack) } else { None }
+    };
+    let answer = ask().map_or(0, |(errno, _)| errno);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    answer
 }
 
 fn name_of(
     fd: c_int,
     ask: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int,
-) -> Option<SocketAddr> {
+) -> Option<Vec<u8>> {
     // SAFETY: all zero is a valid sockaddr_un, and the length is that of the structure. errno is put back
     // because the program may be about to read it.
     unsafe {
@@ -56,7 +76,9 @@ fn name_of(
             return None;
         }
         let used = (len as usize).clamp(2, size_of::<libc::sockaddr_un>()) - 2;
-        address_of(std::slice::from_raw_parts(name.sun_path.as_ptr().cast(), used))
+        let name = std::slice::from_raw_parts(name.sun_path.as_ptr().cast::<u8>(), used);
+        // Most Unix sockets have no name, or one that is not ours.
+        address_of(name).map(|_| name.to_vec())
     }
 }
 
@@ -83,7 +105,12 @@ fn socket_option(fd: c_int, name: c_int) -> Option<c_int> {
 /// Asks the stack for a connection and puts it in the place of `fd`, keeping the flags of `fd`.
 pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
     let Some(stack) = dial() else { return Outcome::NoStack };
-    let ask = Ask { peer: target, bound: bound(fd) };
+    // SAFETY: plain calls on the program's descriptor.
+    let (flags, on_exec) = unsafe { (libc::fcntl(fd, libc::F_GETFL), libc::fcntl(fd, libc::F_GETFD)) };
+    if flags < 0 || on_exec < 0 {
+        return Outcome::Failed(libc::EBADF);
+    }
+    let ask = Ask { peer: target, bound: bound(fd), nonblocking: flags & libc::O_NONBLOCK != 0 };
     let message = ask.encode();
     // SAFETY: pointer and length are those of the message.
     let sent =
@@ -95,16 +122,11 @@ pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
         Some(reply) => reply,
         None => return Outcome::NoStack,
     };
-    let Some(end) = end.filter(|_| errno == 0) else {
+    let Some(end) = end.filter(|_| matches!(errno, 0 | libc::EINPROGRESS)) else {
         return Outcome::Failed(if errno == 0 { libc::EIO } else { errno });
     };
     // SAFETY: plain calls on descriptors that are open; dup3 closes the program's socket.
     unsafe {
-        let flags = libc::fcntl(fd, libc::F_GETFL);
-        let on_exec = libc::fcntl(fd, libc::F_GETFD);
-        if flags < 0 || on_exec < 0 {
-            return Outcome::Failed(libc::EBADF);
-        }
         let keep = flags & (libc::O_NONBLOCK | libc::O_ASYNC);
         if libc::fcntl(end.as_raw_fd(), libc::F_SETFL, keep) < 0 {
             return Outcome::Failed(*libc::__errno_location());
@@ -115,7 +137,11 @@ pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
             return Outcome::Failed(*libc::__errno_location());
         }
     }
-    Outcome::Done
+    match errno {
+        0 => Outcome::Done,
+        // The descriptor becomes writable when the server has answered.
+        errno => Outcome::Failed(errno),
+    }
 }
 
 /// `SO_RCVTIMEO` and `SO_SNDTIMEO` set before `connect` hold after it.

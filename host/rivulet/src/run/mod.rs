@@ -4,19 +4,28 @@
 //! long as some process still has a connection through it.
 
 mod door;
+mod elf;
+mod filter;
+mod opening;
 #[path = "../../../shim/src/protocol.rs"]
 #[allow(missing_docs, unreachable_pub)]
 mod protocol;
 mod pump;
+mod watch;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use opening::Opener;
 use rivulet_client::{Config, Stack};
 
 /// Octets of a connection that may wait for the program to read them: a window of a long, fast path.
@@ -26,26 +35,70 @@ const SHIM: &str = "librivulet_shim.so";
 /// Environment variable that says where the shim is.
 const SHIM_ENV: &str = "RIVULET_SHIM";
 
+/// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
+///
+/// Programs that use the C library get a preloaded library; of static programs and those of Go the system calls
+/// are answered (seccomp). Connections to this machine's own addresses stay plain TCP.
+#[derive(Args, Debug)]
+pub struct RunArgs {
+    /// connect waits for the server's answer, with its errors, as TCP's does, and gives up the round trip that
+    /// is saved by sending the first data with the SYN
+    #[arg(long)]
+    pub wait: bool,
+
+    /// How connections are caught
+    #[arg(long, value_enum, default_value_t = By::Auto)]
+    pub by: By,
+
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub command: Vec<OsString>,
+}
+
+/// How a program's connections are caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum By {
+    /// By system calls for static programs and those of Go, else by the preloaded library alone
+    Auto,
+    /// By a preloaded library
+    Shim,
+    /// By their system calls, and by the library where that works: a program that starts static ones
+    Syscalls,
+}
+
 /// Runs a command with its TCP connections over Rivulet; gives the exit code that a shell would show.
-pub fn run(command: &[OsString]) -> anyhow::Result<u8> {
-    let (program, arguments) = command.split_first().context("no command given")?;
+pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
+    let (program, arguments) = args.command.split_first().context("no command given")?;
     let shim = find_shim()?;
     let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
     let stack = Stack::with_config(config).context("the stack thread")?;
     let folder =
         tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;
     let path = folder.path().join("stack");
-    let door = door::Door::open(&path, stack).with_context(|| format!("{}", path.display()))?;
+    let opener = Arc::new(Opener::new(stack, args.wait));
+    door::open(&path, opener.clone()).with_context(|| format!("{}", path.display()))?;
 
     let mut child = Command::new(program);
     child.args(arguments).env("LD_PRELOAD", preload(&shim)).env(protocol::STACK_ENV, &path);
+    let by_calls = match args.by {
+        By::Auto => elf::bypasses_libc(Path::new(program)),
+        By::Shim => false,
+        By::Syscalls => true,
+    };
+    // The child sends the descriptor that hears of its calls.
+    let (from_child, to_parent) = UnixStream::pair().context("a socket pair")?;
+    let to_parent = by_calls.then_some(to_parent);
+    let in_child = to_parent.as_ref().map(AsRawFd::as_raw_fd);
     let parent = std::process::id();
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
         child.pre_exec(move || {
             // Without its stack the command cannot go on: it gets SIGTERM with us.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-            if libc::getppid() as u32 == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+            if libc::getppid() as u32 != parent {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            in_child.map_or(Ok(()), filter::install)
         });
     }
     ignore_terminal_signals();
@@ -56,9 +109,13 @@ pub fn run(command: &[OsString]) -> anyhow::Result<u8> {
             return Ok(if e.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
         }
     };
+    if by_calls {
+        let listener = filter::receive(from_child.as_raw_fd()).context("seccomp")?;
+        watch::start(listener, opener.clone()).context("a thread for system calls")?;
+    }
     let status = child.wait().context("waiting for the command")?;
     // A child of the command may still be talking.
-    while door.open_connections() > 0 && !door.idle_since(Duration::from_secs(30)) {
+    while opener.open_connections() > 0 && !opener.idle_since(Duration::from_secs(30)) {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(match (status.code(), status.signal()) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rivulet_client::Stream;
 
-use super::door::Counted;
+use super::opening::{Counted, Failures};
 
 const BLOCK: usize = 256 << 10;
 const STACK_SIZE: usize = 512 << 10;
@@ -18,7 +18,7 @@ const STACK_SIZE: usize = 512 << 10;
 const SILENCE: Duration = Duration::from_millis(5);
 
 /// Starts both directions; the connection is closed when the program has closed its end.
-pub(super) fn start(stream: Stream, end: UnixStream, counted: Counted) {
+pub(super) fn start(stream: Stream, end: UnixStream, counted: Counted, failures: Failures) {
     let stream = Arc::new(stream);
     let counted = Arc::new(counted);
     let Ok(upward) = end.try_clone() else { return };
@@ -30,7 +30,7 @@ pub(super) fn start(stream: Stream, end: UnixStream, counted: Counted) {
         }
     };
     spawn("up", Box::new(move || up(&of_up, &upward, &count_up)));
-    spawn("down", Box::new(move || down(&of_down, &end, &count_down)));
+    spawn("down", Box::new(move || down(&of_down, &end, &count_down, &failures)));
 }
 
 /// From the program to the server.
@@ -59,7 +59,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
 }
 
 /// From the server to the program.
-fn down(stream: &Stream, end: &UnixStream, counted: &Counted) {
+fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failures) {
     let mut block = vec![0; BLOCK];
     loop {
         match (&*stream).read(&mut block) {
@@ -75,12 +75,15 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted) {
             Err(e) => {
                 if e.kind() != io::ErrorKind::ConnectionAborted {
                     tracing::warn!(peer = %stream.peer_addr(), error = %e, "connection");
+                    // Noted before the program sees the end, and asks.
+                    failures.note(&e);
                 }
-                break;
+                // Nobody takes what the program still writes: that must not wait for ever.
+                let _ = end.shutdown(Shutdown::Both);
+                return;
             }
         }
     }
-    // A failed connection cannot be told from an ended one here: a Unix socket has no reset of its own.
     let _ = end.shutdown(Shutdown::Write);
 }
 

@@ -1,0 +1,121 @@
+//! Reading: a connection that failed says so with its errno, where a Unix socket alone would show an end.
+//!
+//! Nothing is done while octets come. At an end, and at an error, the stack is asked once how the connection
+//! ended; as with `SO_ERROR`, whoever asks first is told.
+
+use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+
+use crate::real::{real, set_errno};
+use crate::stack::failure;
+
+/// `got` as TCP would have said it; `wanted` is false if an empty read was asked for.
+fn judged(fd: c_int, got: ssize_t, wanted: bool) -> ssize_t {
+    if got > 0 || !wanted {
+        return got;
+    }
+    // SAFETY: the C library's errno of this thread.
+    let reset = got < 0 && unsafe { *libc::__errno_location() } == libc::ECONNRESET;
+    if got < 0 && !reset {
+        return got;
+    }
+    match failure(fd) {
+        0 => got,
+        errno => set_errno(errno) as ssize_t,
+    }
+}
+
+/// Replaces read(2).
+///
+/// # Safety
+/// As read(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, into: *mut c_void, size: size_t) -> ssize_t {
+    // SAFETY: the caller's arguments, passed on.
+    let got = unsafe { (real().read)(fd, into, size) };
+    judged(fd, got, size > 0)
+}
+
+/// Replaces what fortified programs call for read(2).
+///
+/// # Safety
+/// As read(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(fd: c_int, into: *mut c_void, size: size_t, room: size_t) -> ssize_t {
+    if room < size {
+        // SAFETY: ends the process, as the C library's own does.
+        unsafe { libc::abort() };
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { read(fd, into, size) }
+}
+
+/// Replaces readv(2).
+///
+/// # Safety
+/// As readv(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the caller's arguments, passed on.
+    let got = unsafe { (real().readv)(fd, parts, count) };
+    judged(fd, got, count > 0)
+}
+
+/// Replaces recv(2).
+///
+/// # Safety
+/// As recv(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(fd: c_int, into: *mut c_void, size: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's arguments, passed on.
+    let got = unsafe { (real().recv)(fd, into, size, flags) };
+    judged(fd, got, size > 0)
+}
+
+/// Replaces what fortified programs call for recv(2).
+///
+/// # Safety
+/// As recv(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    into: *mut c_void,
+    size: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    if room < size {
+        // SAFETY: ends the process, as the C library's own does.
+        unsafe { libc::abort() };
+    }
+    // SAFETY: the caller's arguments, passed on.
+    unsafe { recv(fd, into, size, flags) }
+}
+
+/// Replaces recvfrom(2).
+///
+/// # Safety
+/// As recvfrom(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    into: *mut c_void,
+    size: size_t,
+    flags: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's arguments, passed on.
+    let got = unsafe { (real().recvfrom)(fd, into, size, flags, address, len) };
+    judged(fd, got, size > 0)
+}
+
+/// Replaces recvmsg(2).
+///
+/// # Safety
+/// As recvmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's arguments, passed on.
+    let got = unsafe { (real().recvmsg)(fd, message, flags) };
+    judged(fd, got, true)
+}
