@@ -164,14 +164,15 @@ class Rack:
     # Processes
 
     def start(self, name: str, node: Node | None, command: Sequence[str], **options: Any) -> Process:
-        """Starts a process in a node's namespace (None: ours) with a log of its own."""
+        """Starts a process in a node's namespace (None: ours) with a log of its own.
+
+        It ends with us, however we end: nobody could take the rack down after a kill -9.
+        """
         log = self.folder / f"{name}.log"
+        command = ["setpriv", "--pdeathsig", "KILL", "--", *command]
         with log.open("ab") as out:
             arguments: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out, **options}
-            if node is None:
-                popen = subprocess.Popen(list(command), **arguments)
-            else:
-                popen = node.popen(list(command), **arguments)
+            popen = subprocess.Popen(command, **arguments) if node is None else node.popen(command, **arguments)
         process = Process(name, popen, log)
         self.processes[name] = process
         return process
@@ -236,17 +237,19 @@ def running_rack(spec: RackSpec, folder: Path, switch: str = "embedded") -> Iter
     def interrupted(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupted)
+    # SIGINT too: Python leaves it ignored where it was started so, as in the background of a script.
+    before = {number: signal.signal(number, interrupted) for number in (signal.SIGTERM, signal.SIGINT)}
     rack = Rack(spec, folder, switch)
     try:
         rack.build()
         yield rack
     finally:
         # A second Ctrl-C must not leave half a rack behind.
-        ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         rack.down()
-        signal.signal(signal.SIGINT, ignored)
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 __all__ = ["TOR_MAC", "Process", "Rack", "RackError", "binary", "prompt", "running_rack"]

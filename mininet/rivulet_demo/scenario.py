@@ -264,7 +264,7 @@ def standing_rack(
         replicas = Replicas(standing, values.out / "www", agents)
         step(f"replicas {', '.join(names)}")
         for replica in relayed:
-            replicas.relay(replica)
+            replicas.relay(replica)()
         for replica in names:
             replicas.start(replica)
         with Watch(f"unix:{switch_socket}", names) as watch:

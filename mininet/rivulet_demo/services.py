@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class Replicas:
     starts: dict[str, int] = field(default_factory=dict)
     doors: dict[str, Path] = field(default_factory=dict)
     """Sockets of agents that reach the controller through a relay, which can be cut."""
+    relays: dict[str, int] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
         """Starts the serving process of a replica."""
@@ -62,17 +63,19 @@ class Replicas:
         process.popen.wait()
         return when
 
-    def relay(self, name: str) -> None:
-        """Puts a relay between a replica's agent and the controller, or brings it back; before `start` at first."""
+    def relay(self, name: str) -> Callable[[], None]:
+        """Starts a relay between a replica's agent and the controller; what it gives puts it in place, at once."""
         socket = self.doors[name] = self.rack.folder / f"agents-{name}.sock"
-        socket.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "rivulet_demo.relay", str(socket), str(self.agents)]
-        process = self.rack.start(f"relay-{name}", None, command)
-        self.rack.wait_for(socket.exists, 20.0, process, "the relay does not listen")
+        count = self.relays[name] = self.relays.get(name, 0) + 1
+        fresh = self.rack.folder / f"agents-{name}-{count}.sock"
+        command = [sys.executable, "-m", "rivulet_demo.relay", str(fresh), str(self.agents)]
+        process = self.rack.start(f"relay-{name}-{count}", None, command)
+        self.rack.wait_for(fresh.exists, 20.0, process, "the relay does not listen")
+        return lambda: os.replace(fresh, socket)
 
     def cut(self, name: str) -> None:
-        """Ends a replica's relay: its agent hears nothing more of the controller."""
-        self.rack.processes[f"relay-{name}"].end()
+        """Ends a replica's first relay: its agent hears nothing more of the controller."""
+        self.rack.processes[f"relay-{name}-1"].end()
 
     def alive(self) -> list[str]:
         """Names of the replicas whose process runs."""

@@ -1,9 +1,9 @@
-"""Replicas that are sick but not dead: one answers nothing, one has old keys, one is frozen.
+"""Replicas that are sick but not dead: one has old keys, one answers nothing, one is frozen.
 
-The first heartbeats on and swallows every request (its answers are dropped as they leave it), so that the ToR
-takes it for well: only other replicas help. The second is cut off from the controller while the keys are rotated.
-The third is frozen in the middle of its work (SIGSTOP) and thawed later: it keeps its sockets and its kernel, and
-only its heartbeat stops. One after the other, while two clients download.
+The first was cut off from the controller while the keys were rotated. The second heartbeats on and swallows every
+request (its answers are dropped as they leave it), so that the ToR takes it for well: only other replicas help. The
+third is frozen in the middle of its work (SIGSTOP) and thawed later: it keeps its sockets and its kernel, and only its
+heartbeat stops. One after the other, while two clients download.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import signal
 import subprocess
-import time
+from collections.abc import Callable
 from functools import partial
 
 from rivulet_controller.client import Client
@@ -22,9 +22,6 @@ from ...report import RIVULET, show, two_clients
 from ...scenario import Parameters, Standing, console
 
 WORDS = __doc__ or ""
-
-AGENT_PATIENCE_S = 5.0
-"""How long the controller waits for a replica that does not confirm new keys, before they are used without it."""
 
 MUTE = """
 table netdev rivulet_demo_mute {{
@@ -42,7 +39,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
         raise RackError("--replicas: this scenario needs three or more")
     report = two_clients("sick", values, _plan, relayed=("r2",))
     opening = (
-        f"One replica answered nothing, one had old keys, one was frozen, one after the other, while two clients"
+        f"One replica had old keys, one answered nothing, one was frozen, one after the other, while two clients"
         f" fetched {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
     )
     felt = report["clients"][RIVULET]["kills"]
@@ -51,7 +48,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
         + (f" left it out after {kill['exclusion_ms']:.0f} ms." if kill["exclusion_ms"] else " took it for well.")
         for kill in felt
     ]
-    code = show(report, values, "sick replicas: mute, old keys, frozen", opening, words)
+    code = show(report, values, "sick replicas: old keys, mute, frozen", opening, words)
     missed = [kill["what"] for kill in felt if kill["what"] != "mute" and kill["exclusion_ms"] is None]
     if missed:
         console.print(f"The ToR did NOT leave out: {', '.join(missed)}.")
@@ -61,25 +58,19 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 def _plan(standing: Standing, seconds: float) -> list[Deed]:
     mute, old, frozen = (host.name for host in standing.rack.spec.of("replica")[:3])
     eighth = seconds / 8
-    rotated = 3 * eighth
     standing.undo.append(partial(_unmute, standing, mute))
     # A stopped process would not heed the end of the rack.
     standing.undo.append(partial(_send, standing, frozen, signal.SIGCONT))
-    deeds = [
-        Deed(eighth, partial(_mute, name=mute)),
-        Deed(2 * eighth, partial(_unmute, name=mute, what="return")),
-        Deed(rotated, partial(Standing.mark, what="old keys", who=old)),
-        Deed(5 * eighth, partial(_reconnect, name=old)),
+    _rotate_without(standing, old)
+    connect = standing.replicas.relay(old)
+    return [
+        Deed(0.0, partial(Standing.mark, what="old keys", who=old)),
+        Deed(3 * eighth, partial(_reconnect, connect=connect, name=old)),
+        Deed(4 * eighth, partial(_mute, name=mute)),
+        Deed(5 * eighth, partial(_unmute, name=mute, what="return")),
         Deed(6 * eighth, partial(_send, name=frozen, number=signal.SIGSTOP, what="frozen")),
         Deed(7 * eighth, partial(_send, name=frozen, number=signal.SIGCONT, what="return")),
     ]
-    if rotated < AGENT_PATIENCE_S:
-        # In a short download the keys must be on their way before it begins.
-        _cut_and_rotate(standing, old)
-        time.sleep(AGENT_PATIENCE_S - rotated)
-    else:
-        deeds.append(Deed(rotated - AGENT_PATIENCE_S, partial(_cut_and_rotate, name=old)))
-    return deeds
 
 
 def _mute(standing: Standing, name: str) -> None:
@@ -108,12 +99,25 @@ def _send(standing: Standing, name: str, number: signal.Signals, what: str = "")
         standing.mark(what, name)
 
 
-def _cut_and_rotate(standing: Standing, name: str) -> None:
+def _rotate_without(standing: Standing, name: str) -> None:
+    """Cuts a replica off from the controller and rotates the keys; waits until the new ones are in use without it."""
+    api = Client(f"unix:{standing.rack.folder / 'api.sock'}")
+
+    def epochs() -> list[int]:
+        return [kind["usable"] for kind in api.get("/api/services")[0]["keys"].values()]
+
+    before = epochs()
     standing.replicas.cut(name)
-    Client(f"unix:{standing.rack.folder / 'api.sock'}").post("/api/services/files/rotate", {"kinds": ["seal", "nonce"]})
+    api.post("/api/services/files/rotate", {"kinds": ["seal", "nonce"]})
+
+    def used() -> bool:
+        # The controller waits some seconds for a replica that does not confirm.
+        return all(now > then for now, then in zip(epochs(), before, strict=True))
+
+    standing.rack.wait_for(used, 60.0, None, "the keys were not rotated")
 
 
-def _reconnect(standing: Standing, name: str) -> None:
+def _reconnect(standing: Standing, connect: Callable[[], None], name: str) -> None:
     """The cable is back: the agent finds the controller by itself."""
-    standing.replicas.relay(name)
+    connect()
     standing.mark("return", name)
