@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -12,6 +13,7 @@ from certificates import OPENSSL, Authority
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, problem, rack, running, until
+from netrack import USABLE, binary
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import agents as agents_door
@@ -24,8 +26,8 @@ pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installe
 
 
 @asynccontextmanager
-async def door(folder: Path, authority: Authority) -> AsyncIterator[str]:
-    """A controller that listens for agents on a free port of loopback, with TLS; gives its address."""
+async def door(folder: Path, authority: Authority) -> AsyncIterator[tuple[str, Controller]]:
+    """A controller that listens for agents on a free port of loopback, with TLS; gives its address too."""
     certificate, key = authority.sign("controller", "IP:127.0.0.1")
     async with FakeSwitch(NAMES) as switch:
         store = SqliteStore(folder / "state.db")
@@ -38,7 +40,7 @@ async def door(folder: Path, authority: Authority) -> AsyncIterator[str]:
         port = server.add_secure_port("127.0.0.1:0", tls)
         await server.start()
         try:
-            yield f"127.0.0.1:{port}"
+            yield f"127.0.0.1:{port}", controller
         finally:
             await controller.stop()
             await server.stop(None)
@@ -59,7 +61,7 @@ async def test_only_the_replicas_own_certificate_opens_the_door(tmp_path: Path) 
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
     r1, foreign = ours.sign("r1"), theirs.sign("r1")
     alias = ours.sign("machine-17", "DNS:machine-17,DNS:r2")
-    async with door(tmp_path, ours) as address:
+    async with door(tmp_path, ours) as (address, _):
         async with FakeAgent(address, "r1", tls=client(ours, r1)) as agent:
             await until(lambda: bool(agent.newest.services), "r1 is let in and told")
         async with FakeAgent(address, "r2", tls=client(ours, alias)) as agent:
@@ -79,6 +81,39 @@ async def test_only_the_replicas_own_certificate_opens_the_door(tmp_path: Path) 
         async with FakeAgent(address, "r1") as agent:
             await until(lambda: bool(agent.error), "without TLS nothing is said")
             assert agent.updates == []
+
+
+@pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")
+async def test_a_real_agent_comes_in_with_its_certificate_and_finds_the_leader(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
+    program = binary("rivulet")
+    assert program is not None
+
+    async def agent(address: str, signer: Authority) -> asyncio.subprocess.Process:
+        certificate, key = signer.sign("r1")
+        tls = ("--tls-authority", ours.certificate, "--tls-certificate", certificate, "--tls-key", key)
+        where = ("--name", "r1", "-i", "lo", "--controller", address, "--socket", tmp_path / f"{signer.name}.agent")
+        with (tmp_path / "agent.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                program, "agent", *map(str, (*where, *tls)), stdout=log, stderr=log
+            )
+
+    async with door(tmp_path, ours) as (address, controller):
+        # Nobody listens at the first address, as at a controller in waiting.
+        right, wrong = await agent(f"127.0.0.1:1,{address}", ours), await agent(address, theirs)
+        try:
+            await until(lambda: "r1" in controller.agents.agents, "it is registered", 20.0)
+            await until(lambda: bool(controller.agents.agents["r1"].held), "and holds its keys", 20.0)
+            right.kill()
+            await until(lambda: "r1" not in controller.agents.agents, "it is gone", 20.0)
+            await asyncio.sleep(2.0)
+            assert "r1" not in controller.agents.agents, "another authority's certificate opens nothing"
+            assert wrong.returncode is None, "which goes on trying"
+        finally:
+            for process in (right, wrong):
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
 
 
 def test_beyond_this_machine_the_configuration_wants_tls(tmp_path: Path) -> None:
