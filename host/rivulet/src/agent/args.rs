@@ -49,8 +49,8 @@ impl ControllerArgs {
 
 /// Registers this replica with the controllers and hands services and keys to its serving processes.
 ///
-/// Serving processes attach with `rivulet serve --controller unix:/run/rivulet/agent.sock`, or with
-/// msk_listen_agent in C. They find the keys here at once, also while no controller answers.
+/// Serving processes attach with `rivulet serve --controller unix:/run/rivulet/agent.sock`. They find the keys
+/// here at once, also while no controller answers.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// Name of this replica in the controller's configuration
