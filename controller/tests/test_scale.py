@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,11 @@ APPLY_S = 15.0
 CHANGE_S = 0.1
 TRIES = 8
 """Changes of one line; the best counts, since tests share the machine."""
+
+
+def crowded() -> bool:
+    """Whether so much else runs that time says nothing; the CPU time of this process still does."""
+    return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
 
 
 def description(folder: Path, port: int = 80) -> str:
@@ -60,15 +66,15 @@ async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
         await until(lambda: "tor1" in link and link["tor1"].converged_at > 0, "the first apply", 60.0)
         first = time.monotonic() - began
         assert len(link["tor1"].link.items()) > 32_000
-        best = 1e9
+        best = cpu = 1e9
         for port in range(81, 81 + TRIES):
             config = parse(description(tmp_path, port))
-            before, began = link["tor1"].link.writes, time.monotonic()
+            before, began, worked = link["tor1"].link.writes, time.monotonic(), time.process_time()
             assert await controller.change(config, "a test")
-            best = min(best, time.monotonic() - began)
+            best, cpu = min(best, time.monotonic() - began), min(cpu, time.process_time() - worked)
             assert link["tor1"].link.writes - before == 2, "one row more, one less"
-        print(f"first apply {first:.2f} s, a changed line {best * 1e3:.0f} ms")
-        assert first < APPLY_S and best < CHANGE_S
+        print(f"first apply {first:.2f} s, a changed line {best * 1e3:.0f} ms, of which CPU {cpu * 1e3:.0f} ms")
+        assert cpu < CHANGE_S and (crowded() or (first < APPLY_S and best < CHANGE_S))
         held = {str(item) for item in link["tor1"].link.items()}
         task.cancel()
         with suppress(asyncio.CancelledError):
