@@ -160,8 +160,10 @@ def _phases(standing: Standing, samples: Samples, start: float) -> list[dict[str
     """Goodput between one mark and the next."""
     if not samples:
         return []
-    edges = [(start, "begin"), *((at, f"{what} {who}") for at, what, who in standing.marks)]
+    # From the first byte: how long programs take to start is not the network's doing.
+    edges = [(max(start, samples[0][0]), "begin"), *((at, f"{what} {who}") for at, what, who in standing.marks)]
     inside = [(at, words) for at, words in edges if at < samples[-1][0]]
+    inside.sort(key=lambda edge: edge[0])
     ends = [at for at, _ in inside[1:]] + [samples[-1][0]]
     return [
         {"from_s": round(at - start, 3), "since": words, "goodput_mbps": round(goodput_mbps(samples, at, end), 2)}
