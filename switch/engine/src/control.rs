@@ -249,6 +249,17 @@ impl Pipeline {
         self.ctl().delete_group(profile, id)
     }
 
+    /// Follows what group members watch: `up` is asked once for each different `watch_port` that a member of a
+    /// group or of a one-shot has, and members whose answer is no are left out of the choice until it is yes
+    /// again. Call it when a port may have gone up or down, and now and then: a group written meanwhile counts
+    /// what it watches as it was.
+    ///
+    /// # Errors
+    /// `Busy`; nothing is changed then.
+    pub fn follow_liveness(&self, mut up: impl FnMut(&[u8]) -> bool) -> Result<(), WriteError> {
+        self.ctl().follow_liveness(self.program(), &mut up)
+    }
+
     /// All groups, by id.
     pub fn groups(&self, profile: ProfileId) -> Vec<(u32, Group)> {
         self.ctl().groups(profile)

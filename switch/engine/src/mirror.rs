@@ -1,12 +1,13 @@
 //! The control side's picture of a pipeline: what was written, checked before the packet path hears of it.
 
 mod calls;
+mod liveness;
 mod profiles;
 mod read;
 mod sets;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -122,6 +123,8 @@ pub(crate) struct Ctl {
     shared: Arc<Shared>,
     /// Writes of a batch that the packet path is to get as one.
     gathered: Option<Vec<Op>>,
+    /// What members watch that is down, as [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness) found.
+    down: BTreeSet<Vec<u8>>,
 }
 
 pub(crate) fn past_end(name: &str, index: usize) -> WriteError {
@@ -156,6 +159,7 @@ impl Ctl {
             clones: BTreeMap::new(),
             shared: shared.clone(),
             gathered: None,
+            down: BTreeSet::new(),
         };
         for (table, key, w) in &program.const_entries {
             let act = Act::Call { action: w.action.0, local: w.local, words: w.words.clone() };
@@ -291,18 +295,17 @@ impl Ctl {
                     .map(|m| words(program, &info.actions, &m.call))
                     .collect::<Result<Vec<_>, _>>()?;
                 let mut made = OneShot { members: Vec::new(), group: p.group_slots.take() };
-                let mut expanded = Vec::new();
-                for (m, w) in list.iter().zip(calls) {
+                for w in calls {
                     let slot = self.profiles[profile.index()].member_slots.take();
                     made.members.push(slot);
-                    expanded.extend(std::iter::repeat_n(slot, m.weight as usize));
                     self.push(Op::Member {
                         profile: profile.0,
                         member: slot,
                         call: Some((w.action.0, w.words)),
                     });
                 }
-                self.push(Op::Group { profile: profile.0, group: made.group, members: expanded });
+                let members = self.one_shot_members(list, &made);
+                self.push(Op::Group { profile: profile.0, group: made.group, members });
                 let canon = list
                     .iter()
                     .map(|m| OneShotMember {

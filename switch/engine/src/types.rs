@@ -126,7 +126,8 @@ pub struct OneShotMember {
     pub call: ActionCall,
     /// Share of the flows, at least 1.
     pub weight: u32,
-    /// Kept and read back; ports going down do not change the choice.
+    /// What the member's part in the choice depends on, in the caller's own encoding; empty for nothing. See
+    /// [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
     pub watch_port: Vec<u8>,
 }
 
@@ -208,7 +209,8 @@ pub struct GroupMember {
     pub member: u32,
     /// Share of the flows, at least 1.
     pub weight: u32,
-    /// Kept and read back; ports going down do not change the choice.
+    /// What the member's part in the choice depends on, in the caller's own encoding; empty for nothing. See
+    /// [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
     pub watch_port: Vec<u8>,
 }
 

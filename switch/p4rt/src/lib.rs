@@ -65,6 +65,7 @@ mod server;
 mod service;
 mod stream;
 mod switch_service;
+mod tls;
 mod write;
 
 pub use error::{SPACE, UpdateError};
@@ -73,6 +74,7 @@ pub use packet_io::{PacketInSender, PacketIns, packet_in_channel};
 pub use ports::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
 pub use server::{ServeError, Server, ServerConfig, Totals};
 pub use service::Listener;
+pub use tls::Tls;
 
 /// The release of P4Runtime that the messages are of, as `Capabilities` says it.
 pub const P4RUNTIME_API_VERSION: &str = "1.5.0";

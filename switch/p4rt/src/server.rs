@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Mutex, RwLock};
-use rivulet_engine::{DigestSample, Switch};
+use rivulet_engine::{DigestSample, Pipeline, Switch};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tonic::Status;
@@ -23,6 +23,8 @@ use crate::ports::Ports;
 use crate::proto::p4::v1 as p4;
 use crate::service::Listener;
 use crate::stream::Outbox;
+use crate::tls::Tls;
+use crate::write::action::watched_is_up;
 use p4::set_forwarding_pipeline_config_request::Action;
 use p4::stream_message_response::Update;
 
@@ -30,6 +32,9 @@ use p4::stream_message_response::Update;
 const WORKERS: usize = 32;
 /// How often idle entries are looked for.
 const IDLE_SWEEP: Duration = Duration::from_millis(250);
+/// How often it is looked whether watched ports are up, while there is a selector, and while there is none.
+const WATCH_NAP: Duration = Duration::from_millis(5);
+const NO_WATCH_NAP: Duration = Duration::from_millis(50);
 /// Longest nap of the digest thread, and so how long it takes to notice the end.
 const DIGEST_NAP: Duration = Duration::from_millis(100);
 
@@ -43,12 +48,14 @@ pub struct ServerConfig {
     /// How often a silent connection is asked whether it lives; after as long again without an answer it is
     /// closed, and a primary behind it is gone.
     pub keepalive: Duration,
+    /// Certificate and key to serve TLS with; in the clear if `None`.
+    pub tls: Option<Tls>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
         let (max_message_bytes, keepalive) = (64 << 20, Duration::from_secs(10));
-        ServerConfig { device_id: 0, max_message_bytes, keepalive }
+        ServerConfig { device_id: 0, max_message_bytes, keepalive, tls: None }
     }
 }
 
@@ -216,6 +223,10 @@ impl Server {
                 .name("p4rt-digests".into())
                 .spawn(move || shared.run_digests(&digests))?
         };
+        let watch_thread = {
+            let shared = shared.clone();
+            std::thread::Builder::new().name("p4rt-ports".into()).spawn(move || shared.run_watch())?
+        };
         let packets = tokio::spawn(shared.clone().run_packet_ins(packet_ins));
         let idle = tokio::spawn(shared.clone().run_idle());
         let result = crate::service::run(shared.clone(), listener, shutdown).await;
@@ -223,9 +234,9 @@ impl Server {
         packets.abort();
         idle.abort();
         // Joining blocks for one nap at most.
-        let joined = tokio::task::spawn_blocking(move || digest_thread.join()).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!("the digest thread panicked");
+        let joined = tokio::task::spawn_blocking(move || (digest_thread.join(), watch_thread.join())).await;
+        if !matches!(joined, Ok((Ok(()), Ok(())))) {
+            tracing::error!("a thread of the server panicked");
         }
         Ok(result?)
     }
@@ -421,6 +432,21 @@ impl Shared {
                 count(&self.counts.digest_lists);
                 self.tell(&Update::Digest(list));
             }
+        }
+    }
+
+    /// Leaves members out of the choice while a port that they watch is down.
+    fn run_watch(&self) {
+        while !*self.stopping.borrow() {
+            let pipeline = self.switch.forwarding();
+            let selects = |p: &Pipeline| p.info().profiles.iter().any(|p| p.has_selector);
+            let Some(pipeline) = pipeline.filter(selects) else {
+                std::thread::sleep(NO_WATCH_NAP);
+                continue;
+            };
+            // A busy packet path is asked again.
+            let _ = pipeline.follow_liveness(|watch| watched_is_up(watch, &*self.ports));
+            std::thread::sleep(WATCH_NAP);
         }
     }
 

@@ -95,7 +95,11 @@ where
             shared.stopping.send_replace(true);
         }
     };
-    let serve = Transport::builder()
+    let mut transport = Transport::builder();
+    if let Some(tls) = &shared.config.tls {
+        transport = transport.tls_config(tls.config())?;
+    }
+    let serve = transport
         .http2_keepalive_interval(Some(shared.config.keepalive))
         .http2_keepalive_timeout(Some(shared.config.keepalive))
         .add_service(p4runtime)

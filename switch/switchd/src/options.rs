@@ -85,6 +85,19 @@ impl TraceOptions {
     }
 }
 
+/// Files of PEM for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The server's certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority of clients' certificates.
+    pub client_authority: Option<PathBuf>,
+    /// Clients have to have one.
+    pub client_required: bool,
+}
+
 /// A switch to be started.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -110,6 +123,8 @@ pub struct Options {
     pub max_port_count: usize,
     /// Address of the P4Runtime server.
     pub grpc_addr: String,
+    /// Files to serve TLS with.
+    pub tls: Option<TlsFiles>,
     /// The port of packet-in and packet-out.
     pub cpu_port: Option<u32>,
     /// The port that drops.
@@ -176,7 +191,7 @@ pub fn parse(words: &[String]) -> Result<Action, FlagError> {
     let mut options = assemble(&general, &target)?;
     options.config = config;
     options.bare_forwarder = bare_forwarder;
-    options.warnings = warnings;
+    options.warnings.extend(warnings);
     check(&options)?;
     Ok(Action::Run(Box::new(options)))
 }
@@ -196,11 +211,6 @@ fn unserved(parsed: &Parsed, table: &[Flag], warnings: &mut Vec<String>) {
 
 fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
     let path = |flag| general.get(flag).map(PathBuf::from);
-    if target.has("grpc-server-ssl") {
-        return Err(conflict(
-            "--grpc-server-ssl: TLS is not served, and serving in the clear instead is refused",
-        ));
-    }
     let workers = general.number("workers")?.unwrap_or(1);
     if !(1..=MAX_WORKERS).contains(&workers) {
         return Err(invalid("workers", general, &format!("1 to {MAX_WORKERS}")));
@@ -220,6 +230,8 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
         Some("auto") => IoChoice::Auto,
         Some(_) => return Err(invalid("io", general, "af_packet, af_xdp or auto")),
     };
+    let mut warnings = Vec::new();
+    let tls = tls_files(target, &mut warnings)?;
     Ok(Options {
         config: None,
         p4info: path("p4info"),
@@ -231,6 +243,7 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
         log_level: log_level(general)?,
         dump_packet_data: general.number("dump-packet-data")?.unwrap_or(0),
         max_port_count: general.number("max-port-count")?.unwrap_or(512),
+        tls,
         grpc_addr: target.get("grpc-server-addr").unwrap_or("0.0.0.0:9559").into(),
         cpu_port: target.number("cpu-port")?,
         drop_port: target.number("drop-port")?.unwrap_or(511),
@@ -244,7 +257,7 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
         },
         metrics_addr: general.get("metrics-addr").map(Into::into),
         bare_forwarder: false,
-        warnings: Vec::new(),
+        warnings,
     })
 }
 
@@ -277,6 +290,28 @@ impl FromStr for LinkText {
         settings.apply_all(text)?;
         Ok(LinkText(settings))
     }
+}
+
+/// As BMv2 has it: the flags of TLS do nothing without `--grpc-server-ssl`, which is said.
+fn tls_files(target: &Parsed, warnings: &mut Vec<String>) -> Result<Option<TlsFiles>, FlagError> {
+    let path = |flag| target.get(flag).map(PathBuf::from);
+    let client_required = target.has("grpc-server-with-client-auth");
+    let (certificate, key) = (path("grpc-server-cert"), path("grpc-server-key"));
+    let client_authority = path("grpc-server-cacert");
+    if !target.has("grpc-server-ssl") {
+        let any = certificate.is_some() || key.is_some() || client_authority.is_some() || client_required;
+        if any {
+            warnings.push("TLS is off without --grpc-server-ssl: certificates and keys are ignored".into());
+        }
+        return Ok(None);
+    }
+    let (Some(certificate), Some(key)) = (certificate, key) else {
+        return Err(conflict("--grpc-server-ssl needs --grpc-server-cert and --grpc-server-key"));
+    };
+    if client_required && client_authority.is_none() {
+        return Err(conflict("--grpc-server-with-client-auth needs --grpc-server-cacert"));
+    }
+    Ok(Some(TlsFiles { certificate, key, client_authority, client_required }))
 }
 
 fn log_level(general: &Parsed) -> Result<LogLevel, FlagError> {
@@ -417,6 +452,15 @@ mod tests {
     }
 
     #[test]
+    fn tls_as_bmv2_takes_it() {
+        let o = run("x.json -- --grpc-server-cert c --grpc-server-key k").unwrap();
+        assert_eq!((o.tls, o.warnings.len()), (None, 1));
+        let o = run("x.json -- --grpc-server-ssl --grpc-server-cert c --grpc-server-key k").unwrap();
+        let tls = o.tls.unwrap();
+        assert_eq!((tls.key, tls.client_authority, tls.client_required), ("k".into(), None, false));
+    }
+
+    #[test]
     fn errors_name_what_is_wrong() {
         for (line, wanted) in [
             ("", "please specify an input JSON"),
@@ -436,7 +480,11 @@ mod tests {
             ("x.json -L loud", "trace, debug, info"),
             ("x.json --link 1@delay=1ms", "no port 1"),
             ("x.json -i 1@a --link 1@delay=never", "delay=\"never\""),
-            ("x.json -- --grpc-server-ssl", "TLS is not served"),
+            ("x.json -- --grpc-server-ssl", "needs --grpc-server-cert"),
+            (
+                "x.json -- --grpc-server-ssl --grpc-server-cert c --grpc-server-key k --grpc-server-with-client-auth",
+                "needs --grpc-server-cacert",
+            ),
             ("x.json --workers 0", "1 to 64"),
             ("x.json -i 1@a --link 1@delay=1ms --workers 2", "--link needs one worker"),
             ("x.json --io auto --workers 2", "needs one worker"),

@@ -3,20 +3,21 @@
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use rivulet_engine::{Pipeline, Program, Switch, SwitchConfig};
 use rivulet_link::poll::{now, signal_fd};
-use rivulet_p4rt::{Listener, PacketInSender, PacketIns, Server, ServerConfig, packet_in_channel};
+use rivulet_p4rt::{Listener, PacketInSender, PacketIns, Server, ServerConfig, Tls, packet_in_channel};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::metrics::{self, Sources};
-use crate::options::{LogLevel, LogTarget, Options};
+use crate::options::{LogLevel, LogTarget, Options, TlsFiles};
 use crate::ports::{Inbox, PortConfig, PortControl};
 use crate::processor::{Forwarder, Processor};
 use crate::trace_log::TraceLog;
@@ -160,7 +161,8 @@ fn switch(
     let workers = NonZeroUsize::new(options.workers).unwrap_or(NonZeroUsize::MIN);
     let (switch, paths, events) = Switch::with_workers(config, workers);
     let (packet_in, packet_ins) = packet_in_channel(PACKET_INS);
-    let server_config = ServerConfig { device_id: options.device_id, ..ServerConfig::default() };
+    let tls = options.tls.as_ref().map(read_tls).transpose()?;
+    let server_config = ServerConfig { device_id: options.device_id, tls, ..ServerConfig::default() };
     let server = Server::new(server_config, switch.clone(), Arc::new(control.clone()));
 
     let counters = Arc::new(WorkerCounters::default());
@@ -175,6 +177,17 @@ fn switch(
     let result = workers.run(stop);
     grpc.stop(runtime);
     result
+}
+
+/// Reads the files for TLS; what is in them is checked when the server starts.
+fn read_tls(files: &TlsFiles) -> anyhow::Result<Tls> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| path.display().to_string());
+    Ok(Tls {
+        certificate: read(&files.certificate)?,
+        key: read(&files.key)?,
+        client_authority: files.client_authority.as_deref().map(read).transpose()?,
+        client_required: files.client_required,
+    })
 }
 
 /// Loads the program of the command line.

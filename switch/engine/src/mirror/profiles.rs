@@ -64,7 +64,7 @@ impl Ctl {
         list.into_iter().flatten().map(|(id, m)| (*id, m.call.clone())).collect()
     }
 
-    /// Checks a group; its members' slots, each as often as it weighs, in the order BMv2 counts them.
+    /// Checks a group; its members' slots, each as often as it weighs.
     pub(super) fn expand(
         &mut self,
         program: &Program,
@@ -80,17 +80,15 @@ impl Ctl {
         if total > MAX_GROUP || group.max_size != 0 && total > group.max_size.into() {
             return Err(WriteError::Full("the group's members weigh more than it holds".into()));
         }
-        let mut out = Vec::new();
         for m in &group.members {
             if m.weight == 0 {
                 return Err(WriteError::Invalid("a member of weight 0".into()));
             }
-            let known = p.members.get(&m.member);
-            let slot = known.ok_or_else(|| WriteError::NotFound(format!("member {}", m.member)))?.slot;
-            out.extend(std::iter::repeat_n(slot, m.weight as usize));
+            if !p.members.contains_key(&m.member) {
+                return Err(WriteError::NotFound(format!("member {}", m.member)));
+            }
         }
-        out.sort_unstable();
-        Ok(out)
+        Ok(self.group_members(profile, group))
     }
 
     pub(super) fn count_members(&mut self, profile: ProfileId, group: &Group, up: bool) {

@@ -272,6 +272,16 @@ pub fn pack_watch(watch: Option<Watch>, ports: &dyn Ports, place: &dyn Display) 
     Ok(packed.encode_to_vec())
 }
 
+/// Whether what a member watches is up; what is gone is down.
+pub fn watched_is_up(packed: &[u8], ports: &dyn Ports) -> bool {
+    let port = match unpack_watch(packed) {
+        None => return true,
+        Some(Watch::Number(n)) => u32::try_from(n).ok(),
+        Some(Watch::Port(p)) => crate::bytestring::to_u32(&p),
+    };
+    port.and_then(|p| ports.is_up(p)) == Some(true)
+}
+
 /// What [`pack_watch`] packed.
 pub fn unpack_watch(packed: &[u8]) -> Option<Watch> {
     Packed::decode(packed).ok()?.watch()

@@ -7,6 +7,7 @@
 
 mod arbitration;
 mod batches;
+mod controller;
 mod fuzz;
 mod harness;
 mod pipeline;
@@ -16,3 +17,4 @@ mod requirements;
 mod state;
 mod streams;
 mod tables;
+mod tls;

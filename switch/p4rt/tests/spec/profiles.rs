@@ -168,6 +168,68 @@ async fn watch_ports_are_checked_and_kept() {
     }
 }
 
+/// Waits until packets of many flows leave by these ports and no other.
+async fn ports_are(bench: &Bench, key: [u8; 4], ports: &[u32]) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let sent = (0..64).flat_map(|i| bench.machine.packet(1, &ipv4([1, 2, 3, i], key, 64)));
+        let seen: std::collections::BTreeSet<u32> = sent.map(|(port, _)| port).collect();
+        if seen.iter().eq(ports) {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "{seen:?}, not {ports:?}");
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_that_go_down_leave_the_choice() {
+    use p4::action_profile_action::WatchKind as OneShotWatch;
+    use p4::action_profile_group::member::WatchKind;
+    let (bench, mut c) = Bench::new().await;
+    undecided(&bench, &mut c).await;
+    let mut members = Vec::new();
+    for port in 1..=2u8 {
+        c.insert(member(&bench, "selector", port.into(), port)).await.unwrap();
+        let watch_kind = Some(WatchKind::WatchPort(vec![port]));
+        members.push(Member { member_id: port.into(), weight: 1, watch_kind });
+    }
+    let g = p4::ActionProfileGroup { members, ..group(&bench, 1, &[]) };
+    c.insert(g.clone()).await.unwrap();
+    let key = [10, 1, 1, 1];
+    c.insert(entry(&bench, "groups", &key, Act::ActionProfileGroupId(1))).await.unwrap();
+    ports_are(&bench, key, &[1, 2]).await;
+    bench.set_link_up(2, false);
+    ports_are(&bench, key, &[1]).await;
+    assert_eq!(c.read(g.clone()).await.unwrap(), [g], "what was written is what is read");
+    bench.set_link_up(1, false);
+    // Nothing is chosen: the packet leaves as `undecided` says.
+    ports_are(&bench, key, &[9]).await;
+    bench.set_link_up(2, true);
+    ports_are(&bench, key, &[2]).await;
+    bench.set_link_up(1, true);
+    ports_are(&bench, key, &[1, 2]).await;
+
+    // A one-shot: port 3 is down from the start, who watches nothing stays.
+    let mut act = one_shot(&bench, &[(1, 1), (2, 1), (3, 1)]);
+    if let Act::ActionProfileActionSet(set) = &mut act {
+        for (at, port) in [(1, 2), (2, 3)] {
+            set.action_profile_actions[at].watch_kind = Some(OneShotWatch::WatchPort(vec![port]));
+        }
+    }
+    c.delete(entry(&bench, "groups", &key, Act::ActionProfileGroupId(1))).await.unwrap();
+    c.delete(group(&bench, 1, &[])).await.unwrap();
+    for port in 1..=2u8 {
+        c.delete(member(&bench, "selector", port.into(), port)).await.unwrap();
+    }
+    c.insert(entry(&bench, "groups", &key, act)).await.unwrap();
+    ports_are(&bench, key, &[1, 2]).await;
+    bench.set_link_up(2, false);
+    ports_are(&bench, key, &[1]).await;
+    bench.set_link_up(3, true);
+    ports_are(&bench, key, &[1, 3]).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_shots_come_back_as_they_were() {
     let (bench, mut c) = Bench::new().await;

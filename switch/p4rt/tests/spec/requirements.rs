@@ -13,6 +13,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("state", include_str!("state.rs")),
     ("streams", include_str!("streams.rs")),
     ("tables", include_str!("tables.rs")),
+    ("tls", include_str!("tls.rs")),
 ];
 
 #[test]

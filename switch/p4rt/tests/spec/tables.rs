@@ -460,8 +460,15 @@ async fn time_since_last_hit_is_told_when_asked() {
     tokio::time::sleep(std::time::Duration::from_millis(120)).await;
     let asked = p4::TableEntry { time_since_last_hit: Some(Default::default()), ..bench_key(&entry) };
     let elapsed = |e: &p4::TableEntry| e.time_since_last_hit.map(|t| t.elapsed_ns);
-    let before = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();
-    assert!(before >= 100_000_000, "{before} ns after 120 ms");
+    // The clock is the packet path's, which may not have run for a while on a busy machine.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let before = loop {
+        let before = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();
+        if before >= 100_000_000 {
+            break before;
+        }
+        assert!(std::time::Instant::now() < deadline, "{before} ns after 120 ms and long after");
+    };
     bench.machine.packet(1, &frame(1, 4));
     let after = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();
     assert!(after < before, "{after} ns just after a hit");

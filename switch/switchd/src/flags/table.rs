@@ -60,7 +60,6 @@ use Takes::{DirectoryOr, Nothing, Value};
 
 const NO_THRIFT: Served = No("there is no Thrift server; tables are written over P4Runtime");
 const NO_NANOMSG: Served = No("there is no nanomsg");
-const NO_TLS: Served = No("ignored without --grpc-server-ssl");
 
 /// Flags before the separator: those of BMv2's `OptionsParser`, then ours.
 pub const GENERAL: &[Flag] = &[
@@ -138,11 +137,16 @@ pub const GENERAL: &[Flag] = &[
 pub const TARGET: &[Flag] = &[
     flag("disable-swap", Nothing, No("a pipeline is always replaced at run time"), "disable JSON swapping"),
     flag("grpc-server-addr", Value, Yes, "bind the P4Runtime server here (default 0.0.0.0:9559)"),
-    flag("grpc-server-ssl", Nothing, Yes, "refused: TLS is not served"),
-    flag("grpc-server-cacert", Value, NO_TLS, "CA certificate to verify clients"),
-    flag("grpc-server-cert", Value, NO_TLS, "server certificate"),
-    flag("grpc-server-key", Value, NO_TLS, "server key"),
-    flag("grpc-server-with-client-auth", Nothing, NO_TLS, "require a client certificate"),
+    flag("grpc-server-ssl", Nothing, Yes, "serve P4Runtime over TLS; needs a certificate and a key"),
+    flag(
+        "grpc-server-cacert",
+        Value,
+        Yes,
+        "PEM file of the authority that clients' certificates are verified against",
+    ),
+    flag("grpc-server-cert", Value, Yes, "PEM file of the server's certificate"),
+    flag("grpc-server-key", Value, Yes, "PEM file of its private key"),
+    flag("grpc-server-with-client-auth", Nothing, Yes, "require a client certificate"),
     flag("cpu-port", Value, Yes, "port number for packet-in and packet-out; without it there is none"),
     flag("drop-port", Value, Yes, "port number that drops (default 511)"),
     flag("dp-grpc-server-addr", Value, No("packets come from interfaces only"), "packets over gRPC"),

@@ -1,0 +1,178 @@
+//! The whole process under rubbish: damaged programs on its command line, random frames on its ports, random octets on
+//! its sockets. It says what is wrong or goes on; it never dies.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::testing::Netns;
+use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
+
+const BIN: &str = env!("CARGO_BIN_EXE_rivulet-switch");
+const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../p4rt/tests/programs");
+const GRPC: &str = "127.0.0.1:9559";
+const METRICS: &str = "127.0.0.1:9100";
+
+/// xorshift64: the same rubbish every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % end
+    }
+
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        (0..len).map(|_| self.below(256) as u8).collect()
+    }
+}
+
+struct Running(Child);
+
+impl Running {
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().is_ok_and(|status| status.is_none())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline, "did not happen: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sends octets to a socket of the process and reads whatever comes back for a moment.
+fn say(ns: &Netns, address: &str, octets: &[u8]) {
+    let address: SocketAddr = address.parse().unwrap();
+    let Ok(Ok(mut stream)) = in_netns(Some(ns.name()), || TcpStream::connect(address)) else { return };
+    stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    let _ = stream.write_all(octets);
+    let _ = stream.read(&mut [0; 512]);
+}
+
+#[test]
+fn damaged_programs_are_refused_with_words() {
+    let dir = std::env::temp_dir().join(format!("rivulet-fuzz-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let whole = std::fs::read(format!("{PROGRAMS}/everything.json")).unwrap();
+    let mut random = Random(5);
+    for round in 0..40 {
+        let mut text = whole.clone();
+        if round % 2 == 0 {
+            text.truncate(random.below(whole.len()));
+        } else {
+            // Syntax that is right more often than not: digits become others, names lose a letter.
+            for _ in 0..1 + random.below(30) {
+                let at = random.below(text.len());
+                match text[at] {
+                    b'0'..=b'9' => text[at] = b'0' + random.below(10) as u8,
+                    b'a'..=b'z' => text[at] = b'a' + random.below(26) as u8,
+                    _ => {}
+                }
+            }
+        }
+        let path = dir.join("damaged.json");
+        std::fs::write(&path, &text).unwrap();
+        let child = Command::new(BIN)
+            .arg(&path)
+            .args(["--", "--grpc-server-addr", "127.0.0.1:0"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut running = Running(child);
+        let deadline = Instant::now() + Duration::from_millis(150);
+        while running.lives() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // One that was taken after all runs; one that was not says why and ends as a program ends.
+        if let Some(status) = running.0.try_wait().unwrap() {
+            let mut told = String::new();
+            running.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+            assert_eq!(status.code(), Some(1), "round {round}: {status}: {told}");
+            assert!(told.contains("damaged.json") && !told.contains("panicked"), "round {round}: {told}");
+        }
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn rubbish_on_ports_and_sockets_does_not_bring_it_down() {
+    let (Some(hosts), Some(rack)) = (Netns::new("pio-"), Netns::new("pio-")) else { return };
+    hosts.quiet();
+    rack.quiet();
+    rack.ip("link set lo up");
+    hosts.veth("h1", &rack, "p1");
+    hosts.veth("h2", &rack, "p2");
+    let child = rack
+        .command(BIN)
+        .args(["-i", "1@p1", "-i", "2@p2", "--metrics-addr", METRICS, "--workers", "2"])
+        .args([
+            "--p4info",
+            &format!("{PROGRAMS}/everything.p4info.txtpb"),
+            &format!("{PROGRAMS}/everything.json"),
+        ])
+        .args(["--", "--cpu-port", "510", "--grpc-server-addr", GRPC])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut running = Running(child);
+    let metric = |name: &str| -> Option<u64> {
+        let mut stream = in_netns(Some(rack.name()), || TcpStream::connect(METRICS)).ok()?.ok()?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        let line = text.lines().find(|l| l.starts_with(&format!("{name} ")))?;
+        line.rsplit(' ').next()?.parse().ok()
+    };
+    eventually("it answers", || metric("rivulet_switch_received_total").is_some());
+
+    let mut random = Random(9);
+    let mut h1 = AfPacket::open(&hosts.interface("h1"), Config::default()).unwrap();
+    let mut sent = 0;
+    for _ in 0..100 {
+        let frames: Vec<Vec<u8>> = (0..32)
+            .map(|_| {
+                let len = 14 + random.below(200);
+                let mut frame = random.bytes(len);
+                // Most begin as IPv4 does, or their types would end nearly all of them at the first state.
+                if random.below(4) > 0 && len >= 34 {
+                    frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+                }
+                // Not a VLAN tag too short for Linux itself.
+                if frame[12] == 0x81 || frame[12] == 0x88 {
+                    frame[12] = 0;
+                }
+                frame
+            })
+            .collect();
+        let frames: Vec<TxFrame> = frames.iter().map(|f| TxFrame::new(f)).collect();
+        sent += h1.send(&frames).unwrap() as u64;
+        for address in [GRPC, METRICS] {
+            let len = random.below(300);
+            let mut octets = random.bytes(len);
+            if random.below(2) == 0 {
+                // Past the greeting of HTTP/2, and frames of it with lengths that are not theirs.
+                octets.splice(0..0, *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+            }
+            say(&rack, address, &octets);
+        }
+        assert!(running.lives());
+    }
+    eventually("all were received", || metric("rivulet_switch_received_total").is_some_and(|n| n >= sent));
+    assert_eq!(metric("rivulet_switch_faults_total"), Some(0));
+    assert!(running.lives());
+}
