@@ -70,7 +70,7 @@ REMOVALS = {
         "replay.p4",
         "uses = current_uses + previous_uses;",
         "uses = current_uses;",
-        ("t03_checks.ReplayPastTheHorizon",),
+        ("t12_attacks.AgainInTheNextSlot",),
     ),
     "sketch-of-openings": Removal(
         "replay.p4", "if (meta.opening == 0) {", "if (meta.sketch_mask != 0) {", ("t03_checks.SketchFullV4",)

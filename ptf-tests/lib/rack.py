@@ -46,6 +46,7 @@ BLOCK, ROUND_ROBIN, RANDOM, LEAST_LOADED = 0, 1, 2, 3
 ALL_CHECKS = ("key", "time", "range", "sum", "replay", "meter")
 
 _ids = itertools.count(1)
+_pools = itertools.count(1)  # at most 1,023 in a run
 # Defences to take away, to see which tests notice: RIVULET_WITHOUT=sum,replay.
 WITHOUT = [check for check in os.environ.get("RIVULET_WITHOUT", "").split(",") if check]
 SEEN_REASONS: set[str] = set()  # drop reasons that some test of this run has provoked
@@ -216,7 +217,7 @@ class RackTest(BaseTest):
         members: int | None = None,
     ) -> Pool:
         """A pool with one replica on each of `ports`, all heard of unless `alive` is False."""
-        pool = Pool(self.new_id() if pool_id is None else pool_id, list(ports), bound)
+        pool = Pool(next(_pools) if pool_id is None else pool_id, list(ports), bound)
         pool.hop_base = TAGGED_HOPS if self.vlan else 0
         group = pool.id
         self.switch.insert_group(group, [(port, replica) for replica, port in enumerate(pool.ports)])

@@ -8,6 +8,8 @@ import packets
 from packets import ip, number
 from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac, variants
 
+FLOOD_GROUPS = 2000  # pools have those below
+
 
 def integer(mac: bytes) -> int:
     return int.from_bytes(mac, "big")
@@ -18,7 +20,7 @@ class Bridging(RackTest):
     """Known unicast, unknown unicast and broadcast within one VLAN, never back to where it came from."""
 
     def check(self) -> None:
-        group = self.new_id()
+        group = FLOOD_GROUPS + self.new_id()
         vlan = self.vlan or 0
         self.switch.insert_group(group, [(5, 1), (7, 1), (8, 1)])
         self.groups.append(group)
@@ -241,7 +243,7 @@ class FloodFates(RackTest):
 
     def runTest(self) -> None:
         fates = self.switch.info.enum("fate_t")
-        group = self.new_id()
+        group = FLOOD_GROUPS + self.new_id()
         self.switch.insert_group(group, [(7, 1), (8, 1)])
         self.groups.append(group)
         self.insert("floods", {"vlan": 321}, "flood", group=group)
