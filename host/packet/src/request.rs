@@ -6,14 +6,13 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use crate::bytes::{Reader, Writer, u16_at, u32_at, u64_at};
 use crate::continuation::{SealedContinuation, check_time};
 use crate::error::{BuildError, WireError};
+use crate::lists::{self, MAX_UCONTS, Ucont, Uconts, read_token};
 use crate::option::RequestClass;
 use crate::proof::{self, MAX_ENTRIES, Proof, ProofEntry};
 use crate::tor::TorBlock;
 
 /// Most wants of one request.
 pub const MAX_WANTS: usize = 16;
-/// Most user continuations of one request.
-pub const MAX_UCONTS: usize = 16;
 /// Bytes of a want.
 pub const WANT: usize = 16;
 /// `ucont` of a want or an input that names no user continuation.
@@ -107,9 +106,6 @@ pub struct Input<'a> {
     pub data: &'a [u8],
 }
 
-/// A sealed user continuation as it travels: opaque bytes.
-pub type Ucont<'a> = &'a [u8];
-
 /// A request that was parsed. All its rules hold, except those that need a key or a clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
@@ -137,8 +133,7 @@ pub struct Request<'a> {
     pub padding: usize,
     wants: &'a [u8],
     want_count: u8,
-    uconts: &'a [u8],
-    ucont_count: u8,
+    uconts: Uconts<'a>,
 }
 
 impl<'a> Request<'a> {
@@ -203,7 +198,7 @@ impl<'a> Request<'a> {
         let wants = read_wants(&mut r, want_count, ucont_count)?;
         let token = if body & BODY_TOKEN != 0 { Some(read_token(&mut r)?) } else { None };
         let former = if body & BODY_FORMER != 0 { Some(read_former(&mut r)?) } else { None };
-        let uconts = read_uconts(&mut r, ucont_count)?;
+        let uconts = Uconts::read(&mut r, ucont_count)?;
         let input = if body & BODY_INPUT != 0 { Some(read_input(&mut r, ucont_count)?) } else { None };
         let padding = r.remaining();
         if body & BODY_PAD == 0 && padding > 0 {
@@ -224,13 +219,12 @@ impl<'a> Request<'a> {
             wants,
             want_count,
             uconts,
-            ucont_count,
         })
     }
 
     /// The byte ranges asked for, in the order of the responses they are for.
     pub fn wants(&self) -> impl ExactSizeIterator<Item = Want> + Clone + use<'a> {
-        let uconts = self.ucont_count;
+        let uconts = self.uconts.len() as u8;
         self.wants.chunks_exact(WANT).map(move |b| {
             // Every want was read once by `parse`; the default is never seen.
             Want::read(&mut Reader::new(b, WireError::WantTruncated), uconts).unwrap_or_default()
@@ -244,19 +238,12 @@ impl<'a> Request<'a> {
 
     /// The user continuations in order.
     pub fn uconts(&self) -> impl Iterator<Item = Ucont<'a>> + Clone + use<'a> {
-        let mut r = Reader::new(self.uconts, WireError::UcontTruncated);
-        core::iter::from_fn(move || {
-            if r.remaining() == 0 {
-                return None;
-            }
-            let len = r.u16().ok()?;
-            r.bytes(usize::from(len)).ok()
-        })
+        self.uconts.iter()
     }
 
     /// Number of user continuations.
     pub fn ucont_count(&self) -> usize {
-        usize::from(self.ucont_count)
+        self.uconts.len()
     }
 
     /// The user continuation with this index.
@@ -279,34 +266,10 @@ fn read_wants<'a>(r: &mut Reader<'a>, count: u8, uconts: u8) -> Result<&'a [u8],
     r.bytes(usize::from(count) * WANT)
 }
 
-fn read_token<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
-    r.section(WireError::TokenTruncated);
-    let at = r.pos();
-    let len = r.u8()?;
-    if len == 0 {
-        return Err(WireError::TokenEmpty(at));
-    }
-    r.bytes(usize::from(len))
-}
-
 fn read_former(r: &mut Reader<'_>) -> Result<SocketAddr, WireError> {
     r.section(WireError::FormerTruncated);
     let address = Ipv6Addr::from(r.array::<16>()?);
     Ok(SocketAddr::new(address.to_canonical(), r.u16()?))
-}
-
-fn read_uconts<'a>(r: &mut Reader<'a>, count: u8) -> Result<&'a [u8], WireError> {
-    r.section(WireError::UcontTruncated);
-    let mut look = r.clone();
-    for _ in 0..count {
-        let at = look.pos();
-        let len = look.u16()?;
-        if len == 0 {
-            return Err(WireError::UcontEmpty(at));
-        }
-        look.bytes(usize::from(len))?;
-    }
-    r.bytes(look.pos() - r.pos())
 }
 
 fn read_input<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<Input<'a>, WireError> {
@@ -413,17 +376,13 @@ impl RequestBuilder<'_> {
         check_time(self.tor.time)?;
         check_time(self.continuation.map_or(0, |c| c.fields.time))?;
         most(self.wants.len(), MAX_WANTS, "wants")?;
-        most(self.uconts.len(), MAX_UCONTS, "user continuations")?;
+        lists::check(self.uconts)?;
         let uconts = self.uconts.len();
         let named = |u: Option<u8>| u.is_some_and(|i| usize::from(i) >= uconts);
         for want in self.wants {
             rule(want.length == 0, "a want of no bytes")?;
             rule(want.offset.checked_add(u64::from(want.length)).is_none(), "a want beyond 2^64")?;
             rule(named(want.ucont), "a want that names a user continuation that is not there")?;
-        }
-        for ucont in self.uconts {
-            rule(ucont.is_empty(), "a user continuation of no bytes")?;
-            most(ucont.len(), usize::from(u16::MAX), "bytes of user continuation")?;
         }
         if let Some(token) = self.token {
             rule(token.is_empty(), "a token of no bytes")?;
@@ -494,10 +453,7 @@ impl RequestBuilder<'_> {
             w.bytes(&address.octets());
             w.u16(former.port());
         }
-        for ucont in self.uconts {
-            w.u16(ucont.len() as u16);
-            w.bytes(ucont);
-        }
+        lists::write(&mut w, self.uconts);
         if let Some(input) = &self.input {
             w.u16(input.stream);
             w.u8(if input.end { INPUT_END } else { 0 });

@@ -6,13 +6,10 @@ use crate::bytes::{Reader, Writer};
 use crate::continuation::{SealedContinuation, check_time};
 use crate::delta::{Delta, TimeChange};
 use crate::error::{BuildError, WireError};
+pub use crate::group::{GROUP_MEMBER, Group, GroupMember, MAX_GROUP};
+use crate::lists::{MAX_UCONTS, Uconts, read_token};
 use crate::option::ResponseClass;
-use crate::request::MAX_UCONTS;
 
-/// Most continuations of one GROUP.
-pub const MAX_GROUP: usize = 16;
-/// Bytes of a GROUP member: a nonce and a sealed continuation.
-pub const GROUP_MEMBER: usize = 4 + SealedContinuation::LENGTH;
 /// Content bit: a whole continuation.
 pub const FULL: u8 = 0x01;
 /// Content bit: a delta-encoded continuation.
@@ -39,98 +36,6 @@ pub struct Consumed {
     pub offset: u64,
 }
 
-/// The user continuations of a response, sealed; none or up to [`MAX_UCONTS`].
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Uconts<'a> {
-    count: u8,
-    bytes: &'a [u8],
-}
-
-impl<'a> Uconts<'a> {
-    fn read(r: &mut Reader<'a>) -> Result<Self, WireError> {
-        r.section(WireError::UcontTruncated);
-        let at = r.pos();
-        let count = r.u8()?;
-        if count == 0 || usize::from(count) > MAX_UCONTS {
-            return Err(WireError::UcontCount(at));
-        }
-        let mut look = r.clone();
-        for _ in 0..count {
-            let at = look.pos();
-            let length = look.u16()?;
-            if length == 0 {
-                return Err(WireError::UcontEmpty(at));
-            }
-            look.bytes(usize::from(length))?;
-        }
-        Ok(Self { count, bytes: r.bytes(look.pos() - r.pos())? })
-    }
-
-    /// Writes user continuations into a buffer of the caller (2 bytes more than each) and gives the list to put
-    /// into a response.
-    ///
-    /// # Errors
-    /// [`BuildError`]: too many, an empty or an overlong one, a buffer that is too small.
-    pub fn encode(list: &[&[u8]], buf: &'a mut [u8]) -> Result<Self, BuildError> {
-        if list.len() > MAX_UCONTS {
-            return Err(BuildError::TooMany {
-                what: "user continuations",
-                have: list.len(),
-                most: MAX_UCONTS,
-            });
-        }
-        let mut w = Writer::new(buf);
-        for ucont in list {
-            if ucont.is_empty() || ucont.len() > usize::from(u16::MAX) {
-                return Err(BuildError::Inconsistent { what: "a user continuation of 1 to 65535 bytes" });
-            }
-            w.u16(ucont.len() as u16);
-            w.bytes(ucont);
-        }
-        let length = w.finish()?;
-        Ok(Self { count: list.len() as u8, bytes: &buf[..length] })
-    }
-
-    /// How many.
-    pub fn len(&self) -> usize {
-        usize::from(self.count)
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Each in order.
-    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + Clone + use<'a> {
-        let mut r = Reader::new(self.bytes, WireError::UcontTruncated);
-        core::iter::from_fn(move || {
-            if r.remaining() == 0 {
-                return None;
-            }
-            let length = r.u16().ok()?;
-            r.bytes(usize::from(length)).ok()
-        })
-    }
-
-    fn length(&self) -> usize {
-        if self.is_empty() { 0 } else { 1 + self.bytes.len() }
-    }
-
-    fn write(&self, w: &mut Writer<'_>) {
-        if !self.is_empty() {
-            w.u8(self.count);
-            w.bytes(self.bytes);
-        }
-    }
-}
-
-impl fmt::Debug for Uconts<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
-}
-
 /// How a response carries its continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum NewContinuation {
@@ -141,87 +46,6 @@ pub enum NewContinuation {
     Full(SealedContinuation),
     /// As the difference from the client's prediction.
     Delta(Delta),
-}
-
-/// One continuation of a GROUP: of a number whose response was lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct GroupMember {
-    /// Nonce of the member's number, under K'.
-    pub nonce: u32,
-    /// The continuation, regenerated; its number is the lost one.
-    pub continuation: SealedContinuation,
-}
-
-/// The members of a GROUP: 1 to [`MAX_GROUP`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Group<'a> {
-    bytes: &'a [u8],
-}
-
-impl<'a> Group<'a> {
-    /// A view of members that [`Group::encode`] wrote.
-    fn read(r: &mut Reader<'a>) -> Result<Self, WireError> {
-        r.section(WireError::GroupTruncated);
-        let at = r.pos();
-        let count = usize::from(r.u8()?);
-        if count == 0 || count > MAX_GROUP {
-            return Err(WireError::GroupCount(at));
-        }
-        let mut look = r.clone();
-        for _ in 0..count {
-            look.u32()?;
-            SealedContinuation::read(&mut look)?;
-        }
-        Ok(Self { bytes: r.bytes(count * GROUP_MEMBER)? })
-    }
-
-    /// Writes members into a buffer of the caller and gives the group to put into a response.
-    ///
-    /// # Errors
-    /// [`BuildError`]: none or too many members, times beyond 48 bits, a buffer that is too small
-    /// ([`GROUP_MEMBER`] bytes a member).
-    pub fn encode(members: &[GroupMember], buf: &'a mut [u8]) -> Result<Self, BuildError> {
-        if members.is_empty() {
-            return Err(BuildError::Inconsistent { what: "a group of no continuations" });
-        }
-        if members.len() > MAX_GROUP {
-            return Err(BuildError::TooMany { what: "continuations", have: members.len(), most: MAX_GROUP });
-        }
-        let mut w = Writer::new(buf);
-        for m in members {
-            check_time(m.continuation.fields.time)?;
-            w.u32(m.nonce);
-            m.continuation.write(&mut w);
-        }
-        let length = w.finish()?;
-        Ok(Self { bytes: &buf[..length] })
-    }
-
-    /// Number of members.
-    pub fn len(&self) -> usize {
-        self.bytes.len() / GROUP_MEMBER
-    }
-
-    /// Never: a group has one member at least.
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    /// The members in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = GroupMember> + use<'a> {
-        self.bytes.chunks_exact(GROUP_MEMBER).map(|b| {
-            let mut r = Reader::new(b, WireError::GroupTruncated);
-            // Every member was read once by `read` or written by `encode`; the default is never seen.
-            let nonce = r.u32().unwrap_or_default();
-            GroupMember { nonce, continuation: SealedContinuation::read(&mut r).unwrap_or_default() }
-        })
-    }
-}
-
-impl fmt::Debug for Group<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
 }
 
 /// What the class adds.
@@ -306,7 +130,7 @@ impl Body<'_> {
             Self::Data | Self::Retransmission | Self::Input => {}
             Self::Group(g) => {
                 w.u8(g.len() as u8);
-                w.bytes(g.bytes);
+                w.bytes(g.bytes());
             }
             Self::Skip { offset, length } => {
                 w.u64(offset);
@@ -324,7 +148,7 @@ impl Body<'_> {
     fn length(&self) -> usize {
         match self {
             Self::Data | Self::Retransmission | Self::Input => 0,
-            Self::Group(g) => 1 + g.bytes.len(),
+            Self::Group(g) => 1 + g.bytes().len(),
             Self::Skip { .. } => 16,
             Self::Wait { .. } | Self::NotMine { .. } | Self::Error { .. } => 2,
             Self::Challenge { token } => 1 + token.len(),
@@ -406,7 +230,7 @@ impl<'a> Response<'a> {
         };
         r.section(WireError::ResponseTruncated);
         let offset = if content & OFFSET != 0 { Some(r.u64()?) } else { None };
-        let uconts = if content & UCONT != 0 { Uconts::read(&mut r)? } else { Uconts::default() };
+        let uconts = if content & UCONT != 0 { read_uconts(&mut r)? } else { Uconts::default() };
         r.section(WireError::ResponseTruncated);
         let consumed = if content & CONSUMED != 0 {
             Some(Consumed { stream: r.u16()?, offset: r.u64()? })
@@ -482,7 +306,8 @@ impl<'a> Response<'a> {
         let offset = if self.offset.is_some() { 8 } else { 0 };
         let consumed = if self.consumed.is_some() { 10 } else { 0 };
         let token = self.token.map_or(0, |t| 1 + t.len());
-        10 + continuation + offset + self.uconts.length() + consumed + token + self.body.length()
+        let uconts = if self.uconts.is_empty() { 0 } else { 1 + self.uconts.bytes().len() };
+        10 + continuation + offset + uconts + consumed + token + self.body.length()
     }
 
     /// Writes the TCP payload and gives its length. With empty `data` this is the head alone, behind which
@@ -505,7 +330,10 @@ impl<'a> Response<'a> {
         if let Some(offset) = self.offset {
             w.u64(offset);
         }
-        self.uconts.write(&mut w);
+        if !self.uconts.is_empty() {
+            w.u8(self.uconts.len() as u8);
+            w.bytes(self.uconts.bytes());
+        }
         if let Some(consumed) = self.consumed {
             w.u16(consumed.stream);
             w.u64(consumed.offset);
@@ -520,14 +348,15 @@ impl<'a> Response<'a> {
     }
 }
 
-fn read_token<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
-    r.section(WireError::TokenTruncated);
+/// A count from 1 on, and so many user continuations.
+fn read_uconts<'a>(r: &mut Reader<'a>) -> Result<Uconts<'a>, WireError> {
+    r.section(WireError::UcontTruncated);
     let at = r.pos();
-    let len = r.u8()?;
-    if len == 0 {
-        return Err(WireError::TokenEmpty(at));
+    let count = r.u8()?;
+    if count == 0 || usize::from(count) > MAX_UCONTS {
+        return Err(WireError::UcontCount(at));
     }
-    r.bytes(usize::from(len))
+    Uconts::read(r, count)
 }
 
 impl fmt::Display for Response<'_> {

@@ -119,7 +119,9 @@ fn completions(seed: u64, count: usize) -> Value {
             "loss": s.loss, "transfers": s.count, "stuck": s.stuck,
             "ratio_median": s.ratio.0, "ratio_99": s.ratio.1,
             "control_median": s.control.0, "control_99": s.control.1,
-            "time_99_ratio": s.tail,
+            "over_typical_median": s.over_typical[0].0, "over_typical_99": s.over_typical[0].1,
+            "reference_over_typical_99": s.over_typical[1].1,
+            "time_99_ratio": s.tail, "seconds_50_90_99": s.ours, "reference_seconds_50_90_99": s.reference,
             "ratio_median_p_both_ways": s.both_ways.0, "ratio_99_p_both_ways": s.both_ways.1,
         })
     };

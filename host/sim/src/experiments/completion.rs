@@ -23,6 +23,8 @@ pub struct Sample {
     pub reference: Option<Nanos>,
     /// Another run of the reference, for how much two runs of one protocol differ.
     pub control: Option<Nanos>,
+    /// Median of five more runs of the reference: what a transfer of this size and round trip time usually takes.
+    pub typical: Option<Nanos>,
     /// The reference with p both ways.
     pub both_ways: Option<Nanos>,
 }
@@ -46,7 +48,10 @@ pub fn sample(seed: u64, p: f64) -> Sample {
         _ => None,
     };
     let both_ways = tcp_completion(seed, wire(p), wire(p), size, LIMIT);
-    Sample { size, ours, reference: reference(0), control: reference(1), both_ways }
+    let mut more: Vec<_> = (2..7).map(|n| reference(n).unwrap_or(LIMIT)).collect();
+    more.sort_unstable();
+    let typical = more.get(2).copied();
+    Sample { size, ours, reference: reference(0), control: reference(1), typical, both_ways }
 }
 
 /// Ratios over many transfers at one loss.
@@ -62,8 +67,14 @@ pub struct Summary {
     pub ratio: (f64, f64),
     /// The same of control / reference: two runs of one protocol.
     pub control: (f64, f64),
+    /// Median and 99th percentile of ours / typical, and of reference / typical: the denominator is not by chance that of a lucky run.
+    pub over_typical: [(f64, f64); 2],
     /// Ratio of the 99th percentiles of the times themselves.
     pub tail: f64,
+    /// 50th, 90th and 99th percentile of our times, seconds.
+    pub ours: [f64; 3],
+    /// The same of the reference.
+    pub reference: [f64; 3],
     /// Median and 99th percentile of ours / reference with p both ways.
     pub both_ways: (f64, f64),
 }
@@ -75,17 +86,21 @@ pub fn run(p: f64, seed: u64, count: usize) -> Summary {
         samples.iter().filter_map(|s| Some(a(s)? as f64 / b(s)? as f64)).collect()
     };
     let both = |v: Vec<f64>| (stats::percentile(&v, 0.5), stats::percentile(&v, 0.99));
-    let times = |f: fn(&Sample) -> Option<Nanos>| -> f64 {
-        let v: Vec<f64> = samples.iter().filter_map(f).map(|t| t as f64).collect();
-        stats::percentile(&v, 0.99)
+    let times = |f: fn(&Sample) -> Option<Nanos>| -> [f64; 3] {
+        let v: Vec<f64> = samples.iter().filter_map(f).map(|t| t as f64 / SECOND as f64).collect();
+        [0.5, 0.9, 0.99].map(|share| stats::percentile(&v, share))
     };
+    let (ours, reference) = (times(|s| s.ours), times(|s| s.reference));
     Summary {
         loss: p,
         count,
         stuck: samples.iter().filter(|s| s.ours.is_none()).count(),
         ratio: both(pairs(|s| s.ours, |s| s.reference)),
         control: both(pairs(|s| s.control, |s| s.reference)),
-        tail: times(|s| s.ours) / times(|s| s.reference),
+        over_typical: [both(pairs(|s| s.ours, |s| s.typical)), both(pairs(|s| s.reference, |s| s.typical))],
+        tail: ours[2] / reference[2],
+        ours,
+        reference,
         both_ways: both(pairs(|s| s.ours, |s| s.both_ways)),
     }
 }

@@ -1,0 +1,99 @@
+//! The proofs of a generation: what of it goes into sixteen entries (section 2.4), and what excuses a loss.
+
+use arrayvec::ArrayVec;
+use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry};
+
+use super::{Generation, State};
+use crate::excuse::{INTERVAL, has_rested, is_later};
+
+/// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers, one for an excuse.
+const MAX_RUNS: usize = MAX_ENTRIES - 3;
+
+impl Generation {
+    /// The proof of a request that answers the number at `index`.
+    pub fn proof(&self, index: u32) -> ArrayVec<ProofEntry, MAX_ENTRIES> {
+        let mut out = ArrayVec::new();
+        let Some(slot) = self.slot(index) else { return out };
+        let Some(sealed) = &slot.sealed else { return out };
+        let base = self.index(sealed.fields.base);
+        let offset = |i: u32| i.wrapping_sub(base) as u16;
+        let from = self.runs.partition_point(|(_, last)| *last < base);
+        for &(first, last) in self.runs.iter().skip(from).take_while(|(first, _)| *first <= index) {
+            let (first, last) = (first.max(base), last.min(index));
+            if last == index {
+                self.push_prime_run(&mut out, base, index.checked_sub(1).filter(|_| first == index));
+            }
+            let before = first.checked_sub(1).and_then(|i| self.slot(i)).map_or(0, |s| s.sum);
+            let sum = self.slot(last).map_or(0, |s| s.sum) ^ before;
+            let _ = out.try_push(ProofEntry::range(EntryKind::Original, offset(first), offset(last), sum));
+        }
+        if slot.state == State::Lost {
+            self.push_prime_run(&mut out, base, Some(index));
+        }
+        if let Some(mark) = self.marks.iter().find(|m| **m >= base && **m <= index) {
+            let _ = out.try_push(ProofEntry::mark(offset(*mark)));
+        }
+        if let Some((_, exclusion)) = self.excuse.filter(|(loss, _)| (base..=index).contains(loss)) {
+            let _ = out.try_push(ProofEntry::excuse(exclusion));
+        }
+        out
+    }
+
+    /// Regenerated numbers that end at `last`: the run before them is settled by the request that had them regenerated.
+    fn push_prime_run(&self, out: &mut ArrayVec<ProofEntry, MAX_ENTRIES>, base: u32, last: Option<u32>) {
+        let Some(last) = last else { return };
+        let prime = |i: u32| self.slot(i).and_then(|s| s.prime.filter(|_| s.state == State::Lost));
+        let (mut first, mut sum) = (last + 1, 0);
+        while first > base {
+            let Some(nonce) = prime(first - 1) else { break };
+            (first, sum) = (first - 1, sum ^ nonce);
+        }
+        if first <= last {
+            let (from, to) = (first.wrapping_sub(base) as u16, last.wrapping_sub(base) as u16);
+            let _ = out.try_push(ProofEntry::range(EntryKind::Retransmitted, from, to, sum));
+        }
+    }
+
+    /// Whether a proof that starts at this number's base has room for the range that it would begin. The last few places are kept
+    /// for long ranges: 16 numbers for the very last. Else a window with many gaps at its beginning would lose all behind them.
+    pub(super) fn may_hold(&self, index: u32) -> bool {
+        let Some(&(_, last)) = self.runs.back() else { return true };
+        if last + 1 == index {
+            return true;
+        }
+        let base = match self.slot(index).and_then(|s| s.sealed.as_ref()) {
+            Some(sealed) => self.index(sealed.fields.base),
+            None => return false,
+        };
+        let have = self.runs.iter().rev().take_while(|(_, last)| *last >= base).count();
+        let free = MAX_RUNS.saturating_sub(have);
+        let worth = match free {
+            0 => return false,
+            1..=4 => 32 >> free,
+            _ => return true,
+        };
+        // What it would hold, as far as is known: a gap before it was decided, so what follows had its time to come.
+        let came = |i: &u32| self.slot(*i).is_some_and(|s| s.state == State::Received);
+        let end = (index..self.top.min(index + worth)).find(|i| !came(i));
+        end.is_none()
+    }
+
+    /// A number was lost for good: an exclusion not used yet excuses it, and what follows in the same proofs.
+    pub(super) fn consider_excuse(&mut self, index: u32) {
+        let before = (self.start..index).rev().find_map(|i| self.slot(i)?.sealed.as_ref().map(|s| s.fields));
+        let Some(c) = before else { return };
+        let used = self.excuse.map_or(c.excused, |(_, exclusion)| exclusion);
+        // A little longer than the server asks for: the trickles of one window are stamped at different times.
+        let rested = has_rested(&c, INTERVAL + 2) && self.excuse.is_none_or(|(_, used)| used == c.excused);
+        if is_later(self.exclusions, used) && is_later(self.exclusions, c.excused) && rested {
+            self.excuse = Some((index, self.exclusions));
+        }
+    }
+
+    /// Whether the lowest usable continuation's proof has an excuse.
+    pub fn is_excused(&self) -> bool {
+        let base =
+            self.first_ready().and_then(|i| self.slot(i)?.sealed.as_ref()).map(|s| self.index(s.fields.base));
+        self.excuse.zip(base).is_some_and(|((loss, _), base)| base <= loss)
+    }
+}
