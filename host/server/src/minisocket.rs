@@ -10,6 +10,7 @@ use rivulet_packet::EthHeader;
 use rivulet_pktio::PacketIo;
 use rivulet_transport::Time;
 use rivulet_transport::keys::KeyRing;
+use rivulet_transport::opening::TOKEN_LENGTH;
 use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError, Server as Transport};
 use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UcontError, UserContinuation};
 
@@ -108,6 +109,13 @@ impl<'p> Minisocket<'_, 'p> {
     /// Seals a user continuation for this connection (`msk_setucont` is this and [`send`](Self::send)).
     pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_LENGTH]) -> Result<usize, UcontError> {
         self.plan.seal_ucont(self.keys, what, false, out)
+    }
+
+    /// A token that proves the client's address in its next connection, whose opening may then be answered with more than
+    /// it brought ([`Reply::token`]). Good once, for a day.
+    #[must_use]
+    pub fn address_token(&self) -> Option<[u8; TOKEN_LENGTH]> {
+        self.plan.address_token(self.keys)
     }
 
     /// Answers head `index`, and those before it that have no answer with nothing. A reply that does not

@@ -6,6 +6,7 @@
 
 use rivulet_packet::Consumed;
 use rivulet_server::{Application, EventKind, Minisocket};
+use rivulet_transport::opening::TOKEN_LENGTH;
 use rivulet_transport::server::{Answer as Say, Head, InputEvent, Refusal, Reply};
 use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation, operation_id};
 
@@ -46,19 +47,21 @@ impl Files {
         Files { site, data: vec![0; PAYLOAD].into() }
     }
 
-    /// Reads the requests in the input; a function of the request alone.
+    /// Reads the requests in the input, to be told in a response with this head; a function of the request alone.
     fn understand(
         &self,
         msk: &Minisocket<'_, '_>,
         input: &InputEvent<'_>,
-        room: usize,
+        head: &Head,
+        data: &mut [u8],
     ) -> Result<Understood, Refusal> {
+        let room = head.room;
         let start = u64::from(input.stream) << REGION;
         let before = match &input.continuation {
             None => Session::new(start),
             Some(c) => Session::decode(c.opaque).map_err(|_| Refusal::User)?,
         };
-        let data = Input {
+        let given = Input {
             connection: msk.connection(),
             stream: input.stream,
             offset: input.offset,
@@ -69,7 +72,7 @@ impl Files {
         loop {
             let mut session = before.clone();
             let mut promises = Vec::new();
-            let progress = session.feed(&data, &self.site, date(), limit, &mut promises);
+            let progress = session.feed(&given, &self.site, date(), limit, &mut promises);
             let mut sealed = Vec::new();
             if !progress.unchanged {
                 let mut opaque = Vec::with_capacity(MAX_OPAQUE);
@@ -85,12 +88,18 @@ impl Files {
                 };
                 sealed.push(seal(msk, &ahead)?);
             }
-            for promise in &promises {
-                sealed.push(seal(msk, &output(input.stream, promise))?);
+            let need = |sealed: &[Vec<u8>]| 11 + sealed.iter().map(|s| 2 + s.len()).sum::<usize>();
+            let closes = session.closed && promises.last().is_none_or(|p| !closes(&p.answer));
+            // An answer that goes whole into this response needs no continuation: what it was made from, the client
+            // sends again if the response is lost.
+            let left = room.saturating_sub(need(&sealed));
+            let whole = head.want.is_none() && !closes && !progress.waiting && promises.len() == 1;
+            if !whole || !self.fits(&promises[0], left, data) {
+                for promise in &promises {
+                    sealed.push(seal(msk, &output(input.stream, promise))?);
+                }
             }
-            let need = 11 + sealed.iter().map(|s| 2 + s.len()).sum::<usize>();
-            if need <= room || limit == 1 {
-                let closes = session.closed && promises.last().is_none_or(|p| !closes(&p.answer));
+            if need(&sealed) <= room || limit == 1 {
                 return Ok(Understood {
                     consumed: Consumed {
                         stream: input.stream,
@@ -105,6 +114,17 @@ impl Files {
             // Fewer requests at a time; the client sends the others again.
             limit = 1;
         }
+    }
+
+    /// Whether an answer is at hand and has no more than `room` octets.
+    fn fits(&self, promise: &Promise, room: usize, data: &mut [u8]) -> bool {
+        let Ok(answer) = Answer::decode(&promise.answer) else { return false };
+        let length = promise.end.saturating_sub(promise.start);
+        length <= room as u64
+            && matches!(
+                self.read(&answer, promise.start, promise.start, room, data),
+                Say::Data { data, .. } if data.len() as u64 == length
+            )
     }
 
     /// Output that a head wants, as much as fits into `room`.
@@ -175,12 +195,14 @@ impl Files {
         let place = apt(false).or_else(|| apt(true));
         let mut understood = match (msk.input(&mut scratch)?, place) {
             (Some(input), Some(place)) => {
-                Some((place, self.understand(msk, &input, msk.heads()[place].room)?))
+                let head = msk.heads()[place];
+                Some((place, self.understand(msk, &input, &head, data)?))
             }
             _ => None,
         };
         // Wanted data behind what was just promised can be sent at once into heads that want nothing.
         let mut ahead: Option<(u64, Promise)> = None;
+        let mut given = false;
         for index in 0..msk.heads().len() {
             let head = msk.heads()[index];
             if !head.is_for_application() {
@@ -217,6 +239,12 @@ impl Files {
                     *next += data.len() as u64;
                 }
             }
+            // A token for the client's next connection takes a place that nothing else needs: behind the end of an answer.
+            let token = if given || !has_place(&reply, room) { None } else { msk.address_token() };
+            if let Some(token) = &token {
+                reply.token = Some(token);
+                given = true;
+            }
             if let Err(e) = msk.send(index, &reply) {
                 tracing::debug!(error = %e, "response not built");
             }
@@ -240,6 +268,11 @@ fn seal(msk: &Minisocket<'_, '_>, what: &UserContinuation<'_>) -> Result<Vec<u8>
     let mut out = [0; MAX_LENGTH];
     let length = msk.seal(what, &mut out).map_err(|_| Refusal::User)?;
     Ok(out[..length].to_vec())
+}
+
+/// Whether data leaves place for an address token: where it does, an answer has come to its end.
+fn has_place(reply: &Reply<'_>, room: usize) -> bool {
+    matches!(reply.answer, Say::Data { data, .. } if room.saturating_sub(data.len()) > TOKEN_LENGTH)
 }
 
 fn closes(answer: &[u8]) -> bool {
