@@ -46,6 +46,11 @@ def groups(axis: Axes, names: list[str], series: dict[str, list[tuple[float, flo
         axis.spines[spine].set_visible(False)
 
 
+def below(axis: Axes, distance: float) -> None:
+    """A legend under the axis, where no bar is."""
+    axis.legend(frameon=False, fontsize=7.5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, distance))
+
+
 def plot(path: Path, result: Json) -> None:
     """Draws all four."""
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.2))
@@ -68,7 +73,7 @@ def plot(path: Path, result: Json) -> None:
     goodput = {k: of(k, "of_reno", "of_reno_half_95") for k in kinds}
     groups(top, names, goodput, "share of kernel TCP (Reno)", "Throughput, in shares of Reno's in the same run")
     top.axhline(0.95, color="#333333", linewidth=0.8, linestyle=":")
-    top.legend(frameon=False, fontsize=7, ncols=2, loc="lower left")
+    below(top, -0.15)
     cpu = {k: of(k, "cpu_s_per_gb", "cpu_s_per_gb_half_95") for k in kinds}
     groups(axes[0][1], names, cpu, "seconds per gigabyte", "Processor time of the serving process")
 
@@ -80,7 +85,7 @@ def plot(path: Path, result: Json) -> None:
     }
     words = [f"{s:,} B" for s in sizes]
     groups(axes[1][0], words, series, "1,000 requests a second", "Small objects, a new connection each, 32 clients")
-    axes[1][0].legend(frameon=False, fontsize=7)
+    below(axes[1][0], -0.08)
 
     rows = result["attacks"]["summary"]
     kept = [(100 * r["kept"], 100 * r["kept_half_95"]) for r in rows]
