@@ -54,6 +54,8 @@ struct Loop<'a> {
     timers: BinaryHeap<Reverse<(Time, Local)>>,
     sources: Vec<IpAddr>,
     next: u64,
+    /// Connections that got something in this batch.
+    touched: Vec<Local>,
     tokens: VecDeque<Vec<u8>>,
     begun: Begun,
     outcome: Outcome,
@@ -92,6 +94,7 @@ pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow:
         sources,
         // Ports differ from run to run, as a server may remember what the last one used.
         next: u64::from(std::process::id()) * 977,
+        touched: Vec::new(),
         tokens: VecDeque::new(),
         begun: Begun::new(swarm),
         outcome: Outcome::default(),
@@ -201,9 +204,17 @@ impl Loop<'_> {
                 let Some(local) = destination(packet) else { continue };
                 let Some(client) = self.clients.get_mut(&local) else { continue };
                 if client.connection.handle_input(now, packet).is_ok() {
-                    self.progress(local);
+                    self.touched.push(local);
                 }
             }
+            // All that came is looked at before anything is asked for: what is wanted may be among it.
+            let mut touched = std::mem::take(&mut self.touched);
+            touched.sort_unstable();
+            touched.dedup();
+            for local in touched.drain(..) {
+                self.progress(local);
+            }
+            self.touched = touched;
             self.io.flush()?;
         }
         Ok(())
