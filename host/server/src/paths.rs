@@ -25,7 +25,7 @@ impl Paths {
             self.known.clear();
         }
         let entry = self.known.entry(client).or_insert((mtu, now));
-        *entry = (if now - entry.1 < GOOD_FOR { entry.0.min(mtu) } else { mtu }, now);
+        *entry = (if now.saturating_sub(entry.1) < GOOD_FOR { entry.0.min(mtu) } else { mtu }, now);
     }
 
     /// MTU of the path to `client`, if it is known to be smaller than others.
@@ -33,7 +33,7 @@ impl Paths {
         if self.known.is_empty() {
             return None;
         }
-        self.known.get(&client).filter(|(_, at)| now - at < GOOD_FOR).map(|(mtu, _)| *mtu)
+        self.known.get(&client).filter(|(_, at)| now.saturating_sub(*at) < GOOD_FOR).map(|(mtu, _)| *mtu)
     }
 }
 
