@@ -112,9 +112,13 @@ def main() -> int:
         path = rig.put(100)
         for repetition in range(options.repetitions):
             for transport in TRANSPORTS:
-                # Started anew each time: what a process has once taken it does not always give back.
-                server = rig.start_rivulet() if transport == "rivulet" else rig.start_nginx(max(options.connections))
+                server: Server | None = None
                 for connections in sorted(options.connections):
+                    if transport == "tcp":
+                        # nginx sets memory aside for what it is configured for: each point with what it needs.
+                        server = rig.start_nginx(connections)
+                    elif server is None:
+                        server = rig.start_rivulet()
                     row = memory(rig, server, transport, path, connections)
                     rows.append({"repetition": repetition, **row})
                     print(
@@ -122,6 +126,7 @@ def main() -> int:
                         f" (kernel {row['kernel_bytes'] / MEGABYTE:.1f})",
                         flush=True,
                     )
+                # Started anew for the next: what a process has once taken it does not always give back.
                 rig.stop("rivulet" if transport == "rivulet" else "nginx")
                 time.sleep(0.2)
     summary, series = summarise(rows, sorted(options.connections))

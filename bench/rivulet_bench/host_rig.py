@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -317,6 +318,11 @@ def host_rig(name: str, rtt_ms: float = 0.0, attackers: bool = False) -> Iterato
     folder.mkdir(parents=True)
     rig = HostRig(prefix, folder)
     made: list[str] = []
+
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signalled = signal.signal(signal.SIGTERM, interrupted)
     try:
         rig.www().mkdir(mode=0o755)
         for namespace in ("s", "c", "a", "m") if attackers else ("s", "c", "m"):
@@ -356,9 +362,15 @@ def host_rig(name: str, rtt_ms: float = 0.0, attackers: bool = False) -> Iterato
             rig.stop(server)
         for popen in rig.helpers:
             end_process(popen)
+        # A load that was under way when this was interrupted, and nothing else, is still there.
+        for namespace in made:
+            for pid in _run(["ip", "netns", "pids", namespace]).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
         for namespace in made:
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
         shutil.rmtree(rig.www(), ignore_errors=True)
+        signal.signal(signal.SIGTERM, signalled)
 
 
 def _veth(rig: HostRig, first: str, device: str, second: str, peer: str) -> None:
