@@ -14,7 +14,10 @@ from .stats import percentile
 from .switch_rig import Control, pps
 
 SHARE = 0.9
-"""Of the highest rate of a short search: that one is found with luck, this one has to last."""
+"""From one rate to the next lower one: what a short search finds is found with luck, this one has to last."""
+PROBE_S = 5.0
+"""How long a rate has to last, tables changing, before it is the one."""
+LOWEST = 10_000
 EVERY_S = 1.0
 """Between two readings of the memory."""
 WARM_SHARE = 0.25
@@ -70,8 +73,13 @@ def soak(
     seconds: float,
 ) -> dict[str, Any]:
     """A row of the results: what was sent and lost, the writes, the memory at the start and at the end."""
-    rate = int(search()["pps"] * SHARE)
+    rate = int(search()["pps"])
     tool, source, sinks, frames, fields = attempt
+
+    def send(span: float) -> dict[str, Any]:
+        flags = ("--rate", str(rate), "--seconds", str(span), *fields)
+        return pps(tool, source, sinks, frames, *flags, patience=span + 60)
+
     readings: list[int] = []
     done = threading.Event()
 
@@ -80,11 +88,12 @@ def soak(
             readings.append(resident_kb(switch.pid))
 
     watcher = threading.Thread(target=watch, daemon=True)
-    began = time.monotonic()
     with Churn(control, route) as churn:
+        while rate > LOWEST and (seen := send(PROBE_S))["received"] < seen["sent"]:
+            rate = int(rate * SHARE)
         watcher.start()
-        flags = ("--rate", str(rate), "--seconds", str(seconds), *fields)
-        seen = pps(tool, source, sinks, frames, *flags, patience=seconds + 60)
+        began = time.monotonic()
+        seen = send(seconds)
         took = time.monotonic() - began
     done.set()
     watcher.join(5)

@@ -35,6 +35,12 @@ struct Options {
     /// Seconds of each attempt.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// Frames of an attempt at least, so that what waits in queues at its end counts little.
+    #[arg(long, default_value_t = 0)]
+    frames_at_least: u64,
+    /// A rate that is expected: the search begins around it.
+    #[arg(long)]
+    near: Option<u64>,
     /// Highest rate tried, frames a second.
     #[arg(long, default_value_t = 2_000_000)]
     highest: u64,
@@ -48,8 +54,12 @@ struct Options {
 
 /// Frames sent at a time.
 const BURST: usize = 32;
+/// Rate at which tables, caches and neighbours are warmed.
+const WARM: u64 = 1000;
+/// Seconds of an attempt at most, however few frames it is.
+const LONGEST: f64 = 5.0;
 /// What is still under way at the end of an attempt gets this long.
-const DRAIN: Duration = Duration::from_millis(100);
+const DRAIN: Duration = Duration::from_millis(40);
 
 /// What one attempt saw.
 struct Attempt {
@@ -208,9 +218,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut to =
         options.to.iter().map(|one| AfPacket::open(one, config.clone())).collect::<Result<Vec<_>, _>>()?;
     let size: usize = source.frames.iter().map(Vec::len).sum::<usize>() / source.frames.len();
-    let mut run = |rate| attempt(&mut from, &mut to, &mut source, rate, options.seconds);
+    let mut run = |rate: u64, frames: u64| {
+        // As long as so many frames take, within bounds.
+        let seconds = options.seconds.max((frames as f64 / rate as f64).min(LONGEST));
+        attempt(&mut from, &mut to, &mut source, rate, seconds)
+    };
     if let Some(rate) = options.rate {
-        let a = run(rate)?;
+        let a = run(rate, 0)?;
         println!(
             "{{\"size\":{size},\"rate\":{:.0},\"sent\":{},\"received\":{}}}",
             a.rate, a.sent, a.received
@@ -218,11 +232,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Ok(());
     }
     // Tables, caches and neighbours are warm afterwards.
-    run(1000)?;
+    run(WARM, 0)?;
     let (mut good, mut bad) = (0.0f64, options.highest as f64);
+    // The last is tried first.
+    let mut probes: Vec<f64> = options.near.iter().flat_map(|n| [1.1 * *n as f64, 0.9 * *n as f64]).collect();
     while bad - good > good.max(10_000.0) * 0.02 {
-        let middle = (good + bad) / 2.0;
-        let a = run(middle as u64)?;
+        let middle = probes.pop().filter(|p| *p > good && *p < bad).unwrap_or((good + bad) / 2.0);
+        let a = run(middle as u64, options.frames_at_least)?;
         if a.without_loss(options.tolerance) {
             // Perhaps the sender was not as fast as asked for: then this is as far as it goes.
             if a.rate < 0.95 * middle {
