@@ -1,7 +1,7 @@
 //! The experiments at a size that a test can afford; `rivulet-sim` runs them in full. The bounds are those that the
 //! full runs must keep, wider where few seeds leave more to chance.
 
-use rivulet_sim::experiments::{completion, fairness, spraying};
+use rivulet_sim::experiments::{completion, fairness, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, stats};
 
@@ -46,6 +46,19 @@ fn an_excused_death_leaves_the_window() {
         assert!(plain.declared > 0 && excused.declared > 0, "seed {seed}: {plain:?} {excused:?}");
         assert!(plain.window_after * 10 <= plain.window * 6, "seed {seed}: {plain:?}");
         assert!(excused.window_after * 10 >= excused.window * 8, "seed {seed}: {excused:?}");
+    }
+}
+
+/// The bounds are for a percentile of many; few seeds keep it as their longest. At 2 ms two probes of a tail leave before the
+/// ToR has found the death, and only the third tells it from a dead path.
+#[test]
+fn a_death_stalls_a_download_for_its_detection_and_few_round_trips() {
+    for (rtt, seeds) in [(10, [0, 11, 29, 51, 96]), (2, [0, 11, 24, 51, 96])] {
+        for seed in seeds {
+            let s = stall::stall(seed, 3, 100_000_000, rtt * MILLISECOND);
+            assert!(s.declared > 0 || s.probes > 0, "seed {seed}: the dead replica was not missed: {s:?}");
+            assert!(s.longest <= (20 + 6 * rtt) * MILLISECOND, "round trip {rtt} ms, seed {seed}: {s:?}");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 use rivulet_sim::experiments::excuse::Fate;
-use rivulet_sim::experiments::{completion, crowd, excuse, fairness, spraying};
+use rivulet_sim::experiments::{completion, crowd, excuse, fairness, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, random, stats};
 use serde_json::{Value, json};
@@ -62,6 +62,12 @@ enum Experiment {
         #[arg(long, default_value_t = 10)]
         seeds: u64,
     },
+    /// How long a download gets nothing new when a replica dies, by replicas, rate and round trip.
+    Stall {
+        /// Kills each.
+        #[arg(long, default_value_t = 100)]
+        kills: u64,
+    },
     /// Many clients at once.
     Crowd {
         /// How many.
@@ -89,6 +95,7 @@ fn main() {
         Experiment::Spraying { seeds } => deaths(seed, seeds),
         Experiment::Skew => skews(seed),
         Experiment::Excuse { seeds } => excuses(seed, seeds),
+        Experiment::Stall { kills } => stalls(seed, kills),
         Experiment::Crowd { clients, size } => {
             let c = crowd::run(seed, clients, size);
             let failed: Vec<_> = c.others.iter().take(5).map(|o| format!("{o:?}")).collect();
@@ -181,6 +188,26 @@ fn skews(seed: u64) -> Value {
         }
     }
     json!({ "skew": rows })
+}
+
+fn stalls(seed: u64, kills: u64) -> Value {
+    let bound = rivulet_sim::tor::Config::default().bound / MILLISECOND;
+    let row = |(replicas, mbps, rtt): (usize, u64, u64)| {
+        let all: Vec<_> = (seed..seed + kills)
+            .map(|s| stall::stall(s, replicas, mbps * 1_000_000, rtt * MILLISECOND))
+            .collect();
+        let longest: Vec<_> = all.iter().map(|s| (s.longest / MILLISECOND) as f64).collect();
+        let timeouts = all.iter().filter(|s| s.timeouts > 0).count();
+        json!({
+            "replicas": replicas, "mbps": mbps, "rtt_ms": rtt, "with_timeout": timeouts,
+            "stall_ms": { "p50": stats::percentile(&longest, 0.5), "p90": stats::percentile(&longest, 0.9),
+                          "p99": stats::percentile(&longest, 0.99) },
+            "wanted_ms": { "p50": bound + 3 * rtt, "p99": bound + 6 * rtt },
+        })
+    };
+    let rows: Vec<_> =
+        [(2, 100, 10), (3, 100, 10), (8, 100, 10), (3, 20, 10), (3, 100, 2), (3, 100, 50)].map(row).into();
+    json!({ "kills": kills, "bound_ms": bound, "stall": rows })
 }
 
 fn excuses(seed: u64, seeds: u64) -> Value {

@@ -5,3 +5,4 @@ pub mod crowd;
 pub mod excuse;
 pub mod fairness;
 pub mod spraying;
+pub mod stall;

@@ -4,8 +4,9 @@ use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival, m
 use super::generation::Generation;
 use crate::time::{Micros, Time};
 
-/// Probes of one tail before the retransmission timeout is waited for.
-const MAX_PROBES: u8 = 2;
+/// Probes of one tail before the retransmission timeout is waited for: each is twice as late as the one before, so that where the round trip
+/// is shorter than the time in which the ToR finds a death, the last one comes after it. A number may be probed four times.
+const MAX_PROBES: u8 = 3;
 /// TIMEOUTs before RESTART.
 const MAX_TIMEOUTS: u8 = 3;
 /// Answers to a bare SYN that are asked for before the opening starts over.
@@ -56,9 +57,8 @@ impl Connection {
             return None;
         }
         let pause = match self.probes {
-            0 => self.rtt.probe_timeout(),
-            n if n < MAX_PROBES => self.rtt.probe_timeout() * (1 + u64::from(n)),
-            _ => self.rtt.rto().max(self.rtt.probe_timeout() * (1 + u64::from(MAX_PROBES))),
+            n if n < MAX_PROBES => self.rtt.probe_timeout() << n,
+            _ => self.rtt.rto().max(self.rtt.probe_timeout() << MAX_PROBES),
         };
         Some(self.last_progress + pause)
     }

@@ -1,0 +1,58 @@
+//! How long nothing new comes when a replica dies.
+
+use crate::client::{Client, Plan};
+use crate::dumbbell::queue_for;
+use crate::life::{Life, State};
+use crate::link;
+use crate::net::Network;
+use crate::service::{Config, Place, Service};
+use crate::tor::{self, Policy};
+use crate::{MILLISECOND, Nanos, SECOND};
+use rivulet_transport::client::Config as ClientConfig;
+
+/// What one kill did to one download.
+#[derive(Debug, Clone, Copy)]
+pub struct Stall {
+    /// Longest time without a new octet in order in the second after the kill.
+    pub longest: Nanos,
+    /// Numbers declared lost in that second.
+    pub declared: u64,
+    /// PROBEs in that second.
+    pub probes: u64,
+    /// TIMEOUTs in that second.
+    pub timeouts: u64,
+}
+
+/// The first of `replicas` dies some 5 s (by the seed, up to four `rtt` more) into a download at `rate` bits a second.
+pub fn stall(seed: u64, replicas: usize, rate: u64, rtt: Nanos) -> Stall {
+    let mut net = Network::new(seed);
+    let at = 5 * SECOND + net.rng().below(4 * rtt);
+    let delay = rtt / 2;
+    let down = link::Config { rate, delay, queue: queue_for(rate, rtt), ..link::Config::default() };
+    let up = link::Config { delay, rate, ..link::Config::default() };
+    let mut places = vec![Place::default(); replicas];
+    places[0].life = Life::new(vec![(at, State::Dead)]);
+    let tor = tor::Config { policy: Policy::Block, ..tor::Config::default() };
+    let config = Config { replicas: places, down, up, tor, ..Config::default() };
+    let service = Service::new(&mut net, config);
+    let config = ClientConfig { seed, ..ClientConfig::default() };
+    let client = service.client(&mut net, Plan { size: 1 << 46, config, ..Plan::default() });
+    net.with_node(client, |c: &mut Client, _| c.measure(MILLISECOND));
+    net.run_until(at - 1);
+    let before = net.node::<Client>(client).statistics();
+    net.run_until(at + SECOND);
+    let c = net.node::<Client>(client);
+    let later = c.statistics();
+    let counts = &c.progress()[(at / MILLISECOND) as usize..];
+    let (mut longest, mut run) = (0, 0);
+    for n in counts {
+        run = if *n == 0 { run + 1 } else { 0 };
+        longest = longest.max(run);
+    }
+    Stall {
+        longest: longest * MILLISECOND,
+        declared: later.declared - before.declared,
+        probes: later.probes - before.probes,
+        timeouts: later.timeouts - before.timeouts,
+    }
+}
