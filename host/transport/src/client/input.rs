@@ -225,6 +225,12 @@ impl Input {
         self.futile < MAX_FUTILE
     }
 
+    /// The server said why the input came back: what it needs is not ready yet. However often it says so, that is no
+    /// lack of progress.
+    pub fn told_to_wait(&mut self) {
+        self.futile = 0;
+    }
+
     /// When input that came back may be sent again.
     pub fn rests_until(&self, now: Time) -> Option<Time> {
         (self.not_before > now && self.candidate(self.not_before).is_some()).then_some(self.not_before)
@@ -298,5 +304,18 @@ mod tests {
             let good = i.answered(p.range, false, None, Time(u64::from(n) + 1));
             assert_eq!(good, n + 1 < MAX_FUTILE);
         }
+    }
+
+    #[test]
+    fn a_server_that_says_wait_is_waited_for() {
+        let mut i = Input::new(1000);
+        i.write(b"abc");
+        for n in 0..5 * u64::from(MAX_FUTILE) {
+            let p = i.take_packet(100, Time(n)).unwrap();
+            i.answered(p.range, false, None, Time(n + 1));
+            i.told_to_wait();
+        }
+        let p = i.take_packet(100, Time(1_000_000)).unwrap();
+        assert!(i.answered(p.range, false, None, Time(1_000_001)), "the first without a reason");
     }
 }

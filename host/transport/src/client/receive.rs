@@ -392,13 +392,20 @@ impl Connection {
             self.settle_want(want);
         }
         if let Some((stream, range, fin)) = input.or(late_input) {
-            let wait = match r.body {
-                Body::Wait { milliseconds } => u64::from(milliseconds) * MILLISECOND,
-                _ => self.rtt.smoothed().unwrap_or(10 * MILLISECOND),
+            let told = match r.body {
+                Body::Wait { milliseconds } => Some(u64::from(milliseconds) * MILLISECOND),
+                _ => None,
             };
+            let wait = told.unwrap_or_else(|| self.rtt.smoothed().unwrap_or(10 * MILLISECOND));
             let consumed = r.consumed.filter(|c| c.stream == stream).map(|c| c.offset);
             let good = match self.streams.get_mut(&stream) {
-                Some(s) => s.input.answered(range, fin, consumed, now + wait),
+                Some(s) => {
+                    let good = s.input.answered(range, fin, consumed, now + wait);
+                    if told.is_some() {
+                        s.input.told_to_wait();
+                    }
+                    good || told.is_some()
+                }
                 None => true,
             };
             if !good {
