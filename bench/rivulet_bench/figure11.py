@@ -131,7 +131,7 @@ def main() -> int:
                 time.sleep(0.2)
     summary, series = summarise(rows, sorted(options.connections))
     title = "Memory of the server, idle connections that have fetched one object each"
-    lines(plot_path("figure11"), series, "open connections", "MB", title)
+    lines(plot_path("figure11"), series, "open connections", "MB", title, log_y=True)
     flat = growth(rows)
     result = {
         "setting": title,

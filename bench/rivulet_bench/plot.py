@@ -22,7 +22,9 @@ Points = Sequence[tuple[float, float, float]]
 """(x, mean, half-width of the 95 % interval)."""
 
 
-def lines(path: Path, series: Mapping[str, Points], x: str, y: str, title: str, log_x: bool = True) -> None:
+def lines(
+    path: Path, series: Mapping[str, Points], x: str, y: str, title: str, log_x: bool = True, log_y: bool = False
+) -> None:
     """One line with error bars a transport."""
     figure, axis = pyplot.subplots(figsize=(8, 4.2))
     for name, points in series.items():
@@ -39,7 +41,10 @@ def lines(path: Path, series: Mapping[str, Points], x: str, y: str, title: str, 
         )
     if log_x:
         axis.set_xscale("log")
-    axis.set_ylim(bottom=0)
+    if log_y:
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.set_title(title, loc="left", fontsize=11)
