@@ -93,6 +93,9 @@ class Fleet:
         self.switches: dict[str, SwitchState] = {}
         self.health = Health()
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        """Events that packets alone can cause."""
+        self.replica_events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
+        """Exclusions, returns, readmissions: apart, so that a flood of the others does not push them out."""
         self._wake = wake
         self._save = save
         self._election_id = election_id
@@ -278,7 +281,7 @@ class Fleet:
                 self._wake()
         replica = self.replica_at(event["pool"], event["replica"]) if kind in _ABOUT_REPLICAS else None
         reason = link.names.member("drop_reason_t", event["reason"])
-        self.events.append(
+        (self.events if kind not in _ABOUT_REPLICAS else self.replica_events).append(
             {
                 "time": time.time(),
                 "switch": link.config.name,

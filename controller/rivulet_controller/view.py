@@ -9,7 +9,8 @@ from typing import Any
 from .controller import Controller
 from .keys import Kind
 
-EVENTS_SHOWN = 50
+EVENTS_SHOWN = 25
+"""Newest events of each sort: about replicas, and those that packets alone can cause."""
 
 
 def snapshot(controller: Controller) -> dict[str, Any]:
@@ -23,9 +24,15 @@ def snapshot(controller: Controller) -> dict[str, Any]:
         "switches": switches(controller),
         "replicas": replicas(controller),
         "services": services(controller),
-        "events": list(controller.fleet.events)[-EVENTS_SHOWN:],
+        "events": events(controller),
         "history": list(controller.fleet.health.history),
     }
+
+
+def events(controller: Controller) -> list[dict[str, Any]]:
+    """The newest events, oldest first."""
+    sorts = (controller.fleet.events, controller.fleet.replica_events)
+    return sorted((e for sort in sorts for e in list(sort)[-EVENTS_SHOWN:]), key=lambda event: event["time"])
 
 
 def switches(controller: Controller) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from rivulet_controller.names import Names, NamesError
 from rivulet_controller.neighbours import question
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.switch import SwitchError
+from rivulet_controller.view import snapshot
 
 TOR = config().switches[0]
 OTHER = (
@@ -280,6 +281,17 @@ async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
         await switch.listen(switch.address)
         await until(lambda: as_described(controller, switch), "found")
     await switch.stop()
+
+
+async def test_a_flood_of_events_does_not_hide_what_became_of_a_replica(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        switch.send_digest(kind=NAMES.value("event_kind_t", "EXCLUDED"), clock=1, pool=0, replica=1)
+        for number in range(600):
+            switch.send_digest(kind=NAMES.value("event_kind_t", "UNJUDGED"), clock=2 + number, sequence=1 + number)
+        await until(lambda: len(controller.fleet.events) == 500, "the flood is over")
+        shown = [(event["kind"], event["replica"]) for event in snapshot(controller)["events"]]
+        assert shown[0] == ("EXCLUDED", "r2") and shown.count(("UNJUDGED", None)) == len(shown) - 1 == 25
 
 
 async def test_a_host_without_a_mac_is_asked_and_kept_over_a_restart(switch: FakeSwitch, tmp_path: Path) -> None:
