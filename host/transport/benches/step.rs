@@ -35,11 +35,13 @@ fn server(c: &mut Criterion) {
     let policy = Policy::default();
     let mut out = [0u8; 2048];
     c.bench_function("server_step", |b| {
-        b.iter(|| {
-            let segment = Segment::parse_packet(black_box(&packet)).unwrap();
-            let verdict = step(&segment, &keys, Time(steady::NOW), &policy);
-            let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
-            black_box(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap());
+        b.iter_custom(|iterations| {
+            timed(iterations, || {
+                let segment = Segment::parse_packet(black_box(&packet)).unwrap();
+                let verdict = step(&segment, &keys, Time(steady::NOW), &policy);
+                let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
+                black_box(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap());
+            })
         })
     });
     let segment = Segment::parse_packet(&packet).unwrap();
