@@ -26,11 +26,14 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
             meta.drop_reason = drop_reason_t.EXTENSION_HEADER;
         } else if (!hdr.tcp.isValid() && !hdr.icmp.isValid()) {
             meta.drop_reason = drop_reason_t.NOT_SERVED;
+        } else if (hdr.icmp.isValid() && meta.quote == quote_t.NONE) {
+            // It names no ports, so no service: to look for one would read a TCP header that is not there.
+            meta.drop_reason = drop_reason_t.ICMP_QUOTE;
         } else {
             services.apply(hdr, meta);
             if (hdr.icmp.isValid()) {
                 // An error about a response of ours comes to the address that the response came from.
-                if (meta.service_hit == 0 || meta.service_address != meta.dst || meta.quote == quote_t.NONE) {
+                if (meta.service_hit == 0 || meta.service_address != meta.dst) {
                     meta.drop_reason = drop_reason_t.ICMP_QUOTE;
                 } else if (meta.quote == quote_t.PLAIN) {
                     meta.by_flow = 1;

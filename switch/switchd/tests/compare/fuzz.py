@@ -339,19 +339,11 @@ class Compare(Fuzz):
             time.sleep(0.01)
         self.seen["packets to the controller"] += sum(got[0].values())
 
-    def decided(self, name: str, cells: dict[int, int]) -> dict[int, int]:
-        """Without the cells that depend on what an earlier packet left in a header that is not valid, which BMv2 reads:
-        an ICMP packet that quotes nothing may count as dropped for the service of the TCP port before it."""
-        if name != "service_outcomes":
-            return cells
-        dropped = self.switch.info.enum("outcome_t")["DROPPED"]
-        return {cell: n for cell, n in cells.items() if cell % 16 != dropped}
-
     def same_counters(self, names: Any) -> None:
         deadline = time.monotonic() + 5
         for name in names:
             while True:
-                ours, theirs = (self.decided(name, wire.p4.counters(name)) for wire in self.wires)
+                ours, theirs = (wire.p4.counters(name) for wire in self.wires)
                 if ours == theirs:
                     break
                 if time.monotonic() > deadline:
