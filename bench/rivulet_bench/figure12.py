@@ -30,10 +30,11 @@ def sample(rig: HostRig, transport: Transport, seconds: float) -> Json:
     """One transfer, the server's core sampled in its middle."""
     path = rig.put(round(RATE_MBIT * 1e6 / 8 * (seconds + 1.0)))
     data = rig.folder / "server.perf"
+    server = rig.servers["rivulet" if transport == "rivulet" else "nginx"]
     load = rig.start_load(transport, path, clients=1, requests=1, seconds=60)
     time.sleep(0.4)
     popen = start(SERVER_CORE, seconds, data)
-    found = shares(popen, data, ("rivulet", "nginx"))
+    found = shares(popen, data, server.processes())
     result = finish(load)
     if result["errors"]:
         raise RuntimeError(f"{transport}: {result['first_error']}")

@@ -157,14 +157,14 @@ def where_time_goes(rig: HostRig, seconds: float) -> Json:
     """One unshaped connection of each kind, both cores sampled."""
     out: Json = {}
     for kind in ("rivulet", "tcp reno"):
-        server_of(rig, kind)
+        server = server_of(rig, kind)
         path = rig.put(round(UNSHAPED_MBIT * 1e6 / 8 * seconds))
         transport: Transport = "rivulet" if kind == "rivulet" else "tcp"
         load = rig.start_load(transport, path, clients=1, requests=100, seconds=seconds + 0.5)
         time.sleep(0.3)
         running = [(core, start(core, seconds, rig.folder / f"{core}.perf")) for core in (SERVER_CORE, CLIENT_CORE)]
-        commands = ("rivulet", "nginx", "rivulet-load")
-        both = [shares(popen, rig.folder / f"{core}.perf", commands) for core, popen in running]
+        processes = [*server.processes(), load.pid]
+        both = [shares(popen, rig.folder / f"{core}.perf", processes) for core, popen in running]
         finish(load)
         out[kind] = {"server": both[0], "client": both[1]}
     return out
@@ -179,7 +179,7 @@ def requests(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
         for repetition in range(repetitions):
             for kind in REQUEST_KINDS:
                 server = server_of(rig, kind)
-                before = server.cpu_s()
+                before, busy = server.cpu_s(), busy_s(SERVER_CORE)
                 words = ["--one-thread", *(["--token"] if kind.endswith("token") else [])]
                 transport: Transport = "rivulet" if kind.startswith("rivulet") else "tcp"
                 if kind.endswith("fast open"):
@@ -191,6 +191,7 @@ def requests(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
                     "repetition": repetition,
                     "per_second": result["requests_per_second"],
                     "cpu_us": (server.cpu_s() - before) / result["requests"] * 1e6,
+                    "core_us": (busy_s(SERVER_CORE) - busy) / result["requests"] * 1e6,
                     "latency_us": result["latency_us"],
                 }
                 rows.append(row)
@@ -212,6 +213,7 @@ def requests_summary(rows: list[Json]) -> list[Json]:
             mean, half = interval([r["per_second"] for r in mine])
             ratio, ratio_half = interval([r["per_second"] / nginx[r["repetition"]] for r in mine])
             cpu, cpu_half = interval([r["cpu_us"] for r in mine])
+            core, core_half = interval([r["core_us"] for r in mine])
             ours = kind.startswith("rivulet")
             out.append(
                 {
@@ -225,6 +227,8 @@ def requests_summary(rows: list[Json]) -> list[Json]:
                     "reached": ratio >= 2.0 if ours else None,
                     "server_cpu_us": cpu,
                     "server_cpu_us_half_95": cpu_half,
+                    "server_core_us": core,
+                    "server_core_us_half_95": core_half,
                 }
             )
     return out

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 from rivulet_demo.rack import RackError
@@ -30,7 +31,7 @@ ORDER = ("cryptography", "transport", "server and application", "copies and chec
 
 _IDLE = re.compile(r"halt|mwait|acpi_idle|intel_idle|cpuidle|do_idle|default_idle|poll_idle|cpu_startup")
 FREQUENCY = 1999
-LINE = re.compile(r"^\s*(?P<comm>.*?)\s+[0-9a-f]+\s+(?P<symbol>.*) \((?P<object>[^()]*)\)$")
+LINE = re.compile(r"^\s*(?P<comm>.*?)\s+(?P<pid>\d+)\s+[0-9a-f]+\s+(?P<symbol>.*) \((?P<object>[^()]*)\)$")
 
 
 def kind(symbol: str, image: str) -> str:
@@ -59,13 +60,13 @@ def start(core: int, seconds: float, data: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def shares(popen: subprocess.Popen[bytes], data: Path, commands: tuple[str, ...]) -> dict[str, float]:
-    """Per cent of the core's time in each kind of work. Samples of other commands than these and the kernel's own
+def shares(popen: subprocess.Popen[bytes], data: Path, processes: Collection[int]) -> dict[str, float]:
+    """Per cent of the core's time in each kind of work. Samples of other processes than these and the kernel's own
     threads are left out, with their time: they are other work of the machine."""
     if popen.wait(60) != 0:
         raise RackError("perf failed: are performance events allowed here (kernel.perf_event_paranoid)?")
     out = subprocess.run(
-        [perf(), "script", "-i", str(data), "-F", "comm,ip,sym,dso", "--demangle"],
+        [perf(), "script", "-i", str(data), "-F", "comm,pid,ip,sym,dso", "--demangle"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -79,7 +80,7 @@ def shares(popen: subprocess.Popen[bytes], data: Path, commands: tuple[str, ...]
         comm, symbol, image = match["comm"], match["symbol"], match["object"]
         if comm.startswith("swapper") and _IDLE.search(symbol):
             counts[IDLE] += 1
-        elif comm.startswith(("swapper", "ksoftirqd", "kworker", *commands)):
+        elif int(match["pid"]) in processes or comm.startswith(("swapper", "ksoftirqd", "kworker")):
             counts[kind(symbol, image)] += 1
     total = sum(counts.values())
     if total < 50:

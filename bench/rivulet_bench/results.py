@@ -146,10 +146,11 @@ def _host(d: Json) -> str:
             _plus(r["of_nginx"], r["of_nginx_half_95"]),
             "" if r["wanted"] is None else f"{r['wanted']:g}: {_yes(r['reached'])}",
             _plus(r["server_cpu_us"], r["server_cpu_us_half_95"], 1),
+            _plus(r["server_core_us"], r["server_core_us_half_95"], 1),
         )
         for r in d["requests"]["summary"]
     ]
-    small = ("bytes", "transport", "requests/s", "of nginx", "wanted", "server, us each")
+    small = ("bytes", "transport", "requests/s", "of nginx", "wanted", "process, us each", "core, us each")
     attack = [
         (
             r["class"],

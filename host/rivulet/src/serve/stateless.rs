@@ -245,8 +245,13 @@ impl Files {
                 reply.token = Some(token);
                 given = true;
             }
+            let last = matches!(reply.answer, Say::Data { end: true, .. });
             if let Err(e) = msk.send(index, &reply) {
                 tracing::debug!(error = %e, "response not built");
+            } else if last && msk.kind() == EventKind::Open {
+                // The only answer of a connection that ends with it: the rest of the first window would say nothing.
+                msk.drop_event();
+                break;
             }
         }
         Ok(())
