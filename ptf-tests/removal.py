@@ -77,9 +77,9 @@ REMOVALS = {
     ),
     "icmp-error-meter": Removal(
         "service_path.p4",
-        "icmp_error_meter.apply(meta.service, above);",
-        "above = 0;",
-        ("t09_icmp_errors.ErrorsAreMeteredV4",),
+        "meta.drop_reason = drop_reason_t.ICMP_ERROR_METER;",
+        "meta.drop_reason = drop_reason_t.NONE;",
+        ("t09_icmp_errors.ErrorsAreMetered",),
     ),
     "mark-outside": Removal(
         "rewrite.p4",
