@@ -169,10 +169,12 @@ fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     let Some(path) = path else { return Ok(()) };
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    write!(
-        stream,
+    // In one write: a server may answer and close on the first segment, and what came after it would
+    // have the kernel reset the connection under the answer.
+    let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {socket}\r\nUser-Agent: rivulet-agent\r\nConnection: close\r\n\r\n"
-    )?;
+    );
+    stream.write_all(request.as_bytes())?;
     let mut line = [0; 12];
     stream.read_exact(&mut line)?;
     match line[9] {
@@ -221,7 +223,11 @@ mod tests {
             drop(listener.accept());
             for answer in answers {
                 let (mut stream, _) = listener.accept().unwrap();
-                let _ = stream.read(&mut [0; 1000]);
+                let (mut request, mut octet) = (Vec::new(), [0]);
+                while !request.ends_with(b"\r\n\r\n") {
+                    stream.read_exact(&mut octet).unwrap();
+                    request.push(octet[0]);
+                }
                 stream.write_all(answer.as_bytes()).unwrap();
             }
         });

@@ -52,14 +52,21 @@ pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
 fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_read_timeout(Some(Duration::from_secs(1)))?;
     stream.set_write_timeout(Some(Duration::from_secs(1)))?;
-    // The request does not matter; there is one page.
-    let _ = stream.read(&mut [0; 4096])?;
+    // What is asked does not matter, there is one page; but all of the head is read, in however many
+    // segments it comes: what lies unread at the close has the kernel reset the connection.
+    let (mut head, mut length) = ([0; 4096], 0);
+    while !head[..length].ends_with(b"\r\n\r\n") {
+        match stream.read(&mut head[length..])? {
+            0 => return Ok(()),
+            n => length += n,
+        }
+    }
     let page = page(&shared.lock().clone());
-    write!(
-        stream,
+    let answer = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}",
         page.len()
-    )
+    );
+    stream.write_all(answer.as_bytes())
 }
 
 /// The page.
@@ -104,6 +111,22 @@ pub fn page(s: &Snapshot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_in_pieces_is_answered_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || answer(listener.accept().unwrap().0, &Shared::default()));
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        for piece in ["GET /metrics HTTP/1.1\r\n", "Host: x\r\n", "\r\n"] {
+            stream.write_all(piece.as_bytes()).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with('\n'), "{text}");
+        server.join().unwrap().unwrap();
+    }
 
     #[test]
     fn every_row_has_a_name_that_was_announced() {
