@@ -21,6 +21,11 @@ macro_rules! wire_errors {
                 match self { $(Self::$variant(_) => $name,)* }
             }
 
+            /// Whether something ends before a field does.
+            pub fn is_truncation(self) -> bool {
+                self.name().ends_with("_truncated")
+            }
+
             /// Byte offset of the field at fault.
             pub fn position(self) -> usize {
                 match self { $(Self::$variant(at) => at,)* }

@@ -11,6 +11,7 @@
 //! * [`request`], with [`tor`], [`continuation`] and [`proof`]: what clients send;
 //! * [`response`], with [`delta`]: what servers send;
 //! * [`heartbeat`]: what replicas tell the ToR;
+//! * [`parts`]: packets of captures, also those cut short, for tools alone;
 //! * [`nonce`]: HalfSipHash-2-4 and the nonces made of it;
 //! * [`checksum`]: the Internet checksum, whole and incremental.
 
@@ -28,6 +29,7 @@ pub mod ip;
 mod lists;
 pub mod nonce;
 pub mod option;
+pub mod parts;
 pub mod proof;
 pub mod request;
 pub mod response;

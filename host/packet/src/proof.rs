@@ -79,27 +79,48 @@ impl ProofEntry {
         Self { kind: EntryKind::Excuse, first: exclusion, last: 0, sum: 0 }
     }
 
-    /// The rules an entry keeps, given the last number of the range before it (None: it is the first)
-    /// and whether a mark or an excuse came already.
-    fn check(&self, before: Option<u16>, ranges_done: bool, at: usize) -> Result<(), WireError> {
-        match self.kind {
+    pub(crate) fn decode(kinds: u32, index: usize, b: [u8; ENTRY]) -> Self {
+        Self {
+            kind: EntryKind::from_bits(kinds >> (30 - 2 * (index as u32 & 15))),
+            first: u16::from_be_bytes([b[0], b[1]]),
+            last: u16::from_be_bytes([b[2], b[3]]),
+            sum: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
+        }
+    }
+}
+
+/// What the entries so far leave open to the next.
+#[derive(Default)]
+pub(crate) struct Order {
+    /// Last number of the range before; None: there is none.
+    before: Option<u16>,
+    /// A mark or an excuse came already.
+    ranges_done: bool,
+}
+
+impl Order {
+    /// The rules the next entry keeps; it stands at `at`.
+    #[inline]
+    pub(crate) fn check(&mut self, e: &ProofEntry, at: usize) -> Result<(), WireError> {
+        match e.kind {
             EntryKind::Original | EntryKind::Retransmitted => {
-                if ranges_done {
+                if self.ranges_done {
                     return Err(WireError::EntryRangeLate(at));
                 }
-                if self.last < self.first {
+                if e.last < e.first {
                     return Err(WireError::EntryEmpty(at));
                 }
-                if before.is_some_and(|b| self.first <= b) {
+                if self.before.is_some_and(|b| e.first <= b) {
                     return Err(WireError::EntryOrder(at));
                 }
+                self.before = Some(e.last);
+                return Ok(());
             }
-            EntryKind::Mark if self.first != self.last || self.sum != 0 => {
-                return Err(WireError::EntryMark(at));
-            }
-            EntryKind::Excuse if self.last != 0 || self.sum != 0 => return Err(WireError::EntryExcuse(at)),
+            EntryKind::Mark if e.first != e.last || e.sum != 0 => return Err(WireError::EntryMark(at)),
+            EntryKind::Excuse if e.last != 0 || e.sum != 0 => return Err(WireError::EntryExcuse(at)),
             EntryKind::Mark | EntryKind::Excuse => {}
         }
+        self.ranges_done = true;
         Ok(())
     }
 }
@@ -120,16 +141,8 @@ impl fmt::Display for ProofEntry {
 /// # Errors
 /// The error of the first entry at fault, its position counted from the first entry.
 pub fn check(entries: impl Iterator<Item = ProofEntry>) -> Result<(), WireError> {
-    let (mut before, mut ranges_done) = (None, false);
-    for (i, e) in entries.enumerate() {
-        e.check(before, ranges_done, i * ENTRY)?;
-        if e.kind.is_range() {
-            before = Some(e.last);
-        } else {
-            ranges_done = true;
-        }
-    }
-    Ok(())
+    let mut order = Order::default();
+    entries.enumerate().try_for_each(|(i, e)| order.check(&e, i * ENTRY))
 }
 
 /// The entries of a request that was parsed; its rules hold.
@@ -146,26 +159,11 @@ impl<'a> Proof<'a> {
         // Entry by entry, so that of two faults the one that stands first is told.
         r.section(WireError::EntryTruncated);
         let mut look = r.clone();
-        let (mut before, mut ranges_done) = (None, false);
+        let mut order = Order::default();
         for i in 0..usize::from(count) {
-            let e = Self::decode(kinds, i, look.array()?);
-            e.check(before, ranges_done, at + i * ENTRY)?;
-            if e.kind.is_range() {
-                before = Some(e.last);
-            } else {
-                ranges_done = true;
-            }
+            order.check(&ProofEntry::decode(kinds, i, look.array()?), at + i * ENTRY)?;
         }
         Ok(Self { kinds, bytes: r.bytes(usize::from(count) * ENTRY)? })
-    }
-
-    fn decode(kinds: u32, index: usize, b: [u8; ENTRY]) -> ProofEntry {
-        ProofEntry {
-            kind: EntryKind::from_bits(kinds >> (30 - 2 * (index as u32 & 15))),
-            first: u16::from_be_bytes([b[0], b[1]]),
-            last: u16::from_be_bytes([b[2], b[3]]),
-            sum: u32::from_be_bytes([b[4], b[5], b[6], b[7]]),
-        }
     }
 
     /// Number of entries.
@@ -184,7 +182,7 @@ impl<'a> Proof<'a> {
         self.bytes.chunks_exact(ENTRY).enumerate().map(move |(i, b)| {
             let mut entry = [0; ENTRY];
             entry.copy_from_slice(b);
-            Self::decode(kinds, i, entry)
+            ProofEntry::decode(kinds, i, entry)
         })
     }
 

@@ -46,7 +46,7 @@ pub struct Want {
 }
 
 impl Want {
-    fn read(r: &mut Reader<'_>, uconts: u8) -> Result<Self, WireError> {
+    pub(crate) fn read(r: &mut Reader<'_>, uconts: u8) -> Result<Self, WireError> {
         let at = r.pos();
         let b: [u8; 12] = r.fields(&[8, 4])?;
         let (offset, length) = (u64_at(&b, 0), u32_at(&b, 8));
@@ -146,20 +146,10 @@ impl<'a> Request<'a> {
         let tor = TorBlock::read(&mut r)?;
         let b: [u8; 6] = r.fields(&[1, 1, 4])?;
         let (count, attempt, kinds) = (b[0], b[1], u32_at(&b, 2));
-        let syn = class == RequestClass::Syn;
-        if usize::from(count) > if syn { 0 } else { MAX_ENTRIES } {
-            return Err(WireError::RangeCount(16));
-        }
-        if attempt != 0 && !matches!(class, RequestClass::Probe | RequestClass::Timeout) {
-            return Err(WireError::AttemptNotZero(17));
-        }
-        // checked_shl: a count of 16 leaves no unused kinds, and a shift by 32 is none.
-        if kinds.checked_shl(2 * u32::from(count)).unwrap_or(0) != 0 {
-            return Err(WireError::RangeKindsUnused(18));
-        }
+        check_counts(class, count, attempt, kinds)?;
         let mut continuation = None;
         let mut proof = Proof::default();
-        if syn {
+        if class == RequestClass::Syn {
             // A SYN has no number, so its option has a zero there.
             if number_low != 0 {
                 return Err(WireError::NumberLow(0));
@@ -181,20 +171,7 @@ impl<'a> Request<'a> {
         let at = r.pos();
         let b: [u8; 6] = r.fields(&[2, 1, 1, 1, 1])?;
         let (hold, covers, want_count, ucont_count, body) = (u16_at(&b, 0), b[2], b[3], b[4], b[5]);
-        if covers == 0 || covers > 2 {
-            return Err(WireError::Covers(at + 2));
-        }
-        if usize::from(want_count) > MAX_WANTS {
-            return Err(WireError::WantCount(at + 3));
-        }
-        if usize::from(ucont_count) > MAX_UCONTS {
-            return Err(WireError::UcontCount(at + 4));
-        }
-        if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD | BODY_FORMER) != 0
-            || (body & BODY_FORMER != 0 && class != RequestClass::Restart)
-        {
-            return Err(WireError::BodyFlags(at + 5));
-        }
+        check_fields(class, covers, want_count, ucont_count, body, at)?;
         let wants = read_wants(&mut r, want_count, ucont_count)?;
         let token = if body & BODY_TOKEN != 0 { Some(read_token(&mut r)?) } else { None };
         let former = if body & BODY_FORMER != 0 { Some(read_former(&mut r)?) } else { None };
@@ -257,6 +234,54 @@ impl<'a> Request<'a> {
     }
 }
 
+/// What holds for the fields behind the ToR's stamp.
+#[inline]
+pub(crate) fn check_counts(
+    class: RequestClass,
+    entries: u8,
+    attempt: u8,
+    kinds: u32,
+) -> Result<(), WireError> {
+    if usize::from(entries) > if class == RequestClass::Syn { 0 } else { MAX_ENTRIES } {
+        return Err(WireError::RangeCount(16));
+    }
+    if attempt != 0 && !matches!(class, RequestClass::Probe | RequestClass::Timeout) {
+        return Err(WireError::AttemptNotZero(17));
+    }
+    // checked_shl: a count of 16 leaves no unused kinds, and a shift by 32 is none.
+    if kinds.checked_shl(2 * u32::from(entries)).unwrap_or(0) != 0 {
+        return Err(WireError::RangeKindsUnused(18));
+    }
+    Ok(())
+}
+
+/// What holds for the fields behind the tail, which stand at `at`.
+#[inline]
+pub(crate) fn check_fields(
+    class: RequestClass,
+    covers: u8,
+    wants: u8,
+    uconts: u8,
+    body: u8,
+    at: usize,
+) -> Result<(), WireError> {
+    if covers == 0 || covers > 2 {
+        return Err(WireError::Covers(at + 2));
+    }
+    if usize::from(wants) > MAX_WANTS {
+        return Err(WireError::WantCount(at + 3));
+    }
+    if usize::from(uconts) > MAX_UCONTS {
+        return Err(WireError::UcontCount(at + 4));
+    }
+    if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD | BODY_FORMER) != 0
+        || (body & BODY_FORMER != 0 && class != RequestClass::Restart)
+    {
+        return Err(WireError::BodyFlags(at + 5));
+    }
+    Ok(())
+}
+
 fn read_wants<'a>(r: &mut Reader<'a>, count: u8, uconts: u8) -> Result<&'a [u8], WireError> {
     r.section(WireError::WantTruncated);
     let mut look = r.clone();
@@ -266,13 +291,19 @@ fn read_wants<'a>(r: &mut Reader<'a>, count: u8, uconts: u8) -> Result<&'a [u8],
     r.bytes(usize::from(count) * WANT)
 }
 
-fn read_former(r: &mut Reader<'_>) -> Result<SocketAddr, WireError> {
+pub(crate) fn read_former(r: &mut Reader<'_>) -> Result<SocketAddr, WireError> {
     r.section(WireError::FormerTruncated);
     let address = Ipv6Addr::from(r.array::<16>()?);
     Ok(SocketAddr::new(address.to_canonical(), r.u16()?))
 }
 
 fn read_input<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<Input<'a>, WireError> {
+    let (input, length) = read_input_header(r, uconts)?;
+    Ok(Input { data: r.bytes(length)?, ..input })
+}
+
+/// The input without its data, whose bytes are told and not yet looked for.
+pub(crate) fn read_input_header<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<(Input<'a>, usize), WireError> {
     r.section(WireError::InputTruncated);
     let at = r.pos();
     let (stream, flags, ucont) = (r.u16()?, r.u8()?, r.u8()?);
@@ -284,8 +315,8 @@ fn read_input<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<Input<'a>, WireError
     if offset.checked_add(u64::from(length)).is_none() {
         return Err(WireError::InputBeyond(at + 4));
     }
-    let data = r.bytes(usize::from(length))?;
-    Ok(Input { stream, end: flags & INPUT_END != 0, ucont, offset, data })
+    let input = Input { stream, end: flags & INPUT_END != 0, ucont, offset, data: &[] };
+    Ok((input, usize::from(length)))
 }
 
 impl fmt::Display for Request<'_> {

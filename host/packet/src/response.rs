@@ -104,7 +104,7 @@ impl Body<'_> {
         }
     }
 
-    fn read<'a>(class: ResponseClass, r: &mut Reader<'a>) -> Result<Body<'a>, WireError> {
+    pub(crate) fn read<'a>(class: ResponseClass, r: &mut Reader<'a>) -> Result<Body<'a>, WireError> {
         Ok(match class {
             ResponseClass::Data => Body::Data,
             ResponseClass::Retransmission => Body::Retransmission,
@@ -168,8 +168,21 @@ fn allowed(class: ResponseClass) -> u8 {
     }
 }
 
-fn carries_data(class: ResponseClass) -> bool {
+pub(crate) fn carries_data(class: ResponseClass) -> bool {
     allowed(class) & OFFSET != 0
+}
+
+/// What holds for the content bits of a class.
+#[inline]
+pub(crate) fn check_content(class: ResponseClass, content: u8) -> Result<(), WireError> {
+    let retransmission = class == ResponseClass::Retransmission;
+    if content & !allowed(class) != 0
+        || content & (FULL | DELTA) == FULL | DELTA
+        || (retransmission && content & PRIME == 0)
+    {
+        return Err(WireError::ContentFlags(8));
+    }
+    Ok(())
 }
 
 /// One response, parsed or to be written.
@@ -213,13 +226,7 @@ impl<'a> Response<'a> {
             return Err(WireError::NumberLow(0));
         }
         let (nonce, content, answers) = (r.u32()?, r.u8()?, r.u8()?);
-        let retransmission = class == ResponseClass::Retransmission;
-        if content & !allowed(class) != 0
-            || content & (FULL | DELTA) == FULL | DELTA
-            || (retransmission && content & PRIME == 0)
-        {
-            return Err(WireError::ContentFlags(8));
-        }
+        check_content(class, content)?;
         let continuation = if content & FULL != 0 {
             r.section(WireError::TailTruncated);
             NewContinuation::Full(SealedContinuation::read(&mut r)?)

@@ -172,11 +172,11 @@ impl<'a> Segment<'a> {
         let (header, ether_type) = EthHeader::parse(frame)?;
         let start = header.length();
         let (ip, tcp, end) = match ether_type {
-            eth::IPV4 => ip::read_v4(frame, start)?,
-            eth::IPV6 => ip::read_v6(frame, start)?,
+            eth::IPV4 => ip::read_v4(frame, start, 0)?,
+            eth::IPV6 => ip::read_v6(frame, start, 0)?,
             _ => return Err(WireError::EthType(start - 2)),
         };
-        Ok((header, Self::parse_tcp(ip, &frame[..end], tcp)?))
+        Ok((header, Self::parse_tcp(ip, &frame[..end], tcp, 0)?.0))
     }
 
     /// Parses an IP packet, as from a TUN device or a raw socket.
@@ -184,11 +184,19 @@ impl<'a> Segment<'a> {
     /// # Errors
     /// As [`Self::parse_frame`].
     pub fn parse_packet(packet: &'a [u8]) -> Result<Self, WireError> {
-        let (ip, tcp, end) = ip::read(packet, 0)?;
-        Self::parse_tcp(ip, &packet[..end], tcp)
+        let (ip, tcp, end) = ip::read(packet, 0, 0)?;
+        Ok(Self::parse_tcp(ip, &packet[..end], tcp, 0)?.0)
     }
 
-    fn parse_tcp(ip: IpHeader, bytes: &'a [u8], start: usize) -> Result<Self, WireError> {
+    /// Reads the TCP header at `start` of an IP packet whose last `missing` bytes are not there (0 but for tools);
+    /// gives the bytes of payload that were sent, without the CRC, beside the segment.
+    #[inline]
+    pub(crate) fn parse_tcp(
+        ip: IpHeader,
+        bytes: &'a [u8],
+        start: usize,
+        missing: usize,
+    ) -> Result<(Self, usize), WireError> {
         let mut r = Reader::new(bytes, WireError::TcpTruncated);
         r.bytes(start)?;
         let (src_port, dst_port, seq, ack) = (r.u16()?, r.u16()?, r.u32()?, r.u32()?);
@@ -223,15 +231,14 @@ impl<'a> Segment<'a> {
         }
         let syn_options = if syn { Some(SynOptions::read(&mut r)?) } else { None };
         let payload = r.rest();
-        let without_crc = if option.crc {
-            match payload.len().checked_sub(CRC) {
-                Some(n) => &payload[..n],
+        let mut sent = payload.len() + missing;
+        if option.crc {
+            match sent.checked_sub(CRC) {
+                Some(n) => sent = n,
                 None => return Err(WireError::CrcTruncated(bytes.len())),
             }
-        } else {
-            payload
-        };
-        Ok(Self {
+        }
+        let segment = Self {
             src: SocketAddr::new(ip.src, src_port),
             dst: SocketAddr::new(ip.dst, dst_port),
             ecn: ip.ecn,
@@ -242,10 +249,11 @@ impl<'a> Segment<'a> {
             window,
             option,
             syn_options,
-            payload: without_crc,
+            payload: &payload[..sent.min(payload.len())],
             tcp: &bytes[start..],
             tcp_at: start,
-        })
+        };
+        Ok((segment, sent))
     }
 
     /// Verifies the TCP checksum.
@@ -327,14 +335,21 @@ impl<'a> Segment<'a> {
     }
 }
 
-impl fmt::Display for Segment<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Segment<'_> {
+    /// The text of a segment with so many bytes of payload.
+    pub(crate) fn describe(&self, f: &mut fmt::Formatter<'_>, payload: usize) -> fmt::Result {
         write!(
             f,
             "{} > {} [{}] seq {} ack {} {}",
             self.src, self.dst, self.flags, self.seq, self.ack, self.option
         )?;
-        write!(f, ", {} bytes", self.payload.len())
+        write!(f, ", {payload} bytes")
+    }
+}
+
+impl fmt::Display for Segment<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe(f, self.payload.len())
     }
 }
 

@@ -16,8 +16,8 @@ pub struct Record {
     pub micros: u64,
     /// From the link header on.
     pub data: Vec<u8>,
-    /// The capture holds only the packet's beginning.
-    pub cut: bool,
+    /// Octets that the packet had; more than there are in `data` if the capture holds only its beginning.
+    pub length: usize,
 }
 
 /// A capture being read.
@@ -74,8 +74,8 @@ impl<R: Read> Capture<R> {
                 let length = self.u32(&head, 8) as usize;
                 let micros = u64::from(self.u32(&head, 0)) * 1_000_000
                     + u64::from(self.u32(&head, 4)) * 1_000_000 / units;
-                let cut = self.u32(&head, 12) as usize > length;
-                Ok(self.take(length)?.map(|data| Record { micros, data, cut }))
+                let sent = self.u32(&head, 12) as usize;
+                Ok(self.take(length)?.map(|data| Record { micros, data, length: sent.max(length) }))
             }
             Kind::Pcapng { .. } => self.next_ng(),
         }
@@ -104,8 +104,8 @@ impl<R: Read> Capture<R> {
                     let length = self.u32(&body, 12) as usize;
                     let data = body.get(20..20 + length.min(MAX_RECORD)).context("a broken packet block")?;
                     let micros = (u128::from(time) * 1_000_000 / u128::from(units)) as u64;
-                    let cut = self.u32(&body, 16) as usize > length;
-                    return Ok(Some(Record { micros, data: data.to_vec(), cut }));
+                    let sent = self.u32(&body, 16) as usize;
+                    return Ok(Some(Record { micros, data: data.to_vec(), length: sent.max(length) }));
                 }
                 _ => {}
             }
@@ -206,12 +206,12 @@ mod tests {
         let mut capture = Capture::open(&file[..]).unwrap();
         assert_eq!(
             capture.next().unwrap(),
-            Some(Record { micros: 7_000_005, data: vec![1, 2, 3], cut: false })
+            Some(Record { micros: 7_000_005, data: vec![1, 2, 3], length: 3 })
         );
         assert_eq!(capture.next().unwrap(), None);
         let file = pcapng();
         let mut capture = Capture::open(&file[..]).unwrap();
-        assert_eq!(capture.next().unwrap(), Some(Record { micros: 5, data: vec![1, 2, 3], cut: false }));
+        assert_eq!(capture.next().unwrap(), Some(Record { micros: 5, data: vec![1, 2, 3], length: 3 }));
         assert_eq!(capture.next().unwrap(), None);
     }
 

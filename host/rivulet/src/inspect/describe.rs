@@ -1,13 +1,12 @@
-//! One packet as text, a field a line.
+//! One packet as text: what it is, and whether it is well-formed.
 
 use std::fmt::Write;
 
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
-use rivulet_packet::{
-    Body, EthHeader, NewContinuation, Request, Response, SealedContinuation, Segment, TransportContinuation,
-    WireError,
-};
-use rivulet_transport::ucont;
+use rivulet_packet::parts::SegmentParts;
+use rivulet_packet::{EthHeader, WireError};
+
+use super::printer::{Line, Octets, Printer};
 
 /// A packet of ours.
 pub struct Text {
@@ -17,13 +16,10 @@ pub struct Text {
     pub malformed: bool,
 }
 
-/// Octets of data shown.
-const SHOWN: usize = 48;
-
-/// Describes a frame or an IP packet; none if it is not of ours.
-pub fn packet(bytes: &[u8], brief: bool) -> Option<Text> {
-    let mut p = Printer { text: String::new(), brief };
-    let malformed = match p.any(bytes) {
+/// Describes a frame or an IP packet of `length` octets of which `bytes` are the first; none if it is not of ours.
+pub fn packet(bytes: &[u8], length: usize, brief: bool) -> Option<Text> {
+    let mut p = Printer::new(brief);
+    let malformed = match any(&mut p, bytes, length) {
         Ok(true) => false,
         Ok(false) => return None,
         Err(e) => {
@@ -37,214 +33,89 @@ pub fn packet(bytes: &[u8], brief: bool) -> Option<Text> {
     Some(Text { text: p.text, malformed })
 }
 
-struct Printer {
-    text: String,
-    brief: bool,
+fn any(p: &mut Printer, bytes: &[u8], length: usize) -> Result<bool, WireError> {
+    if bytes.first().is_some_and(|b| matches!(b >> 4, 4 | 6))
+        && let Ok(parts) = SegmentParts::parse_packet(bytes, length)
+    {
+        return segment(p, &parts, bytes.len()).map(|()| true);
+    }
+    if let Ok((header, kind)) = EthHeader::parse(bytes)
+        && kind == ETHER_TYPE
+    {
+        return heartbeat(p, &header, &bytes[header.length()..], length > bytes.len());
+    }
+    match SegmentParts::parse_frame(bytes, length) {
+        Ok((header, parts)) => {
+            p.line(&header);
+            segment(p, &parts, bytes.len()).map(|()| true)
+        }
+        // Everything that is not TCP with our option.
+        Err(
+            WireError::OptionMissing(_)
+            | WireError::EthType(_)
+            | WireError::EthTruncated(_)
+            | WireError::EthTagTwice(_),
+        ) => Ok(false),
+        Err(e) if is_foreign(&e) => Ok(false),
+        Err(e) => {
+            let _ = write!(p.text, "segment");
+            Err(e)
+        }
+    }
 }
 
-impl Printer {
-    fn field(&mut self, name: &str, value: &dyn std::fmt::Display) {
-        // Writing to a String does not fail.
-        let _ = if self.brief {
-            write!(self.text, " {name} {value}")
+fn heartbeat(p: &mut Printer, header: &EthHeader, bytes: &[u8], cut: bool) -> Result<bool, WireError> {
+    let parsed = Heartbeat::parse(bytes);
+    if cut && parsed.as_ref().is_err_and(|e| e.is_truncation()) {
+        return Ok(false);
+    }
+    let _ = write!(p.text, "{header}");
+    let beat = parsed?;
+    let _ = writeln!(p.text, " {beat}");
+    p.detail("incarnation", &format_args!("{:#06x}", beat.incarnation));
+    Ok(true)
+}
+
+/// A segment of which a frame or packet of `there` octets has the beginning or all.
+fn segment(p: &mut Printer, parts: &SegmentParts<'_>, there: usize) -> Result<(), WireError> {
+    let _ = if p.brief { write!(p.text, "{parts}") } else { writeln!(p.text, "  {parts}") };
+    if let Some(o) = parts.syn_options() {
+        p.detail("mss", &o.mss);
+    }
+    p.detail("ecn", &parts.ecn());
+    match parts.whole() {
+        Some(whole) => {
+            if let Err(e) = whole.verify() {
+                p.field("wrong", &e);
+            }
+        }
+        None => p.detail("checksum", &"not checkable"),
+    }
+    let mut line = Line::default();
+    let mut data = None;
+    if parts.has_body() {
+        p.detail("class", &parts.class());
+    }
+    let reach = parts.visit(&mut |part| {
+        if p.brief {
+            line.part(&part);
         } else {
-            writeln!(self.text, "    {name:<14} {value}")
-        };
+            data = p.part(&part).or(data);
+        }
+    });
+    if p.brief && parts.has_body() {
+        let _ = write!(p.text, " {}{line}", parts.class());
     }
-
-    fn detail(&mut self, name: &str, value: &dyn std::fmt::Display) {
-        if !self.brief {
-            self.field(name, value);
-        }
+    // Octets of data, or of input, in a line of their own behind it.
+    if let Some(data) = data.filter(|d| !d.is_empty()) {
+        p.field("", &Octets(data));
     }
-
-    fn any(&mut self, bytes: &[u8]) -> Result<bool, WireError> {
-        let is_ip =
-            bytes.first().is_some_and(|b| matches!(b >> 4, 4 | 6)) && Segment::parse_packet(bytes).is_ok();
-        if is_ip {
-            return self.segment(&Segment::parse_packet(bytes)?).map(|()| true);
-        }
-        if let Ok((header, kind)) = EthHeader::parse(bytes)
-            && kind == ETHER_TYPE
-        {
-            let _ = write!(self.text, "{header}");
-            let beat = Heartbeat::parse(&bytes[header.length()..])?;
-            let _ = writeln!(self.text, " {beat}");
-            self.detail("incarnation", &format_args!("{:#06x}", beat.incarnation));
-            return Ok(true);
-        }
-        match Segment::parse_frame(bytes) {
-            Ok((header, segment)) => {
-                self.detail_line(&header);
-                self.segment(&segment).map(|()| true)
-            }
-            // Everything that is not TCP with our option.
-            Err(
-                WireError::OptionMissing(_)
-                | WireError::EthType(_)
-                | WireError::EthTruncated(_)
-                | WireError::EthTagTwice(_),
-            ) => Ok(false),
-            Err(e) if is_foreign(&e) => Ok(false),
-            Err(e) => {
-                let _ = write!(self.text, "segment");
-                Err(e)
-            }
-        }
+    reach?;
+    if parts.missing() > 0 {
+        let comma = if p.brief { ", " } else { "    " };
+        let _ = write!(p.text, "{comma}cut after {there} bytes");
     }
-
-    fn detail_line(&mut self, value: &dyn std::fmt::Display) {
-        if !self.brief {
-            let _ = writeln!(self.text, "{value}");
-        }
-    }
-
-    fn segment(&mut self, segment: &Segment<'_>) -> Result<(), WireError> {
-        let _ = if self.brief { write!(self.text, "{segment}") } else { writeln!(self.text, "  {segment}") };
-        if let Some(o) = &segment.syn_options {
-            self.detail("mss", &o.mss);
-        }
-        self.detail("ecn", &segment.ecn);
-        if let Err(e) = segment.verify() {
-            self.field("wrong", &e);
-        }
-        if segment.is_bare_syn() || segment.is_bare_syn_ack() {
-            return Ok(());
-        }
-        match segment.option.class {
-            rivulet_packet::Class::Request(_) => self.request(&segment.request()?),
-            rivulet_packet::Class::Response(_) => self.response(&segment.response()?),
-        }
-        Ok(())
-    }
-
-    fn request(&mut self, r: &Request<'_>) {
-        if self.brief {
-            let _ = write!(self.text, " {r}");
-            return;
-        }
-        self.field("class", &r.class);
-        let tor = &r.tor;
-        self.field("tor", &format_args!("{tor}, {} exclusions", tor.exclusions));
-        self.field("tor epochs", &format_args!("seal {}, nonce {}", tor.seal_epoch, tor.nonce_epoch));
-        if let Some(sealed) = &r.continuation {
-            self.sealed(sealed);
-        }
-        for entry in r.proof.iter() {
-            self.field("proof", &entry);
-        }
-        self.field(
-            "hold",
-            &format_args!("{} us, covers {}, attempt {}", r.hold_micros(), r.covers, r.attempt),
-        );
-        for want in r.wants() {
-            let again = if want.retransmit { ", again" } else { "" };
-            let by = want.ucont.map_or(String::new(), |i| format!(" by continuation {i}"));
-            self.field("want", &format_args!("{} bytes at {}{by}{again}", want.length, want.offset));
-        }
-        for sealed in r.uconts() {
-            self.user(sealed.as_ref());
-        }
-        if let Some(token) = r.token {
-            self.field("token", &Hex(token));
-        }
-        if let Some(former) = r.former {
-            self.field("former", &former);
-        }
-        if let Some(input) = &r.input {
-            let end = if input.end { ", the end" } else { "" };
-            let what =
-                format!("{} bytes at {} of stream {}{end}", input.data.len(), input.offset, input.stream);
-            self.field("input", &what);
-            self.field("", &Octets(input.data));
-        }
-        if r.padding > 0 {
-            self.field("padding", &r.padding);
-        }
-    }
-
-    fn response(&mut self, r: &Response<'_>) {
-        if self.brief {
-            let _ = write!(self.text, " {r}");
-            return;
-        }
-        self.field("class", &r.body.class());
-        let prime = if r.prime { " under K'" } else { "" };
-        self.field(
-            "number",
-            &format_args!("{}, nonce {:08x}{prime}, answers ..{:02x}", r.number, r.nonce, r.answers),
-        );
-        match &r.continuation {
-            NewContinuation::None => {}
-            NewContinuation::Full(sealed) => self.sealed(sealed),
-            NewContinuation::Delta(d) => self.field("delta", &format_args!("{d:?}")),
-        }
-        for sealed in r.uconts.iter() {
-            self.user(sealed);
-        }
-        if let Some(c) = &r.consumed {
-            self.field("consumed", &format_args!("stream {} up to {}", c.stream, c.offset));
-        }
-        if let Some(token) = r.token {
-            self.field("token", &Hex(token));
-        }
-        match &r.body {
-            Body::Data => {}
-            Body::Group(group) => {
-                for member in group.iter() {
-                    self.field("group", &member.continuation.fields);
-                }
-            }
-            other => self.field("body", &format_args!("{other:?}")),
-        }
-        if let Some(offset) = r.offset {
-            let end = if r.end { ", the end" } else { "" };
-            self.field("data", &format_args!("{} bytes at {offset}{end}", r.data.len()));
-            self.field("", &Octets(r.data));
-        }
-    }
-
-    fn sealed(&mut self, sealed: &SealedContinuation) {
-        let TransportContinuation {
-            time,
-            nonce_epoch,
-            seal_epoch,
-            tor_id,
-            exclusions,
-            wire_base,
-            mss,
-            marked,
-            connection,
-            ..
-        } = sealed.fields;
-        self.field("continuation", &sealed.fields);
-        self.field(
-            "",
-            &format_args!("time {time} us of tor {tor_id:04x}, {exclusions} exclusions, marked {marked}"),
-        );
-        self.field(
-            "",
-            &format_args!("epochs seal {seal_epoch} nonce {nonce_epoch}, mss {mss}, wire base {wire_base}"),
-        );
-        self.field("", &format_args!("connection {connection:016x}, mac {}", Hex(&sealed.mac)));
-    }
-
-    fn user(&mut self, sealed: &[u8]) {
-        match ucont::validity(sealed) {
-            Some(v) => {
-                let kind = if v.input { "input" } else { "output" };
-                let end = if v.valid_end == u64::MAX { "end".into() } else { v.valid_end.to_string() };
-                let what = format!(
-                    "{kind} of stream {}, {} to {end}, {} bytes",
-                    v.stream,
-                    v.valid_start,
-                    sealed.len()
-                );
-                self.field("user", &what);
-            }
-            None => self.field("user", &format_args!("malformed, {} bytes", sealed.len())),
-        }
-    }
+    Ok(())
 }
 
 /// Errors that other protocols' packets give.
@@ -255,65 +126,107 @@ fn is_foreign(error: &WireError) -> bool {
         || name.starts_with("TcpDataOffset")
 }
 
-struct Hex<'a>(&'a [u8]);
-
-impl std::fmt::Display for Hex<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
-    }
-}
-
-/// The first octets of data, printable ones as they are.
-struct Octets<'a>(&'a [u8]);
-
-impl std::fmt::Display for Octets<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let shown = &self.0[..self.0.len().min(SHOWN)];
-        write!(f, "\"{}\"", shown.escape_ascii())?;
-        if self.0.len() > SHOWN { f.write_str("...") } else { Ok(()) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Every packet of the wire vectors is recognised; those that a parser must refuse are told as malformed.
-    #[test]
-    fn wire_vectors_are_described() {
+    fn vectors(section: &str) -> Vec<(String, Vec<u8>)> {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/wire-vectors.json");
         let vectors: serde_json::Value =
             serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let octets = |hex: &str| -> Vec<u8> {
             (0..hex.len() / 2).map(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap()).collect()
         };
-        let mut seen = 0;
-        for vector in vectors["packets"].as_array().unwrap() {
-            let bytes = octets(vector["frame"].as_str().unwrap());
+        let rows = vectors[section].as_array().unwrap();
+        rows.iter().map(|v| (v.to_string(), octets(v["frame"].as_str().unwrap()))).collect()
+    }
+
+    /// Every packet of the wire vectors is recognised; those that a parser must refuse are told as malformed.
+    #[test]
+    fn wire_vectors_are_described() {
+        let packets = vectors("packets");
+        for (vector, bytes) in &packets {
             for brief in [false, true] {
-                let text = packet(&bytes, brief).unwrap_or_else(|| panic!("not ours: {vector}"));
+                let text = packet(bytes, bytes.len(), brief).unwrap_or_else(|| panic!("not ours: {vector}"));
                 assert!(!text.malformed, "{}: {vector}", text.text);
                 assert!(!brief || text.text.lines().count() == 1, "{}", text.text);
+                assert!(!text.text.contains("cut"), "{}", text.text);
             }
-            seen += 1;
         }
-        for vector in vectors["invalid"].as_array().unwrap() {
+        for (vector, bytes) in vectors("invalid") {
             // Damaged headers of other protocols are nobody's; nothing is shown as well-formed.
-            if let Some(text) = vector["frame"].as_str().and_then(|hex| packet(&octets(hex), false)) {
+            if let Some(text) = packet(&bytes, bytes.len(), false) {
                 assert!(text.malformed || text.text.contains("wrong"), "{}: {vector}", text.text);
             }
         }
-        assert!(seen > 10, "the vectors were found ({seen})");
+        assert!(packets.len() > 10, "the vectors were found ({})", packets.len());
+    }
+
+    /// Of a packet cut anywhere behind its TCP header all lines but the last ones are those of the whole packet.
+    #[test]
+    fn beginnings_are_described_as_far_as_they_go() {
+        let mut shown = 0;
+        for (vector, bytes) in vectors("packets") {
+            let whole = packet(&bytes, bytes.len(), false).unwrap().text;
+            let whole: Vec<&str> = whole.lines().filter(|l| !l.contains(" wrong ")).collect();
+            let mut longest = 0;
+            for n in 0..bytes.len() {
+                let Some(text) = packet(&bytes[..n], bytes.len(), false) else {
+                    assert_eq!(longest, 0, "not ours at {n}: {vector}");
+                    continue;
+                };
+                assert!(!text.malformed, "{}: {vector}", text.text);
+                let said = format!("    cut after {n} bytes\n");
+                let text = text.text.strip_suffix(&said).expect("that it is cut");
+                let lines: Vec<&str> = text.lines().collect();
+                assert_eq!(lines.iter().filter(|l| l.ends_with("not checkable")).count(), 1);
+                let lines: Vec<&str> = lines.into_iter().filter(|l| !l.ends_with("not checkable")).collect();
+                assert!(lines.len() >= longest, "more octets tell no less");
+                longest = lines.len();
+                for (at, (line, whole)) in lines.iter().zip(&whole).enumerate() {
+                    let octets = at + 1 == lines.len() && line.trim_start().starts_with('"');
+                    assert!(line == whole || octets, "{line}, of {whole}, cut at {n}: {vector}");
+                }
+                let brief = packet(&bytes[..n], bytes.len(), true).unwrap().text;
+                assert_eq!(brief.lines().count(), 1, "{brief}");
+                assert!(brief.ends_with(&format!(", cut after {n} bytes\n")), "{brief}");
+                shown += 1;
+            }
+        }
+        assert!(shown > 1000, "{shown}");
+    }
+
+    /// A response's fields stand before its data: cut within the data its line is that of the whole one.
+    #[test]
+    fn a_response_cut_in_its_data_has_the_same_line() {
+        let mut seen = 0;
+        for (vector, bytes) in vectors("packets") {
+            let Ok((_, segment)) = rivulet_packet::Segment::parse_frame(&bytes) else { continue };
+            let Ok(response) = segment.response() else { continue };
+            let tail = response.data.len() + if segment.option.crc { 4 } else { 0 };
+            if response.data.is_empty() {
+                continue;
+            }
+            let whole = packet(&bytes, bytes.len(), true).unwrap().text;
+            let whole = whole.trim_end();
+            for n in bytes.len() - tail..bytes.len() {
+                let text = packet(&bytes[..n], bytes.len(), true).unwrap().text;
+                assert_eq!(text, format!("{whole}, cut after {n} bytes\n"), "{vector}");
+                seen += 1;
+            }
+        }
+        assert!(seen > 20, "{seen}");
     }
 
     #[test]
     fn other_packets_are_not_ours() {
-        assert!(packet(&[], false).is_none());
-        assert!(packet(&[0; 60], false).is_none());
+        assert!(packet(&[], 0, false).is_none());
+        assert!(packet(&[], 1500, false).is_none());
+        assert!(packet(&[0; 60], 60, false).is_none());
         // ARP, and a plain TCP segment.
         let mut frame = vec![2; 12];
         frame.extend([8, 6]);
         frame.extend([0; 28]);
-        assert!(packet(&frame, false).is_none());
+        assert!(packet(&frame, frame.len(), false).is_none());
     }
 }

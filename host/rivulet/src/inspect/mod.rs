@@ -2,6 +2,7 @@
 
 mod capture;
 mod describe;
+mod printer;
 
 use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use capture::Capture;
 
 /// Decodes Rivulet packets of a capture (pcap or pcapng), or one packet in hexadecimal digits.
 ///
-/// Packets that are not Rivulet's are passed over; malformed ones are shown with what is wrong and where.
+/// Packets that are not Rivulet's are passed over; malformed ones are shown with what is wrong and where, and of those
+/// that the capture has only the beginning of, that beginning.
 #[derive(Args, Debug)]
 pub struct InspectArgs {
     /// Capture file; `-` for standard input
@@ -48,7 +50,9 @@ pub fn inspect(args: &InspectArgs) -> anyhow::Result<u8> {
 fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<u8> {
     if let Some(hex) = &args.hex {
         let packet = digits(hex)?;
-        let Some(text) = describe::packet(&packet, args.brief) else { bail!("not a packet of Rivulet") };
+        let Some(text) = describe::packet(&packet, packet.len(), args.brief) else {
+            bail!("not a packet of Rivulet")
+        };
         write!(out, "{}", text.text)?;
         out.flush()?;
         return Ok(u8::from(text.malformed));
@@ -65,8 +69,8 @@ fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<u8> {
         capture.next().with_context(|| format!("{}: packet {}", path.display(), index + 1))?
     {
         index += 1;
-        let Some(found) = describe::packet(&record.data, args.brief) else {
-            cut += u64::from(record.cut);
+        let Some(found) = describe::packet(&record.data, record.length, args.brief) else {
+            cut += u64::from(record.length > record.data.len());
             continue;
         };
         ours += 1;
@@ -78,7 +82,10 @@ fn run(args: &InspectArgs, out: &mut impl Write) -> anyhow::Result<u8> {
     }
     writeln!(out, "{ours} packets of Rivulet among {index}")?;
     if cut > 0 {
-        writeln!(out, "{cut} others were cut short by the capture and cannot be told (tcpdump -s 0)")?;
+        writeln!(
+            out,
+            "{cut} others were cut short before their TCP options end, if they have any, and cannot be told (tcpdump -s 0)"
+        )?;
     }
     out.flush()?;
     Ok(u8::from(malformed))
