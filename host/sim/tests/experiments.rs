@@ -1,7 +1,7 @@
 //! The experiments at a size that a test can afford; `rivulet-sim` runs them in full. The bounds are those that the
 //! full runs must keep, wider where few seeds leave more to chance.
 
-use rivulet_sim::experiments::{completion, fairness, spraying, stall};
+use rivulet_sim::experiments::{completion, fairness, overshoot, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, stats};
 
@@ -86,5 +86,18 @@ fn a_skew_of_five_round_trips_is_learned() {
     for policy in [Policy::Block, Policy::RoundRobin] {
         let s = spraying::skew(1, policy, 10 * MILLISECOND, 2 * MILLISECOND);
         assert!(s.completion.is_some_and(|t| t < SECOND), "{policy:?}: {s:?}");
+    }
+}
+
+/// Every second packet of a window is lost when slow start overshoots a drop-tail queue, up to 800 of them here.
+#[test]
+fn a_window_of_gaps_is_mended_about_as_fast_as_by_sack() {
+    for (rate, rtt, bound) in [(100, 10, 1.2), (100, 50, 1.2), (20, 10, 1.3)] {
+        let size = rate * rtt * 125 * 40;
+        let o = overshoot::overshoot(1, rate * 1_000_000, rtt * MILLISECOND, size);
+        let (ours, reference) = (o.ours.unwrap(), o.reference.unwrap());
+        let ratio = ours as f64 / reference as f64;
+        assert!(ratio < bound, "{rate} Mb/s, {rtt} ms: {ratio:.2} of SACK-Reno's time, {o:?}");
+        assert!(o.stall < 3 * rtt * MILLISECOND, "{rate} Mb/s, {rtt} ms: {o:?}");
     }
 }

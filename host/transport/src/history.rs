@@ -27,8 +27,10 @@ pub struct History {
     pub first_loss: Option<u32>,
     /// Offset of the first number with an ECN mark.
     pub first_mark: Option<u32>,
-    /// How many numbers directly before the one answered came in no form: its run of losses.
+    /// How many numbers directly before the range of the one answered came in no form: its run of losses.
     pub run: u32,
+    /// How many numbers of that range come before the one answered: 0 directly follows the run.
+    pub place: u32,
 }
 
 impl History {
@@ -49,7 +51,8 @@ impl History {
         if own > u32::from(u16::MAX) {
             return Err(ProofError::OutOfReach);
         }
-        let mut history = Self { own, own_retransmitted: false, first_loss: None, first_mark: None, run: 0 };
+        let mut history =
+            Self { own, own_retransmitted: false, first_loss: None, first_mark: None, run: 0, place: 0 };
         let mut reached = false;
         let mut next = 0; // offset of the first number about which nothing was read yet
         for entry in entries {
@@ -70,7 +73,7 @@ impl History {
                     if last >= own {
                         reached = true;
                         history.own_retransmitted = retransmitted;
-                        history.run = if first == own { own - next } else { 0 };
+                        (history.run, history.place) = (first.saturating_sub(next), own - first);
                     }
                     next = last + 1;
                 }
@@ -142,8 +145,8 @@ mod tests {
     fn gap_before_the_number_is_its_run() {
         let h = read(105, &[o(0, 1), o(5, 5)]).unwrap();
         assert_eq!((h.first_loss, h.run), (Some(2), 3));
-        let h = read(106, &[o(0, 1), o(5, 6)]).unwrap();
-        assert_eq!((h.first_loss, h.run), (Some(2), 0));
+        let h = read(107, &[o(0, 1), o(5, 7)]).unwrap();
+        assert_eq!((h.first_loss, h.run, h.place), (Some(2), 3, 2));
     }
 
     #[test]
@@ -151,7 +154,7 @@ mod tests {
         let h = read(105, &[o(0, 1), r(3, 4), o(5, 5)]).unwrap();
         assert_eq!((h.first_loss, h.run, h.own_retransmitted), (Some(2), 0, false));
         let h = read(104, &[o(0, 1), r(3, 4), o(5, 5)]).unwrap();
-        assert_eq!((h.first_loss, h.run, h.own_retransmitted), (Some(2), 0, true));
+        assert_eq!((h.first_loss, h.run, h.place, h.own_retransmitted), (Some(2), 1, 1, true));
         let h = read(103, &[o(0, 1), r(3, 4)]).unwrap();
         assert_eq!((h.first_loss, h.run), (Some(2), 1));
     }

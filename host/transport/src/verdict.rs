@@ -34,6 +34,12 @@ impl Numbers {
     pub fn iter(self) -> impl Iterator<Item = u32> {
         (0..self.count).map(move |i| self.first.wrapping_add(i))
     }
+
+    /// Whether a number is among both.
+    pub fn overlaps(self, other: Self) -> bool {
+        let within = |a: Self, b: Self| b.first.wrapping_sub(a.first) < a.count && b.count > 0;
+        within(self, other) || within(other, self)
+    }
 }
 
 /// What the server does with a request whose continuation and sums are right.
@@ -193,7 +199,7 @@ fn opens(c: &TransportContinuation) -> bool {
 }
 
 /// How many offsets of the proof lie before the piece: the surviving part of the window that the last recovery began in.
-fn settled(c: &TransportContinuation) -> u32 {
+pub(crate) fn settled(c: &TransportContinuation) -> u32 {
     let before = c.tcp_base.wrapping_add(1).wrapping_sub(c.base);
     if opens(c) || before >= 1 << 31 { 0 } else { before }
 }
@@ -226,8 +232,7 @@ fn advance(c: &TransportContinuation, piece: &Piece, h: &History, covers: u8) ->
     let before = piece.cwnd(j.wrapping_sub(1));
     let new = Numbers { first: j.wrapping_add(before), count: 1 + delayed + piece.cwnd(k) - before };
     // A run of losses is here only when it is excused, or the tail of the window before: then every lost trickle lives on.
-    let lost = h.run.min(BURST_LIMIT);
-    let retransmit = Numbers { first: k.wrapping_sub(lost), count: lost };
+    let retransmit = share_of_run(k, h, before);
     Ok(Go { retransmit, group: retransmit, new, data: true, piece: Some(*piece), base, ..Go::default() })
 }
 
@@ -241,8 +246,7 @@ fn survive_late(
     if covers != 1 {
         return Err(VerdictError::Covers);
     }
-    let lost = h.run.min(BURST_LIMIT);
-    let retransmit = Numbers { first: c.number.wrapping_sub(lost), count: lost };
+    let retransmit = share_of_run(c.number, h, u32::from(piece.start_cwnd));
     let new = Numbers { first: c.number.wrapping_add(u32::from(piece.start_cwnd)), count: 1 };
     Ok(Go {
         retransmit,
@@ -272,13 +276,14 @@ fn recover(c: &TransportContinuation, piece: &Piece, h: &History, event: u32) ->
         true if new_cwnd > cwnd_at_loss => Numbers { first: top, count: new_cwnd },
         true => Numbers { first: k.wrapping_add(new_cwnd), count: 1 },
     };
-    let lost = h.run.min(BURST_LIMIT);
-    let retransmit = Numbers { first: k.wrapping_sub(lost), count: lost };
-    // Condition (b): lost trickles that would have survived. They are the last of the run.
-    let group = retransmit.iter().filter(|n| n.wrapping_sub(event) < cwnd_at_loss && survives(*n)).count();
+    let retransmit = share_of_run(k, h, new_cwnd);
+    // Condition (b): lost trickles that would have survived. They are the last of the share.
+    let group =
+        retransmit.iter().filter(|n| n.wrapping_sub(event) < cwnd_at_loss && survives(*n)).count() as u32;
+    let behind = retransmit.first.wrapping_add(retransmit.count);
     Ok(Go {
         retransmit,
-        group: Numbers { first: k.wrapping_sub(group as u32), count: group as u32 },
+        group: Numbers { first: behind.wrapping_sub(group), count: group },
         new,
         data: true,
         piece: Some(Piece {
@@ -291,6 +296,18 @@ fn recover(c: &TransportContinuation, piece: &Piece, h: &History, event: u32) ->
         base: top.wrapping_sub(new_cwnd.min(cwnd_at_loss)),
         ..Go::default()
     })
+}
+
+/// What of the run of losses before its range the request for `k` has retransmitted. The number directly behind the run takes the last
+/// burstLimit of it, the next one those before them, and so on: one number alone would mend a long run, as a slow start leaves it that
+/// overshot a queue, by burstLimit a round trip. Together they bring half a window at most: their answers come in one burst.
+fn share_of_run(k: u32, h: &History, window: u32) -> Numbers {
+    let (taken, shares) = (h.place.saturating_mul(BURST_LIMIT), (window / (2 * BURST_LIMIT)).max(1));
+    if h.place >= shares || taken >= h.run {
+        return Numbers { first: k, count: 0 };
+    }
+    let count = (h.run - taken).min(BURST_LIMIT);
+    Numbers { first: k.wrapping_sub(h.place + taken + count), count }
 }
 
 /// A PROBE gets the last response of the verdict, under K' and without data.
@@ -401,6 +418,34 @@ mod tests {
         assert_eq!(got.retransmit, Numbers { first: 105, count: 4 });
         assert_eq!(got.group, Numbers { first: 106, count: 3 });
         assert_eq!(got.new, Numbers { first: 114, count: 1 });
+    }
+
+    #[test]
+    fn a_long_run_is_shared_by_those_behind_it() {
+        // Window of 200 from 1000; 1100 to 1164 lost, so the survivors are 1200 to 1299.
+        let piece = Piece { tcp_base: 999, start_cwnd: 200, ssthresh: 200 };
+        let share =
+            |k: u32| go(&continuation(k, 1000, piece), &[o(0, 99), o(165, (k - 1000) as u16)]).retransmit;
+        for place in 0..5 {
+            let (last, count) = (1164 - place * 10, 10);
+            assert_eq!(share(1165 + place), Numbers { first: last + 1 - count, count }, "place {place}");
+        }
+        // Half of the new window is enough for one round trip.
+        assert!((5..30).all(|place| share(1165 + place).count == 0));
+        // The next event's window is a fifth of it: one share.
+        let small = Piece { start_cwnd: 20, ssthresh: 20, ..piece };
+        let share =
+            |k: u32| go(&continuation(k, 1000, small), &[o(0, 0), o(15, (k - 1000) as u16)]).retransmit;
+        assert_eq!(share(1015), Numbers { first: 1005, count: 10 });
+        assert_eq!(share(1016).count, 0);
+        // The last share is what is left of the run, and only those numbers of it are regenerated that live on.
+        let got = go(&continuation(1211, 1000, piece), &[o(0, 99), o(210, 211)]);
+        assert_eq!(got.retransmit, Numbers { first: 1190, count: 10 });
+        assert_eq!(got.group, Numbers { first: 1200, count: 0 });
+        let got = go(&continuation(1216, 1000, piece), &[o(0, 99), o(215, 216)]);
+        assert_eq!((got.retransmit.first, got.group), (1195, Numbers { first: 1200, count: 5 }));
+        let got = go(&continuation(1206, 1000, piece), &[o(0, 189), o(205, 206)]);
+        assert_eq!(got.retransmit, Numbers { first: 1190, count: 5 });
     }
 
     #[test]

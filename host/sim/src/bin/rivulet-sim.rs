@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 use rivulet_sim::experiments::excuse::Fate;
-use rivulet_sim::experiments::{completion, crowd, excuse, fairness, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, excuse, fairness, overshoot, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, random, stats};
 use serde_json::{Value, json};
@@ -68,6 +68,12 @@ enum Experiment {
         #[arg(long, default_value_t = 100)]
         kills: u64,
     },
+    /// Downloads that overshoot a drop-tail queue in slow start.
+    Overshoot {
+        /// Seeds each.
+        #[arg(long, default_value_t = 5)]
+        seeds: u64,
+    },
     /// Many clients at once.
     Crowd {
         /// How many.
@@ -96,6 +102,7 @@ fn main() {
         Experiment::Skew => skews(seed),
         Experiment::Excuse { seeds } => excuses(seed, seeds),
         Experiment::Stall { kills } => stalls(seed, kills),
+        Experiment::Overshoot { seeds } => overshoots(seed, seeds),
         Experiment::Crowd { clients, size } => {
             let c = crowd::run(seed, clients, size);
             let failed: Vec<_> = c.others.iter().take(5).map(|o| format!("{o:?}")).collect();
@@ -117,6 +124,29 @@ fn transfers(seed: u64, count: u64) -> Value {
         .map(|(s, r)| format!("seed {s}: {:?}, {} bytes, {:?}", r.outcome, r.received, r.statistics))
         .collect();
     json!({ "transfers": count, "failed": bad.len(), "failures": list })
+}
+
+fn overshoots(seed: u64, seeds: u64) -> Value {
+    let mut rows = Vec::new();
+    for (rate, rtt) in [(20, 10), (100, 2), (100, 10), (100, 50), (1000, 10)] {
+        let size = rate * rtt * 125 * 40; // forty round trips at the full rate
+        let all: Vec<_> = (seed..seed + seeds)
+            .map(|s| overshoot::overshoot(s, rate * 1_000_000, rtt * MILLISECOND, size))
+            .collect();
+        let ms = |f: &dyn Fn(&overshoot::Overshoot) -> Option<u64>| {
+            let found: Vec<_> = all.iter().filter_map(f).map(|t| t as f64 / MILLISECOND as f64).collect();
+            (stats::percentile(&found, 0.5) * 10.0).round() / 10.0
+        };
+        let (ours, reference) = (ms(&|o| o.ours), ms(&|o| o.reference));
+        let count = |f: &dyn Fn(&overshoot::Overshoot) -> u64| all.iter().map(f).sum::<u64>() / seeds;
+        rows.push(
+            json!({ "mbit": rate, "rtt_ms": rtt, "bytes": size, "ours_ms": ours, "reference_ms": reference,
+            "ratio": (ours / reference * 100.0).round() / 100.0, "longest_stall_ms": ms(&|o| Some(o.stall)),
+            "declared": count(&|o| o.statistics.declared), "timeouts": count(&|o| o.statistics.timeouts),
+            "stuck": all.iter().filter(|o| o.ours.is_none()).count() }),
+        );
+    }
+    json!({ "rows": rows })
 }
 
 fn completions(seed: u64, count: usize) -> Value {

@@ -4,5 +4,6 @@ pub mod completion;
 pub mod crowd;
 pub mod excuse;
 pub mod fairness;
+pub mod overshoot;
 pub mod spraying;
 pub mod stall;

@@ -10,6 +10,7 @@ use super::output::Output;
 use super::rtt::Rtt;
 pub use super::types::{Config, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake};
 use crate::time::{MILLISECOND, Micros, Time};
+use crate::verdict::Numbers;
 
 /// Where a connection stands.
 #[derive(Debug)]
@@ -137,6 +138,8 @@ pub struct Connection {
     pub(super) retransmissions: Vec<Retransmission>,
     /// Those given up not long ago, by number and time of their request: their data is still welcome, and says how slow a replica is.
     pub(super) given_up: VecDeque<(u32, Time)>,
+    /// Numbers that requests under way have regenerated, and until when they are waited for.
+    pub(super) regenerating: Vec<(Numbers, Time)>,
     /// When a declaration is due.
     pub(super) detection: Option<Time>,
     /// Probes of the present tail.
@@ -189,6 +192,7 @@ impl Connection {
             rtt: Rtt::new(config.max_backoff),
             retransmissions: Vec::new(),
             given_up: VecDeque::new(),
+            regenerating: Vec::new(),
             detection: None,
             probes: 0,
             probe_now: false,

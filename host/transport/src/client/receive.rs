@@ -129,6 +129,8 @@ impl Connection {
         }
         match r.body {
             Body::Group(group) => {
+                let has = |number| group.iter().any(|m| m.continuation.fields.number == number);
+                self.regenerating.retain(|(numbers, _)| !has(numbers.first));
                 for member in group.iter() {
                     self.take_regenerated(now, member.nonce, member.continuation, false);
                 }
@@ -211,6 +213,7 @@ impl Connection {
         self.challenge = None;
         self.revival = Revival::None;
         self.rtt.answered();
+        self.regenerating.clear();
         self.detection = None;
         self.probes = 0;
         self.recovering_until = 0;

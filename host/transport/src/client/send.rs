@@ -45,6 +45,7 @@ impl Connection {
         // What has come is no reason to be called again.
         self.delay_until = self.delay_until.filter(|t| *t > now);
         self.pace.next = self.pace.next.filter(|t| *t > now);
+        self.regenerating.retain(|(_, until)| *until > now);
         self.revive_the_dead(now);
         match self.revival {
             Revival::None => {}
@@ -111,6 +112,9 @@ impl Connection {
             if !business {
                 return None;
             }
+            if self.awaits_regenerated(&go) {
+                return None;
+            }
             if let Some(length) = self.send_normal(index, covers, &sealed, &go, now, packet) {
                 return Some(length);
             }
@@ -122,6 +126,12 @@ impl Connection {
             self.generation.as_mut()?.spend(index);
             self.statistics.terminated += 1;
         }
+    }
+
+    /// Whether another request has some of the same numbers regenerated: those who share a long run of losses are answered one after
+    /// the other, and the first that come back directly follow the numbers that the next ones bring.
+    fn awaits_regenerated(&self, go: &Go) -> bool {
+        self.regenerating.iter().any(|(numbers, _)| numbers.overlaps(go.group))
     }
 
     fn send_normal(
@@ -159,6 +169,10 @@ impl Connection {
         let due = now + self.rtt.probe_timeout();
         for (number, want) in go.retransmit.iter().zip(asked.again) {
             self.retransmissions.push(Retransmission { number, want, sent_at: now, due });
+        }
+        if go.group.count > 0 {
+            let patience = self.rtt.smoothed().unwrap_or(LEAST_PAUSE) + self.rtt.reordering_window();
+            self.regenerating.push((go.group, now + patience));
         }
         let predicted = predict(&sealed.fields, go);
         let mut input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
@@ -273,6 +287,7 @@ impl Connection {
 
     /// Nothing that is outstanding is waited for any more; what was asked is asked for again.
     pub(super) fn abandon_outstanding(&mut self) {
+        self.regenerating.clear();
         let Some(generation) = self.generation.as_mut() else { return };
         let (wants, inputs) = generation.abandon();
         for want in

@@ -26,6 +26,7 @@ impl Connection {
                     .values()
                     .flat_map(|s| [s.output.rests_until(self.clock), s.input.rests_until(self.clock)]);
                 let retransmissions = self.retransmissions.iter().map(|r| Some(r.due));
+                let regenerating = self.regenerating.iter().map(|(_, until)| Some(*until));
                 [
                     self.detection,
                     self.revival_due(),
@@ -37,6 +38,7 @@ impl Connection {
                 .into_iter()
                 .chain(rests)
                 .chain(retransmissions)
+                .chain(regenerating)
                 .flatten()
                 .min()
             }

@@ -4,10 +4,16 @@ use arrayvec::ArrayVec;
 use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry};
 
 use super::{Generation, State};
+use crate::cwnd::halved;
 use crate::excuse::{INTERVAL, has_rested, is_later};
+use crate::verdict::{piece_of, settled};
 
 /// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers, one for an excuse.
 const MAX_RUNS: usize = MAX_ENTRIES - 3;
+/// Of them so many are left for what has not come yet.
+const SPARE: usize = 3;
+/// Ranges among the trickles that end, where there are more gaps than ranges.
+const FEW: usize = 3;
 
 impl Generation {
     /// The proof of a request that answers the number at `index`.
@@ -54,28 +60,40 @@ impl Generation {
         }
     }
 
-    /// Whether a proof that starts at this number's base has room for the range that it would begin. The last few places are kept
-    /// for long ranges: 16 numbers for the very last. Else a window with many gaps at its beginning would lose all behind them.
+    /// Whether a proof that starts at this number's base has room for the range that it would begin. Where more gaps came than ranges are
+    /// left, those are spread over the rest of the window: each received number behind a run of losses has a share of it regenerated, so a
+    /// window of which every second packet was lost is mended from many places at once, and its end is never without a range.
     pub(super) fn may_hold(&self, index: u32) -> bool {
         let Some(&(_, last)) = self.runs.back() else { return true };
         if last + 1 == index {
             return true;
         }
-        let base = match self.slot(index).and_then(|s| s.sealed.as_ref()) {
-            Some(sealed) => self.index(sealed.fields.base),
-            None => return false,
+        let Some(fields) = self.slot(index).and_then(|s| s.sealed.as_ref()).map(|s| &s.fields) else {
+            return false;
         };
+        let base = self.index(fields.base);
         let have = self.runs.iter().rev().take_while(|(_, last)| *last >= base).count();
         let free = MAX_RUNS.saturating_sub(have);
-        let worth = match free {
-            0 => return false,
-            1..=4 => 32 >> free,
-            _ => return true,
-        };
-        // What it would hold, as far as is known: a gap before it was decided, so what follows had its time to come.
-        let came = |i: &u32| self.slot(*i).is_some_and(|s| s.state == State::Received);
-        let end = (index..self.top.min(index + worth)).find(|i| !came(i));
-        end.is_none()
+        if free == 0 {
+            return false;
+        }
+        // What came: a gap before it was decided, so it had its time to come.
+        let came = |i: u32| self.slot(i).is_some_and(|s| s.state == State::Received);
+        let begins = (index..self.top).filter(|i| came(*i) && (*i == index || !came(i - 1)));
+        if begins.take(free).count() + SPARE <= free {
+            return true;
+        }
+        let piece = base.wrapping_add(settled(fields));
+        let whole = self.runs.iter().rev().find(|(first, last)| *first <= piece && piece <= *last);
+        let loss = whole.map_or(piece, |(_, last)| last + 1);
+        let window = piece_of(fields).cwnd(self.origin.wrapping_add(loss).wrapping_sub(1));
+        let end = loss.saturating_add(window);
+        if index < end.saturating_sub(halved(window)) {
+            // These trickles end. The first few have the first losses retransmitted, others are not worth a range.
+            return self.runs.iter().rev().take_while(|(first, _)| *first > loss).count() < FEW;
+        }
+        let distance = end.saturating_sub(index) / free as u32;
+        index - last > distance || (index..index.saturating_add(distance)).all(came)
     }
 
     /// A number was lost for good: an exclusion not used yet excuses it, and what follows in the same proofs.

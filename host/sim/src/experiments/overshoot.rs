@@ -1,0 +1,56 @@
+//! A download that fills a bottleneck with a drop-tail queue from slow start on: the window that overshoots loses every second
+//! packet, more gaps than a proof has ranges for, and how fast they are mended decides.
+
+use crate::client::{Client, Outcome, Plan};
+use crate::dumbbell::{queue_for, tcp_completion};
+use crate::link;
+use crate::net::Network;
+use crate::service::{Config, Service};
+use crate::{MILLISECOND, Nanos, SECOND};
+use rivulet_transport::client::{Config as ClientConfig, Statistics};
+
+/// After so long a download counts as stuck.
+const LIMIT: Nanos = 600 * SECOND;
+
+/// One download, and the reference's of the same size.
+#[derive(Debug, Clone, Copy)]
+pub struct Overshoot {
+    /// Ours; None: stuck.
+    pub ours: Option<Nanos>,
+    /// SACK-Reno's.
+    pub reference: Option<Nanos>,
+    /// Longest time without a new octet in order after the first, of ours.
+    pub stall: Nanos,
+    /// What our client counted.
+    pub statistics: Statistics,
+}
+
+/// `size` bytes at `rate` bits a second and a round trip time of `rtt`, with a queue of one bandwidth-delay product.
+pub fn overshoot(seed: u64, rate: u64, rtt: Nanos, size: u64) -> Overshoot {
+    let down = link::Config { rate, delay: rtt / 2, queue: queue_for(rate, rtt), ..link::Config::default() };
+    let up = link::Config { rate, delay: rtt / 2, ..link::Config::default() };
+    let mut net = Network::new(seed);
+    let service = Service::new(&mut net, Config { down: down.clone(), up: up.clone(), ..Config::default() });
+    let config = ClientConfig { seed, ..ClientConfig::default() };
+    let id = service.client(&mut net, Plan { size, content: seed, config, ..Plan::default() });
+    net.with_node(id, |c: &mut Client, _| c.measure(MILLISECOND));
+    net.run_while(LIMIT, |net| *net.node::<Client>(id).outcome() == Outcome::Running);
+    let client = net.node::<Client>(id);
+    let ours = match client.outcome() {
+        Outcome::Done(t) => Some(*t),
+        _ => None,
+    };
+    let counts = client.progress();
+    let first = counts.iter().position(|n| *n > 0).unwrap_or(0);
+    let (mut stall, mut run) = (0, 0);
+    for n in &counts[first..] {
+        run = if *n == 0 { run + 1 } else { 0 };
+        stall = stall.max(run);
+    }
+    Overshoot {
+        ours,
+        reference: tcp_completion(seed, down, up, size, LIMIT),
+        stall: stall * MILLISECOND,
+        statistics: client.statistics(),
+    }
+}
