@@ -30,6 +30,28 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Adds what another worker counted.
+    pub fn add(&mut self, other: &Counters) {
+        let sums = [
+            (&mut self.frames, other.frames),
+            (&mut self.requests, other.requests),
+            (&mut self.terminated, other.terminated),
+            (&mut self.responses, other.responses),
+            (&mut self.not_ours, other.not_ours),
+            (&mut self.damaged, other.damaged),
+            (&mut self.unsent, other.unsent),
+            (&mut self.unbuilt, other.unbuilt),
+            (&mut self.too_big, other.too_big),
+            (&mut self.heartbeats, other.heartbeats),
+        ];
+        for (sum, more) in sums {
+            *sum += more;
+        }
+        for (sum, more) in self.refused.iter_mut().zip(other.refused) {
+            *sum += more;
+        }
+    }
+
     /// Counts a refusal under its name.
     pub fn refuse(&mut self, refusal: &Refusal) {
         let name = refusal.name();

@@ -3,14 +3,23 @@
 //! A [`Server`] takes segments with our option from one interface, judges each by the transport's stateless
 //! step, and hands an event to the [`Application`] for every request that is to be answered. There are no
 //! descriptors per connection and nothing is kept per connection, here or in the application.
+//!
+//! For several processors [`Server::open_workers`] gives several servers of one replica, which share nothing on the way
+//! of a packet: the kernel gives each flow to one of them.
 
+mod config;
 pub mod counters;
+mod detached;
 pub mod heartbeat;
 pub mod keys;
 mod minisocket;
 mod paths;
+mod rules;
+mod running;
 mod server;
 pub mod service;
+mod workers;
 
+pub use config::{Config, ServerError};
 pub use minisocket::{Detached, EventKind, Minisocket};
-pub use server::{Application, Config, Server, ServerError};
+pub use server::{Application, Server};

@@ -1,30 +1,28 @@
 //! The event loop: frames in, the transport's step, the application's answers, frames out.
 //!
-//! One thread, one interface. In steady state nothing is allocated and nothing is kept from one packet to
+//! One thread, one interface; several of them share an interface's flows ([`Server::open_workers`]). In steady state nothing is allocated and nothing is kept from one packet to
 //! the next except soft state that may be dropped at any time.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_packet::option::EX_ID;
 use rivulet_packet::{EthHeader, Segment};
-use rivulet_pktio::filter::{Rule, TcpRule};
-use rivulet_pktio::guard::{GuardError, KernelGuard};
+use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::icmp::TooBig;
-use rivulet_pktio::{
-    AfPacket, Checksum, ChecksumPolicy, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, Stats,
-    TxFrame,
-};
+use rivulet_pktio::{AfPacket, Checksum, ChecksumPolicy, IoError, LinkInfo, PacketIo, Stats, TxFrame};
 use rivulet_transport::Time;
-use rivulet_transport::keys::{KeyRing, equal_in_constant_time};
 use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport, Verdict, step};
 
+use crate::config::{Config, ServerError};
 use crate::counters::Counters;
 use crate::heartbeat::Beat;
-use crate::minisocket::{Detached, EventKind, Minisocket};
+use crate::minisocket::{EventKind, Minisocket};
 use crate::paths::Paths;
-use crate::service::{Service, ServiceError, check_all};
+use crate::rules::{filter, segments};
+use crate::running::Running;
+use crate::service::{Service, check_all};
+use crate::workers::{Place, bit};
 
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
 /// delay, since a request that waits is a round trip that grows.
@@ -47,79 +45,14 @@ pub trait Application {
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal>;
 }
 
-/// How a server is opened.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The interface towards the clients or the ToR.
-    pub interface: Interface,
-    /// What is served from the start; may be empty.
-    pub services: Vec<Service>,
-    /// Changes with every start of the process; heartbeats carry it.
-    pub incarnation: u16,
-}
-
-/// Why a server cannot be opened or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum ServerError {
-    /// The services contradict themselves.
-    #[error(transparent)]
-    Service(#[from] ServiceError),
-    /// The interface cannot be opened for packets.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// The interface does not say what it is.
-    #[error(transparent)]
-    Io(#[from] IoError),
-    /// The kernel's TCP cannot be kept from answering.
-    #[error(transparent)]
-    Guard(#[from] GuardError),
-}
-
-struct Running {
-    service: Service,
-    keys: KeyRing,
-    transport: Transport,
-    beat: Option<Beat>,
-    /// The ToR named an epoch whose key is not held. New keys make it false again.
-    behind: bool,
-}
-
-impl Running {
-    /// Both kinds of epoch are usable, and the ToR has not named a newer one.
-    fn has_keys(&self) -> bool {
-        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && !self.behind
-    }
-
-    /// A refusal may tell that this replica's keys are old, as when it cannot reach the controller: what others
-    /// seal it can only refuse, so its heartbeats say that it is not ready and the ToR leaves it out.
-    fn learn(&mut self, refusal: &Refusal, segment: &Segment<'_>) {
-        if !matches!(refusal, Refusal::SealEpoch | Refusal::NonceEpoch) || !self.service.trust_tor {
-            return;
-        }
-        let Ok(request) = segment.request() else { return };
-        let (seal, nonce) = (request.tor.seal_epoch, request.tor.nonce_epoch);
-        let lacks =
-            seal != 0 && self.keys.seal(seal).is_none() || nonce != 0 && self.keys.nonce(nonce).is_none();
-        if lacks && !self.behind {
-            tracing::warn!(
-                service = self.service.keys.service,
-                seal_epoch = seal,
-                nonce_epoch = nonce,
-                "the ToR uses keys that are not here: not ready until they come"
-            );
-            self.behind = true;
-        }
-    }
-}
-
-/// A server on one interface.
+/// A server on one interface, or one worker of several.
 pub struct Server {
     io: Box<dyn PacketIo>,
     link: LinkInfo,
     guard: Option<KernelGuard>,
-    running: Vec<Running>,
+    pub(crate) running: Vec<Running>,
     incarnation: u16,
-    counters: Counters,
+    pub(crate) counters: Counters,
     started: Instant,
     /// Requests in the last batch: the load that heartbeats tell.
     load: usize,
@@ -132,11 +65,31 @@ pub struct Server {
     /// Continuations travel as differences to what the client predicts.
     delta: bool,
     paths: Paths,
+    place: Place,
 }
 
 impl Server {
     /// Opens the interface and takes the services up.
     pub fn open(config: &Config) -> Result<Server, ServerError> {
+        Self::open_place(config, Place::alone(), None, Instant::now())
+    }
+
+    /// Opens `count` servers (1 at least), each for a thread of its own, which are one replica together: every flow is
+    /// given to one of them, by a hash of its addresses and ports. The first sends the heartbeats, for all, and keeps
+    /// the kernel from answering; it must be the last to go. What [`Server::replace`] is given, each must be given.
+    pub fn open_workers(config: &Config, count: usize) -> Result<Vec<Server>, ServerError> {
+        let share = if count > 1 { Some(AfPacket::unused_share(&config.interface)?) } else { None };
+        let started = Instant::now();
+        let open = |place| Self::open_place(config, place, share, started);
+        Place::all(count.max(1)).into_iter().map(open).collect()
+    }
+
+    fn open_place(
+        config: &Config,
+        place: Place,
+        share: Option<u16>,
+        started: Instant,
+    ) -> Result<Server, ServerError> {
         let io = AfPacket::open(
             &config.interface,
             rivulet_pktio::Config {
@@ -144,6 +97,7 @@ impl Server {
                 checksum: ChecksumPolicy::Report,
                 promiscuous: false,
                 filter: Some(filter(&[], &[])?),
+                share,
                 ..rivulet_pktio::Config::default()
             },
         )?;
@@ -155,13 +109,14 @@ impl Server {
             running: Vec::new(),
             incarnation: config.incarnation,
             counters: Counters::default(),
-            started: Instant::now(),
+            started,
             load: 0,
             frame: vec![0; MAX_FRAME].into(),
             looked: 0,
             held_back: false,
             delta: true,
             paths: Paths::default(),
+            place,
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -176,7 +131,7 @@ impl Server {
         if rules != segments(self.services()) {
             let (netns, name) = (self.io.interface().netns(), self.io.interface().name());
             match &self.guard {
-                _ if addresses.is_empty() => self.guard = None,
+                _ if addresses.is_empty() || !self.place.leads() => self.guard = None,
                 Some(guard) => guard.update(&[name], &rules)?,
                 None => self.guard = Some(KernelGuard::install(netns, &[name], &rules)?),
             }
@@ -204,7 +159,9 @@ impl Server {
                 }
                 None => (None, None),
             };
-            let beat = beat.or_else(|| service.member.map(|member| Beat::new(member, self.incarnation, now)));
+            let beat = beat
+                .or_else(|| service.member.map(|member| Beat::new(member, self.incarnation, now)))
+                .filter(|_| self.place.leads());
             let mut transport = Transport::new(policy);
             if !service.trust_tor {
                 let fresh = || ReplayMemory::new(REPLAY_USES, policy.horizon, secret());
@@ -213,6 +170,7 @@ impl Server {
             running.push(Running { keys: service.keys.ring(), service, transport, beat, behind: false });
         }
         self.running = running;
+        self.place.has_news();
         Ok(())
     }
 
@@ -264,6 +222,7 @@ impl Server {
     pub fn is_ready(&self) -> bool {
         !self.running.is_empty()
             && self.running.iter().all(Running::has_keys)
+            && self.place.behind() == 0
             && self.link.up
             && !self.held_back
     }
@@ -283,10 +242,10 @@ impl Server {
         }
     }
 
-    /// Requests in the last batch.
+    /// Requests in the last batch, of all workers.
     #[must_use]
     pub fn load(&self) -> usize {
-        self.load
+        self.place.load()
     }
 
     /// Waits until there is something to do, `longest` at most, and does it: heartbeats, then requests,
@@ -294,9 +253,13 @@ impl Server {
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         self.wait(longest);
         self.look();
+        while let Some((client, mtu)) = self.place.told() {
+            self.paths.learn(client, mtu, self.now());
+        }
         self.beat();
         self.load = 0;
         for _ in 0..MAX_BATCHES {
+            self.place.set_busy(Some(self.now()));
             let count = match self.io.recv() {
                 Ok(count) => count,
                 Err(e) => {
@@ -314,6 +277,8 @@ impl Server {
             self.flush();
             self.beat();
         }
+        self.place.set_load(self.load);
+        self.place.set_busy(None);
     }
 
     /// Microseconds of this server's own clock.
@@ -338,13 +303,19 @@ impl Server {
     }
 
     fn beat(&mut self) {
+        if !self.place.leads() {
+            return;
+        }
         let now = self.now();
-        for running in &mut self.running {
-            let ready = running.has_keys() && !self.held_back;
+        self.place.set_load(self.load);
+        for (index, running) in self.running.iter_mut().enumerate() {
+            let ready = running.has_keys() && !self.held_back && self.place.behind() & bit(index) == 0;
             let Some(beat) = &mut running.beat else { continue };
             // A request is answered within the turn that takes it, or the loop itself has stopped and this
-            // is not reached: then the replica is silent, which the ToR takes for the same.
-            if let Some(frame) = beat.frame(now, self.link.mac, ready, self.load, 0)
+            // is not reached: then the replica is silent, which the ToR takes for the same. Another worker
+            // whose loop has stopped is seen by the time that it has been at it.
+            let oldest = self.place.oldest(now);
+            if let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest)
                 && self.io.send(&[TxFrame::new(&frame)]).is_ok_and(|sent| sent == 1)
             {
                 self.counters.heartbeats += 1;
@@ -352,7 +323,7 @@ impl Server {
         }
     }
 
-    fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         if let Err(e) = self.io.flush() {
             self.trouble(&e);
         }
@@ -391,7 +362,7 @@ impl Server {
 
     /// Judges a frame and has its event handled. `fresh` frames are remembered against replay; an event that
     /// was detached is judged a second time, by the step alone and at the time when it came.
-    fn handle(
+    pub(crate) fn handle(
         &mut self,
         frame: &[u8],
         verify: bool,
@@ -407,6 +378,7 @@ impl Server {
                     Some(error) => {
                         counters.too_big += 1;
                         self.paths.learn(error.destination.ip(), error.mtu, elapsed(self.started));
+                        self.place.tell(error.destination.ip(), error.mtu);
                     }
                     None => counters.refuse(&Refusal::Wire(e)),
                 }
@@ -417,13 +389,11 @@ impl Server {
             counters.damaged += 1;
             return;
         }
-        let serves = |r: &Running| {
-            r.service.port == segment.dst.port() && r.service.addresses.contains(&segment.dst.ip())
-        };
-        let Some(running) = self.running.iter_mut().find(|r| serves(r)) else {
+        let Some(index) = self.running.iter().position(|r| r.serves(segment.dst)) else {
             counters.not_ours += 1;
             return;
         };
+        let running = &mut self.running[index];
         let verdict = if fresh {
             running.transport.accept(&segment, &running.keys, now)
         } else {
@@ -439,7 +409,9 @@ impl Server {
             Err(refusal) => {
                 tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
                 counters.refuse(&refusal);
-                running.learn(&refusal, &segment);
+                if running.learn(&refusal, &segment) {
+                    self.place.add_behind(bit(index));
+                }
                 return;
             }
         };
@@ -482,55 +454,6 @@ impl Server {
             msk.finish();
         }
     }
-
-    /// Takes an event up again that was detached, also on another machine: it is handed to `application` as
-    /// if it had just come. One that is older than the service's horizon is dropped.
-    pub fn resume(&mut self, event: &Detached, application: &mut dyn Application) {
-        let age = common_clock().since(event.now);
-        let horizon = self.running.iter().map(|r| r.transport.policy.horizon).max().unwrap_or(0);
-        if age > horizon {
-            self.counters.refuse(&Refusal::Stale);
-            return;
-        }
-        self.handle(&event.frame, false, event.now, false, application);
-        self.flush();
-    }
-
-    /// Seals a detached event for another machine with the same keys (`msk_extract_events`). `None` if its
-    /// service is no more.
-    #[must_use]
-    pub fn extract(&self, event: &Detached) -> Option<Vec<u8>> {
-        let keys = &self.service_of(&event.frame)?.keys;
-        let epoch = keys.sealing_epoch(0);
-        let mut out = Vec::with_capacity(event.frame.len() + SEAL);
-        out.extend_from_slice(&epoch.to_be_bytes());
-        out.extend_from_slice(&event.now.0.to_be_bytes());
-        out.extend_from_slice(&event.frame);
-        let mac = keys.seal(epoch)?.user.mac12(&[EVENT, &out]);
-        out.extend_from_slice(&mac);
-        Some(out)
-    }
-
-    /// Opens what [`extract`](Self::extract) sealed, here or elsewhere (`msk_install_events`).
-    pub fn install(&self, sealed: &[u8]) -> Result<Detached, Refusal> {
-        let (body, mac) = sealed.split_last_chunk::<12>().ok_or(Refusal::Forged)?;
-        let (epoch, rest) = body.split_first_chunk::<2>().ok_or(Refusal::Forged)?;
-        let (now, frame) = rest.split_first_chunk::<8>().ok_or(Refusal::Forged)?;
-        let service = self.service_of(frame).ok_or(Refusal::Forged)?;
-        let keys = service.keys.seal(u16::from_be_bytes(*epoch)).ok_or(Refusal::SealEpoch)?;
-        if !equal_in_constant_time(&keys.user.mac12(&[EVENT, body]), mac) {
-            return Err(Refusal::Forged);
-        }
-        Ok(Detached { frame: frame.into(), now: Time(u64::from_be_bytes(*now)) })
-    }
-
-    fn service_of(&self, frame: &[u8]) -> Option<&Running> {
-        let (_, segment) = Segment::parse_frame(frame).ok()?;
-        let serves = |r: &&Running| {
-            r.service.port == segment.dst.port() && r.service.addresses.contains(&segment.dst.ip())
-        };
-        self.running.iter().find(serves)
-    }
 }
 
 impl AsFd for Server {
@@ -539,11 +462,6 @@ impl AsFd for Server {
         self.io.as_fd()
     }
 }
-
-/// Octets of a sealed event besides its frame.
-const SEAL: usize = 2 + 8 + 12;
-/// Tells a sealed event from a user continuation under the same key.
-const EVENT: &[u8] = b"rivulet event";
 
 /// Longest frame taken, octets: a jumbo frame of 9000 with its tag.
 const MAX_FRAME: usize = 9216;
@@ -558,29 +476,8 @@ fn payload(mtu: u32) -> u16 {
 }
 
 /// The clock of replicas that no ToR stamps for: real time, which NTP keeps together.
-fn common_clock() -> Time {
+pub(crate) fn common_clock() -> Time {
     Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
-}
-
-/// Segments of ours to the services. Other ports of a service address are the kernel's: what is closed there is
-/// refused, what speaks plain TCP answers.
-fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<TcpRule> {
-    let rule = |s: &Service| TcpRule {
-        exid: Some(EX_ID),
-        destinations: s.addresses.clone(),
-        destination_ports: vec![s.port..=s.port],
-        ..TcpRule::default()
-    };
-    services.into_iter().map(rule).collect()
-}
-
-/// Segments of the services, and errors about what was sent from their addresses. Without services nothing passes.
-fn filter(rules: &[TcpRule], addresses: &[IpAddr]) -> Result<Filter, OpenError> {
-    if rules.is_empty() {
-        return Filter::new(&[]);
-    }
-    let errors = Rule::IcmpError(addresses.to_vec());
-    Filter::new(&rules.iter().cloned().map(Rule::Tcp).chain([errors]).collect::<Vec<_>>())
 }
 
 /// What keeps others from choosing numbers that collide in the replay defence.

@@ -60,6 +60,11 @@ impl AfPacket {
         })
     }
 
+    /// A number for [`Config::share`] that no sockets of another process have.
+    pub fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
+        in_netns(interface.netns(), || socket::unused_share(interface))?
+    }
+
     /// Sorts an error. An interface that is deleted is reported down first: look whether it is there.
     fn error(&self, operation: &'static str, source: io::Error) -> IoError {
         let error = IoError::from_os(&self.name, operation, source);

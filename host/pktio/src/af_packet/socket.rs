@@ -12,6 +12,36 @@ const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
 /// The group's `PACKET_IGNORE_OUTGOING`, Linux 5.9.
 const FANOUT_FLAG_IGNORE_OUTGOING: u32 = 0x4000;
 
+/// The kernel picks a number that no group has.
+const FANOUT_FLAG_UNIQUEID: u32 = 0x2000;
+
+/// A number for [`Config::share`] that no other group of the interface's namespace has now.
+pub(super) fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
+    // The kernel gives a number only to a socket that receives; this one takes nothing and is closed at once.
+    let config =
+        Config { filter: Some(Filter::new(&[])?), share: None, promiscuous: false, ..Config::default() };
+    let (fd, info) = open(interface, &config)?;
+    let fail = |source| os(interface, "PACKET_FANOUT", source);
+    let mode = (libc::PACKET_FANOUT_HASH | FANOUT_FLAG_UNIQUEID) << 16;
+    option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT, &(mode as libc::c_int)).map_err(fail)?;
+    let (mut group, mut len): (u32, _) = (0, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: `group` is `len` writable octets that live through the call.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_FANOUT,
+            (&raw mut group).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(fail(io::Error::last_os_error()));
+    }
+    // `open` makes the group's number of it and the interface's.
+    Ok(group as u16 ^ info.index as u16)
+}
+
 /// A bound socket and what its interface is.
 pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, LinkInfo), OpenError> {
     let fail = |operation| move |source| os(interface, operation, source);

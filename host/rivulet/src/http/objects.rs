@@ -26,6 +26,8 @@ const SMALL: u64 = 64 << 10;
 const HASH_AT_ONCE: u64 = 1 << 20;
 /// Objects kept; when there are more, all are forgotten.
 const MAX_OBJECTS: usize = 4000;
+/// Objects kept near a thread; when there are more, all are forgotten there.
+const MAX_NEAR: usize = 64;
 /// Octets of small files kept in memory.
 const MAX_SMALL_TOTAL: usize = 128 << 20;
 /// A file's stamp is looked at again after this time, microseconds.
@@ -113,7 +115,7 @@ pub enum Lookup {
 struct Shared {
     root: OwnedFd,
     started: Instant,
-    objects: RwLock<HashMap<Box<str>, Arc<Object>>>,
+    objects: RwLock<Table>,
     small_total: AtomicUsize,
     queue: Mutex<Vec<String>>,
     /// The hashing thread has a file in hand.
@@ -122,10 +124,14 @@ struct Shared {
     stop: AtomicBool,
 }
 
+type Table = HashMap<Box<str>, Arc<Object>>;
+
 /// The directory that is served. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Objects {
     shared: Arc<Shared>,
+    /// Objects that were lately asked for here: one thread's, so that it meets no other at the table of all.
+    near: Option<Arc<Mutex<Table>>>,
     _hasher: Arc<Hasher>,
 }
 
@@ -157,7 +163,13 @@ impl Objects {
         });
         let of_thread = shared.clone();
         std::thread::Builder::new().name("hash".into()).spawn(move || of_thread.hash_queue())?;
-        Ok(Objects { _hasher: Arc::new(Hasher(shared.clone())), shared })
+        Ok(Objects { _hasher: Arc::new(Hasher(shared.clone())), shared, near: None })
+    }
+
+    /// The same objects for a thread of its own, which takes no lock of others for those that it has seen.
+    #[must_use]
+    pub fn for_thread(&self) -> Objects {
+        Objects { near: Some(Arc::default()), ..self.clone() }
     }
 
     /// Asks for the hashes of all files under `dir` (as given to [`open`](Self::open)) in advance, so
@@ -221,10 +233,23 @@ impl Objects {
     }
 
     fn named(&self, name: &str) -> Lookup {
-        match self.shared.get(name) {
-            Some(object) => Lookup::Found(object),
-            None => self.shared.load(name, false),
+        let Some(near) = &self.near else { return self.shared.named(name) };
+        let mut near = near.lock();
+        if let Some(object) = near.get(name) {
+            if self.shared.stands(name, object) {
+                return Lookup::Found(object.clone());
+            }
+            near.remove(name);
         }
+        let found = self.shared.named(name);
+        if let Lookup::Found(object) = &found {
+            // What the table of all has forgotten is not kept here for long either.
+            if near.len() >= MAX_NEAR {
+                near.clear();
+            }
+            near.insert(name.into(), object.clone());
+        }
+        found
     }
 }
 
@@ -233,19 +258,37 @@ impl Shared {
         self.started.elapsed().as_micros() as u64
     }
 
-    /// The object at hand, its stamp looked at again now and then.
+    fn named(&self, name: &str) -> Lookup {
+        match self.get(name) {
+            Some(object) => Lookup::Found(object),
+            None => self.load(name, false),
+        }
+    }
+
+    /// The object at hand, if it is still what the file holds.
     fn get(&self, name: &str) -> Option<Arc<Object>> {
         let object = self.objects.read().get(name)?.clone();
+        self.stands(name, &object).then_some(object)
+    }
+
+    /// Whether the file is still the object's; its stamp is looked at again now and then, and one that changed is
+    /// forgotten.
+    fn stands(&self, name: &str, object: &Arc<Object>) -> bool {
         let now = self.now();
-        if now.saturating_sub(object.checked.load(Ordering::Relaxed)) > RECHECK {
-            let stamp = self.open_file(name).ok().and_then(|file| Stamp::of(&file).ok());
-            if stamp != Some(object.stamp) {
-                self.objects.write().remove(name);
-                return None;
-            }
-            object.checked.store(now, Ordering::Relaxed);
+        if now.saturating_sub(object.checked.load(Ordering::Relaxed)) <= RECHECK {
+            return true;
         }
-        Some(object)
+        let stamp = self.open_file(name).ok().and_then(|file| Stamp::of(&file).ok());
+        if stamp != Some(object.stamp) {
+            let mut objects = self.objects.write();
+            // Another thread may have put the new one there.
+            if objects.get(name).is_some_and(|there| Arc::ptr_eq(there, object)) {
+                objects.remove(name);
+            }
+            return false;
+        }
+        object.checked.store(now, Ordering::Relaxed);
+        true
     }
 
     /// Opens a file under the root; no name and no symbolic link leads out of it.
@@ -408,7 +451,7 @@ mod tests {
     use std::time::Duration;
 
     fn found(objects: &Objects, path: &str) -> Arc<Object> {
-        for _ in 0..500 {
+        for _ in 0..3000 {
             match objects.lookup(path) {
                 Lookup::Found(object) => return object,
                 Lookup::Pending => std::thread::sleep(Duration::from_millis(10)),
@@ -445,6 +488,29 @@ mod tests {
         assert!(!first.read(199_000, &mut out), "the file no longer has this");
         std::thread::sleep(Duration::from_micros(RECHECK + 1000));
         assert_eq!(found(&objects, "/x").identity().size, 10);
+    }
+
+    /// A thread's own table sees a change as soon as that of all, whichever of them notices it.
+    #[test]
+    fn what_is_near_is_looked_at_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        std::fs::write(&path, "old").unwrap();
+        let objects = Objects::open(dir.path()).unwrap();
+        let (one, two) = (objects.for_thread(), objects.for_thread());
+        let old = found(&one, "/x");
+        assert!(Arc::ptr_eq(&old, &found(&two, "/x")) && Arc::ptr_eq(&old, &found(&one, "/x")));
+        std::fs::write(&path, "newer").unwrap();
+        std::thread::sleep(Duration::from_micros(RECHECK + 1000));
+        let new = found(&two, "/x");
+        assert_eq!(new.identity().size, 5);
+        assert!(Arc::ptr_eq(&new, &found(&one, "/x")), "it was found to have changed here too");
+        assert!(Arc::ptr_eq(&new, &found(&objects, "/x")), "and the new one was not forgotten for it");
+        for n in 0..3 * MAX_NEAR {
+            std::fs::write(dir.path().join(n.to_string()), "x").unwrap();
+            found(&one, &format!("/{n}"));
+        }
+        assert!(one.near.as_ref().unwrap().lock().len() <= MAX_NEAR);
     }
 
     #[test]

@@ -23,6 +23,14 @@ pub struct Site {
     pub uploads: Option<Uploads>,
 }
 
+impl Site {
+    /// The same for a thread of its own ([`Objects::for_thread`]).
+    #[must_use]
+    pub fn for_thread(&self) -> Site {
+        Site { objects: self.objects.for_thread(), uploads: self.uploads.clone() }
+    }
+}
+
 /// Input, and where it belongs.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
@@ -363,7 +371,7 @@ mod tests {
         let mut promises = Vec::new();
         let first = session.feed(&input(text, 0, false), &site, 0, 9, &mut promises);
         assert_eq!((first.consumed, first.waiting), (0, true));
-        for _ in 0..500 {
+        for _ in 0..3000 {
             let next = session.feed(&input(text, 0, false), &site, 0, 9, &mut promises);
             if !next.waiting {
                 assert_eq!((next.consumed, promises.len()), (text.len(), 1));

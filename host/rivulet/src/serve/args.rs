@@ -72,6 +72,10 @@ pub struct ServeArgs {
     #[arg(long, value_name = "OCTETS", default_value_t = 1 << 30)]
     pub upload_max: u64,
 
+    /// Threads on the packet path, each with a share of the flows
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub workers: u8,
+
     /// Send every continuation whole, not as the difference to what the client predicts (for measurements)
     #[arg(long)]
     pub no_delta: bool,

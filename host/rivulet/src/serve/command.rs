@@ -1,7 +1,5 @@
-//! The serving process: one thread on the packet path, the agent and the kernel's listeners beside it.
+//! The serving process: the packet path, of one thread or several, the agent and the kernel's listeners beside it.
 
-use std::collections::HashSet;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -12,16 +10,16 @@ use rivulet_server::{Config, Server};
 
 use super::address::ServiceAddresses;
 use super::args::ServeArgs;
+use super::listeners::Listeners;
+use super::metrics;
 use super::stateless::Files;
-use super::{metrics, plain};
+use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
 use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
 use crate::second_chance::SecondChance;
 
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
-/// Listeners that could not be opened are tried again after this.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
 const PREPARING: Duration = Duration::from_secs(30);
@@ -44,19 +42,24 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let incarnation = incarnation();
     let interface = Interface::new(None, &args.interface)?;
     let mut second_chance = SecondChance::new(&interface);
-    let mut server = Server::open(&Config { interface, services, incarnation })?;
-    server.set_delta(!args.no_delta);
-    let mut files = Files::new(site.clone());
+    let config = Config { interface, services, incarnation };
+    let mut servers = Server::open_workers(&config, args.workers.into())?;
+    for server in &mut servers {
+        server.set_delta(!args.no_delta);
+    }
+    let mut server = servers.remove(0);
+    let mut files = Files::new(site.for_thread());
     let agent = match (args.controller.controllers()?, &args.name) {
         (Some(controllers), Some(name)) => Some(Agent::start(controllers, name, incarnation, server.mac())?),
         _ => None,
     };
     let mut listeners = Listeners::new(site.clone());
     let mut status = Status::default();
-    let metrics = metrics::Shared::default();
+    let metrics = metrics::Shared::of(args.workers.into());
     if let Some(address) = args.metrics {
         metrics::listen(address, metrics.clone()).with_context(|| format!("metrics at {address}"))?;
     }
+    let workers = Workers::start(servers, &site, &metrics)?;
     report(&server);
     listeners.ensure(server.services());
     second_chance.ensure(server.services(), server.mac());
@@ -72,20 +75,26 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             continue;
         }
         chores = Instant::now();
+        workers.check()?;
         if preparing {
             preparing = site.objects.is_busy() && started.elapsed() < PREPARING;
             server.hold_back(preparing);
         }
+        metrics.take(0, &mut server);
         if let Some(agent) = &agent {
             while let Ok((version, services)) = agent.updates.try_recv() {
-                take_up(&mut server, version, services, &mut addresses, args.setup_address, &mut status);
+                take_up(
+                    (&mut server, &workers),
+                    version,
+                    services,
+                    &mut addresses,
+                    args.setup_address,
+                    &mut status,
+                );
                 second_chance.ensure(server.services(), server.mac());
             }
-            fill(&server, &mut status);
+            fill(&server, &metrics, &mut status);
             agent.set_status(&status);
-        }
-        if args.metrics.is_some() {
-            metrics::take(&mut server, &metrics);
         }
         listeners.ensure(server.services());
     }
@@ -95,7 +104,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
 
 /// Takes an update of the controller up; on an error all is as before.
 fn take_up(
-    server: &mut Server,
+    (server, workers): (&mut Server, &Workers),
     version: u64,
     services: Vec<Service>,
     addresses: &mut ServiceAddresses,
@@ -103,8 +112,9 @@ fn take_up(
     status: &mut Status,
 ) {
     let result = if setup { ensure(addresses, &services) } else { Ok(()) };
-    match result.and_then(|()| server.replace(services).map_err(Into::into)) {
+    match result.and_then(|()| server.replace(services.clone()).map_err(Into::into)) {
         Ok(()) => {
+            workers.replace(&services);
             (status.version, status.error) = (version, String::new());
             report(server);
         }
@@ -128,50 +138,12 @@ fn report(server: &Server) {
     }
 }
 
-fn fill(server: &Server, status: &mut Status) {
-    let counters = server.counters();
+fn fill(server: &Server, metrics: &metrics::Shared, status: &mut Status) {
+    let counters = metrics.counters();
     status.ready = server.is_ready();
     status.reason =
         if status.ready { String::new() } else { "nothing to serve, or the interface is down".into() };
     status.load = server.load() as u32;
     status.requests = counters.requests;
     status.refused = counters.refused_total();
-}
-
-/// The kernel's listening sockets.
-struct Listeners {
-    site: Site,
-    open: HashSet<SocketAddr>,
-    failed: HashSet<SocketAddr>,
-    tried: Instant,
-}
-
-impl Listeners {
-    fn new(site: Site) -> Listeners {
-        Listeners { site, open: HashSet::new(), failed: HashSet::new(), tried: Instant::now() }
-    }
-
-    /// Opens what is missing. A service address may stand on this host later than the service is known.
-    fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>) {
-        let again = self.tried.elapsed() > RETRY;
-        if again {
-            self.tried = Instant::now();
-        }
-        for socket in services.filter(|s| s.plain_tcp).flat_map(Service::sockets) {
-            if self.open.contains(&socket) || self.failed.contains(&socket) && !again {
-                continue;
-            }
-            match plain::listen(socket, self.site.clone()) {
-                Ok(_) => {
-                    self.open.insert(socket);
-                    self.failed.remove(&socket);
-                }
-                Err(e) => {
-                    if self.failed.insert(socket) {
-                        tracing::warn!(address = %socket, error = %e, "no plain TCP yet");
-                    }
-                }
-            }
-        }
-    }
 }

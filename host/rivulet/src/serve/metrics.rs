@@ -21,15 +21,42 @@ pub struct Snapshot {
     load: usize,
 }
 
-/// Shared between the packet path, which fills it now and then, and whoever asks.
-pub type Shared = Arc<Mutex<Snapshot>>;
+/// Shared between the packet path, each of whose workers fills its own place now and then, and whoever asks.
+#[derive(Clone, Debug)]
+pub struct Shared(Arc<[Mutex<Snapshot>]>);
 
-/// Takes the present values.
-pub fn take(server: &mut Server, into: &Shared) {
-    let io = server.io_stats();
-    let snapshot =
-        Snapshot { counters: server.counters().clone(), io, ready: server.is_ready(), load: server.load() };
-    *into.lock() = snapshot;
+impl Shared {
+    /// Places for so many workers.
+    #[must_use]
+    pub fn of(workers: usize) -> Shared {
+        Shared((0..workers.max(1)).map(|_| Mutex::default()).collect())
+    }
+
+    /// Takes the present values of a worker.
+    pub fn take(&self, worker: usize, server: &mut Server) {
+        let io = server.io_stats();
+        let snapshot = Snapshot {
+            counters: server.counters().clone(),
+            io,
+            ready: server.is_ready(),
+            load: server.load(),
+        };
+        if let Some(place) = self.0.get(worker) {
+            *place.lock() = snapshot;
+        }
+    }
+
+    /// What all workers counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut sum = Counters::default();
+        self.0.iter().for_each(|worker| sum.add(&worker.lock().counters));
+        sum
+    }
+
+    fn snapshots(&self) -> Vec<Snapshot> {
+        self.0.iter().map(|worker| worker.lock().clone()).collect()
+    }
 }
 
 /// Answers at `address` on a thread of its own from now on.
@@ -61,7 +88,7 @@ fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
             n => length += n,
         }
     }
-    let page = page(&shared.lock().clone());
+    let page = page(&shared.snapshots());
     let answer = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}",
         page.len()
@@ -69,9 +96,17 @@ fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
     stream.write_all(answer.as_bytes())
 }
 
-/// The page.
+/// The page; the first of the workers speaks for the replica.
 #[must_use]
-pub fn page(s: &Snapshot) -> String {
+pub fn page(workers: &[Snapshot]) -> String {
+    let mut s = workers.first().cloned().unwrap_or_default();
+    for other in workers.iter().skip(1) {
+        s.counters.add(&other.counters);
+        s.io = sum(s.io, other.io);
+    }
+    let frames: Vec<String> = (0..workers.len()).map(|n| format!("{{worker=\"{n}\"}}")).collect();
+    let frames: Vec<(&str, u64)> =
+        frames.iter().map(String::as_str).zip(workers.iter().map(|w| w.counters.frames)).collect();
     let mut out = String::new();
     let mut metric = |name: &str, kind: &str, help: &str, rows: &[(&str, u64)]| {
         // Writing to a String does not fail.
@@ -82,6 +117,7 @@ pub fn page(s: &Snapshot) -> String {
     };
     let c = &s.counters;
     metric("frames_total", "counter", "Frames taken.", &[("", c.frames)]);
+    metric("worker_frames_total", "counter", "Frames taken, by the worker that took them.", &frames);
     metric("requests_total", "counter", "Requests that the step accepted.", &[("", c.requests)]);
     metric("terminated_total", "counter", "Trickles that it terminated.", &[("", c.terminated)]);
     metric("responses_total", "counter", "Responses handed to the interface.", &[("", c.responses)]);
@@ -108,6 +144,19 @@ pub fn page(s: &Snapshot) -> String {
     out
 }
 
+fn sum(a: Stats, b: Stats) -> Stats {
+    Stats {
+        rx_frames: a.rx_frames + b.rx_frames,
+        rx_bytes: a.rx_bytes + b.rx_bytes,
+        rx_dropped: a.rx_dropped + b.rx_dropped,
+        rx_errors: a.rx_errors + b.rx_errors,
+        tx_frames: a.tx_frames + b.tx_frames,
+        tx_bytes: a.tx_bytes + b.tx_bytes,
+        tx_dropped: a.tx_dropped + b.tx_dropped,
+        tx_errors: a.tx_errors + b.tx_errors,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,7 +165,7 @@ mod tests {
     fn a_request_in_pieces_is_answered_whole() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let server = std::thread::spawn(move || answer(listener.accept().unwrap().0, &Shared::default()));
+        let server = std::thread::spawn(move || answer(listener.accept().unwrap().0, &Shared::of(1)));
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         for piece in ["GET /metrics HTTP/1.1\r\n", "Host: x\r\n", "\r\n"] {
             stream.write_all(piece.as_bytes()).unwrap();
@@ -132,8 +181,11 @@ mod tests {
     fn every_row_has_a_name_that_was_announced() {
         let mut snapshot = Snapshot::default();
         snapshot.counters.refuse(&Refusal::Stale);
-        let page = page(&snapshot);
-        assert!(page.contains("rivulet_refused_total{reason=\"stale\"} 1\n"), "{page}");
+        snapshot.counters.frames = 5;
+        let page = page(&[snapshot.clone(), snapshot]);
+        assert!(page.contains("rivulet_refused_total{reason=\"stale\"} 2\n"), "{page}");
+        assert!(page.contains("rivulet_frames_total 10\n"), "{page}");
+        assert!(page.contains("rivulet_worker_frames_total{worker=\"1\"} 5\n"), "{page}");
         for line in page.lines().filter(|line| !line.starts_with('#')) {
             let name = line.split(['{', ' ']).next().unwrap();
             assert!(page.contains(&format!("# TYPE {name} ")), "{line}");

@@ -3,9 +3,11 @@
 mod address;
 mod args;
 mod command;
+mod listeners;
 pub mod metrics;
 pub mod plain;
 pub mod stateless;
+mod workers;
 
 pub(crate) use address::ServiceAddresses;
 pub use args::ServeArgs;

@@ -1,0 +1,100 @@
+//! The packet path's other threads: each serves its share of the flows by itself.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rivulet_server::Server;
+use rivulet_server::service::Service;
+
+use super::metrics;
+use super::stateless::Files;
+use crate::http::Site;
+use crate::process::{prefer_this_thread, stopped};
+
+/// Between two looks at what is not on the packet path.
+const CHORES: Duration = Duration::from_millis(5);
+
+/// Threads that end when the process is told to stop.
+pub(super) struct Workers(Vec<Worker>);
+
+struct Worker {
+    services: Sender<Vec<Service>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// A thread for each of these, the leader excepted, which is the caller's.
+    pub(super) fn start(
+        servers: Vec<Server>,
+        site: &Site,
+        metrics: &metrics::Shared,
+    ) -> anyhow::Result<Workers> {
+        let mut workers = Workers(Vec::with_capacity(servers.len()));
+        for (index, server) in (1..).zip(servers) {
+            let (services, changes) = channel();
+            let (files, metrics) = (Files::new(site.for_thread()), metrics.clone());
+            let thread = std::thread::Builder::new()
+                .name(format!("worker {index}"))
+                .spawn(move || work(index, server, files, &changes, &metrics))
+                .context("a worker's thread")?;
+            workers.0.push(Worker { services, thread: Some(thread) });
+        }
+        Ok(workers)
+    }
+
+    /// What the leader serves now.
+    pub(super) fn replace(&self, services: &[Service]) {
+        for worker in &self.0 {
+            // One that has ended is found by `check`.
+            let _ = worker.services.send(services.to_vec());
+        }
+    }
+
+    /// An error if one has ended before its time: a share of the flows would be lost while heartbeats go on.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        if self.0.iter().any(|worker| worker.thread.as_ref().is_some_and(JoinHandle::is_finished))
+            && !stopped()
+        {
+            bail!("a worker of the packet path has ended");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for thread in self.0.iter_mut().filter_map(|worker| worker.thread.take()) {
+            // They see `stopped` as the leader does; after an error the process ends without them.
+            if stopped() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn work(
+    index: usize,
+    mut server: Server,
+    mut files: Files,
+    changes: &Receiver<Vec<Service>>,
+    metrics: &metrics::Shared,
+) {
+    prefer_this_thread();
+    let mut chores = Instant::now();
+    while !stopped() {
+        server.turn(&mut files, CHORES);
+        if chores.elapsed() < CHORES {
+            continue;
+        }
+        chores = Instant::now();
+        while let Ok(services) = changes.try_recv() {
+            if let Err(e) = server.replace(services) {
+                // The leader took the same up; what differs can only be this socket's filter.
+                tracing::error!(worker = index, error = %e, "update not taken up");
+            }
+        }
+        metrics.take(index, &mut server);
+    }
+}

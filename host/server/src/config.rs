@@ -1,0 +1,34 @@
+//! How a server is opened, and why it cannot be.
+
+use rivulet_pktio::guard::GuardError;
+use rivulet_pktio::{Interface, IoError, OpenError};
+
+use crate::service::{Service, ServiceError};
+
+/// How a server is opened.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The interface towards the clients or the ToR.
+    pub interface: Interface,
+    /// What is served from the start; may be empty.
+    pub services: Vec<Service>,
+    /// Changes with every start of the process; heartbeats carry it.
+    pub incarnation: u16,
+}
+
+/// Why a server cannot be opened or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The services contradict themselves.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// The interface cannot be opened for packets.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The interface does not say what it is.
+    #[error(transparent)]
+    Io(#[from] IoError),
+    /// The kernel's TCP cannot be kept from answering.
+    #[error(transparent)]
+    Guard(#[from] GuardError),
+}

@@ -1,0 +1,63 @@
+//! Events put aside, and handed from one machine to another (`msk_detach`, `msk_extract_events`, `msk_install_events`).
+
+use rivulet_packet::Segment;
+use rivulet_transport::Time;
+use rivulet_transport::keys::equal_in_constant_time;
+use rivulet_transport::server::Refusal;
+
+use crate::minisocket::Detached;
+use crate::running::Running;
+use crate::server::{Application, Server, common_clock};
+
+/// Octets of a sealed event besides its frame.
+const SEAL: usize = 2 + 8 + 12;
+/// Tells a sealed event from a user continuation under the same key.
+const EVENT: &[u8] = b"rivulet event";
+
+impl Server {
+    /// Takes an event up again that was detached, also on another machine: it is handed to `application` as
+    /// if it had just come. One that is older than the service's horizon is dropped.
+    pub fn resume(&mut self, event: &Detached, application: &mut dyn Application) {
+        let age = common_clock().since(event.now);
+        let horizon = self.running.iter().map(|r| r.transport.policy.horizon).max().unwrap_or(0);
+        if age > horizon {
+            self.counters.refuse(&Refusal::Stale);
+            return;
+        }
+        self.handle(&event.frame, false, event.now, false, application);
+        self.flush();
+    }
+
+    /// Seals a detached event for another machine with the same keys (`msk_extract_events`). `None` if its
+    /// service is no more.
+    #[must_use]
+    pub fn extract(&self, event: &Detached) -> Option<Vec<u8>> {
+        let keys = &self.service_of(&event.frame)?.keys;
+        let epoch = keys.sealing_epoch(0);
+        let mut out = Vec::with_capacity(event.frame.len() + SEAL);
+        out.extend_from_slice(&epoch.to_be_bytes());
+        out.extend_from_slice(&event.now.0.to_be_bytes());
+        out.extend_from_slice(&event.frame);
+        let mac = keys.seal(epoch)?.user.mac12(&[EVENT, &out]);
+        out.extend_from_slice(&mac);
+        Some(out)
+    }
+
+    /// Opens what [`extract`](Self::extract) sealed, here or elsewhere (`msk_install_events`).
+    pub fn install(&self, sealed: &[u8]) -> Result<Detached, Refusal> {
+        let (body, mac) = sealed.split_last_chunk::<12>().ok_or(Refusal::Forged)?;
+        let (epoch, rest) = body.split_first_chunk::<2>().ok_or(Refusal::Forged)?;
+        let (now, frame) = rest.split_first_chunk::<8>().ok_or(Refusal::Forged)?;
+        let service = self.service_of(frame).ok_or(Refusal::Forged)?;
+        let keys = service.keys.seal(u16::from_be_bytes(*epoch)).ok_or(Refusal::SealEpoch)?;
+        if !equal_in_constant_time(&keys.user.mac12(&[EVENT, body]), mac) {
+            return Err(Refusal::Forged);
+        }
+        Ok(Detached { frame: frame.into(), now: Time(u64::from_be_bytes(*now)) })
+    }
+
+    fn service_of(&self, frame: &[u8]) -> Option<&Running> {
+        let (_, segment) = Segment::parse_frame(frame).ok()?;
+        self.running.iter().find(|r| r.serves(segment.dst))
+    }
+}

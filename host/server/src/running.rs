@@ -1,0 +1,54 @@
+//! A service that is served.
+
+use std::net::SocketAddr;
+
+use rivulet_packet::Segment;
+use rivulet_transport::keys::KeyRing;
+use rivulet_transport::server::{Refusal, Server as Transport};
+
+use crate::heartbeat::Beat;
+use crate::service::Service;
+
+/// A service, and what it is served with.
+pub(crate) struct Running {
+    pub(crate) service: Service,
+    pub(crate) keys: KeyRing,
+    pub(crate) transport: Transport,
+    pub(crate) beat: Option<Beat>,
+    /// The ToR named an epoch whose key is not held. New keys make it false again.
+    pub(crate) behind: bool,
+}
+
+impl Running {
+    /// Whether this is the service's address and port.
+    pub(crate) fn serves(&self, address: SocketAddr) -> bool {
+        self.service.port == address.port() && self.service.addresses.contains(&address.ip())
+    }
+
+    /// Both kinds of epoch are usable, and the ToR has not named a newer one.
+    pub(crate) fn has_keys(&self) -> bool {
+        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && !self.behind
+    }
+
+    /// A refusal may tell that this replica's keys are old, as when it cannot reach the controller: what others
+    /// seal it can only refuse, so its heartbeats say that it is not ready and the ToR leaves it out. Tells whether so.
+    pub(crate) fn learn(&mut self, refusal: &Refusal, segment: &Segment<'_>) -> bool {
+        if !matches!(refusal, Refusal::SealEpoch | Refusal::NonceEpoch) || !self.service.trust_tor {
+            return false;
+        }
+        let Ok(request) = segment.request() else { return false };
+        let (seal, nonce) = (request.tor.seal_epoch, request.tor.nonce_epoch);
+        let lacks =
+            seal != 0 && self.keys.seal(seal).is_none() || nonce != 0 && self.keys.nonce(nonce).is_none();
+        if lacks && !self.behind {
+            tracing::warn!(
+                service = self.service.keys.service,
+                seal_epoch = seal,
+                nonce_epoch = nonce,
+                "the ToR uses keys that are not here: not ready until they come"
+            );
+            self.behind = true;
+        }
+        self.behind
+    }
+}

@@ -1,0 +1,164 @@
+//! Several workers, one replica: each has a packet socket and a thread of its own and takes its share of the flows.
+//!
+//! Nothing is shared on the way of a packet. What the workers tell each other are single numbers, each written by one
+//! worker and read by the one that sends the heartbeats, and paths that take less, over bounded channels: they are
+//! soft state, and what finds no room there is learned again.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+/// Paths told to a worker that it has not looked at yet.
+const MAX_TOLD: usize = 64;
+
+/// What one worker says of itself, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Seat {
+    /// Requests in the last batch.
+    load: AtomicU32,
+    /// Services whose keys it found to be old, a bit each.
+    behind: AtomicU64,
+    /// When it began what it is doing, microseconds; 0 while it waits for packets.
+    busy_since: AtomicU64,
+}
+
+/// A path to a client that takes packets of so many octets at most.
+type Path = (IpAddr, u16);
+
+/// A worker's place among the workers of its replica.
+#[derive(Debug)]
+pub(crate) struct Place {
+    seats: Arc<[Seat]>,
+    index: usize,
+    others: Vec<SyncSender<Path>>,
+    told: Receiver<Path>,
+}
+
+impl Place {
+    /// The only place.
+    pub fn alone() -> Place {
+        let (_, told) = sync_channel(0);
+        Place { seats: [Seat::default()].into(), index: 0, others: Vec::new(), told }
+    }
+
+    /// So many places, the leader's first.
+    pub fn all(count: usize) -> Vec<Place> {
+        let seats: Arc<[Seat]> = (0..count).map(|_| Seat::default()).collect();
+        let (to, told): (Vec<_>, Vec<_>) = (0..count).map(|_| sync_channel(MAX_TOLD)).unzip();
+        let others = |index| {
+            let others = to.iter().enumerate().filter(move |(other, _)| *other != index);
+            others.map(|(_, sender)| sender.clone()).collect()
+        };
+        let place = |(index, told)| Place { seats: seats.clone(), index, others: others(index), told };
+        told.into_iter().enumerate().map(place).collect()
+    }
+
+    /// The one that sends heartbeats and sets up what a replica needs once.
+    pub fn leads(&self) -> bool {
+        self.index == 0
+    }
+
+    fn own(&self) -> &Seat {
+        &self.seats[self.index]
+    }
+
+    /// Works from `now` on, or waits.
+    pub fn set_busy(&self, now: Option<u64>) {
+        self.own().busy_since.store(now.map_or(0, |now| now.max(1)), Ordering::Relaxed);
+    }
+
+    /// Requests in the last batch.
+    pub fn set_load(&self, load: usize) {
+        self.own().load.store(u32::try_from(load).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// The keys of these services are old, a bit each.
+    pub fn add_behind(&self, services: u64) {
+        // Only this worker writes here.
+        self.own().behind.store(self.own().behind.load(Ordering::Relaxed) | services, Ordering::Relaxed);
+    }
+
+    /// New keys came.
+    pub fn has_news(&self) {
+        self.own().behind.store(0, Ordering::Relaxed);
+    }
+
+    /// Requests in the last batches of all.
+    pub fn load(&self) -> usize {
+        self.seats.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
+    }
+
+    /// Services whose keys somebody found to be old, a bit each.
+    pub fn behind(&self) -> u64 {
+        self.seats.iter().fold(0, |all, seat| all | seat.behind.load(Ordering::Relaxed))
+    }
+
+    /// For how long another worker has been at one thing, microseconds. One that hangs is told by this.
+    pub fn oldest(&self, now: u64) -> u64 {
+        let others = self.seats.iter().enumerate().filter(|(index, _)| *index != self.index);
+        let since =
+            others.map(|(_, seat)| seat.busy_since.load(Ordering::Relaxed)).filter(|since| *since != 0);
+        since.map(|since| now.saturating_sub(since)).max().unwrap_or(0)
+    }
+
+    /// Tells the others of a path. An error about a packet comes to any of them.
+    pub fn tell(&self, client: IpAddr, mtu: u16) {
+        for other in &self.others {
+            // Full, or its worker has ended: the router says it again.
+            let _ = other.try_send((client, mtu));
+        }
+    }
+
+    /// What another worker told.
+    pub fn told(&self) -> Option<Path> {
+        self.told.try_recv().ok()
+    }
+}
+
+/// The bit of a service with this index; those beyond share the last.
+pub(crate) fn bit(index: usize) -> u64 {
+    1 << index.min(63)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_leader_knows_of_the_others() {
+        let places = Place::all(3);
+        assert_eq!(places.iter().map(Place::leads).collect::<Vec<_>>(), [true, false, false]);
+        for (n, place) in places.iter().enumerate() {
+            place.set_load(10 + n);
+        }
+        places[1].add_behind(bit(2));
+        places[2].add_behind(bit(200));
+        assert_eq!((places[0].load(), places[0].behind()), (33, bit(2) | 1 << 63));
+        places[2].has_news();
+        assert_eq!(places[0].behind(), bit(2));
+        assert_eq!(places[0].oldest(500), 0, "all wait");
+        places[0].set_busy(Some(100));
+        assert_eq!(places[0].oldest(500), 0, "it speaks, so it does not hang");
+        places[1].set_busy(Some(450));
+        places[2].set_busy(Some(0));
+        assert_eq!(places[0].oldest(500), 499);
+        places[2].set_busy(None);
+        assert_eq!(places[0].oldest(500), 50);
+    }
+
+    #[test]
+    fn paths_are_told_to_the_others_and_bounded() {
+        let places = Place::all(2);
+        let client = IpAddr::from([10, 0, 0, 1]);
+        for n in 0..10 * MAX_TOLD as u16 {
+            places[1].tell(client, n);
+        }
+        assert_eq!(places[1].told(), None);
+        let told: Vec<_> = std::iter::from_fn(|| places[0].told()).collect();
+        assert_eq!((told.len(), told[0]), (MAX_TOLD, (client, 0)));
+        places[1].tell(client, 5);
+        assert_eq!(places[0].told(), Some((client, 5)));
+    }
+}
