@@ -17,6 +17,12 @@ def update(config: Config, replica: str, numbers: Numbers, rings: Mapping[str, K
     if place is None:
         raise KeyError(replica)
     tor = next(s for s in config.switches if s.name == place.switch)
+    # desired.py gives the same addresses to the tunnels of those switches.
+    others = [
+        next(address for address in switch.addresses if address.version == place.ip.version)
+        for switch in config.switches
+        if switch.name != place.switch
+    ]
     message = agent_pb2.Update()
     for service in config.services:
         if replica not in service.replicas or place.maintenance:
@@ -43,5 +49,6 @@ def update(config: Config, replica: str, numbers: Numbers, rings: Mapping[str, K
             usable_seal_epoch=seal.epoch if seal else 0,
             usable_nonce_epoch=nonce.epoch if nonce else 0,
             horizon_us=round(config.keys.horizon * 1e6),
+            tunnels=[agent_pb2.Tunnel(local=place.ip.packed, tor=other.packed) for other in others],
         )
     return message

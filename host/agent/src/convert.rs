@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
-use rivulet_server::service::{Member, Service, ServiceError, check_all};
+use rivulet_server::service::{Member, Service, ServiceError, Tunnel, check_all};
 
 use crate::proto;
 
@@ -75,6 +75,12 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         heartbeat: Duration::from_micros(from.heartbeat_interval_us.into()),
         bound: Duration::from_micros(from.liveness_bound_us.into()),
     };
+    let end = |octets: &[u8], field| address(octets).ok_or(bad(field, "4 or 16 octets"));
+    let tunnels = from
+        .tunnels
+        .iter()
+        .map(|t| Ok(Tunnel { local: end(&t.local, "tunnels.local")?, tor: end(&t.tor, "tunnels.tor")? }))
+        .collect::<Result<_, ConvertError>>()?;
     Ok(Service {
         name: from.name.clone(),
         addresses,
@@ -84,6 +90,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         trust_tor: from.trust_tor,
         plain_tcp: from.plain_tcp,
         horizon: Duration::from_micros(from.horizon_us.into()),
+        tunnels,
     })
 }
 
@@ -126,6 +133,7 @@ mod tests {
             usable_seal_epoch: 3,
             usable_nonce_epoch: 4,
             horizon_us: 4_000_000,
+            tunnels: vec![proto::Tunnel { local: vec![10, 0, 2, 1], tor: vec![10, 0, 3, 254] }],
         }
     }
 
@@ -137,12 +145,13 @@ mod tests {
         assert_eq!((service.port, service.keys.usable_seal, service.keys.usable_nonce), (80, 3, 4));
         assert_eq!(service.addresses[0].to_string(), "10.9.0.1");
         assert_eq!(service.member.unwrap().replica, 2);
+        assert_eq!(service.tunnels[0].tor.to_string(), "10.0.3.254");
     }
 
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 10] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -151,6 +160,8 @@ mod tests {
             ("usable seal epoch", |s| s.usable_seal_epoch = 9),
             ("index", |s| s.replica = 64),
             ("service number", |s| s.id = 0),
+            ("tunnels.tor", |s| s.tunnels[0].tor.clear()),
+            ("a tunnel", |s| s.tunnels[0].local = vec![0xfd; 16]),
         ];
         for (part, change) in cases {
             let mut bad = good();

@@ -106,6 +106,7 @@ fn service() -> Service {
         usable_seal_epoch: 3,
         usable_nonce_epoch: 4,
         horizon_us: 4_000_000,
+        tunnels: Vec::new(),
     }
 }
 

@@ -124,6 +124,7 @@ pub unsafe extern "C" fn msk_listen(
             trust_tor: false,
             plain_tcp: false,
             horizon: HORIZON,
+            tunnels: Vec::new(),
         };
         let interface = Interface::new(None, interface)?;
         Ok(Server::open(&Config { interface, services: vec![service], incarnation: 1 })?)

@@ -20,6 +20,20 @@ pub enum Rule {
     /// ICMP and ICMPv6 error messages (RFC 792 types 3, 11, 12; RFC 4443 types 1 to 4) to one of these
     /// addresses, or to any.
     IcmpError(Vec<IpAddr>),
+    /// IP-in-IP and GUE between two hosts, whatever is in it.
+    Tunnel(TunnelRule),
+}
+
+/// UDP port of GUE (draft-ietf-intarea-gue).
+pub const UDP_PORT_GUE: u16 = 6080;
+
+/// The outer addresses of a tunnel, of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelRule {
+    /// Who encapsulates.
+    pub source: IpAddr,
+    /// To whom.
+    pub destination: IpAddr,
 }
 
 /// Which TCP segments; every condition must hold.
@@ -174,6 +188,32 @@ mod tests {
         icmp[33] = 9;
         assert!(!f.accepts(&icmp), "to another address");
         assert!(!Filter::new(&[]).unwrap().accepts(&ours(false)), "no rule accepts nothing");
+    }
+
+    #[test]
+    fn tunnels_of_both_kinds_pass_between_their_ends() {
+        for v6 in [false, true] {
+            let (a, b) = if v6 { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
+            let rule = TunnelRule { source: a.parse().unwrap(), destination: b.parse().unwrap() };
+            let filter = Filter::new(&[Rule::Tunnel(rule)]).unwrap();
+            let back = TunnelRule { source: rule.destination, destination: rule.source };
+            let backwards = Filter::new(&[Rule::Tunnel(back)]).unwrap();
+            let (protocol, l4) = if v6 { (20, 54) } else { (23, 34) };
+            let mut frame = ours(v6);
+            assert!(!filter.accepts(&frame), "TCP is no tunnel");
+            for (kind, pass) in [(4, true), (41, true), (17, false), (6, false)] {
+                frame[protocol] = kind;
+                assert_eq!(filter.accepts(&frame), pass, "protocol {kind}");
+                assert!(!backwards.accepts(&frame));
+            }
+            frame[protocol] = 17;
+            frame[l4 + 2..l4 + 4].copy_from_slice(&UDP_PORT_GUE.to_be_bytes());
+            assert!(filter.accepts(&frame));
+            if !v6 {
+                frame[20] = 0x20;
+                assert!(!filter.accepts(&frame), "a fragment");
+            }
+        }
     }
 
     #[test]

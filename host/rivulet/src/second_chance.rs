@@ -156,6 +156,7 @@ mod tests {
             trust_tor: true,
             plain_tcp,
             horizon: Duration::from_secs(4),
+            tunnels: Vec::new(),
         }
     }
 

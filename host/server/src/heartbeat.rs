@@ -10,6 +10,12 @@ use crate::service::Member;
 /// Octets of a frame, without the padding that the device adds.
 pub const FRAME: usize = 14 + LENGTH;
 
+/// The heartbeat itself within a frame: what goes by UDP.
+#[must_use]
+pub fn heartbeat_of(frame: &[u8; FRAME]) -> &[u8] {
+    &frame[FRAME - LENGTH..]
+}
+
 /// The beat of one place in a pool.
 #[derive(Debug)]
 pub struct Beat {

@@ -9,6 +9,8 @@ use crate::keys::{KeyError, KeySet};
 pub const MAX_SERVICES: usize = 16;
 /// Addresses of one service.
 pub const MAX_ADDRESSES: usize = 16;
+/// ToRs of other racks that send to one service here.
+pub const MAX_TUNNELS: usize = 16;
 
 /// A service as this replica carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,17 @@ pub struct Service {
     pub plain_tcp: bool,
     /// Age up to which an ordinary request is fresh.
     pub horizon: Duration,
+    /// ToRs of other racks that send here too.
+    pub tunnels: Vec<Tunnel>,
+}
+
+/// The way from another rack's ToR: IP-in-IP or GUE between these addresses, and heartbeats back by UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunnel {
+    /// The replica's own address.
+    pub local: IpAddr,
+    /// The ToR's.
+    pub tor: IpAddr,
 }
 
 /// A place in a pool.
@@ -77,6 +90,13 @@ impl Service {
             !self.horizon.is_zero() && self.horizon <= Duration::from_secs(3600),
             "the horizon is not within an hour",
         )?;
+        rule(self.tunnels.len() <= MAX_TUNNELS, "more than 16 tunnels")?;
+        rule(self.tunnels.is_empty() || self.member.is_some(), "tunnels without a place in a pool")?;
+        let one_host = |a: IpAddr| !a.is_unspecified() && !a.is_multicast();
+        let right = |t: &Tunnel| {
+            t.local.is_ipv4() == t.tor.is_ipv4() && one_host(t.local) && one_host(t.tor) && t.local != t.tor
+        };
+        rule(self.tunnels.iter().all(right), "a tunnel whose ends are not two hosts' of one family")?;
         if let Some(member) = &self.member {
             rule(member.replica < 64, "the replica index is not below 64")?;
             rule(
@@ -137,14 +157,19 @@ mod tests {
             trust_tor: true,
             plain_tcp: true,
             horizon: Duration::from_secs(4),
+            tunnels: Vec::new(),
         }
+    }
+
+    fn tunnel(local: &str) -> Tunnel {
+        Tunnel { local: local.parse().unwrap(), tor: "10.0.3.254".parse().unwrap() }
     }
 
     #[test]
     fn what_is_out_of_range_is_refused() {
         service().check().unwrap();
         type Change = fn(&mut Service);
-        let cases: [(&str, Change); 8] = [
+        let cases: [(&str, Change); 12] = [
             ("the port", |s| s.port = 0),
             ("no address", |s| s.addresses.clear()),
             ("one host's", |s| s.addresses.push("224.0.0.1".parse().unwrap())),
@@ -153,6 +178,10 @@ mod tests {
             ("Ethernet", |s| s.member.as_mut().unwrap().tor_mac = [0xff; 6]),
             ("interval", |s| s.member.as_mut().unwrap().heartbeat = Duration::ZERO),
             ("bound", |s| s.member.as_mut().unwrap().bound = Duration::ZERO),
+            ("more than 16 tunnels", |s| s.tunnels = vec![tunnel("10.0.2.1"); 17]),
+            ("without a place", |s| (s.member, s.tunnels) = (None, vec![tunnel("10.0.2.1")])),
+            ("of one family", |s| s.tunnels = vec![tunnel("fd00:2::1")]),
+            ("two hosts'", |s| s.tunnels = vec![tunnel("0.0.0.0")]),
         ];
         for (part, change) in cases {
             let mut bad = service();

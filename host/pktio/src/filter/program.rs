@@ -11,12 +11,15 @@ use libc::{
     BPF_LDX, BPF_MSH, BPF_RET, BPF_W, sock_filter,
 };
 
-use super::{Rule, TcpRule};
+use super::{Rule, TcpRule, TunnelRule, UDP_PORT_GUE};
 
 const ACCEPT: u32 = u32::MAX;
 const ETHERTYPE: u32 = 12;
 const L3: u32 = 14;
 const TCP: u32 = 6;
+const UDP: u32 = 17;
+/// IPv4 and IPv6 directly, and GUE.
+const TUNNEL_PROTOCOLS: [u32; 3] = [4, 41, UDP];
 
 /// Compiles alternatives; ends in "reject".
 pub(super) fn compile(rules: &[Rule]) -> Vec<sock_filter> {
@@ -38,6 +41,11 @@ pub(super) fn compile(rules: &[Rule]) -> Vec<sock_filter> {
                 }
                 if !has_only(to, true) {
                     asm.block(|a| a.icmp6(to));
+                }
+            }
+            Rule::Tunnel(rule) => {
+                for protocol in TUNNEL_PROTOCOLS {
+                    asm.block(|a| a.tunnel(protocol, rule));
                 }
             }
         }
@@ -206,6 +214,24 @@ impl Assembler {
         self.address6(L3 + 8, &rule.sources);
         self.address6(L3 + 24, &rule.destinations);
         self.tcp_header(BPF_ABS, L3 + 40, rule);
+    }
+
+    fn tunnel(&mut self, protocol: u32, rule: &TunnelRule) {
+        let (mode, l4) = if rule.destination.is_ipv4() {
+            self.ipv4(protocol);
+            self.address4(L3 + 12, &[rule.source]);
+            self.address4(L3 + 16, &[rule.destination]);
+            (BPF_IND, L3)
+        } else {
+            self.ipv6(protocol);
+            self.address6(L3 + 8, &[rule.source]);
+            self.address6(L3 + 24, &[rule.destination]);
+            (BPF_ABS, L3 + 40)
+        };
+        if protocol == UDP {
+            self.emit(BPF_LD | BPF_H | mode, l4 + 2);
+            self.require(BPF_JEQ, UDP_PORT_GUE.into());
+        }
     }
 
     fn icmp4(&mut self, to: &[IpAddr]) {

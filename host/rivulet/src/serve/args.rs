@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use rivulet_server::keys::KeySet;
-use rivulet_server::service::{Member, Service};
+use rivulet_server::service::{Member, Service, Tunnel};
 
 use crate::agent::ControllerArgs;
 
@@ -43,6 +43,10 @@ pub struct ServeArgs {
     /// Send heartbeats for pool and replica index to a ToR with this Ethernet address, and answers too
     #[arg(long, value_name = "POOL/REPLICA@MAC", requires = "keys")]
     pub member: Option<String>,
+
+    /// Another rack's ToR sends to this host's address in IP-in-IP or GUE, and hears heartbeats by UDP; may be repeated
+    #[arg(long, value_name = "ADDR@TOR", requires = "member", value_parser = tunnel)]
+    pub tunnel: Vec<Tunnel>,
 
     /// Microseconds between two heartbeats
     #[arg(long, value_name = "US", default_value_t = 2000)]
@@ -113,6 +117,7 @@ impl ServeArgs {
             trust_tor: self.trust_tor,
             plain_tcp: !self.no_plain_tcp,
             horizon: Duration::from_millis(self.horizon_ms),
+            tunnels: self.tunnel.clone(),
         };
         service.check()?;
         Ok(vec![service])
@@ -141,4 +146,12 @@ impl ServeArgs {
             bound: Duration::from_micros(self.bound_us),
         })
     }
+}
+
+fn tunnel(text: &str) -> Result<Tunnel, String> {
+    let parsed = || {
+        let (local, tor) = text.split_once('@')?;
+        Some(Tunnel { local: local.parse().ok()?, tor: tor.parse().ok()? })
+    };
+    parsed().ok_or_else(|| "want two addresses, such as 10.0.2.1@10.0.3.254".into())
 }

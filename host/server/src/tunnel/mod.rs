@@ -1,0 +1,270 @@
+//! ToRs of other racks: what they send comes in a tunnel, and they hear heartbeats by UDP.
+//!
+//! They never see the answers, which go the ordinary way. Their CHECKED mark is not believed: between them and this
+//! replica stands a network that could set it.
+
+mod device;
+mod inner;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ops::Range;
+
+use rivulet_packet::EthHeader;
+use rivulet_packet::heartbeat::UDP_PORT;
+use rivulet_pktio::filter::{TunnelRule, UDP_PORT_GUE};
+use rivulet_pktio::guard::{GuardError, Table};
+use rivulet_pktio::{Filter, Interface, in_netns};
+
+use self::device::Device;
+use self::inner::inner;
+use crate::service::{Service, Tunnel};
+
+/// A heartbeat's socket, or the device, that could not be opened is tried again after this time, microseconds.
+const RETRY: u64 = 1_000_000;
+
+/// What a frame is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// No tunnel of ours: the frame itself.
+    Frame,
+    /// A frame of ours came in a tunnel; there it lies, with the outer frame's Ethernet header in front.
+    Tunnelled(Range<usize>),
+    /// It is not for this process; the kernel has it where it may.
+    Elsewhere,
+}
+
+/// One way to another rack's ToR.
+#[derive(Debug)]
+struct Way {
+    tunnel: Tunnel,
+    socket: Option<UdpSocket>,
+    /// When to try again, microseconds.
+    next: u64,
+}
+
+/// The tunnels of all services.
+#[derive(Debug, Default)]
+pub(crate) struct Tunnels {
+    ways: Vec<Way>,
+    /// Whose plain TCP the kernel gets.
+    plain: Vec<IpAddr>,
+    device: Option<Device>,
+    next_device: u64,
+    guard: Option<Table>,
+}
+
+impl Tunnels {
+    /// Takes up those of these services. `leads`: this worker keeps the kernel from answering, for all. On an error all is
+    /// as before.
+    pub fn replace(
+        &mut self,
+        services: &[Service],
+        interface: &Interface,
+        leads: bool,
+    ) -> Result<(), GuardError> {
+        let mut wanted: Vec<Tunnel> = Vec::new();
+        for tunnel in services.iter().flat_map(|s| &s.tunnels) {
+            if !wanted.contains(tunnel) {
+                wanted.push(*tunnel);
+            }
+        }
+        let plain = services.iter().filter(|s| s.plain_tcp && !s.tunnels.is_empty());
+        let plain: Vec<IpAddr> = plain.flat_map(|s| s.addresses.iter().copied()).collect();
+        if self.ways.iter().map(|w| w.tunnel).ne(wanted.iter().copied()) {
+            if wanted.is_empty() || !leads {
+                self.guard = None;
+            } else {
+                let table = self.guard.take().unwrap_or_else(|| Table::new(interface.netns()));
+                let done = table.replace(&guard(interface.name(), &wanted));
+                self.guard = Some(table);
+                done?;
+            }
+            let mut before = std::mem::take(&mut self.ways);
+            for tunnel in wanted {
+                let at = before.iter().position(|w| w.tunnel == tunnel);
+                let way = at.map(|at| before.swap_remove(at));
+                self.ways.push(way.unwrap_or(Way { tunnel, socket: None, next: 0 }));
+            }
+        }
+        if plain.is_empty() {
+            self.device = None;
+        }
+        self.plain = plain;
+        Ok(())
+    }
+
+    /// True without any.
+    pub fn is_empty(&self) -> bool {
+        self.ways.is_empty()
+    }
+
+    /// Looks into a frame. `filter` is that of frames without a tunnel: what it lets through is for this process.
+    pub fn open(&mut self, frame: &mut [u8], filter: &Filter, interface: &Interface, now: u64) -> Content {
+        let Some(found) = inner(frame) else { return Content::Frame };
+        let known = |w: &Way| w.tunnel == Tunnel { local: found.destination, tor: found.source };
+        if !self.ways.iter().any(known) {
+            return Content::Frame;
+        }
+        // The filter knows frames without a tag.
+        let Range { start, end } = found.packet;
+        let header = EthHeader::parse(frame).map_or(eth_length(None), |(h, _)| eth_length(h.vlan));
+        let untagged = start - eth_length(None);
+        frame.copy_within(..12, untagged);
+        frame[start - 2..start].copy_from_slice(&found.ether_type.to_be_bytes());
+        if filter.accepts(&frame[untagged..end]) {
+            // Tag and all: the outer headers are longer than that.
+            frame.copy_within(..header - 2, start - header);
+            return Content::Tunnelled(start - header..end);
+        }
+        if let Some(packet) = frame.get(start..end)
+            && destination(packet).is_some_and(|to| self.plain.contains(&to))
+        {
+            self.deliver(start..end, frame, interface, now);
+        }
+        Content::Elsewhere
+    }
+
+    fn deliver(&mut self, packet: Range<usize>, frame: &[u8], interface: &Interface, now: u64) {
+        if self.device.is_none() {
+            if now < self.next_device {
+                return;
+            }
+            self.next_device = now + RETRY;
+            match Device::open(interface.netns()) {
+                Ok(device) => self.device = Some(device),
+                Err(e) => {
+                    tracing::warn!(error = %e, "plain TCP that other racks send here is lost: no TUN device");
+                    return;
+                }
+            }
+        }
+        if let Some(device) = &mut self.device
+            && let Err(e) = device.deliver(&frame[packet])
+        {
+            tracing::debug!(error = %e, "the kernel did not take a packet");
+        }
+    }
+
+    /// Sends a heartbeat to the ToRs of a service's tunnels; how many were sent.
+    pub fn beat(&mut self, to: &[Tunnel], heartbeat: &[u8], netns: Option<&str>, now: u64) -> u64 {
+        let mut sent = 0;
+        for way in self.ways.iter_mut().filter(|w| to.contains(&w.tunnel)) {
+            if way.socket.is_none() && now >= way.next {
+                way.next = now + RETRY;
+                way.socket = in_netns(netns, || socket(way.tunnel))
+                    .map_err(io::Error::other)
+                    .flatten()
+                    .inspect_err(|e| {
+                        tracing::warn!(local = %way.tunnel.local, tor = %way.tunnel.tor, error = %e, "no heartbeats to this ToR");
+                    })
+                    .ok();
+            }
+            // Errors are those of the network (a router's word about an earlier one): the next goes out all the same.
+            sent += way.socket.as_ref().map_or(0, |s| u64::from(s.send(heartbeat).is_ok()));
+        }
+        sent
+    }
+}
+
+/// The receive filter's rules.
+pub(crate) fn rules<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<TunnelRule> {
+    let mut rules = Vec::new();
+    for Tunnel { local, tor } in services.into_iter().flat_map(|s| &s.tunnels) {
+        let rule = TunnelRule { source: *tor, destination: *local };
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    }
+    rules
+}
+
+fn eth_length(vlan: Option<u16>) -> usize {
+    EthHeader { vlan, ..EthHeader::default() }.length()
+}
+
+/// To whom an IP packet goes.
+fn destination(packet: &[u8]) -> Option<IpAddr> {
+    match packet.first()? >> 4 {
+        4 => Some(<[u8; 4]>::try_from(packet.get(16..20)?).ok()?.into()),
+        6 => Some(<[u8; 16]>::try_from(packet.get(24..40)?).ok()?.into()),
+        _ => None,
+    }
+}
+
+fn socket(tunnel: Tunnel) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(SocketAddr::new(tunnel.local, 0))?;
+    socket.connect(SocketAddr::new(tunnel.tor, UDP_PORT))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Keeps the kernel, which may know no tunnels, from telling the ToRs that nobody takes them.
+fn guard(interface: &str, tunnels: &[Tunnel]) -> String {
+    let mut lines = format!(
+        " chain tunnels {{\n  type filter hook ingress device \"{interface}\" priority 0; policy accept;\n"
+    );
+    for Tunnel { local, tor } in tunnels {
+        let family = if local.is_ipv4() { "ip" } else { "ip6" };
+        let ends = format!("{family} saddr {tor} {family} daddr {local}");
+        lines += &format!("  {ends} meta l4proto {{ 4, 41 }} counter drop\n");
+        lines += &format!("  {ends} udp dport {UDP_PORT_GUE} counter drop\n");
+    }
+    lines + " }\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An IPv4 TCP segment to 10.9.0.1:80, in IP-in-IP from the ToR 10.0.3.254 to 10.0.2.1, tagged or not.
+    fn tunnelled(tagged: bool, port: u8) -> Vec<u8> {
+        let mut f = vec![2, 0, 0, 0, 2, 1, 2, 0, 0, 0, 0, 0xfe];
+        f.extend(if tagged { vec![0x81, 0, 0, 7] } else { vec![] });
+        f.extend([8, 0, 0x45, 0, 0, 60, 0, 0, 0x40, 0, 63, 4, 0, 0, 10, 0, 3, 254, 10, 0, 2, 1]);
+        f.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 63, 6, 0, 0, 10, 0, 1, 1, 10, 9, 0, 1]);
+        f.extend([0x30, 0, 0, port, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x10, 1, 0, 0, 0, 0, 0]);
+        f
+    }
+
+    fn one_way() -> Tunnels {
+        let tunnel = Tunnel { local: "10.0.2.1".parse().unwrap(), tor: "10.0.3.254".parse().unwrap() };
+        Tunnels { ways: vec![Way { tunnel, socket: None, next: 0 }], ..Tunnels::default() }
+    }
+
+    #[test]
+    fn what_is_for_us_keeps_its_ethernet_header() {
+        let rule = rivulet_pktio::filter::TcpRule { destination_ports: vec![80..=80], ..Default::default() };
+        let filter = Filter::new(&[rivulet_pktio::filter::Rule::Tcp(rule)]).unwrap();
+        let interface = Interface::new(None, "eth0").unwrap();
+        for tagged in [false, true] {
+            let outer = tunnelled(tagged, 80);
+            let mut frame = outer.clone();
+            let Content::Tunnelled(place) = one_way().open(&mut frame, &filter, &interface, 0) else {
+                panic!("not taken")
+            };
+            let length = if tagged { 18 } else { 14 };
+            assert_eq!(frame[place.clone()][..length], outer[..length], "tagged {tagged}");
+            assert_eq!(frame[place][length..], outer[length + 20..]);
+        }
+        let mut other = tunnelled(false, 81);
+        assert_eq!(one_way().open(&mut other, &filter, &interface, 0), Content::Elsewhere);
+        let mut strange = tunnelled(false, 80);
+        strange[29] = 253;
+        assert_eq!(one_way().open(&mut strange, &filter, &interface, 0), Content::Frame, "another ToR's");
+    }
+
+    #[test]
+    fn heartbeats_go_out_once_the_address_is_there() {
+        let tor = UdpSocket::bind(("127.0.0.2", UDP_PORT)).unwrap();
+        let there = Tunnel { local: "127.0.0.1".parse().unwrap(), tor: "127.0.0.2".parse().unwrap() };
+        let not_there = Tunnel { local: "192.0.2.1".parse().unwrap(), ..there };
+        let ways = [there, not_there].map(|tunnel| Way { tunnel, socket: None, next: 0 });
+        let mut tunnels = Tunnels { ways: ways.into(), ..Tunnels::default() };
+        assert_eq!(tunnels.beat(&[there], b"beat", None, 0), 1);
+        let mut octets = [0; 8];
+        assert_eq!(tor.recv(&mut octets).unwrap(), 4);
+        assert_eq!(tunnels.beat(&[not_there], b"beat", None, 0), 0, "an address that is not here");
+        assert_eq!(tunnels.beat(&[], b"beat", None, 0), 0);
+    }
+}
