@@ -7,7 +7,7 @@ use rivulet_transport::server::Refusal;
 
 use crate::minisocket::Detached;
 use crate::running::Running;
-use crate::server::{Application, Server, common_clock};
+use crate::server::{Application, Origin, Server, common_clock};
 
 /// Octets of a sealed event besides its frame.
 const SEAL: usize = 2 + 8 + 12;
@@ -24,7 +24,7 @@ impl Server {
             self.counters.refuse(&Refusal::Stale);
             return;
         }
-        self.handle(&event.frame, false, event.now, false, application);
+        self.handle(&event.frame, false, event.now, Origin::Detached, application);
         self.flush();
     }
 

@@ -18,6 +18,7 @@ mod rules;
 mod running;
 mod server;
 pub mod service;
+mod tunnel;
 mod workers;
 
 pub use config::{Config, ServerError};

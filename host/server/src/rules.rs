@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use rivulet_packet::option::EX_ID;
-use rivulet_pktio::filter::{Rule, TcpRule};
+use rivulet_pktio::filter::{Rule, TcpRule, TunnelRule};
 use rivulet_pktio::{Filter, OpenError};
 
 use crate::service::Service;
@@ -20,11 +20,26 @@ pub(crate) fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> V
     services.into_iter().map(rule).collect()
 }
 
-/// Segments of the services, and errors about what was sent from their addresses. Without services nothing passes.
-pub(crate) fn filter(rules: &[TcpRule], addresses: &[IpAddr]) -> Result<Filter, OpenError> {
-    if rules.is_empty() {
-        return Filter::new(&[]);
+/// What a server takes: segments of the services, and errors about what was sent from their addresses. Without services
+/// nothing passes.
+#[derive(Debug)]
+pub(crate) struct Filters {
+    /// What comes without a tunnel, or in one.
+    pub(crate) inner: Filter,
+    /// What is taken from the interface: that, and the tunnels.
+    pub(crate) outer: Filter,
+}
+
+impl Filters {
+    pub(crate) fn new(
+        rules: &[TcpRule],
+        addresses: &[IpAddr],
+        tunnels: &[TunnelRule],
+    ) -> Result<Filters, OpenError> {
+        let errors = (!rules.is_empty()).then(|| Rule::IcmpError(addresses.to_vec()));
+        let inner: Vec<Rule> = rules.iter().cloned().map(Rule::Tcp).chain(errors).collect();
+        let tunnels = tunnels.iter().copied().map(Rule::Tunnel);
+        let outer: Vec<Rule> = inner.iter().cloned().chain(tunnels).collect();
+        Ok(Filters { inner: Filter::new(&inner)?, outer: Filter::new(&outer)? })
     }
-    let errors = Rule::IcmpError(addresses.to_vec());
-    Filter::new(&rules.iter().cloned().map(Rule::Tcp).chain([errors]).collect::<Vec<_>>())
 }

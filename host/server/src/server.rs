@@ -16,12 +16,13 @@ use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transpo
 
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
-use crate::heartbeat::Beat;
+use crate::heartbeat::{Beat, heartbeat_of};
 use crate::minisocket::{EventKind, Minisocket};
 use crate::paths::Paths;
-use crate::rules::{filter, segments};
+use crate::rules::{Filters, segments};
 use crate::running::Running;
 use crate::service::{Service, check_all};
+use crate::tunnel::{self, Content, Tunnels};
 use crate::workers::{Place, bit};
 
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
@@ -45,6 +46,17 @@ pub trait Application {
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal>;
 }
 
+/// Where a frame comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// From the interface, as it is.
+    Wire,
+    /// From another rack's ToR.
+    Tunnel,
+    /// Judged before, and set aside by the application.
+    Detached,
+}
+
 /// A server on one interface, or one worker of several.
 pub struct Server {
     io: Box<dyn PacketIo>,
@@ -66,6 +78,8 @@ pub struct Server {
     delta: bool,
     paths: Paths,
     place: Place,
+    filters: Filters,
+    tunnels: Tunnels,
 }
 
 impl Server {
@@ -90,13 +104,14 @@ impl Server {
         share: Option<u16>,
         started: Instant,
     ) -> Result<Server, ServerError> {
+        let filters = Filters::new(&[], &[], &[])?;
         let io = AfPacket::open(
             &config.interface,
             rivulet_pktio::Config {
                 rx_bytes: RX_BYTES,
                 checksum: ChecksumPolicy::Report,
                 promiscuous: false,
-                filter: Some(filter(&[], &[])?),
+                filter: Some(filters.outer.clone()),
                 share,
                 ..rivulet_pktio::Config::default()
             },
@@ -117,6 +132,8 @@ impl Server {
             delta: true,
             paths: Paths::default(),
             place,
+            filters,
+            tunnels: Tunnels::default(),
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -127,15 +144,18 @@ impl Server {
         check_all(&services)?;
         let addresses: Vec<IpAddr> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
         let rules = segments(&services);
-        let filter = filter(&rules, &addresses)?;
-        if rules != segments(self.services()) {
+        let tunnels = tunnel::rules(&services);
+        let filters = Filters::new(&rules, &addresses, &tunnels)?;
+        self.tunnels.replace(&services, self.io.interface(), self.place.leads())?;
+        if rules != segments(self.services()) || tunnels != tunnel::rules(self.services()) {
             let (netns, name) = (self.io.interface().netns(), self.io.interface().name());
             match &self.guard {
                 _ if addresses.is_empty() || !self.place.leads() => self.guard = None,
                 Some(guard) => guard.update(&[name], &rules)?,
                 None => self.guard = Some(KernelGuard::install(netns, &[name], &rules)?),
             }
-            self.io.set_filter(Some(&filter))?;
+            self.io.set_filter(Some(&filters.outer))?;
+            self.filters = filters;
         }
         let now = self.now();
         let payload = self.payload();
@@ -315,10 +335,16 @@ impl Server {
             // is not reached: then the replica is silent, which the ToR takes for the same. Another worker
             // whose loop has stopped is seen by the time that it has been at it.
             let oldest = self.place.oldest(now);
-            if let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest)
-                && self.io.send(&[TxFrame::new(&frame)]).is_ok_and(|sent| sent == 1)
-            {
+            let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest) else {
+                continue;
+            };
+            if self.io.send(&[TxFrame::new(&frame)]).is_ok_and(|sent| sent == 1) {
                 self.counters.heartbeats += 1;
+            }
+            if !running.service.tunnels.is_empty() {
+                let netns = self.io.interface().netns();
+                let beat = heartbeat_of(&frame);
+                self.counters.heartbeats += self.tunnels.beat(&running.service.tunnels, beat, netns, now);
             }
         }
     }
@@ -355,19 +381,35 @@ impl Server {
         };
         copy.copy_from_slice(received.data);
         let verify = received.checksum == Checksum::Unknown;
-        let frame = std::mem::take(&mut self.frame);
-        self.handle(&frame[..length], verify, common_clock(), true, application);
+        let mut frame = std::mem::take(&mut self.frame);
+        let content = match self.tunnels.is_empty() {
+            true => Content::Frame,
+            false => {
+                let (interface, now) = (self.io.interface(), elapsed(self.started));
+                self.tunnels.open(&mut frame[..length], &self.filters.inner, interface, now)
+            }
+        };
+        match content {
+            Content::Frame => {
+                self.handle(&frame[..length], verify, common_clock(), Origin::Wire, application)
+            }
+            // Nobody verified what is inside.
+            Content::Tunnelled(place) => {
+                self.handle(&frame[place], true, common_clock(), Origin::Tunnel, application);
+            }
+            Content::Elsewhere => {}
+        }
         self.frame = frame;
     }
 
-    /// Judges a frame and has its event handled. `fresh` frames are remembered against replay; an event that
+    /// Judges a frame and has its event handled. What is new is remembered against replay; an event that
     /// was detached is judged a second time, by the step alone and at the time when it came.
     pub(crate) fn handle(
         &mut self,
         frame: &[u8],
         verify: bool,
         now: Time,
-        fresh: bool,
+        origin: Origin,
         application: &mut dyn Application,
     ) {
         let counters = &mut self.counters;
@@ -394,6 +436,9 @@ impl Server {
             return;
         };
         let running = &mut self.running[index];
+        let fresh = origin != Origin::Detached;
+        // Between another rack's ToR and here the mark could be anybody's.
+        running.transport.policy.trust_checked = origin != Origin::Tunnel;
         let verdict = if fresh {
             running.transport.accept(&segment, &running.keys, now)
         } else {
