@@ -38,9 +38,9 @@ fn open() -> io::Result<Device> {
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
     let name: Vec<u8> = request.ifr_name.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
     let name = String::from_utf8(name).map_err(io::Error::other)?;
-    // Its packets come from anywhere, and the way back is never this one. The greater of this and `all` is in force;
-    // without the file there is nothing to loosen.
-    let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "2");
+    // Its packets come from anywhere, and the way back is never this one. The greater of this and `all` is in force, and a
+    // device without an address passes not even the loose filter; without the file there is nothing to loosen.
+    let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0");
     // Nothing is sent here: no address, no solicitations.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode"), "1");
     let socket =

@@ -1,0 +1,198 @@
+"""Two racks, each with its ToR: a connection that enters by one is served by replicas of both, through a tunnel."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from netrack import ARTIFACTS, SERVICE, SWITCHES, USABLE, NetRack
+from test_drain import curl
+
+from rivulet_controller.client import ApiError
+from rivulet_controller.config import parse
+
+pytestmark = [pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")]
+
+FAR_MAC = "02:00:00:00:00:fd"
+LINK = 200
+"""The port of each ToR towards the other."""
+
+
+class TwoRacks(NetRack):
+    """The client and r1 at tor1, r2 at tor2, and a link between the ToRs, which route."""
+
+    def __init__(self, folder: Path, switch: str, tunnel: str) -> None:
+        super().__init__(folder, switch)
+        self.tunnel = tunnel
+
+    def build(self, megabytes: int) -> None:
+        """As of one rack."""
+        self.file.parent.mkdir()
+        shutil.copytree(ARTIFACTS, self.folder / "p4")
+        self.file.write_bytes(bytes(range(256)) * (megabytes << 12))
+        (self.folder / "rack.yaml").write_text(self.description())
+        parse(self.description())
+        for tor in ("tor", "far"):
+            subprocess.run(["ip", "netns", "add", self.space(tor)], check=True)
+        self._host("c1", 1, "10.0.1.1", "02:00:00:00:01:01")
+        self._host("r1", 101, "10.0.2.1", "02:00:00:00:02:01")
+        # _host puts the switch's end of the wire into tor1's namespace.
+        self._host("r2", 102, "10.0.3.2", "02:00:00:00:03:02")
+        self.inside("tor", "ip", "link", "set", "v102", "netns", self.space("far"))
+        self.inside("far", "ip", "link", "set", "v102", "up")
+        self.inside(
+            "tor",
+            "ip",
+            "link",
+            "add",
+            f"v{LINK}",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            f"v{LINK}",
+            "netns",
+            self.space("far"),
+        )
+        for tor in ("tor", "far"):
+            self.inside(
+                tor, "ethtool", "-K", f"v{LINK}", "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off"
+            )
+            self.inside(tor, "sysctl", "-qw", f"net.ipv6.conf.v{LINK}.disable_ipv6=1")
+            self.inside(tor, "ip", "link", "set", f"v{LINK}", "up")
+        shape = ("rate", "20mbit", "burst", "64k", "latency", "50ms")
+        self.inside("tor", "tc", "qdisc", "add", "dev", "v1", "root", "tbf", *shape)
+        for name in ("r1", "r2"):
+            self.inside(name, "ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")
+            self.inside(name, "sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
+        self.start_switch()
+        self.start_controller()
+        for name in ("r1", "r2"):
+            self.start_replica(name)
+        self.until(self.all_live, "every replica is live at both ToRs", 240.0)
+
+    def description(self) -> str:
+        """The YAML."""
+        near = {
+            "name": "tor1", "address": f"unix:{self.folder}/p4rt.sock", "number": 1, "pipeline": f"{self.folder}/p4",
+            "mac": "02:00:00:00:00:fe", "addresses": ["10.0.1.254", "10.0.2.254"], "ports": [1, 101, LINK],
+            "hosts": [
+                {"ip": "10.0.1.1", "mac": "02:00:00:00:01:01", "port": 1},
+                {"ip": "10.0.3.254", "mac": FAR_MAC, "port": LINK},
+            ],
+            "routes": [{"prefix": "10.0.3.0/24", "via": "10.0.3.254"}],
+        }  # fmt: skip
+        far = {
+            "name": "tor2", "address": f"unix:{self.folder}/far.sock", "number": 2, "pipeline": f"{self.folder}/p4",
+            "mac": FAR_MAC, "addresses": ["10.0.3.254"], "ports": [102, LINK],
+            "hosts": [{"ip": "10.0.1.254", "mac": "02:00:00:00:00:fe", "port": LINK}],
+            "routes": [{"prefix": prefix, "via": "10.0.1.254"} for prefix in ("10.0.1.0/24", "10.0.2.0/24")],
+        }  # fmt: skip
+        replicas = [
+            {"name": "r1", "switch": "tor1", "port": 101, "mac": "02:00:00:00:02:01", "ip": "10.0.2.1"},
+            {"name": "r2", "switch": "tor2", "port": 102, "mac": "02:00:00:00:03:02", "ip": "10.0.3.2"},
+        ]
+        service = {
+            "name": "files", "addresses": [SERVICE], "port": 80, "replicas": ["r1", "r2"], "policy": "round_robin",
+            "heartbeat": self.liveness_ms / 10000, "liveness": self.liveness_ms / 1000,
+        }  # fmt: skip
+        for replica in replicas:
+            replica["tunnel"] = self.tunnel
+        listen = {"agents": f"unix:{self.folder}/agents.sock", "api": f"unix:{self.folder}/api.sock"}
+        return json.dumps(
+            {
+                "switches": [near, far], "replicas": replicas, "services": [service], "keys": self.keys,
+                "listen": listen, "state": f"{self.folder}/state.db",
+            }
+        )  # fmt: skip
+
+    def start_switch(self) -> None:
+        """Both ToRs."""
+        program = SWITCHES[self.switch]
+        assert program is not None
+        for name, space, ports, door in (
+            ("switch", "tor", (1, 101, LINK), "p4rt"),
+            ("far switch", "far", (102, LINK), "far"),
+        ):
+            given = [part for port in ports for part in ("-i", f"{port}@v{port}")]
+            flags = ["--cpu-port", "510", "--drop-port", "511", "--grpc-server-addr", f"unix:{self.folder}/{door}.sock"]
+            self.start(name, [program, "--no-p4", "--device-id", "1", *given, "--", *flags], space)
+
+    def as_described(self) -> bool:
+        """Whether both switches are connected, have their clocks, and a plan of the file changes nothing."""
+        found = self.status()
+        if not found or not all(s["connected"] and s["clock_valid"] and not s["problem"] for s in found["switches"]):
+            return False
+        try:
+            plan = self.client.post("/api/plan", text=(self.folder / "rack.yaml").read_text())
+        except ApiError:
+            return False
+        return bool(plan == {"tor1": [], "tor2": []})
+
+    def down(self) -> None:
+        """And the other ToR."""
+        super().down()
+        subprocess.run(["ip", "netns", "del", self.space("far")], check=False, capture_output=True)
+
+    def served(self) -> dict[str, int]:
+        """Requests that each replica answered."""
+        return {r["name"]: r["requests_total"] for r in self.status()["replicas"]}
+
+
+WANTED = [("embedded", "ip_in_ip"), ("embedded", "gue"), ("bmv2", "gue")]
+
+
+@pytest.fixture(params=[pair for pair in WANTED if SWITCHES[pair[0]]], ids="-".join)
+def racks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoRacks]:
+    switch, tunnel = request.param
+    built = TwoRacks(tmp_path, switch, tunnel)
+    try:
+        built.build(8)
+        yield built
+    finally:
+        built.down()
+
+
+def test_a_replica_of_another_rack_serves_through_a_tunnel(racks: TwoRacks) -> None:
+    """One connection over both racks' replicas; whichever is killed, it finishes. Then plain TCP."""
+    for victim, other in (("r1", "r2"), ("r2", "r1")):
+        before = racks.served()
+        download = racks.download()
+
+        def both_serve(before: dict[str, int] = before) -> bool:
+            return all(count > before[name] + 20 for name, count in racks.served().items())
+
+        racks.until(both_serve, "the connection is served by both")
+        assert download.poll() is None, "it must still run when a replica is killed"
+        racks.end(victim)
+        racks.finish(download)
+        assert racks.served()[other] > before[other]
+        racks.start_replica(victim)
+        racks.until(racks.all_live, f"{victim} is back")
+    racks.until(lambda: all(r["readmitted"] for r in racks.status()["replicas"]), "both take plain TCP")
+
+    def accepted(name: str) -> int:
+        text = subprocess.run(
+            ["ip", "netns", "exec", racks.space(name), "cat", "/proc/net/snmp"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+        return int(dict(zip(names, values, strict=True))["PassiveOpens"])
+
+    (racks.file.parent / "small").write_bytes(b"small")
+    flows = 0
+    while not (accepted("r1") and accepted("r2")):
+        # With half of the flows each, forty would all go to one once in 10^12 times.
+        assert flows < 40, "plain TCP reaches both replicas"
+        flows += 1
+        assert subprocess.run(curl(racks, "small"), check=True, capture_output=True).stdout == b"small"
+    wanted = hashlib.sha256(racks.file.read_bytes()).hexdigest()
+    plain = subprocess.run(curl(racks, "big"), check=True, capture_output=True).stdout
+    assert hashlib.sha256(plain).hexdigest() == wanted
