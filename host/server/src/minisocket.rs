@@ -106,6 +106,20 @@ impl<'p> Minisocket<'_, 'p> {
         self.plan.output_continuation(&want, self.keys, scratch)
     }
 
+    /// Whether the output continuation behind what head `index` wants is sealed under an older epoch than what is sealed
+    /// now. It ends with its epoch, so an application that answers for longer [seals](Self::seal) it anew.
+    #[must_use]
+    pub fn output_ages(&self, index: usize) -> bool {
+        let want = self.plan.heads().get(index).and_then(|head| head.want);
+        want.is_some_and(|want| self.plan.output_ages(&want))
+    }
+
+    /// The same of the input continuation that the request's input came with.
+    #[must_use]
+    pub fn input_ages(&self) -> bool {
+        self.plan.input_ages()
+    }
+
     /// Seals a user continuation for this connection (`msk_setucont` is this and [`send`](Self::send)).
     pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_LENGTH]) -> Result<usize, UcontError> {
         self.plan.seal_ucont(self.keys, what, false, out)

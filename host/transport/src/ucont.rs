@@ -176,6 +176,12 @@ pub fn validity(sealed: &[u8]) -> Option<Validity> {
     Some(Validity { input: header[2] & FLAG_INPUT != 0, stream: u16_at(header, 4), valid_start, valid_end })
 }
 
+/// Whether a user continuation is sealed under an epoch before `newest`: who has it may want one that lasts.
+pub fn ages(sealed: &[u8], newest: u16) -> bool {
+    // Epochs are compared as they go round.
+    parts(sealed).is_some_and(|(header, ..)| (newest.wrapping_sub(u16_at(header, 0)) as i16) > 0)
+}
+
 /// Opens a user continuation of `connection`. Encrypted bytes are decrypted into `scratch` ([`MAX_OPAQUE`] bytes suffice).
 ///
 /// # Errors
@@ -247,6 +253,7 @@ mod tests {
             assert_eq!(open(&ring1, 43, sealed, &mut scratch), Err(UcontError::Forged), "another connection");
             assert!(open(&ring(2), 42, sealed, &mut scratch).is_err(), "another service");
             let v = validity(sealed).unwrap();
+            assert_eq!([ages(sealed, 1), ages(sealed, 2), ages(sealed, 0xffff)], [false, true, false]);
             assert_eq!((v.stream, v.valid_start, v.valid_end, v.input), (3, 10, 1 << 40, false));
             assert_eq!(sealed.windows(5).any(|w| w == b"index"), !encrypt);
             for i in 0..n {

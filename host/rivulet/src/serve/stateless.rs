@@ -74,7 +74,7 @@ impl Files {
             let mut promises = Vec::new();
             let progress = session.feed(&given, &self.site, date(), limit, &mut promises);
             let mut sealed = Vec::new();
-            if !progress.unchanged {
+            if !progress.unchanged || msk.input_ages() {
                 let mut opaque = Vec::with_capacity(MAX_OPAQUE);
                 session.encode(&mut opaque);
                 let (valid_start, valid_end) = session.good_for(progress.goes_on);
@@ -202,7 +202,7 @@ impl Files {
         };
         // Wanted data behind what was just promised can be sent at once into heads that want nothing.
         let mut ahead: Option<(u64, Promise)> = None;
-        let mut given = false;
+        let (mut given, mut renewed) = (false, false);
         for index in 0..msk.heads().len() {
             let head = msk.heads()[index];
             if !head.is_for_application() {
@@ -223,6 +223,14 @@ impl Files {
                 if told.waiting {
                     reply.answer = Say::Wait { milliseconds: HASHING };
                 }
+            }
+            // An answer may take longer than its continuation lasts: the client gets one of the newest epoch, once a request
+            // until it asks with that.
+            let anew = if told.is_some() || renewed { None } else { sealed_anew(msk, index, &head) };
+            let anew: Vec<&[u8]> = anew.iter().map(Vec::as_slice).collect();
+            if !anew.is_empty() {
+                reply.uconts = &anew;
+                renewed = true;
             }
             let room = head.room.saturating_sub(reply.overhead());
             if head.want.is_some() {
@@ -273,6 +281,13 @@ fn seal(msk: &Minisocket<'_, '_>, what: &UserContinuation<'_>) -> Result<Vec<u8>
     let mut out = [0; MAX_LENGTH];
     let length = msk.seal(what, &mut out).map_err(|_| Refusal::User)?;
     Ok(out[..length].to_vec())
+}
+
+/// The output continuation behind what a head wants, sealed anew if it ages and leaves room for data.
+fn sealed_anew(msk: &Minisocket<'_, '_>, index: usize, head: &Head) -> Option<Vec<u8>> {
+    let mut scratch = [0; MAX_OPAQUE];
+    let aging = msk.output_ages(index).then(|| msk.output_continuation(index, &mut scratch).ok())??;
+    seal(msk, &aging).ok().filter(|sealed| 2 * sealed.len() < head.room)
 }
 
 /// Whether data leaves place for an address token: where it does, an answer has come to its end.

@@ -43,6 +43,8 @@ pub struct Input {
     fin_consumed: bool,
     not_before: Time,
     futile: u8,
+    /// The continuation is to be had anew, with a packet of no bytes if there are none to send.
+    renew: bool,
 }
 
 impl Input {
@@ -61,6 +63,7 @@ impl Input {
             fin_consumed: false,
             not_before: Time(0),
             futile: 0,
+            renew: false,
         }
     }
 
@@ -87,6 +90,11 @@ impl Input {
     /// The input ends here.
     pub fn finish(&mut self) {
         self.finished = true;
+    }
+
+    /// The input continuation is to be had anew: sealed long ago, it would not outlast what is being answered.
+    pub fn renew(&mut self) {
+        self.renew = true;
     }
 
     fn end(&self) -> u64 {
@@ -128,7 +136,9 @@ impl Input {
             None => (self.sent, self.end()),
         };
         let ends = self.finished && !self.fin_in_flight && !self.fin_consumed;
-        (start < end || (ends && start == self.end())).then_some((start..end, ends))
+        // Nothing on the way that would bring a new continuation anyway, and one to be renewed.
+        let renews = self.renew && self.sent == self.base && self.base > 0 && !self.finished;
+        (start < end || renews || (ends && start == self.end())).then_some((start..end, ends))
     }
 
     /// Whether there is a packet to send now.
@@ -152,6 +162,7 @@ impl Input {
         } else {
             self.sent = range.end;
         }
+        self.renew = false;
         let fin = ends && range.end == self.end();
         self.fin_in_flight |= fin;
         Some(Packet { range, fin, continuation })
@@ -304,6 +315,32 @@ mod tests {
             let good = i.answered(p.range, false, None, Time(u64::from(n) + 1));
             assert_eq!(good, n + 1 < MAX_FUTILE);
         }
+    }
+
+    #[test]
+    fn a_continuation_is_had_anew_by_a_packet_of_no_bytes() {
+        let mut i = Input::new(1000);
+        i.renew();
+        assert!(!i.has_packet(Time(0)), "nothing was ever sent");
+        i.write(b"abc");
+        let p = i.take_packet(100, Time(0)).unwrap();
+        i.renew();
+        assert!(!i.has_packet(Time(0)), "what is on the way brings one");
+        i.hold(valid(3, 3), b"old");
+        assert!(i.answered(p.range, false, Some(3), Time(0)));
+        i.renew();
+        let p = i.take_packet(100, Time(0)).unwrap();
+        assert_eq!((p.range.clone(), p.fin, p.continuation.as_deref()), (3..3, false, Some(&b"old"[..])));
+        assert!(!i.has_packet(Time(0)), "once");
+        i.hold(valid(3, 3), b"new");
+        assert!(i.answered(p.range.clone(), false, Some(3), Time(0)));
+        i.renew();
+        i.write(b"d");
+        let p = i.take_packet(100, Time(0)).unwrap();
+        assert_eq!((p.range.clone(), p.continuation.as_deref()), (3..4, Some(&b"new"[..])));
+        i.lost(p.range, false);
+        assert_eq!(i.take_packet(100, Time(0)).unwrap().range, 3..4);
+        assert!(!i.has_packet(Time(0)));
     }
 
     #[test]

@@ -91,16 +91,18 @@ impl Output {
         output
     }
 
-    /// Holds a continuation.
-    pub fn hold(&mut self, validity: Validity, sealed: &[u8]) {
+    /// Holds a continuation. True: it takes the place of one for the same range, as one does that was sealed anew.
+    pub fn hold(&mut self, validity: Validity, sealed: &[u8]) -> bool {
         let valid = validity.valid_start.max(self.region.start)..validity.valid_end.min(self.region.end);
         if valid.end <= self.next || valid.is_empty() || self.held.iter().any(|h| *h.sealed == *sealed) {
-            return;
+            return false;
         }
+        let anew = self.held.iter().any(|h| h.valid == valid);
         self.held.retain(|h| h.valid.end > self.next && h.valid != valid);
         if self.held.len() < MAX_CONTINUATIONS {
             self.held.push(Held { valid, sealed: sealed.into(), not_before: Time(0), refusals: 0 });
         }
+        anew
     }
 
     /// Every continuation that is still good for something.

@@ -427,7 +427,10 @@ impl Connection {
                 s.input.hold(validity, sealed);
             }
         } else if let Some(s) = self.streams.get_mut(&((validity.valid_start >> 48) as u16)) {
-            s.output.hold(validity, sealed);
+            // The server seals under a newer epoch: what input there will be is to come with a continuation that lasts too.
+            if s.output.hold(validity, sealed) {
+                s.input.renew();
+            }
         }
     }
 

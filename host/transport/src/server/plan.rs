@@ -240,6 +240,20 @@ impl<'a> Plan<'a> {
         if opened.input || !covers { Err(Refusal::User) } else { Ok(opened) }
     }
 
+    /// Whether the output continuation of a want is sealed under an older epoch than what is sealed now. It ends with its
+    /// epoch: an application that answers for longer seals it anew, and the client takes the new one in its place.
+    pub fn output_ages(&self, want: &Want) -> bool {
+        let sealed = want.ucont.and_then(|i| self.request.as_ref()?.ucont(i));
+        sealed.is_some_and(|sealed| ucont::ages(sealed, self.next.seal_epoch))
+    }
+
+    /// The same of the continuation that the request's input came with.
+    pub fn input_ages(&self) -> bool {
+        let request = self.request.as_ref();
+        let sealed = request.and_then(|r| r.ucont(r.input?.ucont?));
+        sealed.is_some_and(|sealed| ucont::ages(sealed, self.next.seal_epoch))
+    }
+
     /// The request's input, its continuation opened into `scratch` ([`ucont::MAX_OPAQUE`] bytes). None: it has none, or this request
     /// is not for the application.
     ///
