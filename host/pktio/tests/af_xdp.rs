@@ -9,6 +9,8 @@ use rivulet_pktio::{
 };
 
 const PREFIX: &str = "pio-";
+/// Longest wait for what must come.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A pair whose first end lets AF_XDP be used on the second. `None`, and a line that says so, where the
 /// tools or rights are missing.
@@ -34,7 +36,7 @@ fn frame(len: usize, mark: u8) -> Vec<u8> {
 
 fn collect(io: &mut dyn PacketIo, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + PATIENCE;
     while got.len() < count && Instant::now() < deadline {
         for i in 0..io.recv().unwrap() {
             got.push(io.frame(i).data.to_vec());
@@ -142,7 +144,7 @@ fn the_program_goes_with_the_socket_and_gone_needs_reopening() {
     assert!(!attached());
     x = xdp(&b, "vb").unwrap();
     a.ip("link del va");
-    let deadline = Instant::now() + Duration::from_secs(2);
+    let deadline = Instant::now() + PATIENCE;
     while !matches!(x.recv(), Err(IoError::Gone(_))) {
         assert!(Instant::now() < deadline, "not told");
         std::thread::sleep(Duration::from_millis(1));

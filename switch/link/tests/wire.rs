@@ -76,13 +76,30 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[14..18].try_into().unwrap())
 }
 
-/// Sends numbered frames with a gap and returns (number, one-way time) of those that arrive.
-fn probe(from: &mut dyn PacketIo, to: &mut dyn PacketIo, count: u32, gap: Duration) -> Vec<(u32, Duration)> {
+/// Longest wait for what must come.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long nothing may come for it to be said that nothing more comes.
+const SILENCE: Duration = Duration::from_millis(200);
+
+/// Sends numbered frames with a gap, waits until `wanted` have arrived and then for what is too many; returns
+/// (number, one-way time) of those that arrive.
+fn probe(
+    from: &mut dyn PacketIo,
+    to: &mut dyn PacketIo,
+    count: u32,
+    gap: Duration,
+    wanted: impl Fn() -> usize,
+) -> Vec<(u32, Duration)> {
     let mut sent = Vec::new();
     let mut got = Vec::new();
-    let mut next = Instant::now();
+    let (mut next, mut asked) = (Instant::now(), Instant::now());
     let mut quiet = Instant::now();
-    while (sent.len() as u32) < count || quiet.elapsed() < Duration::from_millis(300) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut missing = true;
+    while (sent.len() as u32) < count || missing || quiet.elapsed() < SILENCE {
+        if Instant::now() > deadline {
+            break;
+        }
         if (sent.len() as u32) < count && Instant::now() >= next {
             sent.push(Instant::now());
             from.send(&[TxFrame::new(&frame(200, sent.len() as u32 - 1))]).unwrap();
@@ -91,11 +108,33 @@ fn probe(from: &mut dyn PacketIo, to: &mut dyn PacketIo, count: u32, gap: Durati
         }
         for i in 0..to.recv().unwrap() {
             let n = number(to.frame(i).data);
-            got.push((n, sent[n as usize].elapsed()));
+            if let Some(at) = sent.get(n as usize) {
+                got.push((n, at.elapsed()));
+            }
             quiet = Instant::now();
+        }
+        if asked.elapsed() > Duration::from_millis(20) {
+            (missing, asked) = (got.len() < wanted(), Instant::now());
         }
     }
     got
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "did not happen: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until frames pass: an interface that is back is used a little later than it is up.
+fn until_it_passes(from: &mut dyn PacketIo, to: &mut dyn PacketIo) {
+    let probe = frame(200, u32::MAX);
+    eventually("frames pass", || {
+        from.send(&[TxFrame::new(&probe)]).unwrap();
+        to.recv().unwrap() > 0
+    });
 }
 
 fn quantile(times: &[(u32, Duration)], q: f64) -> Duration {
@@ -115,15 +154,15 @@ fn delay_holds_both_ways_and_changes_at_run_time() {
         let median = quantile(times, 0.5);
         // Never early is the promise; how late depends on who else wants the processor, so this only tells a delay
         // from a hang. The exact times are the shaper's tests, in virtual time.
-        assert!(median < wanted + ms(50), "median {median:?} for {wanted:?}");
+        assert!(median < wanted + ms(1000), "median {median:?} for {wanted:?}");
     };
-    check(&probe(&mut a, &mut b, 50, ms(4)), 50, ms(5));
-    check(&probe(&mut b, &mut a, 50, ms(4)), 50, ms(2));
+    check(&probe(&mut a, &mut b, 50, ms(4), || 50), 50, ms(5));
+    check(&probe(&mut b, &mut a, 50, ms(4), || 50), 50, ms(2));
     request(&bench.socket, "set b-to-a delay=10ms").unwrap();
-    check(&probe(&mut b, &mut a, 20, ms(4)), 20, ms(10));
-    check(&probe(&mut a, &mut b, 20, ms(4)), 20, ms(5));
+    check(&probe(&mut b, &mut a, 20, ms(4), || 20), 20, ms(10));
+    check(&probe(&mut a, &mut b, 20, ms(4), || 20), 20, ms(5));
     request(&bench.socket, "set delay=0").unwrap();
-    check(&probe(&mut a, &mut b, 20, ms(4)), 20, ms(0));
+    check(&probe(&mut a, &mut b, 20, ms(4), || 20), 20, ms(0));
     assert_eq!(bench.stat("a-to-b", "delivered"), 90);
     assert_eq!(bench.stat("b-to-a", "delivered"), 70);
 }
@@ -132,36 +171,41 @@ fn delay_holds_both_ways_and_changes_at_run_time() {
 fn rate_holds_and_the_queue_is_so_long() {
     let Some(bench) = Bench::new("--rate 100mbit --queue 50") else { return };
     let (mut a, mut b) = bench.ports();
-    // 50 Mb of 1250-octet frames offered as fast as the wire's socket takes them, for about 0.5 s.
+    // 1250-octet frames offered as fast as the wire's socket takes them, 0.6 s at a time.
     let f = frame(1250, 0);
-    let (mut got, mut first, mut last) = (0u32, None, Instant::now());
-    let end = Instant::now() + Duration::from_millis(600);
-    while Instant::now() < end {
-        a.send(&[TxFrame::new(&f); 4]).unwrap();
-        let n = b.recv().unwrap() as u32;
-        if n > 0 {
-            last = Instant::now();
-            first.get_or_insert(last);
-            got += n;
+    let (mut got, mut last, start) = (0u32, Instant::now(), Instant::now());
+    // Never faster is the promise, counted from before the first frame was offered, so that frames which waited for
+    // us while others had the processor do not look like speed. A busy machine may hold sender or wire back for a
+    // while, but not for ever.
+    eventually("a good part of the rate, and more than the queue takes", || {
+        let (before, began) = (got, Instant::now());
+        while began.elapsed() < Duration::from_millis(600) {
+            a.send(&[TxFrame::new(&f); 4]).unwrap();
+            let n = b.recv().unwrap() as u32;
+            if n > 0 {
+                last = Instant::now();
+                got += n;
+            }
+            std::thread::sleep(Duration::from_micros(100));
         }
-        std::thread::sleep(Duration::from_micros(100));
-    }
-    let seconds = last.duration_since(first.unwrap()).as_secs_f64();
-    let rate = f64::from(got) * 10_000.0 / seconds;
-    // Never faster is the promise; a busy machine may hold sender or wire back.
-    assert!((0.2e8..1.03e8).contains(&rate), "{rate} bit/s");
-    assert!(bench.stat("a-to-b", "queue_drops") > 0);
+        let rate = f64::from(got) * 10_000.0 / last.duration_since(start).as_secs_f64();
+        assert!(rate < 1.03e8, "{rate} bit/s");
+        let now = f64::from(got - before) * 10_000.0 / began.elapsed().as_secs_f64();
+        now > 0.2e8 && bench.stat("a-to-b", "queue_drops") > 0
+    });
 }
 
 #[test]
 fn loss_and_duplication_happen_and_are_counted() {
     let Some(bench) = Bench::new("--loss 20% --seed 3") else { return };
     let (mut a, mut b) = bench.ports();
-    let got = probe(&mut a, &mut b, 500, Duration::from_micros(200)).len() as u64;
-    assert_eq!(got, 500 - bench.stat("a-to-b", "lost"));
+    // How many are lost is known when all have been through the wire.
+    let left = || 500 - bench.stat("a-to-b", "lost") as usize;
+    let got = probe(&mut a, &mut b, 500, Duration::from_micros(200), left).len() as u64;
+    assert_eq!(got, left() as u64);
     assert!((330..470).contains(&got), "{got} of 500");
     request(&bench.socket, "set loss=0 duplicate=1").unwrap();
-    assert_eq!(probe(&mut a, &mut b, 100, Duration::from_micros(200)).len(), 200);
+    assert_eq!(probe(&mut a, &mut b, 100, Duration::from_micros(200), || 200).len(), 200);
 }
 
 #[test]
@@ -177,10 +221,11 @@ fn bad_requests_are_refused_and_the_wire_goes_on() {
     // Connections that say nothing do not keep others out for ever.
     let idle: Vec<_> = (0..40).map(|_| std::os::unix::net::UnixStream::connect(&bench.socket)).collect();
     drop(idle);
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(request(&bench.socket, "show").unwrap().starts_with("a-to-b rate=unlimited delay=0ns"));
+    let mut shown = String::new();
+    eventually("it answers again", || request(&bench.socket, "show").map(|told| shown = told).is_ok());
+    assert!(shown.starts_with("a-to-b rate=unlimited delay=0ns"), "{shown}");
     let (mut a, mut b) = bench.ports();
-    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1)).len(), 10);
+    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1), || 10).len(), 10);
 
     let out = Command::new(env!("CARGO_BIN_EXE_rivulet-wire"))
         .args(["set", bench.socket.to_str().unwrap(), "a-to-b", "rate=1mbit"])
@@ -207,12 +252,13 @@ fn an_interface_that_goes_and_comes_back_works_again() {
     bench.m.ip("link set mb up");
     // Received by b itself as an error, once.
     while b.recv().is_err() {}
-    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1)).len(), 10);
+    until_it_passes(&mut a, &mut b);
+    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1), || 10).len(), 10);
     bench.b.ip("link del vb");
     std::thread::sleep(Duration::from_millis(50));
     bench.b.veth("vb", &bench.m, "mb");
     b.reopen().unwrap();
-    std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1)).len(), 10);
-    assert_eq!(probe(&mut b, &mut a, 10, Duration::from_millis(1)).len(), 10);
+    until_it_passes(&mut a, &mut b);
+    assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1), || 10).len(), 10);
+    assert_eq!(probe(&mut b, &mut a, 10, Duration::from_millis(1), || 10).len(), 10);
 }

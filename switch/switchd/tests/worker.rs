@@ -18,6 +18,8 @@ use rivulet_switch::worker::{Worker, WorkerConfig, WorkerCounters};
 
 const PREFIX: &str = "pio-";
 const CPU: u32 = 510;
+/// Longest wait for what must come.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends each frame to the ports that its 15th octet on lists (zero ends; 200 means the CPU port), with the
 /// ingress port written into octet 30.
@@ -145,7 +147,7 @@ fn send(io: &mut AfPacket, frames: &[Vec<u8>]) {
 /// What arrives, until it is `count` frames or nothing came for a while.
 fn receive(io: &mut AfPacket, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
-    let deadline = Instant::now() + Duration::from_millis(if count == 0 { 100 } else { 2000 });
+    let deadline = Instant::now() + if count == 0 { Duration::from_millis(100) } else { PATIENCE };
     while Instant::now() < deadline && (count == 0 || got.len() < count) {
         for i in 0..io.recv().unwrap_or(0) {
             got.push(io.frame(i).data.to_vec());
@@ -161,7 +163,7 @@ fn marks(frames: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "did not happen: {what}");
         std::thread::sleep(Duration::from_millis(5));
@@ -191,9 +193,15 @@ fn copies_go_where_they_should_and_back_to_where_they_came_from() {
     send(&mut h2, &[frame(&[9, 3], 7)]);
     assert_eq!(receive(&mut h3, 1).len(), 1);
     assert_eq!(bench.counters.no_such_port.load(Ordering::Relaxed), 1);
-    let ports = bench.control.list_ports();
-    let seen: Vec<_> = ports.iter().map(|p| (p.port, p.up, p.rx_packets, p.tx_packets)).collect();
-    assert_eq!(seen, [(1, true, 100, 200), (2, true, 1, 100), (3, true, 0, 101)]);
+    // What was sent is counted a little after it was sent.
+    let wanted = [(1, true, 100, 200), (2, true, 1, 100), (3, true, 0, 101)];
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while seen != wanted && Instant::now() < deadline {
+        let ports = bench.control.list_ports();
+        seen = ports.iter().map(|p| (p.port, p.up, p.rx_packets, p.tx_packets)).collect();
+    }
+    assert_eq!(seen, wanted);
 }
 
 /// AF_XDP where the peer's offloads allow, AF_PACKET where not, an error where there is no choice.
@@ -223,12 +231,18 @@ fn ports_come_and_go_while_packets_flow() {
     assert!(matches!(bench.control.add_port(1, "lo"), Err(PortError::Exists(_))));
     assert!(matches!(bench.control.add_port(2, &bench.name(1)), Err(PortError::Exists(_))));
     let (mut h1, mut h2) = (bench.host(1), bench.host(2));
+    let no_such_port = || bench.counters.no_such_port.load(Ordering::Relaxed);
     for round in 0..5u8 {
+        let before = no_such_port();
         send(&mut h1, &[frame(&[2], round)]);
+        eventually("dropped: there is no port 2", || no_such_port() == before + 1);
         assert!(receive(&mut h2, 0).is_empty(), "there is no port 2");
         // Any number may be a port's; large ones are looked up differently.
         bench.control.add_port(if round == 3 { 2 } else { 2000 }, &bench.name(2)).unwrap();
         send(&mut h1, &[frame(&[2], round)]);
+        if round != 3 {
+            eventually("dropped: it is port 2000", || no_such_port() == before + 2);
+        }
         assert_eq!(receive(&mut h2, usize::from(round == 3)).len(), usize::from(round == 3));
         bench.control.remove_port(if round == 3 { 2 } else { 2000 }).unwrap();
     }
@@ -290,8 +304,8 @@ fn a_link_shapes_what_leaves_its_port() {
     assert_eq!(bench.control.list_ports()[1].link.map(|l| l.delay_ns), Some(20_000_000));
     bench.control.set_link(2, Some(LinkSettings { loss: 1.0, ..link })).unwrap();
     send(&mut h1, &[frame(&[2], 1)]);
-    assert!(receive(&mut h2, 0).is_empty());
     eventually("counted", || bench.control.list_ports()[1].tx_dropped == 1);
+    assert!(receive(&mut h2, 0).is_empty());
     bench.control.set_link(2, None).unwrap();
     let mut h1 = bench.host(1);
     send(&mut h1, &[frame(&[2], 1)]);
@@ -307,7 +321,7 @@ fn the_cpu_port_and_traces() {
     bench.control.packet_out(frame(&[1], 5)).unwrap();
     let got = receive(&mut h1, 1);
     assert_eq!((got.len(), got[0][30]), (1, CPU as u8));
-    assert_eq!(bench.counters.packet_outs.load(Ordering::Relaxed), 1);
+    eventually("counted", || bench.counters.packet_outs.load(Ordering::Relaxed) == 1);
     // More than are taken at a time.
     (0..200).for_each(|i| bench.control.packet_out(frame(&[1], i)).unwrap());
     assert_eq!(receive(&mut h1, 200).len(), 200);
@@ -388,7 +402,7 @@ fn two_workers_share_flows() {
         let p = &bench.control.list_ports()[port];
         (p.rx_packets, p.tx_packets)
     };
-    assert_eq!((seen(0), seen(1)), ((800, 0), (0, 800)));
+    eventually("counted", || (seen(0), seen(1)) == ((800, 0), (0, 800)));
     let shares: Vec<u64> =
         bench.control.entries()[0].1.shared.iter().map(|s| s.rx_packets.load(Ordering::Relaxed)).collect();
     assert!(shares.iter().all(|n| *n >= 50), "flows of both: {shares:?}");

@@ -29,7 +29,7 @@ pub use p4::update::Type;
 pub const DEVICE: u64 = 7;
 pub const CPU_PORT: u32 = 510;
 /// How long a test waits for what must come.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a test waits for what must not come.
 pub const SILENCE: Duration = Duration::from_millis(200);
 

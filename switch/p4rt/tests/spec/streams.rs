@@ -125,7 +125,7 @@ async fn digests_are_gathered_and_sent() {
     let (bench, mut c) = Bench::new().await;
     bench.machine.packet(2, &frame(1, 1));
     let config =
-        p4::digest_entry::Config { max_list_size: 3, max_timeout_ns: 150_000_000, ack_timeout_ns: 0 };
+        p4::digest_entry::Config { max_list_size: 3, max_timeout_ns: 1_500_000_000, ack_timeout_ns: 0 };
     learning(&bench, &mut c, config).await;
     for src in [1, 1, 2, 3] {
         bench.machine.packet(2, &frame(1, src));
@@ -138,7 +138,7 @@ async fn digests_are_gathered_and_sent() {
     bench.machine.packet(2, &frame(1, 4));
     let next = hear_digest(&mut c).await;
     assert_eq!(learned(&next), [4], "a list that waited long enough");
-    assert!(start.elapsed() >= Duration::from_millis(140), "{:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_millis(1490), "{:?}", start.elapsed());
     assert_ne!(next.list_id, list.list_id);
 }
 
@@ -163,13 +163,13 @@ async fn unacknowledged_digests_are_not_repeated() {
 async fn unacknowledged_digests_time_out() {
     let (bench, mut c) = Bench::new().await;
     let config =
-        p4::digest_entry::Config { max_list_size: 1, max_timeout_ns: 0, ack_timeout_ns: 300_000_000 };
+        p4::digest_entry::Config { max_list_size: 1, max_timeout_ns: 0, ack_timeout_ns: 1_500_000_000 };
     learning(&bench, &mut c, config).await;
     bench.machine.packet(2, &frame(1, 1));
     hear_digest(&mut c).await;
     bench.machine.packet(2, &frame(1, 1));
     c.silence().await;
-    tokio::time::sleep(Duration::from_millis(150)).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
     bench.machine.packet(2, &frame(1, 1));
     assert_eq!(learned(&hear_digest(&mut c).await), [1]);
 }
@@ -194,7 +194,7 @@ async fn a_digest_that_is_off_says_nothing() {
 async fn idle_entries_are_told_of() {
     let (bench, mut c) = Bench::new().await;
     let key = vec![exact(1, &[2, 0, 0, 0, 1, 4])];
-    let timeout = Duration::from_millis(600);
+    let timeout = Duration::from_millis(1200);
     let entry = p4::TableEntry {
         idle_timeout_ns: timeout.as_nanos() as i64,
         metadata: b"m".to_vec(),
@@ -207,19 +207,19 @@ async fn idle_entries_are_told_of() {
         [entry.clone()],
         "the timeout as written"
     );
+    let mut last_hit = start;
     while start.elapsed() < timeout {
+        last_hit = Instant::now();
         bench.machine.packet(1, &frame(1, 4));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let last_hit = Instant::now();
     for n in 1..=2 {
         let Heard::IdleTimeoutNotification(told) = c.hear().await.unwrap() else { panic!("idle") };
         assert!(
-            last_hit.elapsed() >= timeout * n - Duration::from_millis(30),
+            last_hit.elapsed() >= timeout * n - Duration::from_millis(5),
             "{n}: {:?}",
             last_hit.elapsed()
         );
-        assert!(last_hit.elapsed() < timeout * n + Duration::from_secs(2), "{n}: {:?}", last_hit.elapsed());
         let keys: Vec<_> = told
             .table_entry
             .iter()
@@ -229,7 +229,7 @@ async fn idle_entries_are_told_of() {
         assert!(told.timestamp > 1_600_000_000_000_000_000);
     }
     c.modify(p4::TableEntry { idle_timeout_ns: 0, ..entry.clone() }).await.unwrap();
-    if let Ok(heard) = tokio::time::timeout(timeout * 3, c.heard.message()).await {
+    if let Ok(heard) = tokio::time::timeout(timeout * 2, c.heard.message()).await {
         panic!("a timeout of 0 is none, yet {heard:?}");
     }
     assert_eq!(c.modify(p4::TableEntry { idle_timeout_ns: -1, ..entry }).await, Err(Code::InvalidArgument));
@@ -244,12 +244,10 @@ async fn a_controller_that_does_not_read_slows_nobody() {
     let start = Instant::now();
     for _ in 0..20_000 {
         bench.machine.packet(2, &large);
+        // A fraction of this if nobody waits; whoever waits, waits for ever.
+        assert!(start.elapsed() < 2 * PATIENCE, "20,000 packets took {:?}", start.elapsed());
     }
-    let took = start.elapsed();
-    assert!(took < Duration::from_secs(8), "20,000 packets took {took:?}");
-    let start = Instant::now();
-    slow.insert(bench.info.l2(1, 2)).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2));
+    tokio::time::timeout(PATIENCE, slow.insert(bench.info.l2(1, 2))).await.expect("a write waits").unwrap();
     let mut b = bench.primary(2).await;
     bench.machine.packet(2, &frame(7, 1));
     loop {

@@ -469,9 +469,15 @@ async fn time_since_last_hit_is_told_when_asked() {
         }
         assert!(std::time::Instant::now() < deadline, "{before} ns after 120 ms and long after");
     };
-    bench.machine.packet(1, &frame(1, 4));
-    let after = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();
-    assert!(after < before, "{after} ns just after a hit");
+    // Just after a hit it is less; without a hit it only grows, however often it is asked for.
+    loop {
+        bench.machine.packet(1, &frame(1, 4));
+        let after = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();
+        if after < before {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{after} ns just after a hit");
+    }
     assert_eq!(elapsed(&c.read(bench_key(&entry)).await.unwrap()[0]), None);
     let unsupported =
         p4::TableEntry { time_since_last_hit: Some(Default::default()), ..bench.info.key("l2", vec![]) };
