@@ -14,7 +14,7 @@ import httpx
 import websockets
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-START_S = 30.0
+START_S = 60.0
 
 
 class Browser:
@@ -101,7 +101,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    async def until(self, script: str, patience_s: float = 10.0) -> Any:
+    async def until(self, script: str, patience_s: float = 40.0) -> Any:
         """Waits until an expression is true."""
         end = asyncio.get_running_loop().time() + patience_s
         while not (value := await self.evaluate(script)):

@@ -29,6 +29,7 @@ class FakeAgent:
         self.ready = True
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
+        self.ended = False
         self._address = address
         self._fresh = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -61,6 +62,7 @@ class FakeAgent:
             except asyncio.InvalidStateError:
                 # A write on a call that was refused meanwhile; reading it tells why.
                 self.error = self.error or "refused"
+        self.ended = True
 
     async def _converse(self, call: Any) -> None:
         hello = agent_pb2.Hello(name=self.name, incarnation=7, mac=self.mac, version="test")

@@ -40,7 +40,7 @@ async def running(switch: FakeSwitch, folder: Path, text: str = RACK) -> AsyncIt
         store.close()
 
 
-async def until(condition: Callable[[], bool], what: str, patience_s: float = 8.0) -> None:
+async def until(condition: Callable[[], bool], what: str, patience_s: float = 30.0) -> None:
     """Waits for a condition; fails in words."""
     end = time.monotonic() + patience_s
     while not condition():

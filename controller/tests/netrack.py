@@ -177,7 +177,7 @@ state: {self.folder}/state.db
         """Ends a process by its id and waits for it."""
         process = self.processes.pop(name)
         process.send_signal(how)
-        process.wait(10)
+        process.wait(60)
 
     def down(self) -> None:
         """Ends everything and removes every namespace."""

@@ -72,7 +72,7 @@ def long_flow(rack: NetRack) -> tuple[subprocess.Popen[bytes], str, Path]:
     def served() -> bool:
         return opened(rack) != before and out.exists()
 
-    rack.until(served, "somebody serves it", 10.0)
+    rack.until(served, "somebody serves it")
     return flow, next(name for name, count in opened(rack).items() if count != before[name]), out
 
 

@@ -26,11 +26,18 @@ TOR_MAC = "02:00:00:00:00:fe"
 
 def test_vlans_become_rows() -> None:
     found = lines(fragments(config(VLANS)))
-    assert {line for line in found if line.startswith(("ports", "floods", "port_vlans", "multicast[", "bridges"))} == {
-        "ports[ingress_port=0x1] set_port(pvid=0x0)",
-        "ports[ingress_port=0x65] set_port(pvid=0xa)",
-        "ports[ingress_port=0x66] set_port(pvid=0xa)",
-        "ports[ingress_port=0x67] set_port(pvid=0x0)",
+    assert {
+        line
+        for line in found
+        if line.startswith(("ports", "vlan_members", "floods", "port_vlans", "multicast[", "bridges"))
+    } == {
+        "ports[ingress_port=0x1] set_filtered_port(pvid=0x0)",
+        "ports[ingress_port=0x65] set_filtered_port(pvid=0xa)",
+        "ports[ingress_port=0x66] set_filtered_port(pvid=0xa)",
+        "ports[ingress_port=0x67] set_filtered_port(pvid=0x0)",
+        "vlan_members[ingress_port=0x1 vlan=0xa] member()",
+        "vlan_members[ingress_port=0x1 vlan=0x14] member()",
+        "vlan_members[ingress_port=0x67 vlan=0x14] member()",
         "floods[vlan=0x0] flood(group=0x1)",
         "floods[vlan=0xa] flood(group=0x100a)",
         "floods[vlan=0x14] flood(group=0x1014)",

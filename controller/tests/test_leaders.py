@@ -21,7 +21,7 @@ pytestmark = [
 ]
 NAMES = ("one", "two")
 MEGABYTES = 30
-LEASE_S = 2
+LEASE_S = 4
 
 
 class LeaderRack(NetRack):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from browser import CHROMIUM, Browser
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, running, until
+from ports import free_port
 from sample_rack import NAMES, RACK
 
 from rivulet_controller.controller import Controller
@@ -20,13 +20,12 @@ from rivulet_controller.daemon import serve_api
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
-PORT = 20000 + os.getpid() % 20000
-
 
 @asynccontextmanager
 async def rack_with_page(tmp_path: Path, extra: str = "") -> AsyncIterator[tuple[Controller, FakeSwitch, str]]:
     """A rack under load with its page; `extra` goes into `listen`."""
-    listen = f"listen: {{api: '127.0.0.1:{PORT}', lab: true{extra}}}\nstate: {tmp_path}/state.db\n"
+    port = free_port()
+    listen = f"listen: {{api: '127.0.0.1:{port}', lab: true{extra}}}\nstate: {tmp_path}/state.db\n"
     text = RACK.replace("ip: 10.0.2.1}", f"ip: 10.0.2.1, kill_command: [touch, {tmp_path}/killed]}}") + listen
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
@@ -34,7 +33,7 @@ async def rack_with_page(tmp_path: Path, extra: str = "") -> AsyncIterator[tuple
         agents = [FakeAgent(f"unix:{tmp_path}/agents", name) for name in ("r1", "r2", "r3")]
         async with agents[0], agents[1], agents[2]:
             try:
-                yield controller, switch, f"http://127.0.0.1:{PORT}/"
+                yield controller, switch, f"http://127.0.0.1:{port}/"
             finally:
                 for task in tasks:
                     task.cancel()
@@ -60,7 +59,7 @@ async def _traffic(switch: FakeSwitch) -> None:
 async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
-        await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 20.0)
+        await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 60.0)
         rate = "parseFloat(document.querySelector('[data-rate-of=\"r1\"]').textContent)"
         await page.until(f"{rate} > 0")
         await page.click('[data-replica="r1"] [data-action="drain"]')
@@ -75,7 +74,7 @@ async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
 async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (_, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
-        await page.until("""document.querySelectorAll('[data-replica]').length === 3""", 20.0)
+        await page.until("""document.querySelectorAll('[data-replica]').length === 3""", 60.0)
         assert await page.evaluate("""document.querySelector('[data-replica="r2"] [data-action="kill"]').hidden""")
         await page.evaluate("window.asked = 0, window.confirm = () => (++window.asked, false)")
         await page.click('[data-replica="r1"] [data-action="kill"]')
@@ -88,7 +87,7 @@ async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) 
 async def test_it_is_readable_on_a_phone_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile", 360, 740) as page:
         await page.open(url)
-        await page.until("""document.querySelector('[data-replica="r3"]')?.classList.contains('live')""", 20.0)
+        await page.until("""document.querySelector('[data-replica="r3"]')?.classList.contains('live')""", 60.0)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, "nothing sticks out sideways"
         for what in ("#rack text", ".reason", "button", "td"):
             sizes = f"[...document.querySelectorAll({what!r})].map(e => parseFloat(getComputedStyle(e).fontSize))"
@@ -113,7 +112,7 @@ async def test_with_a_token_the_page_asks_for_it(tmp_path: Path) -> None:
     wanted = f", api_token_file: {tmp_path}/tokens"
     async with rack_with_page(tmp_path, wanted) as (controller, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
-        await page.until("document.querySelector('#token')?.hidden === false", 20.0)
+        await page.until("document.querySelector('#token')?.hidden === false", 60.0)
         assert await page.evaluate("document.querySelectorAll('[data-replica]').length") == 0
         await page.evaluate("document.querySelector('#token input').value = 'sesame'")
         await page.click("#token button")
@@ -126,7 +125,7 @@ async def test_screenshots(tmp_path: Path) -> None:
     """Both widths can be photographed; the pictures of docs/ are those of a real rack (test_page_traffic.py)."""
     async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
-        await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 20.0)
+        await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 60.0)
         await controller.decide("r2", draining=True)
         await asyncio.sleep(1.0)
         for name, size in (("page.png", (1100, 900)), ("page-phone.png", (390, 844))):

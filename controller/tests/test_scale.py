@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,15 +15,12 @@ from rivulet_controller.config import parse
 from rivulet_controller.controller import Controller
 from rivulet_controller.store import SqliteStore
 
-APPLY_S = 15.0
-CHANGE_S = 0.1
 TRIES = 8
 """Changes of one line; the best counts, since tests share the machine."""
 
-
-def crowded() -> bool:
-    """Whether so much else runs that time says nothing; the CPU time of this process still does."""
-    return os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
+SHARE = 6
+"""A changed line costs at most this part of the first apply, both in CPU time of this process: how fast the machine is,
+and who else is on it, does not matter. What it costs is printed, about a twentieth."""
 
 
 def description(folder: Path, port: int = 80) -> str:
@@ -57,14 +53,14 @@ async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
     quiet = asyncio.subprocess.DEVNULL
     switch = await asyncio.create_subprocess_exec(*command, stdout=quiet, stderr=quiet)
     try:
-        await until(socket.exists, "the switch listens", 20.0)
+        await until(socket.exists, "the switch listens", 60.0)
         controller = Controller(parse(description(tmp_path)), SqliteStore(tmp_path / "state.db"))
         await controller.start()
         task = asyncio.create_task(controller.run())
         link = controller.fleet.switches
-        began = time.monotonic()
-        await until(lambda: "tor1" in link and link["tor1"].converged_at > 0, "the first apply", 60.0)
-        first = time.monotonic() - began
+        began, worked = time.monotonic(), time.process_time()
+        await until(lambda: "tor1" in link and link["tor1"].converged_at > 0, "the first apply", 120.0)
+        first, all_of_it = time.monotonic() - began, time.process_time() - worked
         assert len(link["tor1"].link.items()) > 32_000
         best = cpu = 1e9
         for port in range(81, 81 + TRIES):
@@ -73,8 +69,11 @@ async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
             assert await controller.change(config, "a test")
             best, cpu = min(best, time.monotonic() - began), min(cpu, time.process_time() - worked)
             assert link["tor1"].link.writes - before == 2, "one row more, one less"
-        print(f"first apply {first:.2f} s, a changed line {best * 1e3:.0f} ms, of which CPU {cpu * 1e3:.0f} ms")
-        assert cpu < CHANGE_S and (crowded() or (first < APPLY_S and best < CHANGE_S))
+        print(
+            f"first apply {first:.2f} s, of which CPU {all_of_it:.2f} s;"
+            f" a changed line {best * 1e3:.0f} ms, of which CPU {cpu * 1e3:.0f} ms"
+        )
+        assert cpu < all_of_it / SHARE
         held = {str(item) for item in link["tor1"].link.items()}
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -85,7 +84,7 @@ async def test_a_thousand_services(name: str, tmp_path: Path) -> None:
         task = asyncio.create_task(again.run())
         link = again.fleet.switches
         await until(lambda: "tor1" in link and link["tor1"].link.connected, "connected again", 60.0)
-        await until(lambda: again.reconciles > 2, "rounds", 20.0)
+        await until(lambda: again.reconciles > 2, "rounds", 60.0)
         assert link["tor1"].link.writes == 0, "nothing that was right is written again"
         assert {str(item) for item in link["tor1"].link.items()} == held
         task.cancel()

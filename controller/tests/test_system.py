@@ -59,7 +59,7 @@ def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRa
     def checked() -> bool:
         return bool(rack.client.get("/api/services")[0]["outcomes"].get("CHECKED", 0) > 1000)
 
-    rack.until(checked, "the switch's counters show what it checked", 10.0)
+    rack.until(checked, "the switch's counters show what it checked")
 
 
 def described(rack: NetRack) -> set[str]:
@@ -107,8 +107,8 @@ def test_killing_an_agent_under_traffic_is_not_noticed(rack: NetRack) -> None:
         return next(r for r in rack.status()["replicas"] if r["name"] == "r2")
 
     rack.until(lambda: not r2()["agent"], "the controller notices")
-    rack.until(lambda: "no agent is registered" in r2()["reason"], "and says so, while the replica serves", 10.0)
-    rack.until(lambda: r2()["packets_per_s"] > 0, "it serves", 10.0)
+    rack.until(lambda: "no agent is registered" in r2()["reason"], "and says so, while the replica serves")
+    rack.until(lambda: r2()["packets_per_s"] > 0, "it serves")
     assert described(rack) == before
     began = time.monotonic()
     rack.start_agent("r2")

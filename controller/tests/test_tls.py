@@ -102,10 +102,10 @@ async def test_a_real_agent_comes_in_with_its_certificate_and_finds_the_leader(t
         # Nobody listens at the first address, as at a controller in waiting.
         right, wrong = await agent(f"127.0.0.1:1,{address}", ours), await agent(address, theirs)
         try:
-            await until(lambda: "r1" in controller.agents.agents, "it is registered", 20.0)
-            await until(lambda: bool(controller.agents.agents["r1"].held), "and holds its keys", 20.0)
+            await until(lambda: "r1" in controller.agents.agents, "it is registered", 60.0)
+            await until(lambda: bool(controller.agents.agents["r1"].held), "and holds its keys", 60.0)
             right.kill()
-            await until(lambda: "r1" not in controller.agents.agents, "it is gone", 20.0)
+            await until(lambda: "r1" not in controller.agents.agents, "it is gone", 60.0)
             await asyncio.sleep(2.0)
             assert "r1" not in controller.agents.agents, "another authority's certificate opens nothing"
             assert wrong.returncode is None, "which goes on trying"
