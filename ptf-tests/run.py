@@ -69,7 +69,7 @@ def running_switch(name: str, kind: str, binary: str, log: Path) -> Iterator[sub
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         listening = ["ip", "netns", "exec", name, "ss", "-Hltn", "sport", "=", ":9559"]
         while not subprocess.run(listening, capture_output=True, check=True).stdout:
             if process.poll() is not None or time.monotonic() > deadline:

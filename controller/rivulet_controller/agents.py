@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -78,6 +79,11 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
         self._make_update = make_update
         self._changed = changed
 
+    def close(self) -> None:
+        """Ends every stream in order, so that a stop of the gRPC server finds nothing to cut off."""
+        for agent in self.agents.values():
+            agent.close()
+
     async def Register(
         self,
         request_iterator: AsyncIterator[agent_pb2.AgentMessage],
@@ -123,7 +129,7 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             while (message := await self._next(agent, reader)) is not None:
                 yield message
         finally:
-            reader.cancel()
+            await _ended(reader)
             if self.agents.get(hello.name) is agent:
                 del self.agents[hello.name]
                 log.info("agent %s is gone", hello.name)
@@ -136,7 +142,7 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
             return getter.result() if getter in done else None
         finally:
-            getter.cancel()
+            await _ended(getter)
 
     async def _read(self, agent: Agent, messages: AsyncIterator[agent_pb2.AgentMessage]) -> None:
         try:
@@ -152,6 +158,12 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
             return
+
+
+async def _ended(task: asyncio.Future[Any]) -> None:
+    """Cancels a task and waits for its end, so that it is not still pending when the loop is closed."""
+    task.cancel()
+    await asyncio.wait({task})
 
 
 def certified_names(peer: Mapping[str, Iterable[bytes]]) -> set[str] | None:

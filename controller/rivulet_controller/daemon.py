@@ -150,6 +150,7 @@ async def _lead(controller: Controller, path: Path, reload: asyncio.Event) -> No
             await controller.run()
     finally:
         await controller.stop()
+        controller.agents.close()
         await server.stop(0.2)
 
 

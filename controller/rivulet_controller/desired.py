@@ -20,7 +20,7 @@ from .slots import drained, round_robin
 from .state import Pairs
 
 ORDER = (
-    "tor", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
+    "tor", "vlan_members", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
     "next_hops", "neighbours", "routes",
     "pools", "replicas", "encapsulations", "heartbeat_sources", "second_chances", "slots",
     "nonce_keys", "service_checks", "service_config", "services", "addresses",

@@ -78,13 +78,16 @@ def next_hops(config: Config, switch: SwitchConfig, found: Mapping[str, str] = M
 def l2(switch: SwitchConfig, hops: Mapping[str, Hop], clock_known: bool, learned: frozenset[Learned]) -> Iterator[Item]:
     """VLANs of the ports, and who is behind which."""
     for port in switch.ports:
-        yield entry("ports", {"ingress_port": port}, "set_port", {"pvid": switch.untagged_vlan(port)})
+        # What is tagged for a VLAN that the port does not carry stays outside (IEEE 802.1Q ingress filtering).
+        yield entry("ports", {"ingress_port": port}, "set_filtered_port", {"pvid": switch.untagged_vlan(port)})
     plain = tuple((port, 0) for port in sorted(switch.ports) if switch.untagged_vlan(port) == 0)
     yield Multicast(FLOOD_GROUP, plain)
     yield entry("floods", {"vlan": 0}, "flood", {"group": FLOOD_GROUP})
     for vlan in switch.vlans:
         yield Multicast(FLOOD_GROUPS + vlan.id, tuple((p, 0) for p in sorted({*vlan.untagged, *vlan.tagged})))
         yield entry("floods", {"vlan": vlan.id}, "flood", {"group": FLOOD_GROUPS + vlan.id})
+        for port in sorted(vlan.tagged):
+            yield entry("vlan_members", {"ingress_port": port, "vlan": vlan.id}, "member")
         # What is not VLAN 0 leaves tagged unless a row says otherwise.
         for port in sorted(vlan.untagged):
             yield entry("port_vlans", {"egress_port": port, "vlan": vlan.id}, "send_untagged")

@@ -1,7 +1,7 @@
 """What the P4 program calls things: its schema, and its enumerations by name.
 
 Numbers of drop reasons, event kinds, check modes and the like are written once, in the P4 program; they arrive here
-through the P4Info. Those that no table or digest exposes are read from the P4 source beside the artifacts.
+through the P4Info.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import finsy as fy
@@ -20,9 +19,6 @@ ENUMS = frozenset(
     {"check_mode_t", "drop_reason_t", "event_kind_t", "outcome_t", "policy_t", "punt_reason_t", "service_meter_t"}
 )
 """Enumerations that the controller uses."""
-
-_ENUM = re.compile(r"\benum\s+bit<\d+>\s+(\w+)\s*\{(.*?)\}", re.DOTALL)
-_MEMBER = re.compile(r"(\w+)\s*=\s*(\d+)")
 
 
 class NamesError(Exception):
@@ -54,9 +50,6 @@ class Names:
         self._for_sessions = fy.P4Schema(message)
         info = self.schema.type_info.serializable_enums
         self._enums = {name: dict(info[name].members) for name in ENUMS if name in info}
-        source = artifacts.parent / "include" / "types.p4"
-        if source.is_file():
-            self._enums |= {k: v for k, v in read_enums(source.read_text()).items() if k in ENUMS - self._enums.keys()}
         self._back = {enum: {v: k for k, v in members.items()} for enum, members in self._enums.items()}
         self.digest = next((digest.alias for digest in self.schema.digests), "")
 
@@ -103,9 +96,3 @@ def _match(manifest: Path, outputs: dict[str, bytes]) -> None:
     for name, content in outputs.items():
         if hashlib.sha256(content).hexdigest() != wanted.get(name):
             raise NamesError(f"{manifest.with_name(name)} is not of the compilation in {manifest.name}: run `make p4`")
-
-
-def read_enums(source: str) -> dict[str, dict[str, int]]:
-    """The enumerations with an underlying type that a P4 source defines."""
-    plain = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
-    return {name: {m: int(v) for m, v in _MEMBER.findall(body)} for name, body in _ENUM.findall(plain)}

@@ -182,7 +182,8 @@ struct metadata_t {
     tor_block_t   old_block;
     bit<1>        fresh_neighbour;  // checksum of a neighbour advertisement that we wrote
     bit<1>        fresh_too_big4;
-    bit<1>        fresh_too_big6;
+    bit<1>        fresh_too_big6_tcp;
+    bit<1>        fresh_too_big6_udp;
     bit<32>       icmp6_length;     // upper-layer length for the pseudo header
 
     event_kind_t  event_kind;

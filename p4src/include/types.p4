@@ -156,9 +156,9 @@ enum bit<8> drop_reason_t {
     UNJUDGED_REPLAY       = 38,  // the sketch is full
     UNJUDGED_CLOCK        = 39,  // the clock offset is not set (told, never dropped)
     // Choice of a replica.
-    NO_REPLICA            = 40,  // none alive
-    RESUBMIT_LIMIT        = 41,
+    NO_REPLICA            = 40,  // none alive, or none found in 64 passes
     // Forwarding.
+    VLAN_REFUSED          = 41,  // tagged for a VLAN that the port does not carry
     NO_ROUTE              = 42,
     NO_NEXT_HOP           = 43,
     TTL_EXPIRED           = 44,

@@ -183,9 +183,10 @@ class ReplayPastTheHorizon(RackTest):
             while self.clock() < request.time + i * 150_000:
                 time.sleep(0.01)
             age = self.clock() - request.time
-            if abs(age - 4_000_000) < 100_000:
-                continue
-            self.fails(service, request, "REPLAY" if age < 4_000_000 else "STALE")
+            # Near the horizon it is one or the other: it takes its time until the switch looks at it.
+            near = -1_500_000 < age - 4_000_000 < 100_000
+            late = "STALE" if age > 4_000_000 else "REPLAY"
+            self.fails(service, request, *(("REPLAY", "STALE") if near else (late,)))
 
 
 @variants
@@ -281,21 +282,9 @@ class MetersOfWhatHasNoProof(RackTest):
             self.switch.set_meter("service_meters", index, 1, burst=2)
             try:
                 request = Request(name="SYN") if name == "SYN" else self.good_request(service, [], name=name)
-                before = self.switch.counters("drops")
                 frames = [self.to_service(service, request.with_(tag=i), sport=41000 + i) for i in range(12)]
-                for frame in frames:
-                    self.send(CLIENT, frame)
-                time.sleep(1)
-                dropped = self.switch.counters("drops").get(self.reasons[f"METER_{name}"], 0)
-                dropped -= before.get(self.reasons[f"METER_{name}"], 0)
-                passed = 0
-                while isinstance(self.dataplane.poll(0, timeout=1), self.dataplane.PollSuccess):
-                    passed += 1
-                self.assertEqual(passed + dropped, 12, f"{name}: {passed} passed and {dropped} were dropped of 12")
+                passed = self.metered(f"METER_{name}", frames)
                 self.assertIn(passed, range(1, 6), f"{name}: a meter of 1 a second, burst 2, passed {passed} of 12")
-                import rack
-
-                rack.SEEN_REASONS.add(f"METER_{name}")
                 # The others go on.
                 self.passes(service, self.good_request(service))
                 others = [other for other in kinds if other != name]

@@ -73,6 +73,34 @@ class VlanTranslation(RackTest):
         self.expect(8, bytes(wanted))
 
 
+class VlanFilter(RackTest):
+    """A filtered port takes frames of its own VLAN and of those it carries tagged; others are dropped and counted."""
+
+    def runTest(self) -> None:
+        self.insert("ports", {"ingress_port": 7}, "set_filtered_port", pvid=300)
+        self.insert("vlan_members", {"ingress_port": 7, "vlan": 301}, "member")
+        for vlan in (300, 301, 302):
+            self.insert("bridges", {"vlan": vlan, "mac": integer(host_mac(8))}, "bridge_to", port=8)
+            self.insert("bridges", {"vlan": vlan, "mac": integer(host_mac(5))}, "bridge_to", port=5)
+
+        def frame(dst: int, src: int, vlan: int | None) -> bytes:
+            return packets.ethernet(host_mac(dst), host_mac(src), 0x9000, b"q" * 60, vlan)
+
+        # Untagged, with a priority tag, and tagged.
+        for sent, out in ((None, 300), (0, 300), (300, 300), (301, 301)):
+            self.send(7, frame(8, 7, sent))
+            self.expect(8, frame(8, 7, out))
+        with self.drops("VLAN_REFUSED"):
+            self.send(7, frame(8, 7, 302))
+        # Nor is it punted.
+        self.insert("punts", {"ether_type": 0x88CC}, "punt", reason=1)
+        with self.drops("VLAN_REFUSED"):
+            self.send(7, packets.ethernet(b"\x01\x80\xc2\x00\x00\x0e", host_mac(7), 0x88CC, b"x" * 46, 302))
+        # Where nothing is filtered, nothing changes.
+        self.send(8, frame(5, 8, 302))
+        self.expect(5, frame(5, 8, 302))
+
+
 @variants
 class Routing(RackTest):
     """Longest prefix, hop limit, MACs; nothing for the ToR's MAC is bridged."""

@@ -131,14 +131,14 @@ class TooBigForTheTunnel(Remote):
             self.send(CLIENT, frame)
             self.expect_too_big(frame, room)
 
-    def expect_too_big(self, sent: bytes, mtu: int) -> None:
+    def expect_too_big(self, sent: bytes, mtu: int, quoted: int = 20) -> None:
         packet = packets.parse(sent).payload()
         tor = TOR[self.family]
         if self.family == 4:
             message = packets.icmp(tor, self.client, 3, 4, struct.pack("!HH", 0, mtu), packet[:28])
             answer = packets.ipv4(tor, self.client, packets.ICMP, message, ident=0, tos=0xC0)
         else:
-            message = packets.icmp(tor, self.client, 2, 0, struct.pack("!I", mtu), packet[:60])
+            message = packets.icmp(tor, self.client, 2, 0, struct.pack("!I", mtu), packet[: 40 + quoted])
             answer = packets.ipv6(tor, self.client, packets.ICMPV6, message)
         ether_type = 0x0800 if self.family == 4 else 0x86DD
         wanted = packets.ethernet(host_mac(CLIENT), TOR_MAC, ether_type, answer, self.vlan)
@@ -176,10 +176,14 @@ class TooBigOnARoute(TooBigForTheTunnel):
         frame = self.ip_frame(dst, packets.TCP, packets.tcp(self.client, dst, 1, 2, payload=b"x" * 1290))
         self.send(CLIENT, frame)
         self.expect_too_big(frame, 1300)
+        frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b"x" * 1290))
+        self.send(CLIENT, frame)
+        self.expect_too_big(frame, 1300, quoted=8)
+        # Also one that looks like a heartbeat from outside, which the parser reads on.
+        frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 34997, b"x" * 1290))
+        self.send(CLIENT, frame)
+        self.expect_too_big(frame, 1300, quoted=8)
         if self.family == 4:
-            frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b"x" * 1290))
-            self.send(CLIENT, frame)
-            self.expect_too_big(frame, 1300)
             with self.drops("FRAGMENTATION_NEEDED"):
                 frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b"x" * 1290), flags=0)
                 self.send(CLIENT, frame)

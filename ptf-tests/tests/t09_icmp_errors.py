@@ -86,7 +86,7 @@ class ErrorsOfRivulet(IcmpErrors):
         self.modify("pools", {"pool": pool.id}, "set_pool", members=7, bound=1_000_000, copies_group=pool.id)
         for replica in (0, 2):
             self.keep_beating(pool, [replica], 0.05)
-        time.sleep(1.2)
+        time.sleep(1.5)
         for sport in range(51000, 51020):
             self.send(CLIENT, self.plain(service, sport))
             self.receive()
@@ -135,18 +135,5 @@ class ErrorsAreMetered(IcmpErrors):
         service = self.add_service()
         self.switch.set_meter("icmp_error_meter", service.id, 1, burst=2)
         error = self.error(service, self.response(service, 50000, True)[:100], 3, 4)
-        before = self.switch.counters("drops").get(self.reasons["ICMP_ERROR_METER"], 0)
-        for _ in range(12):
-            self.send(CLIENT, error)
-        time.sleep(1)
-        dropped = self.switch.counters("drops").get(self.reasons["ICMP_ERROR_METER"], 0) - before
-        copies = 0
-        while isinstance(self.dataplane.poll(0, timeout=1), self.dataplane.PollSuccess):
-            copies += 1
-        self.assertEqual(copies % 3, 0)
-        self.assertEqual(copies // 3 + dropped, 12)
-        self.assertIn(copies // 3, range(1, 6))
+        self.assertIn(self.metered("ICMP_ERROR_METER", [error] * 12, per_packet=3), range(1, 6))
         self.switch.set_meter("icmp_error_meter", service.id, None)
-        import rack
-
-        rack.SEEN_REASONS.add("ICMP_ERROR_METER")

@@ -26,7 +26,7 @@ class Attack(RackTest):
                 passed += self.drain_until(i + 1 - passed)
             elif i % 32 == 31:
                 passed += self.drain(0.0)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while passed < expected and time.monotonic() < deadline:
             passed += self.drain(0.1)
         return passed + self.drain(0.5)
@@ -170,8 +170,12 @@ class SynFlood(Attack):
         self.switch.set_meter("service_meters", index, 100, burst=20)
         try:
             frames = [self.to_service(service, Request(name="SYN"), sport=1024 + n, sequence=n) for n in range(1500)]
+            began = time.monotonic()
             passed = self.flood(frames)
-            self.assertLess(passed, 600, f"{passed} of 1,500 SYNs passed a meter of 100 a second")
+            # What the meter gave meanwhile; on a machine so slow that this is all of them nothing would be shown.
+            given = 20 + 110 * (time.monotonic() - began)
+            self.assertLess(given, len(frames), "the flood was none")
+            self.assertLess(passed, given, f"{passed} of 1,500 SYNs passed a meter of 100 a second")
             self.good_traffic_passes(service)
         finally:
             self.switch.set_meter("service_meters", index, None)
@@ -220,6 +224,7 @@ class SketchOverflow(SketchAttack):
         service = self.add_service()
         limit = 300
         self.clock()
+        self.slot_begins()
         set_tor(self.switch, replay_limit=limit)
         first = self.good_request(service)
         self.passes(service, first)

@@ -218,15 +218,15 @@ class Fuzz(RackTest):
         got: Counter[tuple[int, bytes]] = Counter()
         total = sum(wanted.values())
         while sum(got.values()) < total:
-            result = self.dataplane.poll(0, timeout=5)
+            result = self.dataplane.poll(0, timeout=15)
             if not isinstance(result, self.dataplane.PollSuccess):
                 break
             got[result.port, self.unstamped(bytes(result.packet))] += 1
         for _ in range(punts):
-            if self.switch.packet_in(5.0) is None:
+            if self.switch.packet_in(15.0) is None:
                 self.told = "a packet-in is missing"
                 return False
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
             after = self.switch.counters("drops")
             if sum(after.values()) - sum(before.values()) >= sum(wanted_drops.values()):

@@ -83,15 +83,15 @@ class SecondIsDead(Handing):
         bound = 1_000_000
         service = self.drained(bound=bound)
         stops = {r: self.keep_beating(service.pool, [r], 0.05) for r in (1, 2)}
-        time.sleep(bound / 1e6 + 0.1)
+        time.sleep(bound / 1e6 + 0.3)
         frame = self.plain(service, flags=ACK)
         self.hand_on(service, frame, by=1, to=2)
         stops[2].set()
-        time.sleep(bound / 1e6 + 0.1)
+        time.sleep(bound / 1e6 + 0.3)
         self.hand_on(service, frame, by=1, to=1)
         # Returned, but not readmitted: no new flows, but what it still has is its own.
         self.keep_beating(service.pool, [0], 0.05)
-        time.sleep(0.4)
+        self.returned(service.pool, 0)
         self.send(CLIENT, frame)
         self.expect_plain(service, frame, replicas=[1])
         self.hand_on(service, frame, by=1, to=0)

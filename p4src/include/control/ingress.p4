@@ -49,6 +49,8 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             meta.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
         } else {
             ports.apply(hdr, meta);
+        }
+        if (meta.drop_reason == drop_reason_t.NONE) {
             addresses.apply(hdr, meta);
             answer_choice.apply(hdr, meta);
             // In the rack a heartbeat has no IP header; one from outside is for an address of ours.

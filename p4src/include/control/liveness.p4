@@ -182,8 +182,9 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
                     meta.drop_reason = drop_reason_t.NO_REPLICA;
                     meta.resubmit = 0;
                 } else if (meta.resubmit == 1) {
+                    // Each pass excludes one more of 64, so here only if others return meanwhile.
                     if (meta.resubmits == 64) {
-                        meta.drop_reason = drop_reason_t.RESUBMIT_LIMIT;
+                        meta.drop_reason = drop_reason_t.NO_REPLICA;
                         meta.resubmit = 0;
                     } else {
                         meta.resubmits = meta.resubmits + 1;

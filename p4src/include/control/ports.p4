@@ -1,25 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// The VLAN a frame came in, what the controller wants to see, and sources that the bridge does not know.
+// The VLAN a frame came in and whether its port carries it, what the controller wants to see, and sources that the bridge does not know.
 #ifndef RIVULET_PORTS_P4
 #define RIVULET_PORTS_P4
 
 #include "../metadata.p4"
 
 const bit<32> PORT_TABLE_SIZE   = 512;
+const bit<32> MEMBER_TABLE_SIZE = 4096;
 const bit<32> PUNT_TABLE_SIZE   = 64;
 const bit<32> SOURCE_TABLE_SIZE = 16384;
 
 control Ports(in headers_t hdr, inout metadata_t meta) {
+    bit<1> filter;
+
     action set_port(vlan_id_t pvid) {
         meta.vlan = pvid;
     }
 
-    // VLAN of untagged and priority-tagged frames.
+    action set_filtered_port(vlan_id_t pvid) {
+        meta.vlan = pvid;
+        filter = 1;
+    }
+
+    // VLAN of untagged and priority-tagged frames. A filtered port takes no frame tagged for another VLAN than those in
+    // vlan_members (IEEE 802.1Q-2018 section 8.6.2).
     table ports {
         key = { meta.ingress_port : exact @name("ingress_port"); }
-        actions = { set_port; }
+        actions = { set_port; set_filtered_port; }
         const default_action = set_port(0);
         size = PORT_TABLE_SIZE;
+    }
+
+    action member() { }
+
+    action not_member() {
+        meta.drop_reason = drop_reason_t.VLAN_REFUSED;
+    }
+
+    // VLANs that a filtered port takes tagged.
+    table vlan_members {
+        key = {
+            meta.ingress_port : exact @name("ingress_port");
+            hdr.vlan.vid      : exact @name("vlan");
+        }
+        actions = { member; not_member; }
+        const default_action = not_member;
+        size = MEMBER_TABLE_SIZE;
     }
 
     action punt(punt_reason_t reason) {
@@ -58,12 +84,18 @@ control Ports(in headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
+        filter = 0;
         ports.apply();
         if (hdr.vlan.isValid() && hdr.vlan.vid != 0) {
+            if (filter == 1 && hdr.vlan.vid != meta.vlan) {
+                vlan_members.apply();
+            }
             meta.vlan = hdr.vlan.vid;
         }
-        known_sources.apply();
-        punts.apply();
+        if (meta.drop_reason == drop_reason_t.NONE) {
+            known_sources.apply();
+            punts.apply();
+        }
     }
 }
 

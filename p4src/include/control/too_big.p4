@@ -11,7 +11,8 @@ const bit<8>  ICMP_UNREACHABLE    = 3;
 const bit<8>  ICMP_FRAG_NEEDED    = 4;
 const bit<8>  ICMPV6_TOO_BIG      = 2;
 // What an ICMP too-big holds behind its IP header: its own header and the quote.
-const bit<16> TOO_BIG6_BYTES      = 68;  // 8, IPv6 header 40, TCP header 20
+const bit<16> TOO_BIG6_TCP_BYTES  = 68;  // 8, IPv6 header 40, TCP header 20
+const bit<16> TOO_BIG6_UDP_BYTES  = 56;  // 8, IPv6 header 40, UDP header 8
 
 control TooBigChoice(in headers_t hdr, inout metadata_t meta) {
     TooBigMeter() too_big_meter;
@@ -27,7 +28,7 @@ control TooBigChoice(in headers_t hdr, inout metadata_t meta) {
             if (hdr.ipv4.isValid() && hdr.ipv4.dont_fragment == 0) {
                 meta.drop_reason = drop_reason_t.FRAGMENTATION_NEEDED;
             } else if (hdr.ethernet.dst[40:40] == 1
-                       || !(hdr.tcp.isValid() || (hdr.udp.isValid() && hdr.ipv4.isValid()))) {
+                       || !(hdr.tcp.isValid() || hdr.udp.isValid())) {
                 // Multicast, fragments, ICMP errors, and what shows no ports to quote.
                 meta.drop_reason = drop_reason_t.TOO_BIG_SILENT;
             } else {
@@ -102,14 +103,19 @@ control TooBigRewrite(inout headers_t hdr, inout metadata_t meta) {
             hdr.outer_ipv6.version = 6;
             hdr.outer_ipv6.traffic_class = 0;
             hdr.outer_ipv6.flow_label = 0;
-            hdr.outer_ipv6.payload_length = TOO_BIG6_BYTES;
             hdr.outer_ipv6.next_header = PROTOCOL_ICMPV6;
             hdr.outer_ipv6.hop_limit = HOP_LIMIT;
             hdr.outer_ipv6.src = meta.own_ipv6;
             hdr.outer_ipv6.dst = hdr.ipv6.src;
-            meta.truncate_length = IPV6_HEADER_BYTES + TOO_BIG6_BYTES;
-            meta.icmp6_length = 32w68;
-            meta.fresh_too_big6 = 1;
+            if (hdr.tcp.isValid()) {
+                hdr.outer_ipv6.payload_length = TOO_BIG6_TCP_BYTES;
+                meta.fresh_too_big6_tcp = 1;
+            } else {
+                hdr.outer_ipv6.payload_length = TOO_BIG6_UDP_BYTES;
+                meta.fresh_too_big6_udp = 1;
+            }
+            meta.truncate_length = IPV6_HEADER_BYTES + hdr.outer_ipv6.payload_length;
+            meta.icmp6_length = 16w0 ++ hdr.outer_ipv6.payload_length;
         }
         hdr.ethernet.dst = hdr.ethernet.src;
         hdr.ethernet.src = meta.own_mac;

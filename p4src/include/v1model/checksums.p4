@@ -47,13 +47,20 @@ control ComputeChecksums(inout headers_t hdr, inout metadata_t meta) {
             { hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest, IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum,
               hdr.ipv4_options.options, hdr.quote_l4.src_port, hdr.quote_l4.dst_port, hdr.quote_l4.sequence },
             hdr.outer_icmp.checksum, HashAlgorithm.csum16);
-        update_checksum(meta.fresh_too_big6 == 1,
+        update_checksum(meta.fresh_too_big6_tcp == 1,
             { hdr.outer_ipv6.src, hdr.outer_ipv6.dst, meta.icmp6_length, 24w0, PROTOCOL_ICMPV6,
               hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest,
               hdr.ipv6.version, hdr.ipv6.traffic_class, hdr.ipv6.flow_label, hdr.ipv6.payload_length,
               hdr.ipv6.next_header, hdr.ipv6.hop_limit, hdr.ipv6.src, hdr.ipv6.dst,
               hdr.tcp.src_port, hdr.tcp.dst_port, hdr.tcp.sequence, hdr.tcp.acknowledgement, hdr.tcp.data_offset,
               hdr.tcp.reserved, hdr.tcp.flags, hdr.tcp.window, hdr.tcp.checksum, hdr.tcp.urgent },
+            hdr.outer_icmp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.fresh_too_big6_udp == 1,
+            { hdr.outer_ipv6.src, hdr.outer_ipv6.dst, meta.icmp6_length, 24w0, PROTOCOL_ICMPV6,
+              hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest,
+              hdr.ipv6.version, hdr.ipv6.traffic_class, hdr.ipv6.flow_label, hdr.ipv6.payload_length,
+              hdr.ipv6.next_header, hdr.ipv6.hop_limit, hdr.ipv6.src, hdr.ipv6.dst,
+              hdr.udp.src_port, hdr.udp.dst_port, hdr.udp.length, hdr.udp.checksum },
             hdr.outer_icmp.checksum, HashAlgorithm.csum16);
     }
 }

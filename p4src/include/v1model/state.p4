@@ -292,8 +292,10 @@ control HeartbeatCounter(in member_id_t member, in bit<1> ready) {
 // 1: above the rate.
 control ServiceMeter(in service_id_t service, in service_meter_t kind, out bit<1> above) {
     meter<bit<14>>(16384, MeterType.packets) service_meters;
+    register<service_meter_t, bit<1>>(2) last_meter;
     bit<2> color;
     apply {
+        last_meter.write(0, kind);
         service_meters.execute_meter(service ++ (bit<2>)kind, color);
         above = 0;
         if (color == 2) {

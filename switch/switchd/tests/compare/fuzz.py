@@ -226,7 +226,9 @@ class Compare(Fuzz):
             for family in (4, 6)
         }
         for port in rng.sample(PORTS, 3):
-            self.insert("ports", {"ingress_port": port}, "set_port", pvid=rng.choice((1, 7, FLOOD_VLAN)))
+            action = rng.choice(("set_port", "set_filtered_port"))
+            self.insert("ports", {"ingress_port": port}, action, pvid=rng.choice((1, 7, FLOOD_VLAN)))
+            self.insert("vlan_members", {"ingress_port": port, "vlan": rng.choice((1, 7, 100))}, "member")
         for port in PORTS:
             for vlan in rng.sample((0, 1, 7, 100), 2):
                 action = rng.choice(("send_untagged", "send_tagged"))
