@@ -1,7 +1,7 @@
 //! The experiments at a size that a test can afford; `rivulet-sim` runs them in full. The bounds are those that the
 //! full runs must keep, wider where few seeds leave more to chance.
 
-use rivulet_sim::experiments::{completion, fairness, overshoot, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, stats};
 
@@ -100,4 +100,11 @@ fn a_window_of_gaps_is_mended_about_as_fast_as_by_sack() {
         assert!(ratio < bound, "{rate} Mb/s, {rtt} ms: {ratio:.2} of SACK-Reno's time, {o:?}");
         assert!(o.stall < 3 * rtt * MILLISECOND, "{rate} Mb/s, {rtt} ms: {o:?}");
     }
+}
+
+#[test]
+fn probes_do_not_fill_a_crowded_link() {
+    // 0.935 would be all of it: the rest is headers.
+    let share = crowd::goodput(1, 500, 6 * SECOND);
+    assert!(share > 0.875, "500 clients get {share:.3} of the link");
 }

@@ -1,10 +1,11 @@
 //! Very many clients in one process.
 
 use crate::client::{Client, Outcome, Plan};
+use crate::dumbbell::queue_for;
 use crate::link::{self, Discipline};
 use crate::net::Network;
 use crate::service::{Config, Place, Service};
-use crate::{MILLISECOND, SECOND};
+use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
 
 /// How a crowd fared.
@@ -60,4 +61,27 @@ pub fn run(seed: u64, clients: usize, size: u64) -> Crowd {
     let outcomes = ids.iter().map(|id| net.node::<Client>(*id).outcome().clone());
     let (done, others): (Vec<_>, Vec<_>) = outcomes.partition(|o| matches!(o, Outcome::Done(_)));
     Crowd { done: done.len(), others, time: net.now() as f64 / SECOND as f64, events: net.handled() }
+}
+
+/// Share of a link's rate that `clients` get as content, in the second half of `time`: 100 Mb/s, 10 ms, a drop-tail queue of one
+/// bandwidth-delay product. With a thousand the fair window is a sixth of a packet, and every loss is that of a tail.
+pub fn goodput(seed: u64, clients: usize, time: Nanos) -> f64 {
+    let (rate, delay) = (100_000_000, 5 * MILLISECOND);
+    let wire = link::Config { rate, delay, queue: queue_for(rate, 2 * delay), ..link::Config::default() };
+    let mut net = Network::new(seed);
+    let service = Service::new(&mut net, Config { down: wire.clone(), up: wire, ..Config::default() });
+    let ids: Vec<_> = (0..clients as u64)
+        .map(|i| {
+            let config = ClientConfig { seed: seed ^ i, ..ClientConfig::default() };
+            let start = i * MILLISECOND;
+            service.client(&mut net, Plan { start, size: 1 << 40, content: i, config, ..Plan::default() })
+        })
+        .collect();
+    let mut received = [0, 0];
+    for (half, sum) in received.iter_mut().enumerate() {
+        net.run_until(time / 2 * (half as u64 + 1));
+        *sum = ids.iter().map(|id| net.node::<Client>(*id).received()).sum::<u64>();
+    }
+    let seconds = (time / 2) as f64 / SECOND as f64;
+    (received[1] - received[0]) as f64 * 8.0 / seconds / rate as f64
 }

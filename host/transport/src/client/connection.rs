@@ -144,6 +144,10 @@ pub struct Connection {
     pub(super) detection: Option<Time>,
     /// Probes of the present tail.
     pub(super) probes: u8,
+    /// Probes that it may have.
+    pub(super) most_probes: u8,
+    /// Originals that came since the last probe.
+    pub(super) calm: u32,
     pub(super) probe_now: bool,
     /// An acknowledgement is delayed until then.
     pub(super) delay_until: Option<Time>,
@@ -195,6 +199,8 @@ impl Connection {
             regenerating: Vec::new(),
             detection: None,
             probes: 0,
+            most_probes: 0,
+            calm: u32::MAX,
             probe_now: false,
             delay_until: None,
             pace: Pace::default(),

@@ -339,6 +339,7 @@ impl Connection {
         generation.advance();
         self.last_progress = now;
         self.probes = 0;
+        self.calm = self.calm.saturating_add(1);
         if index > MAX_NUMBERS || sealed.is_some_and(|s| s.fields.rekey_wanted) {
             self.drain_from.get_or_insert(now);
         }

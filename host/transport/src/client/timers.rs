@@ -7,6 +7,9 @@ use crate::time::{Micros, Time};
 /// Probes of one tail before the retransmission timeout is waited for: each is twice as late as the one before, so that where the round trip
 /// is shorter than the time in which the ToR finds a death, the last one comes after it. A number may be probed four times.
 const MAX_PROBES: u8 = 3;
+/// Originals that must have come since the last probed tail for more than one probe (RFC 8985, 7.3 allows one): on a path so crowded that
+/// a thousand windows of one packet share it, tails are lost all the time, and the answers to probes would fill it.
+const CALM: u32 = 32;
 /// TIMEOUTs before RESTART.
 const MAX_TIMEOUTS: u8 = 3;
 /// Answers to a bare SYN that are asked for before the opening starts over.
@@ -59,8 +62,9 @@ impl Connection {
             return None;
         }
         let pause = match self.probes {
-            n if n < MAX_PROBES => self.rtt.probe_timeout() << n,
-            _ => self.rtt.rto().max(self.rtt.probe_timeout() << MAX_PROBES),
+            0 => self.rtt.probe_timeout(),
+            n if n < self.most_probes => self.rtt.probe_timeout() << n,
+            n => self.rtt.rto().max(self.rtt.probe_timeout() << n),
         };
         Some(self.last_progress + pause)
     }
@@ -134,8 +138,12 @@ impl Connection {
             }
             Revival::Restart { attempts, due } if due <= now && attempts > 0 => self.rtt.back_off(),
             Revival::None if self.tail_due().is_some_and(|due| due <= now) => {
-                if self.probes < MAX_PROBES && self.rtt.smoothed().is_some() {
+                if self.probes == 0 {
+                    self.most_probes = if self.calm >= CALM { MAX_PROBES } else { 1 };
+                }
+                if self.probes < self.most_probes && self.rtt.smoothed().is_some() {
                     self.probes += 1;
+                    self.calm = 0;
                     self.probe_now = true;
                 } else {
                     self.time_out(now);
