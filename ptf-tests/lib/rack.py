@@ -486,7 +486,7 @@ class RackTest(BaseTest):
 
     @contextlib.contextmanager
     def drops(self, *reasons: str, count: int = 1, counter: str = "drops") -> Iterator[None]:
-        """Within: `count` packets are dropped for this reason (one of these), none for another, and nothing comes out."""
+        """Within: `count` packets are dropped for this reason (one of these), none for another; nothing comes out."""
         before = self.switch.counters(counter)
         yield
         # What the switch has counted it has decided, so the silence need not be long.

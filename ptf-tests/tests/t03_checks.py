@@ -5,7 +5,7 @@ import time
 
 import packets
 from packets import CHECKED, TIME_VALID, Entry, Request
-from rack import CLIENT, COUNT, ENFORCE, OFF, RackTest, set_tor, variants
+from rack import COUNT, ENFORCE, OFF, RackTest, set_tor, variants
 
 
 @variants

@@ -228,7 +228,9 @@ class Compare(Fuzz):
         for port in rng.sample(PORTS, 3):
             action = rng.choice(("set_port", "set_filtered_port"))
             self.insert("ports", {"ingress_port": port}, action, pvid=rng.choice((1, 7, FLOOD_VLAN)))
-            self.insert("vlan_members", {"ingress_port": port, "vlan": rng.choice((1, 7, 100))}, "member")
+            # The frames that end a batch are in the flooded VLAN.
+            for vlan in (FLOOD_VLAN, rng.choice((1, 7, 100))):
+                self.insert("vlan_members", {"ingress_port": port, "vlan": vlan}, "member")
         for port in PORTS:
             for vlan in rng.sample((0, 1, 7, 100), 2):
                 action = rng.choice(("send_untagged", "send_tagged"))
