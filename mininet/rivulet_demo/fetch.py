@@ -22,7 +22,7 @@ from .meter import Meter
 RETRY_S = 0.1
 """Pause before curl is started again: shorter than any tool's default, so TCP is not made to look bad."""
 
-STALLED_S = 5
+STALLED_S = 20
 """curl gives a connection up that brought nothing for so long (its default is never)."""
 
 

@@ -27,6 +27,8 @@ from .spec import RackSpec, rack
 console = Console(highlight=False)
 
 MEGA = 1_000_000
+OVERLOAD_S = 30.0
+"""How long links may take to show their delay on a machine that is busy with something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +283,13 @@ def standing_rack(
 def check_links(rack_: Rack, values: Parameters) -> None:
     """The wanted delay must really be there before anything is measured."""
     client, replica = rack_.spec.of("client")[0], rack_.spec.of("replica")[0]
-    measured = ping_ms(rack_, client.name, replica.ip)
-    if not values.rtt_ms * 0.95 - 0.2 <= measured <= values.rtt_ms * 1.2 + 5:
-        raise RackError(
-            f"the round-trip time is {measured:.2f} ms, not {values.rtt_ms:g} ms: is the machine overloaded?"
-        )
+    least, most, end = values.rtt_ms * 0.95 - 0.2, values.rtt_ms * 1.2 + 5, time.monotonic() + OVERLOAD_S
+    while not least <= (measured := ping_ms(rack_, client.name, replica.ip)) <= most:
+        # What comes too early stays so; what is late may be so because something else had the processors.
+        if measured < least or time.monotonic() > end:
+            raise RackError(
+                f"the round-trip time is {measured:.2f} ms, not {values.rtt_ms:g} ms: is the machine overloaded?"
+            )
     _step(f"links checked: round-trip time {measured:.2f} ms")
 
 
