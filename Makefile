@@ -88,7 +88,7 @@ deb: build setup ## Debian packages of the binaries and of the controller (build
 audit: setup ## licences, sources and known weaknesses of all that is linked or imported
 	CARGO="$(CARGO)" scripts/audit.sh
 
-include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk
+include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk host/capi/capi.mk
 
 # Demos: `make demo RATE=100 RTT=10 SIZE=200 REPLICAS=3 SWITCH=embedded`
 

@@ -10,7 +10,7 @@ UV_VERSION=0.9.5
 export UV_NATIVE_TLS=1
 # Why each: mininet (demos), nftables (keeps our segments from the kernel's TCP), ethtool (offloads),
 # conntrack (wire plausibility tests), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
-PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables procps python3-dev python3-venv tcpdump wget)
+PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget)
 
 # chromium: the controller's page is clicked; etcd-server: two controllers; tshark: the Wireshark dissector.
 TEST_PACKAGES=(chromium etcd-server tshark)

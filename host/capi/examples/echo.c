@@ -1,6 +1,7 @@
 /* Echoes lines. The server keeps nothing: what a client said last comes back with its next line.
  *
  *     echo INTERFACE ADDRESS PORT KEYFILE
+ *     echo INTERFACE AGENT NAME               services and keys from rivulet agent, or from a controller
  */
 #include <rivulet.h>
 #include <stdio.h>
@@ -8,11 +9,12 @@
 #include <string.h>
 
 int main(int argc, char **argv) {
-    if (argc != 5) {
-        fprintf(stderr, "usage: %s INTERFACE ADDRESS PORT KEYFILE\n", argv[0]);
+    if (argc != 4 && argc != 5) {
+        fprintf(stderr, "usage: %s INTERFACE ADDRESS PORT KEYFILE | INTERFACE AGENT NAME\n", argv[0]);
         return 2;
     }
-    int fd = msk_listen(argv[1], argv[2], (uint16_t)atoi(argv[3]), argv[4]);
+    int fd = argc == 4 ? msk_listen_agent(argv[1], argv[2], argv[3])
+                       : msk_listen(argv[1], argv[2], (uint16_t)atoi(argv[3]), argv[4]);
     if (fd < 0) {
         fprintf(stderr, "%s\n", msk_error());
         return 1;

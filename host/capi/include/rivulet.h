@@ -65,6 +65,12 @@ typedef struct {
  * readable when msk_events has something to do. */
 int msk_listen(const char *interface, const char *address, uint16_t port, const char *key_file);
 
+/* The same with what an agent of this host or a controller gives: services, their addresses and keys, a place in a pool.
+ * AGENT is one or more addresses with commas between, such as unix:/run/rivulet/agent.sock; NAME is this replica's in the
+ * controller's configuration. There is nothing to serve, and no event, before the first update has come; later ones are
+ * taken up within msk_events, which also sends the heartbeats and so must be called again within the liveness bound. */
+int msk_listen_agent(const char *interface, const char *agent, const char *name);
+
 /* Takes up to MAX events into LIST, waiting TIMEOUT_MS for the first (-1: for ever, 0: not at all); returns their number.
  * Events of the call before that were neither answered nor detached are dropped. */
 int msk_events(int fd, minisock **list, int max, int timeout_ms);
@@ -80,8 +86,8 @@ int msk_peer(const minisock *msk, struct sockaddr *address, socklen_t *length);
 /* Says that only the first LENGTH octets of the input were understood; the client sends the others again, with more. */
 int msk_consume(int fd, minisock *msk, size_t length);
 
-/* Sets the user continuation that comes back with the client's next input. It travels in response packet PKT (0: the
- * first; others only matter to a client that reads early). To be called before the answer. */
+/* Sets the user continuation that comes back with the client's next input; with the answer it travels in response packet PKT,
+ * 0 to msk_packets() - 1. One event has one: a second call takes the first one's place. To be called before the answer. */
 int msk_setucont(int fd, minisock *msk, int pkt, const char *buf, size_t length);
 
 /* Answer: each ends the minisocket. The octets follow those of the answer before. */
@@ -107,7 +113,9 @@ void msk_free_collection(msk_collection *events, int count);
 
 /* The client: a connection, requests in parallel on it (section 5.2), and their answers. */
 int msk_connect(const char *address, uint16_t port);
-int msk_request(int fd, const char *request, int length, int reserve); /* returns the stream's number */
+/* Sends a request on a stream of its own and returns the stream's number. RESERVE, octets of output to be kept free for the
+ * answer in the paper, has no effect: every stream has 2^48 octets of its own. */
+int msk_request(int fd, const char *request, int length, int reserve);
 int msk_write(int fd, const char *data, int length);                /* on stream 0, as a socket would; blocks */
 ssize_t msk_read(int fd, int stream, void *data, size_t length, int timeout_ms); /* 0: the end; -1 EAGAIN: nothing yet */
 

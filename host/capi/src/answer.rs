@@ -23,7 +23,10 @@ pub struct Answering<'a> {
 impl Application for Answering<'_> {
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
         let event = self.event;
-        let Some(place) = msk.heads().iter().position(|h| h.is_for_application()) else {
+        let heads = msk.heads().iter().enumerate();
+        let mut places = heads.filter(|(_, h)| h.is_for_application()).map(|(index, _)| index);
+        // The first, where there are fewer than the application was told.
+        let Some(place) = places.clone().nth(event.carrier).or_else(|| places.next()) else {
             return Ok(());
         };
         let consumed = event.offset + event.consumed as u64;
@@ -39,7 +42,7 @@ impl Application for Answering<'_> {
         sealed.insert(0, seal(msk, event, true, consumed, consumed, &ahead.encode())?);
         let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
         let mut data = [0; PAYLOAD];
-        for index in place..msk.heads().len() {
+        for index in 0..msk.heads().len() {
             let head = msk.heads()[index];
             if !head.is_for_application() {
                 continue;

@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
+use rivulet_agent::{Agent, Status};
 use rivulet_server::Server;
 
 use crate::client::Client;
@@ -21,6 +22,33 @@ pub struct Serving {
     pub waiting: Vec<Box<Event>>,
     /// Events that C has.
     pub out: Vec<*mut Event>,
+    /// Where services and keys come from; none with those of a file.
+    agent: Option<Agent>,
+    status: Status,
+}
+
+impl Serving {
+    pub fn new(server: Server, agent: Option<Agent>) -> Serving {
+        Serving { server, waiting: Vec::new(), out: Vec::new(), agent, status: Status::default() }
+    }
+
+    /// Takes up what the agent gave, and says how this server is.
+    pub fn hear(&mut self) {
+        let Some(agent) = &self.agent else { return };
+        while let Ok((version, services)) = agent.updates.try_recv() {
+            match self.server.replace(services) {
+                Ok(()) => (self.status.version, self.status.error) = (version, String::new()),
+                Err(e) => self.status.error = e.to_string(),
+            }
+        }
+        let counters = self.server.counters();
+        self.status.ready = self.server.is_ready();
+        let reason = if self.status.ready { "" } else { "nothing to serve, or the interface is down" };
+        self.status.reason = reason.into();
+        self.status.load = self.server.load() as u32;
+        (self.status.requests, self.status.refused) = (counters.requests, counters.refused_total());
+        agent.set_status(&self.status);
+    }
 }
 
 // SAFETY: the pointers are boxes given to the C side; the header allows one thread at a time.

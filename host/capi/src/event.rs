@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use rivulet_server::{Application, Detached, EventKind, Minisocket};
 use rivulet_transport::server::{Answer, Refusal, Reply};
-use rivulet_transport::ucont::MAX_OPAQUE;
+use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE};
 
 use crate::state::{Ahead, Source};
 
@@ -37,6 +37,8 @@ pub struct Event {
     pub consumed: usize,
     /// What the application wants to know again.
     pub user: Vec<u8>,
+    /// The response packet, of those allowed, that carries it.
+    pub carrier: usize,
     /// Kept beyond the next call.
     pub kept: bool,
 }
@@ -101,6 +103,7 @@ fn bare(msk: &Minisocket<'_, '_>) -> Event {
         detached: None,
         consumed: 0,
         user: Vec::new(),
+        carrier: 0,
         kept: false,
     }
 }
@@ -108,14 +111,28 @@ fn bare(msk: &Minisocket<'_, '_>) -> Event {
 /// Output that was promised before, from its continuations.
 fn answer_wants(msk: &mut Minisocket<'_, '_>) {
     let mut data = [0; PAYLOAD];
+    let mut renewed = false;
     for index in 0..msk.heads().len() {
         let head = msk.heads()[index];
         if head.is_for_application() && head.want.is_some() {
-            let answer = wanted(msk, index, head.room, &mut data);
+            // A long answer outlives its continuation: the client gets one of the newest epoch, once a request.
+            let anew = if renewed { None } else { sealed_anew(msk, index, head.room) };
+            renewed |= anew.is_some();
+            let anew: Vec<&[u8]> = anew.iter().map(Vec::as_slice).collect();
+            let mut reply = Reply { uconts: &anew, ..Reply::default() };
+            reply.answer = wanted(msk, index, head.room.saturating_sub(reply.overhead()), &mut data);
             // One that does not fit is answered with nothing by the library.
-            let _ = msk.send(index, &Reply { answer, ..Reply::default() });
+            let _ = msk.send(index, &reply);
         }
     }
+}
+
+/// The output continuation behind what a head wants, sealed anew if it ages and leaves room for data.
+fn sealed_anew(msk: &Minisocket<'_, '_>, index: usize, room: usize) -> Option<Vec<u8>> {
+    let (mut scratch, mut out) = ([0; MAX_OPAQUE], [0; MAX_LENGTH]);
+    let aging = msk.output_ages(index).then(|| msk.output_continuation(index, &mut scratch).ok())??;
+    let length = msk.seal(&aging, &mut out).ok()?;
+    (2 * length < room).then(|| out[..length].to_vec())
 }
 
 /// What the want of head `index` gets, up to `room` octets.

@@ -2,19 +2,14 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rivulet_pktio::Interface;
-use rivulet_server::keys::KeySet;
-use rivulet_server::service::Service;
-use rivulet_server::{Config, EventKind, Server};
+use rivulet_server::EventKind;
 
 use crate::answer::Answering;
-use crate::ends::{End, Serving, add, error, fail, get, remove};
+use crate::ends::{End, Serving, error, fail, get, remove};
 use crate::event::{Collector, Event};
 use crate::state::Source;
 
@@ -22,7 +17,6 @@ use crate::state::Source;
 const MAX_UCONT: usize = 900;
 const MAX_SEND: usize = 900;
 const MAX_FILES: usize = 4;
-const HORIZON: Duration = Duration::from_secs(4);
 /// Events in the queue that C has not taken; more are dropped, as a full network queue would.
 const MAX_WAITING: usize = 4096;
 
@@ -103,48 +97,6 @@ pub(crate) use attempt;
 /// See the header.
 ///
 /// # Safety
-/// The strings are terminated.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn msk_listen(
-    interface: *const c_char,
-    address: *const c_char,
-    port: u16,
-    key_file: *const c_char,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let (interface, address, keys) =
-        unsafe { (attempt!(text(interface)), attempt!(text(address)), attempt!(text(key_file))) };
-    let open = || -> Result<Server, Box<dyn std::error::Error>> {
-        let service = Service {
-            name: "msk".into(),
-            addresses: vec![address.parse::<IpAddr>()?],
-            port,
-            keys: KeySet::read(Path::new(keys))?,
-            member: None,
-            trust_tor: false,
-            plain_tcp: false,
-            horizon: HORIZON,
-            tunnels: Vec::new(),
-        };
-        let interface = Interface::new(None, interface)?;
-        Ok(Server::open(&Config { interface, services: vec![service], incarnation: 1 })?)
-    };
-    let server = match open() {
-        Ok(server) => server,
-        Err(e) => return fail(libc::EINVAL, &e),
-    };
-    match server.as_fd().try_clone_to_owned() {
-        Ok(fd) => {
-            let serving = Serving { server, waiting: Vec::new(), out: Vec::new() };
-            add(fd, End::Server(Arc::new(Mutex::new(serving))))
-        }
-        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
-    }
-}
-
-/// See the header.
-///
-/// # Safety
 /// `list` has room for `max` pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_events(
@@ -173,6 +125,7 @@ pub unsafe extern "C" fn msk_events(
         let left = until.map(|at| at.saturating_duration_since(Instant::now()));
         let longest = left.unwrap_or(Duration::from_millis(100)).min(Duration::from_millis(100));
         serving.server.turn(&mut Collector { events: &mut serving.waiting }, longest);
+        serving.hear();
         if left.is_some_and(|left| left.is_zero()) {
             break;
         }
@@ -339,6 +292,7 @@ pub unsafe extern "C" fn msk_setucont(
             return fail(libc::EINVAL, &"there is no such response packet");
         }
         event.user = user.to_vec();
+        event.carrier = pkt as usize;
         0
     })
 }

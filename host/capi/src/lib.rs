@@ -11,5 +11,6 @@ mod ends;
 mod event;
 mod ffi;
 mod ffi_client;
+mod ffi_listen;
 mod ffi_move;
 mod state;

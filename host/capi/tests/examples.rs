@@ -2,9 +2,12 @@
 //! skipped where namespaces cannot be made.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use prost::Message;
+use rivulet_agent::{Controllers, Door, DoorConfig, proto};
 use rivulet_pktio::testing::Netns;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -19,31 +22,42 @@ impl Drop for Process {
     }
 }
 
-/// Where cargo put the library: this test runs in the same folder's `deps`.
-fn library() -> PathBuf {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "-p", "rivulet-capi"])
-        .current_dir(ROOT)
-        .status();
-    assert!(built.unwrap().success());
+/// The library as `make install-capi` installs it, below this folder. Cargo built it for this test, beside it.
+fn install(into: &Path) -> PathBuf {
     let me = std::env::current_exe().unwrap();
-    let folder = me.parent().unwrap().parent().unwrap();
-    [folder.to_owned(), folder.with_file_name("debug")]
-        .into_iter()
-        .find(|f| f.join("librivulet_msk.so").exists())
-        .expect("librivulet_msk.so")
+    let folder = me.parent().unwrap();
+    let prefix = into.join("usr");
+    let status = Command::new(format!("{ROOT}/install.sh"))
+        .arg(folder)
+        .env_remove("DESTDIR")
+        .env_remove("LIBDIR")
+        .env("PREFIX", &prefix)
+        .status()
+        .expect("install.sh");
+    assert!(status.success());
+    prefix
 }
 
-fn compile(name: &str, library: &Path, into: &Path) -> PathBuf {
+/// What pkg-config says of the installed copy.
+fn pkg_config(prefix: &Path, flag: &str) -> Vec<String> {
+    let out = Command::new("pkg-config")
+        .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+        .args([flag, "rivulet"])
+        .output()
+        .expect("pkg-config");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
+}
+
+fn compile(name: &str, prefix: &Path, into: &Path) -> PathBuf {
     let program = into.join(name);
     let out = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
         .arg(&program)
         .arg(format!("{ROOT}/examples/{name}.c"))
-        .arg(format!("-I{ROOT}/include"))
-        .arg(format!("-L{}", library.display()))
-        .arg(format!("-Wl,-rpath,{}", library.display()))
-        .arg("-lrivulet_msk")
+        .args(pkg_config(prefix, "--cflags"))
+        .args(pkg_config(prefix, "--libs"))
+        .arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()))
         .output()
         .expect("cc");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -61,8 +75,12 @@ fn keys(dir: &Path) -> PathBuf {
 }
 
 fn serve(ns: &Netns, program: &Path, keys: &Path) -> Process {
-    let mut command = ns.command(program.to_str().unwrap());
-    let child = command.args(["s0", SERVICE, "7"]).arg(keys).spawn().unwrap();
+    started(ns, ns.command(program.to_str().unwrap()).args(["s0", SERVICE, "7"]).arg(keys))
+}
+
+/// Waits until it serves.
+fn started(ns: &Netns, command: &mut Command) -> Process {
+    let child = command.spawn().unwrap();
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
     let alive = format!("rivulet_guard_{}_", child.id());
     while !ns.run("nft list tables netdev").contains(&alive) {
@@ -88,7 +106,7 @@ fn namespaces() -> Option<(Netns, Netns)> {
 fn echo_goes_on_counting_after_kill() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let library = library();
+    let library = install(dir.path());
     let (echo, talk) = (compile("echo", &library, dir.path()), compile("talk", &library, dir.path()));
     let keys = keys(dir.path());
     let mut process = serve(&server, &echo, &keys);
@@ -111,11 +129,83 @@ fn echo_goes_on_counting_after_kill() {
     assert!(talking.0.wait().unwrap().success());
 }
 
+fn mac(ns: &Netns, device: &str) -> [u8; 6] {
+    let text = ns.run(&format!("cat /sys/class/net/{device}/address"));
+    let octets: Vec<u8> = text.trim().split(':').map(|o| u8::from_str_radix(o, 16).unwrap()).collect();
+    octets.try_into().unwrap()
+}
+
+/// What a controller said once, in the file that an agent keeps it in.
+fn kept(dir: &Path, tor_mac: [u8; 6]) -> PathBuf {
+    let service = proto::Service {
+        id: 1,
+        name: "echo".into(),
+        addresses: vec![vec![10, 9, 0, 1]],
+        port: 7,
+        pool: 1,
+        replica: 2,
+        tor_mac: tor_mac.into(),
+        heartbeat_interval_us: 10_000,
+        liveness_bound_us: 100_000,
+        seal_keys: vec![proto::SealKey { epoch: 1, master: vec![1; 16] }],
+        nonce_keys: vec![proto::NonceKey {
+            epoch: 1,
+            k: vec![1; 8],
+            k_prime: vec![2; 8],
+            opening: vec![3; 16],
+        }],
+        usable_seal_epoch: 1,
+        usable_nonce_epoch: 1,
+        horizon_us: 4_000_000,
+        ..proto::Service::default()
+    };
+    let path = dir.join("kept");
+    let mut file = std::fs::File::options();
+    let mut file = file.write(true).create_new(true).mode(0o600).open(&path).unwrap();
+    file.write_all(&proto::Update { version: 3, services: vec![service] }.encode_to_vec()).unwrap();
+    path
+}
+
+/// Services and keys from the agent of the host, and so from a controller, in place of a file: a successor that
+/// gets them the same way goes on with the connection.
+#[test]
+fn echo_serves_what_the_agent_gives() {
+    let Some((client, server)) = namespaces() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let prefix = install(dir.path());
+    let (echo, talk) = (compile("echo", &prefix, dir.path()), compile("talk", &prefix, dir.path()));
+    let socket = dir.path().join("agent.sock");
+    let nobody = format!("unix:{}", dir.path().join("nobody.sock").display());
+    let _agent = Door::open(DoorConfig {
+        name: "r1".into(),
+        controllers: Controllers::new(&[nobody], None).unwrap(),
+        mac: mac(&server, "s0"),
+        incarnation: 5,
+        socket: socket.clone(),
+        owner: None,
+        keep: Some(kept(dir.path(), mac(&client, "c0"))),
+    })
+    .unwrap();
+    let agent = format!("unix:{}", socket.display());
+    let serve = || started(&server, server.command(echo.to_str().unwrap()).args(["s0", &agent, "r1"]));
+    let process = serve();
+    let mut command = client.command(talk.to_str().unwrap());
+    command.args([SERVICE, "7", "one", "two"]).env("TALK_PAUSE", "1");
+    let mut talking = Process(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let mut input = talking.0.stdin.take().unwrap();
+    let mut lines = BufReader::new(talking.0.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().expect("a line").unwrap(), "1: one");
+    drop(process);
+    let _successor = serve();
+    input.write_all(b"\n").unwrap();
+    assert_eq!(lines.next().expect("a line").unwrap(), "2: two");
+}
+
 #[test]
 fn clock_tells_the_time_and_ends() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let library = library();
+    let library = install(dir.path());
     let (clock, talk) = (compile("clock", &library, dir.path()), compile("talk", &library, dir.path()));
     let _process = serve(&server, &clock, &keys(dir.path()));
     let out = client.run(&format!("{} {SERVICE} 7 now", talk.display()));

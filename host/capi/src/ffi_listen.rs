@@ -1,0 +1,101 @@
+//! Opening a server from C: with the keys of a file, or with what a controller gives.
+
+use std::ffi::{c_char, c_int};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use rivulet_agent::{Agent, Controllers};
+use rivulet_pktio::Interface;
+use rivulet_server::keys::KeySet;
+use rivulet_server::service::Service;
+use rivulet_server::{Config, Server};
+
+use crate::ends::{End, Serving, add, fail};
+use crate::ffi::{attempt, text};
+
+/// How long a request is fresh, and so an event worth keeping.
+const HORIZON: Duration = Duration::from_secs(4);
+
+type Failure = Box<dyn std::error::Error>;
+
+/// See the header.
+///
+/// # Safety
+/// The strings are terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_listen(
+    interface: *const c_char,
+    address: *const c_char,
+    port: u16,
+    key_file: *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (interface, address, keys) =
+        unsafe { (attempt!(text(interface)), attempt!(text(address)), attempt!(text(key_file))) };
+    listen(|| {
+        let service = Service {
+            name: "msk".into(),
+            addresses: vec![address.parse::<IpAddr>()?],
+            port,
+            keys: KeySet::read(Path::new(keys))?,
+            member: None,
+            trust_tor: false,
+            plain_tcp: false,
+            horizon: HORIZON,
+            tunnels: Vec::new(),
+        };
+        let config = Config {
+            interface: Interface::new(None, interface)?,
+            services: vec![service],
+            incarnation: incarnation(),
+        };
+        Ok((Server::open(&config)?, None))
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// The strings are terminated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn msk_listen_agent(
+    interface: *const c_char,
+    agent: *const c_char,
+    name: *const c_char,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (interface, agent, name) =
+        unsafe { (attempt!(text(interface)), attempt!(text(agent)), attempt!(text(name))) };
+    listen(|| {
+        let addresses: Vec<String> = agent.split(',').map(str::to_owned).collect();
+        let controllers = Controllers::new(&addresses, None)?;
+        let incarnation = incarnation();
+        let config =
+            Config { interface: Interface::new(None, interface)?, services: Vec::new(), incarnation };
+        let server = Server::open(&config)?;
+        let agent = Agent::start(controllers, name, incarnation, server.mac())?;
+        Ok((server, Some(agent)))
+    })
+}
+
+fn listen(open: impl FnOnce() -> Result<(Server, Option<Agent>), Failure>) -> c_int {
+    let (server, agent) = match open() {
+        Ok(opened) => opened,
+        Err(e) => return fail(libc::EINVAL, &e),
+    };
+    match server.as_fd().try_clone_to_owned() {
+        Ok(fd) => add(fd, End::Server(Arc::new(Mutex::new(Serving::new(server, agent))))),
+        Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
+    }
+}
+
+/// Different at every start: heartbeats of a former process are told from ours.
+fn incarnation() -> u16 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let mixed = (now.as_nanos() as u64 ^ u64::from(std::process::id())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed >> 48) as u16).max(1)
+}
