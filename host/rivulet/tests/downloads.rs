@@ -146,6 +146,19 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
     assert!(std::fs::read(rig.out()).unwrap() == content);
 
+    // What answered is remembered: the first connection of a run is taken over, the next one is the kernel's.
+    for (n, by) in (1..).zip(["shim", "syscalls"]) {
+        let before = Rig::counter(&rig.client, "TcpActiveOpens");
+        assert_eq!(before, n - 1, "nothing else was the kernel's");
+        let twice = format!("curl -sSf -o {0} {1} && curl -sSf -o {0} {1}", path.display(), url("file"));
+        let mut command = rig.client.command(rig::RIVULET);
+        command.env("RIVULET_SHIM", rig::shim()).args(["run", "--by", by, "--", "sh", "-c", &twice]);
+        let result = command.output().unwrap();
+        assert!(result.status.success(), "{by}: {}", String::from_utf8_lossy(&result.stderr));
+        assert!(std::fs::read(rig.out()).unwrap() == content);
+        assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), before + 1, "{by}");
+    }
+
     // Nobody listens there: a clear error, soon.
     let refused = format!("http://{SERVICE}:81/file");
     let out = rig.get(&["-q", "-o"]).arg(rig.out()).arg(refused).output().unwrap();

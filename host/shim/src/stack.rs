@@ -102,6 +102,9 @@ fn socket_option(fd: c_int, name: c_int) -> Option<c_int> {
     (got == 0).then_some(value)
 }
 
+/// What the stack answers for a destination that is known to speak plain TCP.
+const LEAVE_TO_KERNEL: c_int = libc::EPROTONOSUPPORT;
+
 /// Asks the stack for a connection and puts it in the place of `fd`, keeping the flags of `fd`.
 pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
     let Some(stack) = dial() else { return Outcome::NoStack };
@@ -122,6 +125,9 @@ pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
         Some(reply) => reply,
         None => return Outcome::NoStack,
     };
+    if errno == LEAVE_TO_KERNEL {
+        return Outcome::NoStack;
+    }
     let Some(end) = end.filter(|_| matches!(errno, 0 | libc::EINPROGRESS)) else {
         return Outcome::Failed(if errno == 0 { libc::EIO } else { errno });
     };

@@ -24,6 +24,10 @@ const MAX_ENDED: usize = 1024;
 /// With `--wait`: how long connect may take, as the kernel's TCP with its defaults.
 const CONNECT: Duration = Duration::from_secs(127);
 
+/// What [`Opener::open`] gives for a destination that is known to speak plain TCP: the kernel is to connect. No
+/// connect(2) of TCP's gives this; the shim knows it by the same name.
+pub(super) const LEAVE_TO_KERNEL: i32 = libc::EPROTONOSUPPORT;
+
 /// Counts that the pumps keep.
 #[derive(Debug)]
 pub(super) struct Activity {
@@ -118,6 +122,10 @@ impl Opener {
     /// Opens a connection; the errno that connect(2) is to give if that fails. With `--wait` this waits for
     /// the server, unless the program does not want to.
     pub(super) fn open(&self, ask: &Ask) -> Result<Opened, i32> {
+        // Learned not long ago (section 2.6): our option would only be passed over once more.
+        if self.stack.destination(ask.peer).is_some_and(|known| known.plain_tcp) {
+            return Err(LEAVE_TO_KERNEL);
+        }
         if self.activity.open.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS {
             self.activity.open.fetch_sub(1, Ordering::AcqRel);
             return Err(libc::EMFILE);

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::opening::Opener;
+use super::opening::{LEAVE_TO_KERNEL, Opener};
 use super::protocol::{Ask, address_of, id_of};
 
 /// linux/seccomp.h
@@ -151,6 +151,7 @@ impl Call {
         let on_exec = closes_on_exec(self.thread, self.arguments[0] as i32)?;
         let opened = match opener.open(&Ask { peer, bound, nonblocking }) {
             Ok(opened) => opened,
+            Err(LEAVE_TO_KERNEL) => return Ok(Verdict::Kernel),
             Err(errno) => return Ok(Verdict::Returns(errno)),
         };
         // SAFETY: plain call on an open descriptor.
