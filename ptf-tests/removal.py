@@ -55,7 +55,9 @@ REMOVALS = {
     "entry-form": reason("ranges.p4", "ENTRY_FORM", "t03_checks.FormOfTheProofV4"),
     "sum": reason("ranges.p4", "SUM", "t12_attacks.GuessedSumsV4"),
     "replay": reason("replay.p4", "REPLAY", "t12_attacks.CopiesOfAVictimV4"),
-    "vlan-filter": Removal("ports.p4", "                vlan_members.apply();", "", ("t07_forward.VlanFilter",)),
+    "vlan-filter": Removal(
+        "ports.p4", "meta.drop_reason = drop_reason_t.VLAN_REFUSED;", "", ("t07_forward.VlanFilter",)
+    ),
     "meter-syn": meter("SYN"),
     "meter-timeout": meter("TIMEOUT"),
     "meter-restart": meter("RESTART"),
