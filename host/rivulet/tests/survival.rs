@@ -74,10 +74,19 @@ fn a_file_cut_short_is_an_error_for_its_client_alone() {
     server.stop();
 }
 
-/// A PUT of 10 MB whose server dies in the middle: the same connection finishes, and the file is whole.
-/// Nothing of it shows before it is complete.
 #[test]
-fn an_upload_survives_its_server() {
+fn a_put_survives_its_server() {
+    upload("PUT");
+}
+
+#[test]
+fn a_post_survives_its_server() {
+    upload("POST");
+}
+
+/// curl uploads 10 MB and the server dies in the middle: the same connection finishes, and the file is whole. Nothing of
+/// it shows before it is complete.
+fn upload(method: &str) {
     let Some(rig) = Rig::new() else { return };
     rig.client.run("tc qdisc add dev c0 root tbf rate 40mbit burst 64kb limit 256kb");
     let storage = rig.dir.path().join("storage");
@@ -87,7 +96,16 @@ fn an_upload_survives_its_server() {
     let mut server = rig.serve(&flags);
     let source = rig.www().join("source");
     let mut command = rig.client.command(rig::RIVULET);
-    command.env("RIVULET_SHIM", rig::shim()).args(["run", "--", "curl", "-sS", "-w", "%{http_code}"]);
+    command.env("RIVULET_SHIM", rig::shim()).args([
+        "run",
+        "--",
+        "curl",
+        "-sS",
+        "-w",
+        "%{http_code}",
+        "-X",
+        method,
+    ]);
     let upload = command.arg("-T").arg(source).arg(url("up/file")).stdout(Stdio::piped()).spawn().unwrap();
     let parts = storage.join(".rivulet-uploads");
     let so_far = || {

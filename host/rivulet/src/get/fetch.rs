@@ -12,6 +12,7 @@ use rivulet_client::{Config, Stack, Statistics, Stream};
 use serde::Serialize;
 
 use super::args::GetArgs;
+use super::failure::Failure;
 use super::meter::{Meter, Reading};
 use super::response::{Buffer, Head};
 use super::url::Url;
@@ -19,37 +20,6 @@ use super::url::Url;
 const BLOCK: usize = 256 << 10;
 /// Octets of a stream that may wait to be read: more than any path holds.
 const RECEIVE_BUFFER: usize = 16 << 20;
-
-/// Why a download failed, by exit code.
-#[derive(Debug)]
-enum Failure {
-    /// 1
-    Local(anyhow::Error),
-    /// 2
-    Connect(anyhow::Error),
-    /// 3
-    Status(u16, String),
-    /// 4
-    Broken(anyhow::Error),
-}
-
-impl Failure {
-    fn code(&self) -> u8 {
-        match self {
-            Failure::Local(_) => 1,
-            Failure::Connect(_) => 2,
-            Failure::Status(..) => 3,
-            Failure::Broken(_) => 4,
-        }
-    }
-
-    fn message(&self) -> String {
-        match self {
-            Failure::Local(e) | Failure::Connect(e) | Failure::Broken(e) => format!("{e:#}"),
-            Failure::Status(code, reason) => format!("the server answered {code} {reason}"),
-        }
-    }
-}
 
 /// What happened to one URL.
 #[derive(Debug, Serialize)]

@@ -1,6 +1,7 @@
 //! `rivulet get`: downloads, and what happened to them.
 
 mod args;
+mod failure;
 mod fetch;
 mod meter;
 mod response;

@@ -12,6 +12,7 @@ mod head;
 mod objects;
 mod ranges;
 mod session;
+mod stamp;
 mod upload;
 
 pub use answer::{Answer, MAX_ANSWER, ReadError};

@@ -17,6 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::guard::Mapping;
+use super::stamp::Stamp;
 
 /// Longest name, octets; longer ones are refused with 414 so that a continuation fits into a packet.
 pub const MAX_NAME: usize = 700;
@@ -42,16 +43,6 @@ pub struct Identity {
     pub size: u64,
     /// First 16 octets of the content's BLAKE3 hash; the entity tag.
     pub hash: [u8; 16],
-}
-
-/// What tells one state of a file from another, on this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, u64),
-    changed: (i64, u64),
 }
 
 #[derive(Debug)]
@@ -416,19 +407,6 @@ impl Shared {
                 tracing::warn!(file = name, "changed while it was hashed");
             }
         }
-    }
-}
-
-impl Stamp {
-    fn of(file: &File) -> io::Result<Stamp> {
-        let stat = rustix::fs::fstat(file)?;
-        Ok(Stamp {
-            device: stat.st_dev,
-            inode: stat.st_ino,
-            size: u64::try_from(stat.st_size).map_err(|_| io::ErrorKind::InvalidData)?,
-            modified: (stat.st_mtime, stat.st_mtime_nsec),
-            changed: (stat.st_ctime, stat.st_ctime_nsec),
-        })
     }
 }
 

@@ -1,0 +1,32 @@
+//! Why downloads fail.
+
+/// Why a download failed, by exit code.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// 1
+    Local(anyhow::Error),
+    /// 2
+    Connect(anyhow::Error),
+    /// 3
+    Status(u16, String),
+    /// 4
+    Broken(anyhow::Error),
+}
+
+impl Failure {
+    pub(super) fn code(&self) -> u8 {
+        match self {
+            Failure::Local(_) => 1,
+            Failure::Connect(_) => 2,
+            Failure::Status(..) => 3,
+            Failure::Broken(_) => 4,
+        }
+    }
+
+    pub(super) fn message(&self) -> String {
+        match self {
+            Failure::Local(e) | Failure::Connect(e) | Failure::Broken(e) => format!("{e:#}"),
+            Failure::Status(code, reason) => format!("the server answered {code} {reason}"),
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! What tells one state of a file from another.
+
+use std::fs::File;
+use std::io;
+
+/// What tells one state of a file from another, on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    pub(super) size: u64,
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+impl Stamp {
+    /// Of the file that is open.
+    pub(super) fn of(file: &File) -> io::Result<Stamp> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Stamp {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: u64::try_from(stat.st_size).map_err(|_| io::ErrorKind::InvalidData)?,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        })
+    }
+}
