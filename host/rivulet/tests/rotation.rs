@@ -3,7 +3,7 @@
 mod rig;
 
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -38,22 +38,39 @@ fn service(epochs: &[u16]) -> Service {
     }
 }
 
+/// Responses from one epoch to the next.
+const BETWEEN: u64 = 400;
+/// Epochs held at a time: together many windows of this path, in which what a client carries is surely sealed anew, and
+/// much less than an answer.
+const HELD: u16 = 4;
+
+/// What the server says of itself.
+#[derive(Default)]
+struct Said {
+    stop: AtomicBool,
+    responses: AtomicU64,
+    /// Changes of keys that it took up.
+    changes: AtomicU64,
+}
+
 /// Serves in this process, with the keys that come.
-fn serve(mut server: Server, mut files: Files, keys: &Receiver<Vec<u16>>, stop: &AtomicBool) {
-    while !stop.load(Ordering::Acquire) {
+fn serve(mut server: Server, mut files: Files, keys: &Receiver<Vec<u16>>, said: &Said) {
+    while !said.stop.load(Ordering::Acquire) {
         server.turn(&mut files, Duration::from_millis(5));
+        said.responses.store(server.counters().responses, Ordering::Release);
         for epochs in keys.try_iter() {
             server.replace(vec![service(&epochs)]).unwrap();
+            said.changes.fetch_add(1, Ordering::Release);
         }
     }
 }
 
 /// The server ends with the test, also when that fails.
-struct StopAtEnd<'a>(&'a AtomicBool);
+struct StopAtEnd<'a>(&'a Said);
 
 impl Drop for StopAtEnd<'_> {
     fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
+        self.0.stop.store(true, Ordering::Release);
     }
 }
 
@@ -63,44 +80,42 @@ impl Drop for StopAtEnd<'_> {
 #[test]
 fn answers_outlive_the_keys_that_promised_them() {
     let Some(rig) = Rig::new() else { return };
-    rig.server.run("tc qdisc add dev s0 root tbf rate 60mbit burst 64kb limit 256kb");
+    rig.server.run("tc qdisc add dev s0 root tbf rate 60mbit burst 64kb limit 128kb");
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     let (one, two) = (rig.file("one", 6_000_000), rig.file("two", 3_000_000));
     let site = Site { objects: Objects::open(&rig.www()).unwrap(), uploads: None };
     let interface = Interface::new(Some(rig.server.name()), "s0").unwrap();
     let config = Config { interface, services: vec![service(&[1])], incarnation: 1 };
     let server = Server::open(&config).unwrap();
-    let stop = AtomicBool::new(false);
+    let said = Said::default();
     let (rotate, keys) = channel();
     std::thread::scope(|scope| {
-        let told = &stop;
+        let told = &said;
         let serving = scope.spawn(move || serve(server, Files::new(site), &keys, told));
-        let _ends = StopAtEnd(&stop);
+        let _ends = StopAtEnd(&said);
         let (out_one, out_two) = (rig.dir.path().join("out1"), rig.dir.path().join("out2"));
         let mut command = rig.client.command(rig::RIVULET);
         command.env("RIVULET_SHIM", rig::shim()).args(["run", "--", "curl", "-sS", "-w", "%{num_connects} "]);
         command.arg("-o").arg(&out_one).arg(url("one")).arg("-o").arg(&out_two).arg(url("two"));
         let mut curl = command.stdout(Stdio::piped()).spawn().unwrap();
-        let size = |path| std::fs::metadata(path).map_or(0, |m| m.len());
-        let mut newest = 1;
         let patience = Instant::now() + Duration::from_secs(120);
-        for at in 1..=8 {
-            // A rotation for each megabyte that came: the next epoch beside the present one, then the next alone.
-            while size(&out_one) + size(&out_two) < at * 1_000_000 && curl.try_wait().unwrap().is_none() {
-                assert!(Instant::now() < patience, "no progress at {at} MB, epoch {newest}");
-                std::thread::sleep(Duration::from_millis(2));
+        let mut until = |what: &str, done: &dyn Fn() -> bool| {
+            while !done() && curl.try_wait().unwrap().is_none() {
+                assert!(Instant::now() < patience, "no progress: {what}");
+                std::thread::sleep(Duration::from_millis(1));
             }
-            rotate.send(vec![newest, newest + 1]).unwrap();
-            let beside = size(&out_one) + size(&out_two) + 400_000;
-            while size(&out_one) + size(&out_two) < beside && curl.try_wait().unwrap().is_none() {
-                assert!(Instant::now() < patience, "no progress beside {newest}");
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            newest += 1;
-            rotate.send(vec![newest]).unwrap();
+        };
+        for newest in 2..=18u16 {
+            let epochs: Vec<u16> = (newest.saturating_sub(HELD - 1).max(1)..=newest).collect();
+            let what = format!("{epochs:?}");
+            let changes = said.changes.load(Ordering::Acquire);
+            rotate.send(epochs).unwrap();
+            until(&what, &|| said.changes.load(Ordering::Acquire) > changes);
+            let responses = said.responses.load(Ordering::Acquire);
+            until(&what, &|| said.responses.load(Ordering::Acquire) > responses + BETWEEN);
         }
         let result = curl.wait_with_output().unwrap();
-        stop.store(true, Ordering::Release);
+        said.stop.store(true, Ordering::Release);
         serving.join().unwrap();
         assert!(result.status.success(), "{:?}", result.status);
         assert_eq!(String::from_utf8_lossy(&result.stdout), "1 0 ", "one connection for both");

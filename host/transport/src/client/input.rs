@@ -12,6 +12,10 @@ const MAX_CONTINUATIONS: usize = 8;
 /// Times that a packet of input may come back without progress before the application is told.
 pub const MAX_FUTILE: u8 = 32;
 
+/// Packets of no bytes, at most, that ask for one new continuation. A server that refuses what it was asked with refuses
+/// the whole request, so there must be an end.
+const MAX_RENEWALS: u8 = 8;
+
 /// One packet of input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
@@ -43,8 +47,10 @@ pub struct Input {
     fin_consumed: bool,
     not_before: Time,
     futile: u8,
-    /// The continuation is to be had anew, with a packet of no bytes if there are none to send.
-    renew: bool,
+    /// Times that a packet of no bytes may still be sent to have the continuation anew.
+    renew: u8,
+    /// One is on the way.
+    renewing: bool,
 }
 
 impl Input {
@@ -63,7 +69,8 @@ impl Input {
             fin_consumed: false,
             not_before: Time(0),
             futile: 0,
-            renew: false,
+            renew: 0,
+            renewing: false,
         }
     }
 
@@ -94,7 +101,7 @@ impl Input {
 
     /// The input continuation is to be had anew: sealed long ago, it would not outlast what is being answered.
     pub fn renew(&mut self) {
-        self.renew = true;
+        self.renew = MAX_RENEWALS;
     }
 
     fn end(&self) -> u64 {
@@ -137,7 +144,8 @@ impl Input {
         };
         let ends = self.finished && !self.fin_in_flight && !self.fin_consumed;
         // Nothing on the way that would bring a new continuation anyway, and one to be renewed.
-        let renews = self.renew && self.sent == self.base && self.base > 0 && !self.finished;
+        let renews =
+            self.renew > 0 && !self.renewing && self.sent == self.base && self.base > 0 && !self.finished;
         (start < end || renews || (ends && start == self.end())).then_some((start..end, ends))
     }
 
@@ -162,8 +170,10 @@ impl Input {
         } else {
             self.sent = range.end;
         }
-        self.renew = false;
         let fin = ends && range.end == self.end();
+        // Bytes bring a new continuation by themselves.
+        self.renewing = range.is_empty() && !fin;
+        self.renew = if self.renewing { self.renew.saturating_sub(1) } else { 0 };
         self.fin_in_flight |= fin;
         Some(Packet { range, fin, continuation })
     }
@@ -179,6 +189,7 @@ impl Input {
     /// A packet was lost: it is sent again.
     pub fn lost(&mut self, range: Range<u64>, fin: bool) {
         self.fin_in_flight &= !fin;
+        self.renewing &= !range.is_empty() || fin;
         self.resend(range);
     }
 
@@ -201,6 +212,13 @@ impl Input {
     /// A packet was answered: the server took it up to `consumed`, or said nothing about it. Gives false when packets keep coming
     /// back without progress.
     pub fn answered(&mut self, range: Range<u64>, fin: bool, consumed: Option<u64>, until: Time) -> bool {
+        if range.is_empty() && !fin {
+            // For a new continuation, which came or is asked for again: the server may have had no place to say it.
+            self.renewing = false;
+            self.renew = if consumed.is_some() { 0 } else { self.renew };
+            self.not_before = if consumed.is_some() { self.not_before } else { self.not_before.max(until) };
+            return true;
+        }
         let taken = consumed.map_or(range.start, |c| c.clamp(range.start, range.end));
         if taken > range.start || (range.is_empty() && consumed.is_some()) {
             self.futile = 0;
@@ -332,15 +350,26 @@ mod tests {
         let p = i.take_packet(100, Time(0)).unwrap();
         assert_eq!((p.range.clone(), p.fin, p.continuation.as_deref()), (3..3, false, Some(&b"old"[..])));
         assert!(!i.has_packet(Time(0)), "once");
+        i.lost(p.range, false);
+        let p = i.take_packet(100, Time(0)).expect("again, since it was lost");
+        assert!(i.answered(p.range, false, None, Time(9)));
+        assert!(!i.has_packet(Time(8)));
+        let p = i.take_packet(100, Time(9)).expect("again, since the server did not say");
         i.hold(valid(3, 3), b"new");
         assert!(i.answered(p.range.clone(), false, Some(3), Time(0)));
         i.renew();
         i.write(b"d");
-        let p = i.take_packet(100, Time(0)).unwrap();
+        let p = i.take_packet(100, Time(9)).unwrap();
         assert_eq!((p.range.clone(), p.continuation.as_deref()), (3..4, Some(&b"new"[..])));
         i.lost(p.range, false);
-        assert_eq!(i.take_packet(100, Time(0)).unwrap().range, 3..4);
-        assert!(!i.has_packet(Time(0)));
+        let p = i.take_packet(100, Time(9)).unwrap();
+        assert_eq!(p.range, 3..4);
+        i.hold(valid(4, 4), b"newer");
+        assert!(i.answered(p.range, false, Some(4), Time(9)));
+        i.renew();
+        let sent =
+            (0..100).take_while(|_| i.take_packet(100, Time(9)).map(|p| i.lost(p.range, false)).is_some());
+        assert_eq!(sent.count(), usize::from(MAX_RENEWALS), "there is an end");
     }
 
     #[test]
