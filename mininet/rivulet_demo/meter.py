@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import statistics
 from dataclasses import dataclass, field
 
 BIN_S = 0.001
@@ -47,6 +48,15 @@ def goodput_mbps(samples: list[tuple[float, int]], start: float, end: float) -> 
     before = next((count for at, count in reversed(samples) if at < start), 0)
     after = next((count for at, count in reversed(samples) if at < end), before)
     return (after - before) * 8 / (end - start) / 1e6 if end > start else 0.0
+
+
+def typical_mbps(samples: list[tuple[float, int]], start: float, end: float, parts: int = 10) -> float:
+    """The median goodput of so many parts of [start, end): what it was most of the time.
+
+    An attack goes on all the while; what holds a busy machine up for a moment does not.
+    """
+    edges = [start + (end - start) * part / parts for part in range(parts + 1)]
+    return statistics.median(goodput_mbps(samples, a, b) for a, b in itertools.pairwise(edges))
 
 
 def recovered_after(samples: list[tuple[float, int]], kill: float, before: float, span: float) -> float | None:

@@ -11,7 +11,7 @@ import pytest
 from rivulet_controller.config import parse
 from rivulet_demo.fetch import fetch
 from rivulet_demo.figure import throughput
-from rivulet_demo.meter import Meter, longest_gap
+from rivulet_demo.meter import Meter, longest_gap, typical_mbps
 from rivulet_demo.plan import failover, rolling
 from rivulet_demo.spec import Link, rack
 
@@ -62,6 +62,17 @@ def test_the_longest_gap_is_the_one_that_overlaps_the_window() -> None:
     assert longest_gap(samples, 1.3, 2.0) == pytest.approx(2.0)
     assert longest_gap(samples, 5.0, 6.0) == 0.0
     assert longest_gap([], 0.0, 1.0) == 0.0
+
+
+def test_the_typical_goodput_is_that_of_most_of_the_time() -> None:
+    steady = [(n / 100, 1000 * n) for n in range(101)]
+    assert typical_mbps(steady, 0.0, 1.0) == pytest.approx(0.8, rel=0.15)
+    assert typical_mbps([s for s in steady if not 0.2 < s[0] < 0.6], 0.0, 1.0) == pytest.approx(0.8, rel=0.15), (
+        "a pause"
+    )
+    slow = [(at, count if at < 0.3 else 30_000) for at, count in steady]
+    assert typical_mbps(slow, 0.0, 1.0) == 0.0
+    assert typical_mbps([], 0.0, 1.0) == 0.0
 
 
 def test_throughput_counts_every_byte_once() -> None:
