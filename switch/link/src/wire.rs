@@ -220,6 +220,8 @@ impl Wire {
                 Ok(0) | Err(IoError::Down(_)) => break,
                 Ok(n) => {
                     total += n;
+                    // Not when this woke: what came since then, if it was kept from the processor, would leave early.
+                    let time = now();
                     for i in 0..n {
                         let frame = port.io.frame(i);
                         self.links[from].offer(time, frame.data, frame.checksum);
@@ -257,10 +259,11 @@ impl Wire {
     /// The interface is gone: out of the poll set (its socket reports errors for ever), tried again later.
     fn lost(&mut self, index: usize, time: u64) -> Result<(), WireError> {
         let port = &mut self.ports[index];
+        // Once: what is to be sent there finds it gone again and again, and must not put off the next try each time.
         if port.retry_at.is_none() {
             self.poller.remove(port.io.as_fd())?;
+            port.retry_at = Some(time + self.options.retry);
         }
-        port.retry_at = Some(time + self.options.retry);
         Ok(())
     }
 
