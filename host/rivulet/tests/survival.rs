@@ -10,7 +10,7 @@ use rig::{Rig, url};
 
 /// Slow enough that a process dies in the middle of a download.
 fn shape(rig: &Rig) {
-    rig.server.run("tc qdisc add dev s0 root tbf rate 100mbit burst 64kb limit 256kb");
+    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
 }
 
 /// kill -9 of the serving process, twice, in the middle of one download; the same connection finishes.
