@@ -57,7 +57,56 @@ def _switch(d: Json) -> str:
         )
     head = ("packets", "embedded", "BMv2", "bare forwarder", "times BMv2", "goal reached")
     notes = "".join(f"\n\n{d['setting'][key]}" for key in ("queues", "odd", "replay") if key in d["setting"])
-    return "Packets a second without loss, one worker, AF_PACKET.\n\n" + table(head, rows) + notes
+    parts = ["Packets a second without loss, one worker, AF_PACKET.\n\n" + table(head, rows) + notes]
+    if "engine" in d:
+        parts.append(engine_section(d["engine"]))
+    if "soak" in d:
+        parts.append(soak_section(d["soak"]))
+    if "date" in d.get("stf", {}):
+        parts.append(stf_section(d["stf"]))
+    return "\n\n".join(parts)
+
+
+def engine_section(engine: Json) -> str:
+    """The engine without input and output, and what ten thousand entries cost beside ten."""
+    rows = [
+        (name, f"{row['ns_per_packet']:,.0f}", f"{row['packets_per_second']:,}")
+        for name, row in engine.items()
+        if not name.startswith("lookup")
+    ]
+    lookups = []
+    for kind in ("exact", "lpm", "ternary"):
+        few, many = (engine[f"lookup, {kind}, {n} entries"]["ns_per_packet"] for n in (10, 10000))
+        lookups.append((kind, f"{few:.0f}", f"{many:.0f}", f"{many / few:.1f}"))
+    return (
+        "The engine alone, one core:\n\n"
+        + table(("program", "ns a packet", "packets/s"), rows)
+        + "\n\nA packet with one lookup, by entries in the table (wanted: at most twice):\n\n"
+        + table(("table", "10 entries, ns", "10,000, ns", "times"), lookups)
+    )
+
+
+def soak_section(soak: Json) -> str:
+    """What an hour of traffic with changing tables left in memory."""
+    return (
+        f"Soak: {soak['seconds']:,.0f} s of requests at {soak['offered_pps']:,} packets/s, {soak['sent']:,} sent,"
+        f" {soak['lost']:,} lost, {soak['table_writes']:,} table writes meanwhile"
+        + (f" (ended by: {soak['table_writes_failed']})" if soak["table_writes_failed"] else "")
+        + f"; resident memory after a quarter of the time {soak['resident_kb_after_warm_up']:,} kB, at the end"
+        f" {soak['resident_kb_at_the_end']:,} kB."
+    )
+
+
+def stf_section(stf: Json) -> str:
+    """The counts of p4c's own tests, and by name what failed or could not be run."""
+    kinds = [kind for kind in ("machine code", "interpreted") if kind in stf]
+    rows = [(kind, *(stf[kind][count] for count in ("run", "passed", "failed"))) for kind in kinds]
+    lines = [f"{kind}: {one['name']} ({one['why'].strip()})" for kind in kinds for one in stf[kind]["failures"]]
+    lines += [f"not compiled: {one['name']} ({one['why'].strip()})" for one in stf["not_compiled"]]
+    lines += [f"not in the folder: {name}" for name in stf["not_in_folder"]]
+    head = f"p4c's own v1model tests (p4c {stf['p4c'] or 'of a version not recorded'}), run on {stf['date']}:"
+    listed = "".join(f"\n- {line}" for line in lines)
+    return f"{head}\n\n{table(('', 'run', 'passed', 'failed'), rows)}" + (f"\n{listed}" if listed else "")
 
 
 def _figure9(d: Json) -> str:

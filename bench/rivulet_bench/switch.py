@@ -2,7 +2,8 @@
 
 The plain router with one route; our ToR program with all checks enforced and three replicas, for requests of one and
 of four ranges and for responses; each with the shortest frames it allows and with 1400 bytes. Beside it the engine
-without input and output, and the counts of p4c's own tests as switch/README.md states them.
+without input and output, and with --stf the counts of p4c's own tests; without it those of an earlier run, which say
+their date, if there was one.
 
 No request is sent twice: the sender counts the response number up within a proof of 65,536 packets. Before the rates
 are searched, fresh requests have to come out and the same ones sent again must not. For the search replays are counted
@@ -15,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -32,8 +32,9 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+from . import switch_stf
 from .rig import BUILD, plot_path
-from .stats import REPOSITORY, interval, save
+from .stats import REPOSITORY, RESULTS, interval, save
 from .switch_rig import (
     GRPC,
     PORTS,
@@ -310,15 +311,6 @@ def means(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def stf_counts() -> dict[str, dict[str, int]]:
-    """Of p4c's own tests, as switch/README.md states them."""
-    text = (REPOSITORY / "switch" / "README.md").read_text()
-    found = re.findall(r"^\| (machine code|interpreted) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
-    if len(found) != 2:
-        raise BenchError("switch/README.md does not state the counts of the STF tests")
-    return {kind: {"run": int(n), "passed": int(ok), "failed": int(bad)} for kind, n, ok, bad in found}
-
-
 def engine() -> dict[str, Any]:
     """Packets per second of the engine alone."""
 
@@ -379,8 +371,10 @@ def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
         },
         "summary": summary,
         **measured,
-        "stf": {"stated_in": "switch/README.md", **stf_counts()},
     }
+    stf = measured.get("stf") or switch_stf.carried(RESULTS / "switch.json")
+    if stf is not None:
+        result["stf"] = stf
     plot(plot_path("switch"), summary)
     print(save("switch", result))
 
@@ -396,8 +390,13 @@ def parse() -> argparse.Namespace:
         "--soak", type=float, default=0, metavar="SECONDS", help="then so long at the highest rate, tables changing"
     )
     parser.add_argument("--without-engine", action="store_true", help="leave out the engine without input and output")
+    parser.add_argument("--stf", type=Path, metavar="FOLDER", help="p4c's tests, compiled: count them")
+    parser.add_argument("--only-stf", action="store_true", help="nothing else; the other results stay as they are")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.only_stf and options.stf is None:
+        parser.error("--only-stf needs --stf FOLDER")
+    return options
 
 
 def main() -> int:
@@ -408,10 +407,19 @@ def main() -> int:
         measured = measure(options)
         if not options.without_engine:
             measured["engine"] = engine()
+        if options.stf:
+            measured["stf"] = switch_stf.counts(TARGET / "stf-run", options.stf)
         write(measured, options)
         return 0 if not measured["failures"] else 1
-    build = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked", "-p", "rivulet-pktio"]
-    subprocess.run([*build, "--example", "pps"], cwd=REPOSITORY, check=True)
+    build = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked"]
+    if options.stf:
+        subprocess.run([*build, "-p", "rivulet-engine", "--bin", "stf-run"], cwd=REPOSITORY, check=True)
+    if options.only_stf:
+        stf = switch_stf.counts(TARGET / "stf-run", options.stf)
+        switch_stf.replace(RESULTS / "switch.json", stf)
+        print(json.dumps(stf, indent=1))
+        return 0
+    subprocess.run([*build, "-p", "rivulet-pktio", "--example", "pps"], cwd=REPOSITORY, check=True)
     name = f"bsw-{os.getpid()}"
     with namespace(name):
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "rivulet_bench.switch", "--inside", *sys.argv[1:]]
