@@ -41,9 +41,13 @@ RUSHED_MBIT = 100.0
 """Where all connections at once are a thousand packets on a queue of 256, and two seconds little but that start: every
 other run, one of our connections loses three requests in a row after a timeout and ends seconds after the others."""
 KINDS = ("rivulet", "rivulet, no delta", "tcp reno", "tcp cubic")
+XDP = "rivulet, af_xdp"
+"""The server's packets by AF_XDP, the load's by AF_PACKET as ever. Unshaped only: it goes around the shaper. Stopped for
+kernel TCP, since the program on the interface looks at every frame."""
 WANTED = {"rivulet": 0.95, "rivulet, no delta": 0.90}
 OBJECTS = (1, 100, 1_000, 10_000)
 REQUEST_KINDS = ("rivulet", "rivulet, token", "nginx", "nginx, fast open")
+XDP_FLAGS = ("--io", "af_xdp")
 PARTS = ("throughput", "requests", "attacks")
 UNSHAPED_MBIT = 2_000.0
 """What an unshaped transfer is sized for."""
@@ -59,10 +63,27 @@ def rate_name(rate: float | None) -> str:
 def server_of(rig: HostRig, kind: str) -> Server:
     """The server that a kind is measured with; one that is idle does not disturb the other."""
     if kind.startswith("rivulet"):
+        if kind == XDP:
+            return rig.start_rivulet(*XDP_FLAGS)
         return rig.start_rivulet(*(["--no-delta"] if "no delta" in kind else []))
+    running = rig.servers.get("rivulet")
+    if running is not None and running.flags == XDP_FLAGS:
+        rig.stop("rivulet")
     if kind.startswith("tcp "):
         rig.congestion("cubic" if kind.endswith("cubic") else "reno")
     return rig.servers.get("nginx") or rig.start_nginx()
+
+
+def has_xdp(rig: HostRig) -> bool:
+    """Whether this machine's kernel lets the server have AF_XDP; says why not."""
+    try:
+        rig.start_rivulet(*XDP_FLAGS)
+    except RackError as error:
+        print(f"without AF_XDP: {error}", flush=True)
+        return False
+    finally:
+        rig.stop("rivulet")
+    return True
 
 
 def transfer(rig: HostRig, kind: str, connections: int, total: int) -> Json:
@@ -100,6 +121,7 @@ def used_control(rig: HostRig) -> str | None:
 def throughput(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
     """Every kind in turn, so that what else the machine does meets all alike."""
     rows: list[Json] = []
+    unshaped = (*KINDS, XDP) if has_xdp(rig) else KINDS
     for rate in RATES:
         shape(rig, "s", "s0", rate)
         shape(rig, "c", "c0", rate)
@@ -110,7 +132,7 @@ def throughput(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
                 size *= 4
             rig.put(size // connections)
             for repetition in range(repetitions):
-                for kind in KINDS:
+                for kind in unshaped if rate is None else KINDS:
                     server_of(rig, kind)
                     row = transfer(rig, kind, connections, size)
                     rows.append({"rate_mbit": rate, "repetition": repetition, **row})
@@ -131,8 +153,10 @@ def throughput_summary(rows: list[Json]) -> list[Json]:
         for connections in CONNECTIONS:
             here = [r for r in rows if r["rate_mbit"] == rate and r["connections"] == connections]
             reno = {r["repetition"]: r["mbps"] for r in here if r["kind"] == "tcp reno"}
-            for kind in KINDS:
+            for kind in (*KINDS, XDP):
                 mine = [r for r in here if r["kind"] == kind]
+                if not mine:
+                    continue
                 mean, half = interval([r["mbps"] for r in mine])
                 ratio, ratio_half = interval([r["mbps"] / reno[r["repetition"]] for r in mine])
                 cpu, cpu_half = interval([r["cpu_s_per_gb"] for r in mine])
@@ -179,10 +203,11 @@ def requests(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
     """Small objects, a new connection each, 32 clients in one thread."""
     rows: list[Json] = []
     rig.congestion("reno")
+    kinds = (*REQUEST_KINDS, XDP) if has_xdp(rig) else REQUEST_KINDS
     for size in OBJECTS:
         path = rig.put(size)
         for repetition in range(repetitions):
-            for kind in REQUEST_KINDS:
+            for kind in kinds:
                 server = server_of(rig, kind)
                 before, busy = server.cpu_s(), busy_s(SERVER_CORE)
                 words = ["--one-thread", *(["--token"] if kind.endswith("token") else [])]
@@ -213,8 +238,10 @@ def requests_summary(rows: list[Json]) -> list[Json]:
     for size in OBJECTS:
         here = [r for r in rows if r["bytes"] == size]
         nginx = {r["repetition"]: r["per_second"] for r in here if r["kind"] == "nginx"}
-        for kind in REQUEST_KINDS:
+        for kind in (*REQUEST_KINDS, XDP):
             mine = [r for r in here if r["kind"] == kind]
+            if not mine:
+                continue
             mean, half = interval([r["per_second"] for r in mine])
             ratio, ratio_half = interval([r["per_second"] / nginx[r["repetition"]] for r in mine])
             cpu, cpu_half = interval([r["cpu_us"] for r in mine])

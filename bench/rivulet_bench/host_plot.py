@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ COLOURS = {
     "rivulet": "#0b6e4f",
     "rivulet, no delta": "#7fb8a4",
     "rivulet, token": "#7fb8a4",
+    "rivulet, af_xdp": "#e0a030",
     "tcp reno": "#b23a48",
     "tcp cubic": "#dda0a6",
     "nginx": "#b23a48",
     "nginx, fast open": "#dda0a6",
 }
 LABELS = {"rivulet": "Rivulet", "rivulet, no delta": "Rivulet, no delta", "rivulet, token": "Rivulet, address token"}
+LABELS |= {"rivulet, af_xdp": "Rivulet, server by AF_XDP"}
 LABELS |= {"tcp reno": "kernel TCP, Reno", "tcp cubic": "kernel TCP, CUBIC", "nginx, fast open": "nginx, TCP Fast Open"}
 
 
@@ -62,7 +65,9 @@ def plot(path: Path, result: Json) -> None:
         return f"{link}\n{connections} conn."
 
     def of(kind: str, value: str, half: str) -> list[tuple[float, float]]:
-        return [(r[value], r[half]) for p in points for r in rows if r["kind"] == kind and key(r) == p]
+        found = {key(r): (r[value], r[half]) for r in rows if r["kind"] == kind}
+        # Not every kind is measured everywhere: no bar there.
+        return [found.get(p, (nan, 0.0)) for p in points]
 
     def key(row: Json) -> tuple[float | None, int]:
         return row["rate_mbit"], row["connections"]

@@ -8,7 +8,8 @@
  * event does must bear being done twice.
  *
  * Functions return -1 with errno set and a sentence in msk_error() on failure. One fd belongs to one thread at a time.
- * Needs CAP_NET_RAW and CAP_NET_ADMIN. Build with `pkg-config --cflags --libs rivulet`.
+ * Needs CAP_NET_RAW and CAP_NET_ADMIN. The environment variable RIVULET_IO says what moves the packets: af_packet (the
+ * default), af_xdp (an error where it cannot be had; needs CAP_BPF too) or auto. Build with `pkg-config --cflags --libs rivulet`.
  */
 #ifndef RIVULET_H
 #define RIVULET_H

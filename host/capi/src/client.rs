@@ -6,7 +6,19 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rivulet_client::{Stack, Stream, SubStream};
+use rivulet_client::{Config, IoChoice, Stack, Stream, SubStream};
+
+/// Environment variable that says what moves the packets: the functions of Figure 8 have no place for it.
+const IO_ENV: &str = "RIVULET_IO";
+
+/// What the user of the program chose; AF_PACKET if nothing.
+pub(crate) fn packet_io() -> Result<IoChoice, Box<dyn std::error::Error>> {
+    match std::env::var(IO_ENV) {
+        Ok(text) => text.parse::<IoChoice>().map_err(|e| format!("{IO_ENV}: {e}").into()),
+        Err(std::env::VarError::NotPresent) => Ok(IoChoice::default()),
+        Err(e) => Err(format!("{IO_ENV}: {e}").into()),
+    }
+}
 
 /// A connection and its parallel requests.
 pub struct Client {
@@ -17,7 +29,7 @@ pub struct Client {
 impl Client {
     /// Connects, over a stack of its own.
     pub fn connect(remote: SocketAddr) -> Result<Client, Box<dyn std::error::Error>> {
-        let stream = Stack::start()?.connect(remote)?;
+        let stream = Stack::with_io(Config::default(), packet_io()?)?.connect(remote)?;
         Ok(Client { stream, requests: Mutex::default() })
     }
 

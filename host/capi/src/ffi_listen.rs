@@ -14,6 +14,7 @@ use rivulet_server::keys::KeySet;
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server};
 
+use crate::client::packet_io;
 use crate::ends::{End, Serving, add, fail};
 use crate::ffi::{attempt, text};
 
@@ -52,6 +53,7 @@ pub unsafe extern "C" fn msk_listen(
             interface: Interface::new(None, interface)?,
             services: vec![service],
             incarnation: incarnation(),
+            io: packet_io()?,
         };
         Ok((Server::open(&config)?, None))
     })
@@ -74,8 +76,8 @@ pub unsafe extern "C" fn msk_listen_agent(
         let addresses: Vec<String> = agent.split(',').map(str::to_owned).collect();
         let controllers = Controllers::new(&addresses, None)?;
         let incarnation = incarnation();
-        let config =
-            Config { interface: Interface::new(None, interface)?, services: Vec::new(), incarnation };
+        let interface = Interface::new(None, interface)?;
+        let config = Config { interface, services: Vec::new(), incarnation, io: packet_io()? };
         let server = Server::open(&config)?;
         let agent = Agent::start(controllers, name, incarnation, server.mac())?;
         Ok((server, Some(agent)))

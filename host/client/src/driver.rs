@@ -99,10 +99,11 @@ impl Driver {
         let now = self.mailbox.now();
         let until = self.timers.first().map_or(MAX_SLEEP, |(at, _)| at.since(now).min(MAX_SLEEP));
         let mut fds = Vec::with_capacity(4);
-        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        fds.push(entry(self.mailbox.waker.as_fd().as_raw_fd()));
+        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        fds.push(entry(self.mailbox.waker.as_fd().as_raw_fd(), libc::POLLIN));
         for port in self.interfaces.lock().values() {
-            fds.push(entry(port.io.as_fd().as_raw_fd()));
+            let room = if port.io.pending() > 0 { libc::POLLOUT } else { 0 };
+            fds.push(entry(port.io.as_fd().as_raw_fd(), libc::POLLIN | room));
         }
         let time =
             libc::timespec { tv_sec: (until / 1_000_000) as i64, tv_nsec: (until % 1_000_000 * 1000) as i64 };
@@ -240,18 +241,19 @@ impl Driver {
             let mut state = shared.state.lock();
             let now = self.mailbox.now();
             let opening = !state.connected;
-            let port = ports.get_mut(&entry.hop.index);
-            let over = match port {
-                Some(port) => {
-                    transmit(port, &entry.hop, &mut state, now);
-                    let over = tell(&shared, &mut state, &self.destinations);
-                    if opening && (state.connected || over || state.ending != Ending::Open) {
-                        port.opened(shared.local.port());
-                    }
-                    over
+            let mut port = ports.get_mut(&entry.hop.index);
+            if let Some(port) = &mut port {
+                transmit(port, &entry.hop, &mut state, now);
+            }
+            let over = tell(&shared, &mut state, &self.destinations, port.as_deref_mut());
+            if let Some(port) = port {
+                if opening && (state.connected || over || state.ending != Ending::Open) {
+                    port.opened(shared.local.port());
                 }
-                None => tell(&shared, &mut state, &self.destinations),
-            };
+                if over {
+                    port.release(shared.local.port());
+                }
+            }
             let next = if over { None } else { state.connection.poll_timeout() };
             drop(state);
             if entry.timer != next {
@@ -291,7 +293,12 @@ fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, n
 }
 
 /// Hands events on; true if the connection is over and nobody will read from it.
-fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Destinations) -> bool {
+fn tell(
+    shared: &Shared,
+    state: &mut MutexGuard<'_, State>,
+    destinations: &Destinations,
+    mut port: Option<&mut Port>,
+) -> bool {
     let mut happened = false;
     while let Some(event) = state.connection.poll() {
         happened = true;
@@ -308,6 +315,10 @@ fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Desti
             }
             Event::FallbackToTcp(handshake) => {
                 destinations.answered(shared.remote, true);
+                // From now on these segments are the kernel's.
+                if let Some(port) = &mut port {
+                    port.opened(shared.local.port());
+                }
                 state.finish_with(Ending::PlainTcp(handshake));
             }
             Event::Token(token) => destinations.keep_token(shared.remote, token),

@@ -6,10 +6,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rivulet_packet::option::EX_ID;
-use rivulet_pktio::filter::{Rule, TcpRule};
-use rivulet_pktio::{AfPacket, ChecksumPolicy, Config, Filter, Interface, LinkInfo, PacketIo};
+use rivulet_pktio::{Backend, ChecksumPolicy, Config, Interface, IoChoice, IoError, LinkInfo, PacketIo};
 
+use crate::claims::Claims;
 use crate::next_hop::NextHop;
 use crate::stack::ConnectError;
 
@@ -21,85 +20,110 @@ const RX_BYTES: usize = 4 << 20;
 pub(crate) struct Port {
     pub io: Box<dyn PacketIo>,
     pub link: LinkInfo,
-    /// Addresses of this host that connections use here.
-    addresses: Vec<IpAddr>,
-    /// Local ports of connections that are being opened: to these a server of plain TCP may answer.
-    opening: Vec<u16>,
+    /// Which packets are ours.
+    claims: Claims,
 }
 
 impl Port {
+    fn is(&self, hop: &NextHop) -> bool {
+        self.io.interface().name() == hop.interface
+    }
+
     /// The server at the other end of this local port has shown what it speaks.
     pub fn opened(&mut self, port: u16) {
-        let before = self.opening.len();
-        self.opening.retain(|p| *p != port);
-        if self.opening.is_empty() && before > 0 {
+        if self.claims.opened(port) {
             self.refilter();
         }
     }
 
+    /// The connection of this local port is over, or the kernel's.
+    pub fn release(&mut self, port: u16) {
+        self.opened(port);
+        self.claims.release(port);
+    }
+
     /// Sets the filter anew. One that is too wide for a while does no harm, so a failure is only told.
     fn refilter(&mut self) {
-        let result = filter(&self.addresses, &self.opening).map(|f| self.io.set_filter(Some(&f)));
-        if let Err(e) = result {
+        if let Err(e) = self.set_filter() {
             tracing::warn!(error = %e, "receive filter");
         }
     }
+
+    fn set_filter(&mut self) -> Result<(), ConnectError> {
+        self.io.set_filter(Some(&self.claims.filter()?))?;
+        self.claims.applied();
+        Ok(())
+    }
 }
 
-/// All of them, by kernel index.
+/// All of them, by the kernel index that each had at first.
 #[derive(Clone, Default)]
 pub(crate) struct Interfaces {
     ports: Arc<Mutex<HashMap<u32, Port>>>,
+    io: IoChoice,
 }
 
 impl Interfaces {
+    /// None yet; each is to be opened this way.
+    pub fn new(io: IoChoice) -> Interfaces {
+        Interfaces { ports: Arc::default(), io }
+    }
+
     /// Sees to it that packets of our connections from `source` come to us on the way `hop`.
-    pub fn prepare(&self, hop: &NextHop, source: IpAddr, local: u16) -> Result<LinkInfo, ConnectError> {
+    pub fn prepare(&self, hop: &mut NextHop, source: IpAddr, local: u16) -> Result<LinkInfo, ConnectError> {
         let mut ports = self.ports.lock();
+        // One that was deleted and made again has another number, and is the one that we have open.
+        if let Some(key) = ports.iter().find_map(|(key, p)| p.is(hop).then_some(*key)) {
+            hop.index = key;
+        }
         if let Some(port) = ports.get_mut(&hop.index) {
-            port.link = port.io.link()?;
-            if !port.addresses.contains(&source) {
-                port.addresses.push(source);
+            port.link = match port.io.link() {
+                Err(IoError::Gone(_)) => {
+                    port.io.reopen()?;
+                    port.io.link()?
+                }
+                link => link?,
+            };
+            if port.claims.add(source, local)
+                && let Err(e) = port.set_filter()
+            {
+                port.release(local);
+                return Err(e);
             }
-            port.opening.push(local);
-            port.io.set_filter(Some(&filter(&port.addresses, &port.opening)?))?;
             return Ok(port.link);
         }
-        let (addresses, opening) = (vec![source], vec![local]);
         let interface = Interface::new(None, &hop.interface)?;
-        let config = Config {
-            rx_bytes: RX_BYTES,
-            checksum: ChecksumPolicy::Complete,
-            promiscuous: false,
-            filter: Some(filter(&addresses, &opening)?),
-            ..Config::default()
-        };
-        let io = AfPacket::open(&interface, config)?;
-        let link = io.link()?;
-        ports.insert(hop.index, Port { io: Box::new(io), link, addresses, opening });
+        let mut claims = None;
+        let opened = self.io.open(&interface, |backend| {
+            let mut own = Claims::new(backend == Backend::AfXdp)?;
+            own.add(source, local);
+            Ok(Config {
+                rx_bytes: RX_BYTES,
+                checksum: ChecksumPolicy::Complete,
+                promiscuous: false,
+                filter: Some(claims.insert(own).filter()?),
+                ..Config::default()
+            })
+        })?;
+        if let Some(why) = opened.instead {
+            tracing::debug!(why = %why, "AF_PACKET instead of AF_XDP");
+        }
+        let (link, io) = (opened.io.link()?, opened.io);
+        let mut claims = claims.unwrap_or_default();
+        claims.applied();
+        ports.insert(hop.index, Port { io, link, claims });
         Ok(link)
+    }
+
+    /// A connection that was prepared for is not opened.
+    pub fn give_up(&self, hop: &NextHop, local: u16) {
+        if let Some(port) = self.ports.lock().get_mut(&hop.index) {
+            port.release(local);
+        }
     }
 
     /// The interfaces, for the thread that moves the packets.
     pub fn lock(&self) -> parking_lot::MutexGuard<'_, HashMap<u32, Port>> {
         self.ports.lock()
     }
-}
-
-/// Segments of ours to these addresses.
-fn segments(addresses: &[IpAddr]) -> TcpRule {
-    TcpRule { exid: Some(EX_ID), destinations: addresses.to_vec(), ..TcpRule::default() }
-}
-
-fn filter(addresses: &[IpAddr], opening: &[u16]) -> Result<Filter, ConnectError> {
-    let mut rules = vec![Rule::Tcp(segments(addresses)), Rule::IcmpError(addresses.to_vec())];
-    if let (Some(first), Some(last)) = (opening.iter().min(), opening.iter().max()) {
-        // The range may take in ports that are not ours; their segments are passed over.
-        rules.push(Rule::Tcp(TcpRule {
-            destinations: addresses.to_vec(),
-            destination_ports: vec![*first..=*last],
-            ..TcpRule::default()
-        }));
-    }
-    Ok(Filter::new(&rules)?)
 }

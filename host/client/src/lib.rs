@@ -15,9 +15,11 @@
 //! ```
 //!
 //! It needs `CAP_NET_RAW` (packet sockets) and `CAP_NET_ADMIN` (the drop that keeps the kernel's TCP from
-//! answering for us), and an Ethernet interface on the way to the server.
+//! answering for us), and an Ethernet interface on the way to the server. [`Stack::with_io`] has AF_XDP move the packets
+//! instead of packet sockets; that needs `CAP_BPF` too, and only one process of an interface can have it.
 
 mod address;
+mod claims;
 mod connection;
 mod destinations;
 mod driver;
@@ -37,6 +39,7 @@ pub use destinations::Destination;
 pub use netlink::{Route, neighbour, route};
 pub use next_hop::{NextHop, ResolveError, resolve};
 pub use port::LocalPort;
+pub use rivulet_pktio::IoChoice;
 pub use rivulet_transport::client::{Config, ConnectionError, Statistics};
 pub use stack::{ConnectError, MAX_CONNECTIONS, Stack};
 pub use stream::Stream;

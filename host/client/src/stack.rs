@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rivulet_pktio::{IoError, OpenError};
+use rivulet_pktio::{IoChoice, IoError, OpenError};
 use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection};
 
@@ -130,6 +130,12 @@ impl Stack {
 
     /// As [`start`](Self::start) with a configuration for every connection; its MTU and seed are not looked at.
     pub fn with_config(config: Config) -> io::Result<Stack> {
+        Stack::with_io(config, IoChoice::default())
+    }
+
+    /// As [`with_config`](Self::with_config), with a choice of what moves the packets. An interface for which it cannot be
+    /// had is an error of [`connect`](Self::connect).
+    pub fn with_io(config: Config, io: IoChoice) -> io::Result<Stack> {
         let mailbox = Arc::new(Mailbox {
             waker: Waker::new()?,
             opened: Mutex::default(),
@@ -138,7 +144,7 @@ impl Stack {
             ended: AtomicBool::new(false),
             started: Instant::now(),
         });
-        let interfaces = crate::interfaces::Interfaces::default();
+        let interfaces = crate::interfaces::Interfaces::new(io);
         let destinations = Destinations::default();
         let driver = Driver::new(mailbox.clone(), interfaces.clone(), destinations.clone());
         let thread = std::thread::Builder::new().name("rivulet-stack".into()).spawn(move || driver.run())?;
@@ -170,7 +176,7 @@ impl Stack {
         if mailbox.ended.load(Ordering::Acquire) {
             return Err(ConnectError::Ended);
         }
-        let hop = next_hop::resolve(remote.ip())?;
+        let mut hop = next_hop::resolve(remote.ip())?;
         if hop.mac == [0; 6] {
             return Err(ConnectError::Local(remote.ip()));
         }
@@ -179,7 +185,7 @@ impl Stack {
         let source = source.unwrap_or(hop.source);
         let wanted = SocketAddr::new(source, local.map_or(0, |a| a.port()));
         let port = LocalPort::reserve(wanted, remote).map_err(|e| ConnectError::Port(source, e))?;
-        let link = self.inner.interfaces.prepare(&hop, source, port.address().port())?;
+        let link = self.inner.interfaces.prepare(&mut hop, source, port.address().port())?;
         let mtu = if hop.mtu == 0 { link.mtu } else { link.mtu.min(hop.mtu) };
 
         let destinations = &self.inner.destinations;
@@ -199,6 +205,8 @@ impl Stack {
         {
             let mut opened = mailbox.opened.lock();
             if opened.len() >= MAX_CONNECTIONS {
+                drop(opened);
+                self.inner.interfaces.give_up(&hop, shared.local.port());
                 return Err(ConnectError::TooMany);
             }
             opened.push_back(Opened { shared: shared.clone(), hop });

@@ -1,14 +1,24 @@
-//! Classic BPF programs that choose which frames reach a socket, from a few rules.
+//! Which frames reach a socket, from a few rules.
 //!
-//! A frame passes if any rule accepts it. In a rule an empty list means "any". The same program runs
-//! in the kernel on a packet socket and, for AF_XDP, in [`Filter::accepts`].
+//! A frame passes if any rule accepts it. In a rule an empty list means "any". Rules become a program of
+//! classic BPF, which the kernel runs on a packet socket; for AF_XDP that is translated into an XDP program. One VLAN
+//! tag is looked past: under a packet socket the kernel has taken it out, under XDP the program steps over it.
+//!
+//! What a packet socket gets is a copy, and the kernel goes on with the frame. What XDP takes the kernel never
+//! sees. So with AF_XDP only those rules take frames that nobody else has a use for ([`Rule::EtherType`],
+//! [`Rule::Tcp`], [`Rule::Tunnel`]); of what concerns the kernel's connections too ([`Rule::IcmpError`]) a copy is
+//! had.
 
-mod program;
+mod ports;
+pub(crate) mod program;
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use crate::OpenError;
+pub use ports::PortSet;
+use program::{Kind, Program};
 
 /// One kind of frame to accept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +32,13 @@ pub enum Rule {
     IcmpError(Vec<IpAddr>),
     /// IP-in-IP and GUE between two hosts, whatever is in it.
     Tunnel(TunnelRule),
+}
+
+impl Rule {
+    /// The kernel has a use for what this accepts.
+    fn is_heard(&self) -> bool {
+        matches!(self, Rule::IcmpError(_))
+    }
 }
 
 /// UDP port of GUE (draft-ietf-intarea-gue).
@@ -49,11 +66,15 @@ pub struct TcpRule {
     pub source_ports: Vec<RangeInclusive<u16>>,
     /// Destination port in one of these.
     pub destination_ports: Vec<RangeInclusive<u16>>,
+    /// AF_XDP only: destination port in this set now. A packet socket does without the condition, since a copy
+    /// too many does no harm.
+    pub destination_port_set: Option<PortSet>,
 }
 
 /// A compiled set of rules.
 #[derive(Clone, Debug)]
 pub struct Filter {
+    rules: Arc<[Rule]>,
     program: Vec<libc::sock_filter>,
 }
 
@@ -61,7 +82,7 @@ impl Filter {
     /// Compiles the rules; an error if the program becomes longer than the kernel takes (4096
     /// instructions, some 300 addresses of IPv6).
     pub fn new(rules: &[Rule]) -> Result<Filter, OpenError> {
-        let program = program::compile(rules);
+        let program = program::compile(rules, Kind::Socket).code;
         if program.len() > libc::BPF_MAXINSNS as usize {
             return Err(OpenError::Config(format!(
                 "the receive filter needs {} BPF instructions, the kernel takes {}",
@@ -69,7 +90,19 @@ impl Filter {
                 libc::BPF_MAXINSNS
             )));
         }
-        Ok(Filter { program })
+        Ok(Filter { rules: rules.into(), program })
+    }
+
+    /// What AF_XDP takes from the kernel.
+    pub(crate) fn taken(&self) -> Program {
+        let taken: Vec<Rule> = self.rules.iter().filter(|r| !r.is_heard()).cloned().collect();
+        program::compile(&taken, Kind::Xdp)
+    }
+
+    /// What AF_XDP has a copy of beside that; may be nothing.
+    pub(crate) fn heard(&self) -> Result<Filter, OpenError> {
+        let heard: Vec<Rule> = self.rules.iter().filter(|r| r.is_heard()).cloned().collect();
+        Filter::new(&heard)
     }
 
     /// The instructions, for `SO_ATTACH_FILTER`.
@@ -81,7 +114,7 @@ impl Filter {
     /// Runs the program on a frame without a VLAN tag, as the kernel would.
     #[must_use]
     pub fn accepts(&self, frame: &[u8]) -> bool {
-        program::run(&self.program, frame)
+        program::run(&self.program, &[], frame)
     }
 }
 

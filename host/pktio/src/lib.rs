@@ -5,8 +5,10 @@
 //!
 //! - [`AfPacket`]: a packet socket read and written with `recvmmsg`/`sendmmsg`. Works on every
 //!   interface, adds little delay, and leaves the kernel's own stack in place beside it.
-//! - [`AfXdp`]: an AF_XDP socket. Takes *all* frames of one queue away from the kernel and
-//!   needs the peer of a veth to complete its checksums and tags itself.
+//! - [`AfXdp`]: an AF_XDP socket. Takes the frames of one queue that the receive filter accepts, or all of them, away
+//!   from the kernel, and needs the peer of a veth to complete its checksums and tags itself.
+//!
+//! [`IoChoice`] opens either, or the second where it can be had.
 //!
 //! What a frame looks like is the same for both: VLAN tag in its place, no checksum left half done
 //! (unless asked for, see [`ChecksumPolicy`]), never longer than the sender's segment size (large
@@ -16,7 +18,9 @@
 //! here grows: receive and transmit memory is set by [`Config`] when the interface is opened.
 
 mod af_packet;
+mod bpf;
 mod checksum;
+mod choice;
 mod error;
 pub mod filter;
 mod frame;
@@ -37,6 +41,7 @@ use std::os::fd::AsFd;
 
 pub use af_packet::AfPacket;
 pub use checksum::{complete, internet_sum};
+pub use choice::{IoChoice, Opened};
 pub use error::{IoError, OpenError};
 pub use filter::Filter;
 pub use frame::{Checksum, RxFrame, Segmentation, SegmentationKind, TxFrame};
@@ -93,8 +98,8 @@ pub struct Config {
     pub qdisc_bypass: bool,
     /// Which frames reach the socket; all if `None`.
     pub filter: Option<Filter>,
-    /// Packet sockets only: sockets of one interface with the same number share its frames, each flow going to
-    /// one of them.
+    /// Packet sockets only, AF_XDP refuses it: sockets of one interface with the same number share its frames, each
+    /// flow going to one of them.
     pub share: Option<u16>,
 }
 
@@ -189,7 +194,8 @@ pub trait PacketIo: AsFd + Send {
     /// Committed frames that wait for room; flush again when the descriptor is writable.
     fn pending(&self) -> usize;
 
-    /// Replaces the receive filter at once, without losing frames that both accept.
+    /// Replaces the receive filter at once, without losing frames that both accept. AF_XDP opened with a filter must
+    /// be given one, opened without it takes none.
     fn set_filter(&mut self, filter: Option<&Filter>) -> Result<(), IoError>;
 
     /// Counters; asks the kernel for its drops.

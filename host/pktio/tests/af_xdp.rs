@@ -2,10 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use rivulet_pktio::filter::Rule;
-use rivulet_pktio::testing::Netns;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rivulet_pktio::filter::{Rule, TcpRule};
+use rivulet_pktio::testing::{Netns, lacks_af_xdp};
 use rivulet_pktio::{
-    AfPacket, AfXdp, Backend, Checksum, Config, Filter, IoError, OpenError, PacketIo, TxFrame, internet_sum,
+    AfPacket, AfXdp, Backend, Checksum, Config, Filter, IoChoice, IoError, OpenError, PacketIo, TxFrame,
+    in_netns, internet_sum,
 };
 
 const PREFIX: &str = "pio-";
@@ -15,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A pair whose first end lets AF_XDP be used on the second. `None`, and a line that says so, where the
 /// tools or rights are missing.
 fn pair() -> Option<(Netns, Netns)> {
+    if lacks_af_xdp() {
+        return None;
+    }
     let (a, b) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?);
     if std::process::Command::new("ethtool").arg("--version").output().is_err() {
         eprintln!("SKIPPED: no ethtool");
@@ -120,12 +128,18 @@ fn what_it_cannot_do_is_refused_with_what_to_change() {
     b.ip("link set vb mtu 9000");
     refused("MTU 9000");
     b.ip("link set vb mtu 1500");
-    let filter = Some(Filter::new(&[Rule::EtherType(1)]).unwrap());
-    let filtered = AfXdp::open(&b.interface("vb"), Config { filter, ..Config::default() });
-    assert!(matches!(filtered, Err(OpenError::Unsupported(..))));
+    let shared = AfXdp::open(&b.interface("vb"), Config { share: Some(1), ..Config::default() });
+    assert!(matches!(shared, Err(OpenError::Unsupported(..))));
     assert!(matches!(xdp(&b, "nowhere"), Err(OpenError::NoSuchInterface(_))));
-    let _first = xdp(&b, "vb").unwrap();
-    assert!(xdp(&b, "vb").is_err(), "the queue is taken");
+    let first = xdp(&b, "vb").unwrap();
+    refused("is on it already");
+    let second = IoChoice::Auto.open(&b.interface("vb"), |_| Ok(Config::default())).unwrap();
+    assert_eq!(second.io.backend(), Backend::AfPacket);
+    assert!(second.instead.unwrap().to_string().contains("is on it already"));
+    drop((first, second.io));
+    let alone = IoChoice::Auto.open(&b.interface("vb"), |_| Ok(Config::default())).unwrap();
+    assert_eq!((alone.io.backend(), alone.instead.is_none()), (Backend::AfXdp, true));
+    drop(alone);
     b.ip("link add vq numrxqueues 4 numtxqueues 4 type veth peer name vr numrxqueues 4 numtxqueues 4");
     b.run("ethtool -L vq rx 4 tx 4");
     match xdp(&b, "vq") {
@@ -160,4 +174,180 @@ fn the_program_goes_with_the_socket_and_gone_needs_reopening() {
     let mut tap = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
     tap.send(&[TxFrame::new(&f)]).unwrap();
     assert!(collect(&mut x, 1) == [f]);
+}
+
+/// A segment from 10.0.0.1 to 10.0.0.2 with our option, or a packet of another protocol in its place.
+fn packet(protocol: u8, port: u16, option: &[u8], mark: u8) -> Vec<u8> {
+    let mut f = vec![0xff; 6];
+    f.extend([2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 48, 0, mark, 0x40, 0, 64, protocol, 0, 0]);
+    f.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 9]);
+    f.extend(port.to_be_bytes());
+    f.extend([0, 0, 0, 1, 0, 0, 0, 2, 0x70, 0x10, 1, 0, 0, 0, 0, 0]);
+    f.extend(option);
+    f.extend([0; 4]);
+    f
+}
+
+const OURS: [u8; 4] = [253, 8, 0x52, 0x56];
+const OTHER: [u8; 4] = [1, 1, 1, 1];
+
+fn tagged(frame: &[u8]) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat()
+}
+
+fn ours() -> Rule {
+    Rule::Tcp(TcpRule { exid: Some(0x5256), ..TcpRule::default() })
+}
+
+fn filtered(ns: &Netns, name: &str, rules: &[Rule]) -> AfXdp {
+    let filter = Some(Filter::new(rules).unwrap());
+    AfXdp::open(&ns.interface(name), Config { filter, promiscuous: false, ..Config::default() }).unwrap()
+}
+
+/// What the filter takes comes to the socket, tagged or not; the kernel has the rest, and of ICMP errors both.
+#[test]
+fn a_filter_leaves_the_rest_to_the_kernel() {
+    let Some((a, b)) = pair() else { return };
+    let mut tap = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
+    let mut x = filtered(&b, "vb", &[ours(), Rule::IcmpError(vec!["10.0.0.2".parse().unwrap()])]);
+    let mut kernel = AfPacket::open(&b.interface("vb"), Config::default()).unwrap();
+    b.wait_until_up("vb");
+    a.wait_until_up("va");
+    let mine = [packet(6, 80, &OURS, 1), tagged(&packet(6, 80, &OURS, 2)), packet(6, 81, &OURS, 3)];
+    let mut error = packet(1, 0, &OTHER, 4);
+    error[34] = 3;
+    let theirs = [packet(6, 80, &OTHER, 5), tagged(&packet(6, 80, &OTHER, 6)), packet(17, 80, &OURS, 7)];
+    let all: Vec<Vec<u8>> = mine.iter().chain([&error]).chain(&theirs).cloned().collect();
+    let frames: Vec<TxFrame> = all.iter().map(|f| TxFrame::new(f)).collect();
+    assert_eq!(tap.send(&frames).unwrap(), frames.len());
+    let mut got = collect(&mut x, 4);
+    got.sort();
+    let mut wanted: Vec<Vec<u8>> = mine.iter().chain([&error]).cloned().collect();
+    wanted.sort();
+    assert!(got == wanted, "{got:02x?}");
+    let rest: Vec<Vec<u8>> = [error].into_iter().chain(theirs).collect();
+    assert!(collect(&mut kernel, 4) == rest);
+    assert_eq!((x.recv().unwrap(), kernel.recv().unwrap()), (0, 0), "nothing twice");
+    assert_eq!(x.stats().rx_frames, 4);
+}
+
+/// The kernel's TCP goes on in both directions beside it.
+#[test]
+fn plain_tcp_goes_on_beside_it() {
+    let Some((a, b)) = pair() else { return };
+    a.ip("addr add 10.0.0.1/24 dev va");
+    b.ip("addr add 10.0.0.2/24 dev vb");
+    let _x = filtered(&b, "vb", &[ours(), Rule::IcmpError(Vec::new())]);
+    b.wait_until_up("vb");
+    a.wait_until_up("va");
+    for (server, client, address) in [(&b, &a, "10.0.0.2:80"), (&a, &b, "10.0.0.1:80")] {
+        let listener = in_netns(Some(server.name()), || TcpListener::bind(address)).unwrap().unwrap();
+        let serving = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&vec![7; 1_000_000]).unwrap();
+        });
+        let mut stream = in_netns(Some(client.name()), || TcpStream::connect(address)).unwrap().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        assert!(got == vec![7; 1_000_000]);
+        serving.join().unwrap();
+    }
+}
+
+/// Filters are exchanged under traffic that all of them accept: every frame comes, once and in order, and the kernel
+/// sees none.
+#[test]
+fn a_filter_is_replaced_without_losing_a_frame() {
+    const FRAMES: usize = 4000;
+    /// Fewer than the rings hold.
+    const AHEAD: usize = 256;
+    let Some((a, b)) = pair() else { return };
+    let mut tap = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
+    let mut x = filtered(&b, "vb", &[ours()]);
+    let mut kernel = AfPacket::open(&b.interface("vb"), Config::default()).unwrap();
+    b.wait_until_up("vb");
+    a.wait_until_up("va");
+    let ports = |range| Rule::Tcp(TcpRule { destination_ports: vec![range], ..TcpRule::default() });
+    let filters = [vec![ours()], vec![Rule::EtherType(1), ports(80..=80)], vec![ports(0..=90), ours()]]
+        .map(|rules| Filter::new(&rules).unwrap());
+    let received = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let end = Instant::now() + PATIENCE;
+            let mut sent = 0;
+            while sent < FRAMES && Instant::now() < end {
+                if sent >= received.load(Ordering::Relaxed) + AHEAD {
+                    std::thread::yield_now();
+                    continue;
+                }
+                let mut f = packet(6, 80, &OURS, 0);
+                f[38..42].copy_from_slice(&(sent as u32).to_be_bytes());
+                sent += tap.send(&[TxFrame::new(&f)]).unwrap();
+            }
+        });
+        let end = Instant::now() + PATIENCE;
+        let (mut next, mut replaced) = (0, 0);
+        while next < FRAMES && Instant::now() < end {
+            x.set_filter(Some(&filters[replaced % 3])).unwrap();
+            replaced += 1;
+            for i in 0..x.recv().unwrap() {
+                let sequence = u32::from_be_bytes(x.frame(i).data[38..42].try_into().unwrap());
+                assert_eq!(sequence as usize, next);
+                next += 1;
+            }
+            received.store(next, Ordering::Relaxed);
+        }
+        assert_eq!(next, FRAMES, "after {replaced} filters");
+        assert!(replaced > 10, "{replaced}");
+    });
+    assert_eq!(kernel.recv().unwrap(), 0, "the kernel saw one");
+    assert!(x.set_filter(None).is_err(), "opened with a filter");
+}
+
+/// Down is told, and works again by itself; deleted is told until it is opened again, and the descriptor to wait for stays.
+#[test]
+fn with_a_filter_it_survives_its_interface() {
+    use std::os::fd::{AsFd, AsRawFd};
+    let Some((a, b)) = pair() else { return };
+    let mut x = filtered(&b, "vb", &[ours()]);
+    b.wait_until_up("vb");
+    let readable = |x: &AfXdp, time| {
+        let mut entry = libc::pollfd { fd: x.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, as the count says.
+        unsafe { libc::poll(&raw mut entry, 1, time) > 0 }
+    };
+    let told = |x: &mut AfXdp, what: fn(&IoError) -> bool| {
+        let end = Instant::now() + PATIENCE;
+        while !x.recv().is_err_and(|e| what(&e)) {
+            assert!(Instant::now() < end, "not told");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let arrives = |x: &mut AfXdp| {
+        let mut tap = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
+        let f = packet(6, 80, &OURS, 1);
+        tap.send(&[TxFrame::new(&f)]).unwrap();
+        assert!(readable(x, PATIENCE.as_millis() as i32));
+        assert!(collect(x, 1) == [f]);
+    };
+    arrives(&mut x);
+    b.ip("link set vb down");
+    told(&mut x, |e| matches!(e, IoError::Down(_)));
+    b.ip("link set vb up");
+    a.wait_until_up("va");
+    b.wait_until_up("vb");
+    arrives(&mut x);
+    a.ip("link del va");
+    told(&mut x, |e| matches!(e, IoError::Gone(_)));
+    assert!(matches!(x.recv(), Err(IoError::Gone(_))), "told again");
+    assert!(!readable(&x, 0), "and not by spinning");
+    let descriptor = x.as_fd().as_raw_fd();
+    a.veth("va", &b, "vb");
+    a.run("ethtool -K va tx off txvlan off gro off");
+    x.reopen().unwrap();
+    a.wait_until_up("va");
+    b.wait_until_up("vb");
+    arrives(&mut x);
+    assert_eq!(x.as_fd().as_raw_fd(), descriptor);
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rig::{Rig, SERVICE, url};
 use rivulet_cli::http::{Objects, Site};
 use rivulet_cli::serve::stateless::Files;
-use rivulet_pktio::Interface;
+use rivulet_pktio::{Interface, IoChoice};
 use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server};
@@ -85,7 +85,7 @@ fn answers_outlive_the_keys_that_promised_them() {
     let (one, two) = (rig.file("one", 6_000_000), rig.file("two", 3_000_000));
     let site = Site { objects: Objects::open(&rig.www()).unwrap(), uploads: None };
     let interface = Interface::new(Some(rig.server.name()), "s0").unwrap();
-    let config = Config { interface, services: vec![service(&[1])], incarnation: 1 };
+    let config = Config { interface, services: vec![service(&[1])], incarnation: 1, io: IoChoice::default() };
     let server = Server::open(&config).unwrap();
     let said = Said::default();
     let (rotate, keys) = channel();

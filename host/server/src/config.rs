@@ -1,7 +1,7 @@
 //! How a server is opened, and why it cannot be.
 
 use rivulet_pktio::guard::GuardError;
-use rivulet_pktio::{Interface, IoError, OpenError};
+use rivulet_pktio::{Interface, IoChoice, IoError, OpenError};
 
 use crate::service::{Service, ServiceError};
 
@@ -14,6 +14,8 @@ pub struct Config {
     pub services: Vec<Service>,
     /// Changes with every start of the process; heartbeats carry it.
     pub incarnation: u16,
+    /// What moves the packets. AF_XDP is for one worker: with several `AfXdp` is an error, and `Auto` is AF_PACKET.
+    pub io: IoChoice,
 }
 
 /// Why a server cannot be opened or changed.

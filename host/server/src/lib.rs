@@ -11,6 +11,7 @@ mod config;
 pub mod counters;
 mod detached;
 pub mod heartbeat;
+mod interface;
 pub mod keys;
 mod minisocket;
 mod paths;

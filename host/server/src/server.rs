@@ -4,19 +4,22 @@
 //! the next except soft state that may be dropped at any time.
 
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_packet::{EthHeader, Segment};
 use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::icmp::TooBig;
-use rivulet_pktio::{AfPacket, Checksum, ChecksumPolicy, IoError, LinkInfo, PacketIo, Stats, TxFrame};
+use rivulet_pktio::{
+    AfPacket, Backend, Checksum, IoChoice, IoError, LinkInfo, OpenError, PacketIo, Stats, TxFrame,
+};
 use rivulet_transport::Time;
 use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport, Verdict, step};
 
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
 use crate::heartbeat::{Beat, heartbeat_of};
+use crate::interface::{Opener, wait};
 use crate::minisocket::{EventKind, Minisocket};
 use crate::paths::Paths;
 use crate::rules::{Filters, segments};
@@ -25,9 +28,6 @@ use crate::service::{Service, check_all};
 use crate::tunnel::{self, Content, Tunnels};
 use crate::workers::{Place, bit};
 
-/// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
-/// delay, since a request that waits is a round trip that grows.
-const RX_BYTES: usize = 2 << 20;
 /// Uses that the replay defence remembers a horizon, 16 octets each: 65,000 requests a second at 4 s. Beyond it lets
 /// repeats pass unjudged.
 const REPLAY_USES: usize = 1 << 18;
@@ -72,6 +72,7 @@ pub struct Server {
     frame: Box<[u8]>,
     /// When the interface was last asked what it is, microseconds.
     looked: u64,
+    opener: Opener,
     /// The application is not ready; requests are answered all the same.
     held_back: bool,
     /// Continuations travel as differences to what the client predicts.
@@ -92,6 +93,13 @@ impl Server {
     /// given to one of them, by a hash of its addresses and ports. The first sends the heartbeats, for all, and keeps
     /// the kernel from answering; it must be the last to go. What [`Server::replace`] is given, each must be given.
     pub fn open_workers(config: &Config, count: usize) -> Result<Vec<Server>, ServerError> {
+        if count > 1 && config.io == IoChoice::AfXdp {
+            let why = format!(
+                "AF_XDP gives the interface's one queue to one socket, so {count} workers cannot share it: one worker \
+                 (--workers 1), or AF_PACKET (--io af_packet)"
+            );
+            return Err(OpenError::Unsupported(config.interface.to_string(), why).into());
+        }
         let share = if count > 1 { Some(AfPacket::unused_share(&config.interface)?) } else { None };
         let started = Instant::now();
         let open = |place| Self::open_place(config, place, share, started);
@@ -105,20 +113,11 @@ impl Server {
         started: Instant,
     ) -> Result<Server, ServerError> {
         let filters = Filters::new(&[], &[], &[])?;
-        let io = AfPacket::open(
-            &config.interface,
-            rivulet_pktio::Config {
-                rx_bytes: RX_BYTES,
-                checksum: ChecksumPolicy::Report,
-                promiscuous: false,
-                filter: Some(filters.outer.clone()),
-                share,
-                ..rivulet_pktio::Config::default()
-            },
-        )?;
+        let opener = Opener::new(if share.is_some() { IoChoice::AfPacket } else { config.io });
+        let io = opener.open(&config.interface, &filters.outer, share)?;
         let link = io.link()?;
         let mut server = Server {
-            io: Box::new(io),
+            io,
             link,
             guard: None,
             running: Vec::new(),
@@ -128,6 +127,7 @@ impl Server {
             load: 0,
             frame: vec![0; MAX_FRAME].into(),
             looked: 0,
+            opener,
             held_back: false,
             delta: true,
             paths: Paths::default(),
@@ -227,6 +227,12 @@ impl Server {
         &self.counters
     }
 
+    /// What moves the packets.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        self.io.backend()
+    }
+
     /// Counters of the interface.
     pub fn io_stats(&mut self) -> Stats {
         self.io.stats()
@@ -272,6 +278,9 @@ impl Server {
     /// each handed to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         self.wait(longest);
+        if self.io.pending() > 0 {
+            self.flush();
+        }
         self.look();
         while let Some((client, mtu)) = self.place.told() {
             self.paths.learn(client, mtu, self.now());
@@ -311,15 +320,7 @@ impl Server {
         let due =
             self.running.iter().filter_map(|r| r.beat.as_ref()).map(|b| b.due().saturating_sub(now)).min();
         let time = due.map_or(longest, |due| longest.min(Duration::from_micros(due)));
-        let events = libc::POLLIN | if self.io.pending() > 0 { libc::POLLOUT } else { 0 };
-        let mut entry = libc::pollfd { fd: self.io.as_fd().as_raw_fd(), events, revents: 0 };
-        let time = libc::timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-        // SAFETY: one entry, as the count says.
-        unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
-        if entry.revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
-            // An interface that is down or gone would be reported without a pause.
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait(self.io.as_ref(), time);
     }
 
     fn beat(&mut self) {
@@ -358,10 +359,9 @@ impl Server {
     fn trouble(&mut self, error: &IoError) {
         match error {
             IoError::Down(_) => self.link.up = false,
-            IoError::Gone(name) => {
-                if let Err(e) = self.io.reopen() {
-                    tracing::debug!(interface = name, error = %e, "cannot open again");
-                }
+            IoError::Gone(_) => {
+                let now = self.now();
+                self.opener.again(&mut self.io, &self.filters.outer, now);
             }
             IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
         }

@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 
 use libc::{
     BPF_ABS, BPF_B, BPF_H, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD,
-    BPF_LDX, BPF_MSH, BPF_RET, BPF_W, sock_filter,
+    BPF_LDX, BPF_MISC, BPF_MSH, BPF_RET, BPF_W, sock_filter,
 };
 
-use super::{Rule, TcpRule, TunnelRule, UDP_PORT_GUE};
+use super::{PortSet, Rule, TcpRule, TunnelRule, UDP_PORT_GUE};
 
 const ACCEPT: u32 = u32::MAX;
 const ETHERTYPE: u32 = 12;
@@ -21,9 +21,29 @@ const UDP: u32 = 17;
 /// IPv4 and IPv6 directly, and GUE.
 const TUNNEL_PROTOCOLS: [u32; 3] = [4, 41, UDP];
 
+/// An instruction of ours that no kernel knows, for translation only: the accumulator, a port, becomes 1 if it
+/// is in the set of number `k`, else 0.
+pub(crate) const IN_SET: u32 = BPF_MISC | 0x50;
+
+/// For whom a program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The kernel, on a packet socket.
+    Socket,
+    /// Translation into an XDP program.
+    Xdp,
+}
+
+/// A program, and the sets that it names.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub(crate) code: Vec<sock_filter>,
+    pub(crate) sets: Vec<PortSet>,
+}
+
 /// Compiles alternatives; ends in "reject".
-pub(super) fn compile(rules: &[Rule]) -> Vec<sock_filter> {
-    let mut asm = Assembler::default();
+pub(crate) fn compile(rules: &[Rule], kind: Kind) -> Program {
+    let mut asm = Assembler { code: Vec::new(), fail: Vec::new(), sets: Vec::new(), kind };
     for rule in rules {
         match rule {
             Rule::EtherType(kind) => asm.block(|a| a.ethertype(*kind)),
@@ -51,7 +71,7 @@ pub(super) fn compile(rules: &[Rule]) -> Vec<sock_filter> {
         }
     }
     asm.emit(BPF_RET | BPF_K, 0);
-    asm.code
+    Program { code: asm.code, sets: asm.sets }
 }
 
 /// True if the list is not empty and holds only addresses of the other family.
@@ -59,11 +79,12 @@ fn has_only(list: &[IpAddr], v4: bool) -> bool {
     !list.is_empty() && list.iter().all(|a| a.is_ipv4() == v4)
 }
 
-#[derive(Default)]
 struct Assembler {
     code: Vec<sock_filter>,
     /// Jumps to the end of the current rule.
     fail: Vec<usize>,
+    sets: Vec<PortSet>,
+    kind: Kind,
 }
 
 impl Assembler {
@@ -200,6 +221,12 @@ impl Assembler {
                 a.refuse(BPF_JGT, (*range.end()).into());
             });
         }
+        if let (Some(set), Kind::Xdp) = (&rule.destination_port_set, self.kind) {
+            self.emit(BPF_LD | BPF_H | mode, base + 2);
+            self.emit(IN_SET, self.sets.len() as u32);
+            self.sets.push(set.clone());
+            self.require(BPF_JEQ, 1);
+        }
     }
 
     fn tcp4(&mut self, rule: &TcpRule) {
@@ -251,7 +278,7 @@ impl Assembler {
 }
 
 /// Interprets what [`compile`] emits. A load outside the frame rejects, as in the kernel.
-pub(super) fn run(code: &[sock_filter], frame: &[u8]) -> bool {
+pub(crate) fn run(code: &[sock_filter], sets: &[PortSet], frame: &[u8]) -> bool {
     let load = |at: usize, len: usize| -> Option<u32> {
         let bytes = frame.get(at..at.checked_add(len)?)?;
         Some(bytes.iter().fold(0, |v, b| v << 8 | u32::from(*b)))
@@ -276,6 +303,7 @@ pub(super) fn run(code: &[sock_filter], frame: &[u8]) -> bool {
                 let Some(value) = load(i.k as usize, 1) else { return false };
                 index = (value & 0x0f) * 4;
             }
+            BPF_MISC => acc = u32::from(sets.get(i.k as usize).is_some_and(|s| s.contains(acc as u16))),
             BPF_JMP if op & 0xf0 == BPF_JA => pc += i.k as usize,
             BPF_JMP => {
                 let holds = match op & 0xf0 {

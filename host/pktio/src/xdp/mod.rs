@@ -1,15 +1,21 @@
 //! AF_XDP in copy mode, on queue 0 of an interface.
 //!
-//! An XDP program redirects *every* frame of the queue to the socket; the kernel's own stack sees none
-//! of them. What arrives carries no note of a partial checksum or of a tag that was taken out, so the
-//! peer of a veth must do both itself; that is checked when the interface is opened.
+//! An XDP program redirects what the receive filter takes to the socket, and passes the rest on to the kernel. Without a
+//! filter it takes *every* frame of the queue. What the kernel is to have too ([`Rule::IcmpError`](crate::filter::Rule))
+//! is heard through a packet socket beside it.
+//!
+//! What arrives carries no note of a partial checksum or of a tag that was taken out, so the peer of a veth must do both
+//! itself; that is checked when the interface is opened. A tag in the frame is stepped over by the filter, so a rule
+//! means the same as on a packet socket. What is sent goes around the queueing discipline.
 //!
 //! The program is attached through a BPF link, which goes away with this process however it ends.
 
-mod bpf;
+mod attach;
+mod heard;
 mod peer;
 mod ring;
 mod socket;
+mod translate;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,23 +24,30 @@ use crate::{
     Backend, Checksum, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, RxFrame, Stats,
     TxFrame, complete, in_netns, netlink,
 };
+use heard::Heard;
 use ring::Desc;
 use socket::{CHUNK, Socket};
 
 /// Longest frame: a chunk less the room that XDP keeps in front.
 const MAX_FRAME: usize = CHUNK - 256;
+/// Longest payload of a frame that may have a tag.
+const MAX_MTU: u32 = MAX_FRAME as u32 - 18;
 
 /// An AF_XDP socket bound to one interface.
 pub struct AfXdp {
     socket: Socket,
+    /// What the kernel has too; none without a filter.
+    heard: Option<Heard>,
     /// A socket of the same namespace that can be asked about interfaces; this kind cannot.
     control: OwnedFd,
     interface: Interface,
     name: String,
     index: u32,
     config: Config,
-    /// Frames of the last `recv`.
+    /// Frames of the last `recv`; those that were heard follow.
     received: Vec<Desc>,
+    /// The interface was deleted, and nothing was reopened since.
+    gone: bool,
     /// Chunks free for sending.
     free: Vec<u64>,
     /// The reserved chunk and the octets reserved in it.
@@ -45,21 +58,27 @@ pub struct AfXdp {
 }
 
 impl AfXdp {
-    /// Opens, binds and attaches; every frame of the interface comes here from now on.
+    /// Opens, binds and attaches; what the filter takes, or every frame of the interface, comes here from now on.
     ///
     /// # Errors
     /// [`OpenError::Unsupported`] if the interface cannot be used this way, with what to change: several
-    /// receive queues, an MTU beyond a chunk, offloads of a veth's peer, a filter (the frames that it would
-    /// leave to the kernel cannot be given back).
+    /// receive queues, an MTU beyond a chunk, offloads of a veth's peer, another process's program, [`Config::share`].
     pub fn open(interface: &Interface, config: Config) -> Result<Self, OpenError> {
         if !(1..=1024).contains(&config.batch) {
             return Err(OpenError::Config(format!("batch of {} frames: 1 to 1024", config.batch)));
         }
-        if config.filter.is_some() {
-            return Err(no_filter(interface));
+        if config.share.is_some() {
+            let why = "AF_XDP: one socket has the queue, several workers cannot share it; use AF_PACKET";
+            return Err(OpenError::Unsupported(interface.to_string(), why.into()));
         }
         let (socket, control, info) = in_netns(interface.netns(), || open_socket(interface, &config))??;
+        let heard = match &config.filter {
+            Some(filter) => Some(Heard::open(interface, filter, &config, socket.as_fd())?),
+            None => None,
+        };
         Ok(AfXdp {
+            heard,
+            gone: false,
             free: socket.transmit_chunks().collect(),
             control,
             received: Vec::with_capacity(config.batch),
@@ -145,11 +164,6 @@ impl AfXdp {
     }
 }
 
-fn no_filter(interface: &Interface) -> OpenError {
-    let why = "AF_XDP takes every frame from the kernel: a receive filter needs AF_PACKET";
-    OpenError::Unsupported(interface.to_string(), why.into())
-}
-
 /// Checks and opens; inside the interface's namespace.
 fn open_socket(interface: &Interface, config: &Config) -> Result<(Socket, OwnedFd, LinkInfo), OpenError> {
     let os = |operation, source| OpenError::Os { interface: interface.to_string(), operation, source };
@@ -161,17 +175,18 @@ fn open_socket(interface: &Interface, config: &Config) -> Result<(Socket, OwnedF
             Some(libc::ENODEV) => OpenError::NoSuchInterface(interface.to_string()),
             _ => os("link state", e),
         })?;
-    if info.mtu as usize + 18 > MAX_FRAME {
-        return Err(refuse(format!("MTU {}: AF_XDP takes at most {}", info.mtu, MAX_FRAME - 18)));
+    if info.mtu > MAX_MTU {
+        return Err(refuse(format!("MTU {}: AF_XDP takes at most {MAX_MTU}", info.mtu)));
     }
     peer::check(interface.name(), info.index).map_err(refuse)?;
-    let socket = Socket::open(fd, info.index, config).map_err(|(operation, e)| os(operation, e))?;
+    let socket =
+        Socket::open(fd, info.index, interface.name(), config).map_err(|(operation, e)| os(operation, e))?;
     Ok((socket, control, info))
 }
 
 impl AsFd for AfXdp {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.heard.as_ref().map_or(self.socket.as_fd(), Heard::as_fd)
     }
 }
 
@@ -186,11 +201,18 @@ impl PacketIo for AfXdp {
 
     fn link(&self) -> Result<LinkInfo, IoError> {
         let info = self.query().map_err(|e| self.error("link state", e))?;
-        if info.index == self.index { Ok(info) } else { Err(IoError::Gone(self.name.clone())) }
+        if info.index != self.index {
+            return Err(IoError::Gone(self.name.clone()));
+        }
+        // One that was raised since is of no use here.
+        Ok(LinkInfo { mtu: info.mtu.min(MAX_MTU), ..info })
     }
 
     fn recv(&mut self) -> Result<usize, IoError> {
         self.release();
+        if self.gone {
+            return Err(IoError::Gone(self.name.clone()));
+        }
         while self.received.len() < self.config.batch {
             let Some(desc) = self.socket.receive() else { break };
             self.stats.rx_bytes += u64::from(desc.len);
@@ -198,15 +220,30 @@ impl PacketIo for AfXdp {
         }
         self.socket.publish_receive();
         self.stats.rx_frames += self.received.len() as u64;
-        if self.received.is_empty()
-            && let Some(e) = self.socket.take_error()
-        {
-            return Err(self.error("AF_XDP", e));
+        let idle = self.received.is_empty();
+        let result = match &mut self.heard {
+            // A packet socket is told all that this one is.
+            Some(heard) => heard.recv(idle),
+            None if idle => self.socket.take_error().map_or(Ok(0), |e| Err(self.error("AF_XDP", e))),
+            None => Ok(0),
+        };
+        self.gone |= matches!(result, Err(IoError::Gone(_)));
+        match result {
+            Ok(heard) => {
+                self.stats.rx_frames += heard as u64;
+                Ok(self.received.len() + heard)
+            }
+            // What came before is handed over first; gone is told again.
+            Err(_) if !idle => Ok(self.received.len()),
+            Err(e) => Err(e),
         }
-        Ok(self.received.len())
     }
 
     fn frame(&mut self, index: usize) -> RxFrame<'_> {
+        let taken = self.received.len();
+        if let Some(heard) = self.heard.as_mut().filter(|_| index >= taken) {
+            return heard.frame(index - taken);
+        }
         let desc = self.received[index];
         let data = self.socket.chunk_mut(desc.addr, desc.len as usize);
         RxFrame { data, checksum: Checksum::Unknown }
@@ -261,7 +298,11 @@ impl PacketIo for AfXdp {
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
-        self.socket.kick().map_err(|e| self.error("sendto", e))
+        let result = self.socket.kick().map_err(|e| self.error("sendto", e));
+        if let Some(heard) = &mut self.heard {
+            heard.want_writable(self.socket.as_fd(), self.socket.pending() > 0);
+        }
+        result
     }
 
     fn pending(&self) -> usize {
@@ -269,25 +310,37 @@ impl PacketIo for AfXdp {
     }
 
     fn set_filter(&mut self, filter: Option<&Filter>) -> Result<(), IoError> {
-        match filter {
-            None => Ok(()),
-            Some(_) => Err(IoError::Os {
-                interface: self.name.clone(),
-                operation: "receive filter on AF_XDP",
-                source: io::ErrorKind::Unsupported.into(),
-            }),
+        let os = |(operation, source)| IoError::Os { interface: self.name.clone(), operation, source };
+        let without = || os(("receive filter on AF_XDP opened without", io::ErrorKind::Unsupported.into()));
+        match (filter, &mut self.heard) {
+            // More is heard before less is taken.
+            (Some(filter), Some(heard)) => {
+                let heard_part = filter.heard().map_err(|e| os(("receive filter", io::Error::other(e))))?;
+                heard.set_filter(&heard_part)?;
+            }
+            (None, None) => return Ok(()),
+            // Who opens without a filter has one descriptor to wait for, and goes on with that.
+            (_, _) => return Err(without()),
         }
+        self.socket.set_filter(filter).map_err(os)?;
+        self.config.filter = filter.cloned();
+        Ok(())
     }
 
     fn stats(&mut self) -> Stats {
-        let rx_dropped = self.kernel_drops_before + self.socket.kernel_drops();
+        let heard = self.heard.as_mut().map_or(0, Heard::dropped);
+        let rx_dropped = self.kernel_drops_before + self.socket.kernel_drops() + heard;
         Stats { rx_dropped, ..self.stats }
     }
 
     fn reopen(&mut self) -> Result<(), OpenError> {
         let (socket, control, info) =
             in_netns(self.interface.netns(), || open_socket(&self.interface, &self.config))??;
+        if let Some(heard) = &mut self.heard {
+            heard.reopen(socket.as_fd())?;
+        }
         self.kernel_drops_before += self.socket.kernel_drops();
+        self.gone = false;
         self.received.clear();
         self.reserved = None;
         self.free = socket.transmit_chunks().collect();

@@ -1,5 +1,5 @@
-//! What AF_XDP needs of an interface, looked up before it is used: one receive queue, and of a veth's peer
-//! that it leaves neither checksums nor tags undone.
+//! What AF_XDP needs of an interface, looked up before it is used: one receive queue, no other program, and of a veth's
+//! peer that it leaves neither checksums nor tags undone.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -7,12 +7,14 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use crate::in_netns;
 use crate::netlink::{ask, attributes, socket, text, u32_at};
 
 const IFINFO: usize = 16;
 const IFLA_LINK_NETNSID: u16 = 37;
+const IFLA_XDP_PROG_ID: u16 = 4;
 const IFLA_INFO_KIND: u16 = 1;
 const RTM_GETNSID: u16 = 90;
 const NETNSA_NSID: u16 = 1;
@@ -31,6 +33,21 @@ struct Link {
     kind: String,
     /// The other end's index and the id of its namespace, if that is another one.
     peer: Option<(u32, Option<u32>)>,
+    /// Number of the XDP program on it.
+    program: Option<u32>,
+}
+
+/// How long a program may outlive the process that was killed, before it counts as somebody else's.
+const LAST_BREATH: Duration = Duration::from_millis(200);
+
+/// Number of the XDP program on an interface, if there is one and the kernel says so.
+pub(super) fn program(index: u32) -> Option<u32> {
+    socket(0, 0).and_then(|rtnl| link(&rtnl, index)).ok()?.program
+}
+
+/// Whether the interface joins the packets that it receives.
+pub(super) fn merges(name: &str) -> bool {
+    ethtool(name, ETHTOOL_GGRO).is_ok_and(|on| on != 0)
 }
 
 /// Says why the interface cannot be used, and what to do about it.
@@ -43,6 +60,16 @@ pub(super) fn check(name: &str, index: u32) -> Result<(), String> {
     }
     let rtnl = socket(0, 0).map_err(|e| format!("rtnetlink: {e}"))?;
     let link = link(&rtnl, index).map_err(|e| format!("rtnetlink: {e}"))?;
+    let deadline = Instant::now() + LAST_BREATH;
+    while let Some(id) = program(index) {
+        if Instant::now() > deadline {
+            return Err(format!(
+                "XDP program {id} is on it already: one process at a time can have AF_XDP there, another one uses \
+                 AF_PACKET"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     if link.kind != "veth" {
         return Ok(());
     }
@@ -90,13 +117,17 @@ fn link(rtnl: &OwnedFd, index: u32) -> io::Result<Link> {
     let mut body = [0; IFINFO];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
     let reply = ask(rtnl, libc::RTM_GETLINK, &body)?;
-    let mut link = Link { name: String::new(), kind: String::new(), peer: None };
+    let mut link = Link { name: String::new(), kind: String::new(), peer: None, program: None };
     let (mut peer, mut netnsid) = (None, None);
     for (kind, value) in attributes(reply.get(IFINFO..).unwrap_or_default()) {
         match kind {
             libc::IFLA_IFNAME => link.name = text(value),
             libc::IFLA_LINK => peer = u32_at(value, 0),
             IFLA_LINK_NETNSID => netnsid = u32_at(value, 0),
+            libc::IFLA_XDP => {
+                let id = attributes(value).find(|(k, _)| *k == IFLA_XDP_PROG_ID);
+                link.program = id.and_then(|(_, v)| u32_at(v, 0)).filter(|id| *id != 0);
+            }
             libc::IFLA_LINKINFO => {
                 let info = attributes(value).find(|(k, _)| *k == IFLA_INFO_KIND);
                 link.kind = info.map_or(String::new(), |(_, v)| text(v));

@@ -4,10 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::bpf::Attached;
+use super::attach::Attached;
+use super::peer;
 use super::ring::{Desc, Ring};
-use crate::Config;
 use crate::pool::Pool;
+use crate::{Config, Filter};
 
 /// Octets of a chunk of shared memory; a frame lies in one.
 pub(super) const CHUNK: usize = 4096;
@@ -28,7 +29,7 @@ type Step<T> = Result<T, (&'static str, io::Error)>;
 
 /// A bound socket. The first field goes first: no frame is redirected to a socket that is half gone.
 pub(super) struct Socket {
-    _attached: Attached,
+    attached: Attached,
     fd: OwnedFd,
     fill: Ring<u64>,
     completion: Ring<u64>,
@@ -68,7 +69,7 @@ fn get<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int) -> io::Result<T> 
 
 impl Socket {
     /// Memory, rings, bind, program, in this order.
-    pub(super) fn open(fd: OwnedFd, index: u32, config: &Config) -> Step<Socket> {
+    pub(super) fn open(fd: OwnedFd, index: u32, name: &str, config: &Config) -> Step<Socket> {
         // One chunk a frame, for each direction; the rings are as long.
         let chunks = (config.rx_bytes.max(config.tx_bytes) / CHUNK).clamp(config.batch.max(64), 8192);
         let chunks = chunks.next_power_of_two() as u32;
@@ -105,12 +106,17 @@ impl Socket {
         }
         fill.publish_producer();
         bind_when_free(&fd, index).map_err(|e| ("bind(AF_XDP)", e))?;
-        let attached = Attached::new(fd.as_fd(), index)?;
-        Ok(Socket { _attached: attached, fd, fill, completion, rx, tx, pool, chunks })
+        let attached = Attached::new(fd.as_fd(), index, name, config.filter.as_ref())?;
+        Ok(Socket { attached, fd, fill, completion, rx, tx, pool, chunks })
     }
 
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Replaces the receive filter at once.
+    pub(super) fn set_filter(&self, filter: Option<&Filter>) -> Step<()> {
+        self.attached.replace(filter)
     }
 
     /// Chunks that are ours for sending; the others are the fill ring's.
@@ -207,12 +213,17 @@ impl Socket {
     }
 }
 
-/// Binds as soon as the queue is free: the kernel lets go of a closed socket's queue a little after the close.
+/// Binds as soon as the queue is free: the kernel lets go of a closed socket's queue a little after the close. One that
+/// still has its program is not closed.
 fn bind_when_free(fd: &OwnedFd, index: u32) -> io::Result<()> {
     let deadline = Instant::now() + QUEUE_RELEASE;
     loop {
         match bind(fd, index) {
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+            Err(e)
+                if e.raw_os_error() == Some(libc::EBUSY)
+                    && Instant::now() < deadline
+                    && peer::program(index).is_none() =>
+            {
                 std::thread::sleep(Duration::from_millis(5));
             }
             result => return result,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use rivulet_client::IoChoice;
 
 /// Downloads over Rivulet; a server that speaks plain TCP only is served by plain TCP.
 ///
@@ -29,6 +30,10 @@ pub struct GetArgs {
     /// No progress bar and no summary
     #[arg(long, short)]
     pub quiet: bool,
+
+    /// What moves the packets: af_packet, af_xdp, or auto (AF_XDP where the interface allows it)
+    #[arg(long, value_name = "MECHANISM", default_value_t)]
+    pub io: IoChoice,
 
     /// Several URLs of one server one after the other, instead of in parallel on one connection
     #[arg(long)]

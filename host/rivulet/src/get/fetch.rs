@@ -86,7 +86,8 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     if args.output.len() > urls.len() {
         anyhow::bail!("more outputs than URLs");
     }
-    let stack = Stack::with_config(Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() })?;
+    let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
+    let stack = Stack::with_io(config, args.io)?;
     let bars = MultiProgress::new();
     let mut downloads: Vec<Download<'_>> = urls
         .iter()

@@ -26,7 +26,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use opening::Opener;
-use rivulet_client::{Config, Stack};
+use rivulet_client::{Config, IoChoice, Stack};
 
 /// Octets of a connection that may wait for the program to read them: a window of a long, fast path.
 const RECEIVE_BUFFER: usize = 8 << 20;
@@ -50,6 +50,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = By::Auto)]
     pub by: By,
 
+    /// What moves the packets: af_packet, af_xdp, or auto (AF_XDP where the interface allows it)
+    #[arg(long, value_name = "MECHANISM", default_value_t)]
+    pub io: IoChoice,
+
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub command: Vec<OsString>,
@@ -71,7 +75,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let (program, arguments) = args.command.split_first().context("no command given")?;
     let shim = find_shim()?;
     let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
-    let stack = Stack::with_config(config).context("the stack thread")?;
+    let stack = Stack::with_io(config, args.io).context("the stack thread")?;
     let folder =
         tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;
     let path = folder.path().join("stack");

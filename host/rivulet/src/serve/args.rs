@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use rivulet_pktio::IoChoice;
 use rivulet_server::keys::KeySet;
 use rivulet_server::service::{Member, Service, Tunnel};
 
@@ -79,6 +80,10 @@ pub struct ServeArgs {
     /// Threads on the packet path, each with a share of the flows
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub workers: u8,
+
+    /// What moves the packets: af_packet, af_xdp, or auto (AF_XDP where the interface allows it)
+    #[arg(long, value_name = "MECHANISM", default_value_t)]
+    pub io: IoChoice,
 
     /// Send every continuation whole, not as the difference to what the client predicts (for measurements)
     #[arg(long)]

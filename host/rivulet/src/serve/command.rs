@@ -42,7 +42,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let incarnation = incarnation();
     let interface = Interface::new(None, &args.interface)?;
     let mut second_chance = SecondChance::new(&interface);
-    let config = Config { interface, services, incarnation };
+    let config = Config { interface, services, incarnation, io: args.io };
     let mut servers = Server::open_workers(&config, args.workers.into())?;
     for server in &mut servers {
         server.set_delta(!args.no_delta);
@@ -59,6 +59,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     if let Some(address) = args.metrics {
         metrics::listen(address, metrics.clone()).with_context(|| format!("metrics at {address}"))?;
     }
+    tracing::info!(io = %server.backend(), "packet I/O");
     let workers = Workers::start(servers, &site, &metrics)?;
     report(&server);
     listeners.ensure(server.services());

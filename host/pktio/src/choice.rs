@@ -1,0 +1,88 @@
+//! The mechanism that a user asks for.
+
+use std::str::FromStr;
+
+use crate::{AfPacket, AfXdp, Backend, Config, Interface, OpenError, PacketIo};
+
+/// Which mechanism is to move the frames: the values of every `--io`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoChoice {
+    /// AF_PACKET: works on every interface, and leaves others on it alone.
+    #[default]
+    AfPacket,
+    /// AF_XDP, or an error that says why not.
+    AfXdp,
+    /// AF_XDP where the interface allows it, else AF_PACKET.
+    Auto,
+}
+
+/// An interface that was opened.
+pub struct Opened {
+    /// What moves the frames.
+    pub io: Box<dyn PacketIo>,
+    /// Why it is not AF_XDP, where that was tried.
+    pub instead: Option<OpenError>,
+}
+
+impl IoChoice {
+    /// Opens an interface. `config` gives the configuration for the mechanism that is tried.
+    ///
+    /// # Errors
+    /// That of the mechanism asked for; with [`IoChoice::Auto`] that of AF_PACKET.
+    pub fn open(
+        self,
+        interface: &Interface,
+        mut config: impl FnMut(Backend) -> Result<Config, OpenError>,
+    ) -> Result<Opened, OpenError> {
+        let mut instead = None;
+        if self != IoChoice::AfPacket {
+            match config(Backend::AfXdp).and_then(|config| AfXdp::open(interface, config)) {
+                Ok(io) => return Ok(Opened { io: Box::new(io), instead }),
+                Err(e) if self == IoChoice::AfXdp => return Err(e),
+                Err(e) => instead = Some(e),
+            }
+        }
+        let io = AfPacket::open(interface, config(Backend::AfPacket)?)?;
+        Ok(Opened { io: Box::new(io), instead })
+    }
+
+    /// As it is written on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            IoChoice::AfPacket => "af_packet",
+            IoChoice::AfXdp => "af_xdp",
+            IoChoice::Auto => "auto",
+        }
+    }
+}
+
+impl std::fmt::Display for IoChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for IoChoice {
+    type Err = OpenError;
+
+    fn from_str(text: &str) -> Result<Self, OpenError> {
+        let all = [IoChoice::AfPacket, IoChoice::AfXdp, IoChoice::Auto];
+        all.into_iter()
+            .find(|choice| choice.name() == text)
+            .ok_or_else(|| OpenError::Config(format!("packet I/O {text:?}: af_packet, af_xdp or auto")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_and_print() {
+        for text in ["af_packet", "af_xdp", "auto"] {
+            assert_eq!(text.parse::<IoChoice>().unwrap().to_string(), text);
+        }
+        assert!("AF_XDP".parse::<IoChoice>().unwrap_err().to_string().contains("af_packet, af_xdp or auto"));
+    }
+}

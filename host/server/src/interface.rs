@@ -1,0 +1,86 @@
+//! The server's interface: how it is opened, opened again when it was deleted, and waited for.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenError, PacketIo};
+
+/// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
+/// delay, since a request that waits is a round trip that grows.
+const RX_BYTES: usize = 2 << 20;
+/// An interface that is gone is looked for after this time, microseconds.
+const SEEK: u64 = 20_000;
+
+/// Opens the interface.
+pub(crate) struct Opener {
+    choice: IoChoice,
+    /// When an interface that is gone may be looked for again, microseconds.
+    next: u64,
+    /// Why it could not be opened the last time.
+    why: String,
+}
+
+impl Opener {
+    pub(crate) fn new(choice: IoChoice) -> Opener {
+        Opener { choice, next: 0, why: String::new() }
+    }
+
+    /// Opens it, the socket taking what the filter accepts.
+    pub(crate) fn open(
+        &self,
+        interface: &Interface,
+        filter: &Filter,
+        share: Option<u16>,
+    ) -> Result<Box<dyn PacketIo>, OpenError> {
+        let config = Config {
+            rx_bytes: RX_BYTES,
+            checksum: ChecksumPolicy::Report,
+            promiscuous: false,
+            filter: Some(filter.clone()),
+            share,
+            ..Config::default()
+        };
+        let opened = self.choice.open(interface, |_| Ok(config.clone()))?;
+        if let Some(why) = opened.instead {
+            tracing::debug!(why = %why, "AF_PACKET instead of AF_XDP");
+        }
+        Ok(opened.io)
+    }
+
+    /// Opens it again, if there is one of that name; it may not be fit for what the former one was. To be called until
+    /// the socket works again.
+    pub(crate) fn again(&mut self, io: &mut Box<dyn PacketIo>, filter: &Filter, now: u64) {
+        if now < self.next {
+            return;
+        }
+        self.next = now + SEEK;
+        let mut result = io.reopen();
+        if matches!(result, Err(OpenError::Unsupported(..))) && self.choice == IoChoice::Auto {
+            result = self.open(io.interface(), filter, None).map(|opened| *io = opened);
+        }
+        match result {
+            Ok(()) => self.why.clear(),
+            Err(e) => {
+                let why = e.to_string();
+                if why != self.why {
+                    tracing::warn!(error = why, "the interface is gone");
+                    self.why = why;
+                }
+            }
+        }
+    }
+}
+
+/// Waits for packets, or for room to send those that found none.
+pub(crate) fn wait(io: &dyn PacketIo, longest: Duration) {
+    let events = libc::POLLIN | if io.pending() > 0 { libc::POLLOUT } else { 0 };
+    let mut entry = libc::pollfd { fd: io.as_fd().as_raw_fd(), events, revents: 0 };
+    let time =
+        libc::timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
+    // SAFETY: one entry, as the count says.
+    unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
+    if entry.revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
+        // An interface that is down or gone would be reported without a pause.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
