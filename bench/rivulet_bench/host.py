@@ -42,7 +42,7 @@ RUSHED_MBIT = 100.0
 other run, one of our connections loses three requests in a row after a timeout and ends seconds after the others."""
 KINDS = ("rivulet", "rivulet, no delta", "tcp reno", "tcp cubic")
 XDP = "rivulet, af_xdp"
-"""The server's packets by AF_XDP, the load's by AF_PACKET as ever. Unshaped only: it goes around the shaper. Stopped for
+"""The server by AF_XDP, the load by AF_PACKET as ever. Unshaped only: it goes around the shaper. Stopped for
 kernel TCP, since the program on the interface looks at every frame."""
 WANTED = {"rivulet": 0.95, "rivulet, no delta": 0.90}
 OBJECTS = (1, 100, 1_000, 10_000)
