@@ -150,6 +150,10 @@ mod tests {
         };
         let address = IpAddr::from([10, 0, 0, 2]);
         assert!(claims.add(address, 1000));
+        assert!(claims.add(address, 1000), "not set yet");
+        claims.release(1000);
+        claims.opened(1000);
+        claims.applied();
         assert!(
             !claims.add(address, 1010) && !claims.add(address, 1000),
             "only addresses are in the program"
