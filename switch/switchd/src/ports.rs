@@ -1,9 +1,12 @@
 //! Ports as other threads see and change them: the table they read, the commands they send.
 
+mod inbox;
+mod link;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -14,31 +17,12 @@ use rivulet_pktio::{AfPacket, AfXdp, Config, Interface, OpenError, PacketIo};
 
 use crate::options::{IoChoice, MAX_PORT};
 use crate::pcap::PortPcap;
-
-/// Packets of controllers that may wait for the packet path.
-const PACKET_OUTS: usize = 1024;
+pub use inbox::{Command, Inbox, NewPort, PortShared};
+use inbox::{PACKET_OUTS, ring};
+use link::{link_settings, settings};
 
 /// Longest that a caller waits for the packet path.
 const ANSWER: Duration = Duration::from_secs(2);
-
-/// Counters and state of a port, written by the packet path.
-#[derive(Debug, Default)]
-pub struct PortShared {
-    /// Link up.
-    pub up: AtomicBool,
-    /// Frames in.
-    pub rx_packets: AtomicU64,
-    /// Their octets.
-    pub rx_bytes: AtomicU64,
-    /// Frames lost on their way in.
-    pub rx_dropped: AtomicU64,
-    /// Frames out.
-    pub tx_packets: AtomicU64,
-    /// Their octets.
-    pub tx_bytes: AtomicU64,
-    /// Frames lost on their way out.
-    pub tx_dropped: AtomicU64,
-}
 
 /// A port in the table.
 #[derive(Debug)]
@@ -58,65 +42,6 @@ impl Entry {
     fn up(&self) -> bool {
         self.shared.first().is_some_and(|s| s.up.load(Ordering::Relaxed))
     }
-}
-
-/// A port on its way to the packet path.
-pub struct NewPort {
-    /// Its number.
-    pub number: u32,
-    /// Its packet I/O.
-    pub io: Box<dyn PacketIo>,
-    /// Shaping of what leaves it.
-    pub link: Option<Settings>,
-    /// Files for its packets.
-    pub pcap: Option<PortPcap>,
-    /// What others see of it.
-    pub shared: Arc<PortShared>,
-}
-
-/// What the packet path is asked to do between packets.
-pub enum Command {
-    /// Attach a port.
-    Add(Box<NewPort>, SyncSender<()>),
-    /// Detach a port; its descriptor is closed by whoever asked.
-    Remove(u32, SyncSender<Option<Box<dyn PacketIo>>>),
-    /// Shape a port.
-    Link(u32, Option<Settings>, SyncSender<bool>),
-    /// Bring the counters up to date.
-    Refresh(SyncSender<()>),
-    /// Trace one frame, with effect on the state or (true) without.
-    Trace(u32, Vec<u8>, bool, SyncSender<TraceReport>),
-}
-
-/// The packet path's end.
-pub struct Inbox {
-    /// Commands.
-    pub commands: Receiver<Command>,
-    /// Frames from controllers.
-    pub packet_outs: Receiver<Vec<u8>>,
-    /// Readable when there is something in either.
-    pub wake: Arc<OwnedFd>,
-}
-
-impl Inbox {
-    /// Makes the wake-up descriptor unreadable again; to be called before the channels are read.
-    pub fn clear(&self) {
-        let mut count = [0u8; 8];
-        // SAFETY: the buffer holds the eight octets that an eventfd gives; it does not block.
-        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
-    }
-
-    /// Makes it readable: something was left in a channel.
-    pub fn ring(&self) {
-        ring(&self.wake);
-    }
-}
-
-/// Makes an eventfd readable; one whose counter is full is so already.
-fn ring(eventfd: &OwnedFd) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: eight readable octets, as an eventfd takes them.
-    unsafe { libc::write(eventfd.as_raw_fd(), one.as_ptr().cast(), 8) };
 }
 
 /// How ports are opened.
@@ -217,13 +142,7 @@ impl PortControl {
         let mut packet_out_inbox = Some(packet_out_inbox);
         let (mut workers, mut inboxes) = (Vec::new(), Vec::new());
         for _ in 0..config.workers.max(1) {
-            // SAFETY: plain system call.
-            let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-            if fd < 0 {
-                return Err(std::io::Error::last_os_error());
-            }
-            // SAFETY: just opened, nobody else's.
-            let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+            let wake = Arc::new(inbox::eventfd()?);
             let (sender, commands) = channel();
             // The first has those of controllers, the others none.
             let packet_outs = packet_out_inbox.take().unwrap_or_else(|| sync_channel(1).1);
@@ -339,12 +258,6 @@ impl PortControl {
     }
 }
 
-impl AsFd for Inbox {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
-    }
-}
-
 impl Ports for PortControl {
     fn add_port(&self, port: u32, interface: &str) -> Result<(), PortError> {
         let interface: Interface =
@@ -423,45 +336,6 @@ fn status(number: u32, entry: &Entry) -> PortStatus {
     }
 }
 
-/// The service's settings as the link's. There jitter is an addition to the delay, here a spread around it.
-fn settings(l: &LinkSettings) -> Result<Settings, PortError> {
-    let longest = 600_000_000_000;
-    let chance = |name: &str, p: f64| {
-        (0.0..=1.0).contains(&p).then_some(p).ok_or_else(|| PortError::Invalid(format!("{name} {p}: 0 to 1")))
-    };
-    if l.delay_ns > longest || l.jitter_ns > longest || l.rate_bps > 1_000_000_000_000 {
-        return Err(PortError::Invalid("delay and jitter: at most 10 minutes; rate: at most 1 Tb/s".into()));
-    }
-    let default = Settings::default();
-    let packets = |n: u32| (n > 0).then_some(n.min(1 << 20) as usize);
-    Ok(Settings {
-        rate: (l.rate_bps > 0).then_some(l.rate_bps),
-        delay: l.delay_ns + l.jitter_ns / 2,
-        jitter: l.jitter_ns / 2,
-        loss: chance("loss", l.loss)?,
-        duplicate: chance("duplicate", l.duplicate)?,
-        reorder: chance("reorder", l.reorder)?,
-        queue: packets(l.queue_packets).unwrap_or(default.queue),
-        ecn: packets(l.ecn_packets),
-        ..default
-    })
-}
-
-/// The inverse of [`settings`].
-fn link_settings(s: &Settings) -> LinkSettings {
-    let jitter = s.jitter.min(s.delay);
-    LinkSettings {
-        rate_bps: s.rate.unwrap_or(0),
-        delay_ns: s.delay - jitter,
-        jitter_ns: 2 * jitter,
-        loss: s.loss,
-        duplicate: s.duplicate,
-        reorder: s.reorder,
-        queue_packets: s.queue as u32,
-        ecn_packets: s.ecn.unwrap_or(0) as u32,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -477,30 +351,6 @@ mod tests {
         };
         let (control, mut inboxes) = PortControl::new(config).unwrap();
         (control, inboxes.remove(0))
-    }
-
-    #[test]
-    fn settings_of_the_service_go_there_and_back() {
-        let link = LinkSettings {
-            rate_bps: 10_000_000,
-            delay_ns: 5_000_000,
-            jitter_ns: 1_000_000,
-            loss: 0.01,
-            duplicate: 0.02,
-            reorder: 0.03,
-            queue_packets: 50,
-            ecn_packets: 20,
-        };
-        assert_eq!(link_settings(&settings(&link).unwrap()), link);
-        assert!(settings(&LinkSettings::default()).unwrap().is_transparent());
-        for bad in [
-            LinkSettings { loss: 1.5, ..link },
-            LinkSettings { reorder: f64::NAN, ..link },
-            LinkSettings { delay_ns: u64::MAX, ..link },
-            LinkSettings { rate_bps: u64::MAX, ..link },
-        ] {
-            assert!(matches!(settings(&bad), Err(PortError::Invalid(_))), "{bad:?}");
-        }
     }
 
     #[test]

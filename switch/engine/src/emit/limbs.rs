@@ -1,5 +1,7 @@
 //! Values wider than 64 bits, limb by limb.
 
+use smallvec::smallvec;
+
 use super::*;
 
 impl Asm<'_, '_> {

@@ -1,7 +1,9 @@
 //! From JSON to a program: reads every object once, in the order they refer to each other.
 
 mod actions;
+mod assign;
 mod control;
+mod log;
 mod parser;
 mod tables;
 

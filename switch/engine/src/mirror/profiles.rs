@@ -76,10 +76,7 @@ impl Ctl {
         if !info.has_selector {
             return Err(WriteError::Invalid(format!("{} has no selector", info.name)));
         }
-        let total: u64 = group.members.iter().map(|m| u64::from(m.weight)).sum();
-        if total > MAX_GROUP || group.max_size != 0 && total > group.max_size.into() {
-            return Err(WriteError::Full("the group's members weigh more than it holds".into()));
-        }
+        let mut total = 0;
         for m in &group.members {
             if m.weight == 0 {
                 return Err(WriteError::Invalid("a member of weight 0".into()));
@@ -87,6 +84,10 @@ impl Ctl {
             if !p.members.contains_key(&m.member) {
                 return Err(WriteError::NotFound(format!("member {}", m.member)));
             }
+            total += u64::from(m.weight);
+        }
+        if total > MAX_GROUP || group.max_size != 0 && total > group.max_size.into() {
+            return Err(WriteError::Full("the group's members weigh more than it holds".into()));
         }
         Ok(self.group_members(profile, group))
     }
