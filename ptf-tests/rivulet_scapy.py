@@ -10,7 +10,7 @@ A request, from Ethernet up:
     ...      / RivuletRequest(tag=1, number=7, base=4, entries=[entry("ORIGINAL", 4, 7, base=4, tag=1, key=(k0, k1))]))
 
 Counts, kinds, lengths and checksums are filled in where they are left out. `dissect` turns a frame into such
-layers, `rivulet_wire.check_frame` says what is wrong with one. Fields have the names of the wire format; where a
+layers, `rivulet_check.check_frame` says what is wrong with one. Fields have the names of the wire format; where a
 scapy packet has an attribute of that name already, an underscore follows (`time_`, `answers_`), and the ToR block's
 `tor_id` is `stamp_id`, since the sealed tail has one too.
 """

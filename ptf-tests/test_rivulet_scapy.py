@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
+import rivulet_check
 import rivulet_scapy as rs
 import rivulet_wire as wire
 from scapy.layers.inet import IP, TCP, UDP
@@ -197,13 +198,13 @@ def clear(packet: Any) -> None:
 
 @by_name("packets")
 def test_the_strict_parser_takes_every_valid_packet(vector: dict[str, Any]) -> None:
-    wire.check_frame(bytes.fromhex(vector["frame"]))
+    rivulet_check.check_frame(bytes.fromhex(vector["frame"]))
 
 
 @by_name("invalid")
 def test_the_strict_parser_names_the_error_and_its_place(vector: dict[str, Any]) -> None:
-    with pytest.raises(wire.WireError) as caught:
-        wire.check_frame(bytes.fromhex(vector["frame"]))
+    with pytest.raises(rivulet_check.WireError) as caught:
+        rivulet_check.check_frame(bytes.fromhex(vector["frame"]))
     error = caught.value
     assert (error.name, error.position, error.layer) == (vector["error"], vector["position"], vector["layer"])
 
@@ -216,7 +217,7 @@ def test_scapy_takes_broken_packets_apart_without_failing(vector: dict[str, Any]
 def test_heartbeats_in_the_rack_and_from_outside() -> None:
     for v in VECTORS["heartbeats"]:
         raw = bytes.fromhex(v["bytes"])
-        wire.check_heartbeat(raw)
+        rivulet_check.check_heartbeat(raw)
         for p in (Ether(bytes(Ether(type=0x88B5) / raw)), Ether(bytes(Ether() / IP() / UDP(dport=34997) / raw))):
             h = p[rs.RivuletHeartbeat]
             assert bool(h.flags & 1) == v["ready"]
@@ -227,8 +228,8 @@ def test_heartbeats_in_the_rack_and_from_outside() -> None:
 
 def test_broken_heartbeats() -> None:
     for v in VECTORS["invalid_heartbeats"]:
-        with pytest.raises(wire.WireError) as caught:
-            wire.check_heartbeat(bytes.fromhex(v["bytes"]))
+        with pytest.raises(rivulet_check.WireError) as caught:
+            rivulet_check.check_heartbeat(bytes.fromhex(v["bytes"]))
         assert (caught.value.name, caught.value.position) == (v["error"], v["position"])
 
 
@@ -245,10 +246,10 @@ def test_a_request_written_by_hand_is_taken_and_its_sums_are_right() -> None:
     r = rs.RivuletRequest(tag=9, number=3, base=0xFFFFFFFE, entries=proof, wants=[rs.Want(offset=5, length=7)])
     p = Ether() / IP(src="192.0.2.1", dst="198.51.100.80") / rs.rivulet_tcp("NORMAL", 3, sport=4000, dport=80) / r
     frame = bytes(p)
-    wire.check_frame(frame)
+    rivulet_check.check_frame(frame)
     again = rs.dissect(frame)[rs.RivuletRequest]
     assert [e.kind for e in again.entries] == [0, 2, 3]
     assert sums_right(again)
     syn = Ether() / IPv6(src="2001:db8::1", dst="2001:db8::2") / rs.rivulet_tcp("SYN", sport=4000, dport=80)
-    wire.check_frame(bytes(syn / rs.RivuletSyn()))
-    wire.check_frame(bytes(syn))
+    rivulet_check.check_frame(bytes(syn / rs.RivuletSyn()))
+    rivulet_check.check_frame(bytes(syn))

@@ -2,8 +2,9 @@
 """Requests through the switch to a replica, and responses back."""
 
 import packets
+from layout import CLIENT, TOR_MAC, host_mac
 from packets import CHECKED, TIME_VALID, Entry, Request, ip_packet
-from rack import CLIENT, TOR_MAC, RackTest, host_mac, variants
+from rack import RackTest, variants
 
 
 @variants

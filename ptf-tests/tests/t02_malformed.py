@@ -4,8 +4,9 @@
 import struct
 
 import packets
+from layout import CLIENT, TOR_MAC, host_mac
 from packets import ACK, FIN, RST, SYN, URG, Entry, Request
-from rack import CLIENT, TOR_MAC, RackTest, families, host_mac, variants
+from rack import RackTest, families, variants
 
 
 @variants
@@ -307,7 +308,7 @@ class HeartbeatForm(RackTest):
             self.send(1, packets.ethernet(TOR_MAC, host_mac(1), 0x88B5, packets.heartbeat(pool.id, 64)))
 
     def tor(self):
-        from rack import TOR
+        from layout import TOR
 
         return TOR[self.family]
 

@@ -4,8 +4,9 @@
 import time
 
 import packets
+from layout import COUNT, ENFORCE, OFF
 from packets import CHECKED, TIME_VALID, Entry, Request
-from rack import COUNT, ENFORCE, OFF, RackTest, set_tor, variants
+from rack import RackTest, set_tor, variants
 
 
 @variants
@@ -91,8 +92,8 @@ class FormOfTheProof(RackTest):
             request = self.good_request(service, [(0, 3)], name=name)
             for number in (request.base + 4, request.base - 1, request.base + 0x10000, request.base + 0x80000000):
                 self.fails(service, request.with_(number=number & 0xFFFFFFFF), "RANGE_COVER")
-        good = self.good_request(service, [(0, 3)])
         for entry in (Entry(2, 1, 2, 0), Entry(2, 1, 1, 5), Entry(3, 1, 1, 0), Entry(3, 1, 0, 5)):
+            good = self.good_request(service, [(0, 3)])
             self.fails(service, good.with_(entries=(*good.entries, entry)), "ENTRY_FORM")
 
 

@@ -7,17 +7,9 @@ import time
 from collections import Counter
 
 import packets
+from layout import BLOCK, CLIENT, LEAST_LOADED, RANDOM, ROUND_ROBIN
 from packets import SYN, TIME_VALID, Request
-from rack import (
-    BLOCK,
-    CLIENT,
-    LEAST_LOADED,
-    RANDOM,
-    ROUND_ROBIN,
-    RackTest,
-    families,
-    variants,
-)
+from rack import RackTest, families, variants
 
 
 def smooth_order(weights: list[int], count: int) -> list[int]:

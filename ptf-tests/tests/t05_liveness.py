@@ -1,16 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Liveness in the data plane: no controller takes part in any of this."""
 
+import functools
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import packets
+from layout import BLOCK, CLIENT, ROUND_ROBIN, TOR_MAC, host_mac
 from packets import SYN, TIME_VALID, Request
-from rack import BLOCK, CLIENT, ROUND_ROBIN, TOR_MAC, families, host_mac, variants
+from rack import families, variants
 from t04_choice import Spraying, unchecked, weighted_slots
 
 BOUND = 1_000_000  # microseconds; Python cannot keep 2 ms
 BEAT = 0.05
+
+
+def in_time(check: Callable[["Dying"], None]) -> Callable[["Dying"], None]:
+    """Runs a check again, twice at most, that failed while the machine did not let heartbeats be sent in time: then
+    replicas were silent that should not have been."""
+
+    @functools.wraps(check)
+    def run(test: "Dying") -> None:
+        for left in (2, 1, 0):
+            test.longest_gap = 0.0
+            try:
+                return check(test)
+            except AssertionError:
+                if left == 0 or test.longest_gap < BOUND / 2e6:
+                    raise
+                print(f"  heartbeats came {test.longest_gap:.2f} s late; again")
+                test.stop_beating()
+                test.dataplane.flush()
+
+    return run
 
 
 class Dying(Spraying):
@@ -37,6 +60,7 @@ class DeathAndReturn(Dying):
     """One stops: after the bound none reaches it and none is lost in finding out; its share goes to the others by
     weight; it returns and is used again. Then all stop: dropped and counted."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start()
         pool = service.pool
@@ -74,6 +98,7 @@ class DeathAndReturn(Dying):
 class DeathUnderTraffic(Dying):
     """While packets come, one dies, then a second: each packet arrives somewhere, none at the dead."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(policy=BLOCK)
         for victim in (0, 1):
@@ -89,6 +114,7 @@ class DeathUnderTraffic(Dying):
 class TwoHeartbeatsAreNotEnough(Dying):
     """A replica is back after three ready heartbeats within the bound, not after two, nor three spread wider."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(slots=8)
         pool = service.pool
@@ -106,8 +132,9 @@ class TwoHeartbeatsAreNotEnough(Dying):
         self.heard(pool)
         for _ in range(16):
             self.assertNotEqual(self.one(service), 2, "three heartbeats in more than the bound brought it back")
-        self.beat(pool, 2)
-        self.beat(pool, 2)
+        # Three at once: the one before may be too old again by now.
+        for _ in range(3):
+            self.beat(pool, 2)
         self.heard(pool)
         self.assertIn(2, {self.one(service) for _ in range(16)}, "three heartbeats did not bring it back")
 
@@ -116,6 +143,7 @@ class TwoHeartbeatsAreNotEnough(Dying):
 class NotReadyIsAsGoodAsSilent(Dying):
     """A replica that beats without `ready` is excluded, and not brought back by such heartbeats."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(slots=8)
         pool = service.pool
@@ -139,6 +167,7 @@ class NotReadyIsAsGoodAsSilent(Dying):
 class HeartbeatsFromElsewhere(Dying):
     """A heartbeat on another port, from another MAC, for another pool or replica keeps nobody alive."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(slots=8)
         pool = service.pool
@@ -171,6 +200,7 @@ class PlainTcpWaitsForReadmission(Dying):
     """Flows of a dead replica go to the second; when it returns they stay there until the controller readmits it.
     Rivulet requests use it at once."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(slots=8, weights=(1, 1, 1))
         pool = service.pool
@@ -208,6 +238,7 @@ class PlainTcpWaitsForReadmission(Dying):
 class ReturnedReplicaIsBetterThanNone(Dying):
     """When only a returned replica is left, plain TCP goes there rather than nowhere."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(slots=8, weights=(1, 1, 1))
         stops[0].set()
@@ -230,6 +261,7 @@ class ReturnedReplicaIsBetterThanNone(Dying):
 class Draining(Dying):
     """Draining swaps first and second: requests and SYNs go to the new first."""
 
+    @in_time
     def check(self) -> None:
         service = self.add_service(policy=ROUND_ROBIN, slots=[(0, 1), (1, 0)], modes=unchecked())
         self.assertEqual({self.one(service) for _ in range(4)}, {0, 1})
@@ -250,6 +282,7 @@ class Draining(Dying):
 class NeverHeard(Dying):
     """Replicas that were never heard are dead, whatever a register held: the one that was heard gets all."""
 
+    @in_time
     def check(self) -> None:
         pool = self.add_pool([1, 2, 3, 4], alive=False)
         service = self.add_service(pool, policy=ROUND_ROBIN, modes=unchecked())
@@ -265,6 +298,7 @@ class NeverHeard(Dying):
 class SixtyFourReplicas(Dying):
     """A pool of 64 with all but one silent: the first packet finds 63 deaths and still arrives."""
 
+    @in_time
     def check(self) -> None:
         pool = self.add_pool([1], alive=False)
         self.modify(
@@ -309,6 +343,7 @@ class AllOfSixtyFourSilent(Dying):
 class ExclusionsAreStamped(Dying):
     """Exclusions of replicas that had been up for 10 s are counted into requests, at most one a second."""
 
+    @in_time
     def check(self) -> None:
         service, stops = self.start(slots=8)
         young = self.to_service(service, Request(number=1))
@@ -319,8 +354,12 @@ class ExclusionsAreStamped(Dying):
         for victim in (0, 1):  # the second follows within a second
             stops[victim].set()
         time.sleep(BOUND / 1e6 + 0.3)
-        for _ in range(30):
-            self.one(service)
+        # At once, so that both are found within a second on a busy machine too.
+        frames = [self.to_service(service, Request(number=n)) for n in range(30)]
+        for frame in frames:
+            self.send(CLIENT, frame)
+        for _ in frames:
+            self.receive()
         self.send(CLIENT, young)
         _, got = self.receive()
         exclusions = int.from_bytes(got[packets.parse(got).l4 + 28 + 8 :][:2], "big")

@@ -4,8 +4,9 @@
 import struct
 
 import packets
+from layout import CLIENT, CLIENTS, TOR, TOR_MAC, host_mac
 from packets import ip
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac, variants
+from rack import RackTest, variants
 
 
 def arp(operation: int, sender_mac: bytes, sender, target_mac: bytes, target, hardware: int = 1) -> bytes:

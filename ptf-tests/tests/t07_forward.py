@@ -5,8 +5,9 @@ import struct
 import time
 
 import packets
+from layout import CLIENT, CLIENTS, TOR, TOR_MAC, host_mac
 from packets import ip, number
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac, variants
+from rack import RackTest, variants
 
 FLOOD_GROUPS = 2000  # pools have those below
 
@@ -281,9 +282,9 @@ class FloodFates(RackTest):
             self.send(7, frame)
             self.expect(8, frame)
             time.sleep(0.1)
-        import rack
+        import traffic
 
-        rack.SEEN_REASONS.add("COPY_SOURCE")
+        traffic.SEEN_REASONS.add("COPY_SOURCE")
         frame = packets.ethernet(host_mac(8), host_mac(7), 0x9000, b"x" * 46, 321)
         with self.counts("fates", fates["BRIDGED"]):
             self.send(7, frame)

@@ -5,8 +5,9 @@ import struct
 import time
 
 import packets
+from layout import CLIENT, TOR, TOR_MAC, UPLINK, host_mac
 from packets import CHECKED, TIME_VALID, Request, ip, number
-from rack import CLIENT, TOR, TOR_MAC, UPLINK, RackTest, families, host_mac, variants
+from rack import RackTest, families, variants
 
 TUNNEL_SRC = {4: ip("192.0.2.253"), 6: ip("2001:db8::fd")}
 TUNNEL_DST = {4: ip("203.0.113.9"), 6: ip("2001:db8:f::9")}
@@ -213,9 +214,9 @@ class TooBigIsMetered(TooBigForTheTunnel):
                 answered += 1
             self.assertEqual(answered + dropped, 12)
             self.assertIn(answered, range(1, 6))
-            import rack
+            import traffic
 
-            rack.SEEN_REASONS.add("TOO_BIG_METER")
+            traffic.SEEN_REASONS.add("TOO_BIG_METER")
         finally:
             self.switch.set_meter("too_big_meter", CLIENT, None)
 

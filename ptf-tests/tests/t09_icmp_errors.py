@@ -5,8 +5,9 @@ import struct
 import time
 
 import packets
+from layout import CLIENT, TOR_MAC, host_mac
 from packets import Request, ip
-from rack import CLIENT, TOR_MAC, RackTest, host_mac, variants
+from rack import RackTest, variants
 
 ROUTER = {4: ip("198.51.100.1"), 6: ip("2001:db8:c::1")}
 ERRORS = {4: ((3, 4), (11, 0), (12, 0)), 6: ((1, 0), (2, 0), (3, 0), (4, 0))}
@@ -95,9 +96,9 @@ class ErrorsOfRivulet(IcmpErrors):
             self.send(CLIENT, error)
             self.assertEqual({self.receive()[0] for _ in range(2)}, {1, 3})
             self.quiet(0.05)
-        import rack
+        import traffic
 
-        rack.SEEN_REASONS.add("COPY_EXCLUDED")
+        traffic.SEEN_REASONS.add("COPY_EXCLUDED")
 
 
 @variants

@@ -3,8 +3,9 @@
 
 import time
 
+from layout import CLIENT, ROUND_ROBIN
 from packets import Entry, Request
-from rack import CLIENT, ROUND_ROBIN, RackTest, set_tor
+from rack import RackTest, set_tor
 from t04_choice import unchecked
 from t05_liveness import BEAT, BOUND, Dying
 

@@ -2,8 +2,9 @@
 """The vectors of docs/wire-vectors.json, to which Rust, Python and this program are held."""
 
 import packets
+from layout import CLIENT, ENFORCE, OFF, TOR, TOR_ID, TOR_MAC, host_mac
 from packets import CHECKED, TIME_VALID, Entry, ip, number
-from rack import CLIENT, ENFORCE, OFF, TOR, TOR_ID, TOR_MAC, RackTest, host_mac
+from rack import RackTest
 from rivulet_wire import load_vectors
 
 VECTORS = load_vectors()

@@ -5,10 +5,11 @@ import itertools
 import time
 from collections.abc import Iterator
 
+import layout
 import packets
-import rack
+from layout import CLIENT, CLOCK_OFFSET, OFF, SLOT, Service
 from packets import CHECKED, TIME_VALID, Entry, Request
-from rack import CLIENT, CLOCK_OFFSET, OFF, SLOT, RackTest, Service, families, set_tor, variants
+from rack import RackTest, families, set_tor, variants
 
 
 class Attack(RackTest):
@@ -300,7 +301,7 @@ class ForgedMark(Attack):
     """A client that sends the checked mark itself, to a service that checks nothing."""
 
     def check(self) -> None:
-        service = self.add_service(modes=dict.fromkeys(rack.ALL_CHECKS, OFF))
+        service = self.add_service(modes=dict.fromkeys(layout.ALL_CHECKS, OFF))
         marked = self.good_request(service, tor_block=bytes(14) + b"\x03\x00", entries=(Entry(0, 0, 3, 1),))
         self.passes(service, marked, flags=TIME_VALID)
         self.passes(service, Request(name="SYN", tor_block=bytes(14) + b"\x03\x00"), flags=TIME_VALID)

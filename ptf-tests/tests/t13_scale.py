@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import packets
+from layout import CLIENT
 from ptf import testutils
-from rack import CLIENT, RackTest
+from rack import RackTest
 
 
 def switch_memory() -> int:

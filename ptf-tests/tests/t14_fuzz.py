@@ -8,11 +8,13 @@ import struct
 import time
 from collections import Counter
 
+import layout
 import packets
-import rack
+import traffic
+from layout import CLIENT, CLIENTS, TOR, TOR_MAC, host_mac
 from model import Model, ServiceModel, Verdict, mapped
 from packets import Entry, Request
-from rack import CLIENT, CLIENTS, TOR, TOR_MAC, RackTest, host_mac
+from rack import RackTest
 from rivulet_wire import internet_checksum
 
 BATCH = 64
@@ -233,7 +235,7 @@ class Fuzz(RackTest):
                 break
         drops = Counter({reason: after[reason] - before.get(reason, 0) for reason in after})
         drops = +drops
-        rack.SEEN_REASONS.update(name for name, value in self.reasons.items() if drops.get(value))
+        traffic.SEEN_REASONS.update(name for name, value in self.reasons.items() if drops.get(value))
         names = {value: name for name, value in self.reasons.items()}
         more, less = ({names[r]: n for r, n in c.items()} for c in (drops - wanted_drops, wanted_drops - drops))
         self.told = f"drops that the model does not expect: {more}, drops that it expects and are not: {less}"
@@ -259,7 +261,7 @@ class Fuzz(RackTest):
         parsed = packets.parse(bytes(out))
         at = parsed.l4 + (out[parsed.l4 + 12] >> 4) * 4
         service = self.services[parsed.dst.version]
-        block = packets.stamp(0, rack.TOR_ID, 0, service.seal_epoch, service.epoch, int(verdict.detail))
+        block = packets.stamp(0, layout.TOR_ID, 0, service.seal_epoch, service.epoch, int(verdict.detail))
         out[at : at + 16] = block
         out[parsed.l4 + 16 : parsed.l4 + 18] = b"\0\0"
         return bytes(out)

@@ -4,8 +4,9 @@
 import time
 
 import packets
+from layout import CLIENT, TOR_MAC, Service, host_mac
 from packets import ACK, SYN, Request
-from rack import CLIENT, TOR_MAC, RackTest, Service, host_mac, variants
+from rack import RackTest, variants
 
 
 class Handing(RackTest):

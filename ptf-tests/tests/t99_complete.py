@@ -3,7 +3,7 @@
 
 import unittest
 
-import rack
+import traffic
 from rack import RackTest
 
 # Never dropped: the host judges freshness until the ToR has a clock (ClockNotSet sees it counted).
@@ -14,7 +14,7 @@ class EveryDropReasonWasSeen(RackTest):
     """No reason without a test. Skipped when only some of the tests run."""
 
     def runTest(self) -> None:
-        if len(rack.SEEN_REASONS) < 30:
+        if len(traffic.SEEN_REASONS) < 30:
             raise unittest.SkipTest("only some of the tests ran")
         wanted = set(self.reasons) - {"NONE"} - NEVER_DROPPED
-        self.assertEqual(wanted - rack.SEEN_REASONS, set(), "drop reasons that no test provoked")
+        self.assertEqual(wanted - traffic.SEEN_REASONS, set(), "drop reasons that no test provoked")

@@ -73,6 +73,7 @@ sys.modules["ptf.base_tests"].BaseTest = object  # type: ignore[attr-defined]
 sys.modules["p4rt"] = types.ModuleType("p4rt")
 sys.modules["p4rt"].Switch = Recorder  # type: ignore[attr-defined]
 
+import layout  # noqa: E402
 import packets  # noqa: E402
 import rack  # noqa: E402
 from packets import Request  # noqa: E402
@@ -85,13 +86,13 @@ class Bench(rack.RackTest):
         self.switch = Recorder()
         self.entries = []
         self.groups = []
-        self.client = rack.CLIENTS[4]
+        self.client = layout.CLIENTS[4]
         self.random = random.Random(7)
 
     def clock(self) -> int:
-        return rack.CLOCK_OFFSET + NOW
+        return layout.CLOCK_OFFSET + NOW
 
-    def taken(self, pool: rack.Pool, replica: int) -> int:
+    def taken(self, pool: layout.Pool, replica: int) -> int:
         return pool.sent[replica]  # nobody has to be waited for
 
     def send(self, port: int, frame: bytes) -> None:
@@ -100,7 +101,7 @@ class Bench(rack.RackTest):
 
 def whole(bench: Bench) -> None:
     """Frames for a switch on interfaces: the shortest, and of 1400 bytes."""
-    service = bench.add_service(horizon=rack.FOREVER)
+    service = bench.add_service(horizon=layout.FOREVER)
     four = [(0, 2), (4, 4), (7, 9), (12, 0xFFFF)]
     for kind, ranges in (("range1", [(0, 0xFFFF)]), ("range4", four)):
         for size in (0, LARGE):
@@ -109,16 +110,16 @@ def whole(bench: Bench) -> None:
                 request = bench.good_request(service, ranges, base=base, number=base, tail=b"")
                 room = max(0, size - len(bench.to_service(service, request)))
                 frame = bench.to_service(service, request.with_(tail=bytes(room)))
-                print(f"packet {kind}-{size} {rack.CLIENT} 0 {frame.hex()}")
+                print(f"packet {kind}-{size} {layout.CLIENT} 0 {frame.hex()}")
     for size in (64, LARGE):
         print(f"packet response-{size if size == LARGE else 0} 1 0 {response(bench, service, bytes(size - 62)).hex()}")
 
 
-def response(bench: Bench, service: rack.Service, payload: bytes) -> bytes:
+def response(bench: Bench, service: layout.Service, payload: bytes) -> bytes:
     options = Request(class_=0x80).option()
     segment = packets.tcp(service.address, bench.client, 80, 40000, options=options, payload=payload)
     packet = packets.ip_packet(service.address, bench.client, packets.TCP, segment)
-    return packets.ethernet(rack.TOR_MAC, rack.host_mac(1), 0x0800, packet)
+    return packets.ethernet(layout.TOR_MAC, layout.host_mac(1), 0x0800, packet)
 
 
 def main() -> None:
@@ -133,7 +134,7 @@ def main() -> None:
         for _ in range(COUNT):
             frame = bench.to_service(service, bench.good_request(service, ranges))
             # Ethernet, IPv4, TCP with our option; then ToR block, counts, kinds, tag, number, base.
-            print(f"packet {kind} {rack.CLIENT} {14 + 20 + 28 + 34} {frame.hex()}")
+            print(f"packet {kind} {layout.CLIENT} {14 + 20 + 28 + 34} {frame.hex()}")
     print(f"packet response 1 0 {response(bench, service, bytes(range(200))).hex()}")
 
 

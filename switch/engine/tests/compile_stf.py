@@ -24,8 +24,8 @@ TIMEOUT_S = 300
 
 def version() -> str:
     """Of the compiler on the path, as 1.2.5.16."""
-    said = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, timeout=60).stdout
-    found = re.search(r"[Vv]ersion (\d[\w.]*)", said)
+    done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, timeout=60)
+    found = re.search(r"[Vv]ersion (\d[\w.]*)", done.stdout + done.stderr)
     return found.group(1) if found else "unknown"
 
 

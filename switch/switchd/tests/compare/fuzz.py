@@ -32,11 +32,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[4]
 sys.path[:0] = [str(ROOT / "ptf-tests" / part) for part in ("lib", "tests", "")]
 
+import layout  # noqa: E402
 import packets  # noqa: E402
 import rack  # noqa: E402
+from layout import CLIENT, TOR, TOR_MAC, host_mac  # noqa: E402
 from p4rt import Switch  # noqa: E402
 from packets import Request  # noqa: E402
-from rack import CLIENT, TOR, TOR_MAC, host_mac  # noqa: E402
 from t14_fuzz import Fuzz  # noqa: E402
 
 PORTS = range(1, 9)
@@ -172,7 +173,7 @@ class Compare(Fuzz):
 
     def align(self) -> None:
         """Sets both clocks to the same time."""
-        self.family, self.vlan, self.client = 4, None, rack.CLIENTS[4]
+        self.family, self.vlan, self.client = 4, None, layout.CLIENTS[4]
         service = self.add_service()
         self.settle()
         deltas = []
@@ -190,7 +191,7 @@ class Compare(Fuzz):
             assert best is not None
             deltas.append(best[1])
         rack._clock_delta = deltas[0]
-        rack.set_tor(self.wires[1].p4, clock_offset=(rack.CLOCK_OFFSET + deltas[0] - deltas[1]) % (1 << 48))
+        rack.set_tor(self.wires[1].p4, clock_offset=(layout.CLOCK_OFFSET + deltas[0] - deltas[1]) % (1 << 48))
         self.clear()
 
     def one(self, wire: Wire) -> bytes:
@@ -254,18 +255,20 @@ class Compare(Fuzz):
         # Members that were never heard of are found out one packet at a time, so that no order is left to chance.
         for services in self.all_services.values():
             for service in services:
-                self.family, self.client = service.address.version, rack.CLIENTS[service.address.version]
+                self.family, self.client = service.address.version, layout.CLIENTS[service.address.version]
                 for _ in range(5):
                     self.send(CLIENT, self.plain(service, sport=rng.randrange(1024, 65536), flags=packets.SYN))
                     self.settle()
 
     def random_service(self, pool: Any, family: int) -> Any:
         rng = self.random
-        modes = {check: rng.choices((rack.OFF, rack.COUNT, rack.ENFORCE), (1, 2, 7))[0] for check in rack.ALL_CHECKS}
+        modes = {
+            check: rng.choices((layout.OFF, layout.COUNT, layout.ENFORCE), (1, 2, 7))[0] for check in layout.ALL_CHECKS
+        }
         return self.add_service(
             pool,
             family=family,
-            policy=rng.choice((rack.BLOCK, rack.ROUND_ROBIN, rack.ROUND_ROBIN)),
+            policy=rng.choice((layout.BLOCK, layout.ROUND_ROBIN, layout.ROUND_ROBIN)),
             slots=self.even_slots(pool, 1 << rng.randrange(7)),
             plain_tcp=int(rng.random() < 0.8),
             drop_unjudged=rng.randrange(2),
@@ -305,10 +308,10 @@ class Compare(Fuzz):
 
     def wait_for_slot(self) -> None:
         """The sketch of used numbers turns by the clock: not in the middle of a batch, or it would decide."""
-        at = self.clock() % rack.SLOT
-        if at < MARGIN or at > rack.SLOT - MARGIN:
+        at = self.clock() % layout.SLOT
+        if at < MARGIN or at > layout.SLOT - MARGIN:
             time.sleep(
-                ((2 * MARGIN if at > MARGIN else MARGIN) - (at if at < MARGIN else at - rack.SLOT + MARGIN)) / 1e6
+                ((2 * MARGIN if at > MARGIN else MARGIN) - (at if at < MARGIN else at - layout.SLOT + MARGIN)) / 1e6
             )
 
     def batch(self, size: int) -> None:
