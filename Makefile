@@ -7,7 +7,7 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/wireshark
+PYTHON_DIRS := controller mininet bench host/wireshark ptf-tests p4src switch scripts
 HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-capi rivulet-shim rivulet
 SWITCH_CRATES := rivulet-engine rivulet-p4rt rivulet-link rivulet-switch
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
@@ -20,6 +20,8 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 help: ## list the commands
 	@echo "Rivulet. The two to know: make demo, make test."
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+	@printf '  make %-18s %s\n' demo-NAME 'one of: $(SCENARIOS); RATE=, RTT=, SIZE=, REPLICAS=, SWITCH=embedded or bmv2, OUT=' \
+	  bench-NAME 'one of: $(BENCHES); BENCH_FLAGS=--help lists its own'
 
 # Setting up and building
 
@@ -50,8 +52,6 @@ check: setup protos ## format, lint and types, the quick part
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo bench/rivulet_bench
-	$(PY) -m ruff check scripts
-	$(PY) -m ruff format --check scripts
 
 test-host: protos ## the stack: unit, property and simulation tests
 	$(CARGO) test --locked $(call packages,$(HOST_CRATES))

@@ -19,16 +19,31 @@ HERE = Path(__file__).resolve().parent
 REQUIREMENTS = HERE / "protos.txt"
 # Inside the wheel; the imports in the .proto files are relative to this folder.
 ROOT = "finsy/proto/"
-WANTED = ("p4/v1/p4runtime.proto", "p4/v1/p4data.proto", "p4/config/v1/p4info.proto",
-          "p4/config/v1/p4types.proto", "google/rpc/status.proto", "google/rpc/code.proto")
+WANTED = (
+    "p4/v1/p4runtime.proto",
+    "p4/v1/p4data.proto",
+    "p4/config/v1/p4info.proto",
+    "p4/config/v1/p4types.proto",
+    "google/rpc/status.proto",
+    "google/rpc/code.proto",
+)
 STAMP = ".complete"
 
 
 def commands(into: Path) -> list[list[str]]:
     """The ways to download a wheel by hash, most common first."""
-    pip = ["download", "--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes",
-           "--ignore-requires-python",
-           "--dest", str(into), "--requirement", str(REQUIREMENTS)]
+    pip = [
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--require-hashes",
+        "--ignore-requires-python",
+        "--dest",
+        str(into),
+        "--requirement",
+        str(REQUIREMENTS),
+    ]
     ways = [[sys.executable, "-m", "pip", *pip]]
     for name in ("pip3", "pip"):
         if found := shutil.which(name):
@@ -48,8 +63,12 @@ def download(into: Path) -> Path:
         if result.returncode == 0 and len(wheels) == 1:
             return wheels[0]
         failures.append(f"{' '.join(way[:3])} ...: {result.stderr.strip()[-400:]}")
-    sys.exit("fetch_protos: no way to download the package of " + REQUIREMENTS.name
-             + " worked (python3-pip or uv is needed):\n  " + "\n  ".join(failures))
+    sys.exit(
+        "fetch_protos: no way to download the package of "
+        + REQUIREMENTS.name
+        + " worked (python3-pip or uv is needed):\n  "
+        + "\n  ".join(failures)
+    )
 
 
 def main() -> None:
@@ -60,12 +79,11 @@ def main() -> None:
     pinned = REQUIREMENTS.read_text()
     if stamp.is_file() and stamp.read_text() == pinned and all((destination / p).is_file() for p in WANTED):
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        with zipfile.ZipFile(download(Path(temporary))) as wheel:
-            for path in WANTED:
-                target = destination / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(wheel.read(ROOT + path))
+    with tempfile.TemporaryDirectory() as temporary, zipfile.ZipFile(download(Path(temporary))) as wheel:
+        for path in WANTED:
+            target = destination / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(wheel.read(ROOT + path))
     stamp.write_text(pinned)
 
 

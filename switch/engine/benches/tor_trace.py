@@ -6,9 +6,9 @@ The entries are those of the packet tests' rack (`ptf-tests/lib/rack.py`), recor
 Lines: `default TABLE ACTION p=hex …`, `insert TABLE k=hex[/len] … -> ACTION p=hex …`, `group ID port:instance …`,
 `packet KIND PORT TIME_OFFSET HEX`, where TIME_OFFSET is where a request holds its time (0: it has none).
 
-`tor_trace.py COUNT whole` is for a switch on interfaces (bench-switch): packets of two sizes; requests whose proof is of
-65,536 numbers, the low 16 bits of their own 0, so that the sender can count there without a new proof; and a horizon
-of an hour, since a request made beforehand ages while it waits.
+`tor_trace.py COUNT whole` is for a switch on interfaces (bench-switch): packets of two sizes; requests whose proof is
+of 65,536 numbers, the low 16 bits of their own 0, so that the sender can count there without a new proof; and a
+horizon of an hour, since a request made beforehand ages while it waits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOW = 20_000 if WHOLE else 1_000_000  # microseconds on the switch's clock
 class Recorder:
     """Stands for the P4Runtime client: prints what it is asked to write."""
 
-    class info:  # noqa: N801
+    class info:
         @staticmethod
         def enum(name: str) -> dict[str, int]:
             return {}

@@ -2,8 +2,8 @@
 
 python3 compile_stf.py P4C_SOURCES FOLDER
 
-Takes every program of testdata/p4_16_samples that includes v1model.p4 and has an .stf beside it. FOLDER/corpus.json says
-which p4c compiled them, and what it said of those that it refused.
+Takes every program of testdata/p4_16_samples that includes v1model.p4 and has an .stf beside it. FOLDER/corpus.json
+says which p4c compiled them, and what it said of those that it refused.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 
     finsy_check.py ADDRESS [PEER]
 
-The switch is `cargo run -p rivulet-p4rt --example bare -- ADDRESS`, or any with a cable from port 3 to port PEER; finsy 0.30 comes from PyPI, into an
-environment of its own. Says what worked, one line each, and fails with the first that does not.
+The switch is `cargo run -p rivulet-p4rt --example bare -- ADDRESS`, or any with a cable from port 3
+to port PEER; finsy 0.30 comes from PyPI, into an environment of its own. Says what worked, one line each, and fails
+with the first that does not.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import finsy as fy
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 # Where a packet comes in again that left by port 3.
 PEER = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-FRAME = bytes.fromhex("020000000001" "020000000105" "1234") + b"some payload"
+FRAME = bytes.fromhex("0200000000010200000001051234") + b"some payload"
 
 
 def told(what: str) -> None:
@@ -31,30 +32,53 @@ async def one(switch: fy.Switch, entity: object) -> object:
 
 async def entries(switch: fy.Switch) -> None:
     """Writes, reads and deletes entities of every kind."""
-    route = fy.P4TableEntry("routes", match=fy.P4TableMatch({"hdr.ipv4.dst": "10.0.0.0/8"}),
-                            action=fy.P4TableAction("forward", port=2), counter_data=fy.P4CounterData())
-    acl = fy.P4TableEntry("acl", match=fy.P4TableMatch({"hdr.ipv4.src": "10.0.0.0/255.0.0.0", "std.ingress_port": 1,
-                                                        "hdr.ipv4.protocol": 17, "hdr.ipv4.length": "1...100"}),
-                          action=fy.P4TableAction("set_class", **{"class": 5}), priority=10,
-                          meter_config=fy.P4MeterConfig(cir=1, cburst=2, pir=3, pburst=4))
-    one_shot = fy.P4TableEntry("groups", match=fy.P4TableMatch({"hdr.ipv4.dst": "10.1.1.1"}),
-                               action=fy.P4IndirectAction([(1, fy.P4TableAction("forward", port=1)),
-                                                           (2, fy.P4TableAction("forward", port=2))]))
+    route = fy.P4TableEntry(
+        "routes",
+        match=fy.P4TableMatch({"hdr.ipv4.dst": "10.0.0.0/8"}),
+        action=fy.P4TableAction("forward", port=2),
+        counter_data=fy.P4CounterData(),
+    )
+    acl = fy.P4TableEntry(
+        "acl",
+        match=fy.P4TableMatch(
+            {
+                "hdr.ipv4.src": "10.0.0.0/255.0.0.0",
+                "std.ingress_port": 1,
+                "hdr.ipv4.protocol": 17,
+                "hdr.ipv4.length": "1...100",
+            }
+        ),
+        action=fy.P4TableAction("set_class", **{"class": 5}),
+        priority=10,
+        meter_config=fy.P4MeterConfig(cir=1, cburst=2, pir=3, pburst=4),
+    )
+    one_shot = fy.P4TableEntry(
+        "groups",
+        match=fy.P4TableMatch({"hdr.ipv4.dst": "10.1.1.1"}),
+        action=fy.P4IndirectAction(
+            [(1, fy.P4TableAction("forward", port=1)), (2, fy.P4TableAction("forward", port=2))]
+        ),
+    )
     member = fy.P4ActionProfileMember("profile", member_id=1, action=fy.P4TableAction("forward", port=3))
-    indirect = fy.P4TableEntry("members", match=fy.P4TableMatch({"hdr.ipv4.ttl": 64}),
-                               action=fy.P4IndirectAction(member_id=1))
+    indirect = fy.P4TableEntry(
+        "members", match=fy.P4TableMatch({"hdr.ipv4.ttl": 64}), action=fy.P4IndirectAction(member_id=1)
+    )
     group = fy.P4MulticastGroupEntry(5, replicas=(2, 3))
     session = fy.P4CloneSessionEntry(8, class_of_service=1, packet_length_bytes=64, replicas=(510,))
     await switch.insert([member])
     everything = [route, acl, one_shot, indirect, group, session]
     await switch.insert(everything)
-    await switch.modify([
-        fy.P4TableEntry("keyless", is_default_action=True, action=fy.P4TableAction("set_class", **{"class": 3})),
-        fy.P4CounterEntry("port_counter", index=3, data=fy.P4CounterData(byte_count=5, packet_count=6)),
-        fy.P4MeterEntry("port_meter", index=2, config=fy.P4MeterConfig(cir=1, cburst=2, pir=3, pburst=4)),
-        fy.P4RegisterEntry("stamps", index=1, data=42),
-        fy.P4DirectCounterEntry("route_counter", table_entry=route, data=fy.P4CounterData(byte_count=7, packet_count=8)),
-    ])
+    await switch.modify(
+        [
+            fy.P4TableEntry("keyless", is_default_action=True, action=fy.P4TableAction("set_class", **{"class": 3})),
+            fy.P4CounterEntry("port_counter", index=3, data=fy.P4CounterData(byte_count=5, packet_count=6)),
+            fy.P4MeterEntry("port_meter", index=2, config=fy.P4MeterConfig(cir=1, cburst=2, pir=3, pburst=4)),
+            fy.P4RegisterEntry("stamps", index=1, data=42),
+            fy.P4DirectCounterEntry(
+                "route_counter", table_entry=route, data=fy.P4CounterData(byte_count=7, packet_count=8)
+            ),
+        ]
+    )
     told("entities of every kind are taken")
 
     read = await one(switch, fy.P4TableEntry("acl"))
@@ -69,8 +93,9 @@ async def entries(switch: fy.Switch) -> None:
     assert (await one(switch, fy.P4CloneSessionEntry(8))).packet_length_bytes == 64
     told("they are read back, one by one and all at once")
 
-    other = fy.P4TableEntry("routes", match=fy.P4TableMatch({"hdr.ipv4.dst": "11.0.0.0/8"}),
-                            action=fy.P4TableAction("drop"))
+    other = fy.P4TableEntry(
+        "routes", match=fy.P4TableMatch({"hdr.ipv4.dst": "11.0.0.0/8"}), action=fy.P4TableAction("drop")
+    )
     try:
         await switch.insert([route, other])
         raise AssertionError("the first of the batch is there already")
@@ -86,8 +111,12 @@ async def entries(switch: fy.Switch) -> None:
 
 async def messages(switch: fy.Switch) -> None:
     """Packets out and in, a digest, an idle entry."""
-    await switch.modify([fy.P4TableEntry("l2", is_default_action=True, action=fy.P4TableAction("to_cpu", reason=5)),
-                         fy.P4TableEntry("aging", is_default_action=True, action=fy.P4TableAction("learn"))])
+    await switch.modify(
+        [
+            fy.P4TableEntry("l2", is_default_action=True, action=fy.P4TableAction("to_cpu", reason=5)),
+            fy.P4TableEntry("aging", is_default_action=True, action=fy.P4TableAction("learn")),
+        ]
+    )
     await switch.insert([fy.P4DigestEntry("learn_t", max_list_size=1, max_timeout_ns=0, ack_timeout_ns=0)])
     packets, digests = switch.read_packets(), switch.read_digests("learn_t")
     waiting = [asyncio.ensure_future(anext(aiter(x))) for x in (packets, digests)]
@@ -102,16 +131,25 @@ async def messages(switch: fy.Switch) -> None:
 
     idle = switch.read_idle_timeouts()
     waiting = asyncio.ensure_future(anext(aiter(idle)))
-    await switch.insert([fy.P4TableEntry("aging", match=fy.P4TableMatch({"hdr.ethernet.src": 7}),
-                                         action=fy.P4TableAction("nothing"), idle_timeout_ns=300_000_000)])
+    await switch.insert(
+        [
+            fy.P4TableEntry(
+                "aging",
+                match=fy.P4TableMatch({"hdr.ethernet.src": 7}),
+                action=fy.P4TableAction("nothing"),
+                idle_timeout_ns=300_000_000,
+            )
+        ]
+    )
     notification = await asyncio.wait_for(waiting, 5)
     assert [e.table_id for e in notification.table_entry] == ["aging"], notification
     told("an idle entry was told of")
 
 
 async def main() -> None:
-    options = fy.SwitchOptions(p4info=PROGRAMS / "everything.p4info.txtpb", p4blob=PROGRAMS / "everything.json",
-                               device_id=0, p4force=True)
+    options = fy.SwitchOptions(
+        p4info=PROGRAMS / "everything.p4info.txtpb", p4blob=PROGRAMS / "everything.json", device_id=0, p4force=True
+    )
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def ready(switch: fy.Switch) -> None:

@@ -4,7 +4,8 @@
     ptf_check.py P4C PYTHON
 
 P4C: a checkout of p4lang/p4c (`tools/ptf/base_test.py`). PYTHON: the interpreter of an environment of its own with
-`ptf scapy p4runtime grpcio googleapis-common-protos protobuf<3.21` from PyPI. As root; the switch is the one that `make build` made.
+`ptf scapy p4runtime grpcio googleapis-common-protos protobuf<3.21` from PyPI. As root; the switch is the
+one that `make build` made.
 """
 
 import os

@@ -15,7 +15,7 @@ from p4runtime_sh.p4runtime import P4RuntimeWriteException
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 PEER = int(sys.argv[2]) if len(sys.argv) > 2 else 3
-FRAME = bytes.fromhex("020000000001" "020000000105" "1234") + b"some payload"
+FRAME = bytes.fromhex("0200000000010200000001051234") + b"some payload"
 
 
 def told(what: str) -> None:
