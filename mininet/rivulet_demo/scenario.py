@@ -240,12 +240,17 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def standing_rack(
-    name: str, values: Parameters, api: str = "", relayed: Sequence[str] = (), **settings: Any
+    name: str,
+    values: Parameters,
+    api: str = "",
+    relayed: Sequence[str] = (),
+    serve: Sequence[str] = (),
+    **settings: Any,
 ) -> Iterator[Standing]:
     """A rack with switch, controller and replicas up, checked to have the wanted delay.
 
     The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. The agents of
-    the replicas in `relayed` reach the controller through a relay.
+    the replicas in `relayed` reach the controller through a relay. `serve`: more flags of the serving processes.
     """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -263,7 +268,7 @@ def standing_rack(
         step("the controller")
         start_controller(standing, switch_socket, agents, api or f"unix:{folder / 'api.sock'}")
         names = [host.name for host in spec.of("replica")]
-        replicas = Replicas(standing, values.out / "www", agents)
+        replicas = Replicas(standing, values.out / "www", agents, flags=serve)
         step(f"replicas {', '.join(names)}")
         for replica in relayed:
             replicas.relay(replica)()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +35,8 @@ class Replicas:
     doors: dict[str, Path] = field(default_factory=dict)
     """Sockets of agents that reach the controller through a relay, which can be cut."""
     relays: dict[str, int] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    """What every serving process is told beside where it stands, such as where uploads go."""
 
     def start(self, name: str) -> None:
         """Starts the serving process of a replica."""
@@ -52,6 +54,7 @@ class Replicas:
                 "--name",
                 name,
             ),
+            *self.flags,
         ]
         self.running[name] = self.rack.start(f"{name}-{count}", self.rack.nodes[name], command)
 

@@ -1,0 +1,106 @@
+"""Uploads through a whole rack: three replicas share storage, one is killed in the middle, the connection stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rivulet_demo.rack import RackError, binary
+from rivulet_demo.scenario import Parameters, Standing, standing_rack
+from rivulet_demo.services import url
+
+SIZE_MB = 10.0
+MIDDLE = 3_000_000
+"""Bytes that are stored when the replica dies."""
+PATIENCE_S = 120.0
+
+
+def usable() -> bool:
+    """Whether a rack can be built here."""
+    try:
+        return os.geteuid() == 0 and all(binary(name) for name in ("rivulet", "rivulet-switch", "rivulet-wire"))
+    except RackError:
+        return False
+
+
+pytestmark = [
+    pytest.mark.skipif(not usable(), reason="needs root and the binaries (make build)"),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl"),
+]
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Iterator[Standing]:
+    """A rack whose replicas store uploads in one folder."""
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    # Slow links, so that ten megabytes take eight seconds: time enough to kill in the middle.
+    values = Parameters(
+        rate_mbit=10.0, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=tmp_path, live=False
+    )
+    with standing_rack("uploads", values, serve=("--no-plain-tcp", "--upload", str(storage))) as built:
+        yield built
+
+
+def stored(standing: Standing) -> int:
+    """Bytes of the upload that is under way, as far as its last one that came."""
+    folder = standing.parameters.out / "storage" / ".rivulet-uploads"
+    size = 0
+    for file in folder.glob("*.data"):
+        # It gets its name and goes from here at any time.
+        with contextlib.suppress(FileNotFoundError):
+            size = max(size, file.stat().st_size)
+    return size
+
+
+def upload(standing: Standing, flags: list[str], name: str) -> subprocess.Popen[bytes]:
+    """curl, unmodified, on c1; it does not try again."""
+    source = standing.parameters.out / "www" / "file.bin"
+    command = [*shlex.split(standing.via_rivulet("c1")), "curl", "-sS", "--fail", "-m", f"{PATIENCE_S:g}"]
+    command += ["-w", "%{http_code} %{num_connects} %{size_upload}", *(f.format(source=source) for f in flags)]
+    popen: subprocess.Popen[bytes] = standing.rack.nodes["c1"].popen(
+        [*command, url(name)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    return popen
+
+
+@pytest.mark.parametrize("flags", [["-T", "{source}"], ["--data-binary", "@{source}"]], ids=["put", "post"])
+def test_an_upload_survives_the_death_of_a_replica(standing: Standing, flags: list[str]) -> None:
+    victim = "r2"
+    # On a machine that leaves this process no time an upload may end before the kill: then it is done again.
+    for attempt in range(3):
+        name = f"up/file-{attempt}"
+        target = standing.parameters.out / "storage" / name
+        client = upload(standing, flags, name)
+        end = time.monotonic() + PATIENCE_S
+        while stored(standing) < MIDDLE and client.poll() is None:
+            assert time.monotonic() < end, f"no progress: {stored(standing)} bytes"
+            time.sleep(0.005)
+        view = standing.watch.view
+        standing.replicas.kill(victim)
+        whole = target.exists()
+        out, err = client.communicate(timeout=PATIENCE_S)
+        assert client.returncode == 0, f"curl: {err.decode()}"
+        assert out.decode() == f"201 1 {standing.parameters.size}", "one connection took all of it"
+        source = standing.parameters.out / "www" / "file.bin"
+        assert target.read_bytes() == source.read_bytes(), "the stored file is not what was sent"
+        assert not stored(standing), "nothing is left of what was under way"
+        if not whole:
+            break
+        standing.replicas.start(victim)
+    assert not whole, "the replica never died in the middle"
+    assert view is not None and all(view.packets[name] > 0 for name in ("r1", "r2", "r3")), "all three took part"
+    assert any(who == victim and excluded for _, who, excluded in standing.watch.history), (
+        "the ToR left the dead one out"
+    )
+    process = standing.rack.processes[f"{victim}-{standing.replicas.starts[victim]}"]
+    assert -(process.popen.returncode or 0) == signal.SIGKILL
