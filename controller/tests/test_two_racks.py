@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from netrack import ARTIFACTS, SERVICE, SWITCHES, USABLE, NetRack
@@ -26,9 +27,11 @@ LINK = 200
 class TwoRacks(NetRack):
     """The client and r1 at tor1, r2 at tor2, and a link between the ToRs, which route."""
 
-    def __init__(self, folder: Path, switch: str, tunnel: str) -> None:
+    def __init__(self, folder: Path, switch: str, tunnel: str, outer: int) -> None:
         super().__init__(folder, switch)
         self.tunnel = tunnel
+        self.outer = outer
+        """IP version of the outer headers; the service is of IPv4."""
         # Nobody shall be excluded because this machine is busy: a plain flow ends with its replica.
         self.liveness_ms = 1000
 
@@ -69,6 +72,9 @@ class TwoRacks(NetRack):
             self.inside(tor, "ip", "link", "set", f"v{LINK}", "up")
         shape = ("rate", "20mbit", "burst", "64k", "latency", "50ms")
         self.inside("tor", "tc", "qdisc", "add", "dev", "v1", "root", "tbf", *shape)
+        if self.outer == 6:
+            self._six("r1", "fd00:2::1", "fd00:2::fe")
+            self._six("r2", "fd00:3::2", "fd00:3::fe")
         for name in ("r1", "r2"):
             self.inside(name, "ip", "addr", "add", f"{SERVICE}/32", "dev", "lo")
             self.inside(name, "sysctl", "-qw", "net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
@@ -78,9 +84,17 @@ class TwoRacks(NetRack):
             self.start_replica(name)
         self.until(self.all_live, "every replica is live at both ToRs", 240.0)
 
+    def _six(self, name: str, ip: str, gateway: str) -> None:
+        """A host's IPv6 address beside its other one."""
+        device = f"{name}-eth0"
+        for setting in ("disable_ipv6=0", "accept_dad=0", "accept_ra=0"):
+            self.inside(name, "sysctl", "-qw", f"net.ipv6.conf.{device}.{setting}")
+        self.inside(name, "ip", "addr", "add", f"{ip}/64", "dev", device, "nodad")
+        self.inside(name, "ip", "-6", "route", "add", "default", "via", gateway)
+
     def description(self) -> str:
         """The YAML."""
-        near = {
+        near: dict[str, Any] = {
             "name": "tor1", "address": f"unix:{self.folder}/p4rt.sock", "number": 1, "pipeline": f"{self.folder}/p4",
             "mac": "02:00:00:00:00:fe", "addresses": ["10.0.1.254", "10.0.2.254"], "ports": [1, 101, LINK],
             "hosts": [
@@ -89,16 +103,24 @@ class TwoRacks(NetRack):
             ],
             "routes": [{"prefix": "10.0.3.0/24", "via": "10.0.3.254"}],
         }  # fmt: skip
-        far = {
+        far: dict[str, Any] = {
             "name": "tor2", "address": f"unix:{self.folder}/far.sock", "number": 2, "pipeline": f"{self.folder}/p4",
             "mac": FAR_MAC, "addresses": ["10.0.3.254"], "ports": [102, LINK],
             "hosts": [{"ip": "10.0.1.254", "mac": "02:00:00:00:00:fe", "port": LINK}],
             "routes": [{"prefix": prefix, "via": "10.0.1.254"} for prefix in ("10.0.1.0/24", "10.0.2.0/24")],
         }  # fmt: skip
-        replicas = [
+        replicas: list[dict[str, Any]] = [
             {"name": "r1", "switch": "tor1", "port": 101, "mac": "02:00:00:00:02:01", "ip": "10.0.2.1"},
             {"name": "r2", "switch": "tor2", "port": 102, "mac": "02:00:00:00:03:02", "ip": "10.0.3.2"},
         ]
+        if self.outer == 6:
+            near["addresses"] += ["fd00:1::fe", "fd00:2::fe"]
+            near["hosts"].append({"ip": "fd00:3::fe", "mac": FAR_MAC, "port": LINK})
+            near["routes"].append({"prefix": "fd00:3::/64", "via": "fd00:3::fe"})
+            far["addresses"].append("fd00:3::fe")
+            far["hosts"].append({"ip": "fd00:1::fe", "mac": "02:00:00:00:00:fe", "port": LINK})
+            far["routes"] += [{"prefix": prefix, "via": "fd00:1::fe"} for prefix in ("fd00:1::/64", "fd00:2::/64")]
+            replicas[0]["ip"], replicas[1]["ip"] = "fd00:2::1", "fd00:3::2"
         service = {
             "name": "files", "addresses": [SERVICE], "port": 80, "replicas": ["r1", "r2"], "policy": "round_robin",
             "heartbeat": self.liveness_ms / 10000, "liveness": self.liveness_ms / 1000,
@@ -151,13 +173,24 @@ class TwoRacks(NetRack):
         return len(now) == 2 and all(count > before.get(name, 0) for name, count in now.items())
 
 
-WANTED = [("embedded", "ip_in_ip"), ("embedded", "gue"), ("bmv2", "gue")]
+WANTED = [
+    ("embedded", "ip_in_ip", 4),
+    ("embedded", "gue", 4),
+    ("bmv2", "gue", 4),
+    ("embedded", "ip_in_ip", 6),
+    ("embedded", "gue", 6),
+]
 
 
-@pytest.fixture(params=[pair for pair in WANTED if SWITCHES[pair[0]]], ids="-".join)
+def named(wanted: tuple[str, str, int]) -> str:
+    """What the test with it is called."""
+    return "-".join(map(str, wanted))
+
+
+@pytest.fixture(params=[wanted for wanted in WANTED if SWITCHES[wanted[0]]], ids=named)
 def racks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoRacks]:
-    switch, tunnel = request.param
-    built = TwoRacks(tmp_path, switch, tunnel)
+    switch, tunnel, outer = request.param
+    built = TwoRacks(tmp_path, switch, tunnel, outer)
     try:
         built.build(8)
         yield built
