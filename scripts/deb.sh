@@ -24,6 +24,7 @@ package() {
   local doc=$root/usr/share/doc/$name
   install -d "$doc" "$root/DEBIAN"
   install -m 644 packaging/copyright "$doc/copyright"
+  install -D -m 644 "packaging/$name.lintian-overrides" "$root/usr/share/lintian/overrides/$name"
   { printf '%s (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n\n -- %s  %s\n' \
     "$name" "$version" "$maintainer" "$(date -u -R -d "@$epoch")"; } | gzip -9n >"$doc/changelog.gz"
   find "$root" -depth -exec touch -h -d "@$epoch" {} +
@@ -97,6 +98,8 @@ find "$root" -name __pycache__ -prune -exec rm -rf {} +
 .venv/bin/python scripts/vendor.py "$root/usr/lib/rivulet/python" >"$root/usr/share/doc/rivulet-controller/python-packages"
 find "$root/usr/lib/rivulet/python" -name '*.so' -exec strip --strip-unneeded {} +
 find "$root/usr/lib/rivulet/python" -type f -exec chmod 644 {} +
+# Modules are imported, not run: no first line of an interpreter that Debian does not have.
+find "$root/usr/lib/rivulet/python" -name '*.py' -exec sed -i '1{/^#!/d}' {} +
 # The controller looks for the program beside its own folder; it comes with the other package.
 ln -s ../../../share/rivulet/pipeline "$root/usr/lib/rivulet/p4src/build"
 for entry in rivulet-controller:daemon rivuletctl:cli; do
@@ -126,4 +129,11 @@ Description: control plane of Rivulet
  updates of its replicas, makes and rotates keys, and shows what is going
  on. It is never on the path of a packet.
 EOF
+if command -v lintian >/dev/null; then
+  say "lintian: errors and warnings"
+  # Lintian of another release knows other faults: DEB_STRICT=1 makes them errors.
+  lintian --allow-root --fail-on error,warning "$out"/*.deb || [[ ${DEB_STRICT:-0} == 0 ]] || exit 1
+else
+  say "lintian is not installed: the packages are NOT linted"
+fi
 say "install: apt-get install ./$out/rivulet_${version}_$arch.deb ./$out/rivulet-controller_${version}_$arch.deb"
