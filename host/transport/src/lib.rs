@@ -94,6 +94,7 @@
 pub mod client;
 mod cmac;
 pub mod cwnd;
+mod decision;
 pub mod excuse;
 pub mod history;
 pub mod keys;

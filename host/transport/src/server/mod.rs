@@ -1,5 +1,6 @@
 //! The server: the stateless step, the responses it yields, and the two removable soft states beside it.
 
+mod build;
 mod cache;
 mod plan;
 mod refusal;
