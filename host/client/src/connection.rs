@@ -4,12 +4,17 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-use rivulet_transport::client::{Connection, ConnectionError, TcpHandshake};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use rivulet_transport::Time;
+use rivulet_transport::client::{Connection, ConnectionError, Read, TcpHandshake};
 
 use crate::port::LocalPort;
 use crate::stack::Mailbox;
+
+/// The stream that an ordinary socket sees.
+pub(crate) const MAIN: u16 = 0;
 
 /// What became of a connection as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,9 +113,88 @@ impl Shared {
     pub fn touch(&self) {
         self.mailbox.touch(self.id);
     }
+
+    /// Waits for `state` to change; `TimedOut` when that did not happen until `deadline`.
+    pub fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Option<Instant>) -> io::Result<()> {
+        match deadline {
+            None => self.changed.wait(state),
+            Some(at) => {
+                if self.changed.wait_until(state, at).timed_out() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a stream in order, waiting for something to come; 0 is the end.
+    pub fn read_until(
+        &self,
+        stream: u16,
+        buffer: &mut [u8],
+        deadline: Option<Instant>,
+    ) -> io::Result<Blocking> {
+        if buffer.is_empty() {
+            return Ok(Blocking::Octets(0));
+        }
+        let mut state = self.state.lock();
+        loop {
+            if let Ending::PlainTcp(handshake) = state.ending {
+                return Ok(Blocking::PlainTcp(handshake));
+            }
+            if let Some(n) = state.try_read(stream, buffer)? {
+                drop(state);
+                // Reading makes room, which may allow the connection to ask for more.
+                self.touch();
+                return Ok(Blocking::Octets(n));
+            }
+            self.wait(&mut state, deadline)?;
+        }
+    }
+}
+
+/// What a call that waits came to.
+pub(crate) enum Blocking {
+    /// So many octets were moved.
+    Octets(usize),
+    /// The server speaks plain TCP: the kernel's socket is to be asked.
+    PlainTcp(TcpHandshake),
 }
 
 impl State {
+    /// Octets that are at hand, `Ok(Some(0))` at the end of the stream, `Ok(None)` if there is nothing yet.
+    pub fn try_read(&mut self, stream: u16, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.connection.read(stream, buffer) {
+            Read::Bytes(n) => Ok(Some(n)),
+            Read::End => Ok(Some(0)),
+            Read::Blocked => match (self.ending.error(), &self.ending) {
+                (Some(e), _) => Err(e),
+                (None, Ending::Closed) => Ok(Some(0)),
+                (None, _) => Ok(None),
+            },
+        }
+    }
+
+    /// Octets of the main stream that were taken, `Ok(None)` if there is no room yet.
+    pub fn try_write(&mut self, data: &[u8], now: Time) -> io::Result<Option<usize>> {
+        if let Some(e) = self.ending.error() {
+            return Err(e);
+        }
+        if self.ending == Ending::Closed || self.finished {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        match self.connection.write(MAIN, data, now) {
+            0 => Ok(None),
+            n => {
+                if !self.connected {
+                    // Bounded by the send buffer, which is not emptied before the server has answered.
+                    self.early.extend_from_slice(&data[..n]);
+                }
+                Ok(Some(n))
+            }
+        }
+    }
+
     /// Notes how the connection ended; the first ending stands.
     pub fn finish_with(&mut self, ending: Ending) {
         if self.ending == Ending::Open {

@@ -5,16 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::MutexGuard;
-use rivulet_transport::Time;
-use rivulet_transport::client::{Read, Statistics};
+use rivulet_transport::client::Statistics;
 
-use crate::connection::{Ending, Shared, State};
+use crate::connection::{Blocking, Ending, MAIN, Shared};
 use crate::fallback;
 use crate::stack::Stack;
 
-/// The stream that an ordinary socket sees.
-const MAIN: u16 = 0;
+/// How often somebody who waits for a connection is asked whether he still does.
+const STILL_WANTED: Duration = Duration::from_millis(100);
 
 /// A connection. Reading and writing block; tasks of tokio have `AsyncStream` (feature `tokio`).
 pub struct Stream {
@@ -43,6 +41,11 @@ impl Stream {
     /// Sends the SYN without data, for protocols in which the server speaks first, and waits until the
     /// server answers, `timeout` at most.
     pub fn connect_now(&self, timeout: Duration) -> io::Result<()> {
+        self.connect_while(timeout, || true)
+    }
+
+    /// As [`connect_now`](Self::connect_now), but `Interrupted` once `wanted` says no; it is asked ten times a second.
+    pub fn connect_while(&self, timeout: Duration, wanted: impl Fn() -> bool) -> io::Result<()> {
         let deadline = Instant::now() + timeout;
         let mut state = self.shared.state.lock();
         state.connection.connect(self.shared.mailbox.now());
@@ -54,8 +57,12 @@ impl Stream {
             if state.connected || state.ending != Ending::Open {
                 return Ok(());
             }
-            if self.shared.changed.wait_until(&mut state, deadline).timed_out() {
+            let now = Instant::now();
+            if now >= deadline {
                 return Err(io::ErrorKind::TimedOut.into());
+            }
+            if self.shared.wait(&mut state, Some(deadline.min(now + STILL_WANTED))).is_err() && !wanted() {
+                return Err(io::ErrorKind::Interrupted.into());
             }
         }
     }
@@ -113,73 +120,45 @@ impl Stream {
 
     /// As `Read::read`, with an end to the waiting: `TimedOut`.
     pub fn read_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
-        if buffer.is_empty() {
-            return Ok(0);
-        }
-        let mut state = self.shared.state.lock();
-        loop {
-            if let Ending::PlainTcp(handshake) = state.ending {
-                drop(state);
+        match self.shared.read_until(MAIN, buffer, deadline)? {
+            Blocking::Octets(n) => Ok(n),
+            Blocking::PlainTcp(handshake) => {
                 let mut plain = fallback::plain(&self.shared, &handshake)?;
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                 plain.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))))?;
-                return io::Read::read(&mut plain, buffer);
-            }
-            if let Some(n) = try_read(&mut state, MAIN, buffer)? {
-                drop(state);
-                // Reading makes room, which may allow the connection to ask for more.
-                self.shared.touch();
-                return Ok(n);
-            }
-            match deadline {
-                None => self.shared.changed.wait(&mut state),
-                Some(at) => {
-                    if self.shared.changed.wait_until(&mut state, at).timed_out() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                }
+                io::Read::read(&mut plain, buffer)
             }
         }
     }
-}
 
-/// Octets that are at hand, `Ok(Some(0))` at the end of the stream, `Ok(None)` if there is nothing yet.
-pub(crate) fn try_read(
-    state: &mut MutexGuard<'_, State>,
-    stream: u16,
-    buffer: &mut [u8],
-) -> io::Result<Option<usize>> {
-    match state.connection.read(stream, buffer) {
-        Read::Bytes(n) => Ok(Some(n)),
-        Read::End => Ok(Some(0)),
-        Read::Blocked => match (state.ending.error(), &state.ending) {
-            (Some(e), _) => Err(e),
-            (None, Ending::Closed) => Ok(Some(0)),
-            (None, _) => Ok(None),
-        },
+    /// Octets written that the server has not taken yet; the end, if [`finish`](Self::finish) was called, counts as
+    /// one. Nothing is known of plain TCP, nor of a connection that is over: 0.
+    #[must_use]
+    pub fn unconsumed(&self) -> usize {
+        let state = self.shared.state.lock();
+        if state.ending == Ending::Open { state.connection.unconsumed(MAIN) } else { 0 }
     }
-}
 
-/// Octets taken, `Ok(None)` if there is no room yet.
-pub(crate) fn try_write(
-    state: &mut MutexGuard<'_, State>,
-    data: &[u8],
-    now: Time,
-) -> io::Result<Option<usize>> {
-    if let Some(e) = state.ending.error() {
-        return Err(e);
-    }
-    if state.ending == Ending::Closed || state.finished {
-        return Err(io::ErrorKind::BrokenPipe.into());
-    }
-    match state.connection.write(MAIN, data, now) {
-        0 => Ok(None),
-        n => {
-            if !state.connected {
-                // Bounded by the send buffer, which is not emptied before the server has answered.
-                state.early.extend_from_slice(&data[..n]);
+    /// Waits until the server has taken all that was written, and the end if [`finish`](Self::finish) was called, for
+    /// `timeout` at most; false if it has not. A stream that is dropped loses what was not taken.
+    pub fn settle(&self, timeout: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.state.lock();
+        loop {
+            if let Some(e) = state.ending.error() {
+                return Err(e);
             }
-            Ok(Some(n))
+            if let Ending::PlainTcp(handshake) = state.ending {
+                drop(state);
+                // The kernel has it from then on, and delivers it.
+                return fallback::plain(&self.shared, &handshake).map(|_| true);
+            }
+            if state.ending != Ending::Open || state.connection.unconsumed(MAIN) == 0 {
+                return Ok(true);
+            }
+            if self.shared.wait(&mut state, Some(deadline)).is_err() {
+                return Ok(false);
+            }
         }
     }
 }
@@ -218,12 +197,12 @@ impl io::Write for &Stream {
                 let mut plain = fallback::plain(&self.shared, &handshake)?;
                 return io::Write::write(&mut plain, data);
             }
-            if let Some(n) = try_write(&mut state, data, self.shared.mailbox.now())? {
+            if let Some(n) = state.try_write(data, self.shared.mailbox.now())? {
                 drop(state);
                 self.shared.touch();
                 return Ok(n);
             }
-            self.shared.changed.wait(&mut state);
+            self.shared.wait(&mut state, None)?;
         }
     }
 

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::connection::{Ending, Shared};
-use crate::stream::{Stream, try_read};
+use crate::connection::{Blocking, Ending, Shared};
+use crate::stream::Stream;
 
 /// The answer to one request; all of a connection's share its window.
 pub struct SubStream {
@@ -41,27 +41,9 @@ impl SubStream {
 
     /// Reads in order; 0 is the end. `TimedOut` when nothing came until `deadline`.
     pub fn read_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
-        if buffer.is_empty() {
-            return Ok(0);
-        }
-        let mut state = self.shared.state.lock();
-        loop {
-            if let Ending::PlainTcp(_) = state.ending {
-                return Err(io::ErrorKind::Unsupported.into());
-            }
-            if let Some(n) = try_read(&mut state, self.id, buffer)? {
-                drop(state);
-                self.shared.touch();
-                return Ok(n);
-            }
-            match deadline {
-                None => self.shared.changed.wait(&mut state),
-                Some(at) => {
-                    if self.shared.changed.wait_until(&mut state, at).timed_out() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                }
-            }
+        match self.shared.read_until(self.id, buffer, deadline)? {
+            Blocking::Octets(n) => Ok(n),
+            Blocking::PlainTcp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }
 }

@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 use rivulet_transport::client::Statistics;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::connection::Ending;
+use crate::connection::{Ending, MAIN};
 use crate::stack::{ConnectError, Stack};
-use crate::stream::{Stream, try_read, try_write};
+use crate::stream::Stream;
 
 /// A connection for tasks.
 ///
@@ -77,7 +77,7 @@ impl AsyncRead for AsyncStream {
         if let Ending::PlainTcp(_) = state.ending {
             return Poll::Ready(Err(plain()));
         }
-        match try_read(&mut state, 0, into.initialize_unfilled())? {
+        match state.try_read(MAIN, into.initialize_unfilled())? {
             Some(n) => {
                 drop(state);
                 into.advance(n);
@@ -103,7 +103,7 @@ impl AsyncWrite for AsyncStream {
         if let Ending::PlainTcp(_) = state.ending {
             return Poll::Ready(Err(plain()));
         }
-        match try_write(&mut state, data, shared.mailbox.now())? {
+        match state.try_write(data, shared.mailbox.now())? {
             Some(n) => {
                 drop(state);
                 shared.touch();

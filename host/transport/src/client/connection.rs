@@ -262,7 +262,14 @@ impl Connection {
     pub fn finish(&mut self, stream: u16) {
         if let Some(s) = self.streams.get_mut(&stream) {
             s.input.finish();
+            s.told_consumed = false;
         }
+    }
+
+    /// Bytes of a stream's input that the server has not taken yet; one more while it has not taken the end of an input that was
+    /// finished.
+    pub fn unconsumed(&self, stream: u16) -> usize {
+        self.streams.get(&stream).map_or(0, |s| s.input.unconsumed())
     }
 
     /// A parallel request (section 5.2): a new stream with this input. None: all streams are in use, or the data is more than the

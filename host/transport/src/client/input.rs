@@ -267,7 +267,12 @@ impl Input {
 
     /// Everything written was consumed.
     pub fn is_consumed(&self) -> bool {
-        self.buffer.is_empty() && (!self.finished || self.fin_consumed)
+        self.unconsumed() == 0
+    }
+
+    /// Bytes that were not consumed yet; the end of an input counts as one.
+    pub fn unconsumed(&self) -> usize {
+        self.buffer.len() + usize::from(self.finished && !self.fin_consumed)
     }
 
     /// Unconsumed bytes, their offset, and whether the input ends behind them: what a suspended connection keeps.
