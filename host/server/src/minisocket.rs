@@ -148,6 +148,14 @@ impl<'p> Minisocket<'_, 'p> {
         Detached { frame: self.frame.into(), now: self.now }
     }
 
+    /// Counts that a part of the request is refused, such as input whose continuation is not good, while the others stand: they
+    /// are answered, so that nothing that the request acknowledges is lost. The client sends again what is not said to be
+    /// consumed, and gives up after some times. (An error of [`Application::event`](crate::Application::event) refuses all of it.)
+    pub fn refuse_part(&mut self, refusal: &Refusal) {
+        tracing::debug!(client = %self.client(), refusal = %refusal, "input refused by the application");
+        self.counters.refuse(refusal);
+    }
+
     /// Drops the event (`msk_drop`): nothing is answered, and the client sees a loss.
     pub fn drop_event(&mut self) {
         self.detached = true;

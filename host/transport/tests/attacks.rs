@@ -5,10 +5,13 @@ mod support;
 use std::collections::BTreeSet;
 
 use rivulet_packet::{
-    EntryKind, ProofEntry, RequestBuilder, RequestClass, SealedContinuation, Segment, TransportContinuation,
+    EntryKind, Input, ProofEntry, RequestBuilder, RequestClass, SealedContinuation, Segment,
+    TransportContinuation, Want,
 };
 use rivulet_transport::seal::seal;
-use rivulet_transport::server::{HeadKind, Policy, Refusal, ReplayMemory, Reply, Server, Verdict, step};
+use rivulet_transport::server::{
+    Answer, HeadKind, Policy, Refusal, ReplayMemory, Reply, Server, Verdict, step,
+};
 use rivulet_transport::verdict::VerdictError;
 use rivulet_transport::{KeyRing, Time};
 use support::{CLIENT, Random, steady};
@@ -440,6 +443,44 @@ fn a_user_continuation_of_another_connection_is_refused() {
     let want = plan.heads()[0].want.unwrap();
     let mut scratch = [0; 1024];
     assert_eq!(plan.output_continuation(&want, &keys, &mut scratch), Err(Refusal::User));
+}
+
+/// An input whose continuation is not good can be refused by itself: what the request acknowledges, and the data that it wants,
+/// are answered as without it.
+#[test]
+fn a_refused_input_refuses_nothing_else() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let genuine = sealed(&keys, &c);
+    let proof = [steady::original(&keys, &c, 0, 39)];
+    let output = steady::output_continuation(&keys);
+    // A continuation for output is none for input.
+    let input = Input { stream: 0, end: false, ucont: Some(0), offset: 3, data: b"more" };
+    let [without, with] = [None, Some(input)].map(|input| {
+        let builder = RequestBuilder {
+            continuation: Some(&genuine),
+            proof: &proof,
+            wants: &[Want { offset: 5000, length: 1000, ucont: Some(0), retransmit: false }],
+            uconts: &[&output],
+            input,
+            ..RequestBuilder::default()
+        };
+        let packet = steady::packet_with(&builder, CLIENT);
+        let segment = Segment::parse_packet(&packet).unwrap();
+        let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+            panic!()
+        };
+        let (mut scratch, mut out) = ([0; 1024], [0; 2048]);
+        assert_eq!(
+            plan.input(&keys, &mut scratch),
+            if input.is_some() { Err(Refusal::User) } else { Ok(None) }
+        );
+        assert!(plan.output_continuation(&plan.heads()[0].want.unwrap(), &keys, &mut scratch).is_ok());
+        let answer = Answer::Data { offset: 5000, data: &[7; 1000], end: false };
+        let reply = Reply { answer, ..Reply::default() };
+        plan.respond(0, &reply, &keys, &mut out).unwrap().sealed.unwrap()
+    });
+    assert_eq!(with, without, "the same continuation goes on");
 }
 
 /// Defence: bounded fields. Whatever an authentic continuation says, nothing panics and no more than the capacity is sent.

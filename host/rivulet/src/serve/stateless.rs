@@ -193,13 +193,19 @@ impl Files {
             msk.heads().iter().position(|h| h.is_for_application() && h.want.is_none() != wanted)
         };
         let place = apt(false).or_else(|| apt(true));
-        let mut understood = match (msk.input(&mut scratch)?, place) {
+        let understood = msk.input(&mut scratch).and_then(|input| match (input, place) {
             (Some(input), Some(place)) => {
                 let head = msk.heads()[place];
-                Some((place, self.understand(msk, &input, &head, data)?))
+                self.understand(msk, &input, &head, data).map(|told| Some((place, told)))
             }
-            _ => None,
-        };
+            _ => Ok(None),
+        });
+        // The acknowledgement and the wanted data beside an input that is refused are good by themselves: dropping the
+        // request would show as a loss, and send the input again and again.
+        let mut understood = understood.unwrap_or_else(|refusal| {
+            msk.refuse_part(&refusal);
+            None
+        });
         // Wanted data behind what was just promised can be sent at once into heads that want nothing.
         let mut ahead: Option<(u64, Promise)> = None;
         let (mut given, mut renewed) = (false, false);
