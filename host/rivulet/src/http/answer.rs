@@ -4,7 +4,8 @@ use std::io::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::codec::{Malformed, Reader, put_text};
-use super::objects::{Identity, Lookup, MAX_NAME, Objects};
+use super::object::Identity;
+use super::objects::{Lookup, MAX_NAME, Objects};
 use super::{Method, Request, Status};
 
 /// Version of the encoding; another one is refused.

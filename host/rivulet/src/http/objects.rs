@@ -17,6 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::guard::Mapping;
+use super::object::{Content, Identity, Object};
 use super::stamp::Stamp;
 
 /// Longest name, octets; longer ones are refused with 414 so that a continuation fits into a packet.
@@ -35,55 +36,6 @@ const MAX_SMALL_TOTAL: usize = 128 << 20;
 const RECHECK: u64 = 20_000;
 /// Files waiting for the hashing thread.
 const MAX_QUEUE: usize = 4096;
-
-/// What an answer was made from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Identity {
-    /// Octets.
-    pub size: u64,
-    /// First 16 octets of the content's BLAKE3 hash; the entity tag.
-    pub hash: [u8; 16],
-}
-
-#[derive(Debug)]
-enum Content {
-    Memory(Box<[u8]>),
-    Mapped(Mapping),
-}
-
-/// One state of one file.
-#[derive(Debug)]
-pub struct Object {
-    identity: Identity,
-    stamp: Stamp,
-    content: Content,
-    /// When the stamp was last compared, microseconds of the store's clock.
-    checked: AtomicU64,
-}
-
-impl Object {
-    /// Size and hash.
-    #[must_use]
-    pub fn identity(&self) -> Identity {
-        self.identity
-    }
-
-    /// Fills `out` with the octets from `offset` on; false if the file no longer holds them.
-    #[must_use]
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
-        let Ok(offset) = usize::try_from(offset) else { return false };
-        match &self.content {
-            Content::Mapped(mapping) => mapping.copy(offset, out),
-            Content::Memory(bytes) => match bytes.get(offset..).and_then(|b| b.get(..out.len())) {
-                Some(bytes) => {
-                    out.copy_from_slice(bytes);
-                    true
-                }
-                None => false,
-            },
-        }
-    }
-}
 
 /// What stands under a name.
 #[derive(Debug)]

@@ -1,0 +1,56 @@
+//! One state of one file, under an identity that every replica gives it.
+
+use std::sync::atomic::AtomicU64;
+
+use super::guard::Mapping;
+use super::stamp::Stamp;
+
+/// What an answer was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// Octets.
+    pub size: u64,
+    /// First 16 octets of the content's BLAKE3 hash; the entity tag.
+    pub hash: [u8; 16],
+}
+
+/// Where its octets are.
+#[derive(Debug)]
+pub(super) enum Content {
+    Memory(Box<[u8]>),
+    Mapped(Mapping),
+}
+
+/// One state of one file.
+#[derive(Debug)]
+pub struct Object {
+    pub(super) identity: Identity,
+    pub(super) stamp: Stamp,
+    pub(super) content: Content,
+    /// When the stamp was last compared, microseconds of the store's clock.
+    pub(super) checked: AtomicU64,
+}
+
+impl Object {
+    /// Size and hash.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Fills `out` with the octets from `offset` on; false if the file no longer holds them.
+    #[must_use]
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
+        let Ok(offset) = usize::try_from(offset) else { return false };
+        match &self.content {
+            Content::Mapped(mapping) => mapping.copy(offset, out),
+            Content::Memory(bytes) => match bytes.get(offset..).and_then(|b| b.get(..out.len())) {
+                Some(bytes) => {
+                    out.copy_from_slice(bytes);
+                    true
+                }
+                None => false,
+            },
+        }
+    }
+}
