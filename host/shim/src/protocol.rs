@@ -18,7 +18,7 @@ pub const ASK: usize = 40;
 /// Octets of an encoded [`Why`].
 pub const WHY: usize = 9;
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 4;
 const VERSION_WHY: u8 = 3;
 const NAME: &[u8] = b"\0rivulet:";
 
@@ -31,16 +31,26 @@ pub struct Ask {
     pub bound: Option<SocketAddr>,
     /// The program does not want to wait for the answer.
     pub nonblocking: bool,
+    /// Its socket is of IPv6, and knows IPv4 addresses as mapped ones (RFC 4291, section 2.5.5.2).
+    pub mapped: bool,
 }
 
 impl Ask {
+    /// An address as the program's socket knows it.
+    pub fn shown(&self, address: SocketAddr) -> SocketAddr {
+        match address.ip() {
+            IpAddr::V4(ip) if self.mapped => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+            _ => address,
+        }
+    }
+
     /// The message.
     pub fn encode(&self) -> [u8; ASK] {
         let mut out = [0; ASK];
         out[0] = VERSION;
         put(&mut out[1..20], Some(self.peer));
         put(&mut out[20..39], self.bound);
-        out[39] = u8::from(self.nonblocking);
+        out[39] = u8::from(self.nonblocking) | u8::from(self.mapped) << 1;
         out
     }
 
@@ -49,7 +59,8 @@ impl Ask {
         if message.len() != ASK || message[0] != VERSION {
             return None;
         }
-        Some(Ask { peer: get(&message[1..20])?, bound: get(&message[20..39]), nonblocking: message[39] != 0 })
+        let (nonblocking, mapped) = (message[39] & 1 != 0, message[39] & 2 != 0);
+        Some(Ask { peer: get(&message[1..20])?, bound: get(&message[20..39]), nonblocking, mapped })
     }
 }
 

@@ -3,35 +3,73 @@
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{c_int, c_void, epoll_event, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 type Connect = unsafe extern "C" fn(c_int, *const sockaddr, socklen_t) -> c_int;
 type GetName = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 type GetOption = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
 type SetOption = unsafe extern "C" fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int;
-type SendTo =
-    unsafe extern "C" fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
+type EpollCtl = unsafe extern "C" fn(c_int, c_int, c_int, *mut epoll_event) -> c_int;
 
 type Read = unsafe extern "C" fn(c_int, *mut c_void, size_t) -> ssize_t;
 type Receive = unsafe extern "C" fn(c_int, *mut c_void, size_t, c_int) -> ssize_t;
 type ReceiveFrom =
     unsafe extern "C" fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
 type ReceiveMessage = unsafe extern "C" fn(c_int, *mut msghdr, c_int) -> ssize_t;
-type ReadVector = unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
+/// readv and writev.
+type Vectored = unsafe extern "C" fn(c_int, *const iovec, c_int) -> ssize_t;
 
-/// The C library's own.
-pub struct Real {
-    pub connect: Connect,
-    pub getpeername: GetName,
-    pub getsockname: GetName,
-    pub getsockopt: GetOption,
-    pub setsockopt: SetOption,
-    pub sendto: SendTo,
-    pub read: Read,
-    pub readv: ReadVector,
-    pub recv: Receive,
-    pub recvfrom: ReceiveFrom,
-    pub recvmsg: ReceiveMessage,
+type Write = unsafe extern "C" fn(c_int, *const c_void, size_t) -> ssize_t;
+type Send = unsafe extern "C" fn(c_int, *const c_void, size_t, c_int) -> ssize_t;
+type SendTo =
+    unsafe extern "C" fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
+type SendMessage = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
+type SendFile = unsafe extern "C" fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
+
+/// Declares [`Real`] with a field for each function, and how it is looked up.
+macro_rules! functions {
+    ($($name:ident: $type:ty,)*) => {
+        /// The C library's own.
+        pub struct Real {
+            $(pub $name: $type,)*
+        }
+
+        impl Real {
+            fn look_up() -> Real {
+                // SAFETY: each symbol is the C library's function of that name, whose type is as declared.
+                unsafe {
+                    Real {
+                        $($name: std::mem::transmute::<*mut c_void, $type>(next(name_of(concat!(stringify!($name), "\0")))),)*
+                    }
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    connect: Connect,
+    getpeername: GetName,
+    getsockname: GetName,
+    getsockopt: GetOption,
+    setsockopt: SetOption,
+    epoll_ctl: EpollCtl,
+    read: Read,
+    readv: Vectored,
+    recv: Receive,
+    recvfrom: ReceiveFrom,
+    recvmsg: ReceiveMessage,
+    write: Write,
+    writev: Vectored,
+    send: Send,
+    sendto: SendTo,
+    sendmsg: SendMessage,
+    sendfile: SendFile,
+}
+
+/// A name with the zero at its end.
+fn name_of(name: &'static str) -> &'static CStr {
+    CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default()
 }
 
 /// Before `main`, so that nothing is looked up in a signal handler.
@@ -46,22 +84,7 @@ extern "C" fn look_up() {
 /// Found once; a process without them cannot go on.
 pub fn real() -> &'static Real {
     static REAL: OnceLock<Real> = OnceLock::new();
-    // SAFETY: each symbol is the C library's function of that name, whose type is as declared.
-    REAL.get_or_init(|| unsafe {
-        Real {
-            connect: std::mem::transmute::<*mut c_void, Connect>(next(c"connect")),
-            getpeername: std::mem::transmute::<*mut c_void, GetName>(next(c"getpeername")),
-            getsockname: std::mem::transmute::<*mut c_void, GetName>(next(c"getsockname")),
-            getsockopt: std::mem::transmute::<*mut c_void, GetOption>(next(c"getsockopt")),
-            setsockopt: std::mem::transmute::<*mut c_void, SetOption>(next(c"setsockopt")),
-            sendto: std::mem::transmute::<*mut c_void, SendTo>(next(c"sendto")),
-            read: std::mem::transmute::<*mut c_void, Read>(next(c"read")),
-            readv: std::mem::transmute::<*mut c_void, ReadVector>(next(c"readv")),
-            recv: std::mem::transmute::<*mut c_void, Receive>(next(c"recv")),
-            recvfrom: std::mem::transmute::<*mut c_void, ReceiveFrom>(next(c"recvfrom")),
-            recvmsg: std::mem::transmute::<*mut c_void, ReceiveMessage>(next(c"recvmsg")),
-        }
-    })
+    REAL.get_or_init(Real::look_up)
 }
 
 fn next(name: &CStr) -> *mut c_void {
@@ -72,6 +95,12 @@ fn next(name: &CStr) -> *mut c_void {
         unsafe { libc::abort() };
     }
     symbol
+}
+
+/// errno of this thread.
+pub fn errno() -> c_int {
+    // SAFETY: the C library's errno of this thread.
+    unsafe { *libc::__errno_location() }
 }
 
 /// Sets errno and gives the -1 that goes with it.

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
 use crate::protocol::{Ask, STACK_ENV, Why, address_of, id_of};
-use crate::real::real;
+use crate::real::{errno, real, set_errno};
+use crate::{epoll, options, pending, writes};
 
 /// What came of [`connect`].
 pub enum Outcome {
@@ -18,11 +19,6 @@ pub enum Outcome {
     Failed(c_int),
     /// There is no stack to ask; the kernel is to connect.
     NoStack,
-}
-
-/// Options whose answer would show that the descriptor is no TCP socket.
-pub fn suspect(level: c_int, name: c_int) -> bool {
-    level != libc::SOL_SOCKET || matches!(name, libc::SO_DOMAIN | libc::SO_PROTOCOL)
 }
 
 /// True for a descriptor that came from the stack.
@@ -40,24 +36,32 @@ pub fn local_of(fd: c_int) -> Option<SocketAddr> {
     address_of(&name_of(fd, real().getsockname)?)
 }
 
+/// The number of the connection that a descriptor of the stack stands for. Keeps errno.
+pub fn id_of_socket(fd: c_int) -> Option<u64> {
+    id_of(&name_of(fd, real().getsockname)?)
+}
+
 /// The errno with which a connection of the stack failed, 0 if it did not or was asked before. Keeps errno.
 pub fn failure(fd: c_int) -> c_int {
-    let Some(id) = name_of(fd, real().getsockname).and_then(|name| id_of(&name)) else { return 0 };
-    // SAFETY: the C library's errno of this thread, put back below.
-    let errno = unsafe { *libc::__errno_location() };
+    let before = errno();
     let ask = || {
-        let stack = dial()?;
-        let message = Why { id }.encode();
-        // SAFETY: pointer and length are those of the message.
-        let sent = unsafe {
-            libc::send(stack.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL)
-        };
-        if sent == message.len() as isize { receive(&stack) } else { None }
+        let id = id_of_socket(fd)?;
+        let stack = dial(None)?;
+        send(&stack, &Why { id }.encode()).then_some(())?;
+        loop {
+            match receive(&stack) {
+                Err(libc::EINTR) => {}
+                other => return other.ok().map(|(why, _)| why),
+            }
+        }
     };
-    let answer = ask().map_or(0, |(errno, _)| errno);
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
-    answer
+    let why = ask().unwrap_or(0);
+    if why != 0 {
+        // The kernel may have its own word for it, which must not be told beside this one.
+        socket_option(fd, libc::SO_ERROR);
+    }
+    set_errno(before);
+    why
 }
 
 fn name_of(
@@ -107,60 +111,101 @@ const LEAVE_TO_KERNEL: c_int = libc::EPROTONOSUPPORT;
 
 /// Asks the stack for a connection and puts it in the place of `fd`, keeping the flags of `fd`.
 pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
-    let Some(stack) = dial() else { return Outcome::NoStack };
     // SAFETY: plain calls on the program's descriptor.
     let (flags, on_exec) = unsafe { (libc::fcntl(fd, libc::F_GETFL), libc::fcntl(fd, libc::F_GETFD)) };
     if flags < 0 || on_exec < 0 {
         return Outcome::Failed(libc::EBADF);
     }
-    let ask = Ask { peer: target, bound: bound(fd), nonblocking: flags & libc::O_NONBLOCK != 0 };
-    let message = ask.encode();
-    // SAFETY: pointer and length are those of the message.
-    let sent =
-        unsafe { libc::send(stack.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL) };
-    if sent != message.len() as isize {
-        return Outcome::NoStack;
+    let six = peer_of(fd).map_or_else(
+        || socket_option(fd, libc::SO_DOMAIN) == Some(libc::AF_INET6),
+        |before| before.is_ipv6(),
+    );
+    let nonblocking = flags & libc::O_NONBLOCK != 0;
+    let ask = Ask { peer: target, bound: bound(fd), nonblocking, mapped: six && target.is_ipv4() };
+    let patience = if nonblocking { None } else { timeout(fd) };
+    let mut stopped = 0;
+    let mut reply = question(&ask, patience);
+    if let Err(why @ (libc::EINTR | libc::EAGAIN)) = reply
+        && !nonblocking
+    {
+        // A signal or SO_SNDTIMEO ends the wait, not the attempt: one that is not waited for takes its place.
+        stopped = if why == libc::EAGAIN { libc::EINPROGRESS } else { why };
+        reply = question(&Ask { nonblocking: true, ..ask }, None);
     }
-    let (errno, end) = match receive(&stack) {
-        Some(reply) => reply,
-        None => return Outcome::NoStack,
-    };
+    let Ok((errno, end)) = reply else { return Outcome::NoStack };
     if errno == LEAVE_TO_KERNEL {
         return Outcome::NoStack;
     }
     let Some(end) = end.filter(|_| matches!(errno, 0 | libc::EINPROGRESS)) else {
         return Outcome::Failed(if errno == 0 { libc::EIO } else { errno });
     };
-    // SAFETY: plain calls on descriptors that are open; dup3 closes the program's socket.
-    unsafe {
-        let keep = flags & (libc::O_NONBLOCK | libc::O_ASYNC);
-        if libc::fcntl(end.as_raw_fd(), libc::F_SETFL, keep) < 0 {
-            return Outcome::Failed(*libc::__errno_location());
-        }
-        copy_timeouts(fd, end.as_raw_fd());
-        let close = if on_exec & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
-        if libc::dup3(end.as_raw_fd(), fd, close) < 0 {
-            return Outcome::Failed(*libc::__errno_location());
-        }
+    if let Err(errno) = replace(fd, &end, flags, on_exec & libc::FD_CLOEXEC != 0) {
+        return Outcome::Failed(errno);
     }
-    match errno {
-        0 => Outcome::Done,
-        // The descriptor becomes writable when the server has answered.
-        errno => Outcome::Failed(errno),
+    if errno == 0 {
+        return Outcome::Done;
+    }
+    // The descriptor becomes writable when the server has answered.
+    if let Some(id) = id_of_socket(fd) {
+        pending::begin(id);
+    }
+    Outcome::Failed(if stopped != 0 { stopped } else { errno })
+}
+
+/// Puts `end` in the place of `fd`, with what the program had set.
+fn replace(fd: c_int, end: &OwnedFd, flags: c_int, on_exec: bool) -> Result<(), c_int> {
+    let new = end.as_raw_fd();
+    // SAFETY: a plain call on a descriptor that is open.
+    if unsafe { libc::fcntl(new, libc::F_SETFL, flags & (libc::O_NONBLOCK | libc::O_ASYNC)) } < 0 {
+        return Err(errno());
+    }
+    if let (Some(id), Some(peer)) = (id_of_socket(new), peer_of(new)) {
+        options::carry(fd, new, id, &peer);
+    }
+    let sets = epoll::leave(fd);
+    // SAFETY: plain calls on descriptors that are open; dup3 closes the program's socket.
+    let put = unsafe { libc::dup3(new, fd, if on_exec { libc::O_CLOEXEC } else { 0 }) };
+    let why = errno();
+    sets.come_back();
+    writes::note_socket(fd);
+    if put < 0 { Err(why) } else { Ok(()) }
+}
+
+/// Whether calls on this descriptor do not wait.
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: a plain call.
+    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+}
+
+/// A TCP socket that [`connect`] may be called on.
+pub fn is_unconnected_tcp(fd: c_int) -> bool {
+    if socket_option(fd, libc::SO_PROTOCOL) != Some(libc::IPPROTO_TCP)
+        || socket_option(fd, libc::SO_ACCEPTCONN) != Some(0)
+    {
+        return false;
+    }
+    // SAFETY: the length is that of the address.
+    unsafe {
+        let mut storage: libc::sockaddr_storage = zeroed();
+        let mut len = size_of::<libc::sockaddr_storage>() as socklen_t;
+        (real().getpeername)(fd, (&raw mut storage).cast(), &raw mut len) != 0 && errno() == libc::ENOTCONN
     }
 }
 
-/// `SO_RCVTIMEO` and `SO_SNDTIMEO` set before `connect` hold after it.
-fn copy_timeouts(from: c_int, to: c_int) {
-    for name in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        // SAFETY: all zero is a valid timeval; value and length fit together.
-        unsafe {
-            let mut value: libc::timeval = zeroed();
-            let mut len = size_of::<libc::timeval>() as socklen_t;
-            if (real().getsockopt)(from, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut len) == 0 {
-                (real().setsockopt)(to, libc::SOL_SOCKET, name, (&raw const value).cast(), len);
-            }
-        }
+/// `SO_SNDTIMEO`, which bounds connect(2) too; none if there is none.
+fn timeout(fd: c_int) -> Option<libc::timeval> {
+    // SAFETY: all zero is a valid timeval; value and length fit together.
+    unsafe {
+        let mut value: libc::timeval = zeroed();
+        let mut len = size_of::<libc::timeval>() as socklen_t;
+        let got = (real().getsockopt)(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_SNDTIMEO,
+            (&raw mut value).cast(),
+            &raw mut len,
+        );
+        (got == 0 && (value.tv_sec, value.tv_usec) != (0, 0)).then_some(value)
     }
 }
 
@@ -177,7 +222,32 @@ fn bound(fd: c_int) -> Option<SocketAddr> {
     }
 }
 
-fn dial() -> Option<OwnedFd> {
+/// Asks the stack: its errno, and the descriptor that came with it. An error: `EINTR` or `EAGAIN` if the wait was ended,
+/// another one if there is no stack.
+fn question(ask: &Ask, patience: Option<libc::timeval>) -> Result<(c_int, Option<OwnedFd>), c_int> {
+    let stack = dial(patience).ok_or(libc::ECONNREFUSED)?;
+    if !send(&stack, &ask.encode()) {
+        return Err(libc::EPIPE);
+    }
+    loop {
+        match receive(&stack) {
+            // It does not take long.
+            Err(libc::EINTR) if ask.nonblocking => {}
+            other => return other,
+        }
+    }
+}
+
+fn send(stack: &OwnedFd, message: &[u8]) -> bool {
+    // SAFETY: pointer and length are those of the message.
+    let sent = unsafe {
+        (real().send)(stack.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL)
+    };
+    sent == message.len() as isize
+}
+
+/// Connects to the stack; replies are waited for for so long.
+fn dial(patience: Option<libc::timeval>) -> Option<OwnedFd> {
     static PATH: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let path = PATH.get_or_init(|| {
         use std::os::unix::ffi::OsStringExt;
@@ -197,41 +267,43 @@ fn dial() -> Option<OwnedFd> {
             return None;
         }
         let fd = OwnedFd::from_raw_fd(fd);
+        if let Some(patience) = patience {
+            let len = size_of::<libc::timeval>() as socklen_t;
+            let value = (&raw const patience).cast();
+            (real().setsockopt)(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, value, len);
+        }
         let len = size_of::<libc::sockaddr_un>() as socklen_t;
         ((real().connect)(fd.as_raw_fd(), (&raw const name).cast(), len) == 0).then_some(fd)
     }
 }
 
 /// One reply: errno, and the descriptor that came with it.
-fn receive(stack: &OwnedFd) -> Option<(c_int, Option<OwnedFd>)> {
-    let mut errno = [0u8; 4];
+fn receive(stack: &OwnedFd) -> Result<(c_int, Option<OwnedFd>), c_int> {
+    let mut said = [0u8; 4];
     let mut control = [0u64; 8];
     // SAFETY: every pointer is to a local that outlives the call, with its own length. A descriptor in the
     // control message belongs to us from then on.
     unsafe {
-        let mut part = libc::iovec { iov_base: errno.as_mut_ptr().cast(), iov_len: errno.len() };
+        let mut part = libc::iovec { iov_base: said.as_mut_ptr().cast(), iov_len: said.len() };
         let mut message: libc::msghdr = zeroed();
         message.msg_iov = &raw mut part;
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast::<c_void>();
         message.msg_controllen = size_of::<[u64; 8]>();
-        let got = loop {
-            let got = libc::recvmsg(stack.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
-            if got >= 0 || *libc::__errno_location() != libc::EINTR {
-                break got;
-            }
-        };
+        let got = (real().recvmsg)(stack.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
+        if got < 0 {
+            return Err(errno());
+        }
         let mut end = None;
         let header = libc::CMSG_FIRSTHDR(&raw const message);
-        if got >= 0
-            && !header.is_null()
+        if !header.is_null()
             && (*header).cmsg_level == libc::SOL_SOCKET
             && (*header).cmsg_type == libc::SCM_RIGHTS
         {
             let fd = libc::CMSG_DATA(header).cast::<c_int>().read_unaligned();
             end = Some(OwnedFd::from_raw_fd(fd));
         }
-        (got == 4).then(|| (c_int::from_ne_bytes(errno), end))
+        if got == 4 { Ok((c_int::from_ne_bytes(said), end)) } else { Err(libc::EPIPE) }
     }
 }
 

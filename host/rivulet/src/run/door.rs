@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::opening::{Opener, bind};
 use super::protocol::{ASK, Ask, Why};
+use super::pump::is_closed;
 
 /// A shim that asks says so within this time.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -65,7 +66,8 @@ fn answer(shim: &OwnedFd, message: Option<Vec<u8>>, opener: &Opener) {
         return;
     }
     let Some(ask) = Ask::decode(&message) else { return };
-    match opener.open(&ask) {
+    // A shim that waits no longer has hung up.
+    match opener.open(&ask, || !is_closed(shim)) {
         Ok(opened) => {
             // A shim that is gone meanwhile shows as a program that closed at once.
             reply(shim, opened.errno, Some(&opened.end));

@@ -120,8 +120,8 @@ impl Opener {
     }
 
     /// Opens a connection; the errno that connect(2) is to give if that fails. With `--wait` this waits for
-    /// the server, unless the program does not want to.
-    pub(super) fn open(&self, ask: &Ask) -> Result<Opened, i32> {
+    /// the server, unless the program does not want to, and as long as it is `wanted`.
+    pub(super) fn open(&self, ask: &Ask, wanted: impl Fn() -> bool) -> Result<Opened, i32> {
         // Learned not long ago (section 2.6): our option would only be passed over once more.
         if self.stack.destination(ask.peer).is_some_and(|known| known.plain_tcp) {
             return Err(LEAVE_TO_KERNEL);
@@ -137,21 +137,19 @@ impl Opener {
         })?;
         let waits = self.wait && !ask.nonblocking;
         if waits {
-            stream.connect_now(CONNECT).map_err(|e| errno_of(&e))?;
+            stream.connect_while(CONNECT, wanted).map_err(|e| errno_of(&e))?;
         }
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let os_error = |e: io::Error| {
             tracing::warn!(error = %e, "socket pair");
             e.raw_os_error().unwrap_or(libc::EIO)
         };
-        let (inner, end) = pair(id, stream.local_addr(), ask.peer).map_err(os_error)?;
+        let (inner, end) = pair(id, ask.shown(stream.local_addr()), ask.shown(ask.peer)).map_err(os_error)?;
         let progress = self.wait && !waits;
-        if progress {
-            fill(&end).map_err(os_error)?;
-        }
+        let filled = if progress { fill(&end).map_err(os_error)? } else { 0 };
         let errno = if progress { libc::EINPROGRESS } else { 0 };
         let failures = Failures { ended: self.ended.clone(), id };
-        Ok(Opened { errno, end, inner, stream, counted, failures })
+        Ok(Opened { errno, end, inner, filled, stream, counted, failures })
     }
 }
 
@@ -174,6 +172,8 @@ pub(super) struct Opened {
     /// The program's end.
     pub(super) end: UnixStream,
     inner: UnixStream,
+    /// Octets that stand in the program's way until the server has answered.
+    filled: usize,
     stream: Stream,
     counted: Counted,
     failures: Failures,
@@ -182,19 +182,19 @@ pub(super) struct Opened {
 impl Opened {
     /// Moves octets from now on, once the program has its end (our copy of it is dropped).
     pub(super) fn start(self) {
+        drop(self.end);
         if self.errno == libc::EINPROGRESS {
-            if let Err(e) = self.stream.connect_now(CONNECT) {
+            if let Err(e) = self.stream.connect_while(CONNECT, || !pump::is_closed(&self.inner)) {
                 // Noted before the program is woken. What is left unread in our end makes the kernel report a
                 // reset at the other one: poll says POLLERR, and SO_ERROR is asked.
                 self.failures.note(&e);
                 return;
             }
-            if let Err(e) = drain(&self.end, &self.inner) {
-                tracing::warn!(error = %e, "socket pair");
+            if let Err(e) = drain(&self.inner, self.filled) {
+                tracing::debug!(error = %e, "socket pair");
                 return;
             }
         }
-        drop(self.end);
         pump::start(self.stream, self.inner, self.counted, self.failures);
     }
 }
@@ -207,51 +207,36 @@ fn pair(id: u64, local: SocketAddr, peer: SocketAddr) -> io::Result<(UnixStream,
     Ok((inner, outer))
 }
 
-/// Makes the program's end unwritable, as a TCP socket is that has no answer yet: with as little buffer as
-/// there can be, full of nothing.
-fn fill(end: &UnixStream) -> io::Result<()> {
-    send_buffer(end, 0)?;
-    let nothing = [0; 4096];
+/// Makes the program's end unwritable, as a TCP socket is that has no answer yet: full of nothing. Gives how much.
+fn fill(end: &UnixStream) -> io::Result<usize> {
+    let nothing = [0; 16_384];
+    let mut filled = 0;
     loop {
         // SAFETY: pointer and length are those of the array.
         let sent = unsafe {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             libc::send(end.as_raw_fd(), nothing.as_ptr().cast(), nothing.len(), flags)
         };
-        if sent < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(error) };
+        match usize::try_from(sent) {
+            Ok(sent) => filled += sent,
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                return if error.kind() == io::ErrorKind::WouldBlock { Ok(filled) } else { Err(error) };
+            }
         }
     }
 }
 
-/// Takes back what [`fill`] did; the program, which could write nothing yet, finds its end writable.
-fn drain(end: &UnixStream, inner: &UnixStream) -> io::Result<()> {
-    inner.set_nonblocking(true)?;
-    let mut block = [0; 4096];
-    loop {
-        match (&*inner).read(&mut block) {
-            Ok(0) => break,
-            Ok(_) => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
+/// Takes back what [`fill`] did, and nothing of what the program writes as soon as there is room.
+fn drain(mut inner: &UnixStream, filled: usize) -> io::Result<()> {
+    let mut block = [0; 16_384];
+    let mut left = filled;
+    while left > 0 {
+        let part = left.min(block.len());
+        inner.read_exact(&mut block[..part])?;
+        left -= part;
     }
-    inner.set_nonblocking(false)?;
-    send_buffer(end, DEFAULT_SEND_BUFFER)
-}
-
-/// The kernel doubles it.
-const DEFAULT_SEND_BUFFER: i32 = 106_496;
-
-fn send_buffer(end: &UnixStream, octets: i32) -> io::Result<()> {
-    let len = size_of::<i32>() as libc::socklen_t;
-    // SAFETY: an int, as this option takes.
-    let set = unsafe {
-        libc::setsockopt(end.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, (&raw const octets).cast(), len)
-    };
-    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    Ok(())
 }
 
 /// Binds a Unix socket to a path, or to an abstract name (which begins with a zero).
@@ -282,14 +267,19 @@ mod tests {
         let four: SocketAddr = "10.0.0.1:80".parse().unwrap();
         let six: SocketAddr = "[fd00:1:2:3:4:5:6:7]:65535".parse().unwrap();
         for ask in [
-            Ask { peer: four, bound: None, nonblocking: true },
-            Ask { peer: six, bound: Some(six), nonblocking: false },
+            Ask { peer: four, bound: None, nonblocking: true, mapped: false },
+            Ask { peer: four, bound: None, nonblocking: false, mapped: true },
+            Ask { peer: six, bound: Some(six), nonblocking: false, mapped: false },
         ] {
             assert_eq!(Ask::decode(&ask.encode()), Some(ask));
         }
         assert_eq!(Ask::decode(&[0; ASK]), None);
         assert_eq!(Ask::decode(&[1; ASK - 1]), None);
-        for address in [four, six] {
+        let ask = Ask { peer: four, bound: None, nonblocking: false, mapped: true };
+        assert_eq!(ask.shown(four), "[::ffff:10.0.0.1]:80".parse().unwrap());
+        assert_eq!(ask.shown(six), six);
+        assert_eq!(Ask { mapped: false, ..ask }.shown(four), four);
+        for address in [four, six, ask.shown(four)] {
             let name = name(u64::MAX, address);
             assert!(name.len() < 108);
             assert_eq!((address_of(&name), id_of(&name)), (Some(address), Some(u64::MAX)));
@@ -325,7 +315,7 @@ mod tests {
         assert!(ended.0.lock().len() < MAX_ENDED);
     }
 
-    /// Not writable before the answer, writable behind it with all of its buffer; an error where none came.
+    /// Not writable before the answer, writable behind it; an error where none came.
     #[test]
     fn a_connection_in_progress_looks_like_one() {
         use std::io::Write;
@@ -338,15 +328,22 @@ mod tests {
         };
         let (local, peer) = ("10.0.0.1:5001".parse().unwrap(), "10.0.0.2:80".parse().unwrap());
         let (inner, mut outer) = pair(8, local, peer).unwrap();
-        fill(&outer).unwrap();
+        let filled = fill(&outer).unwrap();
         assert_eq!(poll(&outer), 0);
-        drain(&outer, &inner).unwrap();
+        // Whoever writes as soon as there is room loses nothing to what stood in the way.
+        let writer = std::thread::spawn(move || {
+            outer.write_all(b"first").unwrap();
+            outer
+        });
+        drain(&inner, filled).unwrap();
+        let outer = writer.join().unwrap();
         assert_eq!(poll(&outer), libc::POLLOUT);
-        outer.set_nonblocking(true).unwrap();
-        assert!(outer.write(&[0; 100_000]).unwrap() == 100_000, "its buffer is what it was");
+        let mut first = [0; 5];
+        (&inner).read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"first");
 
         let (inner, outer) = pair(9, local, peer).unwrap();
-        fill(&outer).unwrap();
+        assert!(fill(&outer).unwrap() > 0);
         drop(inner);
         assert_ne!(poll(&outer) & libc::POLLERR, 0);
         assert_eq!(outer.take_error().unwrap().unwrap().raw_os_error(), Some(libc::ECONNRESET));

@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rivulet_client::Stream;
 
@@ -16,6 +16,8 @@ const STACK_SIZE: usize = 512 << 10;
 /// How long the program may stay silent before the SYN leaves without data, as for protocols in which the
 /// server speaks first.
 const SILENCE: Duration = Duration::from_millis(5);
+/// How long what a program wrote before it closed is still delivered without any progress.
+const LINGER: Duration = Duration::from_secs(60);
 
 /// Starts both directions; the connection is closed when the program has closed its end.
 pub(super) fn start(stream: Stream, end: UnixStream, counted: Counted, failures: Failures) {
@@ -53,24 +55,48 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
             Err(_) => break,
         }
     }
+    // Whoever closes at once after the last answer need not have its end acknowledged.
+    let enough = usize::from(is_closed(end));
+    if enough == 0 {
+        // It said nothing, and that this is all.
+        stream.open_silently();
+    }
     stream.finish();
     wait_closed(end);
+    if stream.unconsumed() > enough {
+        linger(stream, counted);
+    }
     stream.abort();
+}
+
+/// What was written is delivered after the program has closed, as TCP does it.
+fn linger(stream: &Stream, counted: &Counted) {
+    let mut left = stream.unconsumed();
+    let mut moved = Instant::now();
+    while left > 0 && moved.elapsed() < LINGER {
+        if stream.settle(Duration::from_secs(1)).unwrap_or(true) {
+            return;
+        }
+        let now = stream.unconsumed();
+        if now != left {
+            counted.0.moved();
+            (left, moved) = (now, Instant::now());
+        }
+    }
 }
 
 /// From the server to the program.
 fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failures) {
     let mut block = vec![0; BLOCK];
+    let mut wanted = true;
     loop {
         match (&*stream).read(&mut block) {
             Ok(0) => break,
             Ok(n) => {
                 counted.0.moved();
-                if (&*end).write_all(&block[..n]).is_err() {
-                    // The program has closed.
-                    stream.abort();
-                    break;
-                }
+                // A program that reads no more (shutdown of this direction, or close) may still have something to
+                // say: what comes is passed over, and the other direction ends the connection.
+                wanted = wanted && (&*end).write_all(&block[..n]).is_ok();
             }
             Err(e) => {
                 if e.kind() != io::ErrorKind::ConnectionAborted {
@@ -95,12 +121,20 @@ fn readable_within(end: &UnixStream, time: Duration) -> bool {
 
 /// Waits until the program has closed its end, not merely finished writing.
 fn wait_closed(end: &UnixStream) {
-    loop {
-        let mut entry = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
-        // SAFETY: one entry, as the count says.
-        let got = unsafe { libc::poll(&raw mut entry, 1, -1) };
-        if got > 0 || got < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
-            return;
-        }
+    while hung_up(end, -1).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+}
+
+/// Whether the program has closed its end.
+pub(super) fn is_closed(end: &impl AsRawFd) -> bool {
+    hung_up(end, 0).unwrap_or(true)
+}
+
+fn hung_up(end: &impl AsRawFd, milliseconds: i32) -> io::Result<bool> {
+    let mut entry = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
+    // SAFETY: one entry, as the count says.
+    match unsafe { libc::poll(&raw mut entry, 1, milliseconds) } {
+        0 => Ok(false),
+        got if got > 0 => Ok(true),
+        _ => Err(io::Error::last_os_error()),
     }
 }

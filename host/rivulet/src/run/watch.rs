@@ -16,6 +16,9 @@ const SEND: libc::Ioctl = order(3, 1, size_of::<libc::seccomp_notif_resp>());
 const IS_VALID: libc::Ioctl = order(1, 2, size_of::<u64>());
 const ADD_DESCRIPTOR: libc::Ioctl = order(1, 3, size_of::<libc::seccomp_notif_addfd>());
 
+/// linux/socket.h
+const SOL_TLS: u64 = 282;
+
 /// The kernel's number of an ioctl of seccomp.
 const fn order(direction: u64, number: u64, size: usize) -> libc::Ioctl {
     (direction << 30 | (size as u64) << 16 | (b'!' as u64) << 8 | number) as libc::Ioctl
@@ -109,7 +112,7 @@ impl Call {
                     Verdict::Kernel
                 }
             },
-            libc::SYS_setsockopt if peer(&socket).is_some() => Verdict::Returns(0),
+            libc::SYS_setsockopt if peer(&socket).is_some() => self.set(),
             libc::SYS_getsockopt => self.error(&socket, opener),
             libc::SYS_getpeername => self.tell(peer(&socket)),
             libc::SYS_getsockname => self.tell(local(&socket)),
@@ -149,7 +152,8 @@ impl Call {
         let bound = name(socket, libc::getsockname).and_then(|raw| decode(&raw));
         let bound = bound.filter(|a| a.port() != 0 || !a.ip().is_unspecified());
         let on_exec = closes_on_exec(self.thread, self.arguments[0] as i32)?;
-        let opened = match opener.open(&Ask { peer, bound, nonblocking }) {
+        let mapped = peer.is_ipv4() && option(socket, libc::SO_DOMAIN) == Some(libc::AF_INET6);
+        let opened = match opener.open(&Ask { peer, bound, nonblocking, mapped }, || self.is_valid()) {
             Ok(opened) => opened,
             Err(LEAVE_TO_KERNEL) => return Ok(Verdict::Kernel),
             Err(errno) => return Ok(Verdict::Returns(errno)),
@@ -170,6 +174,14 @@ impl Call {
         self.reply(Verdict::Returns(opened.errno));
         opened.start();
         Ok(Verdict::Returns(0))
+    }
+
+    /// Options of TCP and IP mean nothing on the pair and are accepted, but not encryption by the kernel: a program must
+    /// not believe that it has it.
+    fn set(&self) -> Verdict {
+        let of_tcp = self.arguments[1] == libc::IPPROTO_TCP as u64;
+        let wanted = of_tcp && self.arguments[2] == libc::TCP_ULP as u64 || self.arguments[1] == SOL_TLS;
+        Verdict::Returns(if wanted { libc::ENOENT } else { 0 })
     }
 
     /// `SO_ERROR` of a connection that failed, once; of others it is the kernel's.
@@ -216,16 +228,18 @@ impl Call {
         }
     }
 
+    /// Whether the thread still waits in this call.
+    fn is_valid(&self) -> bool {
+        // SAFETY: the number that this order takes.
+        unsafe { libc::ioctl(self.listener.as_raw_fd(), IS_VALID, &raw const self.id) == 0 }
+    }
+
     /// Reads or writes the memory of the process, and makes sure that it is still the one that made the call.
     fn memory(&self, at: u64, bytes: &mut [u8], write: bool) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
-        let is_ours = || {
-            // SAFETY: the number that this order takes.
-            let valid = unsafe { libc::ioctl(self.listener.as_raw_fd(), IS_VALID, &raw const self.id) };
-            if valid == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-        };
+        let is_ours = || if self.is_valid() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::NotFound)) };
         if write {
             is_ours()?;
         }
@@ -248,21 +262,23 @@ impl Call {
 /// A connection that the stack is to have: a TCP socket, and a destination beyond this machine.
 fn wanted(socket: &OwnedFd, target: &SocketAddr) -> bool {
     let ip = target.ip();
-    let option = |name| {
-        let (mut value, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
-        // SAFETY: value and length fit together.
-        let got = unsafe {
-            let to = (&raw mut value).cast();
-            libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut len)
-        };
-        (got == 0).then_some(value)
-    };
     !ip.is_loopback()
         && !ip.is_unspecified()
         && !ip.is_multicast()
         && target.port() != 0
-        && option(libc::SO_TYPE) == Some(libc::SOCK_STREAM)
-        && option(libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+        && option(socket, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
+        && option(socket, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+}
+
+/// An option of the socket layer.
+fn option(socket: &OwnedFd, name: i32) -> Option<i32> {
+    let (mut value, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: value and length fit together.
+    let got = unsafe {
+        let to = (&raw mut value).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, to, &raw mut len)
+    };
+    (got == 0).then_some(value)
 }
 
 type Name = unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32;

@@ -1,0 +1,108 @@
+//! Connections that are being opened in the background (`EINPROGRESS`), and how calling connect(2) again tells of them.
+
+use libc::c_int;
+
+use crate::brief::Brief;
+use crate::real::errno;
+use crate::stack::{failure, id_of_socket, is_nonblocking};
+
+/// Connections remembered; the oldest go first. More than the stack opens at once.
+const MAX: usize = 4096;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Opening,
+    Failed,
+}
+
+static ALL: Brief<Vec<(u64, State)>> = Brief::new(Vec::new());
+
+/// What connect(2) on a descriptor of the stack's gives.
+pub enum Again {
+    /// This: an errno, or 0 the first time that it is asked after it was opened.
+    Returns(c_int),
+    /// It failed, which was told: another connection may be tried.
+    Anew,
+}
+
+/// A connection is being opened.
+pub fn begin(id: u64) {
+    put(id, State::Opening);
+}
+
+fn put(id: u64, state: State) {
+    ALL.with(|all| {
+        all.retain(|(of, _)| *of != id);
+        if all.len() == MAX {
+            all.remove(0);
+        }
+        all.push((id, state));
+    });
+}
+
+fn get(id: u64) -> Option<State> {
+    ALL.with(|all| all.iter().find(|(of, _)| *of == id).map(|(_, state)| *state)).flatten()
+}
+
+/// connect(2) on a descriptor of the stack's. `None`: it is none.
+pub fn again(fd: c_int) -> Option<Again> {
+    let id = id_of_socket(fd)?;
+    match get(id) {
+        None => return Some(Again::Returns(libc::EISCONN)),
+        Some(State::Failed) => return Some(Again::Anew),
+        Some(State::Opening) => {}
+    }
+    let events = match poll(fd, if is_nonblocking(fd) { 0 } else { -1 }) {
+        Err(errno) => return Some(Again::Returns(errno)),
+        Ok(0) => return Some(Again::Returns(libc::EALREADY)),
+        Ok(events) => events,
+    };
+    if events & (libc::POLLERR | libc::POLLHUP) == 0 {
+        ALL.with(|all| all.retain(|(of, _)| *of != id));
+        return Some(Again::Returns(0));
+    }
+    put(id, State::Failed);
+    Some(match failure(fd) {
+        0 => Again::Anew,
+        errno => Again::Returns(errno),
+    })
+}
+
+/// Whether a connection of the stack's is open, as getpeername(2) understands it: not before it was opened, and not
+/// when it is over in both directions.
+pub fn is_connected(fd: c_int) -> bool {
+    match poll(fd, 0) {
+        Ok(events) if events & libc::POLLHUP != 0 => false,
+        // Its buffer is full, or it is being opened.
+        Ok(0) => id_of_socket(fd).and_then(get) != Some(State::Opening),
+        _ => true,
+    }
+}
+
+/// What poll(2) says of writing.
+fn poll(fd: c_int, milliseconds: c_int) -> Result<libc::c_short, c_int> {
+    let mut entry = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry, as the count says.
+    let got = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
+    if got < 0 { Err(errno()) } else { Ok(entry.revents) }
+}
+
+/// The state of a connection as `TCP_INFO` has it.
+pub fn tcp_state(fd: c_int) -> u8 {
+    const ESTABLISHED: u8 = 1;
+    const SYN_SENT: u8 = 2;
+    const CLOSE: u8 = 7;
+    const CLOSE_WAIT: u8 = 8;
+    let mut entry = libc::pollfd { fd, events: libc::POLLOUT | libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one entry, as the count says.
+    unsafe { libc::poll(&raw mut entry, 1, 0) };
+    if entry.revents & libc::POLLHUP != 0 {
+        CLOSE
+    } else if entry.revents & libc::POLLRDHUP != 0 {
+        CLOSE_WAIT
+    } else if is_connected(fd) {
+        ESTABLISHED
+    } else {
+        SYN_SENT
+    }
+}
