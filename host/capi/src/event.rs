@@ -60,18 +60,27 @@ pub struct Collector<'a> {
 impl Application for Collector<'_> {
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
         let mut scratch = [0; MAX_OPAQUE];
-        let Some(input) = msk.input(&mut scratch)? else {
+        let input = msk.input(&mut scratch).and_then(|input| {
+            let ahead =
+                match input.as_ref().and_then(|input| Some((input.offset, input.continuation.as_ref()?))) {
+                    None => None,
+                    Some((offset, c)) if c.valid_start != offset => return Err(Refusal::User),
+                    Some((_, c)) => Some(Ahead::decode(c.opaque).ok_or(Refusal::User)?),
+                };
+            Ok(input.map(|input| (input, ahead)))
+        });
+        // An input that is refused refuses nothing else: the request is as without it.
+        let input = input.unwrap_or_else(|refusal| {
+            msk.refuse_part(&refusal);
+            None
+        });
+        let Some((input, ahead)) = input else {
             if msk.kind() == EventKind::Close {
                 self.events.push(Box::new(bare(msk)));
             } else {
                 answer_wants(msk);
             }
             return Ok(());
-        };
-        let ahead = match &input.continuation {
-            None => None,
-            Some(c) if c.valid_start != input.offset => return Err(Refusal::User),
-            Some(c) => Some(Ahead::decode(c.opaque).ok_or(Refusal::User)?),
         };
         let mut event = Event {
             stream: input.stream,
