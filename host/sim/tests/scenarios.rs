@@ -53,6 +53,37 @@ fn a_reader_that_pauses_for_an_hour_gets_the_rest() {
     assert_eq!(quiet, 0, "requests while nobody reads");
 }
 
+/// The first answer takes three seconds longer than the path does, as from a server that was busy: the estimate that follows from
+/// it leaves no continuation time for a round trip within the horizon.
+#[test]
+fn an_estimate_beyond_the_horizon_is_corrected() {
+    let mut net = Network::new(4);
+    let s = service(&mut net, |_| {});
+    let client = s.client(&mut net, plan());
+    net.link_mut(s.down).config.delay = 3200 * MILLISECOND;
+    net.run_until(SECOND / 2);
+    net.link_mut(s.down).config.delay = 20 * MILLISECOND;
+    // Not the SYNs that are sent meanwhile.
+    net.link_mut(s.up).config.loss = 1.0;
+    net.run_until(3200 * MILLISECOND);
+    net.link_mut(s.up).config.loss = 0.0;
+    let (time, statistics) = finish(&mut net, client, 600 * SECOND);
+    assert!(time < 10 * SECOND && statistics.restarts < 3, "{time} {statistics:?}");
+}
+
+/// Three of the horizon's four seconds: nothing lives through two round trips.
+#[test]
+fn a_round_trip_almost_as_long_as_the_horizon() {
+    let mut net = Network::new(5);
+    let s = service(&mut net, |_| {});
+    for link in [s.up, s.down] {
+        net.link_mut(link).config.delay = 1500 * MILLISECOND;
+    }
+    let client = s.client(&mut net, Plan { size: 300_000, ..Plan::default() });
+    let (time, statistics) = finish(&mut net, client, 600 * SECOND);
+    assert!(time < 60 * SECOND, "{time} {statistics:?}");
+}
+
 #[test]
 fn a_tor_that_restarts_with_another_id_and_a_lost_clock_stops_nobody() {
     let mut net = Network::new(2);

@@ -264,10 +264,11 @@ impl Connection {
         idle || self.is_expired(slot.received_at, now)
     }
 
-    /// Whether a continuation that came then may be older than the horizon when it arrives.
+    /// Whether a continuation that came then may be older than the horizon when it arrives. One that has just come is tried however
+    /// long the round trip seems to be: the estimate may be wrong, and RESTARTs alone bring no data and no sample to correct it.
     pub(super) fn is_expired(&self, received_at: Time, now: Time) -> bool {
         let margin = 2 * self.rtt.smoothed().unwrap_or(SECOND / 4) + 200 * MILLISECOND;
-        now.since(received_at) + margin > self.config.horizon
+        now.since(received_at) + margin.min(self.config.horizon / 8 * 7) > self.config.horizon
     }
 
     /// Chooses the gentlest way to go on that still works, to be sent at once.
