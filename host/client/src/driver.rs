@@ -39,6 +39,8 @@ struct Entry {
     /// When its timer fires, as it stands in `Driver::timers`.
     timer: Option<Time>,
     queued: bool,
+    /// What the server speaks is not known yet: its port counts as one that is being opened, until that is told once.
+    opening: bool,
 }
 
 /// The thread's own state.
@@ -120,7 +122,8 @@ impl Driver {
         for new in opened {
             let id = new.shared.id;
             self.flows.insert((new.shared.remote, new.shared.local), id);
-            self.entries.insert(id, Entry { shared: new.shared, hop: new.hop, timer: None, queued: false });
+            let (shared, hop) = (new.shared, new.hop);
+            self.entries.insert(id, Entry { shared, hop, timer: None, queued: false, opening: true });
             self.queue(id);
         }
         let touched = std::mem::take(&mut *self.mailbox.touched.lock());
@@ -240,14 +243,15 @@ impl Driver {
             let shared = entry.shared.clone();
             let mut state = shared.state.lock();
             let now = self.mailbox.now();
-            let opening = !state.connected;
             let mut port = ports.get_mut(&entry.hop.index);
             if let Some(port) = &mut port {
                 transmit(port, &entry.hop, &mut state, now);
             }
-            let over = tell(&shared, &mut state, &self.destinations, port.as_deref_mut());
+            let over = tell(&shared, &mut state, &self.destinations);
+            // Before the state is let go: whoever takes up plain TCP finds its segments with the kernel.
             if let Some(port) = port {
-                if opening && (state.connected || over || state.ending != Ending::Open) {
+                if entry.opening && (state.connected || over || state.ending != Ending::Open) {
+                    entry.opening = false;
                     port.opened(shared.local.port());
                 }
                 if over {
@@ -293,12 +297,7 @@ fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, n
 }
 
 /// Hands events on; true if the connection is over and nobody will read from it.
-fn tell(
-    shared: &Shared,
-    state: &mut MutexGuard<'_, State>,
-    destinations: &Destinations,
-    mut port: Option<&mut Port>,
-) -> bool {
+fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Destinations) -> bool {
     let mut happened = false;
     while let Some(event) = state.connection.poll() {
         happened = true;
@@ -315,10 +314,6 @@ fn tell(
             }
             Event::FallbackToTcp(handshake) => {
                 destinations.answered(shared.remote, true);
-                // From now on these segments are the kernel's.
-                if let Some(port) = &mut port {
-                    port.opened(shared.local.port());
-                }
                 state.finish_with(Ending::PlainTcp(handshake));
             }
             Event::Token(token) => destinations.keep_token(shared.remote, token),

@@ -29,17 +29,23 @@ impl Port {
         self.io.interface().name() == hop.interface
     }
 
-    /// The server at the other end of this local port has shown what it speaks.
+    /// The server at the other end of this local port has shown what it speaks. Once a connection: several may have one
+    /// local port.
     pub fn opened(&mut self, port: u16) {
         if self.claims.opened(port) {
             self.refilter();
         }
     }
 
-    /// The connection of this local port is over, or the kernel's.
+    /// The connection of this local port is over.
     pub fn release(&mut self, port: u16) {
-        self.opened(port);
         self.claims.release(port);
+    }
+
+    /// The connection that this local port was prepared for does not begin.
+    fn give_up(&mut self, port: u16) {
+        self.opened(port);
+        self.release(port);
     }
 
     /// Sets the filter anew. One that is too wide for a while does no harm, so a failure is only told.
@@ -87,7 +93,7 @@ impl Interfaces {
             if port.claims.add(source, local)
                 && let Err(e) = port.set_filter()
             {
-                port.release(local);
+                port.give_up(local);
                 return Err(e);
             }
             return Ok(port.link);
@@ -118,7 +124,7 @@ impl Interfaces {
     /// A connection that was prepared for is not opened.
     pub fn give_up(&self, hop: &NextHop, local: u16) {
         if let Some(port) = self.ports.lock().get_mut(&hop.index) {
-            port.release(local);
+            port.give_up(local);
         }
     }
 
