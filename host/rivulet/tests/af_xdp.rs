@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::{Process, RIVULET, Rig, SERVICE, shim, url};
+use rig::{RIVULET, Rig, SERVICE, shim, url};
 use rivulet_client::{Config, IoChoice, Stack};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, lacks_af_xdp};
@@ -122,18 +122,9 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     let Some(rig) = rig() else { return };
     let content = rig.file("file", 2_000_000);
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
-    let mut python = rig.server.command("python3");
-    python.args(["-m", "http.server", "--bind", SERVICE, "80", "--directory"]).arg(rig.www());
-    let _python = Process(python.stderr(Stdio::null()).spawn().unwrap());
+    let _python = rig.plain_server();
     wait("python", || rig.server.run("ss -Hltn").contains(":80 "));
-    let mut command = rig.get(&["--json", "--io", "af_xdp", "-o"]);
-    let out = command.arg(rig.out()).arg(url("file")).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    assert!(std::fs::read(rig.out()).unwrap() == content);
-    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    assert_eq!(report["transport"], "tcp");
-    assert_eq!(Rig::counter(&rig.server, "TcpPassiveOpens"), 1, "one handshake");
-    assert_eq!(Rig::counter(&rig.client, "TcpOutRsts"), 0);
+    rig.get_plainly(&["--io", "af_xdp"], &content);
     let mut command = rig.get(&["-q", "--io", "af_xdp", "-o"]);
     let out = command.arg(rig.out()).arg(format!("http://{SERVICE}:81/file")).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
@@ -200,9 +191,7 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
         progress(&rig, octets);
     }
     finished(&rig, running, &content);
-    let metrics = rig.server.run("curl -s http://127.0.0.1:9090/metrics");
-    let told = metrics.lines().find_map(|l| l.strip_prefix("rivulet_path_too_big_total ")).unwrap();
-    assert!(told.parse::<u64>().unwrap() > 0, "the router did say so");
+    assert!(rig.too_big() > 0, "the router did say so");
     server.stop();
 }
 

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use rig::{Process, RIVULET, Rig, SERVICE, url};
+use rig::{Process, RIVULET, Rig, url};
 use rivulet_agent::proto::{NonceKey, SealKey, Service, Update};
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
 use rivulet_pktio::filter::Rule;
@@ -132,9 +132,7 @@ fn plain_services_beat_while_they_accept() {
     let _agent = agent(&rig, &["--plain-tcp", "--health-path", "/small", "--setup-address"]);
     let first = ear.hear("a heartbeat that is not ready", |b| !b.ready);
     assert_eq!((first.pool, first.replica), (1, 2));
-    let mut python = rig.server.command("python3");
-    python.args(["-m", "http.server", "--bind", SERVICE, "80", "--directory"]).arg(rig.www());
-    let python = Process(python.stderr(Stdio::null()).spawn().unwrap());
+    let python = rig.plain_server();
     let ready = ear.hear("a ready heartbeat", |b| b.ready);
     assert_eq!(ready.incarnation, first.incarnation);
     // Plain clients are served, and Rivulet's fall back on the same handshake.

@@ -3,7 +3,7 @@
 
 mod rig;
 
-use rig::{Process, Rig, SERVICE, url};
+use rig::{Rig, SERVICE, url};
 
 #[test]
 fn whole_files_of_every_size() {
@@ -125,21 +125,13 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     let Some(rig) = Rig::new() else { return };
     let content = rig.file("file", 2_000_000);
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
-    let mut python = rig.server.command("python3");
-    python.args(["-m", "http.server", "--bind", SERVICE, "80", "--directory"]).arg(rig.www());
-    let _python = Process(python.stderr(std::process::Stdio::null()).spawn().unwrap());
+    let _python = rig.plain_server();
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while !rig.server.run("ss -Hltn").contains(":80 ") {
         assert!(std::time::Instant::now() < patience, "python does not listen");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    let out = rig.get(&["--json", "-o"]).arg(rig.out()).arg(url("file")).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    assert!(std::fs::read(rig.out()).unwrap() == content);
-    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
-    assert_eq!(report["transport"], "tcp");
-    assert_eq!(Rig::counter(&rig.server, "TcpPassiveOpens"), 1, "one handshake");
-    assert_eq!(Rig::counter(&rig.client, "TcpOutRsts"), 0);
+    rig.get_plainly(&[], &content);
 
     let path = rig.out();
     let result = rig.run(&["curl", "-sS", "-o", path.to_str().unwrap(), &url("file")]);

@@ -95,6 +95,32 @@ impl Rig {
         }
     }
 
+    /// Starts a server of plain TCP at the service address, without waiting until it listens.
+    pub fn plain_server(&self) -> Process {
+        let mut command = self.server.command("python3");
+        command.args(["-m", "http.server", "--bind", SERVICE, "80", "--directory"]).arg(self.www());
+        Process(command.stderr(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Gets `file` from such a server: whole, on the same handshake, and the kernel resets nothing.
+    pub fn get_plainly(&self, flags: &[&str], content: &[u8]) {
+        let mut command = self.get(&["--json"]);
+        let out = command.args(flags).arg("-o").arg(self.out()).arg(url("file")).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        assert!(std::fs::read(self.out()).unwrap() == content);
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(report["transport"], "tcp");
+        assert_eq!(Rig::counter(&self.server, "TcpPassiveOpens"), 1, "one handshake");
+        assert_eq!(Rig::counter(&self.client, "TcpOutRsts"), 0);
+    }
+
+    /// How often routers said to the server, which tells metrics at port 9090, that packets are too big.
+    pub fn too_big(&self) -> u64 {
+        let metrics = self.server.run("curl -s http://127.0.0.1:9090/metrics");
+        let told = metrics.lines().find_map(|l| l.strip_prefix("rivulet_path_too_big_total ")).unwrap();
+        told.parse().unwrap()
+    }
+
     /// Ethernet address of a device.
     pub fn mac(ns: &Netns, device: &str) -> [u8; 6] {
         let text = ns.run(&format!("cat /sys/class/net/{device}/address"));
