@@ -3,13 +3,12 @@
 
 mod rig;
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rig::{RIVULET, Rig, SERVICE, shim, url};
-use rivulet_client::{Config, IoChoice, Stack};
-use rivulet_pktio::in_netns;
+use rivulet_client::IoChoice;
 use rivulet_pktio::testing::{Netns, lacks_af_xdp};
 
 const OFF: &str = "tx off txvlan off gro off";
@@ -80,9 +79,7 @@ fn a_download_with_plain_tcp_beside_it() {
     let result = command.arg(rig.out()).arg(url("file")).output().unwrap();
     assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
     assert!(std::fs::read(rig.out()).unwrap() == content);
-    for ns in [&rig.client, &rig.server] {
-        assert_eq!(Rig::counter(ns, "TcpOutRsts"), 0, "a kernel answered");
-    }
+    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0, "the server's kernel answered");
     server.stop();
     assert!(!has_program(&rig.server, "s0"));
 }
@@ -94,24 +91,16 @@ fn two_clients_on_one_host() {
     let Some(rig) = rig() else { return };
     let _server = rig.serve(&["--io", "af_xdp"]);
     let content = rig.file("file", 3_000_000);
-    let (stack, mut stream) = in_netns(Some(rig.client.name()), || {
-        let stack = Stack::with_io(Config::default(), IoChoice::AfXdp).unwrap();
-        let stream = stack.connect(format!("{SERVICE}:80").parse().unwrap()).unwrap();
-        (stack, stream)
-    })
-    .unwrap();
-    let request = format!("GET /file HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = vec![0; 100_000];
-    stream.read_exact(&mut answer).unwrap();
+    let (stack, mut stream) = rig.read_quietly(IoChoice::AfXdp, 100_000);
     assert!(has_program(&rig.client, "c0"));
     get(&rig, &[], &content).unwrap();
     get(&rig, &["--io", "auto"], &content).unwrap();
     let refused = get(&rig, &XDP, &content).unwrap_err();
     assert!(refused.contains("c0") && refused.contains("one process at a time"), "{refused}");
     plain(&rig, &content);
-    stream.read_to_end(&mut answer).unwrap();
-    assert!(answer.ends_with(&content), "{} octets", answer.len());
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() >= content.len() - 100_000 && content.ends_with(&rest), "{} octets", rest.len());
     drop((stream, stack));
     wait("the program to go", || !has_program(&rig.client, "c0"));
 }

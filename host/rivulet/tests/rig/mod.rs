@@ -1,11 +1,14 @@
 //! A client and a server in network namespaces of their own, with the real program in both.
 #![allow(dead_code, missing_docs, reason = "each test file uses its part")]
 
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use rivulet_client::{Config, IoChoice, Stack, Stream};
+use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::Netns;
 use tempfile::TempDir;
 
@@ -112,6 +115,23 @@ impl Rig {
         assert_eq!(report["transport"], "tcp");
         assert_eq!(Rig::counter(&self.server, "TcpPassiveOpens"), 1, "one handshake");
         assert_eq!(Rig::counter(&self.client, "TcpOutRsts"), 0);
+    }
+
+    /// A stack at the client, within this process, that reads the first `octets` of `file`. All that time the client's
+    /// kernel answers nothing; once a stack has left, it answers what still comes, as after any program's end.
+    pub fn read_quietly(&self, io: IoChoice, octets: usize) -> (Stack, Stream) {
+        let (stack, mut stream) = in_netns(Some(self.client.name()), || {
+            let stack = Stack::with_io(Config::default(), io).unwrap();
+            let stream = stack.connect(format!("{SERVICE}:80").parse().unwrap()).unwrap();
+            (stack, stream)
+        })
+        .unwrap();
+        let resets = Rig::counter(&self.client, "TcpOutRsts");
+        let request = format!("GET /file HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.read_exact(&mut vec![0; octets]).unwrap();
+        assert_eq!(Rig::counter(&self.client, "TcpOutRsts"), resets, "the client's kernel answered");
+        (stack, stream)
     }
 
     /// How often routers said to the server, which tells metrics at port 9090, that packets are too big.
