@@ -45,6 +45,10 @@ pub fn decide(
     }
     let settled = settled(c);
     let mut history = History::read(c.base, c.number, settled, c.first, entries.clone())?;
+    if opens(c) {
+        // A window of which nothing was sent yet has none to take away. (What opens is not sent as ECN-capable.)
+        history.first_mark = None;
+    }
     match class {
         RequestClass::Normal | RequestClass::Probe => {
             let excused = excuse.and_then(|excuse| excuse.apply(c, &piece, &mut history, entries));
@@ -250,8 +254,11 @@ mod tests {
     #[test]
     fn the_answer_to_a_syn_splits_into_the_initial_window() {
         let piece = Piece { tcp_base: 7, start_cwnd: INITIAL_WINDOW, ssthresh: INITIAL_SSTHRESH };
-        let go = go(&continuation(7, 7, piece), &[o(0, 0)]);
-        assert_eq!((go.new, go.base), (Numbers { first: 8, count: 10 }, 8));
+        // A mark on it, which a broken router may make, is none of a window.
+        for proof in [&[o(0, 0)][..], &[o(0, 0), ProofEntry::mark(0)]] {
+            let go = go(&continuation(7, 7, piece), proof);
+            assert_eq!((go.new, go.base), (Numbers { first: 8, count: 10 }, 8));
+        }
     }
 
     #[test]

@@ -39,6 +39,9 @@ pub struct Policy {
     pub ecn: bool,
     /// Seal into an answer what the client can predict as a difference (section 5.3).
     pub delta: bool,
+    /// This request waited long at the server itself: it counts as marked (RFC 3168), unless its connection's window is
+    /// small already.
+    pub congested: bool,
 }
 
 impl Default for Policy {
@@ -53,6 +56,7 @@ impl Default for Policy {
             delayed_acks: true,
             ecn: true,
             delta: true,
+            congested: false,
         }
     }
 }
@@ -69,6 +73,9 @@ pub enum Verdict<'a> {
 
 /// Smallest and largest slot that a SYN can ask for, bytes of TCP payload.
 const SLOT: std::ops::RangeInclusive<u16> = 300..=8952;
+/// Windows below this many packets are not made smaller because of a queue at the server: half of this still mends a
+/// loss without a timeout.
+const LEAST_MARKED: u32 = 6;
 /// Bytes by which our TCP header exceeds the 20 that an MSS counts with.
 const OPTION: u16 = 8;
 
@@ -247,8 +254,9 @@ fn go_on<'a>(
     c: &TransportContinuation,
     go: &Go,
 ) -> Result<Verdict<'a>, Refusal> {
-    let stamped = context.restamp(c);
+    let mut stamped = context.restamp(c);
     let piece = go.piece.unwrap_or(piece_of(c));
+    stamped.marked |= context.policy.congested && piece.cwnd(c.number) >= LEAST_MARKED;
     let excused = go.excused.unwrap_or(c.excused);
     let mut next = with_piece(&TransportContinuation { base: go.base, excused, ..stamped }, piece);
     next.srtt = smoothed(context, request, c);

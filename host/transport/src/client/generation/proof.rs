@@ -36,7 +36,9 @@ impl Generation {
         if slot.state == State::Lost {
             self.push_prime_run(&mut out, base, Some(index));
         }
-        if let Some(mark) = self.marks.iter().find(|m| **m >= base && **m <= index) {
+        // The first that the verdict looks at: one before the piece was answered for, and must not hide another behind it.
+        let piece = base.wrapping_add(settled(&sealed.fields));
+        if let Some(mark) = self.marks.iter().find(|m| **m >= piece && **m <= index) {
             let _ = out.try_push(ProofEntry::mark(offset(*mark)));
         }
         if let Some((_, exclusion)) = self.excuse.filter(|(loss, _)| (base..=index).contains(loss)) {
