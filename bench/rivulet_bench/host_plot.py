@@ -16,13 +16,19 @@ COLOURS = {
     "rivulet, no delta": "#7fb8a4",
     "rivulet, token": "#7fb8a4",
     "rivulet, af_xdp": "#e0a030",
+    "rivulet, both af_xdp": "#f0c878",
+    "rivulet, both af_xdp, token": "#a87820",
     "tcp reno": "#b23a48",
     "tcp cubic": "#dda0a6",
     "nginx": "#b23a48",
     "nginx, fast open": "#dda0a6",
 }
 LABELS = {"rivulet": "Rivulet", "rivulet, no delta": "Rivulet, no delta", "rivulet, token": "Rivulet, address token"}
-LABELS |= {"rivulet, af_xdp": "Rivulet, server by AF_XDP"}
+LABELS |= {
+    "rivulet, af_xdp": "Rivulet, server by AF_XDP",
+    "rivulet, both af_xdp": "both ends by AF_XDP",
+    "rivulet, both af_xdp, token": "both, address token",
+}
 LABELS |= {"tcp reno": "kernel TCP, Reno", "tcp cubic": "kernel TCP, CUBIC", "nginx, fast open": "nginx, TCP Fast Open"}
 
 

@@ -16,6 +16,7 @@ use rivulet_load::report::{Outcome, Report};
 use rivulet_load::response::read_response;
 use rivulet_load::swarm::{self, Swarm};
 use rivulet_load::target;
+use rivulet_pktio::IoChoice;
 
 mod window;
 
@@ -54,6 +55,9 @@ struct Options {
     /// Give address tokens of earlier connections back (Rivulet, --one-thread).
     #[arg(long, requires = "one_thread")]
     token: bool,
+    /// What moves the packets of the one thread: af_packet, af_xdp, auto (Rivulet, --one-thread).
+    #[arg(long, default_value_t, requires = "one_thread")]
+    io: IoChoice,
     /// Open all clients' connections, fetch once on each, say "open", and hold them until standard input ends.
     #[arg(long, requires = "one_thread")]
     hold: bool,
@@ -120,6 +124,7 @@ fn one_thread(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow
         requests: options.requests.saturating_mul(options.clients.into()),
         timeout: Duration::from_secs_f64(options.timeout),
         token: options.token,
+        io: options.io,
         hold: options.hold,
         sources: options.source.clone(),
     };

@@ -26,6 +26,9 @@ pub struct RxFrame<'a> {
     pub data: &'a mut [u8],
     /// Never [`Checksum::Partial`] under [`ChecksumPolicy::Complete`](crate::ChecksumPolicy::Complete).
     pub checksum: Checksum,
+    /// When the kernel took it in, microseconds of the real-time clock, if that was
+    /// [asked for](crate::PacketIo::set_stamps).
+    pub came: Option<u64>,
 }
 
 /// How the kernel is to cut a frame longer than the MTU.

@@ -37,7 +37,7 @@ pub mod testing;
 mod vnet;
 mod xdp;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 pub use af_packet::AfPacket;
 pub use checksum::{complete, internet_sum};
@@ -85,6 +85,8 @@ pub enum ChecksumPolicy {
 pub struct Config {
     /// Frames taken or sent in one system call, 1 to 1024.
     pub batch: usize,
+    /// Frames that can be [committed](PacketIo::commit) before a flush, if more than a batch (packet sockets only).
+    pub queue: usize,
     /// Bound of the kernel's receive queue in octets of its own accounting (about 2 KiB for a frame
     /// of up to 1500 octets).
     pub rx_bytes: usize,
@@ -107,6 +109,7 @@ impl Default for Config {
     fn default() -> Self {
         Config {
             batch: 64,
+            queue: 64,
             rx_bytes: 4 << 20,
             tx_bytes: 4 << 20,
             checksum: ChecksumPolicy::Complete,
@@ -193,6 +196,14 @@ pub trait PacketIo: AsFd + Send {
 
     /// Committed frames that wait for room; flush again when the descriptor is writable.
     fn pending(&self) -> usize;
+
+    /// The descriptor that is writable when there is room to send, for those who wait for nothing else:
+    /// [`AsFd::as_fd`] may be one that speaks of both.
+    fn sender(&self) -> BorrowedFd<'_>;
+
+    /// Whether frames that come are to say [when they came](RxFrame::came); a packet socket's do. It costs some
+    /// percent, so not unless it is of use.
+    fn set_stamps(&mut self, _on: bool) {}
 
     /// Replaces the receive filter at once, without losing frames that both accept. AF_XDP opened with a filter must
     /// be given one, opened without it takes none.

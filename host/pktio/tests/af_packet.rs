@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::filter::{Rule, TcpRule};
 use rivulet_pktio::testing::Netns;
@@ -102,6 +102,37 @@ fn frames_arrive_in_order_whichever_way_they_were_sent() {
     }
     assert_eq!(collect(&mut tx, |_| true).len(), 0, "own frames do not come back");
     assert_eq!((tx.stats().tx_frames, rx.stats().rx_frames), (200, 200));
+}
+
+#[test]
+fn frames_say_when_they_came_if_asked() {
+    let Some((a, b)) = pair() else { return };
+    let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
+    let now = || u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap();
+    // A tag stands beside the time in the control messages.
+    let mut tagged = frame(200, 2);
+    tagged.splice(12..12, [0x81, 0x00, 0x00, 0x2a]);
+    for stamped in [false, true, false] {
+        rx.set_stamps(stamped);
+        let before = now();
+        assert_eq!(tx.send(&[TxFrame::new(&frame(100, 1)), TxFrame::new(&tagged)]).unwrap(), 2);
+        std::thread::sleep(Duration::from_millis(20));
+        let mut got = Vec::new();
+        eventually(|| {
+            let count = rx.recv().unwrap();
+            got.extend((0..count).map(|i| (rx.frame(i).data.len(), rx.frame(i).came)));
+            got.len() == 2
+        });
+        let after = now();
+        for ((length, came), sent) in got.into_iter().zip([100, 204]) {
+            assert_eq!((length, came.is_some()), (sent, stamped));
+            let came = came.unwrap_or(before);
+            assert!(
+                before <= came && came + if stamped { 15_000 } else { 0 } <= after,
+                "{before} {came} {after}"
+            );
+        }
+    }
 }
 
 #[test]

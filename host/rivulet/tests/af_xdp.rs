@@ -180,7 +180,7 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
         progress(&rig, octets);
     }
     finished(&rig, running, &content);
-    assert!(rig.too_big() > 0, "the router did say so");
+    assert!(rig.metric("rivulet_path_too_big_total") > 0, "the router did say so");
     server.stop();
 }
 

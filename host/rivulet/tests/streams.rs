@@ -5,13 +5,9 @@ mod rig;
 
 use std::io::Read;
 
-use rig::{Rig, SERVICE};
+use rig::{Rig, SERVICE, request};
 use rivulet_client::Stack;
 use rivulet_pktio::in_netns;
-
-fn request(path: &str) -> String {
-    format!("GET /{path} HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n")
-}
 
 #[test]
 fn a_task_downloads() {

@@ -23,6 +23,8 @@ pub struct Counters {
     pub unsent: u64,
     /// Responses that could not be built.
     pub unbuilt: u64,
+    /// Requests that waited long for room to be answered.
+    pub late: u64,
     /// Routers said that a response was too big for its path.
     pub too_big: u64,
     /// Heartbeats sent.
@@ -41,6 +43,7 @@ impl Counters {
             (&mut self.damaged, other.damaged),
             (&mut self.unsent, other.unsent),
             (&mut self.unbuilt, other.unbuilt),
+            (&mut self.late, other.late),
             (&mut self.too_big, other.too_big),
             (&mut self.heartbeats, other.heartbeats),
         ];

@@ -5,6 +5,9 @@
 
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat, LENGTH};
 
+use rivulet_pktio::{AfPacket, Config, Filter, Interface, IoError, OpenError, PacketIo, TxFrame};
+
+use crate::interface::SEEK;
 use crate::service::Member;
 
 /// Octets of a frame, without the padding that the device adds.
@@ -72,6 +75,44 @@ impl Beat {
         beat.write(&mut frame[14..]).ok()?;
         Some(frame)
     }
+}
+
+/// The socket that heartbeats leave by. One of its own, so that they find room whatever waits to be sent.
+#[derive(Default)]
+pub(crate) struct Sender {
+    socket: Option<AfPacket>,
+    /// When a socket that could not be opened is tried again, microseconds.
+    next: u64,
+}
+
+impl Sender {
+    /// Whether the interface took it.
+    pub(crate) fn send(&mut self, interface: &Interface, frame: &[u8], now: u64) -> bool {
+        if self.socket.is_none() && now >= self.next {
+            self.next = now + SEEK;
+            match open(interface) {
+                Ok(socket) => self.socket = Some(socket),
+                Err(e) => tracing::debug!(error = %e, "no heartbeats"),
+            }
+        }
+        let Some(socket) = &mut self.socket else { return false };
+        match socket.send(&[TxFrame::new(frame)]) {
+            Ok(sent) => sent == 1,
+            Err(e) => {
+                if matches!(e, IoError::Gone(_)) {
+                    self.socket = None;
+                }
+                false
+            }
+        }
+    }
+}
+
+/// A packet socket that receives nothing.
+fn open(interface: &Interface) -> Result<AfPacket, OpenError> {
+    let config =
+        Config { batch: 1, promiscuous: false, filter: Some(Filter::new(&[])?), ..Config::default() };
+    AfPacket::open(interface, config)
 }
 
 #[cfg(test)]

@@ -8,8 +8,14 @@ use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenErr
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
 /// delay, since a request that waits is a round trip that grows.
 const RX_BYTES: usize = 2 << 20;
+/// Octets handed to the interface and not sent, in the same accounting: some 220 full frames. What finds no room waits
+/// here as a request, where nothing is lost and the client's window is told to shrink, and not in a queueing discipline that
+/// drops what is too much. (The kernel's TCP leaves data in its sockets for the same reason.)
+const TX_BYTES: usize = 512 << 10;
+/// Responses that may wait for a flush: those of a whole batch of requests and more, so that there is one for each batch.
+pub(crate) const QUEUE: usize = 128;
 /// An interface that is gone is looked for after this time, microseconds.
-const SEEK: u64 = 20_000;
+pub(crate) const SEEK: u64 = 20_000;
 
 /// Opens the interface.
 pub(crate) struct Opener {
@@ -33,7 +39,9 @@ impl Opener {
         share: Option<u16>,
     ) -> Result<Box<dyn PacketIo>, OpenError> {
         let config = Config {
+            queue: QUEUE,
             rx_bytes: RX_BYTES,
+            tx_bytes: TX_BYTES,
             checksum: ChecksumPolicy::Report,
             promiscuous: false,
             filter: Some(filter.clone()),
@@ -71,10 +79,16 @@ impl Opener {
     }
 }
 
-/// Waits for packets, or for room to send those that found none.
-pub(crate) fn wait(io: &dyn PacketIo, longest: Duration) {
-    let events = libc::POLLIN | if io.pending() > 0 { libc::POLLOUT } else { 0 };
-    let mut entry = libc::pollfd { fd: io.as_fd().as_raw_fd(), events, revents: 0 };
+/// Waits for packets and for room to send those that found none; for room alone, if there are packets already.
+pub(crate) fn wait(io: &dyn PacketIo, packets: bool, longest: Duration) {
+    let (fd, events) = match (packets, io.pending() > 0) {
+        (true, _) if longest.is_zero() => return,
+        (true, true) => (io.sender(), libc::POLLOUT),
+        (true, false) => return,
+        (false, true) => (io.as_fd(), libc::POLLIN | libc::POLLOUT),
+        (false, false) => (io.as_fd(), libc::POLLIN),
+    };
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     let time =
         libc::timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
     // SAFETY: one entry, as the count says.

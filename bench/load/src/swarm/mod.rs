@@ -6,6 +6,8 @@ pub mod tcp;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use rivulet_pktio::IoChoice;
+
 use crate::report::Outcome;
 
 /// What the clients do.
@@ -25,6 +27,8 @@ pub struct Swarm {
     pub timeout: Duration,
     /// Address tokens are given back.
     pub token: bool,
+    /// What moves the packets.
+    pub io: IoChoice,
     /// Each connection is kept after its one request.
     pub hold: bool,
     /// Local addresses, used in turn; empty: the system's choice.

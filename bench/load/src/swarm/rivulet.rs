@@ -12,7 +12,7 @@ use rivulet_client::NextHop;
 use rivulet_packet::option::EX_ID;
 use rivulet_pktio::filter::{Rule, TcpRule};
 use rivulet_pktio::guard::KernelGuard;
-use rivulet_pktio::{AfPacket, ChecksumPolicy, Filter, Interface, PacketIo};
+use rivulet_pktio::{ChecksumPolicy, Filter, Interface, PacketIo};
 use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection, Event, Read};
 
@@ -45,7 +45,7 @@ type Local = (IpAddr, u16);
 
 struct Loop<'a> {
     swarm: &'a Swarm,
-    io: AfPacket,
+    io: Box<dyn PacketIo>,
     hop: NextHop,
     source_mac: [u8; 6],
     mtu: u16,
@@ -80,7 +80,7 @@ pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow:
         filter: Some(Filter::new(&[Rule::Tcp(rule)])?),
         ..rivulet_pktio::Config::default()
     };
-    let io = AfPacket::open(&interface, config)?;
+    let io = swarm.io.open(&interface, |_| Ok(config.clone()))?.io;
     let link = io.link()?;
     let mut this = Loop {
         swarm,

@@ -34,6 +34,7 @@ pub struct AfPacket {
     /// Kernel index of the interface this socket is bound to.
     index: u32,
     config: Config,
+    stamps: bool,
     rx: Receiver,
     tx: Transmitter,
     stats: Stats,
@@ -42,8 +43,9 @@ pub struct AfPacket {
 impl AfPacket {
     /// Opens and binds; frames queue from now on.
     pub fn open(interface: &Interface, config: Config) -> Result<Self, OpenError> {
-        if !(1..=1024).contains(&config.batch) {
-            return Err(OpenError::Config(format!("batch of {} frames: 1 to 1024", config.batch)));
+        let batch = config.batch.max(config.queue);
+        if config.batch == 0 || batch > 1024 {
+            return Err(OpenError::Config(format!("batch of {batch} frames: 1 to 1024")));
         }
         let (fd, info) = in_netns(interface.netns(), || socket::open(interface, &config))??;
         let mtu = (info.mtu as usize).min(65535);
@@ -54,8 +56,9 @@ impl AfPacket {
             name: interface.to_string(),
             index: info.index,
             rx: Receiver::new(config.batch, slot_frame(mtu), config.checksum).map_err(memory)?,
-            tx: Transmitter::new(config.batch, slot_frame(mtu)).map_err(memory)?,
+            tx: Transmitter::new(batch, slot_frame(mtu)).map_err(memory)?,
             config,
+            stamps: false,
             stats: Stats::default(),
         })
     }
@@ -155,6 +158,16 @@ impl PacketIo for AfPacket {
         self.tx.pending()
     }
 
+    fn sender(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn set_stamps(&mut self, on: bool) {
+        self.stamps = on;
+        // Without stamps it is as if nothing had waited.
+        let _ = socket::set_stamps(self.fd.as_fd(), on);
+    }
+
     fn set_filter(&mut self, filter: Option<&Filter>) -> Result<(), IoError> {
         socket::set_filter(self.fd.as_fd(), filter).map_err(|e| self.error("SO_ATTACH_FILTER", e))?;
         self.config.filter = filter.cloned();
@@ -172,6 +185,7 @@ impl PacketIo for AfPacket {
         self.stats.rx_dropped += socket::drops(self.fd.as_fd());
         self.tx.clear();
         (self.fd, self.index) = (fd, info.index);
+        self.set_stamps(self.stamps);
         Ok(())
     }
 }

@@ -13,8 +13,8 @@ use crate::{Checksum, ChecksumPolicy, RxFrame, Stats, complete};
 /// 64 KiB (some devices allow more; those are dropped as truncated).
 const OVERFLOW: usize = 65536 + 64;
 
-/// Room for one auxdata control message.
-const CONTROL: usize = 64;
+/// Room for the control messages: auxdata and a time.
+const CONTROL: usize = 128;
 
 const TAG: usize = 4;
 
@@ -25,6 +25,7 @@ struct Place {
     start: usize,
     len: usize,
     checksum: Checksum,
+    came: Option<u64>,
 }
 
 #[repr(C, align(8))]
@@ -97,7 +98,7 @@ impl Receiver {
         } else {
             self.pool.slice_mut(place.start, place.len)
         };
-        RxFrame { data, checksum: place.checksum }
+        RxFrame { data, checksum: place.checksum, came: place.came }
     }
 
     pub(super) fn recv(&mut self, fd: BorrowedFd<'_>, stats: &mut Stats) -> io::Result<usize> {
@@ -154,23 +155,17 @@ impl Receiver {
         if vnet.unknown_gso {
             return false;
         }
-        let tag = vlan_tag(&self.control[i].0[..message.msg_hdr.msg_controllen.min(CONTROL)]);
+        let told = Told::read(&self.control[i].0[..message.msg_hdr.msg_controllen.min(CONTROL)]);
         let slot_frame = self.parts[2 * i].iov_len - VNET_LEN;
         if vnet.segmentation.is_none() && len <= slot_frame {
-            return self.accept_in_slot(start, len, tag, vnet.checksum);
+            return self.accept_in_slot(start, len, told, vnet.checksum);
         }
-        self.accept_large(i, start, len, tag, vnet)
+        self.accept_large(i, start, len, told, vnet)
     }
 
-    fn accept_in_slot(
-        &mut self,
-        mut start: usize,
-        mut len: usize,
-        tag: Option<[u8; TAG]>,
-        sum: Checksum,
-    ) -> bool {
+    fn accept_in_slot(&mut self, mut start: usize, mut len: usize, told: Told, sum: Checksum) -> bool {
         let mut checksum = sum;
-        if let Some(tag) = tag {
+        if let Some(tag) = told.tag {
             // The addresses move into the headroom, the tag between them and the type.
             start -= TAG;
             len += TAG;
@@ -180,21 +175,15 @@ impl Receiver {
             checksum = shifted(checksum);
         }
         if let Some(checksum) = settle(self.policy, self.pool.slice_mut(start, len), checksum) {
-            self.frames.push(Place { arena: false, start, len, checksum });
+            self.frames.push(Place { arena: false, start, len, checksum, came: told.came });
             return true;
         }
         false
     }
 
     /// Puts slot and overflow together and cuts if asked to.
-    fn accept_large(
-        &mut self,
-        i: usize,
-        start: usize,
-        len: usize,
-        tag: Option<[u8; TAG]>,
-        vnet: Vnet,
-    ) -> bool {
+    fn accept_large(&mut self, i: usize, start: usize, len: usize, told: Told, vnet: Vnet) -> bool {
+        let Told { tag, came } = told;
         let slot_frame = self.parts[2 * i].iov_len - VNET_LEN;
         let in_slot = len.min(slot_frame);
         let head = self.pool.slice(start, in_slot);
@@ -210,7 +199,7 @@ impl Receiver {
             Some(seg) => {
                 let first = frames.len();
                 if !gso::segment(whole, seg, arena, |range, checksum| {
-                    frames.push(Place { arena: true, start: range.start, len: range.len(), checksum });
+                    frames.push(Place { arena: true, start: range.start, len: range.len(), checksum, came });
                 }) {
                     return false;
                 }
@@ -226,7 +215,7 @@ impl Receiver {
                 let Some(checksum) = settle(self.policy, whole, checksum) else { return false };
                 let start = arena.len();
                 arena.extend_from_slice(whole);
-                frames.push(Place { arena: true, start, len: whole.len(), checksum });
+                frames.push(Place { arena: true, start, len: whole.len(), checksum, came });
                 true
             }
         }
@@ -257,30 +246,59 @@ fn shifted(checksum: Checksum) -> Checksum {
     }
 }
 
-/// The VLAN tag which the kernel took out, from the auxdata among the control messages.
-fn vlan_tag(control: &[u8]) -> Option<[u8; TAG]> {
-    const HEADER: usize = size_of::<libc::cmsghdr>();
-    const VALID: u32 = libc::TP_STATUS_VLAN_VALID;
-    const TPID_VALID: u32 = libc::TP_STATUS_VLAN_TPID_VALID;
-    let mut at = 0;
-    while let Some(bytes) = control.get(at..at + HEADER) {
-        // SAFETY: `bytes` is as long as a cmsghdr, for which every bit pattern is valid.
-        let header: libc::cmsghdr = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
-        let data = control.get(at + HEADER..)?;
-        if header.cmsg_level == libc::SOL_PACKET
-            && header.cmsg_type == libc::PACKET_AUXDATA
-            && data.len() >= size_of::<libc::tpacket_auxdata>()
-        {
-            // SAFETY: as above, for tpacket_auxdata.
-            let aux: libc::tpacket_auxdata = unsafe { std::ptr::read_unaligned(data.as_ptr().cast()) };
-            if aux.tp_status & VALID == 0 {
-                return None;
+/// What the kernel says of a frame beside it, in control messages.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    /// The VLAN tag which it took out.
+    tag: Option<[u8; TAG]>,
+    /// When the frame came, microseconds of the real-time clock.
+    came: Option<u64>,
+}
+
+impl Told {
+    fn read(control: &[u8]) -> Told {
+        const HEADER: usize = size_of::<libc::cmsghdr>();
+        let mut told = Told::default();
+        let mut at = 0;
+        while let Some(bytes) = control.get(at..at + HEADER) {
+            // SAFETY: `bytes` is as long as a cmsghdr, for which every bit pattern is valid.
+            let header: libc::cmsghdr = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+            let data = &control[at + HEADER..];
+            match (header.cmsg_level, header.cmsg_type) {
+                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => told.tag = vlan_tag(data),
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => told.came = micros(data),
+                _ => {}
             }
-            let tpid = if aux.tp_status & TPID_VALID != 0 { aux.tp_vlan_tpid } else { 0x8100 };
-            let ([a, b], [c, d]) = (tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes());
-            return Some([a, b, c, d]);
+            let step = header.cmsg_len.max(HEADER).checked_next_multiple_of(align_of::<libc::cmsghdr>());
+            let Some(next) = step.and_then(|step| at.checked_add(step)) else { break };
+            at = next;
         }
-        at = at.checked_add(header.cmsg_len.max(HEADER).next_multiple_of(align_of::<libc::cmsghdr>()))?;
+        told
     }
-    None
+}
+
+/// The VLAN tag in a packet socket's auxdata.
+fn vlan_tag(data: &[u8]) -> Option<[u8; TAG]> {
+    if data.len() < size_of::<libc::tpacket_auxdata>() {
+        return None;
+    }
+    // SAFETY: `data` is as long as a tpacket_auxdata, for which every bit pattern is valid.
+    let aux: libc::tpacket_auxdata = unsafe { std::ptr::read_unaligned(data.as_ptr().cast()) };
+    if aux.tp_status & libc::TP_STATUS_VLAN_VALID == 0 {
+        return None;
+    }
+    let tpid = if aux.tp_status & libc::TP_STATUS_VLAN_TPID_VALID != 0 { aux.tp_vlan_tpid } else { 0x8100 };
+    let ([a, b], [c, d]) = (tpid.to_be_bytes(), aux.tp_vlan_tci.to_be_bytes());
+    Some([a, b, c, d])
+}
+
+/// A time of the kernel in microseconds.
+fn micros(data: &[u8]) -> Option<u64> {
+    if data.len() < size_of::<libc::timespec>() {
+        return None;
+    }
+    // SAFETY: `data` is as long as a timespec, for which every bit pattern is valid.
+    let time: libc::timespec = unsafe { std::ptr::read_unaligned(data.as_ptr().cast()) };
+    let (seconds, nanos) = (u64::try_from(time.tv_sec).ok()?, u64::try_from(time.tv_nsec).ok()?);
+    seconds.checked_mul(1_000_000)?.checked_add(nanos / 1000)
 }

@@ -125,6 +125,11 @@ fn option<T>(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &
     Ok(())
 }
 
+/// Has what comes stamped with the time, or not.
+pub(super) fn set_stamps(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    option(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &libc::c_int::from(on))
+}
+
 /// Attaches the filter, or takes it off.
 pub(super) fn set_filter(fd: BorrowedFd<'_>, filter: Option<&Filter>) -> io::Result<()> {
     let Some(filter) = filter else {

@@ -118,8 +118,9 @@ impl Transmitter {
             let run = self.queued.min(self.batch - self.first);
             let range = self.first..self.first + run;
             let (done, result) = send_run(fd, &mut self.slot_messages[range], stats);
-            self.first = (self.first + done) % self.batch;
             self.queued -= done;
+            // An empty ring begins anew: the slots used last are those that the processor has at hand.
+            self.first = if self.queued == 0 { 0 } else { (self.first + done) % self.batch };
             match result {
                 Ok(Outcome::All) => {}
                 Ok(Outcome::Full) => break,

@@ -246,7 +246,7 @@ impl PacketIo for AfXdp {
         }
         let desc = self.received[index];
         let data = self.socket.chunk_mut(desc.addr, desc.len as usize);
-        RxFrame { data, checksum: Checksum::Unknown }
+        RxFrame { data, checksum: Checksum::Unknown, came: None }
     }
 
     fn send(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, IoError> {
@@ -307,6 +307,10 @@ impl PacketIo for AfXdp {
 
     fn pending(&self) -> usize {
         self.socket.pending()
+    }
+
+    fn sender(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     fn set_filter(&mut self, filter: Option<&Filter>) -> Result<(), IoError> {

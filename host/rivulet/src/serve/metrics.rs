@@ -122,6 +122,8 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("terminated_total", "counter", "Trickles that it terminated.", &[("", c.terminated)]);
     metric("responses_total", "counter", "Responses handed to the interface.", &[("", c.responses)]);
     metric("heartbeats_total", "counter", "Heartbeats sent.", &[("", c.heartbeats)]);
+    let help = "Requests that waited longer than 10 ms, as the interface is slower than what is asked for.";
+    metric("late_requests_total", "counter", help, &[("", c.late)]);
     let help = "Routers that found a response too big for its path.";
     metric("path_too_big_total", "counter", help, &[("", c.too_big)]);
     let labels: Vec<String> = Refusal::NAMES.iter().map(|name| format!("{{reason=\"{name}\"}}")).collect();

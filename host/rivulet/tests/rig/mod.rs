@@ -127,18 +127,17 @@ impl Rig {
         })
         .unwrap();
         let resets = Rig::counter(&self.client, "TcpOutRsts");
-        let request = format!("GET /file HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
+        stream.write_all(request("file").as_bytes()).unwrap();
         stream.read_exact(&mut vec![0; octets]).unwrap();
         assert_eq!(Rig::counter(&self.client, "TcpOutRsts"), resets, "the client's kernel answered");
         (stack, stream)
     }
 
-    /// How often routers said to the server, which tells metrics at port 9090, that packets are too big.
-    pub fn too_big(&self) -> u64 {
+    /// A counter of the server, which tells metrics at port 9090.
+    pub fn metric(&self, name: &str) -> u64 {
         let metrics = self.server.run("curl -s http://127.0.0.1:9090/metrics");
-        let told = metrics.lines().find_map(|l| l.strip_prefix("rivulet_path_too_big_total ")).unwrap();
-        told.parse().unwrap()
+        let value = metrics.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
     }
 
     /// Ethernet address of a device.
@@ -178,6 +177,11 @@ impl Rig {
         let line = text.lines().find(|line| line.starts_with(name)).expect("the counter");
         line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
     }
+}
+
+/// A request for a file, on a connection of its own.
+pub fn request(path: &str) -> String {
+    format!("GET /{path} HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n")
 }
 
 pub fn url(path: &str) -> String {

@@ -3,36 +3,33 @@
 //! One thread, one interface; several of them share an interface's flows ([`Server::open_workers`]). In steady state nothing is allocated and nothing is kept from one packet to
 //! the next except soft state that may be dropped at any time.
 
-use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+mod turn;
 
-use rivulet_packet::{EthHeader, Segment};
+use std::net::IpAddr;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
 use rivulet_pktio::guard::KernelGuard;
-use rivulet_pktio::icmp::TooBig;
-use rivulet_pktio::{
-    AfPacket, Backend, Checksum, IoChoice, IoError, LinkInfo, OpenError, PacketIo, Stats, TxFrame,
-};
+use rivulet_pktio::{AfPacket, Backend, IoChoice, LinkInfo, OpenError, PacketIo, Stats};
 use rivulet_transport::Time;
-use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport, Verdict, step};
+use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transport};
 
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
-use crate::heartbeat::{Beat, heartbeat_of};
-use crate::interface::{Opener, wait};
-use crate::minisocket::{EventKind, Minisocket};
+use crate::heartbeat::{Beat, Sender};
+use crate::interface::Opener;
+use crate::minisocket::Minisocket;
 use crate::paths::Paths;
 use crate::rules::{Filters, segments};
 use crate::running::Running;
 use crate::service::{Service, check_all};
-use crate::tunnel::{self, Content, Tunnels};
-use crate::workers::{Place, bit};
+use crate::tunnel::{self, Tunnels};
+use crate::workers::Place;
 
 /// Uses that the replay defence remembers a horizon, 16 octets each: 65,000 requests a second at 4 s. Beyond it lets
 /// repeats pass unjudged.
 const REPLAY_USES: usize = 1 << 18;
-/// Batches taken before timers are looked at again.
-const MAX_BATCHES: usize = 8;
 /// The interface is asked again after this time, microseconds.
 const LOOK: u64 = 200_000;
 /// IP and TCP headers of ours at most (IPv6, 28 octets of TCP), taken from the MTU.
@@ -68,6 +65,13 @@ pub struct Server {
     started: Instant,
     /// Requests in the last batch: the load that heartbeats tell.
     load: usize,
+    /// Frames of the last batch that are not dealt with.
+    waiting: Range<usize>,
+    /// When there was last no room to answer a request, microseconds; since then frames say when they came.
+    full: Option<u64>,
+    /// The request being handled waited long.
+    late: bool,
+    heartbeats: Sender,
     /// Holds the frame being handled.
     frame: Box<[u8]>,
     /// When the interface was last asked what it is, microseconds.
@@ -125,6 +129,10 @@ impl Server {
             counters: Counters::default(),
             started,
             load: 0,
+            waiting: 0..0,
+            full: None,
+            late: false,
+            heartbeats: Sender::default(),
             frame: vec![0; MAX_FRAME].into(),
             looked: 0,
             opener,
@@ -274,230 +282,9 @@ impl Server {
         self.place.load()
     }
 
-    /// Waits until there is something to do, `longest` at most, and does it: heartbeats, then requests,
-    /// each handed to `application`.
-    pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
-        self.wait(longest);
-        if self.io.pending() > 0 {
-            self.flush();
-        }
-        self.look();
-        while let Some((client, mtu)) = self.place.told() {
-            self.paths.learn(client, mtu, self.now());
-        }
-        self.beat();
-        self.load = 0;
-        for _ in 0..MAX_BATCHES {
-            self.place.set_busy(Some(self.now()));
-            let count = match self.io.recv() {
-                Ok(count) => count,
-                Err(e) => {
-                    self.trouble(&e);
-                    0
-                }
-            };
-            if count == 0 {
-                break;
-            }
-            self.load += count;
-            for i in 0..count {
-                self.frame(i, application);
-            }
-            self.flush();
-            self.beat();
-        }
-        self.place.set_load(self.load);
-        self.place.set_busy(None);
-    }
-
     /// Microseconds of this server's own clock.
     fn now(&self) -> u64 {
         elapsed(self.started)
-    }
-
-    fn wait(&self, longest: Duration) {
-        let now = self.now();
-        let due =
-            self.running.iter().filter_map(|r| r.beat.as_ref()).map(|b| b.due().saturating_sub(now)).min();
-        let time = due.map_or(longest, |due| longest.min(Duration::from_micros(due)));
-        wait(self.io.as_ref(), time);
-    }
-
-    fn beat(&mut self) {
-        if !self.place.leads() {
-            return;
-        }
-        let now = self.now();
-        self.place.set_load(self.load);
-        for (index, running) in self.running.iter_mut().enumerate() {
-            let ready = running.has_keys() && !self.held_back && self.place.behind() & bit(index) == 0;
-            let Some(beat) = &mut running.beat else { continue };
-            // A request is answered within the turn that takes it, or the loop itself has stopped and this
-            // is not reached: then the replica is silent, which the ToR takes for the same. Another worker
-            // whose loop has stopped is seen by the time that it has been at it.
-            let oldest = self.place.oldest(now);
-            let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest) else {
-                continue;
-            };
-            if self.io.send(&[TxFrame::new(&frame)]).is_ok_and(|sent| sent == 1) {
-                self.counters.heartbeats += 1;
-            }
-            if !running.service.tunnels.is_empty() {
-                let netns = self.io.interface().netns();
-                let beat = heartbeat_of(&frame);
-                self.counters.heartbeats += self.tunnels.beat(&running.service.tunnels, beat, netns, now);
-            }
-        }
-    }
-
-    pub(crate) fn flush(&mut self) {
-        if let Err(e) = self.io.flush() {
-            self.trouble(&e);
-        }
-    }
-
-    fn trouble(&mut self, error: &IoError) {
-        match error {
-            IoError::Down(_) => self.link.up = false,
-            IoError::Gone(_) => {
-                let now = self.now();
-                self.opener.again(&mut self.io, &self.filters.outer, now);
-            }
-            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
-        }
-    }
-
-    /// One received frame, from its Ethernet header to the responses.
-    fn frame(&mut self, index: usize, application: &mut dyn Application) {
-        let counters = &mut self.counters;
-        counters.frames += 1;
-        // Responses are written while the request is read, and both lie in memory of the same object: the
-        // request, the shorter of the two, is copied.
-        let received = self.io.frame(index);
-        let length = received.data.len();
-        let Some(copy) = self.frame.get_mut(..length) else {
-            counters.damaged += 1;
-            return;
-        };
-        copy.copy_from_slice(received.data);
-        let verify = received.checksum == Checksum::Unknown;
-        let mut frame = std::mem::take(&mut self.frame);
-        let content = match self.tunnels.is_empty() {
-            true => Content::Frame,
-            false => {
-                let (interface, now) = (self.io.interface(), elapsed(self.started));
-                self.tunnels.open(&mut frame[..length], &self.filters.inner, interface, now)
-            }
-        };
-        match content {
-            Content::Frame => {
-                self.handle(&frame[..length], verify, common_clock(), Origin::Wire, application)
-            }
-            // Nobody verified what is inside.
-            Content::Tunnelled(place) => {
-                self.handle(&frame[place], true, common_clock(), Origin::Tunnel, application);
-            }
-            Content::Elsewhere => {}
-        }
-        self.frame = frame;
-    }
-
-    /// Judges a frame and has its event handled. What is new is remembered against replay; an event that
-    /// was detached is judged a second time, by the step alone and at the time when it came.
-    pub(crate) fn handle(
-        &mut self,
-        frame: &[u8],
-        verify: bool,
-        now: Time,
-        origin: Origin,
-        application: &mut dyn Application,
-    ) {
-        let counters = &mut self.counters;
-        let (ethernet, segment) = match Segment::parse_frame(frame) {
-            Ok(parsed) => parsed,
-            Err(e) => {
-                match TooBig::parse(frame) {
-                    Some(error) => {
-                        counters.too_big += 1;
-                        self.paths.learn(error.destination.ip(), error.mtu, elapsed(self.started));
-                        self.place.tell(error.destination.ip(), error.mtu);
-                    }
-                    None => counters.refuse(&Refusal::Wire(e)),
-                }
-                return;
-            }
-        };
-        if verify && segment.verify_checksum().is_err() || segment.verify_crc().is_err() {
-            counters.damaged += 1;
-            return;
-        }
-        let Some(index) = self.running.iter().position(|r| r.serves(segment.dst)) else {
-            counters.not_ours += 1;
-            return;
-        };
-        let running = &mut self.running[index];
-        let fresh = origin != Origin::Detached;
-        // Between another rack's ToR and here the mark could be anybody's.
-        running.transport.policy.trust_checked = origin != Origin::Tunnel;
-        let verdict = if fresh {
-            running.transport.accept(&segment, &running.keys, now)
-        } else {
-            step(&segment, &running.keys, now, &running.transport.policy)
-        };
-        let mut plan = match verdict {
-            Ok(Verdict::Respond(plan)) => plan,
-            Ok(Verdict::Terminate) => {
-                counters.requests += 1;
-                counters.terminated += 1;
-                return;
-            }
-            Err(refusal) => {
-                tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
-                counters.refuse(&refusal);
-                if running.learn(&refusal, &segment) {
-                    self.place.add_behind(bit(index));
-                }
-                return;
-            }
-        };
-        counters.requests += u64::from(fresh);
-        // The connection began on a path that took more, or this interface did.
-        let mtu = self.paths.mtu(segment.src.ip(), elapsed(self.started)).map_or(self.link.mtu, u32::from);
-        plan.limit(payload(mtu.min(self.link.mtu)).into());
-        let kind = match (plan.is_close(), segment.syn_options) {
-            (true, _) => EventKind::Close,
-            (false, Some(_)) => EventKind::Open,
-            (false, None) => EventKind::Request,
-        };
-        let ethernet = EthHeader {
-            dst: running.service.member.map_or(ethernet.src, |member| member.tor_mac),
-            src: self.link.mac,
-            vlan: ethernet.vlan,
-        };
-        let mut msk = Minisocket {
-            plan: &plan,
-            transport: &mut running.transport,
-            keys: &running.keys,
-            io: self.io.as_mut(),
-            room: self.link.mtu as usize,
-            ethernet,
-            kind,
-            counters,
-            next: 0,
-            frame,
-            now,
-            detached: false,
-        };
-        if (kind == EventKind::Close || plan.is_for_application())
-            && let Err(refusal) = application.event(&mut msk)
-        {
-            tracing::debug!(client = %segment.src, refusal = %refusal, "refused by the application");
-            msk.counters.refuse(&refusal);
-            return;
-        }
-        if !msk.detached {
-            msk.finish();
-        }
     }
 }
 

@@ -1,0 +1,56 @@
+//! Many connections at once on an interface that is slower than they ask for. Needs root; skipped where namespaces
+//! cannot be made.
+
+mod rig;
+
+use std::io::{Read, Write};
+
+use rig::{Rig, SERVICE, request};
+use rivulet_client::{Stack, Stream};
+use rivulet_pktio::in_netns;
+
+/// Their first windows are several times what the interface's queue holds. The server leaves the rest in requests: its
+/// queueing discipline drops nothing, heartbeats go on, and connections are told of the queue.
+#[test]
+fn a_start_of_many_at_once_loses_nothing() {
+    const CROWD: usize = 100;
+    let Some(rig) = Rig::new() else { return };
+    // 256 full frames, as a switch port has.
+    rig.server.run("tc qdisc add dev s0 root tbf rate 60mbit burst 16kb limit 387584");
+    let mac = Rig::mac(&rig.client, "c0").map(|octet| format!("{octet:02x}")).join(":");
+    let member = format!("1/3@{mac}");
+    let flags =
+        ["--metrics", "127.0.0.1:9090", "--no-plain-tcp", "--member", &member, "--heartbeat-us", "5000"];
+    let _server = rig.serve(&flags);
+    let content = rig.file("file", 100_000);
+    let address = format!("{SERVICE}:80").parse().unwrap();
+    // A thread is in the namespace that it entered, for opening connections too.
+    let inside = |streams: &mut Vec<Stream>| {
+        let stack = Stack::start().unwrap();
+        streams.extend((0..CROWD).map(|_| stack.connect(address).unwrap()));
+        stack
+    };
+    let mut streams = Vec::new();
+    let _stack = in_netns(Some(rig.client.name()), || inside(&mut streams)).unwrap();
+    let before = rig.metric("rivulet_heartbeats_total");
+    std::thread::scope(|scope| {
+        for mut stream in streams {
+            let content = &content;
+            scope.spawn(move || {
+                stream.write_all(request("file").as_bytes()).unwrap();
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).unwrap();
+                assert!(answer.ends_with(content), "{} octets", answer.len());
+            });
+        }
+    });
+    let beats = rig.metric("rivulet_heartbeats_total") - before;
+    let queue = rig.server.run("tc -s qdisc show dev s0 root");
+    assert!(queue.contains("(dropped 0,"), "{queue}");
+    for reason in ["unsent", "receive_queue", "transmit_queue"] {
+        assert_eq!(rig.metric(&format!("rivulet_dropped_total{{reason=\"{reason}\"}}")), 0, "{reason}");
+    }
+    assert!(rig.metric("rivulet_late_requests_total") > 0);
+    // 10 MB last 1.4 s at least, which is 280 intervals.
+    assert!(beats > 50, "{beats} heartbeats");
+}

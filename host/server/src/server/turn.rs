@@ -1,0 +1,297 @@
+//! One turn of the event loop: what waits is taken, judged, handed to the application, and answered.
+//!
+//! No request is taken up before its responses find room. A server whose own interface is the bottleneck thus has its
+//! queue here, as requests: nothing is lost in it, and connections whose requests wait long are marked (RFC 3168), which
+//! halves their windows.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use rivulet_packet::{EthHeader, Segment};
+use rivulet_pktio::icmp::TooBig;
+use rivulet_pktio::{Checksum, IoError, PacketIo};
+use rivulet_transport::Time;
+use rivulet_transport::server::{Refusal, Verdict, step};
+use rivulet_transport::verdict::MAX_RESPONSES;
+
+use super::{Application, Origin, Server, common_clock, elapsed, payload};
+use crate::heartbeat::heartbeat_of;
+use crate::interface::{QUEUE, wait};
+use crate::minisocket::{EventKind, Minisocket};
+use crate::tunnel::Content;
+use crate::workers::bit;
+
+/// Batches taken before timers are looked at again.
+const MAX_BATCHES: usize = 8;
+/// A request that waited longer than this, microseconds, tells its connection of congestion.
+const LONG: u64 = 10_000;
+/// How long frames tell when they came after the last time that there was no room, microseconds.
+const CALM: u64 = 1_000_000;
+
+impl Server {
+    /// Waits until there is something to do, `longest` at most, and does it: heartbeats, then requests,
+    /// each handed to `application`.
+    pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
+        self.wait(longest);
+        if self.io.pending() > 0 {
+            self.flush();
+        }
+        self.look();
+        while let Some((client, mtu)) = self.place.told() {
+            self.paths.learn(client, mtu, self.now());
+        }
+        self.beat();
+        self.load = 0;
+        for _ in 0..MAX_BATCHES {
+            self.place.set_busy(Some(self.now()));
+            if self.waiting.is_empty() {
+                self.waiting = self.take();
+            }
+            if self.waiting.is_empty() {
+                self.calm();
+                break;
+            }
+            let before = self.waiting.len();
+            while !self.waiting.is_empty() && self.has_room() {
+                let index = self.waiting.start;
+                self.waiting.start += 1;
+                self.frame(index, application);
+            }
+            self.load += before - self.waiting.len();
+            self.flush();
+            self.beat();
+            if !self.waiting.is_empty() {
+                break;
+            }
+        }
+        self.place.set_load(self.load);
+        self.place.set_busy(None);
+    }
+
+    /// The next batch of frames; none if there are none.
+    fn take(&mut self) -> Range<usize> {
+        match self.io.recv() {
+            Ok(count) => 0..count,
+            Err(e) => {
+                self.trouble(&e);
+                0..0
+            }
+        }
+    }
+
+    /// Nothing waits. After some time of room for all, frames need not say any more when they came.
+    fn calm(&mut self) {
+        let now = self.now();
+        if self.full.take_if(|full| now - *full > CALM).is_some() {
+            self.io.set_stamps(false);
+        }
+    }
+
+    /// Whether all responses of one more request find room to be sent. From the first time that they do not, requests tell
+    /// how long they waited.
+    fn has_room(&mut self) -> bool {
+        let room = |io: &dyn PacketIo| io.pending() + MAX_RESPONSES <= QUEUE;
+        if room(self.io.as_ref()) {
+            return true;
+        }
+        self.flush();
+        if room(self.io.as_ref()) {
+            return true;
+        }
+        if self.full.replace(self.now()).is_none() {
+            self.io.set_stamps(true);
+        }
+        false
+    }
+
+    fn wait(&self, longest: Duration) {
+        let now = self.now();
+        let due =
+            self.running.iter().filter_map(|r| r.beat.as_ref()).map(|b| b.due().saturating_sub(now)).min();
+        let time = due.map_or(longest, |due| longest.min(Duration::from_micros(due)));
+        wait(self.io.as_ref(), !self.waiting.is_empty(), time);
+    }
+
+    fn beat(&mut self) {
+        if !self.place.leads() {
+            return;
+        }
+        let now = self.now();
+        self.place.set_load(self.load);
+        for (index, running) in self.running.iter_mut().enumerate() {
+            let ready = running.has_keys() && !self.held_back && self.place.behind() & bit(index) == 0;
+            let Some(beat) = &mut running.beat else { continue };
+            // A request is answered within the turn that takes it, or the loop itself has stopped and this
+            // is not reached: then the replica is silent, which the ToR takes for the same. Another worker
+            // whose loop has stopped is seen by the time that it has been at it.
+            let oldest = self.place.oldest(now);
+            let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest) else {
+                continue;
+            };
+            if self.heartbeats.send(self.io.interface(), &frame, now) {
+                self.counters.heartbeats += 1;
+            }
+            if !running.service.tunnels.is_empty() {
+                let netns = self.io.interface().netns();
+                let beat = heartbeat_of(&frame);
+                self.counters.heartbeats += self.tunnels.beat(&running.service.tunnels, beat, netns, now);
+            }
+        }
+    }
+
+    pub(crate) fn flush(&mut self) {
+        if let Err(e) = self.io.flush() {
+            self.trouble(&e);
+        }
+    }
+
+    fn trouble(&mut self, error: &IoError) {
+        // Their memory may go with the socket. To their clients this is a loss like another.
+        self.waiting = 0..0;
+        match error {
+            IoError::Down(_) => self.link.up = false,
+            IoError::Gone(_) => {
+                let now = self.now();
+                self.opener.again(&mut self.io, &self.filters.outer, now);
+            }
+            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
+        }
+    }
+
+    /// One received frame, from its Ethernet header to the responses.
+    fn frame(&mut self, index: usize, application: &mut dyn Application) {
+        let counters = &mut self.counters;
+        counters.frames += 1;
+        // Responses are written while the request is read, and both lie in memory of the same object: the
+        // request, the shorter of the two, is copied.
+        let received = self.io.frame(index);
+        let length = received.data.len();
+        let Some(copy) = self.frame.get_mut(..length) else {
+            counters.damaged += 1;
+            return;
+        };
+        copy.copy_from_slice(received.data);
+        let verify = received.checksum == Checksum::Unknown;
+        let late = received.came.is_some_and(|came| common_clock().0.saturating_sub(came) > LONG);
+        self.late = late;
+        counters.late += u64::from(late);
+        let mut frame = std::mem::take(&mut self.frame);
+        let content = match self.tunnels.is_empty() {
+            true => Content::Frame,
+            false => {
+                let (interface, now) = (self.io.interface(), elapsed(self.started));
+                self.tunnels.open(&mut frame[..length], &self.filters.inner, interface, now)
+            }
+        };
+        match content {
+            Content::Frame => {
+                self.handle(&frame[..length], verify, common_clock(), Origin::Wire, application);
+            }
+            // Nobody verified what is inside.
+            Content::Tunnelled(place) => {
+                self.handle(&frame[place], true, common_clock(), Origin::Tunnel, application);
+            }
+            Content::Elsewhere => {}
+        }
+        self.frame = frame;
+    }
+
+    /// Judges a frame and has its event handled. What is new is remembered against replay; an event that
+    /// was detached is judged a second time, by the step alone and at the time when it came.
+    pub(crate) fn handle(
+        &mut self,
+        frame: &[u8],
+        verify: bool,
+        now: Time,
+        origin: Origin,
+        application: &mut dyn Application,
+    ) {
+        let counters = &mut self.counters;
+        let (ethernet, segment) = match Segment::parse_frame(frame) {
+            Ok(parsed) => parsed,
+            Err(e) => {
+                match TooBig::parse(frame) {
+                    Some(error) => {
+                        counters.too_big += 1;
+                        self.paths.learn(error.destination.ip(), error.mtu, elapsed(self.started));
+                        self.place.tell(error.destination.ip(), error.mtu);
+                    }
+                    None => counters.refuse(&Refusal::Wire(e)),
+                }
+                return;
+            }
+        };
+        if verify && segment.verify_checksum().is_err() || segment.verify_crc().is_err() {
+            counters.damaged += 1;
+            return;
+        }
+        let Some(index) = self.running.iter().position(|r| r.serves(segment.dst)) else {
+            counters.not_ours += 1;
+            return;
+        };
+        let running = &mut self.running[index];
+        let fresh = origin != Origin::Detached;
+        // Between another rack's ToR and here the mark could be anybody's.
+        running.transport.policy.trust_checked = origin != Origin::Tunnel;
+        running.transport.policy.congested = self.late && fresh;
+        let verdict = if fresh {
+            running.transport.accept(&segment, &running.keys, now)
+        } else {
+            step(&segment, &running.keys, now, &running.transport.policy)
+        };
+        let mut plan = match verdict {
+            Ok(Verdict::Respond(plan)) => plan,
+            Ok(Verdict::Terminate) => {
+                counters.requests += 1;
+                counters.terminated += 1;
+                return;
+            }
+            Err(refusal) => {
+                tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
+                counters.refuse(&refusal);
+                if running.learn(&refusal, &segment) {
+                    self.place.add_behind(bit(index));
+                }
+                return;
+            }
+        };
+        counters.requests += u64::from(fresh);
+        // The connection began on a path that took more, or this interface did.
+        let mtu = self.paths.mtu(segment.src.ip(), elapsed(self.started)).map_or(self.link.mtu, u32::from);
+        plan.limit(payload(mtu.min(self.link.mtu)).into());
+        let kind = match (plan.is_close(), segment.syn_options) {
+            (true, _) => EventKind::Close,
+            (false, Some(_)) => EventKind::Open,
+            (false, None) => EventKind::Request,
+        };
+        let ethernet = EthHeader {
+            dst: running.service.member.map_or(ethernet.src, |member| member.tor_mac),
+            src: self.link.mac,
+            vlan: ethernet.vlan,
+        };
+        let mut msk = Minisocket {
+            plan: &plan,
+            transport: &mut running.transport,
+            keys: &running.keys,
+            io: self.io.as_mut(),
+            room: self.link.mtu as usize,
+            ethernet,
+            kind,
+            counters,
+            next: 0,
+            frame,
+            now,
+            detached: false,
+        };
+        if (kind == EventKind::Close || plan.is_for_application())
+            && let Err(refusal) = application.event(&mut msk)
+        {
+            tracing::debug!(client = %segment.src, refusal = %refusal, "refused by the application");
+            msk.counters.refuse(&refusal);
+            return;
+        }
+        if !msk.detached {
+            msk.finish();
+        }
+    }
+}
