@@ -43,6 +43,11 @@ impl Claims {
         Ok(Claims { exact, ..Claims::default() })
     }
 
+    /// From now on copies are enough: what is taken others get too.
+    pub fn widen(&mut self) {
+        self.exact = None;
+    }
+
     /// A connection from there begins. True if the filter must be set anew.
     pub fn add(&mut self, address: IpAddr, port: u16) -> bool {
         if !self.addresses.contains(&address) {

@@ -183,7 +183,14 @@ impl Driver {
         }
         self.looked = now;
         for (index, port) in self.interfaces.lock().iter_mut() {
-            let Ok(link) = port.io.link() else { continue };
+            let link = match port.io.link() {
+                Ok(link) => link,
+                Err(e) => {
+                    // AF_XDP says nothing by itself of an interface that was deleted.
+                    Self::trouble(port, &e);
+                    continue;
+                }
+            };
             if link.mtu < port.link.mtu {
                 let mtu = link.mtu.clamp(576, 9216) as u16;
                 for entry in self.entries.values().filter(|e| e.hop.index == *index) {
@@ -211,7 +218,7 @@ impl Driver {
         match error {
             IoError::Down(_) => {}
             IoError::Gone(name) => {
-                if let Err(e) = port.io.reopen() {
+                if let Err(e) = port.reopen() {
                     tracing::debug!(interface = name, error = %e, "cannot open again");
                 }
             }

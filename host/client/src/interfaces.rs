@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rivulet_pktio::{Backend, ChecksumPolicy, Config, Interface, IoChoice, IoError, LinkInfo, PacketIo};
+use rivulet_pktio::{
+    Backend, ChecksumPolicy, Config, Interface, IoChoice, IoError, LinkInfo, OpenError, PacketIo,
+};
 
 use crate::claims::Claims;
 use crate::next_hop::NextHop;
@@ -22,11 +24,27 @@ pub(crate) struct Port {
     pub link: LinkInfo,
     /// Which packets are ours.
     claims: Claims,
+    choice: IoChoice,
 }
 
 impl Port {
     fn is(&self, hop: &NextHop) -> bool {
         self.io.interface().name() == hop.interface
+    }
+
+    /// Opens the interface of that name again, after it was deleted and made anew. Where it is not fit for AF_XDP as the
+    /// former one was, and either would do, by AF_PACKET.
+    pub fn reopen(&mut self) -> Result<(), ConnectError> {
+        match self.io.reopen() {
+            Err(OpenError::Unsupported(..)) if self.choice == IoChoice::Auto => {
+                self.claims.widen();
+                let config = config(&self.claims)?;
+                self.io = IoChoice::AfPacket.open(self.io.interface(), |_| Ok(config.clone()))?.io;
+                self.claims.applied();
+                Ok(())
+            }
+            other => Ok(other?),
+        }
     }
 
     /// The server at the other end of this local port has shown what it speaks. Once a connection: several may have one
@@ -62,6 +80,17 @@ impl Port {
     }
 }
 
+/// How an interface is opened.
+fn config(claims: &Claims) -> Result<Config, OpenError> {
+    Ok(Config {
+        rx_bytes: RX_BYTES,
+        checksum: ChecksumPolicy::Complete,
+        promiscuous: false,
+        filter: Some(claims.filter()?),
+        ..Config::default()
+    })
+}
+
 /// All of them, by the kernel index that each had at first.
 #[derive(Clone, Default)]
 pub(crate) struct Interfaces {
@@ -85,7 +114,7 @@ impl Interfaces {
         if let Some(port) = ports.get_mut(&hop.index) {
             port.link = match port.io.link() {
                 Err(IoError::Gone(_)) => {
-                    port.io.reopen()?;
+                    port.reopen()?;
                     port.io.link()?
                 }
                 link => link?,
@@ -103,13 +132,7 @@ impl Interfaces {
         let opened = self.io.open(&interface, |backend| {
             let mut own = Claims::new(backend == Backend::AfXdp)?;
             own.add(source, local);
-            Ok(Config {
-                rx_bytes: RX_BYTES,
-                checksum: ChecksumPolicy::Complete,
-                promiscuous: false,
-                filter: Some(claims.insert(own).filter()?),
-                ..Config::default()
-            })
+            config(claims.insert(own))
         })?;
         if let Some(why) = opened.instead {
             tracing::debug!(why = %why, "AF_PACKET instead of AF_XDP");
@@ -117,7 +140,7 @@ impl Interfaces {
         let (link, io) = (opened.io.link()?, opened.io);
         let mut claims = claims.unwrap_or_default();
         claims.applied();
-        ports.insert(hop.index, Port { io, link, claims });
+        ports.insert(hop.index, Port { io, link, claims, choice: self.io });
         Ok(link)
     }
 

@@ -195,15 +195,27 @@ fn a_killed_server_and_an_interface_made_anew() {
     assert!(!has_program(&rig.server, "s0"));
     let _server = rig.serve(&XDP);
     get(&rig, &XDP, &content).unwrap();
-    rig.client.ip("link del c0");
-    rig.client.veth("c0", &rig.server, "s0");
+    rig.link_anew(Duration::ZERO);
     offloads_off(&rig);
-    rig.client.ip("addr add 10.88.0.1/24 dev c0");
-    rig.server.ip("addr add 10.88.0.2/24 dev s0");
-    rig.client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
     wait("the server to open it again", || has_program(&rig.server, "s0"));
     get(&rig, &XDP, &content).unwrap();
     plain(&rig, &content);
+}
+
+/// An interface that comes back unfit for AF_XDP: with `auto` a connection goes on by AF_PACKET.
+#[test]
+fn an_interface_that_comes_back_unfit() {
+    let Some(rig) = rig() else { return };
+    let _server = rig.serve(&[]);
+    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
+    let content = rig.file("file", 3_000_000);
+    let (_stack, mut stream) = rig.read_quietly(IoChoice::Auto, 100_000);
+    assert!(has_program(&rig.client, "c0"));
+    rig.link_anew(Duration::ZERO);
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() >= content.len() - 100_000 && content.ends_with(&rest), "{} octets", rest.len());
+    assert!(!has_program(&rig.client, "c0"));
 }
 
 /// What cannot be had is an error that names what to change; `auto` does without.

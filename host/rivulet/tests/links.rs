@@ -78,6 +78,21 @@ fn an_interface_that_goes_down_and_up() {
     assert!(report["longest_gap_ms"].as_f64().unwrap() > 250.0, "it was down: {}", report["longest_gap_ms"]);
 }
 
+/// The server's interface and the client's are deleted, are missing for a while and made anew: the same connection goes on,
+/// and the kernels keep silent as before.
+#[test]
+fn interfaces_made_anew() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&[]);
+    shape(&rig, "40mbit");
+    let content = rig.file("file", 5_000_000);
+    let download = download(&rig);
+    progress(&rig, 1_000_000);
+    rig.link_anew(Duration::from_millis(300));
+    finished(&rig, download, &content);
+    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
+}
+
 /// client -- router -- server, where the far link takes less than both ends believe.
 struct Routed {
     rig: Rig,

@@ -56,10 +56,10 @@ impl Opener {
     }
 
     /// Opens it again, if there is one of that name; it may not be fit for what the former one was. To be called until
-    /// the socket works again.
-    pub(crate) fn again(&mut self, io: &mut Box<dyn PacketIo>, filter: &Filter, now: u64) {
+    /// the socket works again. True if it does.
+    pub(crate) fn again(&mut self, io: &mut Box<dyn PacketIo>, filter: &Filter, now: u64) -> bool {
         if now < self.next {
-            return;
+            return false;
         }
         self.next = now + SEEK;
         let mut result = io.reopen();
@@ -67,13 +67,17 @@ impl Opener {
             result = self.open(io.interface(), filter, None).map(|opened| *io = opened);
         }
         match result {
-            Ok(()) => self.why.clear(),
+            Ok(()) => {
+                self.why.clear();
+                true
+            }
             Err(e) => {
                 let why = e.to_string();
                 if why != self.why {
                     tracing::warn!(error = why, "the interface is gone");
                     self.why = why;
                 }
+                false
             }
         }
     }

@@ -133,6 +133,21 @@ impl Rig {
         (stack, stream)
     }
 
+    /// Deletes the interfaces of both and, after a pause, makes others of the same names and addresses.
+    pub fn link_anew(&self, pause: Duration) {
+        let ends = [("c0", &self.client), ("s0", &self.server)]
+            .map(|(device, ns)| (device, ns, ns.run(&format!("cat /sys/class/net/{device}/address"))));
+        self.client.ip("link del c0");
+        std::thread::sleep(pause);
+        self.client.veth("c0", &self.server, "s0");
+        for (device, ns, mac) in ends {
+            ns.ip(&format!("link set {device} address {}", mac.trim()));
+        }
+        self.client.ip("addr add 10.88.0.1/24 dev c0");
+        self.server.ip("addr add 10.88.0.2/24 dev s0");
+        self.client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
+    }
+
     /// A counter of the server, which tells metrics at port 9090.
     pub fn metric(&self, name: &str) -> u64 {
         let metrics = self.server.run("curl -s http://127.0.0.1:9090/metrics");

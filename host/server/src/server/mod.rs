@@ -215,8 +215,11 @@ impl Server {
             return;
         }
         self.looked = now;
-        let Ok(link) = self.io.link() else { return };
-        self.link = link;
+        match self.io.link() {
+            Ok(link) => self.link = link,
+            // Not every socket says by itself that its interface was deleted, and none says that there is a new one.
+            Err(e) => return self.trouble(&e),
+        }
         let payload = self.payload();
         for running in &mut self.running {
             running.transport.policy.payload = payload;

@@ -18,6 +18,7 @@ use super::{Application, Origin, Server, common_clock, elapsed, payload};
 use crate::heartbeat::heartbeat_of;
 use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
+use crate::rules::segments;
 use crate::tunnel::Content;
 use crate::workers::bit;
 
@@ -145,16 +146,27 @@ impl Server {
         }
     }
 
-    fn trouble(&mut self, error: &IoError) {
+    pub(super) fn trouble(&mut self, error: &IoError) {
         // Their memory may go with the socket. To their clients this is a loss like another.
         self.waiting = 0..0;
         match error {
             IoError::Down(_) => self.link.up = false,
             IoError::Gone(_) => {
                 let now = self.now();
-                self.opener.again(&mut self.io, &self.filters.outer, now);
+                if self.opener.again(&mut self.io, &self.filters.outer, now) {
+                    self.reguard();
+                }
             }
             IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
+        }
+    }
+
+    /// The kernel forgets what guarded an interface that was deleted.
+    fn reguard(&mut self) {
+        let rules = segments(self.services());
+        let name = self.io.interface().name();
+        if let Some(Err(e)) = self.guard.as_ref().map(|guard| guard.update(&[name], &rules)) {
+            tracing::warn!(error = %e, "the kernel may answer for this interface");
         }
     }
 
