@@ -24,6 +24,8 @@ impl Server {
             self.counters.refuse(&Refusal::Stale);
             return;
         }
+        self.await_room();
+        self.waited(age);
         self.handle(&event.frame, false, event.now, Origin::Detached, application);
         self.flush();
     }

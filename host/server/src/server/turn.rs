@@ -28,12 +28,14 @@ const MAX_BATCHES: usize = 8;
 const LONG: u64 = 10_000;
 /// How long frames tell when they came after the last time that there was no room, microseconds.
 const CALM: u64 = 1_000_000;
+/// How long an event that is taken up again waits for room, microseconds.
+const PATIENCE: u64 = 100_000;
 
 impl Server {
     /// Waits until there is something to do, `longest` at most, and does it: heartbeats, then requests,
     /// each handed to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
-        self.wait(longest);
+        self.wait(!self.waiting.is_empty(), longest);
         if self.io.pending() > 0 {
             self.flush();
         }
@@ -105,12 +107,33 @@ impl Server {
         false
     }
 
-    fn wait(&self, longest: Duration) {
+    /// Waits until the responses of an event that is taken up again find room, and sends heartbeats meanwhile. What finds
+    /// none for too long is dropped.
+    pub(crate) fn await_room(&mut self) {
+        let until = self.now() + PATIENCE;
+        while !self.has_room() {
+            let left = until.saturating_sub(self.now());
+            if left == 0 {
+                break;
+            }
+            self.wait(true, Duration::from_micros(left));
+            self.beat();
+        }
+    }
+
+    /// An event that is taken up again waited so long: for room, if there was none of late.
+    pub(crate) fn waited(&mut self, age: u64) {
+        self.late = self.full.is_some() && age > LONG;
+        self.counters.late += u64::from(self.late);
+    }
+
+    /// Waits for packets and room, or for room alone, until a heartbeat is due.
+    fn wait(&self, room: bool, longest: Duration) {
         let now = self.now();
         let due =
             self.running.iter().filter_map(|r| r.beat.as_ref()).map(|b| b.due().saturating_sub(now)).min();
         let time = due.map_or(longest, |due| longest.min(Duration::from_micros(due)));
-        wait(self.io.as_ref(), !self.waiting.is_empty(), time);
+        wait(self.io.as_ref(), room, time);
     }
 
     fn beat(&mut self) {
@@ -245,7 +268,7 @@ impl Server {
         let fresh = origin != Origin::Detached;
         // Between another rack's ToR and here the mark could be anybody's.
         running.transport.policy.trust_checked = origin != Origin::Tunnel;
-        running.transport.policy.congested = self.late && fresh;
+        running.transport.policy.congested = self.late;
         let verdict = if fresh {
             running.transport.accept(&segment, &running.keys, now)
         } else {
