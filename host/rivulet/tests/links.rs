@@ -83,11 +83,13 @@ fn an_interface_that_goes_down_and_up() {
 #[test]
 fn interfaces_made_anew() {
     let Some(rig) = Rig::new() else { return };
-    let _server = rig.serve(&[]);
-    shape(&rig, "40mbit");
+    let _server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
+    // A queue that takes more than the server hands over: what is beyond that waits as requests when the interface goes.
+    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 16kb limit 600kb");
     let content = rig.file("file", 5_000_000);
     let download = download(&rig);
     progress(&rig, 1_000_000);
+    assert!(rig.metric("rivulet_late_requests_total") > 0);
     rig.link_anew(Duration::from_millis(300));
     finished(&rig, download, &content);
     assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);

@@ -55,9 +55,7 @@ impl Server {
                 break;
             }
             let before = self.waiting.len();
-            while !self.waiting.is_empty() && self.has_room() {
-                let index = self.waiting.start;
-                self.waiting.start += 1;
+            while let Some(index) = self.next() {
                 self.frame(index, application);
             }
             self.load += before - self.waiting.len();
@@ -67,6 +65,7 @@ impl Server {
                 break;
             }
         }
+        self.load += self.waiting.len();
         self.place.set_load(self.load);
         self.place.set_busy(None);
     }
@@ -80,6 +79,15 @@ impl Server {
                 0..0
             }
         }
+    }
+
+    /// The next frame, if all its responses find room.
+    fn next(&mut self) -> Option<usize> {
+        if self.waiting.is_empty() || !self.has_room() {
+            return None;
+        }
+        // An interface that failed at this took them along.
+        self.waiting.next()
     }
 
     /// Nothing waits. After some time of room for all, frames need not say any more when they came.
