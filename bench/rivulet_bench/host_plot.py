@@ -57,7 +57,8 @@ def groups(axis: Axes, names: list[str], series: dict[str, list[tuple[float, flo
 
 def below(axis: Axes, distance: float) -> None:
     """A legend under the axis, where no bar is."""
-    axis.legend(frameon=False, fontsize=7.5, ncols=4, loc="upper center", bbox_to_anchor=(0.5, distance))
+    columns = 4 if len(axis.get_legend_handles_labels()[1]) <= 5 else 3
+    axis.legend(frameon=False, fontsize=7.5, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, distance))
 
 
 def plot(path: Path, result: Json) -> None:
