@@ -93,12 +93,21 @@ impl Claims {
 
     /// What is to be taken.
     pub fn filter(&self) -> Result<Filter, OpenError> {
+        self.taking(self.exact.as_ref())
+    }
+
+    /// What would be, once these are [widened](Self::widen).
+    pub fn wide_filter(&self) -> Result<Filter, OpenError> {
+        self.taking(None)
+    }
+
+    fn taking(&self, exact: Option<&Exact>) -> Result<Filter, OpenError> {
         let destinations = || self.addresses.clone();
         let ours = TcpRule { exid: Some(EX_ID), destinations: destinations(), ..TcpRule::default() };
         let any = TcpRule { destinations: destinations(), ..TcpRule::default() };
         let errors = Rule::IcmpError(destinations());
         let mut rules = vec![errors];
-        match &self.exact {
+        match exact {
             Some(Exact { ours: set, opening, .. }) => {
                 rules.push(Rule::Tcp(TcpRule { destination_port_set: Some(set.clone()), ..ours }));
                 rules.push(Rule::Tcp(TcpRule { destination_port_set: Some(opening.clone()), ..any }));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rivulet_pktio::{
-    Backend, ChecksumPolicy, Config, Interface, IoChoice, IoError, LinkInfo, OpenError, PacketIo,
+    Backend, ChecksumPolicy, Config, Filter, Interface, IoChoice, IoError, LinkInfo, PacketIo,
 };
 
 use crate::claims::Claims;
@@ -35,16 +35,15 @@ impl Port {
     /// Opens the interface of that name again, after it was deleted and made anew. Where it is not fit for AF_XDP as the
     /// former one was, and either would do, by AF_PACKET.
     pub fn reopen(&mut self) -> Result<(), ConnectError> {
-        match self.io.reopen() {
-            Err(OpenError::Unsupported(..)) if self.choice == IoChoice::Auto => {
-                self.claims.widen();
-                let config = config(&self.claims)?;
-                self.io = IoChoice::AfPacket.open(self.io.interface(), |_| Ok(config.clone()))?.io;
-                self.claims.applied();
-                Ok(())
-            }
-            other => Ok(other?),
+        let claims = &self.claims;
+        self.choice.reopen(&mut self.io, |backend| {
+            let wide = backend == Backend::AfPacket;
+            Ok(config(if wide { claims.wide_filter()? } else { claims.filter()? }))
+        })?;
+        if self.io.backend() == Backend::AfPacket {
+            self.claims.widen();
         }
+        Ok(())
     }
 
     /// The server at the other end of this local port has shown what it speaks. Once a connection: several may have one
@@ -81,14 +80,14 @@ impl Port {
 }
 
 /// How an interface is opened.
-fn config(claims: &Claims) -> Result<Config, OpenError> {
-    Ok(Config {
+fn config(filter: Filter) -> Config {
+    Config {
         rx_bytes: RX_BYTES,
         checksum: ChecksumPolicy::Complete,
         promiscuous: false,
-        filter: Some(claims.filter()?),
+        filter: Some(filter),
         ..Config::default()
-    })
+    }
 }
 
 /// All of them, by the kernel index that each had at first.
@@ -132,11 +131,8 @@ impl Interfaces {
         let opened = self.io.open(&interface, |backend| {
             let mut own = Claims::new(backend == Backend::AfXdp)?;
             own.add(source, local);
-            config(claims.insert(own))
+            Ok(config(claims.insert(own).filter()?))
         })?;
-        if let Some(why) = opened.instead {
-            tracing::debug!(why = %why, "AF_PACKET instead of AF_XDP");
-        }
         let (link, io) = (opened.io.link()?, opened.io);
         let mut claims = claims.unwrap_or_default();
         claims.applied();

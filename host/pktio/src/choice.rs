@@ -39,11 +39,33 @@ impl IoChoice {
             match config(Backend::AfXdp).and_then(|config| AfXdp::open(interface, config)) {
                 Ok(io) => return Ok(Opened { io: Box::new(io), instead }),
                 Err(e) if self == IoChoice::AfXdp => return Err(e),
-                Err(e) => instead = Some(e),
+                Err(e) => {
+                    tracing::debug!(why = %e, "AF_PACKET instead of AF_XDP");
+                    instead = Some(e);
+                }
             }
         }
         let io = AfPacket::open(interface, config(Backend::AfPacket)?)?;
         Ok(Opened { io: Box::new(io), instead })
+    }
+
+    /// Opens the interface of `io` again, after it was deleted and made anew. Where the new one is not fit for the mechanism
+    /// of the former, and either would do, this is as [`open`](Self::open).
+    ///
+    /// # Errors
+    /// Those of [`PacketIo::reopen`] and [`open`](Self::open); `io` is as before.
+    pub fn reopen(
+        self,
+        io: &mut Box<dyn PacketIo>,
+        config: impl FnMut(Backend) -> Result<Config, OpenError>,
+    ) -> Result<(), OpenError> {
+        match io.reopen() {
+            Err(OpenError::Unsupported(..)) if self == IoChoice::Auto => {
+                *io = self.open(io.interface(), config)?.io;
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     /// As it is written on a command line.

@@ -17,8 +17,7 @@ fn a_start_of_many_at_once_loses_nothing() {
     let Some(rig) = Rig::new() else { return };
     // 256 full frames, as a switch port has.
     rig.server.run("tc qdisc add dev s0 root tbf rate 60mbit burst 16kb limit 387584");
-    let mac = Rig::mac(&rig.client, "c0").map(|octet| format!("{octet:02x}")).join(":");
-    let member = format!("1/3@{mac}");
+    let member = rig.member();
     let flags =
         ["--metrics", "127.0.0.1:9090", "--no-plain-tcp", "--member", &member, "--heartbeat-us", "5000"];
     let _server = rig.serve(&flags);

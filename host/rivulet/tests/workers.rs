@@ -81,8 +81,7 @@ fn heartbeats_come_from_one_worker() {
     let filter = Filter::new(&[Rule::EtherType(ETHER_TYPE)]).unwrap();
     let interface = Interface::new(Some(rig.client.name()), "c0").unwrap();
     let mut ear = AfPacket::open(&interface, Config { filter: Some(filter), ..Config::default() }).unwrap();
-    let mac = Rig::mac(&rig.client, "c0").map(|octet| format!("{octet:02x}")).join(":");
-    let member = format!("1/3@{mac}");
+    let member = rig.member();
     let server = rig.serve(&["--workers", "3", "--member", &member, "--heartbeat-us", "5000"]);
     let mut beats: Vec<Heartbeat> = Vec::new();
     wait("heartbeats", || {

@@ -38,21 +38,7 @@ impl Opener {
         filter: &Filter,
         share: Option<u16>,
     ) -> Result<Box<dyn PacketIo>, OpenError> {
-        let config = Config {
-            queue: QUEUE,
-            rx_bytes: RX_BYTES,
-            tx_bytes: TX_BYTES,
-            checksum: ChecksumPolicy::Report,
-            promiscuous: false,
-            filter: Some(filter.clone()),
-            share,
-            ..Config::default()
-        };
-        let opened = self.choice.open(interface, |_| Ok(config.clone()))?;
-        if let Some(why) = opened.instead {
-            tracing::debug!(why = %why, "AF_PACKET instead of AF_XDP");
-        }
-        Ok(opened.io)
+        Ok(self.choice.open(interface, |_| Ok(config(filter, share)))?.io)
     }
 
     /// Opens it again, if there is one of that name; it may not be fit for what the former one was. To be called until
@@ -62,11 +48,7 @@ impl Opener {
             return false;
         }
         self.next = now + SEEK;
-        let mut result = io.reopen();
-        if matches!(result, Err(OpenError::Unsupported(..))) && self.choice == IoChoice::Auto {
-            result = self.open(io.interface(), filter, None).map(|opened| *io = opened);
-        }
-        match result {
+        match self.choice.reopen(io, |_| Ok(config(filter, None))) {
             Ok(()) => {
                 self.why.clear();
                 true
@@ -83,10 +65,23 @@ impl Opener {
     }
 }
 
-/// Waits for packets and for room to send those that found none; for room alone, if there are packets already.
-pub(crate) fn wait(io: &dyn PacketIo, packets: bool, longest: Duration) {
-    let (fd, events) = match (packets, io.pending() > 0) {
-        (true, _) if longest.is_zero() => return,
+/// How it is opened.
+fn config(filter: &Filter, share: Option<u16>) -> Config {
+    Config {
+        queue: QUEUE,
+        rx_bytes: RX_BYTES,
+        tx_bytes: TX_BYTES,
+        checksum: ChecksumPolicy::Report,
+        promiscuous: false,
+        filter: Some(filter.clone()),
+        share,
+        ..Config::default()
+    }
+}
+
+/// Waits for packets and for room to send those that found none, or for `room` alone where packets wait already.
+pub(crate) fn wait(io: &dyn PacketIo, room: bool, longest: Duration) {
+    let (fd, events) = match (room, io.pending() > 0) {
         (true, true) => (io.sender(), libc::POLLOUT),
         (true, false) => return,
         (false, true) => (io.as_fd(), libc::POLLIN | libc::POLLOUT),

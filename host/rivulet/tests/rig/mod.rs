@@ -155,6 +155,12 @@ impl Rig {
         value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
     }
 
+    /// A place in a pool, behind a ToR that has the client's Ethernet address.
+    pub fn member(&self) -> String {
+        let mac = Rig::mac(&self.client, "c0").map(|octet| format!("{octet:02x}")).join(":");
+        format!("1/3@{mac}")
+    }
+
     /// Ethernet address of a device.
     pub fn mac(ns: &Netns, device: &str) -> [u8; 6] {
         let text = ns.run(&format!("cat /sys/class/net/{device}/address"));
