@@ -69,6 +69,9 @@ class SwitchState:
     settled_at: float = 0.0
     """Events before this may have been made under another clock offset."""
     readmitted: dict[tuple[int, int], int] = field(default_factory=dict)
+    """By pool and replica, the exclusions after which plain TCP is allowed again: what its row shall say."""
+    allowed: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """The same once the row says it, with the ready heartbeats counted by then."""
     sources: Sources = field(default_factory=Sources)
     neighbours: Neighbours = field(default_factory=Neighbours)
     sequence: int | None = None
@@ -235,12 +238,12 @@ class Fleet:
                 sketch_keys=(secrets.randbits(32), secrets.randbits(32)),
             )
             switch.readmitted = {}
+            switch.allowed = {}
             await self._save()
             log.info("switch %s: new pipeline, ToR id %#06x", link.config.name, switch.tor.tor_id)
         else:
             switch.tor = tor
-            rows = [dict(i.match) | dict(i.params) for i in _rows(link, "heartbeat_sources")]
-            switch.readmitted = {(_int(r["pool"]), _int(r["replica"])): _int(r["readmitted"]) for r in rows}
+            switch.readmitted = admitted(link)
             # Sources and neighbours that were found before this controller started.
             now = time.monotonic()
             bridged = [dict(i.match) | dict(i.params) for i in _rows(link, "bridges")]
@@ -351,6 +354,8 @@ class Fleet:
             for name, pool in numbers.pools.items()
             for replica, index in numbers.replicas[name].items()
         }
+        new = {k: n for k, n in switch.readmitted.items() if switch.allowed.get(k, (None, 0))[0] != n}
+        said = admitted(switch.link) if new else {}
         sample = await self.health.read(switch.link, places, numbers.services)
         for cell, (pool, index, replica) in places.items():
             exclusions = sample.exclusions.get(cell, 0)
@@ -359,19 +364,30 @@ class Fleet:
             steady = self.health.steady(switch.link.config.name, replica, agents.get(replica))
             if steady and switch.readmitted.get((pool, index), 0) != exclusions & 0xFFFF:
                 switch.readmitted[pool, index] = exclusions & 0xFFFF
-                log.info("switch %s: replica %s takes plain TCP again", switch.link.config.name, replica)
+                log.info("switch %s: replica %s may take plain TCP again", switch.link.config.name, replica)
                 self._wake()
+        for (pool, index), count in new.items():
+            if said.get((pool, index)) == count:
+                switch.allowed[pool, index] = count, sample.ready_heartbeats(pool << 6 | index)
 
     def readmitted(self, replica: str) -> dict[str, bool]:
-        """By switch, whether a replica takes plain TCP there."""
+        """By switch, whether a replica takes plain TCP there: a heartbeat came after its row had said so."""
         found = {}
         for name, switch in self.switches.items():
             sample = self.health.samples.get(name)
             for cell, (pool, index, member) in (sample.places if sample else {}).items():
                 if member == replica and sample is not None:
-                    current = sample.exclusions.get(cell, 0) & 0xFFFF
-                    found[name] = switch.readmitted.get((pool, index), 0) == current
+                    exclusions = sample.exclusions.get(cell, 0)
+                    count, ready = switch.allowed.get((pool, index), (None, 0))
+                    heard = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
+                    found[name] = heard or exclusions == 0
         return found
+
+
+def admitted(link: SwitchLink) -> dict[tuple[int, int], int]:
+    """By pool and replica, the exclusions after which a switch's rows allow plain TCP again."""
+    rows = [dict(row.match) | dict(row.params) for row in _rows(link, "heartbeat_sources")]
+    return {(_int(r["pool"]), _int(r["replica"])): _int(r["readmitted"]) for r in rows}
 
 
 def _rows(link: SwitchLink, table: str) -> list[Entry]:

@@ -30,8 +30,8 @@ COUNTERS = {
     "packets": "replica_packets",
     "exclusions": "replica_exclusions",
     "returns": "replica_returns",
-    "heartbeats": "heartbeats",
     "unready": "heartbeats_unready",
+    "heartbeats": "heartbeats",
 }
 
 Place = tuple[int, int, str]
@@ -53,6 +53,10 @@ class Sample:
     suspects: dict[str, int] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
+
+    def ready_heartbeats(self, cell: int) -> int:
+        """Heartbeats that said ready: never too few, unready ones being read first."""
+        return self.heartbeats.get(cell, 0) - self.unready.get(cell, 0)
 
 
 @dataclass(frozen=True, slots=True)

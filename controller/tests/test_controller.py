@@ -438,6 +438,17 @@ async def test_a_replica_that_returned_takes_plain_tcp_only_once_it_is_steady(
         switch.counters["replica_returns", 0] = 3
         await until(lambda: readmitted in switch.lines(), "re-admission")
         beating.cancel()
+        # The ToR lets plain TCP back at a heartbeat, and none has come since.
+        tor = controller.fleet.switches["tor1"]
+        await until(lambda: (0, 0) in tor.allowed, "the row is seen")
+        await asyncio.sleep(2.5)
+        assert not controller.view("r1").readmitted
+        switch.counters["heartbeats_unready", 0] = 1
+        switch.counters["heartbeats", 0] += 1
+        await asyncio.sleep(2.5)
+        assert not controller.view("r1").readmitted, "that one was not ready"
+        switch.counters["heartbeats", 0] += 1
+        await until(lambda: controller.view("r1").readmitted, "a heartbeat came")
 
 
 async def test_a_lost_switch_and_a_lost_agent_are_explained(switch: FakeSwitch, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@
 //! It is a table of nftables and nothing else. That there is no socket the kernel says itself, by a reset: the reset is
 //! held back, its connection remembered, and what the client sends next is forwarded to the ToR, from this host's
 //! Ethernet address. The ToR leaves that address standing, and what does not come from the ToR's own is not handed on:
-//! one hop. The resets for that go out. When the tables are full they go out too, as without all this.
+//! one hop. The resets for that go out, and those for what came in a tunnel of another rack's ToR, whose segments pass
+//! the kernel on another way. When the tables are full they go out too, as without all this.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -18,6 +19,8 @@ use rivulet_server::service::Service;
 const CONNECTIONS: u32 = 65536;
 /// For how long, seconds after the last segment.
 const REMEMBERED: u32 = 600;
+/// Between a segment of the ToR's own and the kernel's reset for it, seconds: much more than it takes.
+const STRAIGHT: u32 = 5;
 /// Before the guard's drops, so that nothing depends on their order.
 const PRIORITY: i32 = -10;
 
@@ -81,11 +84,11 @@ fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [
         return text;
     }
     for (family, address) in [("4", "ipv4_addr"), ("6", "ipv6_addr")] {
-        for set in ["away", "handed"] {
+        for (set, seconds) in [("away", REMEMBERED), ("handed", REMEMBERED), ("straight", STRAIGHT)] {
             let _ = writeln!(
                 text,
                 " set {set}{family} {{ type {address} . inet_service . {address} . inet_service; flags dynamic,timeout; \
-                 timeout {REMEMBERED}s; size {CONNECTIONS}; }}"
+                 timeout {seconds}s; size {CONNECTIONS}; }}"
             );
         }
     }
@@ -122,8 +125,9 @@ fn rules(
         "  {here} {from} @away{family} update @away{family} {{ {from} }} ether saddr set {mac} ether daddr set {tor} \
          counter fwd to \"{interface}\""
     );
+    let _ = writeln!(ingress, "  {here} update @straight{family} {{ {from} }}");
     let _ = writeln!(egress, "  {reset} {to} @handed{family} accept");
-    let _ = writeln!(egress, "  {reset} update @away{family} {{ {to} }} counter drop");
+    let _ = writeln!(egress, "  {reset} {to} @straight{family} update @away{family} {{ {to} }} counter drop");
 }
 
 fn colons(mac: [u8; 6]) -> String {
@@ -172,7 +176,8 @@ mod tests {
             r#"hook egress device "r1-eth0""#,
             "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",
             r#"ether saddr set 02:00:00:00:00:01 ether daddr set 02:00:00:00:00:fe counter fwd to "r1-eth0""#,
-            "ip6 saddr fd00:9::1 tcp sport 80 tcp flags == rst update @away6",
+            "ip6 saddr fd00:9::1 tcp sport 80 tcp flags == rst ip6 daddr . tcp dport . ip6 saddr . tcp sport @straight6 \
+             update @away6",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
