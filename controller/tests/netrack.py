@@ -215,6 +215,10 @@ state: {self.folder}/state.db
         except ApiError:
             return {}
 
+    def exclusions(self) -> int:
+        """How often the switch excluded a replica so far."""
+        return sum(r["exclusions"] for r in self.status()["replicas"])
+
     def all_live(self) -> bool:
         """Whether the switch is as described and every replica is live."""
         found = self.status()

@@ -86,7 +86,7 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaderRack]
 def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
     # Readmissions and keys of the first seconds are written before.
     rack.until(lambda: all(r["readmitted"] for r in rack.status()["replicas"]), "all take plain TCP")
-    first, before = rack.leader(), described(rack)
+    first, before, excluded = rack.leader(), described(rack), rack.exclusions()
     other = NAMES[1 - NAMES.index(first)]
     download = rack.download()
     time.sleep(1.0)
@@ -97,7 +97,8 @@ def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
     writes = rack.status()["switches"][0]["writes"]
     result = rack.finish(download)
     assert described(rack) == before
-    assert writes == 0, rack.log(other, 40)
+    # Who was excluded because this machine is busy is readmitted by a write.
+    assert writes <= rack.exclusions() - excluded, rack.log(other, 40)
     assert (rack.folder / f"{other}.log").read_text().count("goes on as ToR") == 1
     # The one that was killed comes back and waits; a drain is the new leader's to do, and it says so.
     rack.start_one(first)

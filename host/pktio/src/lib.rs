@@ -92,6 +92,9 @@ pub struct Config {
     pub rx_bytes: usize,
     /// Bound of what was sent but not yet taken by the device, in the same octets.
     pub tx_bytes: usize,
+    /// Packet sockets only: what a full queueing discipline refuses is kept and sent once it has room, and less is
+    /// handed to it from then on. Else it is dropped, as by a switch.
+    pub keep_refused: bool,
     /// What happens to partial checksums on receipt.
     pub checksum: ChecksumPolicy,
     /// Take frames for other stations too.
@@ -112,6 +115,7 @@ impl Default for Config {
             queue: 64,
             rx_bytes: 4 << 20,
             tx_bytes: 4 << 20,
+            keep_refused: false,
             checksum: ChecksumPolicy::Complete,
             promiscuous: true,
             qdisc_bypass: false,

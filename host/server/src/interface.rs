@@ -71,6 +71,7 @@ fn config(filter: &Filter, share: Option<u16>) -> Config {
         queue: QUEUE,
         rx_bytes: RX_BYTES,
         tx_bytes: TX_BYTES,
+        keep_refused: true,
         checksum: ChecksumPolicy::Report,
         promiscuous: false,
         filter: Some(filter.clone()),

@@ -2,6 +2,7 @@
 //!
 //! Chosen over a mapped ring because the ring's block timer adds more than a millisecond of delay.
 
+mod bound;
 mod rx;
 mod socket;
 mod tx;
@@ -13,6 +14,7 @@ use crate::{
     Backend, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, RxFrame, Stats, TxFrame,
     in_netns,
 };
+use bound::Bound;
 use rx::Receiver;
 use tx::Transmitter;
 
@@ -56,7 +58,7 @@ impl AfPacket {
             name: interface.to_string(),
             index: info.index,
             rx: Receiver::new(config.batch, slot_frame(mtu), config.checksum).map_err(memory)?,
-            tx: Transmitter::new(batch, slot_frame(mtu)).map_err(memory)?,
+            tx: Transmitter::new(batch, slot_frame(mtu), bound(&config)).map_err(memory)?,
             config,
             stamps: false,
             stats: Stats::default(),
@@ -80,6 +82,11 @@ impl AfPacket {
             other => other,
         }
     }
+}
+
+/// What a new socket begins with, if it keeps what is refused.
+fn bound(config: &Config) -> Option<Bound> {
+    config.keep_refused.then(|| Bound::new(config.tx_bytes))
 }
 
 /// An [`OpenError::Os`].
@@ -183,7 +190,7 @@ impl PacketIo for AfPacket {
     fn reopen(&mut self) -> Result<(), OpenError> {
         let (fd, info) = in_netns(self.interface.netns(), || socket::open(&self.interface, &self.config))??;
         self.stats.rx_dropped += socket::drops(self.fd.as_fd());
-        self.tx.clear();
+        self.tx.anew(bound(&self.config));
         (self.fd, self.index) = (fd, info.index);
         self.set_stamps(self.stamps);
         Ok(())

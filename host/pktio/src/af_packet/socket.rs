@@ -67,17 +67,9 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
     if config.qdisc_bypass {
         set(libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1).map_err(fail("PACKET_QDISC_BYPASS"))?;
     }
-    // The kernel doubles what it is given; beyond its own limit only with CAP_NET_ADMIN, without
-    // which the limit is what we get.
-    for (force, plain, octets) in [
-        (libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.rx_bytes),
-        (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.tx_bytes),
-    ] {
-        let value = libc::c_int::try_from(octets / 2).unwrap_or(libc::c_int::MAX / 2);
-        if set(libc::SOL_SOCKET, force, value).is_err() {
-            set(libc::SOL_SOCKET, plain, value).map_err(fail("socket buffer"))?;
-        }
-    }
+    buffer(fd.as_fd(), [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF], config.rx_bytes)
+        .map_err(fail("receive buffer"))?;
+    set_send_buffer(fd.as_fd(), config.tx_bytes).map_err(fail("send buffer"))?;
     set_filter(fd.as_fd(), config.filter.as_ref()).map_err(fail("SO_ATTACH_FILTER"))?;
     if config.promiscuous {
         let member = libc::packet_mreq {
@@ -98,6 +90,18 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
             .map_err(fail("PACKET_FANOUT"))?;
     }
     Ok((fd, info))
+}
+
+/// Bounds what was handed over and has not left, octets of the kernel's accounting.
+pub(super) fn set_send_buffer(fd: BorrowedFd<'_>, octets: usize) -> io::Result<()> {
+    buffer(fd, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], octets)
+}
+
+/// The kernel doubles what it is given; beyond its own limit only with `CAP_NET_ADMIN`, without which the limit is what
+/// we get.
+fn buffer(fd: BorrowedFd<'_>, [force, plain]: [libc::c_int; 2], octets: usize) -> io::Result<()> {
+    let value = libc::c_int::try_from(octets / 2).unwrap_or(libc::c_int::MAX / 2);
+    option(fd, libc::SOL_SOCKET, force, &value).or_else(|_| option(fd, libc::SOL_SOCKET, plain, &value))
 }
 
 fn bind(fd: BorrowedFd<'_>, index: u32) -> io::Result<()> {

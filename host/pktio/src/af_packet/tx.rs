@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::HEADROOM;
+use super::bound::Bound;
 use crate::pool::Pool;
 use crate::vnet::{self, VNET_LEN};
 use crate::{MIN_FRAME, Stats, TxFrame};
@@ -18,6 +19,8 @@ enum Outcome {
 
 pub(super) struct Transmitter {
     pool: Pool,
+    /// None: what is refused is dropped.
+    bound: Option<Bound>,
     batch: usize,
     slot: usize,
     /// Oldest committed slot and the number of committed ones.
@@ -41,11 +44,12 @@ unsafe impl Send for Transmitter {}
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 impl Transmitter {
-    pub(super) fn new(batch: usize, slot: usize) -> io::Result<Self> {
+    pub(super) fn new(batch: usize, slot: usize, bound: Option<Bound>) -> io::Result<Self> {
         // SAFETY: all zero is a valid mmsghdr.
         let message: libc::mmsghdr = unsafe { std::mem::zeroed() };
         let mut this = Transmitter {
             pool: Pool::new(batch * (HEADROOM + slot))?,
+            bound,
             batch,
             slot,
             first: 0,
@@ -68,7 +72,9 @@ impl Transmitter {
 
     /// Replaces the empty ring by one with longer slots.
     pub(super) fn grow(&mut self, slot: usize) -> io::Result<()> {
-        *self = Transmitter::new(self.batch, slot)?;
+        let fresh = Transmitter::new(self.batch, slot, None)?;
+        let bound = self.bound.take();
+        *self = Transmitter { bound, ..fresh };
         Ok(())
     }
 
@@ -87,6 +93,12 @@ impl Transmitter {
     /// Forgets what was committed (the interface it was meant for is gone).
     pub(super) fn clear(&mut self) {
         (self.first, self.queued, self.reserved) = (0, 0, None);
+    }
+
+    /// Goes on with another socket.
+    pub(super) fn anew(&mut self, bound: Option<Bound>) {
+        self.clear();
+        self.bound = bound;
     }
 
     fn offset(&self, slot: usize) -> usize {
@@ -117,7 +129,7 @@ impl Transmitter {
         while self.queued > 0 {
             let run = self.queued.min(self.batch - self.first);
             let range = self.first..self.first + run;
-            let (done, result) = send_run(fd, &mut self.slot_messages[range], stats);
+            let (done, result) = send_run(fd, &mut self.slot_messages[range], &mut self.bound, stats);
             self.queued -= done;
             // An empty ring begins anew: the slots used last are those that the processor has at hand.
             self.first = if self.queued == 0 { 0 } else { (self.first + done) % self.batch };
@@ -153,7 +165,7 @@ impl Transmitter {
                 parts[2] = part(frame.body);
                 self.messages[i].msg_hdr.msg_iovlen = if frame.body.is_empty() { 2 } else { 3 };
             }
-            let (done, result) = send_run(fd, &mut self.messages[..run.len()], stats);
+            let (done, result) = send_run(fd, &mut self.messages[..run.len()], &mut self.bound, stats);
             total += done;
             match result {
                 Ok(Outcome::All) => {}
@@ -179,10 +191,12 @@ fn frame_len(message: &libc::mmsghdr) -> usize {
 }
 
 /// Sends messages in order and returns how many were dealt with. One that the device refuses for what
-/// it is, or that a full queueing discipline drops, counts as dealt with and does not hold up the rest.
+/// it is counts as dealt with and does not hold up the rest, nor does one that a full queueing discipline refuses, unless
+/// it can be kept.
 fn send_run(
     fd: BorrowedFd<'_>,
     messages: &mut [libc::mmsghdr],
+    bound: &mut Option<Bound>,
     stats: &mut Stats,
 ) -> (usize, io::Result<Outcome>) {
     let mut done = 0;
@@ -202,12 +216,18 @@ fn send_run(
             stats.tx_frames += sent.len() as u64;
             stats.tx_bytes += sent.iter().map(|m| frame_len(m) as u64).sum::<u64>();
             done += sent.len();
+            if let Some(bound) = bound {
+                bound.sent(fd, sent.len());
+            }
             continue;
         }
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::EINTR) => {}
             Some(libc::EAGAIN) => return (done, Ok(Outcome::Full)),
+            Some(libc::ENOBUFS) if bound.as_mut().is_some_and(|b| b.refused(fd)) => {
+                return (done, Ok(Outcome::Full));
+            }
             Some(libc::ENOBUFS) => {
                 stats.tx_dropped += 1;
                 done += 1;

@@ -249,13 +249,25 @@ async fn a_controller_that_does_not_read_slows_nobody() {
     }
     tokio::time::timeout(PATIENCE, slow.insert(bench.info.l2(1, 2))).await.expect("a write waits").unwrap();
     let mut b = bench.primary(2).await;
-    bench.machine.packet(2, &frame(7, 1));
-    loop {
-        match b.hear().await.unwrap() {
-            Heard::Packet(p) if p.payload == frame(7, 1) => break,
-            Heard::Packet(p) => assert_eq!(p.payload, large, "what was still on its way"),
-            other => panic!("{other:?}"),
+    // Behind what is still on its way one more may find no room.
+    let again = async {
+        loop {
+            bench.machine.packet(2, &frame(7, 1));
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
+    };
+    let heard = async {
+        loop {
+            match b.hear().await.unwrap() {
+                Heard::Packet(p) if p.payload == frame(7, 1) => break,
+                Heard::Packet(p) => assert_eq!(p.payload, large, "what was still on its way"),
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    tokio::select! {
+        () = again => {}
+        () = heard => {}
     }
     let totals = bench.server.totals();
     assert!(totals.packet_ins_lost > 1000, "{totals:?}");
