@@ -49,6 +49,7 @@ pub struct Agent {
     /// Version and services of each update, checked.
     pub updates: mpsc::Receiver<(u64, Vec<Service>)>,
     report: watch::Sender<Report>,
+    hello: watch::Sender<Hello>,
     /// What was wrong with an update that did not get to the packet path.
     refused: std::sync::Arc<parking_lot::Mutex<String>>,
 }
@@ -70,7 +71,6 @@ impl Agent {
         let of_thread = refused.clone();
         let (said, hello) = watch::channel(hello(name, incarnation, mac));
         std::thread::Builder::new().name("agent".into()).spawn(move || {
-            let _said = said;
             runtime.block_on(upstream::keep(&controllers, hello, reported, |update| {
                 let version = update.version;
                 match crate::services(&update) {
@@ -87,7 +87,13 @@ impl Agent {
                 }
             }));
         })?;
-        Ok(Agent { updates, report, refused })
+        Ok(Agent { updates, report, hello: said, refused })
+    }
+
+    /// Heartbeats come from this Ethernet address from now on. Where it is another than before, the agent registers anew:
+    /// the ToR believes no heartbeat of an address that the controller does not know.
+    pub fn set_mac(&self, mac: [u8; 6]) {
+        self.hello.send_if_modified(|hello| std::mem::replace(&mut hello.mac, mac.to_vec()) != mac);
     }
 
     /// Sets what the next report says.

@@ -226,6 +226,12 @@ impl Door {
         self.shared.retell();
     }
 
+    /// Heartbeats of plain TCP come from this Ethernet address from now on.
+    pub fn set_mac(&self, mac: [u8; 6]) {
+        self.shared.own.lock().hello.mac = mac.to_vec();
+        self.shared.retell();
+    }
+
     /// Serving processes that are attached: heartbeats are theirs.
     #[must_use]
     pub fn attached(&self) -> usize {

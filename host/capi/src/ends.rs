@@ -3,15 +3,19 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rivulet_agent::{Agent, Status};
 use rivulet_server::Server;
+use rivulet_server::service::Service;
 
 use crate::client::Client;
 use crate::event::Event;
+use crate::readiness::Readiness;
 
 /// A server and its queue.
 pub struct Serving {
@@ -24,21 +28,55 @@ pub struct Serving {
     pub out: Vec<*mut Event>,
     /// Where services and keys come from; none with those of a file.
     agent: Option<Agent>,
+    /// The update that is to be taken up, and not before when: what could not be is tried again.
+    update: Option<(u64, Vec<Service>, Instant)>,
     status: Status,
+    readiness: Readiness,
 }
 
+/// An update that could not be taken up is tried again after this time: its interface may be back by then.
+const AGAIN: Duration = Duration::from_secs(1);
+
 impl Serving {
-    pub fn new(server: Server, agent: Option<Agent>) -> Serving {
-        Serving { server, waiting: Vec::new(), out: Vec::new(), agent, status: Status::default() }
+    pub fn new(server: Server, agent: Option<Agent>) -> io::Result<Serving> {
+        let readiness = Readiness::new()?;
+        let mut serving = Serving {
+            server,
+            waiting: Vec::new(),
+            out: Vec::new(),
+            agent,
+            update: None,
+            status: Status::default(),
+            readiness,
+        };
+        serving.tell()?;
+        Ok(serving)
+    }
+
+    /// What the program polls.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.readiness.descriptor()
+    }
+
+    /// To be called after everything that may change what is to be waited for.
+    pub fn tell(&mut self) -> io::Result<()> {
+        let (fd, events) = self.server.awaited();
+        self.readiness.update(fd, events, !self.waiting.is_empty())
     }
 
     /// Takes up what the agent gave, and says how this server is.
     pub fn hear(&mut self) {
         let Some(agent) = &self.agent else { return };
         while let Ok((version, services)) = agent.updates.try_recv() {
-            match self.server.replace(services) {
+            self.update = Some((version, services, Instant::now()));
+        }
+        if let Some((version, services, _)) = self.update.take_if(|(.., at)| *at <= Instant::now()) {
+            match self.server.replace(services.clone()) {
                 Ok(()) => (self.status.version, self.status.error) = (version, String::new()),
-                Err(e) => self.status.error = e.to_string(),
+                Err(e) => {
+                    self.status.error = e.to_string();
+                    self.update = Some((version, services, Instant::now() + AGAIN));
+                }
             }
         }
         let counters = self.server.counters();
@@ -47,6 +85,7 @@ impl Serving {
         self.status.reason = reason.into();
         self.status.load = self.server.load() as u32;
         (self.status.requests, self.status.refused) = (counters.requests, counters.refused_total());
+        agent.set_mac(self.server.mac());
         agent.set_status(&self.status);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -89,8 +88,9 @@ fn listen(open: impl FnOnce() -> Result<(Server, Option<Agent>), Failure>) -> c_
         Ok(opened) => opened,
         Err(e) => return fail(libc::EINVAL, &e),
     };
-    match server.as_fd().try_clone_to_owned() {
-        Ok(fd) => add(fd, End::Server(Arc::new(Mutex::new(Serving::new(server, agent))))),
+    let opened = Serving::new(server, agent).and_then(|serving| Ok((serving.descriptor()?, serving)));
+    match opened {
+        Ok((fd, serving)) => add(fd, End::Server(Arc::new(Mutex::new(serving)))),
         Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
     }
 }

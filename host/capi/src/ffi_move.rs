@@ -75,6 +75,7 @@ pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *const Collection
             installed += 1;
         }
     }
+    let _ = serving.tell();
     installed
 }
 

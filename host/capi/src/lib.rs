@@ -13,4 +13,5 @@ mod ffi;
 mod ffi_client;
 mod ffi_listen;
 mod ffi_move;
+mod readiness;
 mod state;

@@ -53,6 +53,8 @@ pub(crate) struct Driver {
     timers: BTreeSet<(Time, u32)>,
     /// Connections to be served in this round.
     work: Vec<u32>,
+    /// Those whose packets found no room: served again once there may be some.
+    blocked: Vec<u32>,
     looked: Time,
 }
 
@@ -66,6 +68,7 @@ impl Driver {
             flows: HashMap::new(),
             timers: BTreeSet::new(),
             work: Vec::new(),
+            blocked: Vec::new(),
             looked: Time(0),
         }
     }
@@ -80,6 +83,9 @@ impl Driver {
         loop {
             self.sleep();
             self.mailbox.waker.clear();
+            for id in std::mem::take(&mut self.blocked) {
+                self.queue(id);
+            }
             self.take_mail();
             self.look();
             self.receive();
@@ -251,8 +257,10 @@ impl Driver {
             let mut state = shared.state.lock();
             let now = self.mailbox.now();
             let mut port = ports.get_mut(&entry.hop.index);
-            if let Some(port) = &mut port {
-                transmit(port, &entry.hop, &mut state, now);
+            if let Some(port) = &mut port
+                && !transmit(port, &entry.hop, &mut state, now)
+            {
+                self.blocked.push(id);
             }
             let over = tell(&shared, &mut state, &self.destinations);
             // Before the state is let go: whoever takes up plain TCP finds its segments with the kernel.
@@ -289,18 +297,19 @@ impl Driver {
     }
 }
 
-/// Writes packets straight into transmit memory until there are none. What finds no room is lost, and
-/// the transport sees it as lost.
-fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, now: Time) {
+/// Writes packets straight into transmit memory until there are none. False if there is no room for another, which the
+/// transport then still has.
+fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, now: Time) -> bool {
     let room = ETHERNET + port.link.mtu as usize;
     while let Some(frame) = port.io.reserve(room) {
-        let Some(length) = state.connection.poll_transmit(now, &mut frame[ETHERNET..]) else { return };
+        let Some(length) = state.connection.poll_transmit(now, &mut frame[ETHERNET..]) else { return true };
         frame[..6].copy_from_slice(&hop.mac);
         frame[6..12].copy_from_slice(&port.link.mac);
         let kind: u16 = if frame[ETHERNET] >> 4 == 6 { 0x86dd } else { 0x0800 };
         frame[12..14].copy_from_slice(&kind.to_be_bytes());
         port.io.commit(ETHERNET + length);
     }
+    false
 }
 
 /// Hands events on; true if the connection is over and nobody will read from it.

@@ -60,7 +60,13 @@ impl IoChoice {
         config: impl FnMut(Backend) -> Result<Config, OpenError>,
     ) -> Result<(), OpenError> {
         match io.reopen() {
-            Err(OpenError::Unsupported(..)) if self == IoChoice::Auto => {
+            // Without an interface there is nothing to open by other means either.
+            Err(e)
+                if self == IoChoice::Auto
+                    && io.backend() == Backend::AfXdp
+                    && !matches!(e, OpenError::NoSuchInterface(_) | OpenError::Netns { .. }) =>
+            {
+                tracing::info!(why = %e, "AF_PACKET instead of AF_XDP");
                 *io = self.open(io.interface(), config)?.io;
                 Ok(())
             }

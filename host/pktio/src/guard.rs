@@ -151,6 +151,12 @@ fn start_time(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
+/// The nftables expression for TCP segments that begin with the experimental option of this identifier (RFC 6994).
+#[must_use]
+pub fn with_option(exid: u16) -> String {
+    format!("{TCP_HEADER_LONGER_THAN_20} @th,160,8 253 @th,176,16 {exid}")
+}
+
 /// One nftables expression for each family a rule can match.
 fn rule_lines(rule: &TcpRule) -> Vec<String> {
     let any = rule.sources.is_empty() && rule.destinations.is_empty();
@@ -177,7 +183,7 @@ fn rule_lines(rule: &TcpRule) -> Vec<String> {
             }
         }
         if let Some(exid) = rule.exid {
-            let _ = write!(line, " {TCP_HEADER_LONGER_THAN_20} @th,160,8 253 @th,176,16 {exid}");
+            let _ = write!(line, " {}", with_option(exid));
         }
         if possible {
             lines.push(line);

@@ -425,3 +425,17 @@ fn what_a_short_queueing_discipline_refuses_is_kept_where_asked_for() {
     assert_eq!(tx.send(&[TxFrame::new(&f); 3]).unwrap(), 3);
     assert_eq!(tx.stats().tx_dropped, 3);
 }
+
+#[test]
+fn what_goes_around_the_queueing_discipline_is_first() {
+    let Some((a, b)) = pair() else { return };
+    a.run("tc qdisc add dev va root tbf rate 2mbit burst 3kb limit 1mb");
+    let mut rx = open(&b, "vb", Config::default());
+    let mut behind = open(&a, "va", Config::default());
+    let mut around = open(&a, "va", Config { qdisc_bypass: true, ..Config::default() });
+    assert_eq!(behind.send(&[TxFrame::new(&frame(1514, 1)); 60]).unwrap(), 60);
+    assert_eq!(around.send(&[TxFrame::new(&frame(60, 2))]).unwrap(), 1);
+    let came = collect(&mut rx, |g| g.len() == 61);
+    let at = came.iter().position(|(f, _)| f.len() == 60).expect("it came");
+    assert!(at < 50 && came.len() == 61, "{at} of {}", came.len());
+}

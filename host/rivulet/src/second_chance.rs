@@ -11,8 +11,9 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use rivulet_packet::option::EX_ID;
 use rivulet_pktio::Interface;
-use rivulet_pktio::guard::{GuardError, Table};
+use rivulet_pktio::guard::{GuardError, Table, with_option};
 use rivulet_server::service::Service;
 
 /// Connections of each address family that are remembered.
@@ -29,8 +30,9 @@ const PRIORITY: i32 = -10;
 pub struct SecondChance {
     table: Table,
     interface: String,
-    /// What is installed.
+    /// What is installed, and on which of the interfaces that had this name.
     body: String,
+    anew: u64,
     failed: bool,
 }
 
@@ -39,16 +41,18 @@ impl SecondChance {
     #[must_use]
     pub fn new(interface: &Interface) -> SecondChance {
         let interface = interface.name().to_owned();
-        SecondChance { table: Table::new(None), interface, body: String::new(), failed: false }
+        SecondChance { table: Table::new(None), interface, body: String::new(), anew: 0, failed: false }
     }
 
-    /// Hands on for these services from now on. `mac` is this host's Ethernet address. Where the kernel or `nft` cannot do
-    /// it, a warning says so once, and draining breaks plain connections.
-    pub fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) {
+    /// Hands on for these services from now on. `mac` is this host's Ethernet address; `anew` changes when the interface is
+    /// made anew, with which the kernel may forget what stood on it. Where the kernel or `nft` cannot do it, a warning
+    /// says so once, and draining breaks plain connections.
+    pub fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>, mac: [u8; 6], anew: u64) {
         let body = body(&self.interface, services, mac);
-        if body == self.body {
+        if (body == self.body && anew == self.anew) || (body.is_empty() && self.body.is_empty()) {
             return;
         }
+        self.anew = anew;
         match self.install(&body) {
             Ok(()) => self.failed = false,
             Err(e) if self.failed => tracing::debug!(error = %e, "no second chance for plain TCP"),
@@ -117,6 +121,8 @@ fn rules(
     // The same connection in the other direction.
     let reset = format!("{ip} saddr {address} tcp sport {port} tcp flags == rst");
     let to = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
+    // Ours are not plain, and many.
+    let _ = writeln!(ingress, "  {here} {} accept", with_option(EX_ID));
     // A new connection of the same ports has its socket here.
     let _ = writeln!(ingress, "  {here} tcp flags & syn == syn delete @away{family} {{ {from} }} accept");
     let _ = writeln!(ingress, "  {here} ether saddr != {tor} update @handed{family} {{ {from} }} accept");

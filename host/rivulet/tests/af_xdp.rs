@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rig::{RIVULET, Rig, SERVICE, shim, url};
 use rivulet_client::IoChoice;
+use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
 use rivulet_pktio::testing::{Netns, lacks_af_xdp};
+use rivulet_pktio::{AfPacket, Config, Interface, PacketIo};
 
 const OFF: &str = "tx off txvlan off gro off";
 const XDP: [&str; 2] = ["--io", "af_xdp"];
@@ -150,7 +152,7 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
     for device in ["rc", "rs"] {
         router.run(&format!("ethtool -K {device} {OFF}"));
         // What AF_XDP sends goes around the queueing discipline of its own interface.
-        router.run(&format!("tc qdisc add dev {device} root tbf rate 20mbit burst 64kb limit 256kb"));
+        router.run(&format!("tc qdisc add dev {device} root tbf rate 10mbit burst 64kb limit 256kb"));
     }
     rig.client.ip("addr add 10.88.1.1/24 dev c0");
     router.ip("addr add 10.88.1.254/24 dev rc");
@@ -216,6 +218,42 @@ fn an_interface_that_comes_back_unfit() {
     stream.read_to_end(&mut rest).unwrap();
     assert!(rest.len() >= content.len() - 100_000 && content.ends_with(&rest), "{} octets", rest.len());
     assert!(!has_program(&rig.client, "c0"));
+}
+
+/// A server whose interface comes back unfit says in its heartbeats that it is not ready, until it is fit.
+#[test]
+fn a_server_whose_interface_comes_back_unfit_is_not_ready() {
+    let Some(rig) = rig() else { return };
+    let content = rig.file("file", 100_000);
+    let member = rig.member();
+    let _server = rig.serve(&[&XDP[..], &["--member", &member, "--heartbeat-us", "10000"]].concat());
+    let mut heard = listen(&rig);
+    wait("it to be ready", || beats(&mut heard).last() == Some(&true));
+    rig.link_anew(Duration::ZERO);
+    let mut heard = listen(&rig);
+    let mut all = Vec::new();
+    wait("heartbeats on the new one", || {
+        all.extend(beats(&mut heard));
+        all.len() > 50
+    });
+    // The first one after the deletion may leave before that is noticed.
+    assert!(all.iter().skip(1).all(|ready| !ready), "{all:?}");
+    offloads_off(&rig);
+    wait("it to be ready again", || beats(&mut heard).last() == Some(&true));
+    get(&rig, &[], &content).unwrap();
+}
+
+/// A socket for the heartbeats that come to the client.
+fn listen(rig: &Rig) -> AfPacket {
+    AfPacket::open(&Interface::new(Some(rig.client.name()), "c0").unwrap(), Config::default()).unwrap()
+}
+
+/// Whether each heartbeat of the next ones says ready.
+fn beats(io: &mut AfPacket) -> Vec<bool> {
+    let count = io.recv().unwrap();
+    let read = |frame: &[u8]| Heartbeat::parse(frame.get(14..)?).ok().map(|beat| beat.ready);
+    let is = |frame: &[u8]| frame[12..14] == ETHER_TYPE.to_be_bytes();
+    (0..count).filter_map(|i| Some(io.frame(i).data).filter(|f| is(f)).and_then(|f| read(f))).collect()
 }
 
 /// What cannot be had is an error that names what to change; `auto` does without.

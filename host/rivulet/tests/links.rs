@@ -49,7 +49,7 @@ fn finished(rig: &Rig, download: Child, content: &[u8]) -> serde_json::Value {
 fn an_mtu_that_changes() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--no-plain-tcp"]);
-    shape(&rig, "20mbit");
+    shape(&rig, "10mbit");
     let content = rig.file("file", 8_000_000);
     let download = download(&rig);
     for (octets, mtu) in [(1_500_000, 1280), (4_000_000, 1500)] {
@@ -65,7 +65,7 @@ fn an_mtu_that_changes() {
 fn an_interface_that_goes_down_and_up() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--no-plain-tcp"]);
-    shape(&rig, "20mbit");
+    shape(&rig, "10mbit");
     let content = rig.file("file", 8_000_000);
     let download = download(&rig);
     for (octets, ns, device) in [(1_500_000, &rig.client, "c0"), (4_000_000, &rig.server, "s0")] {
@@ -85,14 +85,33 @@ fn interfaces_made_anew() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
     // A queue that takes more than the server hands over: what is beyond that waits as requests when the interface goes.
-    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 16kb limit 600kb");
-    let content = rig.file("file", 5_000_000);
+    rig.server.run("tc qdisc add dev s0 root tbf rate 15mbit burst 16kb limit 600kb");
+    let content = rig.file("file", 6_000_000);
     let download = download(&rig);
     progress(&rig, 1_000_000);
     println!("{} requests had waited long", rig.metric("rivulet_late_requests_total"));
     rig.link_anew(Duration::from_millis(300));
     finished(&rig, download, &content);
     assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
+}
+
+/// The server's interface is in another namespace for a while, and has the same index when it is back.
+#[test]
+fn an_interface_that_was_elsewhere() {
+    let Some(rig) = Rig::new() else { return };
+    let Some(other) = Netns::new("hst-o") else { return };
+    let content = rig.file("file", 100_000);
+    let _server = rig.serve(&[]);
+    let index = || rig.server.run("cat /sys/class/net/s0/ifindex");
+    let before = index();
+    rig.server.ip(&format!("link set s0 netns {}", other.name()));
+    // It looks at its interface five times a second.
+    std::thread::sleep(Duration::from_secs(1));
+    other.ip(&format!("link set s0 netns {}", rig.server.name()));
+    rig.server.ip("addr add 10.88.0.2/24 dev s0");
+    rig.server.ip("link set s0 up");
+    assert_eq!(index(), before);
+    finished(&rig, download(&rig), &content);
 }
 
 /// client -- router -- server, where the far link takes less than both ends believe.

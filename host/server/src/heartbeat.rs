@@ -1,7 +1,7 @@
 //! Heartbeats from the packet path: what the ToR believes a replica by.
 //!
-//! One frame a pool and interval. `ready` only while keys are held and the oldest request that is not
-//! dealt with is younger than the bound; a replica that cannot say so is as good as silent.
+//! One frame a pool and interval. `ready` only while keys are held, the interface works and no worker has been at its
+//! requests for longer than the bound; a replica that cannot say so is as good as silent.
 
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat, LENGTH};
 
@@ -77,7 +77,8 @@ impl Beat {
     }
 }
 
-/// The socket that heartbeats leave by. One of its own, so that they find room whatever waits to be sent.
+/// The socket that heartbeats leave by. One of its own, around the interface's queueing discipline, so that they are not
+/// late whatever waits to be sent: behind a shaper's queue alone a heartbeat would wait longer than the ToR's bound.
 #[derive(Default)]
 pub(crate) struct Sender {
     socket: Option<AfPacket>,
@@ -86,8 +87,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Whether the interface took it.
-    pub(crate) fn send(&mut self, interface: &Interface, frame: &[u8], now: u64) -> bool {
+    /// Whether the interface took it. [`IoError::Gone`] once when the interface was deleted.
+    pub(crate) fn send(&mut self, interface: &Interface, frame: &[u8], now: u64) -> Result<bool, IoError> {
         if self.socket.is_none() && now >= self.next {
             self.next = now + SEEK;
             match open(interface) {
@@ -95,23 +96,24 @@ impl Sender {
                 Err(e) => tracing::debug!(error = %e, "no heartbeats"),
             }
         }
-        let Some(socket) = &mut self.socket else { return false };
+        let Some(socket) = &mut self.socket else { return Ok(false) };
+        let before = socket.stats().tx_frames;
         match socket.send(&[TxFrame::new(frame)]) {
-            Ok(sent) => sent == 1,
-            Err(e) => {
-                if matches!(e, IoError::Gone(_)) {
-                    self.socket = None;
-                }
-                false
+            // One that a full device refuses is done with, too.
+            Ok(_) => Ok(socket.stats().tx_frames > before),
+            Err(IoError::Gone(name)) => {
+                self.socket = None;
+                Err(IoError::Gone(name))
             }
+            Err(_) => Ok(false),
         }
     }
 }
 
 /// A packet socket that receives nothing.
 fn open(interface: &Interface) -> Result<AfPacket, OpenError> {
-    let config =
-        Config { batch: 1, promiscuous: false, filter: Some(Filter::new(&[])?), ..Config::default() };
+    let filter = Some(Filter::new(&[])?);
+    let config = Config { batch: 1, promiscuous: false, qdisc_bypass: true, filter, ..Config::default() };
     AfPacket::open(interface, config)
 }
 

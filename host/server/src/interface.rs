@@ -1,6 +1,6 @@
 //! The server's interface: how it is opened, opened again when it was deleted, and waited for.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenError, PacketIo};
@@ -8,7 +8,7 @@ use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenErr
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
 /// delay, since a request that waits is a round trip that grows.
 const RX_BYTES: usize = 2 << 20;
-/// Octets handed to the interface and not sent, in the same accounting: some 220 full frames. What finds no room waits
+/// Octets handed to the interface and not sent, by all workers, in the same accounting: some 220 full frames. What finds no room waits
 /// here as a request, where nothing is lost and the client's window is told to shrink, and not in a queueing discipline that
 /// drops what is too much. (The kernel's TCP leaves data in its sockets for the same reason.)
 const TX_BYTES: usize = 512 << 10;
@@ -20,6 +20,8 @@ pub(crate) const SEEK: u64 = 20_000;
 /// Opens the interface.
 pub(crate) struct Opener {
     choice: IoChoice,
+    /// Sockets that share the interface.
+    workers: usize,
     /// When an interface that is gone may be looked for again, microseconds.
     next: u64,
     /// Why it could not be opened the last time.
@@ -27,8 +29,8 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    pub(crate) fn new(choice: IoChoice) -> Opener {
-        Opener { choice, next: 0, why: String::new() }
+    pub(crate) fn new(choice: IoChoice, workers: usize) -> Opener {
+        Opener { choice, workers, next: 0, why: String::new() }
     }
 
     /// Opens it, the socket taking what the filter accepts.
@@ -38,7 +40,7 @@ impl Opener {
         filter: &Filter,
         share: Option<u16>,
     ) -> Result<Box<dyn PacketIo>, OpenError> {
-        Ok(self.choice.open(interface, |_| Ok(config(filter, share)))?.io)
+        Ok(self.choice.open(interface, |_| Ok(self.config(filter, share)))?.io)
     }
 
     /// Opens it again, if there is one of that name; it may not be fit for what the former one was. To be called until
@@ -48,7 +50,7 @@ impl Opener {
             return false;
         }
         self.next = now + SEEK;
-        match self.choice.reopen(io, |_| Ok(config(filter, None))) {
+        match self.choice.reopen(io, |_| Ok(self.config(filter, None))) {
             Ok(()) => {
                 self.why.clear();
                 true
@@ -63,31 +65,38 @@ impl Opener {
             }
         }
     }
-}
 
-/// How it is opened.
-fn config(filter: &Filter, share: Option<u16>) -> Config {
-    Config {
-        queue: QUEUE,
-        rx_bytes: RX_BYTES,
-        tx_bytes: TX_BYTES,
-        keep_refused: true,
-        checksum: ChecksumPolicy::Report,
-        promiscuous: false,
-        filter: Some(filter.clone()),
-        share,
-        ..Config::default()
+    /// How it is opened.
+    fn config(&self, filter: &Filter, share: Option<u16>) -> Config {
+        Config {
+            queue: QUEUE,
+            rx_bytes: RX_BYTES,
+            tx_bytes: TX_BYTES / self.workers,
+            keep_refused: true,
+            checksum: ChecksumPolicy::Report,
+            promiscuous: false,
+            filter: Some(filter.clone()),
+            share,
+            ..Config::default()
+        }
     }
 }
 
-/// Waits for packets and for room to send those that found none, or for `room` alone where packets wait already.
-pub(crate) fn wait(io: &dyn PacketIo, room: bool, longest: Duration) {
-    let (fd, events) = match (room, io.pending() > 0) {
-        (true, true) => (io.sender(), libc::POLLOUT),
-        (true, false) => return,
+/// What is waited for: packets, and room to send those that found none; or `room` alone where packets wait already.
+pub(crate) fn awaited(io: &dyn PacketIo, room: bool) -> (BorrowedFd<'_>, i16) {
+    match (room, io.pending() > 0) {
+        (true, _) => (io.sender(), libc::POLLOUT),
         (false, true) => (io.as_fd(), libc::POLLIN | libc::POLLOUT),
         (false, false) => (io.as_fd(), libc::POLLIN),
-    };
+    }
+}
+
+/// Waits for that.
+pub(crate) fn wait(io: &dyn PacketIo, room: bool, longest: Duration) {
+    if room && io.pending() == 0 {
+        return;
+    }
+    let (fd, events) = awaited(io, room);
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     let time =
         libc::timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };

@@ -55,6 +55,11 @@ impl Place {
         told.into_iter().enumerate().map(place).collect()
     }
 
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.seats.len()
+    }
+
     /// The one that sends heartbeats and sets up what a replica needs once.
     pub fn leads(&self) -> bool {
         self.index == 0

@@ -112,7 +112,13 @@ impl PacketIo for AfPacket {
     fn link(&self) -> Result<LinkInfo, IoError> {
         let fd = self.fd.as_raw_fd();
         let info = LinkInfo::query(fd, self.interface.name()).map_err(|e| self.error("link state", e))?;
-        if info.index == self.index { Ok(info) } else { Err(IoError::Gone(self.name.clone())) }
+        // One that was in another namespace meanwhile may have its index again, and the socket is not bound to it any more.
+        let bound = socket::bound_to(self.fd.as_fd()).map_err(|e| self.error("getsockname", e))?;
+        if (info.index, bound) == (self.index, self.index) {
+            Ok(info)
+        } else {
+            Err(IoError::Gone(self.name.clone()))
+        }
     }
 
     fn recv(&mut self) -> Result<usize, IoError> {

@@ -92,6 +92,18 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
     Ok((fd, info))
 }
 
+/// Index of the interface that a socket is bound to.
+pub(super) fn bound_to(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: all zero is a valid sockaddr_ll.
+    let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is a whole sockaddr_ll, as the length says.
+    if unsafe { libc::getsockname(fd.as_raw_fd(), (&raw mut addr).cast(), &raw mut len) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(addr.sll_ifindex as u32)
+}
+
 /// Bounds what was handed over and has not left, octets of the kernel's accounting.
 pub(super) fn set_send_buffer(fd: BorrowedFd<'_>, octets: usize) -> io::Result<()> {
     buffer(fd, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], octets)

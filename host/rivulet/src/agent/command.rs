@@ -14,6 +14,8 @@ use crate::serve::ServiceAddresses;
 
 /// Longest sleep, so that signals and updates are noticed.
 const CHORES: Duration = Duration::from_millis(20);
+/// Between two looks at the interface: it may be another, or have another Ethernet address.
+const LOOK: Duration = Duration::from_millis(200);
 /// Between two reports on services of plain TCP.
 const REPORT: Duration = Duration::from_millis(100);
 
@@ -44,7 +46,23 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let mut second_chance = SecondChance::new(&interface);
     let mut addresses = ServiceAddresses::default();
     let mut reported = Instant::now();
+    let (mut link, mut anew, mut looked) = (link, 0, Instant::now());
+    let mut held = Vec::new();
     while !stopped() {
+        // While it is gone it stays what it was.
+        if looked.elapsed() > LOOK
+            && let Ok(now) = rivulet_pktio::LinkInfo::of(&interface)
+        {
+            looked = Instant::now();
+            if (now.index, now.mac) != (link.index, link.mac) {
+                anew += u64::from(now.index != link.index);
+                door.set_mac(now.mac);
+                if plain.is_some() {
+                    second_chance.ensure(held.iter(), now.mac, anew);
+                }
+            }
+            link = now;
+        }
         while let Ok((version, services)) = door.updates.try_recv() {
             for service in &services {
                 let sockets: Vec<String> = service.sockets().map(|s| s.to_string()).collect();
@@ -56,8 +74,9 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             }
             if let Some(plain) = &mut plain {
                 plain.replace(&services);
-                second_chance.ensure(services.iter(), link.mac);
+                second_chance.ensure(services.iter(), link.mac, anew);
             }
+            held = services;
         }
         let pause = match &mut plain {
             // A serving process sends its own, from its packet path.

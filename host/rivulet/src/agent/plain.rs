@@ -62,7 +62,8 @@ impl PlainTcp {
         path: Option<String>,
     ) -> anyhow::Result<PlainTcp> {
         // Nothing is received: a filter without rules accepts nothing.
-        let config = Config { promiscuous: false, filter: Some(Filter::new(&[])?), ..Config::default() };
+        let filter = Some(Filter::new(&[])?);
+        let config = Config { promiscuous: false, qdisc_bypass: true, filter, ..Config::default() };
         let io = AfPacket::open(interface, config)?;
         let link = io.link()?;
         let board = Arc::new(Mutex::new(Board::default()));

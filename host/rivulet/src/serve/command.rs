@@ -21,6 +21,9 @@ use crate::second_chance::SecondChance;
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
 
+/// An update that could not be taken up is tried again after this time: its interface may be back by then.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
 const PREPARING: Duration = Duration::from_secs(30);
 
@@ -63,13 +66,15 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let workers = Workers::start(servers, &site, &metrics)?;
     report(&server);
     listeners.ensure(server.services());
-    second_chance.ensure(server.services(), server.mac());
+    second_chance.ensure(server.services(), server.mac(), server.reopened());
     server.hold_back(true);
     prefer_this_thread();
 
     let started = Instant::now();
     let mut preparing = true;
     let mut chores = Instant::now();
+    let mut update = None;
+    let mut known = (server.mac(), server.reopened());
     while !stopped() {
         server.turn(&mut files, CHORES);
         if chores.elapsed() < CHORES {
@@ -77,22 +82,29 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         }
         chores = Instant::now();
         workers.check()?;
+        if known != (server.mac(), server.reopened()) {
+            known = (server.mac(), server.reopened());
+            second_chance.ensure(server.services(), server.mac(), server.reopened());
+            if let Some(agent) = &agent {
+                agent.set_mac(server.mac());
+            }
+        }
         if preparing {
             preparing = site.objects.is_busy() && started.elapsed() < PREPARING;
             server.hold_back(preparing);
         }
         metrics.take(0, &mut server);
         if let Some(agent) = &agent {
-            while let Ok((version, services)) = agent.updates.try_recv() {
-                take_up(
-                    (&mut server, &workers),
-                    version,
-                    services,
-                    &mut addresses,
-                    args.setup_address,
-                    &mut status,
-                );
-                second_chance.ensure(server.services(), server.mac());
+            while let Ok(newer) = agent.updates.try_recv() {
+                update = Some((newer, Instant::now()));
+            }
+            if let Some(((version, services), _)) = update.take_if(|(_, at)| *at <= Instant::now()) {
+                let setup = args.setup_address;
+                if take_up((&mut server, &workers), version, &services, &mut addresses, setup, &mut status) {
+                    second_chance.ensure(server.services(), server.mac(), server.reopened());
+                } else {
+                    update = Some(((version, services), Instant::now() + AGAIN));
+                }
             }
             fill(&server, &metrics, &mut status);
             agent.set_status(&status);
@@ -103,25 +115,30 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes an update of the controller up; on an error all is as before.
+/// Takes an update of the controller up; false if it could not be, and what was served before still is.
 fn take_up(
     (server, workers): (&mut Server, &Workers),
     version: u64,
-    services: Vec<Service>,
+    services: &[Service],
     addresses: &mut ServiceAddresses,
     setup: bool,
     status: &mut Status,
-) {
-    let result = if setup { ensure(addresses, &services) } else { Ok(()) };
-    match result.and_then(|()| server.replace(services.clone()).map_err(Into::into)) {
+) -> bool {
+    let result = if setup { ensure(addresses, services) } else { Ok(()) };
+    match result.and_then(|()| server.replace(services.to_vec()).map_err(Into::into)) {
         Ok(()) => {
-            workers.replace(&services);
+            workers.replace(services);
             (status.version, status.error) = (version, String::new());
             report(server);
+            true
         }
         Err(e) => {
-            tracing::error!(version, error = %e, "update not taken up");
-            status.error = format!("{e:#}");
+            let error = format!("{e:#}");
+            if error != status.error {
+                tracing::error!(version, error, "update not taken up");
+                status.error = error;
+            }
+            false
         }
     }
 }

@@ -7,7 +7,7 @@ mod turn;
 
 use std::net::IpAddr;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::guard::KernelGuard;
@@ -18,7 +18,7 @@ use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server as Transpo
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
 use crate::heartbeat::{Beat, Sender};
-use crate::interface::Opener;
+use crate::interface::{Opener, awaited};
 use crate::minisocket::Minisocket;
 use crate::paths::Paths;
 use crate::rules::{Filters, segments};
@@ -77,6 +77,7 @@ pub struct Server {
     /// When the interface was last asked what it is, microseconds.
     looked: u64,
     opener: Opener,
+    reopened: u64,
     /// The application is not ready; requests are answered all the same.
     held_back: bool,
     /// Continuations travel as differences to what the client predicts.
@@ -117,7 +118,8 @@ impl Server {
         started: Instant,
     ) -> Result<Server, ServerError> {
         let filters = Filters::new(&[], &[], &[])?;
-        let opener = Opener::new(if share.is_some() { IoChoice::AfPacket } else { config.io });
+        let choice = if share.is_some() { IoChoice::AfPacket } else { config.io };
+        let opener = Opener::new(choice, place.count());
         let io = opener.open(&config.interface, &filters.outer, share)?;
         let link = io.link()?;
         let mut server = Server {
@@ -136,6 +138,7 @@ impl Server {
             frame: vec![0; MAX_FRAME].into(),
             looked: 0,
             opener,
+            reopened: 0,
             held_back: false,
             delta: true,
             paths: Paths::default(),
@@ -147,7 +150,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Replaces everything that is served. On an error all is as before.
+    /// Replaces everything that is served. On an error what was served before still is, and the same can be tried again:
+    /// an interface may be gone for a moment.
     pub fn replace(&mut self, services: Vec<Service>) -> Result<(), ServerError> {
         check_all(&services)?;
         let addresses: Vec<IpAddr> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
@@ -216,10 +220,14 @@ impl Server {
         }
         self.looked = now;
         match self.io.link() {
-            Ok(link) => self.link = link,
+            Ok(link) => self.take_link(link),
             // Not every socket says by itself that its interface was deleted, and none says that there is a new one.
-            Err(e) => return self.trouble(&e),
+            Err(e) => self.trouble(&e),
         }
+    }
+
+    fn take_link(&mut self, link: LinkInfo) {
+        self.link = link;
         let payload = self.payload();
         for running in &mut self.running {
             running.transport.policy.payload = payload;
@@ -230,6 +238,12 @@ impl Server {
     #[must_use]
     pub fn mac(&self) -> [u8; 6] {
         self.link.mac
+    }
+
+    /// How often the interface was taken up again after it was deleted: what others set up on it may be gone.
+    #[must_use]
+    pub fn reopened(&self) -> u64 {
+        self.reopened
     }
 
     /// Counters since the start.
@@ -285,16 +299,16 @@ impl Server {
         self.place.load()
     }
 
+    /// What to wait for before the next [`turn`](Server::turn): a descriptor, and the events of poll(2). Both may be others
+    /// after each turn and each response. Heartbeats want turns in time besides.
+    #[must_use]
+    pub fn awaited(&self) -> (BorrowedFd<'_>, i16) {
+        awaited(self.io.as_ref(), !self.waiting.is_empty())
+    }
+
     /// Microseconds of this server's own clock.
     fn now(&self) -> u64 {
         elapsed(self.started)
-    }
-}
-
-impl AsFd for Server {
-    /// Readable when there is something to do; heartbeats want [`turn`](Server::turn) called in time besides.
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.io.as_fd()
     }
 }
 

@@ -14,7 +14,7 @@ use rivulet_transport::Time;
 use rivulet_transport::server::{Refusal, Verdict, step};
 use rivulet_transport::verdict::MAX_RESPONSES;
 
-use super::{Application, Origin, Server, common_clock, elapsed, payload};
+use super::{Application, LOOK, Origin, Server, common_clock, elapsed, payload};
 use crate::heartbeat::heartbeat_of;
 use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
@@ -150,24 +150,33 @@ impl Server {
         }
         let now = self.now();
         self.place.set_load(self.load);
+        let mut gone = false;
         for (index, running) in self.running.iter_mut().enumerate() {
-            let ready = running.has_keys() && !self.held_back && self.place.behind() & bit(index) == 0;
+            let keys = running.has_keys() && self.place.behind() & bit(index) == 0;
+            let ready = keys && self.link.up && !self.held_back;
             let Some(beat) = &mut running.beat else { continue };
-            // A request is answered within the turn that takes it, or the loop itself has stopped and this
-            // is not reached: then the replica is silent, which the ToR takes for the same. Another worker
-            // whose loop has stopped is seen by the time that it has been at it.
+            // A request that waits for room waits for the interface: excluding this replica would not help it, and
+            // the load tells the ToR. Any other is answered within the turn that takes it, or the loop itself has
+            // stopped and this is not reached: then the replica is silent, which the ToR takes for the same.
+            // Another worker whose loop has stopped is seen by the time that it has been at it.
             let oldest = self.place.oldest(now);
             let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest) else {
                 continue;
             };
-            if self.heartbeats.send(self.io.interface(), &frame, now) {
-                self.counters.heartbeats += 1;
+            match self.heartbeats.send(self.io.interface(), &frame, now) {
+                Ok(sent) => self.counters.heartbeats += u64::from(sent),
+                Err(_) => gone = true,
             }
             if !running.service.tunnels.is_empty() {
                 let netns = self.io.interface().netns();
                 let beat = heartbeat_of(&frame);
                 self.counters.heartbeats += self.tunnels.beat(&running.service.tunnels, beat, netns, now);
             }
+        }
+        if gone {
+            // The packet path's own socket may not have noticed.
+            self.link.up = false;
+            self.looked = now.saturating_sub(LOOK);
         }
     }
 
@@ -183,9 +192,16 @@ impl Server {
         match error {
             IoError::Down(_) => self.link.up = false,
             IoError::Gone(_) => {
+                // Heartbeats have a socket of their own, which may find the new interface where this one cannot.
+                self.link.up = false;
                 let now = self.now();
                 if self.opener.again(&mut self.io, &self.filters.outer, now) {
+                    self.reopened += 1;
                     self.reguard();
+                    // If it is gone again, the next look says so.
+                    if let Ok(link) = self.io.link() {
+                        self.take_link(link);
+                    }
                 }
             }
             IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
@@ -196,7 +212,8 @@ impl Server {
     fn reguard(&mut self) {
         let rules = segments(self.services());
         let name = self.io.interface().name();
-        if let Some(Err(e)) = self.guard.as_ref().map(|guard| guard.update(&[name], &rules)) {
+        let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.update(&[name], &rules));
+        if let Err(e) = guarded.and_then(|()| self.tunnels.reguard(self.io.interface())) {
             tracing::warn!(error = %e, "the kernel may answer for this interface");
         }
     }

@@ -94,6 +94,12 @@ impl Tunnels {
         Ok(())
     }
 
+    /// Guards them again: the kernel forgets what stood on an interface that was deleted.
+    pub fn reguard(&mut self, interface: &Interface) -> Result<(), GuardError> {
+        let wanted: Vec<Tunnel> = self.ways.iter().map(|w| w.tunnel).collect();
+        self.guard.as_ref().map_or(Ok(()), |table| table.replace(&guard(interface.name(), &wanted)))
+    }
+
     /// True without any.
     pub fn is_empty(&self) -> bool {
         self.ways.is_empty()

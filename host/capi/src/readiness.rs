@@ -1,0 +1,134 @@
+//! The descriptor that a program polls: readable when `msk_events` has something to do.
+//!
+//! What has to be waited for changes, a packet or room to send, and so may the socket. The descriptor is an epoll instance's,
+//! which stays the same.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// What one descriptor says.
+pub struct Readiness {
+    epoll: OwnedFd,
+    /// Readable while there are events that were not taken.
+    more: OwnedFd,
+    raised: bool,
+    watched: RawFd,
+}
+
+impl Readiness {
+    pub fn new() -> io::Result<Readiness> {
+        // SAFETY: plain system calls; what they give is checked and belongs to nobody else.
+        let (epoll, more) = unsafe {
+            (
+                owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
+                owned(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?,
+            )
+        };
+        let this = Readiness { epoll, more, raised: false, watched: -1 };
+        this.control(libc::EPOLL_CTL_ADD, this.more.as_raw_fd(), libc::POLLIN)?;
+        Ok(this)
+    }
+
+    /// For the program.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.epoll.try_clone()
+    }
+
+    /// From now on it is readable when `fd` has these events (poll(2)), and while there are events that were not taken.
+    pub fn update(&mut self, fd: BorrowedFd<'_>, events: i16, more: bool) -> io::Result<()> {
+        let fd = fd.as_raw_fd();
+        if fd != self.watched && self.watched >= 0 {
+            // Gone by itself if it was closed.
+            let _ = self.control(libc::EPOLL_CTL_DEL, self.watched, 0);
+        }
+        self.watched = fd;
+        match self.control(libc::EPOLL_CTL_MOD, fd, events) {
+            // A new socket, maybe with the number of an old one.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
+                self.control(libc::EPOLL_CTL_ADD, fd, events)?
+            }
+            other => other?,
+        }
+        if more != self.raised {
+            let mut count = 1_u64;
+            let at = (&raw mut count).cast();
+            // SAFETY: eight octets, read or written.
+            let done = unsafe {
+                match more {
+                    true => libc::write(self.more.as_raw_fd(), at, 8),
+                    false => libc::read(self.more.as_raw_fd(), at, 8),
+                }
+            };
+            if done != 8 {
+                return Err(io::Error::last_os_error());
+            }
+            self.raised = more;
+        }
+        Ok(())
+    }
+
+    fn control(&self, operation: i32, fd: RawFd, events: i16) -> io::Result<()> {
+        // The events of poll(2) and epoll(7) have the same values.
+        let mut event = libc::epoll_event { events: events as u32, u64: 0 };
+        // SAFETY: the event lives through the call.
+        match unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd, &raw mut event) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// # Safety
+/// A descriptor that belongs to nobody else, or -1 after an error.
+unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    match fd {
+        // SAFETY: the caller's promise.
+        0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn readable(fd: &OwnedFd) -> bool {
+        let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry that lives through the call.
+        unsafe { libc::poll(&raw mut entry, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn it_follows_socket_room_and_events() {
+        let mut readiness = Readiness::new().unwrap();
+        let polled = readiness.descriptor().unwrap();
+        let (a, mut b) = UnixStream::pair().unwrap();
+        readiness.update(a.as_fd(), libc::POLLIN, false).unwrap();
+        assert!(!readable(&polled));
+        b.write_all(b"x").unwrap();
+        assert!(readable(&polled), "a packet came");
+        readiness.update(a.as_fd(), libc::POLLOUT, false).unwrap();
+        assert!(readable(&polled), "there is room");
+
+        // Another socket of the same number, as after an interface was made anew.
+        let number = a.as_raw_fd();
+        drop(a);
+        let (a, mut b) = UnixStream::pair().unwrap();
+        assert!([a.as_raw_fd(), b.as_raw_fd()].contains(&number));
+        readiness.update(a.as_fd(), libc::POLLIN, false).unwrap();
+        assert!(!readable(&polled));
+        for more in [true, true, false, false, true, false] {
+            readiness.update(a.as_fd(), libc::POLLIN, more).unwrap();
+            assert_eq!(readable(&polled), more, "events are left");
+        }
+        b.write_all(b"x").unwrap();
+        assert!(readable(&polled));
+        let (c, _d) = UnixStream::pair().unwrap();
+        readiness.update(c.as_fd(), libc::POLLIN, false).unwrap();
+        assert!(!readable(&polled), "another number");
+    }
+}
