@@ -380,7 +380,7 @@ class Fleet:
                     exclusions = sample.exclusions.get(cell, 0)
                     count, ready = switch.allowed.get((pool, index), (None, 0))
                     heard = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
-                    found[name] = heard or exclusions == 0
+                    found[name] = found.get(name, True) and (heard or exclusions == 0)
         return found
 
 

@@ -196,13 +196,13 @@ class Health:
             reason = f"excluded by {', '.join(sorted(silent_at))}: "
             if heartbeats == 0:
                 reason += "no heartbeat is heard" + ("" if agent else ", and its agent is gone")
-            elif unready >= heartbeats > 0:
+            elif _all_unready(unready, heartbeats):
                 reason += "it says that it is not ready" + (f" ({report.reason})" if report and report.reason else "")
             else:
                 reason += "heartbeats are back, three ready ones in time are awaited"
         elif report is not None and not stale and not report.ready:
             state, reason = "unready", report.error or report.reason or "its agent reports that it is not ready"
-        elif heartbeats and unready >= heartbeats:
+        elif _all_unready(unready, heartbeats):
             state, reason = "unready", "its heartbeats say that it is not ready"
         elif looked and heartbeats == 0:
             state = "silent"
@@ -231,3 +231,8 @@ class Health:
             refused_total=report.refused_total if report else 0,
             incarnation=agent.incarnation if agent else 0,
         )
+
+
+def _all_unready(unready: float, heartbeats: float) -> bool:
+    """Whether those that came say so; the two counters are not read at the same moment."""
+    return heartbeats > 0 and unready >= 0.8 * heartbeats

@@ -215,8 +215,18 @@ state: {self.folder}/state.db
         except ApiError:
             return {}
 
+    def look(self) -> None:
+        """Waits until the switch's counters were read anew: twice, since one reading may be under way."""
+        for _ in range(2):
+            before = self._last_look()
+            self.until(lambda: self._last_look() > before, "the counters are read")  # noqa: B023
+
+    def _last_look(self) -> float:
+        return float((self.status().get("history") or [{"time": 0.0}])[-1]["time"])
+
     def exclusions(self) -> int:
         """How often the switch excluded a replica so far."""
+        self.look()
         return sum(r["exclusions"] for r in self.status()["replicas"])
 
     def all_live(self) -> bool:

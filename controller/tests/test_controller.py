@@ -327,7 +327,10 @@ async def test_a_replica_without_a_mac_is_in_when_its_agent_says_it(switch: Fake
         assert [w for w in switch.writes if "service_checks" not in w[1]] == [], "remembered without its agent"
 
 
-async def test_a_key_is_stamped_only_when_all_that_live_hold_it(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_a_key_is_stamped_only_when_all_that_live_hold_it(
+    switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 60.0)
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         assert "seal_epoch=0x0" in next(line for line in switch.lines() if line.startswith("service_checks"))

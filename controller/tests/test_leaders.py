@@ -84,9 +84,10 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaderRack]
 
 
 def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
+    excluded = rack.exclusions()
     # Readmissions and keys of the first seconds are written before.
     rack.until(lambda: all(r["readmitted"] for r in rack.status()["replicas"]), "all take plain TCP")
-    first, before, excluded = rack.leader(), described(rack), rack.exclusions()
+    first, before = rack.leader(), described(rack)
     other = NAMES[1 - NAMES.index(first)]
     download = rack.download()
     time.sleep(1.0)

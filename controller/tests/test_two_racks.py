@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import struct
@@ -35,7 +34,7 @@ class TwoRacks(NetRack):
         self.outer = outer
         """IP version of the outer headers; the service is of IPv4."""
         # Nobody shall be excluded because this machine is busy: a plain flow ends with its replica.
-        self.liveness_ms = 1000
+        self.liveness_ms = 2000
 
     def build(self, megabytes: int) -> None:
         """As of one rack."""
@@ -274,13 +273,23 @@ def test_a_replica_of_another_rack_serves_through_a_tunnel(racks: TwoRacks) -> N
         return int(dict(zip(names, values, strict=True))["PassiveOpens"])
 
     (racks.file.parent / "small").write_bytes(b"small")
-    flows = 0
+    flows, excluded = 0, racks.exclusions()
+
+    def plainly(name: str) -> bytes:
+        # A flow ends with its replica: who is excluded because this machine is busy ends it, too.
+        nonlocal excluded
+        for _ in range(3):
+            done = subprocess.run(curl(racks, name), check=False, capture_output=True)
+            if done.returncode == 0:
+                return done.stdout
+            before, excluded = excluded, racks.exclusions()
+            assert excluded > before, f"{done.stderr.decode()}{racks.status()}"
+        raise AssertionError("this machine is too busy for plain TCP")
+
     while not (accepted("r1") and accepted("r2")):
         # With half of the flows each, forty would all go to one once in 10^12 times.
         assert flows < 40, "plain TCP reaches both replicas"
         flows += 1
-        assert subprocess.run(curl(racks, "small"), check=True, capture_output=True).stdout == b"small"
-    wanted = hashlib.sha256(racks.file.read_bytes()).hexdigest()
-    plain = subprocess.run(curl(racks, "big"), check=True, capture_output=True).stdout
-    assert hashlib.sha256(plain).hexdigest() == wanted
+        assert plainly("small") == b"small"
+    assert plainly("big") == racks.file.read_bytes()
     assert unrefused(racks) == 0, "a replica held its resets back for good"

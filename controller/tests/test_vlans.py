@@ -90,7 +90,9 @@ def test_hosts_are_found_and_served_across_vlans(rack: VlanRack) -> None:
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
 def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack) -> None:
     rack.finish(rack.download())
-    writes, excluded = rack.status()["switches"][0]["writes"], rack.exclusions()
+    excluded = rack.exclusions()
+    rack.until(lambda: all(r["readmitted"] for r in rack.status()["replicas"]), "all take plain TCP")
+    writes = rack.status()["switches"][0]["writes"]
     rack.inside("c1", "ip", "link", "set", TAP, "address", "02:00:00:00:01:77")
 
     def moved() -> bool:
@@ -104,3 +106,16 @@ def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack)
     # Two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned from its frames; and who was
     # excluded because this machine is busy is readmitted by a row.
     assert rack.status()["switches"][0]["writes"] - writes <= 6 + rack.exclusions() - excluded
+
+
+@pytest.mark.parametrize("rack", ["embedded"], indirect=True)
+def test_a_replica_whose_ethernet_address_changes_tells_it(rack: VlanRack) -> None:
+    rack.inside("r1", "ip", "link", "set", "r1-eth0", "address", "02:00:00:00:02:77")
+
+    def believed() -> bool:
+        entries = rack.client.get("/api/switches/tor1/entries")
+        return any(e.startswith("heartbeat_sources") and "source=0x20000000277" in e for e in entries)
+
+    rack.until(believed, "it has told its new address")
+    rack.until(rack.all_live, "its heartbeats are heard")
+    rack.finish(rack.download())

@@ -154,7 +154,7 @@ fn delay_holds_both_ways_and_changes_at_run_time() {
         let median = quantile(times, 0.5);
         // Never early is the promise; how late depends on who else wants the processor, so this only tells a delay
         // from a hang. The exact times are the shaper's tests, in virtual time.
-        assert!(median < wanted + ms(1000), "median {median:?} for {wanted:?}");
+        assert!(median < wanted + ms(5000), "median {median:?} for {wanted:?}");
     };
     check(&probe(&mut a, &mut b, 50, ms(4), || 50), 50, ms(5));
     check(&probe(&mut b, &mut a, 50, ms(4), || 50), 50, ms(2));
