@@ -230,9 +230,9 @@ state: {self.folder}/state.db
         return sum(r["exclusions"] for r in self.status()["replicas"])
 
     def all_live(self) -> bool:
-        """Whether the switch is as described and every replica is live."""
+        """Whether the switch is as described and every replica is live and says that it is ready."""
         found = self.status()
-        live = bool(found) and all(r["state"] == "live" and r["agent"] for r in found["replicas"])
+        live = bool(found) and all(r["state"] == "live" and r["agent"] and r["ready"] for r in found["replicas"])
         return live and self.as_described()
 
     def as_described(self) -> bool:
