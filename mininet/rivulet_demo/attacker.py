@@ -25,6 +25,8 @@ from pathlib import Path
 from .spec import SERVICE_PORT, SERVICE_V4, TOR_MAC
 
 BAIT_PAUSE_S = 0.2
+BURST = 64
+"""Packets that are sent at once at most: what could not be sent in time is not made up for, the link would lose it."""
 MEMORY_S = 2.0
 """Requests older than this are no longer fresh at the switch soon, and refused for that."""
 
@@ -104,6 +106,7 @@ class Attacker:
     rate: float
     bait: list[str]
     rng: random.Random = field(default_factory=lambda: random.Random(1))
+    owed: float = 0.0
     sent: int = 0
     recorded: int = 0
 
@@ -116,14 +119,16 @@ class Attacker:
             raw.setblocking(False)
             mac = raw.getsockname()[4]
             bait: subprocess.Popen[bytes] | None = None
-            next_bait = began = time.monotonic()
+            next_bait = began = before = time.monotonic()
             try:
                 while (now := time.monotonic()) - began < seconds:
                     if self.kind != "syn" and now >= next_bait and (bait is None or bait.poll() is not None):
                         bait = subprocess.Popen(self.bait, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                         next_bait = now + BAIT_PAUSE_S
                     self._record(raw, memory, now)
-                    self._send(raw, memory, mac, (now - began) * self.rate)
+                    self.owed = min(BURST, self.owed + (now - before) * self.rate)
+                    before = now
+                    self._send(raw, memory, mac)
             finally:
                 if bait is not None and bait.poll() is None:
                     bait.terminate()
@@ -142,9 +147,8 @@ class Attacker:
                 memory.append((now, frame))
                 self.recorded += 1
 
-    def _send(self, raw: socket.socket, memory: deque[tuple[float, bytes]], mac: bytes, due: float) -> None:
-        # A burst is short: what could not be sent in time is not made up for.
-        for _ in range(min(64, int(due) - self.sent)):
+    def _send(self, raw: socket.socket, memory: deque[tuple[float, bytes]], mac: bytes) -> None:
+        while self.owed >= 1:
             if self.kind == "syn":
                 frame = syn(mac, self.rng)
             elif not memory:
@@ -157,6 +161,7 @@ class Attacker:
                 raw.send(frame)
             except BlockingIOError:
                 return
+            self.owed -= 1
             self.sent += 1
 
 

@@ -12,7 +12,10 @@ from .scenario import Standing
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Something to do, `at` seconds after the clients have started. It marks itself (`Standing.mark`)."""
+    """Something to do, `at` seconds after the Rivulet client's first byte (0: at once).
+
+    It marks itself (`Standing.mark`).
+    """
 
     at: float
     do: Callable[[Standing], None]

@@ -126,7 +126,9 @@ class Standing:
         result = self.rack.folder / f"fetch-{name}.json"
         for old in (result, self.rack.folder / f"live-{name}"):
             old.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "rivulet_demo.fetch", address or url(path), str(size or self.parameters.size)]
+        # Scheduled at once too: what kept it from reading would be taken for a stall of the network.
+        command = [*prompt(), sys.executable, "-m", "rivulet_demo.fetch"]
+        command += [address or url(path), str(size or self.parameters.size)]
         command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
         self.hosts[name] = host
         self.clients[name] = (self.rack.start(f"client-{name}", self.rack.nodes[host], command), result)

@@ -240,7 +240,7 @@ def make_file(www: Path, name: str, size: int) -> str:
 
 def ping_ms(rack: Rack, source: str, target: str, count: int = 5) -> float:
     """Median round-trip time from a host to an address, milliseconds. RackError if nothing comes back."""
-    out, _, code = rack.nodes[source].pexec(f"ping -n -i 0.05 -c {count} -W 2 {target}")
+    out, _, code = rack.nodes[source].pexec(f"ping -n -i 0.05 -c {count} -W 10 {target}")
     times = sorted(float(part.split("=")[1]) for part in str(out).split() if part.startswith("time="))
     if code != 0 or not times:
         raise RackError(f"{source} gets no answer from {target}: the switch does not forward yet")

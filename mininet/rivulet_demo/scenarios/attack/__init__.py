@@ -18,7 +18,7 @@ from typing import Any
 from ...deeds import Deed
 from ...meter import typical_mbps
 from ...rack import RackError, binary, prompt
-from ...report import RIVULET, show, two_clients
+from ...report import RIVULET, kept, show, two_clients
 from ...scenario import Parameters, Standing, console
 from ...services import make_file, url
 
@@ -33,6 +33,9 @@ PACKETS_PER_MBIT = 50
 SYNS_PER_SECOND = 100
 """What the ToR lets through of SYNs: more than the good clients need, less than a flood."""
 
+TRIES = 3
+"""What an attack does to a client it does every time; what holds a busy machine up for a moment does not."""
+
 BAIT_BYTES = 200_000
 SHARE = 0.7
 """The least part of its undisturbed goodput that the good client must keep, each most of the time (the median)."""
@@ -40,16 +43,23 @@ SHARE = 0.7
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
     """Runs the scenario; 0 if every attack was dropped for its reason and the good client kept its rate."""
-    report = two_clients("attack", values, _plan, _also, clients=3, meters={"syn": SYNS_PER_SECOND})
-    words, good = _judge(report)
+    for left in reversed(range(TRIES)):
+        report = two_clients("attack", values, _plan, _also, clients=3, meters={"syn": SYNS_PER_SECOND})
+        words, warded, doubts = _judge(report)
+        # Packets that got through and a lost connection are never a stall's doing.
+        if not (left and doubts and warded and kept(report["clients"][RIVULET])):
+            break
+        for line in [*words, f"Once more, for a stall of this machine looks the same: {', '.join(doubts)}."]:
+            console.print(line, soft_wrap=True)
     opening = (
         f"Forged proofs, replays and SYNs, {values.rate_mbit * PACKETS_PER_MBIT:,.0f} packets a second each, were sent"
         f" to the service while two clients fetched {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s,"
         f" {values.rtt_ms:g} ms round-trip time."
     )
     code = show(report, values, "an attacker beside two good clients", opening, words)
+    good = warded and not doubts
     if not good:
-        console.print("The attack was NOT warded off as it should be.")
+        console.print(f"The attack was NOT warded off as it should be{': ' if doubts else ''}{', '.join(doubts)}.")
     return code or int(not good)
 
 
@@ -61,7 +71,7 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
         start = seconds * (0.15 + 0.25 * place)
         end = start + seconds * 0.18
         deeds.append(Deed(start, partial(_begin, kind=kind, seconds=end - start)))
-        deeds.append(Deed(end, partial(Standing.mark, what="calm", who="")))
+        deeds.append(Deed(end, partial(_end, kind=kind)))
     return deeds
 
 
@@ -77,6 +87,17 @@ def _begin(standing: Standing, kind: str, seconds: float) -> None:
     standing.mark(kind, "attack")
 
 
+def _end(standing: Standing, kind: str) -> None:
+    _await_end(standing, kind)
+    standing.mark("calm", "")
+
+
+def _await_end(standing: Standing, kind: str) -> None:
+    """An attacker that began late ends late: what it sends must not be counted as the next one's."""
+    attacker = standing.rack.processes[f"attacker-{kind}"]
+    standing.rack.wait_for(lambda: not attacker.running(), 20.0, None, f"the attacker ({kind}) does not end")
+
+
 def _drops(standing: Standing) -> dict[str, int]:
     view = standing.watch.view
     return dict(view.drops) if view is not None else {}
@@ -85,14 +106,14 @@ def _drops(standing: Standing) -> dict[str, int]:
 def _also(standing: Standing, report: dict[str, Any]) -> None:
     """What the attacker sent and what the ToR dropped meanwhile, by reason."""
     attacks = []
-    for kind in ATTACKS:
+    for kind in standing.notes:
         path = standing.rack.folder / f"attacker-{kind}.json"
-        if kind not in standing.notes:
-            raise RackError("the download ended before the attacks: make the file larger")
-        standing.rack.wait_for(path.exists, 20.0, None, f"the attacker ({kind}) left no result")
+        _await_end(standing, kind)
+        if not path.exists():
+            raise RackError(f"the attacker ({kind}) left no result; see {path.with_suffix('.log')}")
         attacks.append(json.loads(path.read_text()))
     # What is under way when an attack ends is counted until the next one begins.
-    counts = [*(standing.notes[kind] for kind in ATTACKS), _drops(standing)]
+    counts = [*standing.notes.values(), _drops(standing)]
     for attack, before, after in zip(attacks, counts, counts[1:], strict=False):
         attack["dropped"] = {
             reason: n - before.get(reason, 0) for reason, n in after.items() if n > before.get(reason, 0)
@@ -100,8 +121,8 @@ def _also(standing: Standing, report: dict[str, Any]) -> None:
     report["attacks"] = attacks
 
 
-def _judge(report: dict[str, Any]) -> tuple[list[str], bool]:
-    """Words on each attack, and whether all was as it should be."""
+def _judge(report: dict[str, Any]) -> tuple[list[str], bool, list[str]]:
+    """Words on each attack, whether it was dropped for its reason, and which ones slowed the client or hardly came."""
     client = report["clients"][RIVULET]
     samples = [(float(at), int(count)) for at, count in client["samples"]]
     edges = [*(phase["from_s"] for phase in client["phases"]), samples[-1][0]]
@@ -110,18 +131,23 @@ def _judge(report: dict[str, Any]) -> tuple[list[str], bool]:
         for phase, (start, end) in zip(client["phases"], pairwise(edges), strict=True)
     }
     quiet = phases["begin"]
-    words, good = [], True
+    words, warded, doubts = [], True, []
     for attack in report["attacks"]:
         kind, sent, dropped = attack["kind"], attack["sent"], attack["dropped"]
         rate = phases.get(f"{kind} attack")
         hits = dropped.get(ATTACKS[kind], 0)
         others = ", ".join(f"{reason} {n:,}" for reason, n in sorted(dropped.items()) if reason != ATTACKS[kind])
-        kept = rate is not None and rate >= SHARE * quiet
+        few = sent < SYNS_PER_SECOND
+        if few or rate is None:
+            doubts.append(f"{kind} (hardly made)")
+        elif rate < SHARE * quiet:
+            doubts.append(f"{kind} (slowed the client)")
         # What the meter lets through of SYNs, and originals that the attacker's copies overtook, are not dropped.
-        good = good and kept and hits >= 0.5 * sent > 0
+        warded = warded and (hits >= 0.5 * sent or (few and kind == "syn"))
         words.append(
             f"Attack {kind}: {sent:,} packets sent, {hits:,} dropped as {ATTACKS[kind]}"
             f"{' (also ' + others + ')' if others else ''}; the Rivulet client had"
             f" {'nothing' if rate is None else f'{rate:.1f} Mb/s'} most of the time, {quiet:.1f} before the attacks."
         )
-    return words, good
+    doubts += [f"{kind} (not made)" for kind in list(ATTACKS)[len(words) :]]
+    return words, warded, doubts

@@ -9,6 +9,7 @@ heartbeat stops. One after the other, while two clients download.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import subprocess
 from collections.abc import Callable
@@ -22,6 +23,15 @@ from ...report import RIVULET, show, two_clients
 from ...scenario import Parameters, Standing, console
 
 WORDS = __doc__ or ""
+
+LEFT_OUT = ("old keys", "frozen")
+"""Harms after which the ToR must leave the replica out."""
+
+SEEN_S = 2.0
+"""A harm does not end before the ToR was seen to leave the replica out, but for so long at most."""
+
+BEHIND_S = 0.5
+"""A harm that comes closer to the end of the download is not judged."""
 
 MUTE = """
 table netdev rivulet_demo_mute {{
@@ -42,14 +52,21 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
         f"One replica had old keys, one answered nothing, one was frozen, one after the other, while two clients"
         f" fetched {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
     )
-    felt = report["clients"][RIVULET]["kills"]
+    client = report["clients"][RIVULET]
+    felt = client["kills"]
     words = [
         f"{kill['replica']} ({kill['what']}): the Rivulet client waited {kill['stall_ms']:.0f} ms at most; the ToR"
-        + (f" left it out after {kill['exclusion_ms']:.0f} ms." if kill["exclusion_ms"] else " took it for well.")
+        + (" took it for well." if (after := kill["exclusion_ms"]) is None else f" left it out after {after:.0f} ms.")
         for kill in felt
     ]
+    excluded = {kill["what"] for kill in felt if kill["exclusion_ms"] is not None}
+    unseen = [mark for mark in report["marks"] if mark["what"] in LEFT_OUT and mark["what"] not in excluded]
+    last = max((at for at, _ in client["samples"]), default=0.0) - BEHIND_S
+    late = [mark["what"] for mark in unseen if mark["at_s"] > last]
+    if late:
+        words.append(f"This came too late in the download to be judged: {', '.join(late)}. Make the file larger.")
     code = show(report, values, "sick replicas: old keys, mute, frozen", opening, words)
-    missed = [kill["what"] for kill in felt if kill["what"] != "mute" and kill["exclusion_ms"] is None]
+    missed = [mark["what"] for mark in unseen if mark["what"] not in late]
     if missed:
         console.print(f"The ToR did NOT leave out: {', '.join(missed)}.")
     return code or int(bool(missed))
@@ -69,7 +86,7 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
         Deed(4 * eighth, partial(_mute, name=mute)),
         Deed(5 * eighth, partial(_unmute, name=mute, what="return")),
         Deed(6 * eighth, partial(_send, name=frozen, number=signal.SIGSTOP, what="frozen")),
-        Deed(7 * eighth, partial(_send, name=frozen, number=signal.SIGCONT, what="return")),
+        Deed(7 * eighth, partial(_thaw, name=frozen)),
     ]
 
 
@@ -99,6 +116,23 @@ def _send(standing: Standing, name: str, number: signal.Signals, what: str = "")
         standing.mark(what, name)
 
 
+def _thaw(standing: Standing, name: str) -> None:
+    _seen(standing, name)
+    _send(standing, name, signal.SIGCONT, "return")
+
+
+def _seen(standing: Standing, name: str) -> None:
+    """Waits until the ToR was seen to have left a replica out: we may have slept through the whole harm."""
+
+    def out() -> bool:
+        view = standing.watch.view
+        return view is not None and view.excluded(name)
+
+    # If it does not come, the scenario fails when all is told.
+    with contextlib.suppress(RackError):
+        standing.rack.wait_for(out, SEEN_S, None, f"{name} is not left out")
+
+
 def _rotate_without(standing: Standing, name: str) -> None:
     """Cuts a replica off from the controller and rotates the keys; waits until the new ones are in use without it."""
     api = Client(f"unix:{standing.rack.folder / 'api.sock'}")
@@ -119,5 +153,6 @@ def _rotate_without(standing: Standing, name: str) -> None:
 
 def _reconnect(standing: Standing, connect: Callable[[], None], name: str) -> None:
     """The cable is back: the agent finds the controller by itself."""
+    _seen(standing, name)
     connect()
     standing.mark("return", name)

@@ -12,6 +12,7 @@ import time
 from ...deeds import Deed
 from ...report import LATE, show, two_clients
 from ...scenario import Parameters, Standing
+from ...services import ping_ms
 
 WORDS = __doc__ or ""
 
@@ -31,6 +32,8 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 
 def _plan(standing: Standing, seconds: float) -> list[Deed]:
     socket = standing.rack.folder / "switch.sock"
+    # It learns its gateway's Ethernet address: its first packet would ask for that, and not be a SYN.
+    ping_ms(standing.rack, "c3", standing.rack.spec.of("replica")[0].ip)
 
     def kill(standing: Standing) -> None:
         switch = standing.rack.processes["switch"].popen
@@ -39,6 +42,7 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
         switch.wait()
         socket.unlink(missing_ok=True)
         standing.client(LATE, "c3", standing.via_rivulet("c3"))
+        standing.rack.wait_for(lambda: standing.started(LATE), 20.0, None, "the third client does not start")
         # Started, curl needs some time until its SYN: the outage is counted from there.
         time.sleep(0.1)
 
