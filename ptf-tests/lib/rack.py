@@ -7,6 +7,7 @@ none depends on what a register held before it, and gives its entries back at th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -50,6 +51,7 @@ from traffic import Traffic
 ROOT = Path(__file__).resolve().parents[2]
 _ids = itertools.count(1)
 _pools = itertools.count(1)  # at most 1,023 in a run
+LATE = 0.5  # seconds: half of the silence that kills where a test keeps replicas beating
 # Defences to take away, to see which tests notice: RIVULET_WITHOUT=sum,replay.
 WITHOUT = [check for check in os.environ.get("RIVULET_WITHOUT", "").split(",") if check]
 _switch: Switch | None = None
@@ -130,6 +132,28 @@ def families(cls: type) -> type:
     return cls
 
 
+def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Runs a check again, twice at most, that failed while the machine did not let heartbeats be sent or taken in
+    time: then replicas were silent that should not have been."""
+
+    @functools.wraps(check)
+    def run(test: RackTest) -> None:
+        for left in (2, 1, 0):
+            test.longest_gap = 0.0
+            try:
+                return check(test)
+            except AssertionError:
+                # The threads that beat may have stood still as well: they say so when they run again.
+                time.sleep(0.3)
+                if left == 0 or test.longest_gap < LATE:
+                    raise
+                print(f"  heartbeats came {test.longest_gap:.2f} s late; again")
+                test.stop_beating()
+                test.dataplane.flush()
+
+    return run
+
+
 class RackTest(Traffic):
     """A switch with the rack's entries, and what a test adds to them."""
 
@@ -152,7 +176,7 @@ class RackTest(Traffic):
         self.outcomes = self.switch.info.enum("outcome_t")
         self.event_kinds = self.switch.info.enum("event_kind_t")
         self.beating: list[threading.Event] = []
-        self.longest_gap = 0.0  # seconds between two heartbeats of `keep_beating`
+        self.longest_gap = 0.0  # seconds that `keep_beating` was late, or the switch with what it sent
 
     def tearDown(self) -> None:
         self.stop_beating()
@@ -230,6 +254,10 @@ class RackTest(Traffic):
         member = pool.member(replica)
         return self.switch.counter("heartbeats", member) + self.switch.counter("heartbeats_unready", member)
 
+    def waiting(self, pool: Pool, replica: int) -> int:
+        """Heartbeats sent for a replica that the switch has not counted yet."""
+        return pool.before[replica] + pool.sent[replica] - self.taken(pool, replica)
+
     def heard(self, pool: Pool, more: int = 0) -> None:
         """Waits until the switch has taken the heartbeats sent so far, and `more` of each replica that still beats.
 
@@ -252,14 +280,22 @@ class RackTest(Traffic):
         stop = threading.Event()
 
         def run() -> None:
-            before = time.monotonic()
+            before, beats = time.monotonic(), 0
             while not stop.is_set():
                 for replica in replicas:
                     self.beat(pool, replica)
+                beats += 1
                 now = time.monotonic()
                 before, gap = now, now - before
+                # A switch that stands still leaves heartbeats waiting, as many as intervals went by. Not asked each
+                # time: that would keep a small machine busy.
+                if beats % 4 == 0:
+                    gap += interval * max(self.waiting(pool, replica) for replica in replicas)
                 self.longest_gap = max(self.longest_gap, gap)
                 stop.wait(interval)
+            # Taken late, the last ones keep a replica alive that a test holds for dead.
+            self.heard(pool)
+            self.longest_gap = max(self.longest_gap, time.monotonic() - before - interval)
 
         self.beating.append(stop)
         threading.Thread(target=run, daemon=True).start()

@@ -1,39 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Liveness in the data plane: no controller takes part in any of this."""
 
-import functools
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import packets
 from layout import BLOCK, CLIENT, ROUND_ROBIN, TOR_MAC, host_mac
 from packets import SYN, TIME_VALID, Request
-from rack import families, variants
+from rack import families, in_time, variants
 from t04_choice import Spraying, unchecked, weighted_slots
 
 BOUND = 1_000_000  # microseconds; Python cannot keep 2 ms
 BEAT = 0.05
-
-
-def in_time(check: Callable[["Dying"], None]) -> Callable[["Dying"], None]:
-    """Runs a check again, twice at most, that failed while the machine did not let heartbeats be sent in time: then
-    replicas were silent that should not have been."""
-
-    @functools.wraps(check)
-    def run(test: "Dying") -> None:
-        for left in (2, 1, 0):
-            test.longest_gap = 0.0
-            try:
-                return check(test)
-            except AssertionError:
-                if left == 0 or test.longest_gap < BOUND / 2e6:
-                    raise
-                print(f"  heartbeats came {test.longest_gap:.2f} s late; again")
-                test.stop_beating()
-                test.dataplane.flush()
-
-    return run
 
 
 class Dying(Spraying):

@@ -7,7 +7,7 @@ import time
 import packets
 from layout import CLIENT, TOR_MAC, host_mac
 from packets import Request, ip
-from rack import RackTest, variants
+from rack import RackTest, in_time, variants
 
 ROUTER = {4: ip("198.51.100.1"), 6: ip("2001:db8:c::1")}
 ERRORS = {4: ((3, 4), (11, 0), (12, 0)), 6: ((1, 0), (2, 0), (3, 0), (4, 0))}
@@ -60,6 +60,7 @@ class ErrorsOfPlainTcp(IcmpErrors):
 class ErrorsOfRivulet(IcmpErrors):
     """They go to every live member; so do those too short to tell; a dead member gets none."""
 
+    @in_time
     def check(self) -> None:
         pool = self.add_pool([1, 2, 3], bound=60_000_000)
         service = self.add_service(pool)

@@ -38,9 +38,9 @@ class Attack(RackTest):
             count += 1
         return count
 
-    def drain_until(self, wanted: int, patience: float = 5.0) -> int:
-        """Waits for this many, at most `patience` seconds."""
-        count, deadline = 0, time.monotonic() + patience
+    def drain_until(self, wanted: int) -> int:
+        """Waits for this many, at most 5 s."""
+        count, deadline = 0, time.monotonic() + 5
         while count < wanted and time.monotonic() < deadline:
             count += self.drain(0.0)
         return count
@@ -207,13 +207,18 @@ class SketchAttack(Attack):
         time.sleep((SLOT - into) / 1e6 + 0.05)
 
     def dropped(self, frames: Iterator[bytes]) -> int:
-        """How many of these fresh requests did not pass. No more than 16 are under way, as in `flood`."""
-        lost = 0
+        """How many of these fresh requests did not pass. No more than 16 are under way, as in `flood`: the next are
+        sent when each of these has come out or is counted as dropped."""
+        before = sum(self.switch.counters("drops").values())
+        sent = came = dropped = 0
         while batch := list(itertools.islice(frames, 16)):
             for frame in batch:
                 self.send(CLIENT, frame)
-            lost += len(batch) - self.drain_until(len(batch), 0.2)
-        return lost - self.drain(0.5)
+            sent, deadline = sent + len(batch), time.monotonic() + 10
+            while (came := came + self.drain(0.0)) + dropped < sent and time.monotonic() < deadline:
+                dropped = sum(self.switch.counters("drops").values()) - before
+            self.assertEqual(came + dropped, sent, f"{came} came out and {dropped} were dropped of {sent}")
+        return sent - came
 
 
 @families

@@ -6,7 +6,7 @@ import time
 import packets
 from layout import CLIENT, TOR_MAC, Service, host_mac
 from packets import ACK, SYN, Request
-from rack import RackTest, variants
+from rack import RackTest, in_time, variants
 
 
 class Handing(RackTest):
@@ -80,6 +80,7 @@ class WhatIsNotHandedOn(Handing):
 class SecondIsDead(Handing):
     """The second is silent: another gets the segment, and refuses it. Nobody else there: the sender itself does."""
 
+    @in_time
     def check(self) -> None:
         bound = 1_000_000
         service = self.drained(bound=bound)
