@@ -372,7 +372,7 @@ class Fleet:
 
     def readmitted(self, replica: str) -> dict[str, bool]:
         """By switch, whether a replica takes plain TCP there: a heartbeat came after its row had said so."""
-        found = {}
+        found: dict[str, bool] = {}
         for name, switch in self.switches.items():
             sample = self.health.samples.get(name)
             for cell, (pool, index, member) in (sample.places if sample else {}).items():
