@@ -30,7 +30,8 @@ class Remote(RackTest):
         self.modify("encapsulations", key, f"{kind}_v{outer}", next_hop=hop, src=int(src), dst=int(dst))
         source = {"pool": pool.id, "replica": 0, "ingress_port": UPLINK, "remote": 1, "source": number(dst)}
         self.insert("heartbeat_sources", source, "admit_heartbeat", readmitted=0)
-        self.remote_beat(pool, outer)
+        with self.counts("heartbeats", pool.member(0)):  # taken before anything else is sent
+            self.remote_beat(pool, outer)
         return self.add_service(pool)
 
     def remote_beat(self, pool, outer: int, src=None, port: int = UPLINK) -> None:
