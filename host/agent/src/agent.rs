@@ -93,7 +93,13 @@ impl Agent {
     /// Heartbeats come from this Ethernet address from now on. Where it is another than before, the agent registers anew:
     /// the ToR believes no heartbeat of an address that the controller does not know.
     pub fn set_mac(&self, mac: [u8; 6]) {
-        self.hello.send_if_modified(|hello| std::mem::replace(&mut hello.mac, mac.to_vec()) != mac);
+        self.hello.send_if_modified(|hello| {
+            let other = hello.mac != mac;
+            if other {
+                hello.mac = mac.to_vec();
+            }
+            other
+        });
     }
 
     /// Sets what the next report says.

@@ -12,6 +12,7 @@ mod address;
 mod agent;
 mod convert;
 mod door;
+mod due;
 mod keep;
 mod upstream;
 /// The generated messages.
@@ -24,6 +25,7 @@ pub use address::{AddressError, Controllers, TlsFiles};
 pub use agent::{Agent, Status};
 pub use convert::{ConvertError, services};
 pub use door::{Door, DoorConfig, DoorError};
+pub use due::Due;
 
 /// Why a channel cannot be used at all.
 #[derive(Debug, thiserror::Error)]

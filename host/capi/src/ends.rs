@@ -6,12 +6,10 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rivulet_agent::{Agent, Status};
+use rivulet_agent::{Agent, Due, Status};
 use rivulet_server::Server;
-use rivulet_server::service::Service;
 
 use crate::client::Client;
 use crate::event::Event;
@@ -28,14 +26,10 @@ pub struct Serving {
     pub out: Vec<*mut Event>,
     /// Where services and keys come from; none with those of a file.
     agent: Option<Agent>,
-    /// The update that is to be taken up, and not before when: what could not be is tried again.
-    update: Option<(u64, Vec<Service>, Instant)>,
+    due: Due,
     status: Status,
     readiness: Readiness,
 }
-
-/// An update that could not be taken up is tried again after this time: its interface may be back by then.
-const AGAIN: Duration = Duration::from_secs(1);
 
 impl Serving {
     pub fn new(server: Server, agent: Option<Agent>) -> io::Result<Serving> {
@@ -45,7 +39,7 @@ impl Serving {
             waiting: Vec::new(),
             out: Vec::new(),
             agent,
-            update: None,
+            due: Due::default(),
             status: Status::default(),
             readiness,
         };
@@ -67,15 +61,12 @@ impl Serving {
     /// Takes up what the agent gave, and says how this server is.
     pub fn hear(&mut self) {
         let Some(agent) = &self.agent else { return };
-        while let Ok((version, services)) = agent.updates.try_recv() {
-            self.update = Some((version, services, Instant::now()));
-        }
-        if let Some((version, services, _)) = self.update.take_if(|(.., at)| *at <= Instant::now()) {
+        if let Some((version, services)) = self.due.take(&agent.updates) {
             match self.server.replace(services.clone()) {
                 Ok(()) => (self.status.version, self.status.error) = (version, String::new()),
                 Err(e) => {
                     self.status.error = e.to_string();
-                    self.update = Some((version, services, Instant::now() + AGAIN));
+                    self.due.again(version, services);
                 }
             }
         }

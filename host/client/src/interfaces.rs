@@ -36,10 +36,7 @@ impl Port {
     /// former one was, and either would do, by AF_PACKET.
     pub fn reopen(&mut self) -> Result<(), ConnectError> {
         let claims = &self.claims;
-        self.choice.reopen(&mut self.io, |backend| {
-            let wide = backend == Backend::AfPacket;
-            Ok(config(if wide { claims.wide_filter()? } else { claims.filter()? }))
-        })?;
+        self.choice.reopen(&mut self.io, || Ok(config(claims.wide_filter()?)))?;
         if self.io.backend() == Backend::AfPacket {
             self.claims.widen();
         }

@@ -49,15 +49,15 @@ impl IoChoice {
         Ok(Opened { io: Box::new(io), instead })
     }
 
-    /// Opens the interface of `io` again, after it was deleted and made anew. Where the new one is not fit for the mechanism
-    /// of the former, and either would do, this is as [`open`](Self::open).
+    /// Opens the interface of `io` again, after it was deleted and made anew. Where the new one is not fit for AF_XDP as the
+    /// former was, and either would do, by AF_PACKET with this configuration.
     ///
     /// # Errors
-    /// Those of [`PacketIo::reopen`] and [`open`](Self::open); `io` is as before.
+    /// Those of [`PacketIo::reopen`] and [`AfPacket::open`]; `io` is as before.
     pub fn reopen(
         self,
         io: &mut Box<dyn PacketIo>,
-        config: impl FnMut(Backend) -> Result<Config, OpenError>,
+        config: impl FnOnce() -> Result<Config, OpenError>,
     ) -> Result<(), OpenError> {
         match io.reopen() {
             // Without an interface there is nothing to open by other means either.
@@ -67,7 +67,7 @@ impl IoChoice {
                     && !matches!(e, OpenError::NoSuchInterface(_) | OpenError::Netns { .. }) =>
             {
                 tracing::info!(why = %e, "AF_PACKET instead of AF_XDP");
-                *io = self.open(io.interface(), config)?.io;
+                *io = Box::new(AfPacket::open(io.interface(), config()?)?);
                 Ok(())
             }
             other => other,

@@ -180,6 +180,7 @@ mod tests {
         for part in [
             r#"hook ingress device "r1-eth0""#,
             r#"hook egress device "r1-eth0""#,
+            "ip daddr 10.9.0.1 tcp dport 80 @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078 accept",
             "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",
             r#"ether saddr set 02:00:00:00:00:01 ether daddr set 02:00:00:00:00:fe counter fwd to "r1-eth0""#,
             "ip6 saddr fd00:9::1 tcp sport 80 tcp flags == rst ip6 daddr . tcp dport . ip6 saddr . tcp sport @straight6 \

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use rig::{RIVULET, Rig, SERVICE, shim, url};
 use rivulet_client::IoChoice;
-use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
+use rivulet_pktio::AfPacket;
 use rivulet_pktio::testing::{Netns, lacks_af_xdp};
-use rivulet_pktio::{AfPacket, Config, Interface, PacketIo};
 
 const OFF: &str = "tx off txvlan off gro off";
 const XDP: [&str; 2] = ["--io", "af_xdp"];
@@ -227,10 +226,10 @@ fn a_server_whose_interface_comes_back_unfit_is_not_ready() {
     let content = rig.file("file", 100_000);
     let member = rig.member();
     let _server = rig.serve(&[&XDP[..], &["--member", &member, "--heartbeat-us", "10000"]].concat());
-    let mut heard = listen(&rig);
+    let mut heard = rig.heartbeats();
     wait("it to be ready", || beats(&mut heard).last() == Some(&true));
     rig.link_anew(Duration::ZERO);
-    let mut heard = listen(&rig);
+    let mut heard = rig.heartbeats();
     let mut all = Vec::new();
     wait("heartbeats on the new one", || {
         all.extend(beats(&mut heard));
@@ -243,17 +242,9 @@ fn a_server_whose_interface_comes_back_unfit_is_not_ready() {
     get(&rig, &[], &content).unwrap();
 }
 
-/// A socket for the heartbeats that come to the client.
-fn listen(rig: &Rig) -> AfPacket {
-    AfPacket::open(&Interface::new(Some(rig.client.name()), "c0").unwrap(), Config::default()).unwrap()
-}
-
 /// Whether each heartbeat of the next ones says ready.
 fn beats(io: &mut AfPacket) -> Vec<bool> {
-    let count = io.recv().unwrap();
-    let read = |frame: &[u8]| Heartbeat::parse(frame.get(14..)?).ok().map(|beat| beat.ready);
-    let is = |frame: &[u8]| frame[12..14] == ETHER_TYPE.to_be_bytes();
-    (0..count).filter_map(|i| Some(io.frame(i).data).filter(|f| is(f)).and_then(|f| read(f))).collect()
+    Rig::heard(io).iter().map(|beat| beat.ready).collect()
 }
 
 /// What cannot be had is an error that names what to change; `auto` does without.

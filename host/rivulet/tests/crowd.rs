@@ -8,9 +8,7 @@ use std::time::{Duration, Instant};
 
 use rig::{Rig, SERVICE, request};
 use rivulet_client::{Stack, Stream};
-use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
-use rivulet_pktio::filter::Rule;
-use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo, in_netns};
+use rivulet_pktio::in_netns;
 
 /// A machine that takes longer than this for what the interface sends in 1.4 s is itself the slower one.
 const IN_TIME: Duration = Duration::from_secs(3);
@@ -53,9 +51,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
     };
     let mut streams = Vec::new();
     let _stack = in_netns(Some(rig.client.name()), || inside(&mut streams)).unwrap();
-    let client = Interface::new(Some(rig.client.name()), "c0").unwrap();
-    let filter = Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)]).unwrap());
-    let mut heartbeats = AfPacket::open(&client, Config { filter, ..Config::default() }).unwrap();
+    let mut heartbeats = rig.heartbeats();
     let began = Instant::now();
     std::thread::scope(|scope| {
         for mut stream in streams {
@@ -69,10 +65,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
         }
     });
     let took = began.elapsed();
-    let mut heard = Vec::new();
-    while let count @ 1.. = heartbeats.recv().unwrap() {
-        heard.extend((0..count).map(|i| Heartbeat::parse(&heartbeats.frame(i).data[14..]).unwrap().sequence));
-    }
+    let heard: Vec<u32> = Rig::heard(&mut heartbeats).iter().map(|beat| beat.sequence).collect();
     let queue = rig.server.run("tc -s qdisc show dev s0 root");
     for reason in ["unsent", "receive_queue", "transmit_queue"] {
         assert_eq!(rig.metric(&format!("rivulet_dropped_total{{reason=\"{reason}\"}}")), 0, "{reason}");

@@ -82,6 +82,8 @@ impl Beat {
 #[derive(Default)]
 pub(crate) struct Sender {
     socket: Option<AfPacket>,
+    /// Frames that the interface took from it.
+    taken: u64,
     /// When a socket that could not be opened is tried again, microseconds.
     next: u64,
 }
@@ -92,15 +94,17 @@ impl Sender {
         if self.socket.is_none() && now >= self.next {
             self.next = now + SEEK;
             match open(interface) {
-                Ok(socket) => self.socket = Some(socket),
+                Ok(socket) => (self.socket, self.taken) = (Some(socket), 0),
                 Err(e) => tracing::debug!(error = %e, "no heartbeats"),
             }
         }
         let Some(socket) = &mut self.socket else { return Ok(false) };
-        let before = socket.stats().tx_frames;
         match socket.send(&[TxFrame::new(frame)]) {
             // One that a full device refuses is done with, too.
-            Ok(_) => Ok(socket.stats().tx_frames > before),
+            Ok(_) => {
+                let taken = socket.stats().tx_frames;
+                Ok(std::mem::replace(&mut self.taken, taken) < taken)
+            }
             Err(IoError::Gone(name)) => {
                 self.socket = None;
                 Err(IoError::Gone(name))

@@ -8,9 +8,9 @@ use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenErr
 /// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
 /// delay, since a request that waits is a round trip that grows.
 const RX_BYTES: usize = 2 << 20;
-/// Octets handed to the interface and not sent, by all workers, in the same accounting: some 220 full frames. What finds no room waits
-/// here as a request, where nothing is lost and the client's window is told to shrink, and not in a queueing discipline that
-/// drops what is too much. (The kernel's TCP leaves data in its sockets for the same reason.)
+/// Octets handed to the interface and not sent, by all workers, in the same accounting: some 220 full frames. What finds
+/// no room waits here as a request, where nothing is lost and the client's window is told to shrink, and not in a
+/// queueing discipline that drops what is too much. (The kernel's TCP leaves data in its sockets for the same reason.)
 const TX_BYTES: usize = 512 << 10;
 /// Responses that may wait for a flush: those of a whole batch of requests and more, so that there is one for each batch.
 pub(crate) const QUEUE: usize = 128;
@@ -50,7 +50,7 @@ impl Opener {
             return false;
         }
         self.next = now + SEEK;
-        match self.choice.reopen(io, |_| Ok(self.config(filter, None))) {
+        match self.choice.reopen(io, || Ok(self.config(filter, None))) {
             Ok(()) => {
                 self.why.clear();
                 true

@@ -39,6 +39,8 @@ pub struct AfPacket {
     stamps: bool,
     rx: Receiver,
     tx: Transmitter,
+    /// None: what a full queueing discipline refuses is dropped.
+    bound: Option<Bound>,
     stats: Stats,
 }
 
@@ -58,7 +60,8 @@ impl AfPacket {
             name: interface.to_string(),
             index: info.index,
             rx: Receiver::new(config.batch, slot_frame(mtu), config.checksum).map_err(memory)?,
-            tx: Transmitter::new(batch, slot_frame(mtu), bound(&config)).map_err(memory)?,
+            tx: Transmitter::new(batch, slot_frame(mtu)).map_err(memory)?,
+            bound: bound(&config),
             config,
             stamps: false,
             stats: Stats::default(),
@@ -135,7 +138,9 @@ impl PacketIo for AfPacket {
         if self.tx.pending() > 0 {
             return Ok(0);
         }
-        self.tx.send(self.fd.as_fd(), frames, &mut self.stats).map_err(|e| self.error("sendmmsg", e))
+        self.tx
+            .send(self.fd.as_fd(), frames, &mut self.bound, &mut self.stats)
+            .map_err(|e| self.error("sendmmsg", e))
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
@@ -164,7 +169,9 @@ impl PacketIo for AfPacket {
         if self.tx.pending() == 0 {
             return Ok(());
         }
-        self.tx.flush(self.fd.as_fd(), &mut self.stats).map_err(|e| self.error("sendmmsg", e))
+        self.tx
+            .flush(self.fd.as_fd(), &mut self.bound, &mut self.stats)
+            .map_err(|e| self.error("sendmmsg", e))
     }
 
     fn pending(&self) -> usize {
@@ -196,7 +203,8 @@ impl PacketIo for AfPacket {
     fn reopen(&mut self) -> Result<(), OpenError> {
         let (fd, info) = in_netns(self.interface.netns(), || socket::open(&self.interface, &self.config))??;
         self.stats.rx_dropped += socket::drops(self.fd.as_fd());
-        self.tx.anew(bound(&self.config));
+        self.tx.clear();
+        self.bound = bound(&self.config);
         (self.fd, self.index) = (fd, info.index);
         self.set_stamps(self.stamps);
         Ok(())

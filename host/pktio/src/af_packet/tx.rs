@@ -19,8 +19,6 @@ enum Outcome {
 
 pub(super) struct Transmitter {
     pool: Pool,
-    /// None: what is refused is dropped.
-    bound: Option<Bound>,
     batch: usize,
     slot: usize,
     /// Oldest committed slot and the number of committed ones.
@@ -44,12 +42,11 @@ unsafe impl Send for Transmitter {}
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 impl Transmitter {
-    pub(super) fn new(batch: usize, slot: usize, bound: Option<Bound>) -> io::Result<Self> {
+    pub(super) fn new(batch: usize, slot: usize) -> io::Result<Self> {
         // SAFETY: all zero is a valid mmsghdr.
         let message: libc::mmsghdr = unsafe { std::mem::zeroed() };
         let mut this = Transmitter {
             pool: Pool::new(batch * (HEADROOM + slot))?,
-            bound,
             batch,
             slot,
             first: 0,
@@ -72,9 +69,7 @@ impl Transmitter {
 
     /// Replaces the empty ring by one with longer slots.
     pub(super) fn grow(&mut self, slot: usize) -> io::Result<()> {
-        let fresh = Transmitter::new(self.batch, slot, None)?;
-        let bound = self.bound.take();
-        *self = Transmitter { bound, ..fresh };
+        *self = Transmitter::new(self.batch, slot)?;
         Ok(())
     }
 
@@ -93,12 +88,6 @@ impl Transmitter {
     /// Forgets what was committed (the interface it was meant for is gone).
     pub(super) fn clear(&mut self) {
         (self.first, self.queued, self.reserved) = (0, 0, None);
-    }
-
-    /// Goes on with another socket.
-    pub(super) fn anew(&mut self, bound: Option<Bound>) {
-        self.clear();
-        self.bound = bound;
     }
 
     fn offset(&self, slot: usize) -> usize {
@@ -124,12 +113,17 @@ impl Transmitter {
         self.queued += 1;
     }
 
-    pub(super) fn flush(&mut self, fd: BorrowedFd<'_>, stats: &mut Stats) -> io::Result<()> {
+    pub(super) fn flush(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        bound: &mut Option<Bound>,
+        stats: &mut Stats,
+    ) -> io::Result<()> {
         self.reserved = None;
         while self.queued > 0 {
             let run = self.queued.min(self.batch - self.first);
             let range = self.first..self.first + run;
-            let (done, result) = send_run(fd, &mut self.slot_messages[range], &mut self.bound, stats);
+            let (done, result) = send_run(fd, &mut self.slot_messages[range], bound, stats);
             self.queued -= done;
             // An empty ring begins anew: the slots used last are those that the processor has at hand.
             self.first = if self.queued == 0 { 0 } else { (self.first + done) % self.batch };
@@ -151,6 +145,7 @@ impl Transmitter {
         &mut self,
         fd: BorrowedFd<'_>,
         frames: &[TxFrame<'_>],
+        bound: &mut Option<Bound>,
         stats: &mut Stats,
     ) -> io::Result<usize> {
         self.reserved = None;
@@ -165,7 +160,7 @@ impl Transmitter {
                 parts[2] = part(frame.body);
                 self.messages[i].msg_hdr.msg_iovlen = if frame.body.is_empty() { 2 } else { 3 };
             }
-            let (done, result) = send_run(fd, &mut self.messages[..run.len()], &mut self.bound, stats);
+            let (done, result) = send_run(fd, &mut self.messages[..run.len()], bound, stats);
             total += done;
             match result {
                 Ok(Outcome::All) => {}

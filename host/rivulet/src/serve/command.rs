@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rivulet_agent::{Agent, Status};
+use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server};
@@ -20,9 +20,6 @@ use crate::second_chance::SecondChance;
 
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
-
-/// An update that could not be taken up is tried again after this time: its interface may be back by then.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
 const PREPARING: Duration = Duration::from_secs(30);
@@ -73,7 +70,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let mut preparing = true;
     let mut chores = Instant::now();
-    let mut update = None;
+    let mut due = Due::default();
     let mut known = (server.mac(), server.reopened());
     while !stopped() {
         server.turn(&mut files, CHORES);
@@ -95,15 +92,12 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         }
         metrics.take(0, &mut server);
         if let Some(agent) = &agent {
-            while let Ok(newer) = agent.updates.try_recv() {
-                update = Some((newer, Instant::now()));
-            }
-            if let Some(((version, services), _)) = update.take_if(|(_, at)| *at <= Instant::now()) {
+            if let Some((version, services)) = due.take(&agent.updates) {
                 let setup = args.setup_address;
                 if take_up((&mut server, &workers), version, &services, &mut addresses, setup, &mut status) {
                     second_chance.ensure(server.services(), server.mac(), server.reopened());
                 } else {
-                    update = Some(((version, services), Instant::now() + AGAIN));
+                    due.again(version, services);
                 }
             }
             fill(&server, &metrics, &mut status);

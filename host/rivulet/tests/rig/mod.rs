@@ -8,8 +8,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rivulet_client::{Config, IoChoice, Stack, Stream};
-use rivulet_pktio::in_netns;
+use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
+use rivulet_pktio::filter::Rule;
 use rivulet_pktio::testing::Netns;
+use rivulet_pktio::{AfPacket, Filter, Interface, PacketIo, in_netns};
 use tempfile::TempDir;
 
 pub const RIVULET: &str = env!("CARGO_BIN_EXE_rivulet");
@@ -159,6 +161,22 @@ impl Rig {
     pub fn member(&self) -> String {
         let mac = Rig::mac(&self.client, "c0").map(|octet| format!("{octet:02x}")).join(":");
         format!("1/3@{mac}")
+    }
+
+    /// A socket for the heartbeats that come to the client.
+    pub fn heartbeats(&self) -> AfPacket {
+        let client = Interface::new(Some(self.client.name()), "c0").unwrap();
+        let filter = Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)]).unwrap());
+        AfPacket::open(&client, rivulet_pktio::Config { filter, ..Default::default() }).unwrap()
+    }
+
+    /// Those that came since the last call.
+    pub fn heard(io: &mut AfPacket) -> Vec<Heartbeat> {
+        let mut all = Vec::new();
+        while let count @ 1.. = io.recv().unwrap() {
+            all.extend((0..count).map(|i| Heartbeat::parse(&io.frame(i).data[14..]).unwrap()));
+        }
+        all
     }
 
     /// Ethernet address of a device.
