@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+
+from .document import DocumentError, read
 
 MAX_MEMBERS = 64
 """Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
@@ -310,68 +310,47 @@ class Config(_Model):
         return next(r for r in self.replicas if r.name == name)
 
 
-def _line(tree: Any, path: tuple[str | int, ...]) -> int:
-    """Line (from 1) of the deepest part of `path` that the file has."""
-    line = 1
-    for part in path:
-        marks = getattr(getattr(tree, "lc", None), "data", None)
-        if not isinstance(marks, dict) or part not in marks:
-            break
-        line = int(marks[part][0]) + 1
-        tree = tree[part]
-    return line
-
-
-def _plain(tree: Any) -> Any:
-    """Ruamel's containers as ordinary ones."""
-    if isinstance(tree, dict):
-        return {str(key): _plain(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_plain(value) for value in tree]
-    return tree
+MAX_PROBLEMS = 100
+"""Most problems that are told of one file."""
 
 
 def parse(text: str, source: str = "config") -> Config:
     """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
     from .references import references
 
-    # Lines cost time that a file without mistakes need not spend.
-    with suppress(YAMLError, ValidationError):
-        config = Config.model_validate(YAML(typ="safe").load(text))
-        if not any(references(config)):
-            return config
     try:
-        tree = YAML(typ="rt").load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 1
-        raise ConfigError([f"{source}:{line}: not YAML: {getattr(error, 'problem', None) or error}"]) from None
-    if not isinstance(tree, dict):
+        document = read(text)
+    except DocumentError as error:
+        raise ConfigError([f"{source}:{error.line}: {error}"]) from None
+    if not isinstance(document.values, dict):
         raise ConfigError([f"{source}:1: the file must hold `switches`, `replicas` and `services`"])
     try:
-        config = Config.model_validate(_plain(tree))
+        config = Config.model_validate(document.values)
     except ValidationError as error:
-        problems = []
-        mistakes = error.errors()
-        for item in mistakes:
-            place = item["loc"]
-            # A list of which every item is wrong also counts as too short.
-            if item["type"] == "too_short" and any(m["loc"][: len(place)] == place != m["loc"] for m in mistakes):
-                continue
-            path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
-            message = item["msg"].removeprefix("Value error, ")
-            if item["type"] == "extra_forbidden":
-                message = "unknown field"
-            elif item["type"] == "missing":
-                message = "missing"
-            problems.append(f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}")
-        raise ConfigError(sorted(set(problems))) from None
+        mistakes = list(_mistakes(error))
+    else:
+        mistakes = list(references(config))
+        if not mistakes:
+            return config
     problems = [
-        f"{source}:{_line(tree, path)}: {'.'.join(map(str, path))}: {message}" for path, message in references(config)
+        f"{source}:{document.line(path)}: {'.'.join(map(str, path))}: {message}"
+        for path, message in mistakes[:MAX_PROBLEMS]
     ]
-    if problems:
-        raise ConfigError(problems)
-    return config
+    more = [f"{source}: and {len(mistakes) - MAX_PROBLEMS} more"] if len(mistakes) > MAX_PROBLEMS else []
+    raise ConfigError(sorted(set(problems)) + more)
+
+
+def _mistakes(error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What pydantic found: path in the file, what to do."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    above = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
+    for item in mistakes:
+        # A list of which every item is wrong also counts as too short.
+        if item["type"] == "too_short" and item["loc"] in above:
+            continue
+        path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
+        message = {"extra_forbidden": "unknown field", "missing": "missing"}.get(item["type"])
+        yield path, message or item["msg"].removeprefix("Value error, ")
 
 
 def load(path: str | Path) -> Config:

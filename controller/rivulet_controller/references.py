@@ -19,8 +19,9 @@ def references(config: Config) -> Iterator[Mistake]:
         "services": [s.name for s in config.services],
     }
     for kind, all_names in named.items():
+        first = {name: index for index, name in reversed(list(enumerate(all_names)))}
         for index, name in enumerate(all_names):
-            if name in all_names[:index]:
+            if first[name] != index:
                 yield (kind, index, "name"), f"{name!r} stands twice: names are unique"
     names = {r.name for r in config.replicas}
     places: dict[tuple[str, str], str] = {}

@@ -1,0 +1,57 @@
+"""YAML from strangers: bounded before anything is built, with the line of each value."""
+
+import pytest
+
+from rivulet_controller.config import MAX_PROBLEMS, ConfigError, parse
+from rivulet_controller.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, DocumentError, read
+
+
+def billion(levels: int) -> str:
+    """Some 50 bytes a level, nine times the values at each."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (billion(9), 6, f"more than {MAX_VALUES} values"),
+        ("a: &a [*a]\n", 1, "names nothing that is complete"),
+        ("a: 1\nb: *c\n", 2, "names nothing that is complete"),
+        # libyaml's composer recurses: without the bound 50,000 levels end the process by a signal.
+        ("- " * 50_000 + "x\n", 1, f"deeper than {MAX_DEPTH} levels"),
+        ("a:\n  " + "[" * 50_000 + "]" * 50_000, 2, f"deeper than {MAX_DEPTH} levels"),
+        ("a: 1\n" + "x" * MAX_BYTES, 1, f"at most {MAX_BYTES}"),
+        ("a: " + "9" * 9000, 1, "not YAML"),
+        ("a: 2001-99-99", 1, "not YAML"),
+        ("a: b\n\tc: d", 2, "not YAML"),
+        ("\0", 1, "not YAML"),
+        ("a: !!python/object:os.system {}", 1, "not YAML"),
+        ("a: b\n---\nc: d\n", 2, "not YAML"),
+    ],
+)
+def test_what_is_too_much_or_no_yaml_is_refused_with_its_line(text: str, line: int, words: str) -> None:
+    with pytest.raises(DocumentError, match=words.replace("(", "\\(")) as caught:
+        read(text)
+    assert caught.value.line == line
+
+
+def test_honest_anchors_and_merges_still_work() -> None:
+    document = read("base: &base {port: 1, mtu: 9000}\nhosts:\n  - <<: *base\n    ip: a\n  - {<<: *base, port: 2}\n")
+    assert document.values["hosts"] == [{"port": 1, "mtu": 9000, "ip": "a"}, {"port": 2, "mtu": 9000}]
+    assert document.line(("hosts", 0, "ip")) == 4
+    assert document.line(("hosts", 1, "port")) == 5
+    # What was merged is named where it stands.
+    assert document.line(("hosts", 0, "port")) == 1
+    assert document.line(("nothing",)) == 1
+    assert read("").values is None
+
+
+def test_a_file_of_mistakes_names_so_many_and_counts_the_rest() -> None:
+    text = "replicas:\n" + "".join(f"  - {{name: r{n}, mac: '02', ip: x, switch: tor1, port: 1}}\n" for n in range(500))
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "rack.yaml")
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+    # Three mistakes a replica (the address is of neither kind), and two parts that are missing.
+    assert caught.value.problems[-1] == f"rack.yaml: and {3 * 500 + 2 - MAX_PROBLEMS} more"
