@@ -51,7 +51,8 @@ class Document:
         node, line = self._root, 1
         for part in path:
             if isinstance(node, MappingNode):
-                found = next(((key, value) for key, value in node.value if str(key.value) == str(part)), None)
+                # From the end: what a merge brought stands before what the place says itself.
+                found = next((pair for pair in reversed(node.value) if str(pair[0].value) == str(part)), None)
                 if found is None:
                     break
                 line, node = found[0].start_mark.line + 1, found[1]
