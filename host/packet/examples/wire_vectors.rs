@@ -1,6 +1,6 @@
 //! Writes docs/wire-vectors.json: `cargo run -p rivulet-packet --example wire_vectors`.
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/it/support/mod.rs"]
 mod support;
 
 fn main() -> std::io::Result<()> {

@@ -2,7 +2,7 @@
 //! by field, with and without delta encoding, as JSON.
 #![allow(missing_docs)]
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/it/support/mod.rs"]
 mod support;
 
 use std::hint::black_box;

@@ -1,0 +1,153 @@
+//! `rivulet agent`: keys for serving processes without a controller, and heartbeats for services of the kernel's
+//! TCP. Needs root; skipped where namespaces cannot be made.
+
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::rig::{Process, RIVULET, Rig, url};
+use prost::Message;
+use rivulet_agent::proto::{NonceKey, SealKey, Service, Update};
+use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
+use rivulet_pktio::filter::Rule;
+use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo};
+
+/// What a controller gave, once.
+fn kept(rig: &Rig) {
+    let service = Service {
+        id: 1,
+        name: "files".into(),
+        addresses: vec![vec![10, 9, 0, 1]],
+        port: 80,
+        pool: 1,
+        replica: 2,
+        // Answers go to the ToR, and here nothing stands before the client.
+        tor_mac: Rig::mac(&rig.client, "c0").into(),
+        heartbeat_interval_us: 10_000,
+        liveness_bound_us: 100_000,
+        trust_tor: false,
+        plain_tcp: true,
+        seal_keys: vec![SealKey { epoch: 1, master: vec![1; 16] }],
+        nonce_keys: vec![NonceKey { epoch: 1, k: vec![1; 8], k_prime: vec![2; 8], opening: vec![3; 16] }],
+        usable_seal_epoch: 1,
+        usable_nonce_epoch: 1,
+        horizon_us: 4_000_000,
+        tunnels: Vec::new(),
+    };
+    let update = Update { version: 3, services: vec![service] };
+    let mut file = std::fs::File::options();
+    let mut file = file.write(true).create(true).mode(0o600).open(rig.dir.path().join("kept")).unwrap();
+    file.write_all(&update.encode_to_vec()).unwrap();
+}
+
+fn agent(rig: &Rig, flags: &[&str]) -> Process {
+    let mut command = rig.server.command(RIVULET);
+    command.current_dir(rig.dir.path()).args(["agent", "--name", "r1", "-i", "s0", "--socket", "agent.sock"]);
+    command.args(["--keep", "kept", "--controller", "unix:nobody.sock,unix:nobody2.sock"]).args(flags);
+    let process = Process(command.spawn().unwrap());
+    wait("the agent's socket", || rig.dir.path().join("agent.sock").exists());
+    process
+}
+
+fn serve(rig: &Rig) -> Process {
+    let mut command = rig.server.command(RIVULET);
+    command.current_dir(rig.dir.path()).args(["serve", "www", "-i", "s0", "--name", "r1"]);
+    command.args(["--controller", "unix:agent.sock", "--setup-address"]);
+    rig.started(Process(command.spawn().unwrap()))
+}
+
+/// Longest wait for what must come.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let patience = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < patience, "waiting for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// No controller anywhere: the agent has the keys, a serving process dies in the middle of a download, the next
+/// one gets them at once, and the same connection finishes.
+#[test]
+fn keys_outlive_serving_processes() {
+    let Some(rig) = Rig::new() else { return };
+    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
+    kept(&rig);
+    let agent = agent(&rig, &[]);
+    let content = rig.file("file", 12_000_000);
+    let server = serve(&rig);
+    let mut command = rig.get(&["--json", "-o"]);
+    let download = command.arg(rig.out()).arg(url("file")).stdout(Stdio::piped()).spawn().unwrap();
+    let part = rig.dir.path().join("out.part");
+    wait("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) > 3_000_000);
+    drop(server);
+    let server = serve(&rig);
+    let result = download.wait_with_output().unwrap();
+    assert!(result.status.success());
+    assert!(std::fs::read(rig.out()).unwrap() == content);
+    server.stop();
+    agent.stop();
+    assert!(!rig.dir.path().join("agent.sock").exists(), "taken down");
+}
+
+/// Heartbeats that arrive at the client's end, where the ToR would stand.
+struct Ear(AfPacket);
+
+impl Ear {
+    fn new(rig: &Rig) -> Ear {
+        let filter = Filter::new(&[Rule::EtherType(ETHER_TYPE)]).unwrap();
+        let interface = Interface::new(Some(rig.client.name()), "c0").unwrap();
+        Ear(AfPacket::open(&interface, Config { filter: Some(filter), ..Config::default() }).unwrap())
+    }
+
+    /// What came by now.
+    fn all(&mut self) -> Vec<Heartbeat> {
+        let count = self.0.recv().unwrap();
+        (0..count).map(|i| Heartbeat::parse(&self.0.frame(i).data[14..]).unwrap()).collect()
+    }
+
+    /// Waits for a heartbeat that is as wanted.
+    fn hear(&mut self, what: &str, wanted: impl Fn(&Heartbeat) -> bool) -> Heartbeat {
+        let mut found = None;
+        wait(what, || {
+            found = self.all().into_iter().find(&wanted);
+            found.is_some()
+        });
+        found.unwrap()
+    }
+}
+
+/// A service of the kernel's TCP: ready while it accepts connections; as soon as a serving process is attached
+/// the heartbeats are its own.
+#[test]
+fn plain_services_beat_while_they_accept() {
+    let Some(rig) = Rig::new() else { return };
+    kept(&rig);
+    rig.file("small", 1000);
+    let mut ear = Ear::new(&rig);
+    let _agent = agent(&rig, &["--plain-tcp", "--health-path", "/small", "--setup-address"]);
+    let first = ear.hear("a heartbeat that is not ready", |b| !b.ready);
+    assert_eq!((first.pool, first.replica), (1, 2));
+    let python = rig.plain_server();
+    let ready = ear.hear("a ready heartbeat", |b| b.ready);
+    assert_eq!(ready.incarnation, first.incarnation);
+    // Plain clients are served, and Rivulet's fall back on the same handshake.
+    let out = rig.get(&["--json", "-o"]).arg(rig.out()).arg(url("small")).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    drop(python);
+    ear.hear("not ready again", |b| !b.ready);
+
+    let _server = serve(&rig);
+    let own = ear.hear("the serving process's", |b| b.incarnation != first.incarnation && b.ready);
+    // What was on its way when it attached may still come; then nobody else beats. If both did, as often as each
+    // other, thirty of one would not come in a row.
+    let mut in_a_row = 0;
+    wait("the serving process to be the only one of its replica that beats", || {
+        for beat in ear.all() {
+            in_a_row = if beat.incarnation == own.incarnation { in_a_row + 1 } else { 0 };
+        }
+        in_a_row >= 30
+    });
+}

@@ -1,0 +1,76 @@
+//! Many connections at once on an interface that is slower than they ask for. Needs root; skipped where namespaces
+//! cannot be made.
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use crate::rig::{Rig, SERVICE, request};
+use rivulet_client::{Stack, Stream};
+use rivulet_pktio::in_netns;
+
+/// A machine that takes longer than this for what the interface sends in 1.4 s is itself the slower one.
+const IN_TIME: Duration = Duration::from_secs(3);
+
+/// Their first windows are several times what the interface's queue holds. The server leaves the rest in requests: its
+/// queueing discipline drops nothing, heartbeats go on, and connections are told of the queue.
+#[test]
+fn a_start_of_many_at_once_loses_nothing() {
+    // 256 full frames, as a switch port has.
+    if let Some((queue, _)) = crowd(387_584) {
+        assert!(queue.contains("(dropped 0,"), "{queue}");
+    }
+}
+
+/// What the server hands over at most is four times what this discipline holds, which refuses a frame now and then. It is
+/// sent later, and the server hands over less.
+#[test]
+fn nor_does_it_where_the_queue_is_short() {
+    if let Some((queue, took)) = crowd(96_896) {
+        assert!(!queue.contains("(dropped 0,") || took > IN_TIME, "it never was full: {queue}");
+    }
+}
+
+/// A hundred downloads through a queueing discipline of so many octets; what it says of itself afterwards, and the time taken.
+fn crowd(limit: u32) -> Option<(String, Duration)> {
+    const CROWD: usize = 100;
+    let rig = Rig::new()?;
+    rig.server.run(&format!("tc qdisc add dev s0 root tbf rate 60mbit burst 16kb limit {limit}"));
+    let member = rig.member();
+    let flags =
+        ["--metrics", "127.0.0.1:9090", "--no-plain-tcp", "--member", &member, "--heartbeat-us", "5000"];
+    let _server = rig.serve(&flags);
+    let content = rig.file("file", 100_000);
+    let address = format!("{SERVICE}:80").parse().unwrap();
+    // A thread is in the namespace that it entered, for opening connections too.
+    let inside = |streams: &mut Vec<Stream>| {
+        let stack = Stack::start().unwrap();
+        streams.extend((0..CROWD).map(|_| stack.connect(address).unwrap()));
+        stack
+    };
+    let mut streams = Vec::new();
+    let _stack = in_netns(Some(rig.client.name()), || inside(&mut streams)).unwrap();
+    let mut heartbeats = rig.heartbeats();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for mut stream in streams {
+            let content = &content;
+            scope.spawn(move || {
+                stream.write_all(request("file").as_bytes()).unwrap();
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).unwrap();
+                assert!(answer.ends_with(content), "{} octets", answer.len());
+            });
+        }
+    });
+    let took = began.elapsed();
+    let heard: Vec<u32> = Rig::heard(&mut heartbeats).iter().map(|beat| beat.sequence).collect();
+    let queue = rig.server.run("tc -s qdisc show dev s0 root");
+    for reason in ["unsent", "receive_queue", "transmit_queue"] {
+        assert_eq!(rig.metric(&format!("rivulet_dropped_total{{reason=\"{reason}\"}}")), 0, "{reason}");
+    }
+    assert!(rig.metric("rivulet_late_requests_total") > 0 || took > IN_TIME);
+    // 10 MB last 1.4 s at least, which is 280 intervals.
+    assert!(heard.len() > 50, "{} heartbeats", heard.len());
+    assert!(heard.windows(2).all(|pair| pair[1] == pair[0] + 1), "some are missing: {heard:?}");
+    Some((queue, took))
+}

@@ -1,0 +1,324 @@
+//! What happens to interfaces, paths and resources under a transfer: MTU changes, routers with a smaller MTU, an
+//! interface down and up, a full disk, no descriptors left, and one server killed again and again. Needs root;
+//! skipped where namespaces cannot be made.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::rig::{Process, RIVULET, Rig, SERVICE, shim, url};
+use rivulet_pktio::testing::Netns;
+
+/// Slow enough that things happen in the middle.
+fn shape(rig: &Rig, rate: &str) {
+    for (ns, device) in [(&rig.server, "s0"), (&rig.client, "c0")] {
+        ns.run(&format!("tc qdisc add dev {device} root tbf rate {rate} burst 64kb limit 256kb"));
+    }
+}
+
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
+    let patience = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < patience, "waiting for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A download that runs.
+fn download(rig: &Rig) -> Child {
+    let mut command = rig.get(&["--json", "-o"]);
+    command.arg(rig.out()).arg(url("file")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn progress(rig: &Rig, octets: u64) {
+    let part = rig.dir.path().join("out.part");
+    wait("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) >= octets);
+}
+
+fn finished(rig: &Rig, download: Child, content: &[u8]) -> serde_json::Value {
+    let result = download.wait_with_output().unwrap();
+    assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+    assert!(std::fs::read(rig.out()).unwrap() == content, "other content");
+    serde_json::from_slice(&result.stdout).unwrap()
+}
+
+/// Both ends' MTU shrinks and grows in the middle of a download: the same connection finishes.
+#[test]
+fn an_mtu_that_changes() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&["--no-plain-tcp"]);
+    shape(&rig, "10mbit");
+    let content = rig.file("file", 8_000_000);
+    let download = download(&rig);
+    for (octets, mtu) in [(1_500_000, 1280), (4_000_000, 1500)] {
+        progress(&rig, octets);
+        rig.server.ip(&format!("link set s0 mtu {mtu}"));
+        rig.client.ip(&format!("link set c0 mtu {mtu}"));
+    }
+    finished(&rig, download, &content);
+}
+
+/// Either end's interface goes down for a while.
+#[test]
+fn an_interface_that_goes_down_and_up() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&["--no-plain-tcp"]);
+    shape(&rig, "10mbit");
+    let content = rig.file("file", 8_000_000);
+    let download = download(&rig);
+    for (octets, ns, device) in [(1_500_000, &rig.client, "c0"), (4_000_000, &rig.server, "s0")] {
+        progress(&rig, octets);
+        ns.ip(&format!("link set {device} down"));
+        std::thread::sleep(Duration::from_millis(600));
+        ns.ip(&format!("link set {device} up"));
+    }
+    let report = finished(&rig, download, &content);
+    assert!(report["longest_gap_ms"].as_f64().unwrap() > 250.0, "it was down: {}", report["longest_gap_ms"]);
+}
+
+/// The server's interface and the client's are deleted, are missing for a while and made anew: the same connection goes on,
+/// and the kernels keep silent as before.
+#[test]
+fn interfaces_made_anew() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
+    // A queue that takes more than the server hands over: what is beyond that waits as requests when the interface goes.
+    rig.server.run("tc qdisc add dev s0 root tbf rate 15mbit burst 16kb limit 600kb");
+    let content = rig.file("file", 6_000_000);
+    let download = download(&rig);
+    progress(&rig, 1_000_000);
+    println!("{} requests had waited long", rig.metric("rivulet_late_requests_total"));
+    rig.link_anew(Duration::from_millis(300));
+    finished(&rig, download, &content);
+    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
+}
+
+/// The server's interface is in another namespace for a while, and has the same index when it is back.
+#[test]
+fn an_interface_that_was_elsewhere() {
+    let Some(rig) = Rig::new() else { return };
+    let Some(other) = Netns::new("hst-o") else { return };
+    let content = rig.file("file", 100_000);
+    let _server = rig.serve(&[]);
+    let index = || rig.server.run("cat /sys/class/net/s0/ifindex");
+    let before = index();
+    rig.server.ip(&format!("link set s0 netns {}", other.name()));
+    // It looks at its interface five times a second.
+    std::thread::sleep(Duration::from_secs(1));
+    other.ip(&format!("link set s0 netns {}", rig.server.name()));
+    rig.server.ip("addr add 10.88.0.2/24 dev s0");
+    rig.server.ip("link set s0 up");
+    assert_eq!(index(), before);
+    finished(&rig, download(&rig), &content);
+}
+
+/// client -- router -- server, where the far link takes less than both ends believe.
+struct Routed {
+    rig: Rig,
+    router: Netns,
+}
+
+impl Routed {
+    fn new() -> Option<Routed> {
+        let rig = Rig::new()?;
+        let router = Netns::new("hst-r")?;
+        // The near link of the rig is taken apart: c0 and s0 lead to the router now.
+        rig.client.ip("link del c0");
+        rig.client.veth("c0", &router, "rc");
+        rig.server.veth("s0", &router, "rs");
+        rig.client.ip("addr add 10.88.1.1/24 dev c0");
+        router.ip("addr add 10.88.1.254/24 dev rc");
+        rig.server.ip("addr add 10.88.2.1/24 dev s0");
+        router.ip("addr add 10.88.2.254/24 dev rs");
+        router.run("sysctl -qw net.ipv4.ip_forward=1");
+        router.run("sysctl -qw net.ipv4.icmp_ratelimit=0");
+        rig.client.ip("route add default via 10.88.1.254");
+        rig.server.ip("route add default via 10.88.2.254");
+        router.ip(&format!("route add {SERVICE}/32 via 10.88.2.1"));
+        Some(Routed { rig, router })
+    }
+}
+
+/// A router in the middle takes less from one moment on, and says so by ICMP: the server's answers shrink.
+#[test]
+fn a_path_that_takes_less_downwards() {
+    let Some(Routed { rig, router }) = Routed::new() else { return };
+    let server = rig.serve(&["--no-plain-tcp", "--metrics", "127.0.0.1:9090"]);
+    shape(&rig, "20mbit");
+    let content = rig.file("file", 6_000_000);
+    let download = download(&rig);
+    progress(&rig, 1_500_000);
+    router.ip("link set rc mtu 1280");
+    finished(&rig, download, &content);
+    assert!(rig.metric("rivulet_path_too_big_total") > 0, "the router did say so");
+    server.stop();
+}
+
+/// The same upwards: the client's requests, with an upload in them, shrink.
+#[test]
+fn a_path_that_takes_less_upwards() {
+    let Some(Routed { rig, router }) = Routed::new() else { return };
+    let storage = rig.dir.path().join("storage");
+    std::fs::create_dir(&storage).unwrap();
+    let _server = rig.serve(&["--no-plain-tcp", "--upload", storage.to_str().unwrap()]);
+    shape(&rig, "20mbit");
+    let content = rig.file("source", 5_000_000);
+    let mut command = rig.client.command(RIVULET);
+    command.env("RIVULET_SHIM", shim()).args(["run", "--", "curl", "-sS", "-w", "%{http_code}", "-T"]);
+    let upload =
+        command.arg(rig.www().join("source")).arg(url("file")).stdout(Stdio::piped()).spawn().unwrap();
+    let parts = storage.join(".rivulet-uploads");
+    wait("progress", || {
+        let entries = std::fs::read_dir(&parts).unwrap();
+        entries.flatten().any(|e| e.metadata().is_ok_and(|m| m.len() > 1_500_000))
+    });
+    router.ip("link set rs mtu 1280");
+    let result = upload.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&result.stdout), "201");
+    assert!(std::fs::read(storage.join("file")).unwrap() == content);
+}
+
+/// A full disk at the client: a clear error, what came is kept, and the download goes on once there is room.
+#[test]
+fn a_full_disk_at_the_client() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&["--no-plain-tcp"]);
+    let content = rig.file("file", 3_000_000);
+    let disk = rig.dir.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    // A mount namespace of its own, which ends with the command.
+    let line = format!(
+        "mount -t tmpfs -o size=1m none {0} && {RIVULET} get -q -o {0}/file {1}; code=$?; ls {0}; \
+         mount -o remount,size=8m {0} && {RIVULET} get -q -c -o {0}/file {1} && cp {0}/file {2}; exit $code",
+        disk.display(),
+        url("file"),
+        rig.out().display()
+    );
+    let out = rig.client.command("unshare").args(["-m", "sh", "-c", &line]).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("No space left"), "{said}");
+    let left = String::from_utf8_lossy(&out.stdout);
+    assert!(left.contains("file.part") && !left.lines().any(|name| name == "file"), "{left}");
+    assert!(std::fs::read(rig.out()).unwrap() == content, "went on when there was room");
+}
+
+/// Descriptors of a process.
+fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+}
+
+/// No descriptors left: the server says so to who asks for another file, lives, and loses none; a client says so
+/// and ends.
+#[test]
+fn out_of_descriptors() {
+    let Some(rig) = Rig::new() else { return };
+    let names: Vec<String> = (0..40).map(|i| format!("f{i}")).collect();
+    for name in &names {
+        // Longer than what is kept in memory: each is mapped.
+        rig.file(name, 300_000);
+    }
+    let server = rig.serve(&["--no-plain-tcp"]);
+    let pid = server.0.id();
+    let limit = |n: u64| {
+        let limit = libc::rlimit { rlim_cur: n, rlim_max: 4096 };
+        let none = std::ptr::null_mut();
+        // SAFETY: the structure that this call reads.
+        let set = unsafe { libc::prlimit(pid as i32, libc::RLIMIT_NOFILE, &raw const limit, none) };
+        assert_eq!(set, 0);
+    };
+    let get = |name: &str| {
+        let mut command = rig.get(&["-q", "-o"]);
+        command.arg(rig.out()).arg(url(name)).output().unwrap()
+    };
+    assert!(get("f0").status.success());
+    let before = descriptors(pid);
+    limit(before as u64 - 2);
+    rig.file("new", 100_000);
+    let refused = get("new");
+    assert!(!refused.status.success(), "a file that cannot be opened");
+    assert!(!refused.stderr.is_empty());
+    limit(1024);
+    for name in names.iter().map(String::as_str).chain(["new"]) {
+        let out = get(name);
+        assert!(out.status.success(), "{name}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    assert!(descriptors(pid) <= before + 2, "{} descriptors, {before} before", descriptors(pid));
+
+    let mut command = rig.get(&["-q", "-o"]);
+    command.arg(rig.out()).arg(url("f1"));
+    // SAFETY: one async-signal-safe call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            let limit = libc::rlimit { rlim_cur: 6, rlim_max: 6 };
+            if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        });
+    }
+    let out = command.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("Too many open files"), "{said}");
+}
+
+/// kill -9 of the serving process in the middle of a download, again and again: the restart takes over and the
+/// same connection finishes. `RIVULET_KILLS` says how often; the issue's hundred take about a minute.
+#[test]
+fn killed_again_and_again() {
+    let Some(rig) = Rig::new() else { return };
+    let kills: u64 = std::env::var("RIVULET_KILLS").map_or(4, |n| n.parse().expect("a number"));
+    shape(&rig, "20mbit");
+    // Each kill costs a pause; between two of them this much comes at least.
+    const STEP: u64 = 700_000;
+    // And more while a server starts, on a busy machine much more: the download must not end before the last kill.
+    let size = 20_000_000 + 3 * STEP * kills;
+    let content = rig.file("file", size as usize);
+    let start = || rig.serve(&["--no-plain-tcp"]);
+    let mut server: Process = start();
+    let download = download(&rig);
+    for kill in 0..kills {
+        progress(&rig, STEP * (kill + 1));
+        // SAFETY: a signal to a child of ours that was not waited for.
+        unsafe { libc::kill(server.0.id() as i32, libc::SIGKILL) };
+        drop(server);
+        server = start();
+        wait("the dead one's rules to be cleared", || {
+            rig.server.run("nft list tables netdev").matches("rivulet_guard").count() == 1
+        });
+    }
+    // The rest as fast as it can.
+    rig.server.run("tc qdisc del dev s0 root");
+    let report = finished(&rig, download, &content);
+    println!("{kills} kills, {size} octets, one connection: longest pause {} ms", report["longest_gap_ms"]);
+    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
+    server.stop();
+    assert!(!rig.server.run("nft list tables netdev").contains("rivulet"));
+}
+
+/// Wrong flags and missing files are told by name.
+#[test]
+fn wrong_flags_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("empty"), "").unwrap();
+    let cases: [(&[&str], &str); 9] = [
+        (&["serve", ".", "-i", "lo"], "--listen and --keys"),
+        (&["serve", "missing", "-i", "lo", "--listen", "10.9.0.1:80", "--keys", "empty"], "missing"),
+        (&["serve", ".", "-i", "lo", "--listen", "10.9.0.1:80", "--keys", "empty"], "empty"),
+        (&["serve", ".", "-i", "lo", "--controller", "unix:x"], "--name"),
+        (&["serve", ".", "-i", "lo", "--controller", "nonsense", "--name", "r1"], "unix:PATH or HOST:PORT"),
+        (&["agent", "-i", "nosuch", "--name", "r1", "--controller", "unix:x"], "nosuch"),
+        (&["agent", "-i", "lo", "--name", "r1", "--controller", "192.0.2.1:5"], "TLS"),
+        (&["run", "--", "/no/such/program"], "/no/such/program"),
+        (&["inspect", "missing.pcap"], "missing.pcap"),
+    ];
+    for (flags, told) in cases {
+        let mut command = Command::new(RIVULET);
+        command.current_dir(dir.path()).args(flags).env("RIVULET_SHIM", RIVULET);
+        let out = command.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(!out.status.success() && said.contains(told), "{flags:?}: {said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}

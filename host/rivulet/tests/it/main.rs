@@ -1,0 +1,16 @@
+//! All integration tests of this crate in one program: it is linked once. `cargo test -p rivulet --test it MODULE::`
+//! runs a module of them.
+
+mod af_xdp;
+mod agent;
+mod attacks;
+mod crowd;
+mod downloads;
+mod links;
+mod programs;
+mod rig;
+mod rotation;
+mod sockets;
+mod streams;
+mod survival;
+mod workers;

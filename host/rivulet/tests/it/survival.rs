@@ -1,0 +1,127 @@
+//! What a connection survives: the death of its server, and a file that changes under it. Needs root;
+//! skipped where namespaces cannot be made.
+
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::rig::{self, Rig, url};
+
+/// Slow enough that a process dies in the middle of a download.
+fn shape(rig: &Rig) {
+    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
+}
+
+/// kill -9 of the serving process, twice, in the middle of one download; the same connection finishes.
+#[test]
+fn a_killed_server_breaks_nothing() {
+    let Some(rig) = Rig::new() else { return };
+    shape(&rig);
+    let content = rig.file("file", 25_000_000);
+    let mut server = rig.serve(&[]);
+    let out = rig.out();
+    let mut command = rig.get(&["--json", "-o"]);
+    let download = command.arg(&out).arg(url("file")).stdout(Stdio::piped()).spawn().unwrap();
+    let part = rig.dir.path().join("out.part");
+    for wanted in [4_000_000, 14_000_000] {
+        let patience = Instant::now() + Duration::from_secs(30);
+        while std::fs::metadata(&part).map_or(0, |m| m.len()) < wanted {
+            assert!(Instant::now() < patience, "no progress towards {wanted}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // Drop is kill -9 of `ip netns exec`, which has become the server.
+        drop(server);
+        server = rig.serve(&[]);
+    }
+    let result = download.wait_with_output().unwrap();
+    assert!(result.status.success());
+    assert!(std::fs::read(out).unwrap() == content);
+    let report: serde_json::Value = serde_json::from_slice(&result.stdout).unwrap();
+    assert_eq!(report["bytes"], 25_000_000);
+    assert!(report["longest_gap_ms"].as_f64().unwrap() > 50.0, "it did die: {}", report["longest_gap_ms"]);
+    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0, "the dead server's kernel kept silent");
+    server.stop();
+    assert!(!rig.server.run("nft list tables netdev").contains("rivulet"), "everything was taken down");
+    let links = rig.server.run("ip addr");
+    assert!(!links.contains("rivulet0") && !links.contains(rig::SERVICE), "{links}");
+}
+
+/// The file is cut short while it is served: the download ends with an error, and the server lives.
+#[test]
+fn a_file_cut_short_is_an_error_for_its_client_alone() {
+    let Some(rig) = Rig::new() else { return };
+    shape(&rig);
+    let server = rig.serve(&[]);
+    rig.file("file", 25_000_000);
+    let other = rig.file("other", 100_000);
+    let out = rig.out();
+    let mut command = rig.get(&["-o"]);
+    let download = command.arg(&out).arg(url("file")).stderr(Stdio::piped()).spawn().unwrap();
+    let part = rig.dir.path().join("out.part");
+    let patience = Instant::now() + Duration::from_secs(30);
+    while std::fs::metadata(&part).map_or(0, |m| m.len()) < 2_000_000 {
+        assert!(Instant::now() < patience, "no progress");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let file = std::fs::File::options().write(true).open(rig.www().join("file")).unwrap();
+    file.set_len(1_000_000).unwrap();
+    let result = download.wait_with_output().unwrap();
+    assert_eq!(result.status.code(), Some(4), "{}", String::from_utf8_lossy(&result.stderr));
+    assert!(!out.exists(), "what came is not passed off as the whole");
+    let again = rig.get(&["-q", "-o"]).arg(&out).arg(url("other")).status().unwrap();
+    assert!(again.success() && std::fs::read(&out).unwrap() == other);
+    server.stop();
+}
+
+#[test]
+fn a_put_survives_its_server() {
+    upload("PUT");
+}
+
+#[test]
+fn a_post_survives_its_server() {
+    upload("POST");
+}
+
+/// curl uploads 10 MB and the server dies in the middle: the same connection finishes, and the file is whole. Nothing of
+/// it shows before it is complete.
+fn upload(method: &str) {
+    let Some(rig) = Rig::new() else { return };
+    rig.client.run("tc qdisc add dev c0 root tbf rate 40mbit burst 64kb limit 256kb");
+    let storage = rig.dir.path().join("storage");
+    std::fs::create_dir(&storage).unwrap();
+    let flags = ["--no-plain-tcp", "--upload", storage.to_str().unwrap()];
+    let content = rig.file("source", 10_000_000);
+    let mut server = rig.serve(&flags);
+    let source = rig.www().join("source");
+    let mut command = rig.client.command(rig::RIVULET);
+    command.env("RIVULET_SHIM", rig::shim()).args([
+        "run",
+        "--",
+        "curl",
+        "-sS",
+        "-w",
+        "%{http_code}",
+        "-X",
+        method,
+    ]);
+    let upload = command.arg("-T").arg(source).arg(url("up/file")).stdout(Stdio::piped()).spawn().unwrap();
+    let parts = storage.join(".rivulet-uploads");
+    let so_far = || {
+        let entries = std::fs::read_dir(&parts).unwrap();
+        let data = entries.flatten().find(|e| e.file_name().to_string_lossy().ends_with(".data"));
+        data.map_or(0, |e| e.metadata().map_or(0, |m| m.len()))
+    };
+    let patience = Instant::now() + Duration::from_secs(30);
+    while so_far() < 3_000_000 {
+        assert!(Instant::now() < patience, "no progress: {}", so_far());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(server);
+    assert!(!storage.join("up/file").exists());
+    server = rig.serve(&flags);
+    let result = upload.wait_with_output().unwrap();
+    assert!(result.status.success(), "{:?}", result.status);
+    assert_eq!(String::from_utf8_lossy(&result.stdout), "201");
+    assert!(std::fs::read(storage.join("up/file")).unwrap() == content);
+    server.stop();
+}

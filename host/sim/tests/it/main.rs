@@ -1,0 +1,10 @@
+//! All integration tests of this crate in one program: it is linked once. `cargo test -p rivulet-sim --test it MODULE::`
+//! runs a module of them.
+
+mod corpus;
+mod experiments;
+mod middlebox;
+mod reference;
+mod replay;
+mod scenarios;
+mod transfers;

@@ -1,0 +1,519 @@
+//! What a hostile client tries, and what stops it. Each test names the defence that it fails without.
+
+use std::collections::BTreeSet;
+
+use crate::support::{self, CLIENT, Random, steady};
+use rivulet_packet::{
+    EntryKind, Input, ProofEntry, RequestBuilder, RequestClass, SealedContinuation, Segment,
+    TransportContinuation, Want,
+};
+use rivulet_transport::seal::seal;
+use rivulet_transport::server::{
+    Answer, HeadKind, Policy, Refusal, ReplayMemory, Reply, Server, Verdict, step,
+};
+use rivulet_transport::verdict::VerdictError;
+use rivulet_transport::{KeyRing, Time};
+
+fn judge(keys: &KeyRing, packet: &[u8]) -> Result<usize, Refusal> {
+    judge_at(keys, packet, steady::NOW)
+}
+
+fn judge_at(keys: &KeyRing, packet: &[u8], now: u64) -> Result<usize, Refusal> {
+    let segment = Segment::parse_packet(packet).unwrap();
+    match step(&segment, keys, Time(now), &Policy::default())? {
+        Verdict::Terminate => Ok(0),
+        Verdict::Respond(plan) => Ok(plan.heads().len()),
+    }
+}
+
+fn sealed(keys: &KeyRing, c: &TransportContinuation) -> SealedContinuation {
+    seal(keys.seal(c.seal_epoch).unwrap(), c, CLIENT.parse().unwrap())
+}
+
+fn normal(keys: &KeyRing, sealed: &SealedContinuation, proof: &[ProofEntry]) -> Vec<u8> {
+    steady::packet(RequestClass::Normal, sealed, proof, &steady::output_continuation(keys))
+}
+
+#[test]
+fn an_honest_request_is_answered() {
+    let keys = support::keys();
+    assert_eq!(judge(&keys, &steady::request(&keys)), Ok(1));
+}
+
+/// Defence: the MAC over head and tail.
+#[test]
+fn a_changed_continuation_is_refused_in_every_field() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let genuine = sealed(&keys, &c);
+    let bytes = c.to_bytes();
+    let mut tried = 0;
+    for i in 0..bytes.len() * 8 {
+        let mut changed = bytes;
+        changed[i / 8] ^= 1 << (i % 8);
+        let Ok(fields) = TransportContinuation::from_bytes(&changed) else { continue };
+        let forged = SealedContinuation { fields, mac: genuine.mac };
+        // The attacker keeps his proof right for what he claims, as far as the switch can see.
+        let last = fields.number.wrapping_sub(fields.base);
+        let last = if last < 65536 { last as u16 } else { 0 };
+        let proof = match keys.nonce(fields.nonce_epoch) {
+            Some(_) => steady::original(&keys, &fields, 0, last),
+            None => steady::original(&keys, &c, 0, 39),
+        };
+        let refused = judge(&keys, &normal(&keys, &forged, &[proof])).unwrap_err();
+        assert!(matches!(refused, Refusal::Forged | Refusal::SealEpoch), "bit {i}: {refused}");
+        tried += 1;
+    }
+    assert!(tried > 400);
+}
+
+/// Defence: the MAC covers client address and port; keys are per service.
+#[test]
+fn a_continuation_of_another_client_or_service_is_refused() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let genuine = sealed(&keys, &c);
+    let proof = [steady::original(&keys, &c, 0, 39)];
+    let builder = RequestBuilder { continuation: Some(&genuine), proof: &proof, ..RequestBuilder::default() };
+    for from in ["192.0.2.1:40001", "192.0.2.2:40000", "[2001:db8::1]:40000"] {
+        if from.starts_with('[') {
+            continue; // another family cannot reach this service address
+        }
+        assert_eq!(judge(&keys, &steady::packet_with(&builder, from)), Err(Refusal::Forged), "{from}");
+    }
+    let mut other = KeyRing::new(8);
+    other.add_seal(1, &[0x11; 16]);
+    other.add_nonce(1, support::nonce_keys(1));
+    other.use_seal(1);
+    other.use_nonce(1);
+    assert_eq!(
+        judge(&other, &steady::request(&keys)),
+        Err(Refusal::Forged),
+        "another service, the same master"
+    );
+}
+
+/// Defence: the switch reads the sealed fields themselves, and nonces depend on the tag.
+#[test]
+fn ranges_of_one_connection_do_not_serve_another() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let other = TransportContinuation { tag: c.tag ^ 1, ..c };
+    let proof = steady::original(&keys, &other, 0, 39);
+    assert_eq!(judge(&keys, &normal(&keys, &sealed(&keys, &c), &[proof])), Err(Refusal::Sum));
+}
+
+/// Defence: every range's sum is checked, the kind chooses the key, the own nonce must be there.
+#[test]
+fn empty_wrapped_lied_and_guessed_proofs_are_refused() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let genuine = sealed(&keys, &c);
+    let ask = |proof: &[ProofEntry]| judge(&keys, &normal(&keys, &genuine, proof));
+    let own = VerdictError::Proof(rivulet_transport::history::ProofError::OwnNonceMissing);
+    assert_eq!(ask(&[]), Err(Refusal::Verdict(own)), "empty");
+    assert_eq!(
+        ask(&[steady::original(&keys, &c, 0, 38)]),
+        Err(Refusal::Verdict(own)),
+        "without the own nonce"
+    );
+    // A hidden loss: the sum lacks one nonce.
+    let whole = steady::original(&keys, &c, 0, 39);
+    let missing = steady::original(&keys, &c, 17, 17).sum;
+    assert_eq!(ask(&[ProofEntry { sum: whole.sum ^ missing, ..whole }]), Err(Refusal::Sum), "a hidden loss");
+    // The nonce of the retransmission in place of the original's.
+    let prime = keys.nonce(1).unwrap().retransmitted.tag(c.tag).nonce(c.base + 17);
+    assert_eq!(
+        ask(&[ProofEntry { sum: whole.sum ^ missing ^ prime, ..whole }]),
+        Err(Refusal::Sum),
+        "a retransmission's nonce"
+    );
+    assert_eq!(
+        ask(&[ProofEntry { kind: EntryKind::Retransmitted, ..whole }]),
+        Err(Refusal::Sum),
+        "as retransmissions"
+    );
+    // Acknowledging what was never sent.
+    assert_eq!(ask(&[ProofEntry { last: 45, ..whole }]), Err(Refusal::Sum), "the unsent");
+    let mut random = Random(7);
+    for _ in 0..100_000 {
+        let sum = random.next() as u32;
+        if sum != whole.sum {
+            assert_eq!(ask(&[ProofEntry { sum, ..whole }]), Err(Refusal::Sum), "guessed");
+        }
+    }
+}
+
+/// Defence: a declared loss halves; inventing one only costs. No proof gives more responses than the whole one.
+#[test]
+fn no_lie_about_losses_gains_anything() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let genuine = sealed(&keys, &c);
+    let honest = judge(&keys, &normal(&keys, &genuine, &[steady::original(&keys, &c, 0, 39)])).unwrap();
+    for gap in 0..39u16 {
+        let mut proof = Vec::new();
+        if gap > 0 {
+            proof.push(steady::original(&keys, &c, 0, gap - 1));
+        }
+        proof.push(steady::original(&keys, &c, gap + 1, 39));
+        let segment = normal(&keys, &genuine, &proof);
+        let segment = Segment::parse_packet(&segment).unwrap();
+        let new = match step(&segment, &keys, Time(steady::NOW), &Policy::default()).unwrap() {
+            Verdict::Terminate => 0,
+            Verdict::Respond(plan) => plan.heads().iter().filter(|h| h.kind == HeadKind::New).count(),
+        };
+        assert!(new <= honest, "gap {gap}: {new} new responses");
+    }
+}
+
+fn guarded() -> Server {
+    let mut server = Server::new(Policy::default());
+    server.replay = Some(ReplayMemory::new(100_000, 4_000_000, 99));
+    server
+}
+
+/// Bytes that a connection of a greedy client gets for 40 continuations: each used `times` times with each of `proofs`.
+fn greed(server: &mut Server, keys: &KeyRing, times: u32, proofs: u32) -> usize {
+    let mut bytes = 0;
+    let mut out = [0u8; 2048];
+    for number in 961..=1000 {
+        let c = TransportContinuation { number, ..steady::fields() };
+        let genuine = sealed(keys, &c);
+        for _ in 0..times {
+            for proof in 0..proofs {
+                let last = (number - c.base) as u16;
+                let mut entries = vec![steady::original(keys, &c, 0, last)];
+                if proof == 1 && last > 25 {
+                    entries = vec![steady::original(keys, &c, 1, last)]; // a loss, survivors alone
+                }
+                let packet = normal(keys, &genuine, &entries);
+                let segment = Segment::parse_packet(&packet).unwrap();
+                if let Ok(Verdict::Respond(plan)) = server.accept(&segment, keys, Time(steady::NOW)) {
+                    for i in 0..plan.heads().len() {
+                        bytes += plan.respond(i, &Reply::default(), keys, &mut out).unwrap().length;
+                    }
+                }
+            }
+        }
+    }
+    bytes
+}
+
+/// Defence: the replay memory, keyed by response number and not by MAC or proof.
+#[test]
+fn using_each_continuation_often_or_with_two_proofs_gains_nothing() {
+    let keys = support::keys();
+    let honest = greed(&mut guarded(), &keys, 1, 1);
+    for (times, proofs) in [(4, 1), (1, 2), (3, 2)] {
+        assert!(greed(&mut guarded(), &keys, times, proofs) <= honest, "{times} times, {proofs} proofs");
+        let undefended = greed(&mut Server::new(Policy::default()), &keys, times, proofs);
+        assert!(undefended > honest, "the test would notice a missing memory");
+    }
+}
+
+/// Defence: the memory within the horizon, freshness beyond it; both together leave no moment.
+#[test]
+fn a_replay_is_refused_at_any_later_time() {
+    let keys = support::keys();
+    let packet = steady::request(&keys);
+    let segment = Segment::parse_packet(&packet).unwrap();
+    for later in [0, 1, 1_000_000, 3_900_000, 3_999_000, 4_000_001, 8_000_000, 3_600_000_000] {
+        let mut server = guarded();
+        assert!(server.accept(&segment, &keys, Time(steady::NOW)).is_ok());
+        let again = server.accept(&segment, &keys, Time(steady::NOW + later));
+        assert!(matches!(again, Err(Refusal::Replayed | Refusal::Stale)), "{later} us later");
+    }
+    assert_eq!(judge_at(&keys, &packet, steady::NOW + 5_000_000), Err(Refusal::Stale));
+    assert_eq!(judge_at(&keys, &packet, steady::NOW - 5_000_000), Err(Refusal::Stale), "from the future");
+}
+
+/// Defence: only authentic requests are remembered, and the memory has one size.
+#[test]
+fn the_replay_memory_cannot_be_polluted() {
+    let keys = support::keys();
+    let mut server = guarded();
+    let c = steady::fields();
+    for n in 0..10_000u32 {
+        let forged = SealedContinuation { fields: TransportContinuation { number: n, ..c }, mac: [1; 12] };
+        let packet = normal(&keys, &forged, &[steady::original(&keys, &c, 0, 39)]);
+        let segment = Segment::parse_packet(&packet).unwrap();
+        assert!(server.accept(&segment, &keys, Time(steady::NOW)).is_err());
+    }
+    let memory = server.replay.as_ref().unwrap().statistics();
+    assert_eq!((memory.allowed, memory.overflowed), (0, 0));
+}
+
+fn syn(token: Option<&[u8]>, pad_to: usize, from: &str) -> Vec<u8> {
+    let builder = RequestBuilder { class: RequestClass::Syn, token, pad_to, ..RequestBuilder::default() };
+    steady::packet_with(&builder, from)
+}
+
+fn answer_bytes(server: &mut Server, keys: &KeyRing, packet: &[u8]) -> usize {
+    let segment = Segment::parse_packet(packet).unwrap();
+    let Ok(Verdict::Respond(plan)) = server.accept(&segment, keys, Time(steady::NOW)) else { return 0 };
+    let mut out = [0u8; 4096];
+    let data = [7u8; 1400];
+    let mut bytes = 0;
+    for (i, head) in plan.heads().iter().enumerate() {
+        let data = &data[..data.len().min(head.room)];
+        let answer = rivulet_transport::server::Answer::Data { offset: 0, data, end: false };
+        bytes += plan.respond(i, &Reply { answer, ..Reply::default() }, keys, &mut out).unwrap().length;
+    }
+    bytes
+}
+
+/// Defence: the answer to a SYN is one packet, no larger than the SYN.
+#[test]
+fn a_syn_is_not_amplified_whatever_its_size() {
+    let keys = support::keys();
+    for pad_to in 0..1432 {
+        let packet = syn(None, pad_to, "203.0.113.66:1");
+        let answered = answer_bytes(&mut guarded(), &keys, &packet);
+        assert!(answered <= packet.len(), "a SYN of {} bytes got {answered}", packet.len());
+    }
+}
+
+/// Defence: a token proves one address, once a horizon.
+#[test]
+fn a_token_works_for_its_address_and_once() {
+    let keys = support::keys();
+    let token =
+        rivulet_transport::opening::address_token(&keys, 1, steady::NOW, "192.0.2.1".parse().unwrap())
+            .unwrap();
+    let mut server = guarded();
+    let spoofed = syn(Some(&token), 200, "203.0.113.66:1");
+    assert!(answer_bytes(&mut server, &keys, &spoofed) <= spoofed.len(), "from another address");
+    let own = syn(Some(&token), 200, "192.0.2.1:1");
+    assert!(answer_bytes(&mut server, &keys, &own) > 5 * own.len(), "the initial window");
+    assert!(answer_bytes(&mut server, &keys, &own) <= own.len(), "the second time");
+}
+
+/// Defence: a RESTART from an address that the MAC does not cover is challenged, with no more bytes than it brought.
+#[test]
+fn a_stolen_or_moved_continuation_cannot_be_used_for_reflection() {
+    let keys = support::keys();
+    let genuine = sealed(&keys, &steady::fields());
+    let restart = |token: Option<&[u8]>, from: &str| {
+        steady::packet_with(
+            &RequestBuilder {
+                class: RequestClass::Restart,
+                continuation: Some(&genuine),
+                former: (from != CLIENT).then(|| CLIENT.parse().unwrap()),
+                token,
+                ..RequestBuilder::default()
+            },
+            from,
+        )
+    };
+    let spoofed = restart(None, "203.0.113.66:1");
+    let segment = Segment::parse_packet(&spoofed).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+        panic!()
+    };
+    assert_eq!(plan.heads().len(), 1);
+    assert_eq!(plan.heads()[0].kind, HeadKind::Challenge);
+    let mut out = [0u8; 2048];
+    let sent = plan.respond(0, &Reply::default(), &keys, &mut out).unwrap();
+    assert!(sent.length <= spoofed.len() && sent.sealed.is_none());
+    let answer = Segment::parse_packet(&out[..sent.length]).unwrap();
+    let rivulet_packet::Body::Challenge { token } = answer.response().unwrap().body else { panic!() };
+    // The challenge serves its address alone.
+    let elsewhere = restart(Some(token), "203.0.113.67:1");
+    let segment = Segment::parse_packet(&elsewhere).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+        panic!()
+    };
+    assert_eq!(plan.heads()[0].kind, HeadKind::Challenge);
+    let there = restart(Some(token), "203.0.113.66:1");
+    let segment = Segment::parse_packet(&there).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+        panic!()
+    };
+    assert_eq!(plan.heads()[0].kind, HeadKind::New);
+    assert!(!plan.is_for_application(), "no user data");
+}
+
+/// Defence: TIMEOUT, RESTART and REKEY lead to one next generation each, whichever continuation is presented, and begin with the loss
+/// window and half the threshold; a REKEY needs the whole window and no loss.
+#[test]
+fn a_hidden_restart_gains_no_window() {
+    let keys = support::keys();
+    let mut generations = BTreeSet::new();
+    for number in 961..=1000u32 {
+        for class in [RequestClass::Timeout, RequestClass::Restart] {
+            let c = TransportContinuation { number, ..steady::fields() };
+            let proof = [steady::original(&keys, &c, 0, (number - 961) as u16)];
+            let genuine = sealed(&keys, &c);
+            let packet = steady::packet(class, &genuine, &proof, &steady::output_continuation(&keys));
+            let segment = Segment::parse_packet(&packet).unwrap();
+            let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default())
+            else {
+                panic!()
+            };
+            assert_eq!(plan.heads().len(), 1, "the loss window");
+            let mut out = [0u8; 2048];
+            let fields = plan.respond(0, &Reply::default(), &keys, &mut out).unwrap().sealed.unwrap().fields;
+            assert_eq!(fields.start_cwnd, 1);
+            assert!(fields.ssthresh <= 21, "{}", fields.ssthresh);
+            assert!(plan.heads()[0].prime, "under K', so that the repeat of a lost answer hides nothing");
+            generations.insert((fields.tag, fields.number));
+        }
+        let c = TransportContinuation { number, ..steady::fields() };
+        let proof = [steady::original(&keys, &c, 0, (number - 961) as u16)];
+        let packet = steady::packet(
+            RequestClass::Rekey,
+            &sealed(&keys, &c),
+            &proof,
+            &steady::output_continuation(&keys),
+        );
+        let result = judge(&keys, &packet);
+        if number != 1000 {
+            assert_eq!(result, Err(Refusal::Verdict(VerdictError::NotDrained)), "number {number}");
+        }
+    }
+    assert_eq!(generations.len(), 1, "every continuation opens the same generation");
+}
+
+/// Defence: the memory counts TIMEOUT by number and RESTART by generation.
+#[test]
+fn restarts_and_timeouts_are_counted() {
+    let keys = support::keys();
+    for class in [RequestClass::Timeout, RequestClass::Restart, RequestClass::Probe] {
+        let mut server = guarded();
+        let packet = steady::packet(
+            class,
+            &sealed(&keys, &steady::fields()),
+            &[steady::original(&keys, &steady::fields(), 0, 39)],
+            &steady::output_continuation(&keys),
+        );
+        let segment = Segment::parse_packet(&packet).unwrap();
+        let allowed = (0..20).filter(|_| server.accept(&segment, &keys, Time(steady::NOW)).is_ok()).count();
+        assert_eq!(allowed, 4, "{class:?}");
+    }
+}
+
+/// Defence: a PROBE brings no data, so its four uses bring none either.
+#[test]
+fn probes_bring_no_data() {
+    let keys = support::keys();
+    let packet = steady::packet(
+        RequestClass::Probe,
+        &sealed(&keys, &steady::fields()),
+        &[steady::original(&keys, &steady::fields(), 0, 39)],
+        &steady::output_continuation(&keys),
+    );
+    let segment = Segment::parse_packet(&packet).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+        panic!()
+    };
+    assert!(!plan.is_for_application() && plan.heads().iter().all(|h| h.room == 0 && h.prime));
+    let mut out = [0u8; 2048];
+    assert!(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap().length <= packet.len());
+}
+
+/// Defence: the cookie is a PRF of addresses and ISN.
+#[test]
+fn a_guessed_cookie_opens_nothing() {
+    let keys = support::keys();
+    let blank = SealedContinuation {
+        fields: TransportContinuation { mss: 1452, ..TransportContinuation::default() },
+        mac: [0; 12],
+    };
+    let builder = RequestBuilder {
+        class: RequestClass::Restart,
+        continuation: Some(&blank),
+        ..RequestBuilder::default()
+    };
+    assert_eq!(judge(&keys, &steady::packet_with(&builder, CLIENT)), Err(Refusal::Cookie));
+}
+
+/// Defence: user continuations are bound to the connection, and the library opens them before the application sees them.
+#[test]
+fn a_user_continuation_of_another_connection_is_refused() {
+    let keys = support::keys();
+    let c = TransportContinuation { connection: 99, ..steady::fields() };
+    let packet = normal(&keys, &sealed(&keys, &c), &[steady::original(&keys, &c, 0, 39)]);
+    let segment = Segment::parse_packet(&packet).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+        panic!()
+    };
+    let want = plan.heads()[0].want.unwrap();
+    let mut scratch = [0; 1024];
+    assert_eq!(plan.output_continuation(&want, &keys, &mut scratch), Err(Refusal::User));
+}
+
+/// An input whose continuation is not good can be refused by itself: what the request acknowledges, and the data that it wants,
+/// are answered as without it.
+#[test]
+fn a_refused_input_refuses_nothing_else() {
+    let keys = support::keys();
+    let c = steady::fields();
+    let genuine = sealed(&keys, &c);
+    let proof = [steady::original(&keys, &c, 0, 39)];
+    let output = steady::output_continuation(&keys);
+    // A continuation for output is none for input.
+    let input = Input { stream: 0, end: false, ucont: Some(0), offset: 3, data: b"more" };
+    let [without, with] = [None, Some(input)].map(|input| {
+        let builder = RequestBuilder {
+            continuation: Some(&genuine),
+            proof: &proof,
+            wants: &[Want { offset: 5000, length: 1000, ucont: Some(0), retransmit: false }],
+            uconts: &[&output],
+            input,
+            ..RequestBuilder::default()
+        };
+        let packet = steady::packet_with(&builder, CLIENT);
+        let segment = Segment::parse_packet(&packet).unwrap();
+        let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+            panic!()
+        };
+        let (mut scratch, mut out) = ([0; 1024], [0; 2048]);
+        assert_eq!(
+            plan.input(&keys, &mut scratch),
+            if input.is_some() { Err(Refusal::User) } else { Ok(None) }
+        );
+        assert!(plan.output_continuation(&plan.heads()[0].want.unwrap(), &keys, &mut scratch).is_ok());
+        let answer = Answer::Data { offset: 5000, data: &[7; 1000], end: false };
+        let reply = Reply { answer, ..Reply::default() };
+        plan.respond(0, &reply, &keys, &mut out).unwrap().sealed.unwrap()
+    });
+    assert_eq!(with, without, "the same continuation goes on");
+}
+
+/// Defence: bounded fields. Whatever an authentic continuation says, nothing panics and no more than the capacity is sent.
+#[test]
+fn extreme_but_authentic_continuations_are_survived() {
+    let keys = support::keys();
+    let mut random = Random(5);
+    let mut out = [0u8; 16_384];
+    for _ in 0..20_000 {
+        let mut c = steady::fields();
+        let pick =
+            |random: &mut Random| [0, 1, 2, 39, 65_535, random.next() as u16][random.below(6) as usize];
+        c.base = c.number.wrapping_sub(u32::from(pick(&mut random)));
+        c.tcp_base = c.number.wrapping_sub(random.next() as u32 >> random.below(32));
+        (c.start_cwnd, c.ssthresh, c.mss) =
+            (pick(&mut random), pick(&mut random), pick(&mut random).min(9000));
+        let last = c.number.wrapping_sub(c.base) as u16;
+        let mut proof = vec![steady::original(&keys, &c, random.below(u64::from(last) + 1) as u16, last)];
+        if random.chance(0.3) {
+            proof.push(ProofEntry::mark(random.below(u64::from(last) + 1) as u16));
+        }
+        let class = [
+            RequestClass::Normal,
+            RequestClass::Probe,
+            RequestClass::Timeout,
+            RequestClass::Rekey,
+            RequestClass::Close,
+        ][random.below(5) as usize];
+        let packet = steady::packet(class, &sealed(&keys, &c), &proof, &steady::output_continuation(&keys));
+        let segment = Segment::parse_packet(&packet).unwrap();
+        if let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) {
+            assert!(plan.heads().len() <= 16);
+            for i in 0..plan.heads().len() {
+                let _ = plan.respond(i, &Reply::default(), &keys, &mut out);
+            }
+        }
+    }
+}

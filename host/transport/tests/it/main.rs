@@ -1,0 +1,10 @@
+//! All integration tests of this crate in one program: it is linked once. `cargo test -p rivulet-transport --test it MODULE::`
+//! runs a module of them.
+
+mod allocation;
+mod attacks;
+mod delayed;
+mod recovery;
+mod signals;
+mod support;
+mod transfer;
