@@ -271,6 +271,11 @@ class Listen(_Model):
     """Where the controller listens. `unix:PATH` or HOST:PORT; other than this machine wants TLS, or a token."""
 
     agents: ListenAddress = "unix:/run/rivulet/agents.sock"
+    agents_group: str | None = Field(
+        default=None,
+        pattern=r"^[a-z_][a-z0-9_-]{0,31}$",
+        description="whose members may open the agents' Unix socket too",
+    )
     agents_tls: Tls | None = None
     api: ListenAddress = "127.0.0.1:8080"
     api_token_file: Path | None = None
@@ -278,6 +283,8 @@ class Listen(_Model):
 
     @model_validator(mode="after")
     def _guarded(self) -> Listen:
+        if self.agents_group is not None and not self.agents.startswith("unix:"):
+            raise ValueError("agents_group: only a Unix socket has a group; beyond one, agents_tls says who may")
         if not is_local(self.agents) and self.agents_tls is None:
             raise ValueError("agents: keys cross this channel; beyond this machine it needs agents_tls")
         if not is_local(self.api) and self.api_token_file is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import grp
 import logging
 import os
 import signal
@@ -144,7 +145,7 @@ async def _claim(leadership: Leadership, controller: Controller) -> None:
 async def _lead(controller: Controller, path: Path, reload: asyncio.Event) -> None:
     """Runs a controller with its door for agents, until cancelled or one of its parts fails."""
     await controller.start()
-    server = await _listen(controller, controller.config)
+    server = await listen_for_agents(controller, controller.config)
     try:
         async with _background(_follow_file(controller, path, reload)):
             await controller.run()
@@ -165,16 +166,33 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _listen(controller: Controller, config: Config) -> grpc.aio.Server:
-    address = config.listen.agents
+async def listen_for_agents(controller: Controller, config: Config) -> grpc.aio.Server:
+    """The door for agents where the configuration says. Raises ValueError, OSError."""
+    address, group = config.listen.agents, config.listen.agents_group
+    # A group that is not there is told before anything is open.
+    number = None if group is None else _group(group)
     if address.startswith("unix:"):
         free_socket(Path(address.removeprefix("unix:")))
-    server = await agents_door.serve(controller.agents, address, credentials(config.listen.agents_tls))
-    if address.startswith("unix:"):
-        # Whoever can open it gets keys.
-        os.chmod(address.removeprefix("unix:"), 0o600)
+    # Whoever can open it gets keys: never, not even for a moment, more than its owner and that group.
+    before = os.umask(0o177)
+    try:
+        server = await agents_door.serve(controller.agents, address, credentials(config.listen.agents_tls))
+    finally:
+        os.umask(before)
+    if number is not None:
+        path = address.removeprefix("unix:")
+        os.chown(path, -1, number)
+        os.chmod(path, 0o660)
     log.info("agents: listening on %s", address)
     return server
+
+
+def _group(name: str) -> int:
+    """A group's number. Raises ValueError."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ValueError(f"listen.agents_group: there is no group {name!r} on this machine") from None
 
 
 class _Server(uvicorn.Server):
