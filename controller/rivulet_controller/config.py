@@ -300,6 +300,14 @@ class Etcd(_Model):
     lease: Seconds = Field(default=3.0, ge=1.0, le=60.0, description="how long a leader that fell silent still leads")
     tls: Tls | None = None
 
+    @model_validator(mode="after")
+    def _guarded(self) -> Etcd:
+        for endpoint in self.endpoints:
+            scheme, _, place = endpoint.partition("://")
+            if scheme == "http" and not is_local(place if ":" in place.rpartition("]")[2] else f"{place}:2379"):
+                raise ValueError(f"endpoints: keys cross {endpoint} in the clear; beyond this machine it needs https")
+        return self
+
 
 class Config(_Model):
     """The whole description. What pydantic cannot see, references.py checks."""

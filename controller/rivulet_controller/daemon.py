@@ -20,12 +20,13 @@ import uvicorn
 
 from . import agents as agents_door
 from .api import Audit, Tokens, make_app
-from .config import Config, ConfigError, Etcd, Tls, load, parse
+from .config import Config, ConfigError, Etcd, load, parse
 from .controller import Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
+from .tls import server_credentials, stamp
 
 log = logging.getLogger("rivulet.daemon")
 
@@ -49,9 +50,10 @@ def main() -> None:
     logging.basicConfig(
         level=arguments.log.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    # finsy tells every connection attempt, and httpx every request to etcd; our own lines say what matters.
-    logging.getLogger("finsy").setLevel(logging.CRITICAL if arguments.log != "debug" else logging.DEBUG)
-    logging.getLogger("httpx").setLevel(logging.WARNING if arguments.log != "debug" else logging.DEBUG)
+    # Whatever --log says: finsy logs each message at debug, keys included, and httpx's transport what etcd is told.
+    # Our own lines say what matters.
+    for name in ("finsy", "httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.CRITICAL if name == "finsy" else logging.WARNING)
     try:
         config = load(arguments.file)
         asyncio.run(_run(config, arguments.file))
@@ -176,7 +178,7 @@ async def listen_for_agents(controller: Controller, config: Config) -> grpc.aio.
     # Whoever can open it gets keys: never, not even for a moment, more than its owner and that group.
     before = os.umask(0o177)
     try:
-        server = await agents_door.serve(controller.agents, address, credentials(config.listen.agents_tls))
+        server = await agents_door.serve(controller.agents, address, server_credentials(config.listen.agents_tls))
     finally:
         os.umask(before)
     if number is not None:
@@ -255,25 +257,14 @@ def free_socket(path: Path) -> None:
         path.unlink()
 
 
-def credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
-    """A listener's side of mutual TLS: whoever shows no certificate of the authority is not let in."""
-    if tls is None:
-        return None
-    return grpc.ssl_server_credentials(
-        [(tls.key.read_bytes(), tls.certificate.read_bytes())],
-        root_certificates=tls.authority.read_bytes(),
-        require_client_auth=True,
-    )
-
-
 async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event) -> None:
     """Reloads on SIGHUP and when the file changes. A file that cannot be used changes nothing."""
-    seen = _stamp(path)
+    seen = stamp(path)
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(FILE_POLL_S):
                 await reload.wait()
-        now = _stamp(path)
+        now = stamp(path)
         if not reload.is_set() and (now == seen or now is None):
             continue
         reload.clear()
@@ -285,14 +276,6 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
             controller.refuse_config("the file", f"{path}: cannot be read: {error}")
         except ConfigError as error:
             controller.refuse_config("the file", str(error))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,10 @@ MAX_DEPTH = 32
 """Deepest nesting; a rack's description has 6 levels."""
 
 
+MAX_SLOW_BYTES = 64 << 10
+"""Longest text that the slow reader gets, some 0.2 s."""
+
+
 class DocumentError(Exception):
     """The text is no document that is read here; `line` counts from 1."""
 
@@ -69,10 +73,13 @@ def read(text: str) -> Document:
     if len(text) > MAX_BYTES:
         raise DocumentError(1, f"{len(text)} characters: at most {MAX_BYTES} are read")
     try:
-        _bound(text)
-        yaml = YAML(typ="safe")
-        root = yaml.compose(text)
-        values = None if root is None else yaml.constructor.construct_document(root)
+        try:
+            root, values = _built(text, pure=False)
+        except YAMLError as error:
+            # libyaml refuses `{agents: unix:/run/x}`, which YAML 1.2 allows; ruamel's own reader takes it, slowly.
+            if getattr(error, "problem", None) != "found unexpected ':'" or len(text) > MAX_SLOW_BYTES:
+                raise
+            root, values = _built(text, pure=True)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise DocumentError(
@@ -84,13 +91,21 @@ def read(text: str) -> Document:
     return Document(_plain(values), root)
 
 
-def _bound(text: str) -> None:
+def _built(text: str, pure: bool) -> tuple[Node | None, Any]:
+    """The tree of nodes and what it means, once its bounds are known."""
+    _bound(text, pure)
+    yaml = YAML(typ="safe", pure=pure)
+    root = yaml.compose(text)
+    return root, None if root is None else yaml.constructor.construct_document(root)
+
+
+def _bound(text: str, pure: bool) -> None:
     """Counts depth and values, each alias as what it repeats. Raises DocumentError, YAMLError."""
     total = 0
     sizes: dict[str, int] = {}
     # Of each collection that is open: its anchor, and how many values came before it.
     within: list[tuple[str | None, int]] = []
-    for event in YAML(typ="safe").parse(text):
+    for event in YAML(typ="safe", pure=pure).parse(text):
         if not isinstance(event, NodeEvent):
             if isinstance(event, (MappingEndEvent, SequenceEndEvent)):
                 anchor, before = within.pop()

@@ -55,3 +55,13 @@ def test_a_file_of_mistakes_names_so_many_and_counts_the_rest() -> None:
     assert len(caught.value.problems) == MAX_PROBLEMS + 1
     # Three mistakes a replica (the address is of neither kind), and two parts that are missing.
     assert caught.value.problems[-1] == f"rack.yaml: and {3 * 500 + 2 - MAX_PROBLEMS} more"
+
+
+def test_a_colon_within_a_flow_is_read_as_yaml_1_2_says() -> None:
+    document = read("a: 1\nlisten: {agents: unix:/run/x, api: 127.0.0.1:8080}\n")
+    assert document.values["listen"] == {"agents": "unix:/run/x", "api": "127.0.0.1:8080"}
+    assert document.line(("listen", "api")) == 2
+    with pytest.raises(DocumentError, match="deeper than"):
+        read("x: {a: unix:/x}\ny: " + "[" * 40 + "]" * 40)
+    with pytest.raises(DocumentError, match="found unexpected ':'"):
+        read("x: {a: unix:/x}\n" + "# long\n" * 20_000)

@@ -19,8 +19,8 @@ from sample_rack import NAMES, RACK, config
 from rivulet_controller import agents as agents_door
 from rivulet_controller.config import ConfigError, Tls, parse
 from rivulet_controller.controller import Controller
-from rivulet_controller.daemon import credentials
 from rivulet_controller.store import SqliteStore
+from rivulet_controller.tls import server_credentials
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
 
@@ -35,7 +35,7 @@ async def door(folder: Path, authority: Authority) -> AsyncIterator[tuple[str, C
         await controller.start()
         server = grpc.aio.server()
         agents_door.agent_pb2_grpc.add_AgentsServicer_to_server(controller.agents, server)  # type: ignore[no-untyped-call]
-        tls = credentials(Tls(certificate=certificate, key=key, authority=authority.certificate))
+        tls = server_credentials(Tls(certificate=certificate, key=key, authority=authority.certificate))
         assert tls is not None
         port = server.add_secure_port("127.0.0.1:0", tls)
         await server.start()
@@ -81,6 +81,27 @@ async def test_only_the_replicas_own_certificate_opens_the_door(tmp_path: Path) 
         async with FakeAgent(address, "r1") as agent:
             await until(lambda: bool(agent.error), "without TLS nothing is said")
             assert agent.updates == []
+
+
+async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path, "old").make(), Authority(tmp_path, "new").make()
+    async with door(tmp_path, old) as (address, _):
+        async with FakeAgent(address, "r1", tls=client(old, old.sign("r1"))) as agent:
+            await until(lambda: bool(agent.newest.services), "r1 is let in by the old authority")
+        fresh = new.sign("r1")
+        # A renewal that is cut off half way: what is in use stays.
+        key = (tmp_path / "old-controller.key").read_bytes()
+        (tmp_path / "old-controller.key").unlink()
+        async with FakeAgent(address, "r1", tls=client(old, old.sign("r1"))) as agent:
+            await until(lambda: bool(agent.newest.services), "without its key file it goes on")
+        (tmp_path / "old-controller.key").write_bytes(key)
+        certificate, key_file = new.sign("controller", "IP:127.0.0.1")
+        for source, place in (
+            (certificate, "old-controller.pem"), (key_file, "old-controller.key"), (new.certificate, "old.pem")
+        ):  # fmt: skip
+            (tmp_path / place).write_bytes(source.read_bytes())
+        async with FakeAgent(address, "r1", tls=client(new, fresh)) as agent:
+            await until(lambda: bool(agent.newest.services), "r1 is let in by the new authority")
 
 
 @pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")
@@ -130,7 +151,7 @@ async def test_the_session_with_a_switch_is_mutual_tls(tmp_path: Path) -> None:
     certificate, key = ours.sign("switch", "IP:127.0.0.1")
     mine, my_key = ours.sign("controller")
     switch = FakeSwitch(NAMES)
-    switch.credentials = credentials(Tls(certificate=certificate, key=key, authority=ours.certificate))
+    switch.credentials = server_credentials(Tls(certificate=certificate, key=key, authority=ours.certificate))
     await switch.listen("127.0.0.1:0")
 
     def text(trust: Authority, own: Path = mine) -> str:
