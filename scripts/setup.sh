@@ -12,44 +12,78 @@ export UV_NATIVE_TLS=1
 # conntrack (wire plausibility tests), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget)
 
-# chromium: the controller's page is clicked; etcd-server: two controllers; tshark: the Wireshark dissector.
-TEST_PACKAGES=(chromium etcd-server tshark)
+# chromium: the controller's page is clicked; etcd-server: two controllers; lintian: the packages; tshark: the Wireshark
+# dissector.
+TEST_PACKAGES=(chromium etcd-server lintian tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 
+as_root=()
+# apt-get, after whoever else is at it: DPkg::Lock::Timeout waits for dpkg alone, not for the lists and the archives.
+apt() {
+  local log=build/apt.log patience=$((SECONDS + 600))
+  until "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive SYSTEMD_OFFLINE=1 \
+    apt-get -qq -o DPkg::Lock::Timeout=600 "$@" >"$log" 2>&1; do
+    if ((SECONDS > patience)) || ! grep -qE 'Could not get lock|Unable to (acquire|lock)' "$log"; then
+      cat "$log" >&2
+      say "apt-get $1 failed: its output stands above"
+      exit 1
+    fi
+    sleep 2
+  done
+}
+
+mkdir -p build
 missing=()
 for package in "${PACKAGES[@]}"; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
 if ((${#missing[@]})) && [[ " $* " != *" --no-apt "* ]]; then
   say "installing Debian packages: ${missing[*]}"
-  sudo=()
   if ((EUID != 0)); then
     say "root is needed once, to install them"
-    sudo=(sudo)
+    as_root=(sudo)
   fi
-  "${sudo[@]}" apt-get update -qq
+  apt update
   # No recommends: mininet would pull in Open vSwitch and start its daemon; SYSTEMD_OFFLINE keeps etcd from starting.
-  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive SYSTEMD_OFFLINE=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >build-apt.log 2>&1 \
-    || { cat build-apt.log >&2; rm -f build-apt.log; say "apt-get failed: its output stands above"; exit 1; }
-  rm -f build-apt.log
+  apt install -y --no-install-recommends "${missing[@]}"
 fi
 
 # rustup's own directory is looked into even if the login shell does not know it yet (the Makefile does so too).
 export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
-if ! command -v cargo >/dev/null; then
+floor=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+# Whether it runs, not whether it is there: rustup leaves a file called cargo where it has no toolchain. The toolchain is
+# that of rust-toolchain.toml.
+rust_is_enough() {
+  local version
+  version=$(cargo --version 2>/dev/null | cut -d' ' -f2)
+  [[ -n $version && $(printf '%s\n' "$floor" "$version" | sort -V | head -n 1) == "$floor" ]]
+}
+if ! rust_is_enough && command -v rustup >/dev/null; then
+  say "bringing Rust to its stable release with rustup"
+  rustup -q toolchain install stable --profile minimal --component clippy --component rustfmt || true
+elif ! command -v cargo >/dev/null; then
   say "installing Rust with rustup into ${RUSTUP_HOME:-$HOME/.rustup} (Debian's own is too old)"
   curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs \
-    | sh -s -- -y -q --no-modify-path --profile minimal --component clippy --component rustfmt \
-    || { say "rustup could not be had: install Rust 1.90 or newer by hand, then run this again"; exit 1; }
+    | sh -s -- -y -q --no-modify-path --profile minimal --component clippy --component rustfmt || true
 fi
+rust_is_enough || {
+  say "there is no Rust $floor or newer ($(cargo --version 2>&1 | head -n 1)): install it by hand, then run this again"
+  exit 1
+}
+# What `make check` runs.
+for component in clippy rustfmt; do
+  if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then
+    say "installing $component"
+    rustup -q component add "$component" || { say "cargo has no $component, and rustup cannot install it"; exit 1; }
+  fi
+done
 
 stamp=.venv/.requirements.sha256
 want=$(sha256sum requirements.lock pyproject.toml | sha256sum | cut -d' ' -f1)
 if [[ ! -f $stamp || $(cat "$stamp") != "$want" ]]; then
   say "making the Python environment in .venv (system Python: it alone sees Mininet)"
-  mkdir -p build
   [[ -x build/uv/bin/uv ]] || { /usr/bin/python3 -m venv build/uv && build/uv/bin/pip install -q "uv==$UV_VERSION"; }
   [[ -x .venv/bin/python ]] || build/uv/bin/uv venv -q --python /usr/bin/python3 --system-site-packages .venv
   build/uv/bin/uv pip sync -q --python .venv/bin/python --require-hashes requirements.lock
