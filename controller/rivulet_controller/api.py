@@ -164,8 +164,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     async def healthz() -> PlainTextResponse:
         """200 when every switch is connected and as described, 503 with the reasons otherwise."""
         problems = [f"{s['name']}: {s['problem']}" for s in view.switches(controller) if s["problem"]]
-        if controller.config_problem:
-            problems.append(controller.config_problem)
+        problems += controller.problems()
         return PlainTextResponse("\n".join(problems) or "ok", status_code=503 if problems else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)

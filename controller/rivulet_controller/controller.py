@@ -11,14 +11,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from .agents import Agent, AgentServer
 from .clock import SteadyClock
 from .config import Config, Service, parse
 from .desired import Numbers
-from .fleet import Fleet, Rack
+from .fleet import LOOK_S, Fleet, Rack
 from .health import ReplicaView
 from .keys import KeyRing, Kind, Lives
 from .names import NamesError
@@ -26,6 +25,7 @@ from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
 from .state import Decision, OutOfNumbers, State
 from .store import Store, StoreError
+from .supervise import Loop
 from .switch import SwitchError
 from .updates import update
 
@@ -70,6 +70,8 @@ class Controller:
         self.path = path
         self.config_problem = ""
         """Why the newest configuration is not the one in force; empty if it is."""
+        self.store_problem = ""
+        """Why what is known is not durable; empty if it is."""
         self.leading = True
         """Whether this controller writes; with several controllers, whether it holds the lease."""
         self.leader = ""
@@ -79,11 +81,14 @@ class Controller:
         self.reconciles = 0
         self.last_reconcile_s = 0.0
         self._rack = Rack(config, State(), Numbers({}, {}, {}, {}))
-        self.fleet = Fleet(self._rack, self.wake, self._save, election_id or self._next_election, guard)
+        self.fleet = Fleet(
+            self._rack, self.wake, self._save, election_id or self._next_election, guard, lambda: self.agents.agents
+        )
+        self.loop = Loop("the controller", self.reconcile, TICK_S)
         self.clock = SteadyClock()
         self._store = store
-        self._dirty = asyncio.Event()
         self._working = asyncio.Lock()
+        self._saving = asyncio.Lock()
         self._rotate: dict[str, set[Kind]] = {}
         self._version = 0
         self._sent: dict[str, tuple[Agent, bytes]] = {}
@@ -120,19 +125,20 @@ class Controller:
     async def run(self) -> None:
         """Keeps everything as it should be; ends only when cancelled."""
         self.fleet.follow()
-        self._dirty.set()
-        watcher = asyncio.create_task(self.fleet.watch(lambda: self.agents.agents), name="watch")
+        history = Loop("the history", self._remember, LOOK_S)
+        self.loop.start()
+        history.start()
         try:
             while True:
-                timeout = min(TICK_S, max(0.005, self._next_time() - self.clock.now()))
-                # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(timeout):
-                        await self._dirty.wait()
-                self._dirty.clear()
-                await self.reconcile()
+                # Keys have times of their own.
+                await asyncio.sleep(min(TICK_S, max(0.005, self._next_time() - self.clock.now())))
+                if self._next_time() <= self.clock.now():
+                    self.wake()
         finally:
-            watcher.cancel()
+            await asyncio.gather(self.loop.stop(), history.stop())
+
+    async def _remember(self) -> None:
+        self.fleet.health.remember()
 
     async def stop(self) -> None:
         """Ends the sessions. The switches keep what they have."""
@@ -142,7 +148,7 @@ class Controller:
 
     def wake(self) -> None:
         """Something changed: the loop looks at everything again."""
-        self._dirty.set()
+        self.loop.wake()
 
     # Configuration and decisions
 
@@ -155,24 +161,18 @@ class Controller:
 
         `text` is the YAML, for the other controllers; empty if there are none.
         """
-        old, shared = self.config, self.state.documents.get(SHARED, "")
-        if text and self.config.etcd is not None:
-            self.state.set_document(SHARED, text)
-        if config == old:
-            self.config_problem = ""
-            self.wake()
-            return True
         began = time.monotonic()
         async with self._working:
+            old, before = self.config, self.state.copy()
+            if text and self.config.etcd is not None:
+                self.state.set_document(SHARED, text)
             try:
                 problems = await self._enforce(config)
             except (StoreError, NamesError, OutOfNumbers) as error:
                 problems = [str(error)]
             if problems:
                 self.refuse_config(who, "; ".join(problems))
-                if shared:
-                    self.state.set_document(SHARED, shared)
-                await self._enforce(old)
+                await self._go_back(old, before)
                 return False
         self.config_problem = ""
         for name in ("listen", "state"):
@@ -182,13 +182,37 @@ class Controller:
         return True
 
     async def _enforce(self, config: Config) -> list[str]:
-        """Makes a configuration the one in force and writes it; the refusals of switches, in words."""
+        """Makes a configuration the one in force and writes it; the refusals of switches, in words.
+
+        The switches first: agents are told what is in force, and keys of what is gone are forgotten, once all of them
+        have taken it.
+        """
         self._prepare(config)
         self._rack.config = config
         self.fleet.follow()
-        for switch in self.fleet.switches.values():
-            switch.retry_at = 0.0
-        return await self._reconcile()
+        self.fleet.try_now()
+        self._tick_rings()
+        await self._save()
+        problems = await self.fleet.settle()
+        if not problems:
+            await self._reconcile()
+        return problems
+
+    async def _go_back(self, old: Config, before: State) -> None:
+        """The configuration and the state as they were before a change that was refused half way."""
+        self.state.roll_back(before)
+        self._rack.config = old
+        self._rack.draining = self._draining()
+        self._prepare(old)
+        self.fleet.follow()
+        try:
+            await self._save()
+        except StoreError as error:
+            # In memory it is right; the loop goes on trying.
+            log.error("%s; trying again", error)
+        self.fleet.try_now()
+        await self.fleet.settle()
+        self.wake()
 
     def refuse_config(self, who: str, problem: str) -> None:
         """Records that a configuration was not taken; the last good one stays."""
@@ -202,7 +226,9 @@ class Controller:
         assign(config, state, trial.numbers)
         for service in config.services:
             if service.name not in state.rings:
-                state.set_ring(service.name, KeyRing().tick(self.clock.now(), self._lives(), lambda kind, epoch: False))
+                given = state.given.get(service.name)
+                fresh = KeyRing().tick(self.clock.now(), self._lives(), lambda kind, epoch: False, given=given)
+                state.set_ring(service.name, fresh)
         lines = {}
         for place in config.switches:
             switch = self.fleet.switches.get(place.name)
@@ -241,12 +267,22 @@ class Controller:
         """
         if not any(r.name == replica for r in self.config.replicas):
             raise KeyError(f"there is no replica {replica!r}")
-        old = self.state.decisions.get(replica, Decision())
+        before = self.state.copy()
+        old = before.decisions.get(replica, Decision())
         chosen = old.weight if weight is None else None if weight < 0 else weight
         self.state.set_decision(replica, Decision(old.draining if draining is None else draining, chosen))
-        self._rack.draining = self._draining()
         assign(self.config, self.state, self._rack.numbers)
-        await self._save()
+        try:
+            await self._save()
+        except StoreError:
+            # What is not durable is not in force either.
+            self.state.set_decision(replica, old)
+            assign(self.config, self.state, self._rack.numbers)
+            self.wake()
+            raise
+        self._rack.draining = self._draining()
+        # Not by the loop alone: it may wait for another switch.
+        self.fleet.kick()
         self.wake()
 
     def rotate(self, service: str, kinds: frozenset[Kind]) -> None:
@@ -300,8 +336,8 @@ class Controller:
         for service in self.config.services:
             ring = self.state.rings.get(service.name, KeyRing())
             wanted = frozenset(self._rotate.pop(service.name, ()))
-            self.state.set_ring(service.name, ring.tick(now, lives, self._held(service, ring, now), wanted))
-        self.state.forget_services(s.name for s in self.config.services)
+            given = self.state.given.get(service.name)
+            self.state.set_ring(service.name, ring.tick(now, lives, self._held(service, ring, now), wanted, given))
 
     def _held(self, service: Service, ring: KeyRing, now: float) -> Callable[[Kind, int], bool]:
         """Whether all that must hold a key do: every ToR that can be reached, every replica that can be."""
@@ -339,7 +375,7 @@ class Controller:
         self._version += 1
         message.version = self._version
         self._gone.pop(name, None)
-        self._dirty.set()
+        self.wake()
         return message
 
     def _note_macs(self) -> None:
@@ -387,33 +423,46 @@ class Controller:
         async with self._working:
             try:
                 await self._reconcile()
+                self.store_problem = ""
             except StoreError as error:
-                log.error("%s; trying again", error)
+                if str(error) != self.store_problem:
+                    log.error("%s; trying again", error)
+                self.store_problem = str(error)
                 asyncio.get_running_loop().call_later(RETRY_S, self.wake)
 
-    async def _reconcile(self) -> list[str]:
-        """One round; the refusals of switches, in words."""
+    async def _reconcile(self) -> None:
+        """One round. Raises StoreError; then nobody was told anything."""
         began = time.monotonic()
         self._note_macs()
         self._tick_rings()
+        # Keys of a service that is gone go with its last entry, not before: a change may still be refused.
+        if self.fleet.converged():
+            self.state.forget_services(s.name for s in self.config.services)
         # Durable before anybody is told: a key that was used must not be forgotten.
         await self._save()
         self._tell_agents()
-        results = await asyncio.gather(*(self.fleet.apply(s) for s in self.fleet.connected()))
+        self.fleet.kick()
         self.reconciles += 1
         self.last_reconcile_s = time.monotonic() - began
-        return [problem for problem in results if problem]
 
     def _next_election(self) -> int:
         """An election id higher than any this controller used before, for each session."""
         return self.state.next_counter("election")
 
     async def _save(self) -> None:
-        changes = self.state.changes()
-        if not changes:
-            return
-        try:
-            await asyncio.to_thread(self._store.save, changes)
-        except StoreError:
-            self.state.retry(changes)
-            raise
+        """Makes durable what is not. One save at a time, in order. Raises StoreError."""
+        async with self._saving:
+            changes = self.state.changes()
+            if not changes:
+                return
+            try:
+                await asyncio.to_thread(self._store.save, changes)
+            except BaseException:
+                # Cancelled, it may have been written or not: written twice is the same.
+                self.state.retry(changes)
+                raise
+
+    def problems(self) -> list[str]:
+        """What an operator should know, in words: a watchdog's findings, the store, a refused configuration."""
+        found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem]
+        return [problem for problem in found if problem]

@@ -21,7 +21,7 @@ import uvicorn
 from . import agents as agents_door
 from .api import Audit, Tokens, make_app
 from .config import Config, ConfigError, Etcd, load, parse
-from .controller import Controller
+from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .state import OutOfNumbers
@@ -58,13 +58,22 @@ def main() -> None:
         config = load(arguments.file)
         asyncio.run(_run(config, arguments.file))
     except Exception as error:
-        cause: BaseException = error
-        while isinstance(cause, BaseExceptionGroup):
-            cause = cause.exceptions[0]
-        if not isinstance(cause, EXPECTED):
+        if not _expected(error):
             raise
-        print(f"rivulet-controller: {cause}", file=sys.stderr)
+        print(f"rivulet-controller: {_cause(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error within groups of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _expected(error: BaseException) -> bool:
+    """Whether its text is for the operator; of a mistake of ours the traceback is."""
+    return isinstance(_cause(error), EXPECTED)
 
 
 async def _run(config: Config, path: Path) -> None:
@@ -118,10 +127,13 @@ async def _in_turn(config: Config, path: Path, reload: asyncio.Event, etcd: Etcd
                 finally:
                     controller.leading = False
                     leading.cancel()
-                    with suppress(asyncio.CancelledError, StoreError):
-                        await leading
+                    # However it ended, the lease goes back, so that another may lead at once.
+                    (failed,) = await asyncio.gather(leading, return_exceptions=True)
                     await asyncio.to_thread(leadership.release)
                     await keeping
+                if isinstance(failed, Exception):
+                    log.error("leading failed: %s; trying again", _cause(failed), exc_info=not _expected(failed))
+                    await asyncio.sleep(RETRY_S)
                 log.warning("not leading any more: the sessions with the switches are closed")
     finally:
         client.close()

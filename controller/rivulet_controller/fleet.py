@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .neighbours import Neighbours, answer, asker, question
 from .placing import weights
 from .sources import Sources
 from .state import State
+from .supervise import Loop
 from .switch import Refused, SwitchError, SwitchLink
 
 log = logging.getLogger("rivulet.fleet")
@@ -39,6 +41,9 @@ RETRY_S = 1.0
 
 LOOK_S = 1.0
 """How often counters are read."""
+
+WRITE_S = 1.0
+"""How often a switch is looked over for something to write, beside each time that something changed."""
 
 SETTLE_S = 1.0
 """How long after a new clock offset events may still carry the old one."""
@@ -64,6 +69,8 @@ class SwitchState:
 
     link: SwitchLink
     task: asyncio.Task[None] | None = None
+    loops: tuple[Loop, ...] = ()
+    """Its writes and its readings: a switch that hangs delays no other."""
     tor: Tor | None = None
     estimate: OffsetEstimate = field(default_factory=OffsetEstimate)
     settled_at: float = 0.0
@@ -91,6 +98,7 @@ class Fleet:
         save: Callable[[], Awaitable[None]],
         election_id: Callable[[], int],
         guard: Callable[[], None],
+        agents: Callable[[], dict[str, Agent]] = dict,
     ) -> None:
         self.rack = rack
         self.switches: dict[str, SwitchState] = {}
@@ -103,8 +111,10 @@ class Fleet:
         self._save = save
         self._election_id = election_id
         self._guard = guard
+        self._agents = agents
         self._names: dict[Path, Names] = {}
         self._clock = RackClock()
+        self._ending: set[asyncio.Task[None]] = set()
 
     def names(self, switch: SwitchConfig) -> Names:
         """The program that a switch shall run. Raises NamesError."""
@@ -120,9 +130,9 @@ class Fleet:
         for name, known in list(self.switches.items()):
             new = wanted.get(name)
             if new is None or any(getattr(new, p) != getattr(known.link.config, p) for p in place):
-                if known.task is not None:
-                    known.task.cancel()
                 del self.switches[name]
+                self._ending.add(ending := asyncio.create_task(_end(known)))
+                ending.add_done_callback(self._ending.discard)
             else:
                 known.link.config = new
                 known.neighbours.follow(new)
@@ -137,15 +147,58 @@ class Fleet:
                 if switch.tls is None and not is_local(switch.address):
                     log.warning("switch %s: nonce keys cross the network to %s without `tls`", name, switch.address)
                 state.task = asyncio.create_task(link.run(), name=f"switch {name}")
+                state.loops = (
+                    Loop(f"writes to switch {name}", partial(self._keep, state), WRITE_S),
+                    Loop(f"readings of switch {name}", partial(self._watch, state), LOOK_S),
+                )
                 self.switches[name] = state
+                for loop in state.loops:
+                    loop.start()
 
     async def stop(self) -> None:
         """Ends the sessions. The switches keep what they have."""
-        tasks = [s.task for s in self.switches.values() if s.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(_end(s) for s in self.switches.values()), *self._ending, return_exceptions=True)
         self.switches.clear()
+
+    def problems(self) -> list[str]:
+        """Loops on which nobody should rely now, in words."""
+        return [said for switch in self.switches.values() for loop in switch.loops if (said := loop.problem())]
+
+    def kick(self) -> None:
+        """Every switch gets what it lacks, each at its own pace."""
+        for switch in self.switches.values():
+            switch.loops[0].wake()
+
+    def try_now(self) -> None:
+        """Another configuration: what was refused of the one before says nothing of it."""
+        for switch in self.switches.values():
+            switch.retry_at = 0.0
+
+    async def settle(self) -> list[str]:
+        """Every connected switch gets what it lacks now: first what is new on all of them, then what is too much
+        goes, so that a refusal finds nothing removed. The refusals, in words.
+        """
+        problems: list[str] = []
+        for remove in (False, True):
+            said = await asyncio.gather(*(self.apply(s, remove) for s in self.connected()))
+            problems += [problem for problem in said if problem]
+            if problems:
+                break
+        return problems
+
+    def converged(self) -> bool:
+        """Whether every switch of the configuration is connected and has taken all that it was told."""
+        return all(
+            (known := self.switches.get(s.name)) is not None
+            and known.link.connected
+            and known.tor is not None
+            and not known.problem
+            for s in self.rack.config.switches
+        )
+
+    async def _keep(self, switch: SwitchState) -> None:
+        if switch.link.connected and switch.tor is not None:
+            await self.apply(switch)
 
     def connected(self) -> list[SwitchState]:
         """The switches that can be written now."""
@@ -181,8 +234,8 @@ class Fleet:
                 found[hop_name(place, replica)] = rack.state.macs[replica.name]
         return found
 
-    async def apply(self, switch: SwitchState) -> str:
-        """Writes what one switch lacks; what it refused, or an empty string."""
+    async def apply(self, switch: SwitchState, remove: bool = True) -> str:
+        """Writes what one switch lacks (and with `remove` takes what is too much); what it refused, or nothing."""
         now = time.monotonic()
         tor = switch.tor
         if now < switch.retry_at or tor is None:
@@ -197,11 +250,11 @@ class Fleet:
         if fragments is None:
             return ""
         try:
-            done = await switch.link.apply(fragments)
+            done = await switch.link.apply(fragments, remove)
         except Refused as error:
             switch.problem, switch.retry_at = str(error), now + RETRY_S
             log.error("%s", error)
-            asyncio.get_running_loop().call_later(RETRY_S, self._wake)
+            asyncio.get_running_loop().call_later(RETRY_S, switch.loops[0].wake)
             return str(error)
         except SwitchError as error:
             switch.problem = str(error)
@@ -331,21 +384,15 @@ class Fleet:
 
     # Looking
 
-    async def watch(self, agents: Callable[[], dict[str, Agent]]) -> None:
-        """Reads counters once a second, and re-admits to plain TCP who has come back for good; until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            for switch in self.connected():
-                switch.lost_at = time.monotonic()
-                try:
-                    if switch.sources.age(time.monotonic()):
-                        self._wake()
-                    await self._ask(switch)
-                    await self._look(switch, agents())
-                except Exception as error:
-                    # Counters are for people: a failed look is said and tried again.
-                    log.debug("switch %s: counters: %s", switch.link.config.name, error)
-            self.health.remember()
+    async def _watch(self, switch: SwitchState) -> None:
+        """Reads one switch's counters, asks for neighbours, re-admits to plain TCP who has come back for good."""
+        if not switch.link.connected or switch.tor is None:
+            return
+        switch.lost_at = time.monotonic()
+        if switch.sources.age(time.monotonic()):
+            self._wake()
+        await self._ask(switch)
+        await self._look(switch, self._agents())
 
     async def _look(self, switch: SwitchState, agents: dict[str, Agent]) -> None:
         numbers = self.rack.numbers
@@ -382,6 +429,14 @@ class Fleet:
                     heard = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
                     found[name] = found.get(name, True) and (heard or exclusions == 0)
         return found
+
+
+async def _end(switch: SwitchState) -> None:
+    for loop in switch.loops:
+        await loop.stop()
+    if switch.task is not None:
+        switch.task.cancel()
+        await asyncio.gather(switch.task, return_exceptions=True)
 
 
 def admitted(link: SwitchLink) -> dict[tuple[int, int], int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 EPOCH_MAX = 0xFFFF
@@ -145,8 +145,12 @@ class KeyRing:
         lives: Lives,
         held_everywhere: Callable[[Kind, int], bool],
         rotate_now: frozenset[Kind] = frozenset(),
+        given: Mapping[Kind, int] | None = None,
     ) -> KeyRing:
         """The ring one step on. `held_everywhere` says whether ToRs and live replicas hold an epoch.
+
+        `given` is the last epoch of each kind that any ring of this service had: a ring that begins anew goes on after
+        it, since whoever still holds that epoch holds another secret.
 
         Clock jumps: a key from the future (the clock went back) counts as old, so it is replaced, and a
         retired key's time starts again, so that nothing is withdrawn early.
@@ -170,7 +174,7 @@ class KeyRing:
             # By the time it was made, so that the time a key takes to be held everywhere does not stretch the rhythm.
             due = current is None or now - current.created >= lives.rotation(kind) or current.created > now
             if pending is None and (due or kind in rotate_now):
-                epoch = next_epoch(keys[-1].epoch) if keys else 1
+                epoch = next_epoch(keys[-1].epoch if keys else (given or {}).get(kind, 0))
                 keys.append(Key(kind, epoch, secrets.token_bytes(SECRET_BYTES[kind]), created=now, since=now))
             ring += [aged for key in keys if (aged := _aged(key, now, lives)) is not None]
         return KeyRing(tuple(ring))

@@ -8,11 +8,14 @@ never renumbers what did not change.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from .keys import Key, KeyRing, Kind
 from .keys import State as KeyState
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ def allocate(known: Mapping[str, int], names: Iterable[str], low: int, high: int
     return result
 
 
+GIVEN_MAX = 1 << 16
+"""Most services, gone ones included, whose last epochs are remembered; the oldest is forgotten first."""
+
 Pairs = tuple[tuple[int, int], ...]
 """Slots: replica index of first and second, by slot."""
 
@@ -59,6 +65,8 @@ class State:
     def __init__(self, stored: Mapping[str, bytes] | None = None) -> None:
         """From what a store loaded. A value that cannot be read is an error: ValueError."""
         self.rings: dict[str, KeyRing] = {}
+        self.given: dict[str, dict[Kind, int]] = {}
+        """By service, the last epoch of each kind that was given out, also after its keys are forgotten."""
         self.decisions: dict[str, Decision] = {}
         self.numbers: dict[str, dict[str, int]] = {}
         self.slots: dict[str, Pairs] = {}
@@ -80,6 +88,9 @@ class State:
         match kind:
             case "keys":
                 self.rings[name] = KeyRing(tuple(_key(item) for item in json.loads(value)))
+                self.given.setdefault(name, {}).update(_newest(self.rings[name]))
+            case "given":
+                self.given[name] = {Kind(kind): int(epoch) for kind, epoch in json.loads(value).items()}
             case "decision":
                 self.decisions[name] = Decision(**json.loads(value))
             case "numbers":
@@ -103,6 +114,18 @@ class State:
         self.rings[service] = ring
         items = [{**asdict(key), "secret": key.secret.hex()} for key in ring.keys]
         self._changes[f"keys/{service}"] = json.dumps(items).encode()
+        self._give(service, _newest(ring))
+
+    def _give(self, service: str, newest: Mapping[Kind, int]) -> None:
+        """Remembers the newest epochs of a service, in the order in which services last got one."""
+        known = self.given.pop(service, {})
+        self.given[service] = {**known, **newest}
+        if self.given[service] != known:
+            self._changes[f"given/{service}"] = json.dumps(self.given[service]).encode()
+        if len(self.given) > GIVEN_MAX:
+            gone = next(name for name in self.given if name not in self.rings)
+            del self.given[gone]
+            self._changes[f"given/{gone}"] = None
 
     def set_decision(self, replica: str, decision: Decision) -> None:
         """Replaces the decision about one replica."""
@@ -126,7 +149,7 @@ class State:
         if self.slots.get(service) == pairs:
             return
         self.slots[service] = pairs
-        self._changes[f"slots/{service}"] = bytes(index for pair in pairs for index in pair)
+        self._changes[f"slots/{service}"] = _flat(pairs)
 
     def set_document(self, name: str, text: str) -> None:
         """Replaces a text, such as the configuration that several controllers share."""
@@ -166,9 +189,43 @@ class State:
         """Another state with the same values, for trying something out."""
         other = State()
         other.rings, other.decisions = dict(self.rings), dict(self.decisions)
+        other.given = {service: dict(epochs) for service, epochs in self.given.items()}
         other.numbers = {kind: dict(names) for kind, names in self.numbers.items()}
         other.slots, other.counters, other.macs = dict(self.slots), dict(self.counters), dict(self.macs)
+        other.documents = dict(self.documents)
         return other
+
+    def roll_back(self, before: State) -> None:
+        """Numbers, slots, decisions and documents as they were; keys of services that were not there go.
+
+        Keys of the others stay as they are now, since time went on; epochs that were given stay given.
+        """
+        for kind in {*self.numbers, *before.numbers}:
+            self._replace(self.numbers, before.numbers, "numbers", kind, lambda names: json.dumps(names).encode())
+        for service in {*self.slots, *before.slots}:
+            self._replace(self.slots, before.slots, "slots", service, _flat)
+        for replica in {*self.decisions, *before.decisions}:
+            self._replace(
+                self.decisions, before.decisions, "decision", replica, lambda d: json.dumps(asdict(d)).encode()
+            )
+        for name in {*self.documents, *before.documents}:
+            self._replace(self.documents, before.documents, "document", name, str.encode)
+        for service in [name for name in self.rings if name not in before.rings]:
+            del self.rings[service]
+            self._changes[f"keys/{service}"] = None
+
+    def _replace(
+        self, now: dict[str, Value], before: dict[str, Value], kind: str, name: str, stored: Callable[[Value], bytes]
+    ) -> None:
+        """One value as it was before, absent included."""
+        if now.get(name) == before.get(name):
+            return
+        if name in before:
+            now[name] = before[name]
+            self._changes[f"{kind}/{name}"] = stored(before[name])
+        else:
+            del now[name]
+            self._changes[f"{kind}/{name}"] = None
 
     def changes(self) -> dict[str, bytes | None]:
         """What is not yet durable; the caller saves it, and gives it back with `retry` if that failed."""
@@ -178,6 +235,15 @@ class State:
     def retry(self, changes: Mapping[str, bytes | None]) -> None:
         """Takes back changes that could not be saved; newer ones win."""
         self._changes = {**changes, **self._changes}
+
+
+def _flat(pairs: Pairs) -> bytes:
+    return bytes(index for pair in pairs for index in pair)
+
+
+def _newest(ring: KeyRing) -> dict[Kind, int]:
+    """The last epoch of each kind that a ring has."""
+    return {kind: keys[-1].epoch for kind in Kind if (keys := ring.of(kind))}
 
 
 def _key(item: dict[str, object]) -> Key:

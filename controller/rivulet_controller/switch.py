@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import finsy as fy
@@ -255,7 +255,8 @@ class SwitchLink:
         """Sends a frame out of a port as it is. Raises SwitchError without a session."""
         switch = self._require()
         self._guard()
-        await switch.write([fy.P4PacketOut(frame, egress_port=port)])
+        with _of_session(self):
+            await switch.write([fy.P4PacketOut(frame, egress_port=port)])
 
     async def _read(self) -> None:
         """Reads everything the controller manages into the mirror; meters are read when first wanted."""
@@ -307,18 +308,23 @@ class SwitchLink:
         keys |= {item.key for name in (*changed, *gone) for item in self._applied.get(name, ())}
         return difference(want, (self._actual[key] for key in keys if key in self._actual), ORDER)
 
-    async def apply(self, fragments: Mapping[str, Fragment]) -> Difference:
-        """Writes the difference, in order. On a refusal the mirror is read anew and SwitchError raised."""
+    async def apply(self, fragments: Mapping[str, Fragment], remove: bool = True) -> Difference:
+        """Writes the difference, in order. On a refusal the mirror is read anew and SwitchError raised.
+
+        Without `remove` what is too much stays for a later call: a change is first tried on every switch.
+        """
         async with self._writing:
             switch = self._require()
-            if self._whole:
-                await self._read_meters(switch, fragments)
-            todo = self.plan(fragments)
-            for sign, items in (("+", todo.insert), ("~", todo.modify), ("-", todo.delete)):
-                for batch in _batches(items):
-                    await self._write(switch, sign, batch)
+            with _of_session(self):
+                if self._whole:
+                    await self._read_meters(switch, fragments)
+                todo = self.plan(fragments)
+                for sign, items in (("+", todo.insert), ("~", todo.modify), ("-", todo.delete if remove else ())):
+                    for batch in _batches(items):
+                        await self._write(switch, sign, batch)
             self._applied = dict(fragments)
-            self._whole = False
+            # Something of what was applied before is still there: the next difference is of everything.
+            self._whole = not remove and bool(todo.delete)
             return todo
 
     async def _read_meters(self, switch: fy.Switch, fragments: Mapping[str, Fragment]) -> None:
@@ -386,15 +392,28 @@ class SwitchLink:
             requests = [fy.P4CounterEntry(name, index=index) for index in cells]
         found: dict[int, tuple[int, int]] = {}
         for start in range(0, len(requests), BATCH):
-            async for cell in self._require().read(requests[start : start + BATCH]):  # type: ignore[attr-defined]
-                if cells is not None or cell.packet_count or cell.byte_count:
-                    found[int(cell.index or 0)] = (cell.packet_count, cell.byte_count)
+            with _of_session(self):
+                async for cell in self._require().read(requests[start : start + BATCH]):  # type: ignore[attr-defined]
+                    if cells is not None or cell.packet_count or cell.byte_count:
+                        found[int(cell.index or 0)] = (cell.packet_count, cell.byte_count)
         return found
 
     def _require(self) -> fy.Switch:
         if self._switch is None:
             raise SwitchError(f"switch {self.config.name}: {self.problem}")
         return self._switch
+
+
+@contextmanager
+def _of_session(link: SwitchLink) -> Iterator[None]:
+    """A session that breaks cancels the calls under way: an error of the session, and no order to end."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise SwitchError(f"switch {link.config.name}: the session broke") from None
 
 
 def _batches(items: Iterable[Item]) -> list[list[Item]]:

@@ -37,6 +37,9 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self.refuse: Callable[[p4r.Update], int] = lambda update: 0
         self.refuse_pipeline = ""
         self.slow = 0.0
+        self.answering = asyncio.Event()
+        """Cleared, writes and readings of counters hang."""
+        self.answering.set()
         self.counters: dict[tuple[str, int], int] = {}
         """Packets by counter and cell."""
         self.packets: list[tuple[int, bytes]] = []
@@ -170,6 +173,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
 
     async def Write(self, request: Any, context: Any) -> p4r.WriteResponse:
         await asyncio.sleep(self.slow)
+        await self.answering.wait()
         if request.election_id.low != max(self._clients.values(), default=0):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not primary")
         self.batches += 1
@@ -215,6 +219,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         for wanted in request.entities:
             which = wanted.WhichOneof("entity")
             if which == "counter_entry":
+                await self.answering.wait()
                 cell = wanted.counter_entry
                 name = next(c.alias for c in self.names.schema.counters if c.id == cell.counter_id)
                 cell.data.packet_count = self.counters.get((name, cell.index.index), 0)

@@ -1,0 +1,95 @@
+"""Loops that must not end: what a round raises is said and tried again, and a round that hangs is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+log = logging.getLogger("rivulet.supervise")
+
+T = TypeVar("T")
+
+HANG_S = 15.0
+"""A round that takes longer counts as hung: longer than any call to a switch may take."""
+
+
+class BrokenOff(Exception):
+    """What was waited for was cancelled by somebody else: gRPC does so when a session breaks."""
+
+
+async def unbroken(work: Awaitable[T]) -> T:
+    """Awaits; raises CancelledError only where this task is cancelled, and BrokenOff where only its work was."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise BrokenOff("the session broke") from None
+
+
+class Loop:
+    """Runs `round` whenever `wake` was called, and each `every_s`; ends only when cancelled.
+
+    >>> loop = Loop("writes to tor1", write, every_s=1.0)
+    >>> loop.start(); loop.wake(); ...; await loop.stop()
+    """
+
+    def __init__(self, name: str, work: Callable[[], Awaitable[object]], every_s: float) -> None:
+        self.name = name
+        self.rounds = 0
+        """Rounds that ended, well or not."""
+        self.error = ""
+        """What the last round raised; empty if it ended well."""
+        self._work = work
+        self._every_s = every_s
+        self._wanted = asyncio.Event()
+        self._began: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins with a round at once."""
+        self._wanted.set()
+        self._task = asyncio.create_task(self._run(), name=self.name)
+
+    def wake(self) -> None:
+        """A round is wanted, after the one under way."""
+        self._wanted.set()
+
+    async def stop(self) -> None:
+        """Cancels it and waits for its end."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def problem(self) -> str:
+        """Why nobody should rely on it now; empty if all is well."""
+        if self._task is not None and self._task.done():
+            return f"{self.name}: ended"
+        if self._began is not None and (took := time.monotonic() - self._began) > HANG_S:
+            return f"{self.name}: hangs for {took:.0f} s"
+        return f"{self.name}: {self.error}" if self.error else ""
+
+    async def _run(self) -> None:
+        while True:
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            self._began = time.monotonic()
+            try:
+                await unbroken(self._work())
+                self.error = ""
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+                if said != self.error:
+                    log.warning("%s: %s; trying again", self.name, said, exc_info=not isinstance(error, BrokenOff))
+                self.error = said
+            finally:
+                self._began = None
+                self.rounds += 1
