@@ -3,8 +3,9 @@
 use crate::bits::ones;
 use crate::code::{Ins, Op};
 use crate::emit::{Label, Params};
-use crate::expr::{Bin, Expr, Kind, Value};
+use crate::expr::{Bin, Expr, Hdr, Kind, Value};
 use crate::json::{Json, Res};
+use crate::layout::Field;
 use crate::load::Loader;
 
 impl<'a> Loader<'_, 'a> {
@@ -209,15 +210,23 @@ impl<'a> Loader<'_, 'a> {
                 self.asm.bind(skip);
                 Ok(())
             }
-            "drop" | "mark_to_drop" => {
-                want(usize::from(op == "mark_to_drop"))?;
-                if let Some(f) = s.egress_spec {
-                    let ins = Ins::new(Op::Mov, f.slot, self.drop_port, 0).w(f.width.min(64));
-                    self.asm.put(ins);
-                }
-                if let Some(f) = s.mcast_grp {
-                    self.set(f.slot, 0);
-                }
+            "drop" => {
+                want(0)?;
+                self.mark(s.egress_spec, s.mcast_grp);
+                Ok(())
+            }
+            "mark_to_drop" => {
+                want(1)?;
+                // Often a copy of the packet's own, which p4c makes of an `inout` argument and copies back.
+                let Hdr::Fixed(header) = self.scope().header(&args[0])? else {
+                    return args[0].err("standard metadata was expected");
+                };
+                let field = |name| self.layout.field_of(header, name).filter(|f| f.width <= 64 && !f.vl);
+                let Some(egress_spec) = field("egress_spec") else {
+                    return args[0].err("this header has no field `egress_spec`");
+                };
+                let mcast_grp = field("mcast_grp");
+                self.mark(Some(egress_spec), mcast_grp);
                 Ok(())
             }
             "generate_digest" => {
@@ -336,6 +345,16 @@ impl<'a> Loader<'_, 'a> {
     fn set(&mut self, slot: u32, value: u64) {
         let v = self.asm.imm(value);
         self.asm.put(Ins::new(Op::Mov, slot, v, 0));
+    }
+
+    /// Standard metadata that says "drop".
+    fn mark(&mut self, egress_spec: Option<Field>, mcast_grp: Option<Field>) {
+        if let Some(f) = egress_spec {
+            self.asm.put(Ins::new(Op::Mov, f.slot, self.drop_port, 0).w(f.width));
+        }
+        if let Some(f) = mcast_grp {
+            self.set(f.slot, 0);
+        }
     }
 
     fn set_from(&mut self, slot: u32, at: &Json<'a>) -> Res<()> {

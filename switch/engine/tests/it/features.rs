@@ -371,3 +371,37 @@ fn queues_with_a_rate_hold_packets_back() {
         assert_eq!(out, 2);
     });
 }
+
+/// `mark_to_drop` marks what it is given: p4c copies an `inout` argument before the call and back after it.
+#[test]
+fn a_copy_of_standard_metadata_is_marked() {
+    let mut program: serde_json::Value = serde_json::from_slice(FEATURES).unwrap();
+    let headers = program["headers"].as_array_mut().unwrap();
+    let copy = serde_json::json!({
+        "name": "copy", "id": headers.len(), "header_type": "standard_metadata", "metadata": true, "pi_omit": true
+    });
+    headers.push(copy);
+    let assign = |to: &str, from: &str| {
+        let field = |header: &str| serde_json::json!({"type": "field", "value": [header, "egress_spec"]});
+        serde_json::json!({"op": "assign", "parameters": [field(to), field(from)]})
+    };
+    let mark = |header: &str| {
+        serde_json::json!({"op": "mark_to_drop", "parameters": [{"type": "header", "value": header}]})
+    };
+    let actions = program["actions"].as_array_mut().unwrap();
+    let of_op_24 = actions.iter_mut().find(|a| a["name"] == "features235").unwrap();
+    assert_eq!(of_op_24["primitives"], serde_json::json!([mark("standard_metadata")]));
+    for (back, dropped) in [(true, true), (false, false)] {
+        let actions = program["actions"].as_array_mut().unwrap();
+        let of_op_24 = actions.iter_mut().find(|a| a["name"] == "features235").unwrap();
+        let mut all = vec![assign("copy", "standard_metadata"), mark("copy")];
+        all.extend(back.then(|| assign("standard_metadata", "copy")));
+        of_op_24["primitives"] = all.into();
+        both(program.to_string().as_bytes(), |rig| {
+            assert_eq!(rig.send(3, &Cmd::new(24, 0, 0).bytes()).is_empty(), dropped, "copied back: {back}");
+        });
+    }
+    let text = program.to_string().replace("\"value\":\"copy\"", "\"value\":\"cmd\"");
+    let error = Program::from_json(text.as_bytes()).err().expect("a header without `egress_spec`").to_string();
+    assert!(error.contains("parameters[0]") && error.contains("egress_spec"), "{error}");
+}
