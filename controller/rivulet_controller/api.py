@@ -1,38 +1,36 @@
 """The REST and WebSocket API, the page and the metrics: what `rivuletctl`, browsers and Prometheus talk to.
 
-On a Unix socket or loopback anybody who reaches it may use it; with a token file a request needs a token. Every change
-is written to the audit log with who and what. Changes need a header that no foreign web page can send.
+Over a Unix socket its owner may do everything. Over the network a token says who asks and what they may (rights.py);
+without a token file, on loopback only, everybody may look and nobody may change. Every change is on record in the audit
+log before it is made. Changes need a header that no foreign web page can send.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
-import logging
-import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, Field
 
 from . import view
-from .config import ConfigError, parse
+from .audit import Audit, AuditError
+from .config import Config, ConfigError, parse
 from .controller import Controller
 from .keys import Kind
+from .local import with_local_parts
 from .metrics import Metrics
+from .rights import Caller, Role, Tokens
 from .state import OutOfNumbers
+from .store import StoreError
 from .switch import SwitchError
 from .trace import trace
-
-log = logging.getLogger("rivulet.audit")
 
 CLIENT_HEADER = "x-rivulet-client"
 """Changes carry it: a browser sends it across origins only after asking, and we never say yes."""
@@ -52,49 +50,6 @@ PAGE_POLICY = (
 KILL_PATIENCE_S = 10.0
 
 
-class Tokens:
-    """The tokens of a file, one `NAME:TOKEN` a line."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    @property
-    def wanted(self) -> bool:
-        """Whether requests need one."""
-        return self._path is not None
-
-    def who(self, token: str) -> str | None:
-        """Whose token this is. The file is read each time, so that a token can be withdrawn."""
-        if self._path is None:
-            return None
-        found = None
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            name, _, secret = line.strip().partition(":")
-            if secret and hmac.compare_digest(secret.encode(), token.encode()):
-                found = name
-        return found
-
-
-class Audit:
-    """The log of changes: a line of JSON each, in a file of the controller's user."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    def note(self, who: str, what: str, **details: Any) -> None:
-        """Writes one line. A file that cannot be written is said and does not stop the change's undoing."""
-        line = json.dumps({"time": round(time.time(), 3), "who": who, "what": what, **details})
-        log.info("%s", line)
-        if self._path is None:
-            return
-        try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(handle, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            log.error("audit log %s: %s", self._path, error)
-
-
 class Weight(BaseModel):
     """Body of a change of weight; null goes back to the configuration's."""
 
@@ -107,36 +62,57 @@ class Rotation(BaseModel):
     kinds: list[Literal["seal", "nonce"]] = ["seal", "nonce"]
 
 
-def reader(request: Request) -> str:
-    """Who asks. Raises 401 without a token where one is needed."""
+def caller(request: Request) -> Caller:
+    """Who asks. Raises 401 for a token that is none, and without one where it is needed."""
     tokens: Tokens = request.app.state.tokens
-    claimed = request.headers.get(CLIENT_HEADER, "")[:64]
-    peer = request.client.host if request.client else "local"
-    if not tokens.wanted:
-        return f"{claimed or 'somebody'}@{peer}"
+    claimed = request.headers.get(CLIENT_HEADER, "")[:64] or "somebody"
+    if request.client is None:
+        # A Unix socket, which opens for the controller's own user and root only.
+        return Caller(f"{claimed}@local", Role.APPLY)
+    peer = request.client.host
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    name = tokens.who(token.strip()) if scheme.lower() == "bearer" else None
-    if name is None:
+    if not token and not tokens.wanted:
+        # Any user of this machine may be at the other end.
+        return Caller(f"{claimed}@{peer}", Role.READ)
+    known = tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
+    if known is None:
         raise HTTPException(401, "a token is needed: `Authorization: Bearer TOKEN`")
-    return f"{name}@{peer}"
+    return Caller(f"{known.name}@{peer}", known.role)
 
 
-Reader = Annotated[str, Depends(reader)]
-
-
-def writer(request: Request, who: Reader) -> str:
-    """Who changes something. Raises 403 for what a foreign page could have sent, 409 for a controller in waiting."""
+def _allowed(request: Request, who: Caller, role: Role) -> str:
+    """The caller's name, if the role is enough and no foreign page can have sent it. Raises 403, 409."""
     if not request.headers.get(CLIENT_HEADER):
-        raise HTTPException(403, f"changes carry the header {CLIENT_HEADER} with the client's name")
+        raise HTTPException(403, f"this wants the header {CLIENT_HEADER} with the client's name")
+    if who.role < role:
+        raise HTTPException(
+            403,
+            f"{who.name} may {who.role.name.lower()}; this wants a token with the role {role.name.lower()}"
+            " (listen.api_token_file), or the Unix socket of listen.control",
+        )
     controller: Controller = request.app.state.controller
     if not controller.leading:
         raise HTTPException(
             409, f"this controller does not lead: ask the one that does ({controller.leader or 'none'})"
         )
-    return who
+    return who.name
 
 
-Writer = Annotated[str, Depends(writer)]
+Reader = Annotated[Caller, Depends(caller)]
+
+
+def operator(request: Request, who: Reader) -> str:
+    """Who changes how replicas and keys are used."""
+    return _allowed(request, who, Role.OPERATE)
+
+
+def configurer(request: Request, who: Reader) -> str:
+    """Who replaces the configuration."""
+    return _allowed(request, who, Role.APPLY)
+
+
+Operator = Annotated[str, Depends(operator)]
+Configurer = Annotated[str, Depends(configurer)]
 
 
 def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
@@ -146,14 +122,22 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     metrics = Metrics(controller)
 
     @app.middleware("http")
-    async def own_host_only(request: Request, call_next: Any) -> Response:
-        # Against DNS rebinding: without a token, only names of this machine are answered.
+    async def own_pages_only(request: Request, call_next: Any) -> Response:
+        # Against DNS rebinding: without a token, only names of this machine are answered. And whatever another site's
+        # page sends through a browser is refused before it costs anything.
         if not tokens.wanted and not _own_host(request.headers.get("host", "")):
             return PlainTextResponse("this name is not ours", status_code=421)
+        if _foreign(request.headers.get("origin"), request.headers.get("host", "")):
+            return PlainTextResponse("not from another site's page", status_code=403)
         answer: Response = await call_next(request)
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers["Cache-Control"] = "no-store"
         return answer
+
+    @app.exception_handler(AuditError)
+    @app.exception_handler(StoreError)
+    async def not_durable(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"{error}: nothing was changed"}, status_code=503)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -170,6 +154,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus(_: Reader) -> PlainTextResponse:
         return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/api/rights")
+    async def rights(who: Reader) -> dict[str, str]:
+        """Who asks, and the role they have."""
+        return {"name": who.name, "role": who.role.name.lower()}
 
     @app.get("/api/leader")
     async def leader(_: Reader) -> dict[str, Any]:
@@ -210,28 +199,27 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         return [{"table": s.table, "row": s.row, "meaning": s.meaning} for s in steps]
 
     async def decide(who: str, what: str, name: str, **decision: Any) -> dict[str, str]:
-        try:
-            await controller.decide(name, **decision)
-        except KeyError as error:
-            raise HTTPException(404, str(error.args[0])) from None
+        if not any(place.name == name for place in controller.config.replicas):
+            raise HTTPException(404, f"there is no replica {name!r}")
         audit.note(who, what, replica=name, **decision)
+        await controller.decide(name, **decision)
         return {"done": f"{what} {name}"}
 
     @app.post("/api/replicas/{name}/drain")
-    async def drain(name: str, who: Writer) -> dict[str, str]:
+    async def drain(name: str, who: Operator) -> dict[str, str]:
         """New flows go elsewhere; what runs goes on."""
         return await decide(who, "drain", name, draining=True)
 
     @app.post("/api/replicas/{name}/undrain")
-    async def undrain(name: str, who: Writer) -> dict[str, str]:
+    async def undrain(name: str, who: Operator) -> dict[str, str]:
         return await decide(who, "undrain", name, draining=False)
 
     @app.post("/api/replicas/{name}/weight")
-    async def weight(name: str, body: Weight, who: Writer) -> dict[str, str]:
+    async def weight(name: str, body: Weight, who: Operator) -> dict[str, str]:
         return await decide(who, "weight", name, weight=-1 if body.weight is None else body.weight)
 
     @app.post("/api/replicas/{name}/kill")
-    async def kill(name: str, who: Writer) -> dict[str, str]:
+    async def kill(name: str, who: Operator) -> dict[str, str]:
         """Runs the replica's kill command; in the lab only."""
         place = next((r for r in controller.config.replicas if r.name == name), None)
         if place is None:
@@ -253,13 +241,12 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         return {"done": f"kill {name}"}
 
     @app.post("/api/services/{name}/rotate")
-    async def rotate(name: str, body: Rotation, who: Writer) -> dict[str, str]:
+    async def rotate(name: str, body: Rotation, who: Operator) -> dict[str, str]:
         """New keys now; the old ones stay accepted for as long as anything needs them."""
-        try:
-            controller.rotate(name, frozenset(Kind(kind) for kind in body.kinds))
-        except KeyError as error:
-            raise HTTPException(404, str(error.args[0])) from None
+        if not any(service.name == name for service in controller.config.services):
+            raise HTTPException(404, f"there is no service {name!r}")
         audit.note(who, "rotate", service=name, kinds=body.kinds)
+        controller.rotate(name, frozenset(Kind(kind) for kind in body.kinds))
         return {"done": f"rotate {name}"}
 
     async def posted(request: Request) -> str:
@@ -273,47 +260,56 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         except UnicodeDecodeError as error:
             raise HTTPException(422, f"not UTF-8: {error}") from None
 
-    @app.post("/api/plan")
-    async def plan(request: Request, _: Reader) -> dict[str, list[str]]:
-        """What a configuration (YAML, the body) would change on each switch; nothing is written."""
+    async def described(request: Request) -> tuple[Config, str]:
+        """The configuration that a request brings, with this machine's own parts, and its text."""
+        text = await posted(request)
         try:
-            return controller.plan(parse(await posted(request), "config"))
+            config = await asyncio.to_thread(parse, text, "config")
+            return with_local_parts(config, controller.local, "config"), text
         except ConfigError as error:
             raise HTTPException(422, error.problems) from None
+
+    @app.get("/api/config", response_class=PlainTextResponse)
+    async def config_in_force(_: Reader) -> str:
+        """The configuration in force (YAML), as it was last given by the file or by `apply`."""
+        return controller.text
+
+    @app.post("/api/plan")
+    async def plan(request: Request, who: Reader) -> dict[str, list[str]]:
+        """What a configuration (YAML, the body) would change on each switch; nothing is written."""
+        _allowed(request, who, Role.READ)
+        config, _ = await described(request)
+        try:
+            return controller.plan(config)
         except (SwitchError, OutOfNumbers) as error:
             raise HTTPException(409, [str(error)]) from None
 
     @app.post("/api/apply")
-    async def apply(request: Request, who: Writer) -> dict[str, str]:
-        """Brings a configuration (YAML, the body) into force and writes it to the controller's file."""
-        text = await posted(request)
-        try:
-            config = parse(text, "config")
-        except ConfigError as error:
-            raise HTTPException(422, error.problems) from None
-        if not await controller.change(config, who, text):
-            audit.note(who, "apply refused", problem=controller.config_problem)
-            raise HTTPException(409, [controller.config_problem])
-        if controller.path is not None:
-            await asyncio.to_thread(_replace, controller.path, text)
+    async def apply(request: Request, who: Configurer) -> dict[str, str]:
+        """Brings a configuration (YAML, the body) into force, durably: until the file on the controller's machine
+        changes. All of it or, on a refusal, nothing.
+        """
+        config, text = await described(request)
         audit.note(who, "apply")
+        if not await controller.change(config, who, text, applied=True):
+            with suppress(AuditError):
+                audit.note(who, "apply refused", problem=controller.config_problem)
+            raise HTTPException(409, [controller.config_problem])
         return {"done": "apply"}
 
     @app.websocket("/api/live")
     async def live(socket: WebSocket) -> None:
         """A snapshot each second. With tokens, the first message from the client is its token."""
-        origin = socket.headers.get("origin")
         host = socket.headers.get("host", "")
-        foreign = origin is not None and origin.split("//")[-1] != host
-        if foreign or (not tokens.wanted and not _own_host(host)):
+        if _foreign(socket.headers.get("origin"), host) or (not tokens.wanted and not _own_host(host)):
             await socket.close(4403)
             return
         await socket.accept()
         with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-            if tokens.wanted:
+            if tokens.wanted and socket.client is not None:
                 async with asyncio.timeout(5.0):
                     token = await socket.receive_text()
-                if tokens.who(token) is None:
+                if tokens.caller(token) is None:
                     await socket.close(4401)
                     return
             async for text in _snapshots(controller):
@@ -340,8 +336,6 @@ def _own_host(host: str) -> bool:
         return False
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file so that it is either the old one or the new one, whatever happens."""
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def _foreign(origin: str | None, host: str) -> bool:
+    """Whether a browser says that another site's page asks."""
+    return origin is not None and origin.split("//")[-1] != host

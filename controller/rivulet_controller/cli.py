@@ -45,15 +45,19 @@ def options(
         str, typer.Option(help="controllers: unix:PATH or HOST:PORT, several with commas (RIVULET_API)")
     ] = "",
     token_file: Annotated[str, typer.Option(help="a file that holds the token (RIVULET_TOKEN_FILE)")] = "",
+    authority: Annotated[
+        str, typer.Option(help="certificate that signs the controller's, for https (RIVULET_AUTHORITY)")
+    ] = "",
 ) -> None:
     """Common options."""
     _options["api"] = api or default_address()
+    _options["authority"] = authority or os.environ.get("RIVULET_AUTHORITY", "")
     _options["token_file"] = token_file or os.environ.get("RIVULET_TOKEN_FILE", "")
 
 
 def _client() -> Client:
     token = Path(_options["token_file"]).read_text().strip().rpartition(":")[2] if _options.get("token_file") else ""
-    return leading(_options.get("api") or default_address(), token)
+    return leading(_options.get("api") or default_address(), token, authority=_options.get("authority", ""))
 
 
 @app.command()
@@ -80,10 +84,16 @@ def plan(file: File) -> None:
 
 @app.command()
 def apply(file: File) -> None:
-    """Brings a description into force and makes it the controller's file."""
+    """Brings a description into force until the file on the controller's machine changes; all of it or nothing."""
     load(file)
     _client().post("/api/apply", text=file.read_text(encoding="utf-8"))
     console.print("in force")
+
+
+@app.command()
+def config() -> None:
+    """Prints the description in force, as it was last given by the file or by `apply`."""
+    print(_client().text("/api/config"), end="")
 
 
 @app.command()
@@ -111,8 +121,10 @@ def replicas() -> None:
 
 
 @app.command()
-def drain(replica: Replica) -> None:
+def drain(replica: Replica, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask first")] = False) -> None:
     """New flows go to other replicas; what runs goes on. Undo with `undrain`."""
+    if not yes:
+        typer.confirm(f"Drain {replica}? New flows go to the other replicas", abort=True)
     _client().post(f"/api/replicas/{replica}/drain")
     console.print(f"{replica} drains")
 

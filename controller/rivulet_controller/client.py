@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,12 +18,14 @@ class ApiError(Exception):
     """The controller cannot be reached or said no; the text is for people."""
 
 
-def leading(addresses: str, token: str = "", timeout_s: float = 30.0) -> Client:
+def leading(addresses: str, token: str = "", timeout_s: float = 30.0, authority: str = "") -> Client:
     """A client of the controller that leads among `ADDRESS,ADDRESS,…`; of the first that answers if none does.
 
     Raises ApiError if none answers.
     """
-    clients = [Client(address.strip(), token, timeout_s) for address in addresses.split(",") if address.strip()]
+    clients = [
+        Client(address.strip(), token, timeout_s, authority) for address in addresses.split(",") if address.strip()
+    ]
     if len(clients) == 1:
         return clients[0]
     answered, problems = [], []
@@ -44,21 +47,27 @@ class Client:
     >>> Client("unix:/run/rivulet/api.sock").get("/api/replicas")
     """
 
-    def __init__(self, address: str, token: str = "", timeout_s: float = 30.0) -> None:
+    def __init__(self, address: str, token: str = "", timeout_s: float = 30.0, authority: str = "") -> None:
+        """`authority`: a file with the certificate that signs the controller's; https is spoken where it is given."""
         self.address = address
         self._token = token
         headers = {"x-rivulet-client": f"rivuletctl {getpass.getuser()}"[:64]}
         if token:
             headers["authorization"] = f"Bearer {token}"
         transport = None
-        base = address if "://" in address else f"http://{address}"
+        base = address if "://" in address else f"{'https' if authority else 'http'}://{address}"
+        try:
+            self._tls = ssl.create_default_context(cafile=authority or None) if base.startswith("https:") else None
+        except OSError as error:
+            raise ApiError(f"the authority's certificate {authority} cannot be read: {error}") from None
         if address.startswith("unix:"):
             transport = httpx.HTTPTransport(uds=address.removeprefix("unix:"))
             base = "http://rivulet"
         self._base = base
         self._http = httpx.Client(
-            base_url=base, headers=headers, transport=transport, timeout=timeout_s, trust_env=False
-        )
+            base_url=base, headers=headers, transport=transport, timeout=timeout_s, trust_env=False,
+            verify=self._tls or True,
+        )  # fmt: skip
 
     def get(self, path: str, **parameters: Any) -> Any:
         """The answer's JSON. Raises ApiError."""
@@ -101,7 +110,7 @@ class Client:
                 sock.connect(self.address.removeprefix("unix:"))
                 connection = websockets.connect(url, sock=sock, max_size=64 << 20)
             else:
-                connection = websockets.connect(url, max_size=64 << 20, proxy=None)
+                connection = websockets.connect(url, max_size=64 << 20, proxy=None, ssl=self._tls)
             async with connection as stream:
                 if self._token:
                     await stream.send(self._token)
@@ -122,6 +131,10 @@ def _words(answer: httpx.Response) -> str:
     return str(detail) or f"HTTP {answer.status_code}"
 
 
+CONTROL = "/run/rivulet/control.sock"
+"""Where the packages let the controller listen for this machine's operators (`listen.control`)."""
+
+
 def default_address() -> str:
-    """RIVULET_API (several controllers' with commas), else the API's default."""
-    return os.environ.get("RIVULET_API", "127.0.0.1:8080")
+    """RIVULET_API (several controllers' with commas), else this machine's control socket, else the API's default."""
+    return os.environ.get("RIVULET_API") or (f"unix:{CONTROL}" if os.path.exists(CONTROL) else "127.0.0.1:8080")

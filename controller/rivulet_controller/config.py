@@ -115,6 +115,13 @@ class Tls(_Model):
     authority: Path
 
 
+class ServerTls(_Model):
+    """A listener's certificate and its key."""
+
+    certificate: Path
+    key: Path
+
+
 class SwitchConfig(_Model):
     """A ToR: where its P4Runtime server listens and what stands around it."""
 
@@ -268,7 +275,7 @@ ListenAddress = Annotated[str, Field(pattern=r"^(unix:.+|(\[[0-9a-fA-F:]+\]|[^:\
 
 
 class Listen(_Model):
-    """Where the controller listens. `unix:PATH` or HOST:PORT; other than this machine wants TLS, or a token."""
+    """Where the controller listens. `unix:PATH` or HOST:PORT; beyond this machine with TLS, the API with tokens too."""
 
     agents: ListenAddress = "unix:/run/rivulet/agents.sock"
     agents_group: str | None = Field(
@@ -278,7 +285,9 @@ class Listen(_Model):
     )
     agents_tls: Tls | None = None
     api: ListenAddress = "127.0.0.1:8080"
-    api_token_file: Path | None = None
+    api_tls: ServerTls | None = None
+    api_token_file: Path | None = Field(default=None, description="who may what: NAME:ROLE:TOKEN a line")
+    control: str | None = Field(default=None, pattern=r"^unix:.+", description="the API for this machine's operators")
     lab: bool = Field(default=False, description="the page may kill replicas (`kill_command` of each)")
 
     @model_validator(mode="after")
@@ -289,6 +298,8 @@ class Listen(_Model):
             raise ValueError("agents: keys cross this channel; beyond this machine it needs agents_tls")
         if not is_local(self.api) and self.api_token_file is None:
             raise ValueError("api: beyond this machine it needs api_token_file")
+        if not is_local(self.api) and self.api_tls is None:
+            raise ValueError("api: tokens cross it; beyond this machine it needs api_tls")
         return self
 
 

@@ -8,10 +8,10 @@ the difference.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from .agents import Agent, AgentServer
 from .clock import SteadyClock
@@ -20,6 +20,7 @@ from .desired import Numbers
 from .fleet import LOOK_S, Fleet, Rack
 from .health import ReplicaView
 from .keys import KeyRing, Kind, Lives
+from .local import with_local_parts
 from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
@@ -49,10 +50,10 @@ TICK_S = 1.0
 
 
 SHARED = "config"
-"""The document that several controllers share."""
+"""The document that several controllers share: the configuration in force, as YAML."""
 
-OWN = ("listen", "state", "etcd")
-"""Parts of a configuration that are one controller's own."""
+APPLIED = "applied"
+"""The document of a controller alone: what came through its API, and the digest of the file that it replaced."""
 
 
 class Controller:
@@ -62,12 +63,18 @@ class Controller:
         self,
         config: Config,
         store: Store,
-        path: Path | None = None,
+        text: str = "",
         guard: Callable[[], None] = lambda: None,
         election_id: Callable[[], int] | None = None,
     ) -> None:
-        """`guard` raises SwitchError when this controller must not write; `election_id` gives the sessions' ids."""
-        self.path = path
+        """`config` and `text` are the file's, parsed and as it is. `guard` raises SwitchError when this controller must
+        not write; `election_id` gives the sessions' ids.
+        """
+        self.local = config
+        """The file's configuration: where this machine's own parts come from (local.py)."""
+        self.text = text
+        """The configuration in force as it was given."""
+        self._file = _digest(text)
         self.config_problem = ""
         """Why the newest configuration is not the one in force; empty if it is."""
         self.store_problem = ""
@@ -109,13 +116,14 @@ class Controller:
     async def start(self) -> None:
         """Loads the state and numbers everything. Raises StoreError, NamesError, OutOfNumbers, ValueError.
 
-        Where controllers share their state, the configuration in it is the one in force, but for what is this
-        controller's own (`listen`, `state`, `etcd`).
+        Where controllers share their state, the configuration in it is the one in force, but for what is this machine's
+        own; for a controller alone what was applied through the API is, until the file changes.
         """
         self._rack.state = State(await asyncio.to_thread(self._store.load))
-        shared = self.state.documents.get(SHARED)
-        if shared is not None and self.config.etcd is not None:
-            self._rack.config = self._own(parse(shared, "the shared configuration"))
+        kept = self._kept()
+        if kept is not None:
+            self._rack.config = with_local_parts(parse(kept, "the configuration in the state"), self.local)
+            self.text = kept
         self._rack.draining = self._draining()
         self._prepare(self.config)
         self._take_keys_over()
@@ -152,29 +160,51 @@ class Controller:
 
     # Configuration and decisions
 
-    def _own(self, config: Config) -> Config:
-        """A shared configuration with this controller's own parts."""
-        return config.model_copy(update={part: getattr(self.config, part) for part in OWN})
+    def _kept(self) -> str | None:
+        """The configuration in the state that goes before the file's."""
+        if self.config.etcd is not None:
+            return self.state.documents.get(SHARED)
+        applied = self.state.documents.get(APPLIED)
+        if applied is None:
+            return None
+        replaced, _, text = applied.partition("\n")
+        if replaced == self._file:
+            return text
+        log.info("the file changed since a configuration was applied: the file's is in force")
+        self.state.drop_document(APPLIED)
+        return None
 
-    async def change(self, config: Config, who: str, text: str = "") -> bool:
+    async def change(self, config: Config, who: str, text: str = "", applied: bool = False) -> bool:
         """Brings a new configuration into force; on a refusal the old one stays. Says whether it is in force.
 
-        `text` is the YAML, for the other controllers; empty if there are none.
+        `text` is the YAML. `applied`: it came through the API; otherwise it is the file's.
         """
         began = time.monotonic()
         async with self._working:
             old, before = self.config, self.state.copy()
             if text and self.config.etcd is not None:
                 self.state.set_document(SHARED, text)
+            elif applied:
+                self.state.set_document(APPLIED, f"{self._file}\n{text}")
+            else:
+                self.state.drop_document(APPLIED)
+            self.fleet.undecided = True
             try:
                 problems = await self._enforce(config)
+                if problems:
+                    await self._go_back(old, before)
             except (StoreError, NamesError, OutOfNumbers) as error:
                 problems = [str(error)]
+                await self._go_back(old, before)
+            finally:
+                self.fleet.undecided = False
             if problems:
                 self.refuse_config(who, "; ".join(problems))
-                await self._go_back(old, before)
                 return False
         self.config_problem = ""
+        self.text = text or self.text
+        if not applied:
+            self.local, self._file = config, _digest(text)
         for name in ("listen", "state"):
             if getattr(config, name) != getattr(old, name):
                 log.warning("`%s` changed: it takes effect when the controller starts again", name)
@@ -466,3 +496,7 @@ class Controller:
         """What an operator should know, in words: a watchdog's findings, the store, a refused configuration."""
         found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem]
         return [problem for problem in found if problem]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

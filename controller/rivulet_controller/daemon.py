@@ -19,11 +19,13 @@ import grpc
 import uvicorn
 
 from . import agents as agents_door
-from .api import Audit, Tokens, make_app
+from .api import make_app
+from .audit import Audit
 from .config import Config, ConfigError, Etcd, load, parse
 from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
+from .rights import Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
 from .tls import server_credentials, stamp
@@ -56,7 +58,8 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL if name == "finsy" else logging.WARNING)
     try:
         config = load(arguments.file)
-        asyncio.run(_run(config, arguments.file))
+        text = arguments.file.read_text(encoding="utf-8")
+        asyncio.run(_run(config, text, arguments.file))
     except Exception as error:
         if not _expected(error):
             raise
@@ -76,14 +79,17 @@ def _expected(error: BaseException) -> bool:
     return isinstance(_cause(error), EXPECTED)
 
 
-async def _run(config: Config, path: Path) -> None:
+async def _run(config: Config, text: str, path: Path) -> None:
     stop = asyncio.Event()
     reload = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
-    work = _alone(config, path, reload) if config.etcd is None else _in_turn(config, path, reload, config.etcd)
+    if config.etcd is None:
+        work = _alone(config, text, path, reload)
+    else:
+        work = _in_turn(config, text, path, reload, config.etcd)
     working = asyncio.create_task(work, name="work")
     ended = asyncio.create_task(stop.wait(), name="signal")
     await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -96,10 +102,10 @@ async def _run(config: Config, path: Path) -> None:
         await working
 
 
-async def _alone(config: Config, path: Path, reload: asyncio.Event) -> None:
+async def _alone(config: Config, text: str, path: Path, reload: asyncio.Event) -> None:
     """One controller with its own state file, until cancelled."""
     store = SqliteStore(config.state)
-    controller = Controller(config, store, path)
+    controller = Controller(config, store, text)
     try:
         async with _background(serve_api(controller, config)):
             await _lead(controller, path, reload)
@@ -107,12 +113,12 @@ async def _alone(config: Config, path: Path, reload: asyncio.Event) -> None:
         store.close()
 
 
-async def _in_turn(config: Config, path: Path, reload: asyncio.Event, etcd: Etcd) -> None:
+async def _in_turn(config: Config, text: str, path: Path, reload: asyncio.Event, etcd: Etcd) -> None:
     """One of several controllers: leads while it holds the lease and waits otherwise, until cancelled."""
     client = EtcdClient(etcd)
     leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}, API at {config.listen.api}")
     store = EtcdStore(client, etcd, leadership)
-    controller = Controller(config, store, path, leadership.guard, leadership.election_id)
+    controller = Controller(config, store, text, leadership.guard, leadership.election_id)
     controller.leading = False
     try:
         async with _background(serve_api(controller, config)):
@@ -219,25 +225,38 @@ class _Server(uvicorn.Server):
 
 
 async def serve_api(controller: Controller, config: Config) -> None:
-    """The API and the page, until cancelled. Raises OSError if it cannot listen."""
-    address = config.listen.api
-    listener = _listener(address)
+    """The API and the page at each of its addresses, until cancelled. Raises OSError or ValueError if it cannot."""
     tokens = Tokens(config.listen.api_token_file)
+    # A mistake in the file is told now, and not to the first who is not let in.
+    tokens.read()
     app = make_app(controller, tokens, Audit(config.state.with_name(config.state.name + ".audit")))
-    settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=200,
-    )  # fmt: skip
-    server = _Server(settings)
-    log.info("api: listening on %s", address)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    tls = config.listen.api_tls
+    doors = [(config.listen.api, tls)] + ([(config.listen.control, None)] if config.listen.control else [])
+    listeners = [_listener(address) for address, _ in doors]
+    servers = [
+        _Server(uvicorn.Config(
+            app, log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=200,
+            ssl_certfile=tls.certificate if tls else None, ssl_keyfile=tls.key if tls else None,
+        ))
+        for _, tls in doors
+    ]  # fmt: skip
+    serving = [
+        asyncio.create_task(server.serve(sockets=[listener]))
+        for server, listener in zip(servers, listeners, strict=True)
+    ]
+    log.info("api: listening on %s", " and ".join(address for address, _ in doors))
     try:
-        await asyncio.shield(serving)
+        ended, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+        # None ends by itself: it has failed, and the process must say so.
+        for server_task in ended:
+            server_task.result()
     finally:
-        server.should_exit = True
-        with suppress(asyncio.CancelledError):
-            await serving
-        listener.close()
+        for server in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving, return_exceptions=True)
+        for listener in listeners:
+            listener.close()
 
 
 def _listener(address: str) -> socket.socket:

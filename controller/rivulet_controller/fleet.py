@@ -69,6 +69,8 @@ class SwitchState:
 
     link: SwitchLink
     task: asyncio.Task[None] | None = None
+    applying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """What it should have is looked up and written in one go."""
     loops: tuple[Loop, ...] = ()
     """Its writes and its readings: a switch that hangs delays no other."""
     tor: Tor | None = None
@@ -114,6 +116,8 @@ class Fleet:
         self._agents = agents
         self._names: dict[Path, Names] = {}
         self._clock = RackClock()
+        self.undecided = False
+        """A change is being tried that may still be taken back."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def names(self, switch: SwitchConfig) -> Names:
@@ -197,7 +201,8 @@ class Fleet:
         )
 
     async def _keep(self, switch: SwitchState) -> None:
-        if switch.link.connected and switch.tor is not None:
+        # While a change is undecided nothing is removed, and whoever decides writes.
+        if switch.link.connected and switch.tor is not None and not self.undecided:
             await self.apply(switch)
 
     def connected(self) -> list[SwitchState]:
@@ -236,6 +241,10 @@ class Fleet:
 
     async def apply(self, switch: SwitchState, remove: bool = True) -> str:
         """Writes what one switch lacks (and with `remove` takes what is too much); what it refused, or nothing."""
+        async with switch.applying:
+            return await self._apply(switch, remove)
+
+    async def _apply(self, switch: SwitchState, remove: bool) -> str:
         now = time.monotonic()
         tor = switch.tor
         if now < switch.retry_at or tor is None:

@@ -158,6 +158,11 @@ class State:
         self.documents[name] = text
         self._changes[f"document/{name}"] = text.encode()
 
+    def drop_document(self, name: str) -> None:
+        """Forgets a text."""
+        if self.documents.pop(name, None) is not None:
+            self._changes[f"document/{name}"] = None
+
     def set_mac(self, replica: str, mac: str) -> None:
         """Replaces what a replica's agent said of its MAC address."""
         if self.macs.get(replica) != mac:

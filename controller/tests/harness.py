@@ -25,7 +25,7 @@ def rack(switch: FakeSwitch, text: str = RACK) -> str:
 async def running(switch: FakeSwitch, folder: Path, text: str = RACK) -> AsyncIterator[Controller]:
     """A controller for the rack, with its door for agents at folder/agents."""
     store = SqliteStore(folder / "state.db")
-    controller = Controller(config(rack(switch, text)), store)
+    controller = Controller(config(rack(switch, text)), store, rack(switch, text))
     await controller.start()
     server = await agents_door.serve(controller.agents, f"unix:{folder}/agents")
     task = asyncio.create_task(controller.run())

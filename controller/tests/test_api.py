@@ -12,32 +12,41 @@ from typing import Any
 
 import httpx
 import pytest
+from certificates import Authority
 from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
+from ports import free_port
 from sample_rack import NAMES, RACK, config
 from typer.testing import CliRunner
 
+from rivulet_controller import api as api_module
 from rivulet_controller import cli
-from rivulet_controller.api import Audit, Tokens, make_app
+from rivulet_controller.api import make_app
+from rivulet_controller.audit import Audit
 from rivulet_controller.client import ApiError, Client
+from rivulet_controller.config import ConfigError
 from rivulet_controller.controller import Controller
 from rivulet_controller.daemon import serve_api
+from rivulet_controller.rights import Tokens
+from rivulet_controller.store import SqliteStore
 
 ME = {"x-rivulet-client": "a test"}
 
 
 @asynccontextmanager
 async def api(
-    tmp_path: Path, text: str = RACK, tokens: str = ""
+    tmp_path: Path, text: str = RACK, tokens: str = "", peer: str | None = None
 ) -> AsyncIterator[tuple[Controller, FakeSwitch, httpx.AsyncClient]]:
-    """A controller that is as described, and a client of its application."""
+    """A controller that is as described, and a client of its application: over a Unix socket, or from `peer`."""
     token_file = tmp_path / "tokens"
     token_file.write_text(tokens)
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
-        controller.path = tmp_path / "rack.yaml"
         await until(lambda: as_described(controller, switch), "first apply")
+        client_at: Any = None if peer is None else (peer, 1)
         app = make_app(controller, Tokens(token_file if tokens else None), Audit(tmp_path / "audit"))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app, client=client_at), base_url="http://localhost"
+        ) as client:
             yield controller, switch, client
 
 
@@ -62,8 +71,8 @@ async def test_draining_by_the_api_moves_the_slots_and_is_on_record(tmp_path: Pa
         await until(lambda: any("first=0x0" in line for line in switch.lines()), "slots back")
         records = audit(tmp_path)
         assert [(r["who"], r["what"], r["replica"]) for r in records] == [
-            ("a test@127.0.0.1", "drain", "r1"),
-            ("a test@127.0.0.1", "undrain", "r1"),
+            ("a test@local", "drain", "r1"),
+            ("a test@local", "undrain", "r1"),
         ]
         assert (tmp_path / "audit").stat().st_mode & 0o077 == 0
 
@@ -103,17 +112,21 @@ async def test_a_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> Non
 
 
 async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> None:
-    async with api(tmp_path, tokens="alice:sesame\nbob:open\n") as (_, _, client):
+    lines = (
+        "# mallory:apply:open sesame\n#bob:apply:sesame\n\nalice:apply:sesame\nbob:operate:opened\ncarol:read:looking\n"
+    )
+    async with api(tmp_path, tokens=lines, peer="127.0.0.1") as (_, _, client):
         for path in ("/api/status", "/metrics", "/api/replicas", "/api/switches/tor1/entries"):
             assert (await client.get(path)).status_code == 401, path
-            wrong = {"authorization": "Bearer guess"}
-            assert (await client.get(path, headers=wrong)).status_code == 401
-        right = {"authorization": "Bearer open"}
+            for guess in ("guess", "open", "apply:sesame", ""):
+                wrong = {"authorization": f"Bearer {guess}"}
+                assert (await client.get(path, headers=wrong)).status_code == 401
+        right = {"authorization": "Bearer opened"}
         assert (await client.get("/api/status", headers=right)).status_code == 200
         assert (await client.post("/api/replicas/r1/drain", headers=ME)).status_code == 401
         assert (await client.post("/api/replicas/r1/drain", headers={**ME, **right})).status_code == 200
         assert [r["who"] for r in audit(tmp_path)] == ["bob@127.0.0.1"]
-        (tmp_path / "tokens").write_text("alice:sesame\n")
+        (tmp_path / "tokens").write_text("alice:apply:sesame\n")
         assert (await client.get("/api/status", headers=right)).status_code == 401, "a token can be withdrawn"
 
 
@@ -141,16 +154,16 @@ async def test_plan_tells_and_apply_does(tmp_path: Path) -> None:
     async with api(tmp_path) as (controller, switch, client):
         before = switch.lines()
         changed = rack(switch).replace("liveness: 20ms", "liveness: 25ms")
-        planned = (await client.post("/api/plan", content=changed)).json()
+        planned = (await client.post("/api/plan", content=changed, headers=ME)).json()
         assert planned == {"tor1": ["~ pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7)"]}
         more = rack(switch) + "  - {name: new, addresses: [10.9.0.7], port: 80, replicas: [r1], slots: 2}\n"
-        planned = (await client.post("/api/plan", content=more)).json()["tor1"]
+        planned = (await client.post("/api/plan", content=more, headers=ME)).json()["tor1"]
         assert {line[0] for line in planned if "meter" not in line} == {"+"}
         assert any("nonce_keys" in line for line in planned)
         assert switch.lines() == before and "new" not in controller.state.rings, "a plan changes nothing"
         assert (await client.post("/api/apply", content=changed, headers=ME)).status_code == 200
         await until(lambda: any("bound=0x61a8" in line for line in switch.lines()), "applied")
-        assert (tmp_path / "rack.yaml").read_text() == changed
+        assert (await client.get("/api/config")).text == changed
         assert [r["what"] for r in audit(tmp_path)] == ["apply"]
 
 
@@ -162,7 +175,7 @@ async def test_a_broken_configuration_is_refused_with_its_lines(tmp_path: Path) 
             assert answer.status_code == 422 and "slots: 15 is not a power of two" in answer.json()["detail"][0]
             assert (await client.post(path, content=b"\xff\xfe", headers=ME)).status_code == 422
             assert (await client.post(path, content=b"#" * (5 << 20), headers=ME)).status_code == 413
-        assert switch.lines() == before and not (tmp_path / "rack.yaml").exists()
+        assert switch.lines() == before and audit(tmp_path) == []
         assert controller.config == config(rack(switch))
 
 
@@ -204,19 +217,23 @@ async def test_the_trace_of_a_packet_says_why_it_is_gone(tmp_path: Path) -> None
 
 
 @asynccontextmanager
-async def served(tmp_path: Path, tokens: str = "") -> AsyncIterator[tuple[Controller, str]]:
-    """The API on a Unix socket, as the daemon serves it."""
-    socket = tmp_path / "api.sock"
-    text = RACK + f"listen: {{api: 'unix:{socket}'}}\nstate: {tmp_path}/state.db\n"
+async def served(
+    tmp_path: Path, tokens: str = "", address: str = "", more: str = ""
+) -> AsyncIterator[tuple[Controller, str]]:
+    """The API as the daemon serves it: on a Unix socket, or at an address with a control socket beside it."""
+    socket = tmp_path / ("control.sock" if address else "api.sock")
+    listen = [f"api: '{address}', control: 'unix:{socket}'" if address else f"api: 'unix:{socket}'"]
     if tokens:
         (tmp_path / "tokens").write_text(tokens)
-        text = text.replace("listen: {", f"listen: {{api_token_file: {tmp_path}/tokens, ")
+        listen.append(f"api_token_file: {tmp_path}/tokens")
+    listen += [more] if more else []
+    text = RACK + f"listen: {{{', '.join(listen)}}}\nstate: {tmp_path}/state.db\n"
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         task = asyncio.create_task(serve_api(controller, controller.config))
         await until(socket.exists, "listening")
         try:
-            yield controller, f"unix:{socket}"
+            yield controller, address or f"unix:{socket}"
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -232,13 +249,158 @@ async def test_live_snapshots_over_a_socket_of_its_owner_only(tmp_path: Path) ->
 
 
 async def test_live_snapshots_want_the_token_first(tmp_path: Path) -> None:
-    async with served(tmp_path, "alice:sesame\n") as (_, address):
+    port = free_port()
+    async with served(tmp_path, "alice:read:sesame\n", f"127.0.0.1:{port}") as (_, address):
         with pytest.raises(ApiError):
             async for _ in Client(address, "guess").live():
                 pytest.fail("a snapshot for nobody")
         async for found in Client(address, "sesame").live():
             assert found["switches"]
             break
+
+
+@pytest.mark.parametrize(
+    ("token", "may"),
+    [("", 0), ("looking", 1), ("opened", 2), ("sesame", 3)],
+)
+async def test_each_role_may_what_it_may(tmp_path: Path, token: str, may: int) -> None:
+    lines = "alice:apply:sesame\nbob:operate:opened\ncarol:read:looking\n"
+    async with api(tmp_path, tokens=lines, peer="127.0.0.1") as (controller, switch, client):
+        headers = {**ME, **({"authorization": f"Bearer {token}"} if token else {})}
+        body = rack(switch).replace("liveness: 20ms", "liveness: 25ms")
+        asked = [
+            (1, await client.get("/metrics", headers=headers)),
+            (1, await client.post("/api/plan", headers=headers, content=body)),
+            (2, await client.post("/api/replicas/r1/drain", headers=headers)),
+            (2, await client.post("/api/replicas/r1/weight", json={"weight": 3}, headers=headers)),
+            (2, await client.post("/api/services/web/rotate", json={}, headers=headers)),
+            (3, await client.post("/api/apply", headers=headers, content=body)),
+        ]
+        for wants, answer in asked:
+            expected = 200 if may >= wants else 401 if not token else 403
+            assert answer.status_code == expected, (wants, answer.text)
+        assert len(audit(tmp_path)) == [0, 0, 3, 4][may]
+        assert bool(controller.draining()) == (may >= 2)
+        assert (controller.config.services[0].liveness == 0.025) == (may >= 3)
+
+
+async def test_without_tokens_everybody_on_loopback_may_look_and_nobody_may_change(tmp_path: Path) -> None:
+    async with api(tmp_path, peer="127.0.0.1") as (controller, switch, client):
+        assert (await client.get("/api/status")).status_code == 200
+        for path in ("/api/replicas/r1/drain", "/api/replicas/r1/kill", "/api/apply"):
+            answer = await client.post(path, headers=ME, content=rack(switch))
+            assert answer.status_code == 403 and "listen.control" in answer.text
+        assert (await client.get("/api/status", headers={"authorization": "Bearer x"})).status_code == 401
+        assert controller.draining() == frozenset() and audit(tmp_path) == []
+
+
+async def test_another_sites_page_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(api_module, "parse", lambda *a: parsed.append(a))
+    async with api(tmp_path, peer="127.0.0.1") as (_, switch, client):
+        foreign = {**ME, "origin": "http://evil.example"}
+        for path in ("/api/plan", "/api/apply"):
+            assert (await client.post(path, content=rack(switch), headers=foreign)).status_code == 403
+        # What a form of another site can send: no header of ours.
+        assert (await client.post("/api/plan", content=rack(switch))).status_code == 403
+        assert parsed == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("alice:sesame", "NAME:ROLE:TOKEN"),
+        ("alice:root:sesame", "NAME:ROLE:TOKEN"),
+        ("alice:read:", "NAME:ROLE:TOKEN"),
+        ("alice:read:short", "six"),
+    ],
+)
+def test_a_token_file_is_told_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "tokens").write_text(f"# comment\nbob:read:looking\n{line}\n")
+    with pytest.raises(ValueError, match=f"tokens:3: .*{words}"):
+        Tokens(tmp_path / "tokens").read()
+    assert Tokens(tmp_path / "tokens").caller("looking") is None, "a file that is half right lets nobody in"
+
+
+async def test_what_only_the_file_may_say_no_apply_says(tmp_path: Path) -> None:
+    mark = tmp_path / "marked"
+    async with api(tmp_path) as (controller, switch, client):
+        good = rack(switch)
+        tries = {
+            "listen": good + "listen: {lab: true}\n",
+            "state": good + f"state: {tmp_path}/elsewhere.db\n",
+            "replicas.0.kill_command": good.replace("ip: 10.0.2.1}", f"ip: 10.0.2.1, kill_command: [touch, {mark}]}}"),
+            "switches.0.pipeline": good.replace("    number: 1\n", f"    number: 1\n    pipeline: {tmp_path}\n"),
+            "switches.0.tls": good.replace(
+                "    number: 1\n",
+                "    number: 1\n    tls: {certificate: /etc/shadow, key: /etc/shadow, authority: x}\n",
+            ),
+        }
+        for place, text in tries.items():
+            for path in ("/api/plan", "/api/apply"):
+                answer = await client.post(path, content=text, headers=ME)
+                assert answer.status_code == 422, (place, answer.text)
+                said = "comes from the controller's own file"
+                assert answer.json()["detail"] == [f"config: {place}: {said}, not from here"]
+        assert (await client.post("/api/replicas/r1/kill", headers=ME)).status_code == 403
+        assert not mark.exists() and audit(tmp_path) == [] and controller.config == config(good)
+
+
+async def test_what_was_applied_is_in_force_until_the_file_changes(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES) as switch:
+        file = rack(switch)
+        applied = file.replace("liveness: 20ms", "liveness: 25ms")
+
+        async def restarted(text: str) -> tuple[float, str]:
+            store = SqliteStore(tmp_path / "state.db")
+            controller = Controller(config(text), store, text)
+            await controller.start()
+            store.close()
+            return controller.config.services[0].liveness, controller.text
+
+        store = SqliteStore(tmp_path / "state.db")
+        controller = Controller(config(file), store, file)
+        await controller.start()
+        assert await controller.change(config(applied), "a test", applied, applied=True)
+        store.close()
+        assert await restarted(file) == (0.025, applied)
+        assert await restarted(file) == (0.025, applied), "however often"
+        edited = file.replace("liveness: 20ms", "liveness: 30ms")
+        assert await restarted(edited) == (0.030, edited), "who edits the file means it"
+        assert await restarted(file) == (0.020, file), "what was applied before is forgotten"
+
+
+async def test_without_an_audit_log_nothing_changes(tmp_path: Path) -> None:
+    async with api(tmp_path) as (controller, switch, client):
+        (tmp_path / "audit").mkdir()
+        before = switch.lines()
+        changed = rack(switch).replace("liveness: 20ms", "liveness: 25ms")
+        for path, body in (("/api/replicas/r1/drain", ""), ("/api/apply", changed)):
+            answer = await client.post(path, content=body, headers=ME)
+            assert answer.status_code == 503 and "nothing was changed" in answer.json()["detail"]
+        assert controller.draining() == frozenset() and controller.config == config(rack(switch))
+        assert switch.lines() == before
+
+
+async def test_beyond_this_machine_the_api_speaks_tls(tmp_path: Path) -> None:
+    ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
+    certificate, key = ours.sign("controller", "IP:127.0.0.1")
+    files = f"api_tls: {{certificate: {certificate}, key: {key}}}"
+    port = free_port()
+    async with served(tmp_path, "alice:read:sesame\n", f"127.0.0.1:{port}", files) as (_, address):
+        found = await asyncio.to_thread(Client(address, "sesame", authority=str(ours.certificate)).get, "/api/status")
+        assert found["switches"]
+        async for live in Client(address, "sesame", authority=str(ours.certificate)).live():
+            assert live["switches"]
+            break
+        for client in (Client(address, "sesame", authority=str(theirs.certificate)), Client(address, "sesame")):
+            with pytest.raises(ApiError):
+                await asyncio.to_thread(client.get, "/api/status")
+        control = await asyncio.to_thread(Client(f"unix:{tmp_path}/control.sock").post, "/api/replicas/r1/drain")
+        assert control == {"done": "drain r1"}
+    for missing in ("api_token_file: /t", "api_tls: {certificate: a, key: b}"):
+        with pytest.raises(ConfigError, match=r"api: .*beyond this machine it needs"):
+            config(RACK + f"listen: {{api: '10.0.0.5:8443', {missing}}}\n")
 
 
 async def test_rivuletctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,16 +413,18 @@ async def test_rivuletctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
         code, text = await run("status")
         assert code == 0 and "as described" in text and "r3" in text
-        assert (await run("drain", "r2"))[0] == 0 and controller.draining() == {"r2"}
+        assert (await run("drain", "r2"))[0] == 1 and controller.draining() == frozenset(), "it asks first"
+        assert (await run("drain", "--yes", "r2"))[0] == 0 and controller.draining() == {"r2"}
         assert (await run("undrain", "r2"))[0] == 0 and controller.draining() == frozenset()
         assert (await run("weight", "r2", "9"))[0] == 0 and controller.weights()["r2"] == 9
         assert (await run("weight", "r2", "default"))[0] == 0 and controller.weights()["r2"] == 1
         assert (await run("weight", "r2", "heavy"))[0] == 2
         assert (await run("keys", "rotate", "web", "--kind", "seal"))[0] == 0
-        code, text = await run("drain", "r9")
+        code, text = await run("drain", "-y", "r9")
         assert code == 1 and "there is no replica 'r9'" in text
         assert "web" in (await run("services"))[1]
         assert "NOT_SERVED" in (await run("trace", "tor1", "10.9.0.1", "81"))[1]
+        assert (await run("config"))[1].startswith(controller.text.rstrip())
         assert "set_pool" in (await run("entries", "tor1", "--match", "pools["))[1]
         file = tmp_path / "new.yaml"
         file.write_text(RACK.replace("liveness: 20ms", "liveness: 3ms"))

@@ -22,9 +22,11 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 
 
 @asynccontextmanager
-async def rack_with_page(tmp_path: Path, extra: str = "") -> AsyncIterator[tuple[Controller, FakeSwitch, str]]:
-    """A rack under load with its page; `extra` goes into `listen`."""
+async def rack_with_page(tmp_path: Path, tokens: bool = True) -> AsyncIterator[tuple[Controller, FakeSwitch, str]]:
+    """A rack under load with its page, and tokens for looking and for operating."""
     port = free_port()
+    (tmp_path / "tokens").write_text("carol:read:looking\nbob:operate:sesame\n")
+    extra = f", api_token_file: {tmp_path}/tokens" if tokens else ""
     listen = f"listen: {{api: '127.0.0.1:{port}', lab: true{extra}}}\nstate: {tmp_path}/state.db\n"
     text = RACK.replace("ip: 10.0.2.1}", f"ip: 10.0.2.1, kill_command: [touch, {tmp_path}/killed]}}") + listen
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
@@ -58,10 +60,11 @@ async def _traffic(switch: FakeSwitch) -> None:
 
 async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
-        await page.open(url)
+        await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 60.0)
         rate = "parseFloat(document.querySelector('[data-rate-of=\"r1\"]').textContent)"
         await page.until(f"{rate} > 0")
+        await page.evaluate("window.confirm = () => true")
         await page.click('[data-replica="r1"] [data-action="drain"]')
         await until(lambda: controller.draining() == {"r1"}, "the controller drains r1")
         await page.until("""document.querySelector('[data-replica="r1"] .state').textContent === 'draining'""")
@@ -73,7 +76,7 @@ async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
 
 async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (_, _, url), Browser(tmp_path / "profile") as page:
-        await page.open(url)
+        await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelectorAll('[data-replica]').length === 3""", 60.0)
         assert await page.evaluate("""document.querySelector('[data-replica="r2"] [data-action="kill"]').hidden""")
         await page.evaluate("window.asked = 0, window.confirm = () => (++window.asked, false)")
@@ -86,7 +89,7 @@ async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) 
 
 async def test_it_is_readable_on_a_phone_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile", 360, 740) as page:
-        await page.open(url)
+        await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelector('[data-replica="r3"]')?.classList.contains('live')""", 60.0)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, "nothing sticks out sideways"
         for what in ("#rack text", ".reason", "button", "td"):
@@ -108,23 +111,37 @@ async def test_it_is_readable_on_a_phone_and_fetches_nothing_from_elsewhere(tmp_
 
 
 async def test_with_a_token_the_page_asks_for_it(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("alice:sesame\n")
-    wanted = f", api_token_file: {tmp_path}/tokens"
-    async with rack_with_page(tmp_path, wanted) as (controller, _, url), Browser(tmp_path / "profile") as page:
+    async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
         await page.until("document.querySelector('#token')?.hidden === false", 60.0)
         assert await page.evaluate("document.querySelectorAll('[data-replica]').length") == 0
-        await page.evaluate("document.querySelector('#token input').value = 'sesame'")
-        await page.click("#token button")
-        await page.until("document.querySelectorAll('[data-replica]').length === 3")
+        button = """document.querySelector('[data-replica="r2"] [data-action="drain"]')"""
+        shown = f"(e => e !== null && e.offsetParent !== null)({button})"
+        for token, buttons in (("looking", False), ("sesame", True)):
+            await page.evaluate("document.querySelector('#change').click()")
+            await page.evaluate(f"document.querySelector('#token input').value = '{token}'")
+            await page.click("#token button")
+            await page.until("document.querySelectorAll('[data-replica]').length === 3")
+            await page.until(f"({shown}) === {str(buttons).lower()}")
+        await page.evaluate("window.asked = 0, window.confirm = () => ++window.asked > 1")
+        await page.click('[data-replica="r2"] [data-action="drain"]')
+        assert await page.evaluate("window.asked") == 1 and controller.draining() == frozenset()
         await page.click('[data-replica="r2"] [data-action="drain"]')
         await until(lambda: controller.draining() == {"r2"}, "drained with the token")
+
+
+async def test_without_tokens_the_page_shows_and_changes_nothing(tmp_path: Path) -> None:
+    async with rack_with_page(tmp_path, tokens=False) as (_, _, url), Browser(tmp_path / "profile") as page:
+        await page.open(url)
+        await page.until("document.querySelectorAll('[data-replica]').length === 3", 60.0)
+        buttons = "[...document.querySelectorAll('[data-action]')].filter(b => b.offsetParent).length"
+        assert await page.evaluate(buttons) == 0
 
 
 async def test_screenshots(tmp_path: Path) -> None:
     """Both widths can be photographed; the pictures of docs/ are those of a real rack (test_page_traffic.py)."""
     async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile") as page:
-        await page.open(url)
+        await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 60.0)
         await controller.decide("r2", draining=True)
         await asyncio.sleep(1.0)

@@ -29,11 +29,19 @@ class PageRack(NetRack):
     def __init__(self, folder: Path, switch: str) -> None:
         super().__init__(folder, switch)
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}/"
-        self.client = Client(f"127.0.0.1:{self.port}", timeout_s=10.0)
+        self.url = f"http://127.0.0.1:{self.port}/#token=sesame"
+        self.client = Client(f"127.0.0.1:{self.port}", "sesame", timeout_s=10.0)
+        (folder / "tokens").write_text("page:apply:sesame\n")
 
     def description(self) -> str:
-        text = super().description().replace(f'"unix:{self.folder}/api.sock"', f'"127.0.0.1:{self.port}", lab: true')
+        text = (
+            super()
+            .description()
+            .replace(
+                f'"unix:{self.folder}/api.sock"',
+                f'"127.0.0.1:{self.port}", api_token_file: {self.folder}/tokens, lab: true',
+            )
+        )
         kill = f'"kill_command": ["sh", "-c", "kill -9 $(cat {self.folder}/r3.pid)"]'
         return text.replace('{"name": "r3",', f'{{"name": "r3", {kill},')
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -90,6 +91,13 @@ def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) ->
     config = rack.spec.controller_config(
         f"unix:{switch_socket}", f"unix:{agents}", api, str(rack.folder / "controller.db")
     )
+    if not api.startswith("unix:"):
+        # Beside it the socket for `rivuletctl`, and a token for the page's buttons: loopback alone may only look.
+        (rack.folder / "tokens").write_text(f"page:operate:{secrets.token_urlsafe(12)}\n")
+        config["listen"] |= {
+            "control": f"unix:{rack.folder / 'api.sock'}",
+            "api_token_file": str(rack.folder / "tokens"),
+        }
     path = rack.folder / "rack.yaml"
     path.write_text(json.dumps(config, indent=1))
     process = rack.start("controller", None, [str(Path(sys.executable).parent / "rivulet-controller"), str(path)])

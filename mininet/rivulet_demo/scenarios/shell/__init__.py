@@ -24,7 +24,11 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     with standing_rack("shell", values, api=API) as standing:
         for node in standing.rack.nodes.values():
             node.cmd(f"export PATH={os.path.dirname(binary('rivulet'))}:$PATH")
-        console.print(f"controller's page: http://{API}/", soft_wrap=True)
+        token = (standing.rack.folder / "tokens").read_text().strip().rpartition(":")[2]
+        console.print(f"controller's page: http://{API}/#token={token}", soft_wrap=True)
+        console.print(
+            f"and from another shell: rivuletctl --api unix:{standing.rack.folder}/api.sock top", soft_wrap=True
+        )
         console.print("hosts: " + ", ".join(f"{host.name} {host.ip}" for host in standing.rack.spec.hosts))
         console.print("service: http://10.9.0.1/file.bin and http://[fd00:9::1]/file.bin; `exit` ends it")
         CLI(standing.rack.net)

@@ -1,0 +1,55 @@
+"""What only the controller's own file may say: what runs commands, opens listeners or names files of its machine.
+
+A configuration that comes through the API, or from a store that controllers share, takes these parts from the file; it
+may repeat them, and is refused where it says something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .config import Config, ConfigError
+
+PARTS = ("listen", "state", "etcd")
+"""Of the whole."""
+
+OF_EACH = {"switches": ("tls", "pipeline"), "replicas": ("kill_command",)}
+"""Of entries, which are matched by name."""
+
+
+def with_local_parts(config: Config, own: Config, source: str = "") -> Config:
+    """The configuration with this machine's parts of `own`.
+
+    With a `source` (a name for errors) it must not say anything else about them: ConfigError names what does.
+    """
+    problems = [
+        f"{source}: {place}: comes from the controller's own file, not from here" for place in _other(config, own)
+    ]
+    if source and problems:
+        raise ConfigError(problems)
+    update: dict[str, Any] = {part: getattr(own, part) for part in PARTS}
+    for kind, fields in OF_EACH.items():
+        known = {entry.name: entry for entry in getattr(own, kind)}
+        update[kind] = tuple(
+            entry.model_copy(update={field: getattr(known[entry.name], field) for field in fields})
+            if entry.name in known
+            else entry
+            for entry in getattr(config, kind)
+        )
+    return config.model_copy(update=update)
+
+
+def _other(config: Config, own: Config) -> Iterator[str]:
+    """Where a configuration says other than `own` about a part of this machine."""
+    for part in PARTS:
+        if part in config.model_fields_set and getattr(config, part) != getattr(own, part):
+            yield part
+    for kind, fields in OF_EACH.items():
+        known = {entry.name: entry for entry in getattr(own, kind)}
+        for index, entry in enumerate(getattr(config, kind)):
+            for field in fields:
+                absent = type(entry).model_fields[field].default
+                there = getattr(known[entry.name], field) if entry.name in known else absent
+                if field in entry.model_fields_set and getattr(entry, field) != there:
+                    yield f"{kind}.{index}.{field}"
