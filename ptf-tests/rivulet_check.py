@@ -17,12 +17,12 @@ from rivulet_wire import (
     DELTA,
     EX_ID,
     FIN,
-    FLAG_CRC,
     FORMER,
     FULL,
     HAS_TOKEN,
     INPUT,
     KINDS,
+    MAX_ATTEMPT,
     MAX_ENTRIES,
     MAX_GROUP,
     MAX_UCONTS,
@@ -41,7 +41,6 @@ from rivulet_wire import (
     URG,
     VERSION,
     internet_checksum,
-    segment_crc,
 )
 
 
@@ -174,22 +173,16 @@ def _check_tcp(segment: bytes, start: int, pseudo: bytes) -> tuple[str, int, byt
     r.rule(options[1] == OPTION_LENGTH, "option_length", start + 21)
     r.rule(options[5] >> 4 == VERSION, "option_version", start + 25)
     r.rule(options[4] in CLASS_NAMES, "class_unknown", start + 24)
-    r.rule(options[5] & 0xF & ~FLAG_CRC == 0, "option_flags", start + 25)
+    r.rule(options[5] & 0xF == 0, "option_flags", start + 25)
     name = CLASS_NAMES[options[4]]
     r.rule(_flags_fit(name, flags), "tcp_flags", start + 13)
     if syn:
         for i, want in ((0, 2), (1, 4), (4, 4), (5, 2), (6, 8), (7, 10), (16, 3), (17, 3), (19, 0)):
             r.rule(options[8 + i] == want, "syn_options", start + 28 + i)
-    payload, crc = segment[start + header :], None
-    if options[5] & FLAG_CRC:
-        r.rule(len(payload) >= 4, "crc_truncated", len(segment))
-        payload, crc = payload[:-4], int.from_bytes(payload[-4:], "big")
     tcp = segment[start:]
     total = pseudo + (6).to_bytes(2, "big") + len(tcp).to_bytes(4, "big") + tcp
     r.rule(internet_checksum(total) == 0, "tcp_checksum", start + 16)
-    wrong = crc is not None and crc != segment_crc(options, payload, options[4] < 0x80)
-    r.rule(not wrong, "crc_wrong", len(segment) - 4)
-    return name, int.from_bytes(options[6:8], "big"), payload, syn
+    return name, int.from_bytes(options[6:8], "big"), segment[start + header :], syn
 
 
 def _fields(r: _Reader, *widths: int) -> list[int]:
@@ -201,12 +194,12 @@ def _sealed_head(r: _Reader) -> int:
 
 
 def _sealed_tail(r: _Reader) -> None:
-    _fields(r, 2, 2, 2, 2, 4, 2, 2, 4, 2)
+    _fields(r, 2, 2, 2, 4, 2, 2, 4, 2)
     at = r.pos
     flags, reserved = _fields(r, 1, 1)
     r.rule(flags & ~0x07 == 0, "continuation_flags", at)
     r.rule(reserved == 0, "continuation_reserved", at + 1)
-    _fields(r, 4, 8, 2, 2, 12)
+    _fields(r, 4, 8, 12)
 
 
 def _token(r: _Reader) -> None:
@@ -227,7 +220,7 @@ def _uconts(r: _Reader, count: int) -> None:
 
 
 def check_request(name: str, number_low: int, payload: bytes) -> None:
-    """Raises the WireError of the first rule that a request's payload (without CRC) breaks."""
+    """Raises the WireError of the first rule that a request's payload breaks."""
     r = _Reader(payload, "tor_truncated", "payload")
     _fields(r, 6, 2, 2, 2, 2)
     flags, reserved = _fields(r, 1, 1)
@@ -235,8 +228,9 @@ def check_request(name: str, number_low: int, payload: bytes) -> None:
     r.rule(reserved == 0, "tor_reserved", 15)
     count, attempt, kinds = _fields(r, 1, 1, 4)
     r.rule(count <= (0 if name == "SYN" else MAX_ENTRIES), "range_count", 16)
-    r.rule(attempt == 0 or name in ("PROBE", "TIMEOUT"), "attempt_not_zero", 17)
+    r.rule(attempt <= (0 if name in ("SYN", "NORMAL") else MAX_ATTEMPT), "attempt", 17)
     r.rule(kinds << 2 * count & 0xFFFFFFFF == 0, "range_kinds_unused", 18)
+    r.rule(kinds & kinds >> 1 & 0x55555555 == 0, "range_kinds_unknown", 18)
     if name == "SYN":
         r.rule(number_low == 0, "number_low", 0)
         r.short = "tail_truncated"
@@ -281,10 +275,7 @@ def _check_entries(r: _Reader, count: int, kinds: int) -> None:
             before = last
         else:
             late = True
-            if kind == KINDS["MARK"]:
-                r.rule(first == last and total == 0, "entry_mark", at)
-            else:
-                r.rule(last == 0 and total == 0, "entry_excuse", at)
+            r.rule(first == last and total == 0, "entry_mark", at)
 
 
 def _check_wants(r: _Reader, count: int, uconts: int) -> None:
@@ -312,7 +303,7 @@ def _check_input(r: _Reader, uconts: int) -> None:
 
 
 def check_response(name: str, number_low: int, payload: bytes) -> None:
-    """Raises the WireError of the first rule that a response's payload (without CRC) breaks."""
+    """Raises the WireError of the first rule that a response's payload breaks."""
     r = _Reader(payload, "response_truncated", "payload")
     r.rule(r.uint(4) & 0xFFFF == number_low, "number_low", 0)
     _, content, _ = _fields(r, 4, 1, 1)
@@ -351,7 +342,7 @@ def _check_delta(r: _Reader) -> None:
     at = r.pos
     bits = r.uint(1)
     r.rule(not bits & 0x80 and bits & 0x03 != 0x03 and bits & 0x30 != 0x30, "delta_bitmap", at)
-    for bit, widths in ((0x01, (4,)), (0x02, (6,)), (0x04, (2, 2)), (0x08, (2,)), (0x10, (2,)), (0x20, (4,))):
+    for bit, widths in ((0x01, (4,)), (0x02, (6,)), (0x04, (2,)), (0x08, (2,)), (0x10, (2,)), (0x20, (4,))):
         if bits & bit:
             _fields(r, *widths)
     if bits & 0x40:

@@ -26,7 +26,6 @@ from rivulet_wire import (
     CONSUMED,
     DELTA,
     EX_ID,
-    FLAG_CRC,
     FORMER,
     FULL,
     HAS_TOKEN,
@@ -42,7 +41,6 @@ from rivulet_wire import (
     UCONT,
     VERSION,
     range_sum,
-    segment_crc,
 )
 from scapy.error import Scapy_Exception
 from scapy.fields import (
@@ -156,7 +154,6 @@ def _tail() -> list[Any]:
         ShortField("seal_epoch", 0),
         ShortField("generation", 0),
         ShortField("tor_id", 0),
-        ShortField("exclusions", 0),
         IntField("tcp_base", 0),
         ShortField("start_cwnd", 0),
         ShortField("ssthresh", 0),
@@ -166,8 +163,6 @@ def _tail() -> list[Any]:
         ByteField("reserved", 0),
         IntField("srtt", 0),
         LongField("connection", 0),
-        ShortField("excused", 0),
-        ShortField("excused_at", 0),
         StrFixedLenField("mac", bytes(12), 12),
     ]
 
@@ -195,7 +190,6 @@ class DeltaContinuation(_Part):
         ConditionalField(IntField("time_low", 0), lambda p: p.bitmap & 0x01),
         ConditionalField(BitField("time_", 0, 48), lambda p: p.bitmap & 0x02),
         ConditionalField(ShortField("tor_id", 0), lambda p: p.bitmap & 0x04),
-        ConditionalField(ShortField("exclusions", 0), lambda p: p.bitmap & 0x04),
         ConditionalField(ShortField("seal_epoch", 0), lambda p: p.bitmap & 0x08),
         ConditionalField(SignedShortField("srtt_step", 0), lambda p: p.bitmap & 0x10),
         ConditionalField(IntField("srtt", 0), lambda p: p.bitmap & 0x20),
@@ -351,30 +345,28 @@ bind_layers(Ether, RivuletHeartbeat, type=HEARTBEAT_ETHERTYPE)
 bind_layers(UDP, RivuletHeartbeat, dport=HEARTBEAT_PORT)
 
 
-def option(name: str | int, number_low: int = 0, crc: bool = False) -> tuple[int, bytes]:
+def option(name: str | int, number_low: int = 0) -> tuple[int, bytes]:
     """The TCP option of a class, as scapy has options."""
     value = CLASSES[name] if isinstance(name, str) else name
-    flags = VERSION << 4 | (FLAG_CRC if crc else 0)
-    return OPTION_KIND, EX_ID.to_bytes(2, "big") + bytes([value, flags]) + number_low.to_bytes(2, "big")
+    return OPTION_KIND, EX_ID.to_bytes(2, "big") + bytes([value, VERSION << 4]) + number_low.to_bytes(2, "big")
 
 
 def option_fields(tcp: TCP) -> dict[str, Any] | None:
-    """Class, number_low and crc of a TCP header whose first option is ours, else None."""
+    """Class and number_low of a TCP header whose first option is ours, else None."""
     first = tcp.options[0] if tcp.options else None
     if not first or first[0] != OPTION_KIND or len(first[1]) != 6 or first[1][:2] != EX_ID.to_bytes(2, "big"):
         return None
-    value, flags = first[1][2], first[1][3]
+    value = first[1][2]
     return {
         "class": CLASS_NAMES.get(value, value),
-        "crc": bool(flags & FLAG_CRC),
         "number_low": int.from_bytes(first[1][4:6], "big"),
     }
 
 
-def rivulet_tcp(name: str, number: int = 0, crc: bool = False, **fields: Any) -> TCP:
+def rivulet_tcp(name: str, number: int = 0, **fields: Any) -> TCP:
     """A TCP header of a segment of this class: option, flags, window; the rest as in scapy."""
     flags = {"SYN": "S", "CLOSE": "FA"}.get(name, "PA")
-    options: list[tuple[Any, Any]] = [option(name, number & 0xFFFF, crc)]
+    options: list[tuple[Any, Any]] = [option(name, number & 0xFFFF)]
     if "S" in str(fields.get("flags", flags)):
         options += syn_block(fields.pop("mss", 1440), fields.pop("ts_value", 0), fields.pop("ts_echo", 0))
     given: dict[str, Any] = {"flags": flags, "window": 0xFFFF, "options": options} | fields
@@ -400,24 +392,6 @@ def mark(at: int) -> ProofEntry:
     return e
 
 
-def excuse(exclusion: int) -> ProofEntry:
-    """An excuse by an exclusion number."""
-    e = ProofEntry(first=exclusion)
-    e.kind = KINDS["EXCUSE"]
-    return e
-
-
-def with_crc(packet: Packet) -> Packet:
-    """The packet with the CRC that its option announces behind its payload, as a `Raw` layer."""
-    tcp = packet[TCP]
-    fields = option_fields(tcp)
-    if fields is None or not fields["crc"]:
-        return packet
-    header = bytes(TCP(**{**tcp.fields, "chksum": 0, "dataofs": None}))
-    is_request = CLASSES.get(fields["class"], 0) < 0x80
-    return packet / Raw(segment_crc(header[20:], bytes(tcp.payload), is_request).to_bytes(4, "big"))
-
-
 def dissect(frame: bytes) -> Packet:
     """A frame as layers, with RivuletSyn, RivuletRequest or RivuletResponse on top of TCP if its option is ours.
 
@@ -434,9 +408,6 @@ def dissect(frame: bytes) -> Packet:
     payload = _tcp_payload(packet)
     if fields is None or not payload:
         return packet
-    crc = b""
-    if fields["crc"]:
-        payload, crc = payload[:-4], payload[-4:]
     name = fields["class"]
     layer: Any = RivuletSyn if tcp.flags & SYN else RivuletRequest
     if CLASSES.get(name, 0) >= 0x80:
@@ -448,8 +419,6 @@ def dissect(frame: bytes) -> Packet:
         return packet
     tcp.remove_payload()
     tcp.add_payload(top)
-    if crc:
-        packet = packet / Raw(crc)
     return packet
 
 

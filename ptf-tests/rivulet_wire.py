@@ -14,7 +14,7 @@ OPTION_KIND = 253
 OPTION_LENGTH = 8
 EX_ID = 0x5256
 VERSION = 1
-FLAG_CRC = 0x1
+MAX_ATTEMPT = 3
 MAX_ENTRIES = MAX_WANTS = MAX_UCONTS = MAX_GROUP = 16
 NO_UCONT = 255
 HEARTBEAT_ETHERTYPE = 0x88B5
@@ -34,7 +34,7 @@ RESPONSE_CLASSES = {
 }
 CLASSES = REQUEST_CLASSES | RESPONSE_CLASSES
 CLASS_NAMES = {value: name for name, value in CLASSES.items()}
-KINDS = {"ORIGINAL": 0, "RETRANSMITTED": 1, "MARK": 2, "EXCUSE": 3}
+KINDS = {"ORIGINAL": 0, "RETRANSMITTED": 1, "MARK": 2}
 
 CHECKED, TIME_VALID = 0x01, 0x02
 INPUT, TOKEN, PAD, FORMER = 0x01, 0x02, 0x04, 0x08
@@ -112,31 +112,3 @@ def internet_checksum(data: bytes) -> int:
     while total > 0xFFFF:
         total = (total & 0xFFFF) + (total >> 16)
     return total ^ 0xFFFF
-
-
-def _crc32c_table() -> list[int]:
-    table = []
-    for n in range(256):
-        for _ in range(8):
-            n = n >> 1 ^ (0x82F63B78 if n & 1 else 0)
-        table.append(n)
-    return table
-
-
-_CRC32C = _crc32c_table()
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), as in the CRC at the end of a segment and the check of a delta."""
-    crc = _MASK
-    for byte in data:
-        crc = crc >> 8 ^ _CRC32C[(crc ^ byte) & 0xFF]
-    return crc ^ _MASK
-
-
-def segment_crc(options: bytes, payload: bytes, is_request: bool) -> int:
-    """The CRC of a segment: over all its options and its payload, the ToR block of a request as zeros."""
-    if is_request:
-        n = min(len(payload), 16)
-        payload = bytes(n) + payload[n:]
-    return crc32c(options + payload)

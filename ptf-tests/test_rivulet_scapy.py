@@ -15,7 +15,6 @@ import rivulet_wire as wire
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
-from scapy.packet import Raw
 
 VECTORS = wire.load_vectors()
 ECN = {0: "NOT_ECT", 1: "ECT1", 2: "ECT0", 3: "CE"}
@@ -30,14 +29,14 @@ def by_name(section: str) -> Callable[[F], F]:
 
 def continuation(c: Any) -> dict[str, Any]:
     names = (
-        "tag number base time_ nonce_epoch seal_epoch generation tor_id exclusions tcp_base start_cwnd ssthresh "
-        "wire_base mss flags srtt connection excused excused_at"
+        "tag number base time_ nonce_epoch seal_epoch generation tor_id tcp_base start_cwnd ssthresh "
+        "wire_base mss flags srtt connection"
     )
     return {n.rstrip("_"): getattr(c, n) for n in names.split()} | {"mac": c.mac.hex()}
 
 
 def delta(d: rs.DeltaContinuation) -> dict[str, Any]:
-    names = ["time_low", "time_", "tor_id", "exclusions", "seal_epoch", "srtt_step", "srtt", "flags"]
+    names = ["time_low", "time_", "tor_id", "seal_epoch", "srtt_step", "srtt", "flags"]
     return {n.rstrip("_"): getattr(d, n) for n in names} | {"check": d.check, "mac": d.mac.hex()}
 
 
@@ -170,10 +169,7 @@ def test_fields_of_every_packet(vector: dict[str, Any]) -> None:
 @by_name("packets")
 def test_every_packet_builds_again_with_counts_lengths_and_checksums_left_out(vector: dict[str, Any]) -> None:
     p = rs.dissect(bytes.fromhex(vector["frame"]))
-    if Raw in p:
-        p[Raw].underlayer.remove_payload()
     clear(p)
-    p = rs.with_crc(p)
     assert bytes(p).hex() == vector["frame"]
 
 
@@ -242,13 +238,13 @@ def test_nonces() -> None:
 def test_a_request_written_by_hand_is_taken_and_its_sums_are_right() -> None:
     keys = VECTORS["nonce_keys"][0]
     key = (keys["k"]["k0"], keys["k"]["k1"])
-    proof = [rs.entry("ORIGINAL", 0xFFFFFFFE, 3, base=0xFFFFFFFE, tag=9, key=key), rs.mark(1), rs.excuse(4)]
+    proof = [rs.entry("ORIGINAL", 0xFFFFFFFE, 3, base=0xFFFFFFFE, tag=9, key=key), rs.mark(1)]
     r = rs.RivuletRequest(tag=9, number=3, base=0xFFFFFFFE, entries=proof, wants=[rs.Want(offset=5, length=7)])
     p = Ether() / IP(src="192.0.2.1", dst="198.51.100.80") / rs.rivulet_tcp("NORMAL", 3, sport=4000, dport=80) / r
     frame = bytes(p)
     rivulet_check.check_frame(frame)
     again = rs.dissect(frame)[rs.RivuletRequest]
-    assert [e.kind for e in again.entries] == [0, 2, 3]
+    assert [e.kind for e in again.entries] == [0, 2]
     assert sums_right(again)
     syn = Ether() / IPv6(src="2001:db8::1", dst="2001:db8::2") / rs.rivulet_tcp("SYN", sport=4000, dport=80)
     rivulet_check.check_frame(bytes(syn / rs.RivuletSyn()))

@@ -10,7 +10,7 @@ local CLASSES = {
   [0x06] = "CLOSE", [0x80] = "DATA", [0x81] = "RETRANSMISSION", [0x82] = "GROUP", [0x83] = "SKIP", [0x84] = "WAIT",
   [0x85] = "NOT_MINE", [0x86] = "CHALLENGE", [0x87] = "INPUT", [0x88] = "ERROR",
 }
-local KINDS = { [0] = "ORIGINAL", [1] = "RETRANSMITTED", [2] = "MARK", [3] = "EXCUSE" }
+local KINDS = { [0] = "ORIGINAL", [1] = "RETRANSMITTED", [2] = "MARK" }
 
 local f = {}
 local function field(name, kind, title, ...)
@@ -19,7 +19,6 @@ end
 
 field("class", "uint8", "Class", base.HEX, CLASSES)
 field("version", "uint8", "Version", base.DEC)
-field("crc", "bool", "CRC-32C at the end")
 field("number_low", "uint16", "Number, low half", base.DEC)
 field("tor_time", "uint64", "ToR time (us)", base.DEC)
 field("tor_id", "uint16", "ToR id", base.HEX)
@@ -39,7 +38,6 @@ field("nonce_epoch", "uint16", "Nonce epoch", base.DEC)
 field("seal_epoch", "uint16", "Seal epoch", base.DEC)
 field("generation", "uint16", "Generation", base.DEC)
 field("sealed_tor_id", "uint16", "ToR that stamped the time", base.HEX)
-field("exclusions", "uint16", "Exclusions sealed", base.DEC)
 field("tcp_base", "uint32", "TCPBase", base.DEC)
 field("start_cwnd", "uint16", "startCwnd", base.DEC)
 field("ssthresh", "uint16", "ssthresh", base.DEC)
@@ -48,8 +46,6 @@ field("mss", "uint16", "MSS", base.DEC)
 field("flags", "uint8", "Continuation flags", base.HEX)
 field("srtt", "uint32", "SRTT (us)", base.DEC)
 field("connection", "uint64", "Connection", base.HEX)
-field("excused", "uint16", "Exclusion excused", base.DEC)
-field("excused_at", "uint16", "Excused at (2^20 us)", base.DEC)
 field("mac", "bytes", "MAC")
 field("entry", "string", "Entry")
 field("hold", "uint16", "Hold (64 us)", base.DEC)
@@ -74,10 +70,12 @@ local list = {}
 for _, one in pairs(f) do list[#list + 1] = one end
 rivulet.fields = list
 local malformed = ProtoExpert.new("rivulet.malformed", "Shorter than its fields say", expert.group.MALFORMED, expert.severity.ERROR)
-rivulet.experts = { malformed }
+local cut = ProtoExpert.new("rivulet.cut", "The capture has only its beginning", expert.group.UNDECODED, expert.severity.NOTE)
+rivulet.experts = { malformed, cut }
 
 local tcp_options = Field.new("tcp.options")
 local tcp_payload = Field.new("tcp.payload")
+local tcp_length = Field.new("tcp.len")
 
 -- A reader that never runs past the end: `take` gives a range or nil, after which the rest is left alone.
 local function reader(buffer)
@@ -110,7 +108,7 @@ end
 
 local function sealed_tail(tree, r)
   for _, one in ipairs({
-    { "seal_epoch", 2 }, { "generation", 2 }, { "sealed_tor_id", 2 }, { "exclusions", 2 }, { "tcp_base", 4 },
+    { "seal_epoch", 2 }, { "generation", 2 }, { "sealed_tor_id", 2 }, { "tcp_base", 4 },
     { "start_cwnd", 2 }, { "ssthresh", 2 }, { "wire_base", 4 }, { "mss", 2 }, { "flags", 1 },
   }) do
     add(tree, r, one[1], one[2])
@@ -118,8 +116,6 @@ local function sealed_tail(tree, r)
   r.take(1)
   add(tree, r, "srtt", 4)
   add(tree, r, "connection", 8)
-  add(tree, r, "excused", 2)
-  add(tree, r, "excused_at", 2)
   add(tree, r, "mac", 12)
 end
 
@@ -189,7 +185,7 @@ end
 
 local function delta_length(bitmap)
   local length = 0
-  for _, one in ipairs({ { 0x01, 4 }, { 0x02, 6 }, { 0x04, 4 }, { 0x08, 2 }, { 0x10, 2 }, { 0x20, 4 }, { 0x40, 1 } }) do
+  for _, one in ipairs({ { 0x01, 4 }, { 0x02, 6 }, { 0x04, 2 }, { 0x08, 2 }, { 0x10, 2 }, { 0x20, 4 }, { 0x40, 1 } }) do
     if bit.band(bitmap, one[1]) ~= 0 then length = length + one[2] end
   end
   return length + 2 + 12
@@ -227,7 +223,7 @@ local function response(tree, r, class)
   if class == 0x82 then
     local count = r.take(1)
     if not count then return end
-    for _ = 1, count:uint() do add(tree, r, "member", 76) end
+    for _ = 1, count:uint() do add(tree, r, "member", 70) end
   elseif class == 0x83 then
     local range = r.take(16)
     if not range then return end
@@ -253,18 +249,20 @@ function rivulet.dissector(_, pinfo, root)
   local tree = root:add(rivulet, option(0, 8), "Rivulet, " .. name)
   tree:add(f.class, option(4, 1))
   tree:add(f.version, option(5, 1), bit.rshift(option(5, 1):uint(), 4))
-  local crc = bit.band(option(5, 1):uint(), 1) ~= 0
-  tree:add(f.crc, option(5, 1), crc)
   tree:add(f.number_low, option(6, 2))
   pinfo.cols.protocol = "Rivulet"
   pinfo.cols.info = string.format("%s %d", name, option(6, 2):uint())
   local payload = tcp_payload()
   if not payload then return end
   local body = payload.range
-  if crc and body:len() >= 4 then body = body(0, body:len() - 4) end
   local r = reader(body:tvb())
   if class < 0x80 then request(tree, r, class) else response(tree, r, class) end
-  if r.short then tree:add_proto_expert_info(malformed) end
+  local sent = tcp_length()
+  if sent and body:len() < sent.value then
+    tree:add_proto_expert_info(cut)
+  elseif r.short then
+    tree:add_proto_expert_info(malformed)
+  end
 end
 
 register_postdissector(rivulet)

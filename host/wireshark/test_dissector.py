@@ -18,13 +18,13 @@ SCRIPT = Path(__file__).with_name("rivulet.lua")
 pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
 
 
-def dissect(folder: Path, frames: list[bytes], *arguments: str) -> str:
-    """tshark's output for these frames."""
+def dissect(folder: Path, frames: list[bytes], *arguments: str, most: int = 65535) -> str:
+    """tshark's output for these frames, of each of which the capture has `most` bytes."""
     path = folder / "frames.pcap"
     with path.open("wb") as file:
-        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
+        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, most, 1))
         for frame in frames:
-            file.write(struct.pack("<IIII", 0, 0, len(frame), len(frame)) + frame)
+            file.write(struct.pack("<IIII", 0, 0, len(frame[:most]), len(frame)) + frame[:most])
     command = ["tshark", "-r", str(path), "-X", f"lua_script:{SCRIPT}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
@@ -52,3 +52,17 @@ def test_malformed_packets_never_break_the_dissector(tmp_path: Path) -> None:
     frames = [bytes.fromhex(packet["frame"]) for packet in VECTORS["invalid"]]
     cut = [frame[:length] for frame in frames for length in range(54, len(frame), 37)]
     assert "Lua Error" not in dissect(tmp_path, frames + cut, "-V", "-O", "rivulet")
+
+
+def test_of_a_cut_packet_what_there_is_is_shown(tmp_path: Path) -> None:
+    packets = [p for p in VECTORS["packets"] if p["request"] is not None and p["request"]["continuation"] is not None]
+    frames = [bytes.fromhex(packet["frame"]) for packet in packets]
+    names = ["rivulet.number", "rivulet.cut", "rivulet.malformed"]
+    flags = [flag for name in names for flag in ("-e", name)]
+    # What the switch reads ends at byte 42 of the payload, behind 62 to 86 bytes of headers.
+    lines = dissect(tmp_path, frames, "-T", "fields", "-E", "occurrence=f", *flags, most=130).split("\n")
+    for packet, line in zip(packets, lines[: len(packets)], strict=True):
+        number, cut, malformed = line.split("\t")
+        assert int(number) == packet["request"]["continuation"]["number"], packet["name"]
+        assert cut, packet["name"]
+        assert not malformed, packet["name"]

@@ -326,7 +326,7 @@ mod tests {
                 Ok(segment) => segment,
                 Err(e) => return Refusal::Wire(e).name(),
             };
-            segment.verify_checksum().expect("the checksum is right");
+            segment.verify().expect("the checksum is right");
             match step(&segment, &ring, clock(), &Policy::default()) {
                 Ok(_) => "answered",
                 Err(refusal) => refusal.name(),

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 
 use rivulet_server::{Application, Detached, EventKind, Minisocket};
 use rivulet_transport::server::{Answer, Refusal, Reply};
-use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE};
 
 use crate::state::{Ahead, Source};
 
@@ -59,8 +58,7 @@ pub struct Collector<'a> {
 
 impl Application for Collector<'_> {
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
-        let mut scratch = [0; MAX_OPAQUE];
-        let input = msk.input(&mut scratch).and_then(|input| {
+        let input = msk.input().and_then(|input| {
             let ahead =
                 match input.as_ref().and_then(|input| Some((input.offset, input.continuation.as_ref()?))) {
                     None => None,
@@ -125,7 +123,7 @@ fn answer_wants(msk: &mut Minisocket<'_, '_>) {
         let head = msk.heads()[index];
         if head.is_for_application() && head.want.is_some() {
             // A long answer outlives its continuation: the client gets one of the newest epoch, once a request.
-            let anew = if renewed { None } else { sealed_anew(msk, index, head.room) };
+            let anew = if renewed { None } else { msk.sealed_anew(index) };
             renewed |= anew.is_some();
             let anew: Vec<&[u8]> = anew.iter().map(Vec::as_slice).collect();
             let mut reply = Reply { uconts: &anew, ..Reply::default() };
@@ -136,19 +134,10 @@ fn answer_wants(msk: &mut Minisocket<'_, '_>) {
     }
 }
 
-/// The output continuation behind what a head wants, sealed anew if it ages and leaves room for data.
-fn sealed_anew(msk: &Minisocket<'_, '_>, index: usize, room: usize) -> Option<Vec<u8>> {
-    let (mut scratch, mut out) = ([0; MAX_OPAQUE], [0; MAX_LENGTH]);
-    let aging = msk.output_ages(index).then(|| msk.output_continuation(index, &mut scratch).ok())??;
-    let length = msk.seal(&aging, &mut out).ok()?;
-    (2 * length < room).then(|| out[..length].to_vec())
-}
-
 /// What the want of head `index` gets, up to `room` octets.
 pub fn wanted<'d>(msk: &Minisocket<'_, '_>, index: usize, room: usize, data: &'d mut [u8]) -> Answer<'d> {
     let Some(want) = msk.heads().get(index).and_then(|head| head.want) else { return Answer::None };
-    let mut scratch = [0; MAX_OPAQUE];
-    let Ok(c) = msk.output_continuation(index, &mut scratch) else {
+    let Ok(c) = msk.output_continuation(index) else {
         return Answer::Error { code: 400, message: "a continuation that is not of this connection" };
     };
     let Some(source) = Source::decode(c.opaque) else {

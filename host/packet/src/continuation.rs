@@ -8,7 +8,7 @@ use crate::error::{BuildError, WireError};
 /// Bytes of the sealed head, which a switch reads too.
 pub const HEAD: usize = 20;
 /// Bytes of the sealed tail, which only hosts read.
-pub const TAIL: usize = 40;
+pub const TAIL: usize = 34;
 /// Bytes of a continuation without its MAC.
 pub const LENGTH: usize = HEAD + TAIL;
 /// Bytes of the MAC.
@@ -42,8 +42,6 @@ pub struct TransportContinuation {
     pub generation: u16,
     /// ToR that stamped `time`.
     pub tor_id: u16,
-    /// Exclusion count stamped with `time`.
-    pub exclusions: u16,
     /// TCPBase of section 2.5 of the paper, a response number.
     pub tcp_base: u32,
     /// startCwnd of section 2.5, packets.
@@ -64,10 +62,6 @@ pub struct TransportContinuation {
     pub srtt: u32,
     /// Tag and first number of generation 0: what user continuations are bound to.
     pub connection: u64,
-    /// Last exclusion number that is over for this connection: losses were excused by it, or it brought none.
-    pub excused: u16,
-    /// When losses were last excused, in units of 2^20 us of the common clock, low 16 bits; 0 for never.
-    pub excused_at: u16,
 }
 
 impl TransportContinuation {
@@ -82,25 +76,23 @@ impl TransportContinuation {
     #[inline]
     pub(crate) fn read_tail(&mut self, r: &mut Reader<'_>) -> Result<(), WireError> {
         let at = r.pos();
-        let b: [u8; 24] = r.fields(&[2, 2, 2, 2, 4, 2, 2, 4, 2, 1, 1])?;
-        (self.seal_epoch, self.generation) = (u16_at(&b, 0), u16_at(&b, 2));
-        (self.tor_id, self.exclusions) = (u16_at(&b, 4), u16_at(&b, 6));
-        self.tcp_base = u32_at(&b, 8);
-        (self.start_cwnd, self.ssthresh) = (u16_at(&b, 12), u16_at(&b, 14));
-        (self.wire_base, self.mss) = (u32_at(&b, 16), u16_at(&b, 20));
-        let (flags, reserved) = (b[22], b[23]);
+        let b: [u8; 22] = r.fields(&[2, 2, 2, 4, 2, 2, 4, 2, 1, 1])?;
+        (self.seal_epoch, self.generation, self.tor_id) = (u16_at(&b, 0), u16_at(&b, 2), u16_at(&b, 4));
+        self.tcp_base = u32_at(&b, 6);
+        (self.start_cwnd, self.ssthresh) = (u16_at(&b, 10), u16_at(&b, 12));
+        (self.wire_base, self.mss) = (u32_at(&b, 14), u16_at(&b, 18));
+        let (flags, reserved) = (b[20], b[21]);
         if flags & !(FLAG_MARKED | FLAG_FIRST | FLAG_REKEY_WANTED) != 0 {
-            return Err(WireError::ContinuationFlags(at + 22));
+            return Err(WireError::ContinuationFlags(at + 20));
         }
         if reserved != 0 {
-            return Err(WireError::ContinuationReserved(at + 23));
+            return Err(WireError::ContinuationReserved(at + 21));
         }
         self.marked = flags & FLAG_MARKED != 0;
         self.first = flags & FLAG_FIRST != 0;
         self.rekey_wanted = flags & FLAG_REKEY_WANTED != 0;
-        let b: [u8; 16] = r.fields(&[4, 8, 2, 2])?;
+        let b: [u8; 12] = r.fields(&[4, 8])?;
         (self.srtt, self.connection) = (u32_at(&b, 0), u64_at(&b, 4));
-        (self.excused, self.excused_at) = (u16_at(&b, 12), u16_at(&b, 14));
         Ok(())
     }
 
@@ -121,17 +113,14 @@ impl TransportContinuation {
         out[20..22].copy_from_slice(&self.seal_epoch.to_be_bytes());
         out[22..24].copy_from_slice(&self.generation.to_be_bytes());
         out[24..26].copy_from_slice(&self.tor_id.to_be_bytes());
-        out[26..28].copy_from_slice(&self.exclusions.to_be_bytes());
-        out[28..32].copy_from_slice(&self.tcp_base.to_be_bytes());
-        out[32..34].copy_from_slice(&self.start_cwnd.to_be_bytes());
-        out[34..36].copy_from_slice(&self.ssthresh.to_be_bytes());
-        out[36..40].copy_from_slice(&self.wire_base.to_be_bytes());
-        out[40..42].copy_from_slice(&self.mss.to_be_bytes());
-        (out[42], out[43]) = (self.flags(), 0);
-        out[44..48].copy_from_slice(&self.srtt.to_be_bytes());
-        out[48..56].copy_from_slice(&self.connection.to_be_bytes());
-        out[56..58].copy_from_slice(&self.excused.to_be_bytes());
-        out[58..60].copy_from_slice(&self.excused_at.to_be_bytes());
+        out[26..30].copy_from_slice(&self.tcp_base.to_be_bytes());
+        out[30..32].copy_from_slice(&self.start_cwnd.to_be_bytes());
+        out[32..34].copy_from_slice(&self.ssthresh.to_be_bytes());
+        out[34..38].copy_from_slice(&self.wire_base.to_be_bytes());
+        out[38..40].copy_from_slice(&self.mss.to_be_bytes());
+        (out[40], out[41]) = (self.flags(), 0);
+        out[42..46].copy_from_slice(&self.srtt.to_be_bytes());
+        out[46..54].copy_from_slice(&self.connection.to_be_bytes());
     }
 
     /// The sealed head as a request has it in the part that a switch reads.
@@ -151,7 +140,7 @@ impl TransportContinuation {
         out
     }
 
-    /// The continuation in these 60 bytes.
+    /// The continuation in these bytes.
     ///
     /// # Errors
     /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationReserved`].
@@ -168,7 +157,7 @@ impl TransportContinuation {
         self.wire_base.wrapping_add(number.wrapping_mul(u32::from(self.mss)))
     }
 
-    /// Check carried by a delta-encoded continuation: the low half of CRC-32C over the 60 bytes.
+    /// Check carried by a delta-encoded continuation: the low half of CRC-32C over head and tail.
     pub fn check(&self) -> u16 {
         crc32c::crc32c(&self.to_bytes()) as u16
     }
@@ -216,7 +205,7 @@ impl SealedContinuation {
         w.bytes(&self.mac);
     }
 
-    /// The 72 bytes in which a client suspends and resumes a continuation.
+    /// The bytes in which a client suspends and resumes a continuation.
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
         let mut out = [0; Self::LENGTH];
         let mut w = Writer::new(&mut out);

@@ -8,8 +8,8 @@ use crate::error::WireError;
 pub const TIME_LOW: u8 = 0x01;
 /// Bit: `time` whole.
 pub const TIME: u8 = 0x02;
-/// Bit: `tor_id` and `exclusions`.
-pub const TOR: u8 = 0x04;
+/// Bit: `tor_id`.
+pub const TOR_ID: u8 = 0x04;
 /// Bit: `seal_epoch`.
 pub const SEAL_EPOCH: u8 = 0x08;
 /// Bit: `srtt` as a signed 16-bit difference.
@@ -42,15 +42,15 @@ pub enum TimeChange {
 pub struct Delta {
     /// New `time`.
     pub time: Option<TimeChange>,
-    /// New `tor_id` and `exclusions`.
-    pub tor: Option<(u16, u16)>,
+    /// New `tor_id`.
+    pub tor_id: Option<u16>,
     /// New `seal_epoch`.
     pub seal_epoch: Option<u16>,
     /// New `srtt`.
     pub srtt: Option<SrttChange>,
     /// New `marked` and `rekey_wanted`, as the bits of the tail's flags.
     pub flags: Option<u8>,
-    /// Low half of CRC-32C over the 60 bytes of the continuation.
+    /// Low half of CRC-32C over the bytes of the continuation.
     pub check: u16,
     /// The MAC.
     pub mac: Mac,
@@ -75,7 +75,6 @@ impl Delta {
             (p, a) if p >> 32 == a >> 32 => Some(TimeChange::Low(a as u32)),
             (_, a) => Some(TimeChange::Whole(a)),
         };
-        let tor_same = (predicted.tor_id, predicted.exclusions) == (actual.tor_id, actual.exclusions);
         let step = i64::from(actual.srtt) - i64::from(predicted.srtt);
         let srtt = match i16::try_from(step) {
             Ok(0) => None,
@@ -84,7 +83,7 @@ impl Delta {
         };
         let delta = Self {
             time,
-            tor: (!tor_same).then_some((actual.tor_id, actual.exclusions)),
+            tor_id: (predicted.tor_id != actual.tor_id).then_some(actual.tor_id),
             seal_epoch: (predicted.seal_epoch != actual.seal_epoch).then_some(actual.seal_epoch),
             srtt,
             flags: (changing(predicted) != changing(actual)).then_some(changing(actual)),
@@ -101,8 +100,8 @@ impl Delta {
             Some(TimeChange::Whole(time)) => c.time = time,
             None => {}
         }
-        if let Some((id, exclusions)) = self.tor {
-            (c.tor_id, c.exclusions) = (id, exclusions);
+        if let Some(id) = self.tor_id {
+            c.tor_id = id;
         }
         if let Some(epoch) = self.seal_epoch {
             c.seal_epoch = epoch;
@@ -138,7 +137,7 @@ impl Delta {
             Some(SrttChange::Step(_)) => 2,
             Some(SrttChange::Whole(_)) => 4,
         };
-        let tor = if self.tor.is_some() { 4 } else { 0 };
+        let tor = if self.tor_id.is_some() { 2 } else { 0 };
         let epoch = if self.seal_epoch.is_some() { 2 } else { 0 };
         1 + time + tor + epoch + srtt + usize::from(self.flags.is_some()) + 2 + self.mac.len()
     }
@@ -158,8 +157,8 @@ impl Delta {
         if bits & TIME != 0 {
             d.time = Some(TimeChange::Whole(r.u48()?));
         }
-        if bits & TOR != 0 {
-            d.tor = Some((r.u16()?, r.u16()?));
+        if bits & TOR_ID != 0 {
+            d.tor_id = Some(r.u16()?);
         }
         if bits & SEAL_EPOCH != 0 {
             d.seal_epoch = Some(r.u16()?);
@@ -189,7 +188,7 @@ impl Delta {
             Some(TimeChange::Low(_)) => TIME_LOW,
             Some(TimeChange::Whole(_)) => TIME,
         };
-        bits |= if self.tor.is_some() { TOR } else { 0 };
+        bits |= if self.tor_id.is_some() { TOR_ID } else { 0 };
         bits |= if self.seal_epoch.is_some() { SEAL_EPOCH } else { 0 };
         bits |= match self.srtt {
             None => 0,
@@ -203,9 +202,8 @@ impl Delta {
             Some(TimeChange::Low(low)) => w.u32(low),
             Some(TimeChange::Whole(time)) => w.u48(time),
         }
-        if let Some((id, exclusions)) = self.tor {
+        if let Some(id) = self.tor_id {
             w.u16(id);
-            w.u16(exclusions);
         }
         if let Some(epoch) = self.seal_epoch {
             w.u16(epoch);

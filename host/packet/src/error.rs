@@ -21,11 +21,6 @@ macro_rules! wire_errors {
                 match self { $(Self::$variant(_) => $name,)* }
             }
 
-            /// Whether something ends before a field does.
-            pub fn is_truncation(self) -> bool {
-                self.name().ends_with("_truncated")
-            }
-
             /// Byte offset of the field at fault.
             pub fn position(self) -> usize {
                 match self { $(Self::$variant(at) => at,)* }
@@ -61,22 +56,20 @@ wire_errors! {
     ClassUnknown = "class_unknown", "byte {0}: an unknown class";
     ClassDirection = "class_direction", "byte {0}: a response where a request is due or a request for a response";
     SynOptions = "syn_options", "byte {0}: the option block of a SYN is not as laid down";
-    CrcTruncated = "crc_truncated", "byte {0}: no room for the CRC-32C that the option announces";
-    CrcWrong = "crc_wrong", "byte {0}: the CRC-32C is wrong";
     NumberLow = "number_low", "byte {0}: the number is not the one in the option";
     TorTruncated = "tor_truncated", "byte {0}: the ToR block ends early";
     TorFlags = "tor_flags", "byte {0}: an unknown flag in the ToR block";
     TorReserved = "tor_reserved", "byte {0}: the reserved byte of the ToR block is not 0";
     RangeCount = "range_count", "byte {0}: more than 16 proof entries, or a SYN with any";
-    AttemptNotZero = "attempt_not_zero", "byte {0}: an attempt outside PROBE and TIMEOUT";
+    Attempt = "attempt", "byte {0}: an attempt above 3, or any in a SYN or a NORMAL";
     RangeKindsUnused = "range_kinds_unused", "byte {0}: a kind for an entry that is not there";
+    RangeKindsUnknown = "range_kinds_unknown", "byte {0}: a kind of entry that does not exist";
     HeadTruncated = "head_truncated", "byte {0}: the sealed head ends early";
     EntryTruncated = "entry_truncated", "byte {0}: the proof entries end early";
     EntryEmpty = "entry_empty", "byte {0}: a range that ends before it begins";
     EntryOrder = "entry_order", "byte {0}: a range that does not lie behind the one before it";
-    EntryRangeLate = "entry_range_late", "byte {0}: a range behind a mark or an excuse";
+    EntryRangeLate = "entry_range_late", "byte {0}: a range behind a mark";
     EntryMark = "entry_mark", "byte {0}: a mark of more than one number, or with a sum";
-    EntryExcuse = "entry_excuse", "byte {0}: an excuse with a last number or a sum";
     TailTruncated = "tail_truncated", "byte {0}: the sealed tail, its MAC or the request's fields end early";
     ContinuationFlags = "continuation_flags", "byte {0}: an unknown flag in a continuation";
     ContinuationReserved = "continuation_reserved", "byte {0}: the reserved byte of a continuation is not 0";

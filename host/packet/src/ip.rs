@@ -72,24 +72,15 @@ pub(crate) fn ether_type(address: IpAddr) -> u16 {
 }
 
 /// Reads an IP header that starts where `r` stands in `frame`; gives the header and where the TCP segment
-/// begins and ends. Bytes behind the end are the padding of a short frame. `missing` bytes of the frame were not
-/// captured (0 but for tools); then the end may be beyond what is there.
-pub(crate) fn read(
-    frame: &[u8],
-    start: usize,
-    missing: usize,
-) -> Result<(IpHeader, usize, usize), WireError> {
+/// begins and ends. Bytes behind the end are the padding of a short frame.
+pub(crate) fn read(frame: &[u8], start: usize) -> Result<(IpHeader, usize, usize), WireError> {
     match frame.get(start).map(|b| b >> 4) {
-        Some(6) => read_v6(frame, start, missing),
-        _ => read_v4(frame, start, missing),
+        Some(6) => read_v6(frame, start),
+        _ => read_v4(frame, start),
     }
 }
 
-pub(crate) fn read_v4(
-    frame: &[u8],
-    start: usize,
-    missing: usize,
-) -> Result<(IpHeader, usize, usize), WireError> {
+pub(crate) fn read_v4(frame: &[u8], start: usize) -> Result<(IpHeader, usize, usize), WireError> {
     let mut r = Reader::new(frame, WireError::Ipv4Truncated);
     r.bytes(start)?;
     let b: [u8; V4] = match r.clone().array() {
@@ -103,7 +94,7 @@ pub(crate) fn read_v4(
         return Err(WireError::Ipv4Options(start));
     }
     let length = usize::from(u16::from_be_bytes([b[2], b[3]]));
-    if length < V4 || length > r.remaining() + missing {
+    if length < V4 || length > r.remaining() {
         return Err(WireError::Ipv4Length(start + 2));
     }
     // More-fragments, or an offset.
@@ -121,11 +112,7 @@ pub(crate) fn read_v4(
     Ok((IpHeader { src, dst, ecn: Ecn::from_bits(b[1]), ttl: b[8] }, start + V4, start + length))
 }
 
-pub(crate) fn read_v6(
-    frame: &[u8],
-    start: usize,
-    missing: usize,
-) -> Result<(IpHeader, usize, usize), WireError> {
+pub(crate) fn read_v6(frame: &[u8], start: usize) -> Result<(IpHeader, usize, usize), WireError> {
     let mut r = Reader::new(frame, WireError::Ipv6Truncated);
     r.bytes(start)?;
     let b: [u8; V6] = match r.clone().array() {
@@ -136,7 +123,7 @@ pub(crate) fn read_v6(
         return Err(WireError::Ipv6Version(start));
     }
     let length = usize::from(u16::from_be_bytes([b[4], b[5]]));
-    if V6 + length > r.remaining() + missing {
+    if V6 + length > r.remaining() {
         return Err(WireError::Ipv6Length(start + 4));
     }
     if b[6] != TCP {

@@ -11,7 +11,6 @@
 //! * [`request`], with [`tor`], [`continuation`] and [`proof`]: what clients send;
 //! * [`response`], with [`delta`]: what servers send;
 //! * [`heartbeat`]: what replicas tell the ToR;
-//! * [`parts`]: packets of captures, also those cut short, for tools alone;
 //! * [`nonce`]: HalfSipHash-2-4 and the nonces made of it;
 //! * [`checksum`]: the Internet checksum, whole and incremental.
 
@@ -29,7 +28,6 @@ pub mod ip;
 mod lists;
 pub mod nonce;
 pub mod option;
-pub mod parts;
 pub mod proof;
 pub mod request;
 pub mod response;
@@ -46,7 +44,7 @@ pub use lists::{MAX_UCONTS, Ucont, Uconts};
 pub use nonce::{NonceKey, TaggedNonces};
 pub use option::{Class, RequestClass, ResponseClass, RivuletOption};
 pub use proof::{EntryKind, MAX_ENTRIES, Proof, ProofEntry};
-pub use request::{Input, MAX_WANTS, Request, RequestBuilder, Want};
+pub use request::{Input, MAX_ATTEMPT, MAX_WANTS, Request, RequestBuilder, Want};
 pub use response::{Body, Consumed, GroupMember, MAX_GROUP, NewContinuation, Response};
 pub use segment::{Segment, SegmentHeader, SynOptions, TcpFlags};
 pub use tor::TorBlock;

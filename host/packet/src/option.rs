@@ -13,8 +13,6 @@ pub const LENGTH: usize = 8;
 pub const EX_ID: u16 = 0x5256;
 /// Version of the wire format.
 pub const VERSION: u8 = 1;
-/// Option flag: the segment ends with a CRC-32C.
-pub const FLAG_CRC: u8 = 0x1;
 /// Set in the class of every response.
 pub const RESPONSE_BIT: u8 = 0x80;
 
@@ -151,8 +149,6 @@ impl From<ResponseClass> for Class {
 pub struct RivuletOption {
     /// Request or response, and which.
     pub class: Class,
-    /// The segment ends with a CRC-32C.
-    pub crc: bool,
     /// Low half of the packet number; 0 in a SYN, which has none.
     pub number_low: u16,
 }
@@ -174,10 +170,10 @@ impl RivuletOption {
             return Err(WireError::OptionVersion(start + 5));
         }
         let class = Class::from_wire(class).ok_or(WireError::ClassUnknown(start + 4))?;
-        if version & 0xf & !FLAG_CRC != 0 {
+        if version & 0xf != 0 {
             return Err(WireError::OptionFlags(start + 5));
         }
-        Ok(Self { class, crc: version & FLAG_CRC != 0, number_low })
+        Ok(Self { class, number_low })
     }
 
     pub(crate) fn write(&self, w: &mut Writer<'_>) {
@@ -185,13 +181,13 @@ impl RivuletOption {
         w.u8(LENGTH as u8);
         w.u16(EX_ID);
         w.u8(self.class.to_wire());
-        w.u8(VERSION << 4 | if self.crc { FLAG_CRC } else { 0 });
+        w.u8(VERSION << 4);
         w.u16(self.number_low);
     }
 }
 
 impl fmt::Display for RivuletOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ..{:04x}{}", self.class, self.number_low, if self.crc { " crc" } else { "" })
+        write!(f, "{} ..{:04x}", self.class, self.number_low)
     }
 }

@@ -20,17 +20,15 @@ pub enum EntryKind {
     Retransmitted = 1,
     /// The packet came with an ECN mark, or answers a request that did.
     Mark = 2,
-    /// Losses beyond an exclusion, to be forgiven.
-    Excuse = 3,
 }
 
 impl EntryKind {
+    /// The fourth value is refused with the counts, before any entry is read.
     fn from_bits(bits: u32) -> Self {
         match bits & 3 {
             0 => Self::Original,
             1 => Self::Retransmitted,
-            2 => Self::Mark,
-            _ => Self::Excuse,
+            _ => Self::Mark,
         }
     }
 
@@ -45,7 +43,6 @@ impl EntryKind {
             Self::Original => "ORIGINAL",
             Self::Retransmitted => "RETRANSMITTED",
             Self::Mark => "MARK",
-            Self::Excuse => "EXCUSE",
         }
     }
 }
@@ -55,11 +52,11 @@ impl EntryKind {
 pub struct ProofEntry {
     /// What it says.
     pub kind: EntryKind,
-    /// First number minus base; an excuse's exclusion number.
+    /// First number minus base.
     pub first: u16,
-    /// Last number minus base; 0 in an excuse.
+    /// Last number minus base.
     pub last: u16,
-    /// XOR of the nonces of the range; 0 in marks and excuses.
+    /// XOR of the nonces of the range; 0 in marks.
     pub sum: u32,
 }
 
@@ -72,11 +69,6 @@ impl ProofEntry {
     /// An ECN mark at one number.
     pub fn mark(at: u16) -> Self {
         Self { kind: EntryKind::Mark, first: at, last: at, sum: 0 }
-    }
-
-    /// An excuse by the exclusion with this number.
-    pub fn excuse(exclusion: u16) -> Self {
-        Self { kind: EntryKind::Excuse, first: exclusion, last: 0, sum: 0 }
     }
 
     pub(crate) fn decode(kinds: u32, index: usize, b: [u8; ENTRY]) -> Self {
@@ -94,7 +86,7 @@ impl ProofEntry {
 pub(crate) struct Order {
     /// Last number of the range before; None: there is none.
     before: Option<u16>,
-    /// A mark or an excuse came already.
+    /// A mark came already.
     ranges_done: bool,
 }
 
@@ -114,14 +106,14 @@ impl Order {
                     return Err(WireError::EntryOrder(at));
                 }
                 self.before = Some(e.last);
-                return Ok(());
+                Ok(())
             }
-            EntryKind::Mark if e.first != e.last || e.sum != 0 => return Err(WireError::EntryMark(at)),
-            EntryKind::Excuse if e.last != 0 || e.sum != 0 => return Err(WireError::EntryExcuse(at)),
-            EntryKind::Mark | EntryKind::Excuse => {}
+            EntryKind::Mark if e.first != e.last || e.sum != 0 => Err(WireError::EntryMark(at)),
+            EntryKind::Mark => {
+                self.ranges_done = true;
+                Ok(())
+            }
         }
-        self.ranges_done = true;
-        Ok(())
     }
 }
 
@@ -131,7 +123,6 @@ impl fmt::Display for ProofEntry {
             EntryKind::Original => write!(f, "{}-{}", self.first, self.last),
             EntryKind::Retransmitted => write!(f, "{}-{}'", self.first, self.last),
             EntryKind::Mark => write!(f, "mark {}", self.first),
-            EntryKind::Excuse => write!(f, "excuse {}", self.first),
         }
     }
 }
@@ -186,7 +177,7 @@ impl<'a> Proof<'a> {
         })
     }
 
-    /// The ranges alone: they stand before marks and excuses.
+    /// The ranges alone: they stand before marks.
     pub fn ranges(&self) -> impl Iterator<Item = ProofEntry> + Clone + use<'a> {
         self.iter().take_while(|e| e.kind.is_range())
     }

@@ -11,6 +11,8 @@ use crate::option::RequestClass;
 use crate::proof::{self, MAX_ENTRIES, Proof, ProofEntry};
 use crate::tor::TorBlock;
 
+/// Highest attempt: a request other than SYN and NORMAL may be sent so often again.
+pub const MAX_ATTEMPT: u8 = 3;
 /// Most wants of one request.
 pub const MAX_WANTS: usize = 16;
 /// Bytes of a want.
@@ -46,7 +48,7 @@ pub struct Want {
 }
 
 impl Want {
-    pub(crate) fn read(r: &mut Reader<'_>, uconts: u8) -> Result<Self, WireError> {
+    fn read(r: &mut Reader<'_>, uconts: u8) -> Result<Self, WireError> {
         let at = r.pos();
         let b: [u8; 12] = r.fields(&[8, 4])?;
         let (offset, length) = (u64_at(&b, 0), u32_at(&b, 8));
@@ -113,7 +115,7 @@ pub struct Request<'a> {
     pub class: RequestClass,
     /// What the ToR says.
     pub tor: TorBlock,
-    /// Counts PROBE and TIMEOUT for one number, from 0.
+    /// How often the like was sent before, 0 to [`MAX_ATTEMPT`]; 0 in a SYN and a NORMAL. Only the first brings data.
     pub attempt: u8,
     /// The continuation; None in a SYN, which has none yet.
     pub continuation: Option<SealedContinuation>,
@@ -137,7 +139,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses the TCP payload of a request segment, its CRC taken off.
+    /// Parses the TCP payload of a request segment.
     ///
     /// # Errors
     /// The first rule broken, its position counted from the start of `payload`.
@@ -234,30 +236,33 @@ impl<'a> Request<'a> {
     }
 }
 
+fn most_attempts(class: RequestClass) -> u8 {
+    if matches!(class, RequestClass::Syn | RequestClass::Normal) { 0 } else { MAX_ATTEMPT }
+}
+
 /// What holds for the fields behind the ToR's stamp.
 #[inline]
-pub(crate) fn check_counts(
-    class: RequestClass,
-    entries: u8,
-    attempt: u8,
-    kinds: u32,
-) -> Result<(), WireError> {
+fn check_counts(class: RequestClass, entries: u8, attempt: u8, kinds: u32) -> Result<(), WireError> {
     if usize::from(entries) > if class == RequestClass::Syn { 0 } else { MAX_ENTRIES } {
         return Err(WireError::RangeCount(16));
     }
-    if attempt != 0 && !matches!(class, RequestClass::Probe | RequestClass::Timeout) {
-        return Err(WireError::AttemptNotZero(17));
+    if attempt > most_attempts(class) {
+        return Err(WireError::Attempt(17));
     }
     // checked_shl: a count of 16 leaves no unused kinds, and a shift by 32 is none.
     if kinds.checked_shl(2 * u32::from(entries)).unwrap_or(0) != 0 {
         return Err(WireError::RangeKindsUnused(18));
+    }
+    // Both bits of a pair: there is no fourth kind.
+    if kinds & kinds >> 1 & 0x5555_5555 != 0 {
+        return Err(WireError::RangeKindsUnknown(18));
     }
     Ok(())
 }
 
 /// What holds for the fields behind the tail, which stand at `at`.
 #[inline]
-pub(crate) fn check_fields(
+fn check_fields(
     class: RequestClass,
     covers: u8,
     wants: u8,
@@ -291,19 +296,13 @@ fn read_wants<'a>(r: &mut Reader<'a>, count: u8, uconts: u8) -> Result<&'a [u8],
     r.bytes(usize::from(count) * WANT)
 }
 
-pub(crate) fn read_former(r: &mut Reader<'_>) -> Result<SocketAddr, WireError> {
+fn read_former(r: &mut Reader<'_>) -> Result<SocketAddr, WireError> {
     r.section(WireError::FormerTruncated);
     let address = Ipv6Addr::from(r.array::<16>()?);
     Ok(SocketAddr::new(address.to_canonical(), r.u16()?))
 }
 
 fn read_input<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<Input<'a>, WireError> {
-    let (input, length) = read_input_header(r, uconts)?;
-    Ok(Input { data: r.bytes(length)?, ..input })
-}
-
-/// The input without its data, whose bytes are told and not yet looked for.
-pub(crate) fn read_input_header<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<(Input<'a>, usize), WireError> {
     r.section(WireError::InputTruncated);
     let at = r.pos();
     let (stream, flags, ucont) = (r.u16()?, r.u8()?, r.u8()?);
@@ -315,8 +314,8 @@ pub(crate) fn read_input_header<'a>(r: &mut Reader<'a>, uconts: u8) -> Result<(I
     if offset.checked_add(u64::from(length)).is_none() {
         return Err(WireError::InputBeyond(at + 4));
     }
-    let input = Input { stream, end: flags & INPUT_END != 0, ucont, offset, data: &[] };
-    Ok((input, usize::from(length)))
+    let data = r.bytes(usize::from(length))?;
+    Ok(Input { stream, end: flags & INPUT_END != 0, ucont, offset, data })
 }
 
 impl fmt::Display for Request<'_> {
@@ -340,7 +339,7 @@ pub struct RequestBuilder<'a> {
     pub class: RequestClass,
     /// The ToR's stamp: zeros from a client.
     pub tor: TorBlock,
-    /// Counts PROBE and TIMEOUT for one number, from 0.
+    /// How often the like was sent before, 0 to [`MAX_ATTEMPT`]; 0 in a SYN and a NORMAL. Only the first brings data.
     pub attempt: u8,
     /// The continuation; None in a SYN and only there.
     pub continuation: Option<&'a SealedContinuation>,
@@ -398,8 +397,7 @@ impl RequestBuilder<'_> {
         let syn = self.class == RequestClass::Syn;
         rule(syn == self.continuation.is_some(), "a SYN has no continuation, every other request has one")?;
         rule(syn && !self.proof.is_empty(), "a SYN has no proof")?;
-        let repeats = matches!(self.class, RequestClass::Probe | RequestClass::Timeout);
-        rule(self.attempt != 0 && !repeats, "only PROBE and TIMEOUT count attempts")?;
+        most(usize::from(self.attempt), usize::from(most_attempts(self.class)), "attempts")?;
         rule(self.covers == 0 || self.covers > 2, "a request covers 1 or 2 numbers")?;
         let moved = self.former.is_some() && self.class != RequestClass::Restart;
         rule(moved, "only a RESTART names a former address")?;

@@ -104,7 +104,7 @@ impl Body<'_> {
         }
     }
 
-    pub(crate) fn read<'a>(class: ResponseClass, r: &mut Reader<'a>) -> Result<Body<'a>, WireError> {
+    fn read<'a>(class: ResponseClass, r: &mut Reader<'a>) -> Result<Body<'a>, WireError> {
         Ok(match class {
             ResponseClass::Data => Body::Data,
             ResponseClass::Retransmission => Body::Retransmission,
@@ -168,13 +168,13 @@ fn allowed(class: ResponseClass) -> u8 {
     }
 }
 
-pub(crate) fn carries_data(class: ResponseClass) -> bool {
+fn carries_data(class: ResponseClass) -> bool {
     allowed(class) & OFFSET != 0
 }
 
 /// What holds for the content bits of a class.
 #[inline]
-pub(crate) fn check_content(class: ResponseClass, content: u8) -> Result<(), WireError> {
+fn check_content(class: ResponseClass, content: u8) -> Result<(), WireError> {
     let retransmission = class == ResponseClass::Retransmission;
     if content & !allowed(class) != 0
         || content & (FULL | DELTA) == FULL | DELTA
@@ -215,7 +215,7 @@ pub struct Response<'a> {
 }
 
 impl<'a> Response<'a> {
-    /// Parses the TCP payload of a response segment, its CRC taken off.
+    /// Parses the TCP payload of a response segment.
     ///
     /// # Errors
     /// The first rule broken, its position counted from the start of `payload`.

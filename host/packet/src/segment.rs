@@ -11,14 +11,11 @@ use crate::ip::{self, Ecn, IpHeader, TCP};
 use crate::option::{self, Class, RequestClass, RivuletOption};
 use crate::request::Request;
 use crate::response::Response;
-use crate::tor;
 
 /// Bytes of a TCP header with our option alone: data offset 7.
 pub const HEADER: usize = 28;
 /// Bytes of a SYN's TCP header: data offset 12.
 pub const SYN_HEADER: usize = 48;
-/// Bytes of the CRC-32C at the end, if the option announces one.
-pub const CRC: usize = 4;
 /// The window of every segment, scaled by 2^14: constant, since flow control is by wants.
 pub const WINDOW: u16 = 0xffff;
 /// The window scale of every SYN (RFC 7323 §2.3 allows at most 14).
@@ -155,7 +152,7 @@ pub struct Segment<'a> {
     pub option: RivuletOption,
     /// The other options; Some in a SYN and a SYN-ACK only.
     pub syn_options: Option<SynOptions>,
-    /// The TCP payload without the CRC.
+    /// The TCP payload.
     pub payload: &'a [u8],
     /// The whole TCP segment.
     tcp: &'a [u8],
@@ -164,7 +161,7 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Parses an Ethernet frame. Neither the TCP checksum nor the CRC is verified yet ([`Self::verify`]).
+    /// Parses an Ethernet frame. The TCP checksum is not verified yet ([`Self::verify`]).
     ///
     /// # Errors
     /// The first rule broken; [`WireError::OptionMissing`] means plain TCP.
@@ -172,11 +169,11 @@ impl<'a> Segment<'a> {
         let (header, ether_type) = EthHeader::parse(frame)?;
         let start = header.length();
         let (ip, tcp, end) = match ether_type {
-            eth::IPV4 => ip::read_v4(frame, start, 0)?,
-            eth::IPV6 => ip::read_v6(frame, start, 0)?,
+            eth::IPV4 => ip::read_v4(frame, start)?,
+            eth::IPV6 => ip::read_v6(frame, start)?,
             _ => return Err(WireError::EthType(start - 2)),
         };
-        Ok((header, Self::parse_tcp(ip, &frame[..end], tcp, 0)?.0))
+        Ok((header, Self::parse_tcp(ip, &frame[..end], tcp)?))
     }
 
     /// Parses an IP packet, as from a TUN device or a raw socket.
@@ -184,19 +181,13 @@ impl<'a> Segment<'a> {
     /// # Errors
     /// As [`Self::parse_frame`].
     pub fn parse_packet(packet: &'a [u8]) -> Result<Self, WireError> {
-        let (ip, tcp, end) = ip::read(packet, 0, 0)?;
-        Ok(Self::parse_tcp(ip, &packet[..end], tcp, 0)?.0)
+        let (ip, tcp, end) = ip::read(packet, 0)?;
+        Self::parse_tcp(ip, &packet[..end], tcp)
     }
 
-    /// Reads the TCP header at `start` of an IP packet whose last `missing` bytes are not there (0 but for tools);
-    /// gives the bytes of payload that were sent, without the CRC, beside the segment.
+    /// Reads the TCP header at `start` of an IP packet.
     #[inline]
-    pub(crate) fn parse_tcp(
-        ip: IpHeader,
-        bytes: &'a [u8],
-        start: usize,
-        missing: usize,
-    ) -> Result<(Self, usize), WireError> {
+    fn parse_tcp(ip: IpHeader, bytes: &'a [u8], start: usize) -> Result<Self, WireError> {
         let mut r = Reader::new(bytes, WireError::TcpTruncated);
         r.bytes(start)?;
         let (src_port, dst_port, seq, ack) = (r.u16()?, r.u16()?, r.u32()?, r.u32()?);
@@ -231,14 +222,7 @@ impl<'a> Segment<'a> {
         }
         let syn_options = if syn { Some(SynOptions::read(&mut r)?) } else { None };
         let payload = r.rest();
-        let mut sent = payload.len() + missing;
-        if option.crc {
-            match sent.checked_sub(CRC) {
-                Some(n) => sent = n,
-                None => return Err(WireError::CrcTruncated(bytes.len())),
-            }
-        }
-        let segment = Self {
+        Ok(Self {
             src: SocketAddr::new(ip.src, src_port),
             dst: SocketAddr::new(ip.dst, dst_port),
             ecn: ip.ecn,
@@ -249,18 +233,17 @@ impl<'a> Segment<'a> {
             window,
             option,
             syn_options,
-            payload: &payload[..sent.min(payload.len())],
+            payload,
             tcp: &bytes[start..],
             tcp_at: start,
-        };
-        Ok((segment, sent))
+        })
     }
 
     /// Verifies the TCP checksum.
     ///
     /// # Errors
     /// [`WireError::TcpChecksum`].
-    pub fn verify_checksum(&self) -> Result<(), WireError> {
+    pub fn verify(&self) -> Result<(), WireError> {
         let sum = Sum::new().pseudo_header(self.src.ip(), self.dst.ip(), TCP, self.tcp.len());
         if sum.bytes(self.tcp).finish() != 0 {
             return Err(WireError::TcpChecksum(self.tcp_at + 16));
@@ -268,37 +251,10 @@ impl<'a> Segment<'a> {
         Ok(())
     }
 
-    /// Verifies the CRC-32C if the segment has one.
-    ///
-    /// # Errors
-    /// [`WireError::CrcWrong`].
-    pub fn verify_crc(&self) -> Result<(), WireError> {
-        if !self.option.crc {
-            return Ok(());
-        }
-        let at = self.tcp.len() - CRC;
-        let found = u32::from_be_bytes([self.tcp[at], self.tcp[at + 1], self.tcp[at + 2], self.tcp[at + 3]]);
-        let header = self.tcp.len() - CRC - self.payload.len();
-        if found != crc(&self.tcp[20..header], self.payload, self.option.class) {
-            return Err(WireError::CrcWrong(self.tcp_at + at));
-        }
-        Ok(())
-    }
-
-    /// Verifies checksum and CRC.
-    ///
-    /// # Errors
-    /// [`WireError::TcpChecksum`] and [`WireError::CrcWrong`].
-    pub fn verify(&self) -> Result<(), WireError> {
-        self.verify_checksum()?;
-        self.verify_crc()
-    }
-
     /// The bytes the segment takes of the TCP sequence space.
     pub fn sequence_length(&self) -> u32 {
         let flag = |bit| u32::from(self.flags.has(bit));
-        let payload = self.payload.len() + if self.option.crc { CRC } else { 0 };
-        payload as u32 + flag(TcpFlags::SYN) + flag(TcpFlags::FIN)
+        self.payload.len() as u32 + flag(TcpFlags::SYN) + flag(TcpFlags::FIN)
     }
 
     /// Whether this is a SYN without payload, as sent when one with data was not answered; it is answered
@@ -335,21 +291,19 @@ impl<'a> Segment<'a> {
     }
 }
 
-impl Segment<'_> {
-    /// The text of a segment with so many bytes of payload.
-    pub(crate) fn describe(&self, f: &mut fmt::Formatter<'_>, payload: usize) -> fmt::Result {
-        write!(
-            f,
-            "{} > {} [{}] seq {} ack {} {}",
-            self.src, self.dst, self.flags, self.seq, self.ack, self.option
-        )?;
-        write!(f, ", {payload} bytes")
-    }
-}
-
 impl fmt::Display for Segment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.describe(f, self.payload.len())
+        write!(
+            f,
+            "{} > {} [{}] seq {} ack {} {}, {} bytes",
+            self.src,
+            self.dst,
+            self.flags,
+            self.seq,
+            self.ack,
+            self.option,
+            self.payload.len()
+        )
     }
 }
 
@@ -373,18 +327,6 @@ fn find_ours(options: &[u8]) -> Option<usize> {
         };
     }
     None
-}
-
-/// CRC-32C over the options and the payload, the ToR block of a request taken as zero.
-fn crc(options: &[u8], payload: &[u8], class: Class) -> u32 {
-    let sum = crc32c::crc32c(options);
-    match class {
-        Class::Request(_) => {
-            let n = payload.len().min(tor::LENGTH);
-            crc32c::crc32c_append(crc32c::crc32c_append(sum, &[0; tor::LENGTH][..n]), &payload[n..])
-        }
-        Class::Response(_) => crc32c::crc32c_append(sum, payload),
-    }
 }
 
 /// The headers in front of a payload, to be written.
@@ -429,17 +371,15 @@ impl SegmentHeader {
     }
 
     /// Writes IP and TCP headers in front of `payload` bytes that stand already in `packet` at
-    /// [`Self::payload_offset`], and the CRC behind them if the option asks for it. Gives the length of the
-    /// packet; checksums are complete.
+    /// [`Self::payload_offset`]. Gives the length of the packet; checksums are complete.
     ///
     /// # Errors
     /// [`BuildError`]: headers that no parser would take, a packet of more than 65,535 bytes, or a buffer
     /// that is too small.
     pub fn finish_packet(&self, packet: &mut [u8], payload: usize) -> Result<usize, BuildError> {
         self.check()?;
-        let crc_length = if self.option.crc { CRC } else { 0 };
         let start = self.payload_offset();
-        let length = start + payload + crc_length;
+        let length = start + payload;
         if length > usize::from(u16::MAX) {
             return Err(BuildError::TooMany { what: "bytes of packet", have: length, most: 65535 });
         }
@@ -460,10 +400,6 @@ impl SegmentHeader {
         self.option.write(&mut w);
         if let Some(o) = &self.syn_options {
             o.write(&mut w);
-        }
-        if self.option.crc {
-            let sum = crc(&packet[tcp + 20..start], &packet[start..start + payload], self.option.class);
-            packet[start + payload..].copy_from_slice(&sum.to_be_bytes());
         }
         let (src, dst) = (self.src.ip(), self.dst.ip());
         let sum = Sum::new().pseudo_header(src, dst, TCP, length - tcp).bytes(&packet[tcp..]).finish();

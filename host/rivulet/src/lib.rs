@@ -3,7 +3,6 @@
 pub mod agent;
 pub mod get;
 pub mod http;
-pub mod inspect;
 mod process;
 pub mod run;
 mod second_chance;

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rivulet_cli::agent::{self, AgentArgs};
 use rivulet_cli::get::{self, GetArgs};
-use rivulet_cli::inspect::{self, InspectArgs};
 use rivulet_cli::run::{self, RunArgs};
 use rivulet_cli::serve::{self, ServeArgs};
 use rivulet_server::keys::KeySet;
@@ -26,7 +25,6 @@ enum Command {
     Serve(ServeArgs),
     Agent(AgentArgs),
     Get(GetArgs),
-    Inspect(InspectArgs),
     Run(RunArgs),
     /// Writes fresh keys for a service to standard output
     Keygen {
@@ -43,7 +41,6 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::serve(&args).map(|()| 0),
         Command::Agent(args) => agent::run(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
-        Command::Inspect(args) => inspect::inspect(&args),
         Command::Run(args) => run::run(&args),
         Command::Keygen { service } => keygen(service),
     };

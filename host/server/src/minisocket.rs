@@ -12,7 +12,7 @@ use rivulet_transport::Time;
 use rivulet_transport::keys::KeyRing;
 use rivulet_transport::opening::TOKEN_LENGTH;
 use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError, Server as Transport};
-use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UcontError, UserContinuation};
+use rivulet_transport::ucont::{MAX_LENGTH, UcontError, UserContinuation};
 
 use crate::counters::Counters;
 
@@ -79,12 +79,9 @@ impl<'p> Minisocket<'_, 'p> {
         self.plan.connection()
     }
 
-    /// The request's input. `scratch` takes what was encrypted; [`MAX_OPAQUE`] octets suffice.
-    pub fn input<'b>(&self, scratch: &'b mut [u8; MAX_OPAQUE]) -> Result<Option<InputEvent<'b>>, Refusal>
-    where
-        'p: 'b,
-    {
-        self.plan.input(self.keys, scratch)
+    /// The request's input.
+    pub fn input(&self) -> Result<Option<InputEvent<'p>>, Refusal> {
+        self.plan.input(self.keys)
     }
 
     /// The responses that congestion control allows, to be answered in order.
@@ -94,16 +91,9 @@ impl<'p> Minisocket<'_, 'p> {
     }
 
     /// The output continuation behind what head `index` wants.
-    pub fn output_continuation<'b>(
-        &self,
-        index: usize,
-        scratch: &'b mut [u8; MAX_OPAQUE],
-    ) -> Result<UserContinuation<'b>, Refusal>
-    where
-        'p: 'b,
-    {
+    pub fn output_continuation(&self, index: usize) -> Result<UserContinuation<'p>, Refusal> {
         let want = self.plan.heads().get(index).and_then(|head| head.want).ok_or(Refusal::User)?;
-        self.plan.output_continuation(&want, self.keys, scratch)
+        self.plan.output_continuation(&want, self.keys)
     }
 
     /// Whether the output continuation behind what head `index` wants is sealed under an older epoch than what is sealed
@@ -120,9 +110,18 @@ impl<'p> Minisocket<'_, 'p> {
         self.plan.input_ages()
     }
 
+    /// The output continuation behind what head `index` wants, sealed anew if it ages and leaves room for data beside it.
+    #[must_use]
+    pub fn sealed_anew(&self, index: usize) -> Option<Vec<u8>> {
+        let aging = self.output_ages(index).then(|| self.output_continuation(index).ok())??;
+        let mut out = [0; MAX_LENGTH];
+        let length = self.seal(&aging, &mut out).ok()?;
+        (2 * length < self.plan.heads().get(index)?.room).then(|| out[..length].to_vec())
+    }
+
     /// Seals a user continuation for this connection (`msk_setucont` is this and [`send`](Self::send)).
     pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_LENGTH]) -> Result<usize, UcontError> {
-        self.plan.seal_ucont(self.keys, what, false, out)
+        self.plan.seal_ucont(self.keys, what, out)
     }
 
     /// A token that proves the client's address in its next connection, whose opening may then be answered with more than

@@ -181,8 +181,7 @@ impl Node for Middlebox {
         if let Body::Ip(bytes) = &packet.body {
             self.passed += 1;
             // Linux looks at a packet only if its checksum is right.
-            let right =
-                rivulet_packet::Segment::parse_packet(bytes).is_ok_and(|s| s.verify_checksum().is_ok());
+            let right = rivulet_packet::Segment::parse_packet(bytes).is_ok_and(|s| s.verify().is_ok());
             if right && !self.track.takes(from_client, bytes) {
                 self.invalid += 1;
                 self.first.get_or_insert((ctx.now, from_client));

@@ -5,7 +5,7 @@
 
 use rivulet_transport::keys::KeyRing;
 use rivulet_transport::server::{Answer, Head, Plan, Refusal, Reply, RespondError};
-use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation};
+use rivulet_transport::ucont::{MAX_LENGTH, UserContinuation};
 
 /// Bytes of a request.
 pub const REQUEST: usize = 24;
@@ -88,12 +88,11 @@ impl Promise {
 /// # Errors
 /// [`Refusal`]: the request is dropped.
 pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) -> Result<(), Refusal> {
-    let mut scratch = [0; MAX_OPAQUE];
     let mut sealed = ([0; MAX_LENGTH], [0; MAX_LENGTH]);
     let mut lengths = None;
     let mut consumed = None;
     let mut promise = None;
-    if let Some(input) = plan.input(keys, &mut scratch)? {
+    if let Some(input) = plan.input(keys)? {
         // Where the answers of the stream go on: in the input continuation, or at the start of its region.
         let next = match &input.continuation {
             Some(c) => c.opaque.try_into().map(u64::from_be_bytes).map_err(|_| Refusal::User)?,
@@ -128,7 +127,7 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) ->
         };
         let opaque = after.to_be_bytes();
         let seal = |c: &UserContinuation<'_>, out: &mut [u8]| {
-            plan.seal_ucont(keys, c, false, out).map_err(|_| Refusal::User)
+            plan.seal_ucont(keys, c, out).map_err(|_| Refusal::User)
         };
         let input_length = seal(&cont(true, at, u64::MAX, &opaque), &mut sealed.0)?;
         let output_length = match &promise {
@@ -177,8 +176,7 @@ fn wanted<'b>(
     buffer: &'b mut [u8],
 ) -> Result<Answer<'b>, Refusal> {
     let Some(want) = head.want else { return Ok(Answer::None) };
-    let mut scratch = [0; MAX_OPAQUE];
-    let c = plan.output_continuation(&want, keys, &mut scratch)?;
+    let c = plan.output_continuation(&want, keys)?;
     let p = Promise::open(&c).ok_or(Refusal::User)?;
     Ok(p.data(want.offset, head.room.min(want.length as usize), buffer))
 }

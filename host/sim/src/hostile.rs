@@ -108,7 +108,7 @@ fn ip_header(packet: &[u8]) -> usize {
     if packet[0] >> 4 == 4 { 20 } else { 40 }
 }
 
-/// Lengths and checksums made right again, and the CRC of nobody.
+/// Lengths and checksums made right again.
 fn repaired(mut p: Vec<u8>) -> Vec<u8> {
     let tcp = ip_header(&p);
     let length = p.len();
@@ -139,7 +139,6 @@ pub fn session(bytes: &[u8], enemy: Enemy) -> Session {
     let setting = choices.byte();
     let (v6, keys, policy) = (setting & 1 != 0, service::keys(&[1], &[1]), Policy::default());
     let config = Config {
-        crc: setting & 2 != 0,
         delayed_acks: setting & 4 != 0,
         bare_syn: setting & 8 != 0,
         receive_buffer: BUFFER,

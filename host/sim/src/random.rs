@@ -9,7 +9,6 @@ use crate::service::{Config, Place, Service};
 use crate::tor::Policy;
 use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::{self, Statistics};
-use rivulet_transport::excuse::ExcusePolicy;
 
 /// Virtual time after which a transfer counts as stuck.
 pub const LIMIT: Nanos = 3600 * SECOND;
@@ -108,7 +107,6 @@ pub fn scenario(seed: u64) -> Scenario {
     };
     let client = client::Config {
         delayed_acks: rng.chance(0.3) && !config.policy.trust_tor,
-        crc: rng.chance(0.3),
         seed: rng.u64(),
         receive_buffer: if rng.chance(0.2) { rng.range(3_000, 60_000) as usize } else { 1 << 20 },
         bare_syn: rng.chance(0.1),
@@ -118,13 +116,7 @@ pub fn scenario(seed: u64) -> Scenario {
         give_up_after: 3_000 * 1_000_000,
         ..client::Config::default()
     };
-    let mut plan = Plan { size, content: seed, v6: rng.chance(0.5), config: client, ..Plan::default() };
-    if rng.chance(0.3) && config.policy.trust_tor {
-        let excuse = Some(ExcusePolicy { replicas: count as u16, detection: 25_000 });
-        (config.policy.excuse, plan.config.excuse) = (excuse, excuse);
-        // Exclusions count once a replica had been up for ten seconds.
-        plan.start = if rng.chance(0.5) { 0 } else { 10 * SECOND };
-    }
+    let plan = Plan { size, content: seed, v6: rng.chance(0.5), config: client, ..Plan::default() };
     Scenario { config, plan }
 }
 

@@ -1,4 +1,4 @@
-//! A model of the ToR: it checks sums, freshness and replay, stamps its clock, chooses a live replica, counts exclusions.
+//! A model of the ToR: it checks sums, freshness and replay, stamps its clock, chooses a live replica.
 
 use std::any::Any;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::net::{Context, LinkId, Node, NodeId};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 use crate::sketch::{Key, Opinion, Sketch};
-use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
+use crate::{MICROSECOND, MILLISECOND, Nanos};
 
 /// How a replica is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -113,8 +113,6 @@ pub struct Tor {
     pub counters: Counters,
     members: Vec<Member>,
     excluded: u64,
-    exclusions: u16,
-    last_counted: Option<Nanos>,
     turn: u64,
     load: Vec<(u64, u32)>,
     /// Of proved requests, and of openings.
@@ -134,8 +132,6 @@ impl Tor {
             counters: Counters::default(),
             members: vec![],
             excluded: 0,
-            exclusions: 0,
-            last_counted: None,
             turn: 0,
             load: vec![],
             rng,
@@ -152,7 +148,7 @@ impl Tor {
     /// The process is replaced: its counts are gone and its id is another.
     pub fn restart(&mut self, id: u16, clock: u64, time_valid: bool) {
         (self.config.id, self.config.clock, self.config.time_valid) = (id, clock, time_valid);
-        (self.excluded, self.exclusions, self.turn) = (0, 0, 0);
+        (self.excluded, self.turn) = (0, 0);
         let key = self.rng.u64();
         let words = self.config.sketch;
         self.sketches = (words > 0).then(|| [Sketch::new(words, key), Sketch::new(words / 8, !key)]);
@@ -174,13 +170,6 @@ impl Tor {
         if self.excluded & bit == 0 {
             self.excluded |= bit;
             self.counters.exclusions += 1;
-            // Counted for excuses at most once a second, and only if it had been up for ten (transport.md).
-            let up = now.saturating_sub(10 * SECOND);
-            let steady = !life.excluded(up, config.heartbeat, config.bound);
-            if steady && self.last_counted.is_none_or(|t| now - t >= SECOND) {
-                self.last_counted = Some(now);
-                self.exclusions = self.exclusions.wrapping_add(1);
-            }
         }
         false
     }
@@ -326,7 +315,7 @@ impl Node for Tor {
             let block = TorBlock {
                 time: clock,
                 id: self.config.id,
-                exclusions: self.exclusions,
+                exclusions: 0,
                 seal_epoch: self.config.epochs.0,
                 nonce_epoch: self.config.epochs.1,
                 checked: checked && self.config.time_valid,

@@ -53,10 +53,6 @@ pub struct Go {
     pub piece: Option<Piece>,
     /// Base of the new continuations' proofs.
     pub base: u32,
-    /// Exclusion number to be sealed as excused, if it changes.
-    pub excused: Option<u16>,
-    /// Losses were excused by it: when is sealed too.
-    pub excuses: bool,
 }
 
 impl Go {

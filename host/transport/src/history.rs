@@ -95,32 +95,6 @@ impl History {
     }
 }
 
-/// The `allowed + 1`-th lost offset up to `own`, for the excuse of exclusions: the losses before it are excused.
-pub fn loss_beyond(own: u32, allowed: u32, entries: impl Iterator<Item = ProofEntry>) -> Option<u32> {
-    let mut left = allowed;
-    let mut next = 0;
-    for entry in entries.filter(|e| e.kind.is_range()) {
-        let (first, last) = (u32::from(entry.first), u32::from(entry.last));
-        let gap = first.min(own + 1).saturating_sub(next);
-        if gap > left {
-            return Some(next + left);
-        }
-        left -= gap;
-        if entry.kind == EntryKind::Retransmitted && first <= own {
-            let lost = last.min(own) + 1 - first;
-            if lost > left {
-                return Some(first + left);
-            }
-            left -= lost;
-        }
-        next = last + 1;
-        if last >= own {
-            break;
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,16 +170,5 @@ mod tests {
         assert_eq!(h.first_event(), None);
         let h = History::read(100, 101, 0, true, [r(0, 0), o(1, 1)].into_iter()).unwrap();
         assert_eq!(h.first_loss, Some(0), "only the number itself is excepted");
-    }
-
-    #[test]
-    fn losses_beyond_the_allowance() {
-        let proof = [o(0, 1), r(3, 4), o(6, 9)];
-        let beyond = |own, allowed| loss_beyond(own, allowed, proof.iter().copied());
-        assert_eq!(beyond(9, 0), Some(2));
-        assert_eq!(beyond(9, 1), Some(3));
-        assert_eq!(beyond(9, 3), Some(5));
-        assert_eq!(beyond(9, 4), None);
-        assert_eq!(beyond(4, 3), None);
     }
 }

@@ -4,7 +4,6 @@
 //! PRF; no key is shared between HalfSipHash, CMAC and GCM-SIV. Several epochs are live at once; rotation never breaks a
 //! connection (`docs/wire-format.md`, "Keys and derived values").
 
-use aes_gcm_siv::Aes128GcmSiv;
 use rivulet_packet::nonce::NonceKey;
 
 pub use crate::cmac::MacKey;
@@ -27,8 +26,6 @@ pub struct SealKeys {
     pub transport: MacKey,
     /// Seals user continuations.
     pub user: MacKey,
-    /// Encrypts the application's bytes of a user continuation.
-    pub encrypt: Aes128GcmSiv,
     /// Address tokens.
     pub token: MacKey,
     /// Challenges to a changed address.
@@ -40,13 +37,11 @@ pub struct SealKeys {
 impl SealKeys {
     /// Derives every key of (service, epoch) from its master.
     pub fn derive(master: &[u8; 16], service: u32, epoch: u16) -> Self {
-        use aes_gcm_siv::KeyInit;
         let prf = MacKey::new(master);
         let key = |label: &[u8]| kdf(&prf, label, service, epoch);
         Self {
             transport: MacKey::new(&key(b"transport")),
             user: MacKey::new(&key(b"user")),
-            encrypt: Aes128GcmSiv::new(&key(b"encrypt").into()),
             token: MacKey::new(&key(b"token")),
             challenge: MacKey::new(&key(b"challenge")),
             generation: MacKey::new(&key(b"generation")),

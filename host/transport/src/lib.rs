@@ -16,9 +16,9 @@
 //!     Err(refusal)             => count it by `refusal.name()`, drop the packet
 //!     Ok(Verdict::Terminate)   => nothing is sent
 //!     Ok(Verdict::Respond(plan)) => {
-//!         plan.input(&keys, &mut scratch)?                 // Option<InputEvent { stream, offset, data, fin, continuation }>
+//!         plan.input(&keys)?                 // Option<InputEvent { stream, offset, data, fin, continuation }>
 //!         for (i, head) in plan.heads().iter().enumerate() {
-//!             // head.is_for_application(), head.want, head.room; plan.output_continuation(&want, &keys, &mut scratch)?
+//!             // head.is_for_application(), head.want, head.room; plan.output_continuation(&want, &keys)?
 //!             let sent = plan.respond(i, &reply, &keys, &mut buffer)?;   // a whole IP packet of sent.length bytes
 //!         }
 //!     }
@@ -95,7 +95,6 @@ pub mod client;
 mod cmac;
 pub mod cwnd;
 mod decision;
-pub mod excuse;
 pub mod history;
 pub mod keys;
 pub mod nonces;

@@ -1,7 +1,5 @@
 //! User continuations (section 4.1): standard fields that clients read, and opaque bytes of the application, sealed by
-//! the library to one service and connection, encrypted where the application asks.
-
-use aes_gcm_siv::aead::AeadInPlace;
+//! the library to one service and connection.
 
 use crate::keys::{KeyRing, SealKeys, equal_in_constant_time};
 
@@ -10,12 +8,10 @@ pub const HEADER: usize = 40;
 /// Longest opaque part, bytes: what fits a packet beside everything else.
 pub const MAX_OPAQUE: usize = 1024;
 /// Longest user continuation, bytes.
-pub const MAX_LENGTH: usize = HEADER + MAX_OPAQUE + 28;
+pub const MAX_LENGTH: usize = HEADER + MAX_OPAQUE + MAC;
 
 const FLAG_INPUT: u8 = 0x01;
-const FLAG_ENCRYPTED: u8 = 0x02;
 const MAC: usize = 12;
-const SIV: usize = 12 + 16;
 
 /// What a user continuation says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +87,6 @@ pub fn seal(
     connection: u64,
     generation: u16,
     what: &UserContinuation<'_>,
-    encrypt: bool,
     out: &mut [u8],
 ) -> Result<usize, UcontError> {
     if what.opaque.len() > MAX_OPAQUE {
@@ -102,10 +97,10 @@ pub fn seal(
     }
     let seal = keys.seal(epoch).ok_or(UcontError::Epoch)?;
     let body = HEADER + what.opaque.len();
-    let length = body + if encrypt { SIV } else { MAC };
+    let length = body + MAC;
     let out = out.get_mut(..length).ok_or(UcontError::Buffer)?;
     out[..2].copy_from_slice(&epoch.to_be_bytes());
-    out[2] = if what.input { FLAG_INPUT } else { 0 } | if encrypt { FLAG_ENCRYPTED } else { 0 };
+    out[2] = if what.input { FLAG_INPUT } else { 0 };
     out[3] = 0;
     out[4..6].copy_from_slice(&what.stream.to_be_bytes());
     out[6..8].copy_from_slice(&generation.to_be_bytes());
@@ -114,20 +109,7 @@ pub fn seal(
     out[24..40].copy_from_slice(&what.identity);
     out[HEADER..body].copy_from_slice(what.opaque);
     let mac = mac(keys, seal, connection, &out[..body]);
-    if !encrypt {
-        out[body..].copy_from_slice(&mac);
-        return Ok(length);
-    }
-    // The nonce is the MAC of the plaintext: equal ones seal equal bytes, and GCM-SIV (RFC 8452) bears that.
-    let (header, rest) = out.split_at_mut(HEADER);
-    let (opaque, trailer) = rest.split_at_mut(what.opaque.len());
-    let bound = associated(keys, connection, header);
-    let tag = seal
-        .encrypt
-        .encrypt_in_place_detached((&mac).into(), &bound, opaque)
-        .map_err(|_| UcontError::Buffer)?;
-    trailer[..12].copy_from_slice(&mac);
-    trailer[12..].copy_from_slice(&tag);
+    out[body..].copy_from_slice(&mac);
     Ok(length)
 }
 
@@ -135,21 +117,12 @@ fn mac(keys: &KeyRing, seal: &SealKeys, connection: u64, body: &[u8]) -> [u8; MA
     seal.user.mac12(&[&keys.service().to_be_bytes(), &connection.to_be_bytes(), body])
 }
 
-fn associated(keys: &KeyRing, connection: u64, header: &[u8]) -> [u8; 12 + HEADER] {
-    let mut out = [0; 12 + HEADER];
-    out[..4].copy_from_slice(&keys.service().to_be_bytes());
-    out[4..12].copy_from_slice(&connection.to_be_bytes());
-    out[12..].copy_from_slice(header);
-    out
-}
-
 fn parts(sealed: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let flags = *sealed.get(2)?;
-    if flags & !(FLAG_INPUT | FLAG_ENCRYPTED) != 0 || sealed[..].get(3) != Some(&0) {
+    if flags & !FLAG_INPUT != 0 || sealed.get(3) != Some(&0) {
         return None;
     }
-    let trailer = if flags & FLAG_ENCRYPTED != 0 { SIV } else { MAC };
-    let opaque = sealed.len().checked_sub(HEADER + trailer)?;
+    let opaque = sealed.len().checked_sub(HEADER + MAC)?;
     if opaque > MAX_OPAQUE {
         return None;
     }
@@ -182,34 +155,21 @@ pub fn ages(sealed: &[u8], newest: u16) -> bool {
     parts(sealed).is_some_and(|(header, ..)| (newest.wrapping_sub(u16_at(header, 0)) as i16) > 0)
 }
 
-/// Opens a user continuation of `connection`. Encrypted bytes are decrypted into `scratch` ([`MAX_OPAQUE`] bytes suffice).
+/// Opens a user continuation of `connection`.
 ///
 /// # Errors
-/// [`UcontError::Malformed`], [`UcontError::Epoch`], [`UcontError::Forged`], [`UcontError::Buffer`].
+/// [`UcontError::Malformed`], [`UcontError::Epoch`], [`UcontError::Forged`].
 pub fn open<'a>(
     keys: &KeyRing,
     connection: u64,
     sealed: &'a [u8],
-    scratch: &'a mut [u8],
 ) -> Result<UserContinuation<'a>, UcontError> {
     let (header, opaque, trailer) = parts(sealed).ok_or(UcontError::Malformed)?;
     let seal = keys.seal(u16_at(header, 0)).ok_or(UcontError::Epoch)?;
-    let opaque = if header[2] & FLAG_ENCRYPTED == 0 {
-        let right = mac(keys, seal, connection, &sealed[..HEADER + opaque.len()]);
-        if !equal_in_constant_time(&right, trailer) {
-            return Err(UcontError::Forged);
-        }
-        opaque
-    } else {
-        let plain = scratch.get_mut(..opaque.len()).ok_or(UcontError::Buffer)?;
-        plain.copy_from_slice(opaque);
-        let (nonce, tag) = trailer.split_at(12);
-        let bound = associated(keys, connection, header);
-        seal.encrypt
-            .decrypt_in_place_detached(nonce.into(), &bound, plain, tag.into())
-            .map_err(|_| UcontError::Forged)?;
-        plain
-    };
+    let right = mac(keys, seal, connection, &sealed[..HEADER + opaque.len()]);
+    if !equal_in_constant_time(&right, trailer) {
+        return Err(UcontError::Forged);
+    }
     let mut identity = [0; 16];
     identity.copy_from_slice(&header[24..40]);
     Ok(UserContinuation {
@@ -243,27 +203,21 @@ mod tests {
 
     #[test]
     fn opens_what_it_sealed_and_nothing_else() {
-        for encrypt in [false, true] {
-            let ring1 = ring(1);
-            let mut out = [0; MAX_LENGTH];
-            let n = seal(&ring1, 1, 42, 5, &WHAT, encrypt, &mut out).unwrap();
-            let sealed = &out[..n];
-            let mut scratch = [0; MAX_OPAQUE];
-            assert_eq!(open(&ring1, 42, sealed, &mut scratch), Ok(WHAT));
-            assert_eq!(open(&ring1, 43, sealed, &mut scratch), Err(UcontError::Forged), "another connection");
-            assert!(open(&ring(2), 42, sealed, &mut scratch).is_err(), "another service");
-            let v = validity(sealed).unwrap();
-            assert_eq!([ages(sealed, 1), ages(sealed, 2), ages(sealed, 0xffff)], [false, true, false]);
-            assert_eq!((v.stream, v.valid_start, v.valid_end, v.input), (3, 10, 1 << 40, false));
-            assert_eq!(sealed.windows(5).any(|w| w == b"index"), !encrypt);
-            for i in 0..n {
-                let mut bad = sealed.to_vec();
-                bad[i] ^= 0x20;
-                assert!(open(&ring1, 42, &bad, &mut scratch).is_err(), "byte {i} changed");
-            }
-            for i in 0..n {
-                assert!(open(&ring1, 42, &sealed[..i], &mut scratch).is_err(), "cut to {i}");
-            }
+        let ring1 = ring(1);
+        let mut out = [0; MAX_LENGTH];
+        let n = seal(&ring1, 1, 42, 5, &WHAT, &mut out).unwrap();
+        let sealed = &out[..n];
+        assert_eq!(open(&ring1, 42, sealed), Ok(WHAT));
+        assert_eq!(open(&ring1, 43, sealed), Err(UcontError::Forged), "another connection");
+        assert!(open(&ring(2), 42, sealed).is_err(), "another service");
+        let v = validity(sealed).unwrap();
+        assert_eq!([ages(sealed, 1), ages(sealed, 2), ages(sealed, 0xffff)], [false, true, false]);
+        assert_eq!((v.stream, v.valid_start, v.valid_end, v.input), (3, 10, 1 << 40, false));
+        for i in 0..n {
+            let mut bad = sealed.to_vec();
+            bad[i] ^= 0x20;
+            assert!(open(&ring1, 42, &bad).is_err(), "byte {i} changed");
+            assert!(open(&ring1, 42, &sealed[..i]).is_err(), "cut to {i}");
         }
     }
 
@@ -271,10 +225,10 @@ mod tests {
     fn refuses_what_cannot_be_sealed() {
         let (ring, mut out) = (ring(1), [0; 2000]);
         let long = UserContinuation { opaque: &[0; MAX_OPAQUE + 1], ..WHAT };
-        assert_eq!(seal(&ring, 1, 1, 0, &long, false, &mut out), Err(UcontError::TooLong(1025)));
+        assert_eq!(seal(&ring, 1, 1, 0, &long, &mut out), Err(UcontError::TooLong(1025)));
         let backwards = UserContinuation { valid_end: 9, ..WHAT };
-        assert_eq!(seal(&ring, 1, 1, 0, &backwards, false, &mut out), Err(UcontError::EmptyRange));
-        assert_eq!(seal(&ring, 1, 1, 0, &WHAT, false, &mut out[..50]), Err(UcontError::Buffer));
-        assert_eq!(seal(&ring, 9, 1, 0, &WHAT, false, &mut out), Err(UcontError::Epoch));
+        assert_eq!(seal(&ring, 1, 1, 0, &backwards, &mut out), Err(UcontError::EmptyRange));
+        assert_eq!(seal(&ring, 1, 1, 0, &WHAT, &mut out[..50]), Err(UcontError::Buffer));
+        assert_eq!(seal(&ring, 9, 1, 0, &WHAT, &mut out), Err(UcontError::Epoch));
     }
 }

@@ -7,7 +7,6 @@ use rivulet_packet::{ProofEntry, RequestClass, TransportContinuation};
 
 use crate::cwnd::{Piece, halved};
 pub use crate::decision::{Decision, Fresh, Go, Numbers, VerdictError};
-use crate::excuse::{self, Excuse};
 use crate::history::History;
 
 /// Initial window in packets (RFC 6928).
@@ -35,7 +34,6 @@ pub fn decide(
     c: &TransportContinuation,
     covers: u8,
     entries: impl Iterator<Item = ProofEntry> + Clone,
-    excuse: Option<Excuse>,
 ) -> Result<Decision, VerdictError> {
     let piece = piece_of(c);
     if class == RequestClass::Restart {
@@ -44,29 +42,18 @@ pub fn decide(
         return Ok(fresh(LOSS_WINDOW, ssthresh, true, false, false));
     }
     let settled = settled(c);
-    let mut history = History::read(c.base, c.number, settled, c.first, entries.clone())?;
+    let mut history = History::read(c.base, c.number, settled, c.first, entries)?;
     if opens(c) {
         // A window of which nothing was sent yet has none to take away. (What opens is not sent as ECN-capable.)
         history.first_mark = None;
     }
     match class {
         RequestClass::Normal | RequestClass::Probe => {
-            let excused = excuse.and_then(|excuse| excuse.apply(c, &piece, &mut history, entries));
-            if excused.is_some() && covers != 1 {
-                return Err(VerdictError::Covers);
-            }
-            let mut go = match history.first_event() {
+            let go = match history.first_event() {
                 None => advance(c, &piece, &history, covers)?,
                 Some(_) if covers != 1 => return Err(VerdictError::Covers),
                 Some(event) => recover(c, &piece, &history, c.base.wrapping_add(event))?,
             };
-            match excused {
-                // The trickles of the excused window and those after them judge by one proof; the third generation of them has it behind it.
-                Some(e) if history.first_event().is_none() && e.is_recent => go.base = c.base,
-                Some(e) => (go.excused, go.excuses) = (Some(e.exclusion), true),
-                None if history.first_event().is_none() => go.excused = excuse::settled(c),
-                None => {}
-            }
             if class == RequestClass::Probe { probe(go) } else { Ok(Decision::Go(go)) }
         }
         RequestClass::Timeout => {
@@ -133,7 +120,7 @@ fn advance(c: &TransportContinuation, piece: &Piece, h: &History, covers: u8) ->
     let j = k.wrapping_sub(delayed);
     let before = piece.cwnd(j.wrapping_sub(1));
     let new = Numbers { first: j.wrapping_add(before), count: 1 + delayed + piece.cwnd(k) - before };
-    // A run of losses is here only when it is excused, or the tail of the window before: then every lost trickle lives on.
+    // A run of losses here is the tail of the window before: every lost trickle lives on.
     let retransmit = share_of_run(k, h, before);
     Ok(Go { retransmit, group: retransmit, new, data: true, piece: Some(*piece), base, ..Go::default() })
 }
@@ -243,7 +230,7 @@ mod tests {
     }
 
     fn go(c: &TransportContinuation, entries: &[ProofEntry]) -> Go {
-        match decide(RequestClass::Normal, c, 1, entries.iter().copied(), None) {
+        match decide(RequestClass::Normal, c, 1, entries.iter().copied()) {
             Ok(Decision::Go(go)) => go,
             other => panic!("expected to go on, got {other:?}"),
         }
@@ -281,16 +268,13 @@ mod tests {
             let one = |k: u32| go(&continuation(k, 1001, piece), &[o(0, (k - 1001) as u16)]).new;
             let c = continuation(k, 1001, piece);
             let proof = [o(0, (k - 1001) as u16)];
-            let both = decide(RequestClass::Normal, &c, 2, proof.into_iter(), None).unwrap();
+            let both = decide(RequestClass::Normal, &c, 2, proof.into_iter()).unwrap();
             let Decision::Go(both) = both else { panic!("{both:?}") };
             assert_eq!(both.new.first, one(k - 1).first);
             assert_eq!(both.new.count, one(k - 1).count + one(k).count);
         }
         let c = continuation(1001, 1001, piece);
-        assert_eq!(
-            decide(RequestClass::Normal, &c, 2, [o(0, 0)].into_iter(), None),
-            Err(VerdictError::Covers)
-        );
+        assert_eq!(decide(RequestClass::Normal, &c, 2, [o(0, 0)].into_iter()), Err(VerdictError::Covers));
     }
 
     /// Window of 10 from 100, number 100 lost: 101 retransmits it, 101 to 104 end, 105 to 109 become 110 to 114.
@@ -382,18 +366,18 @@ mod tests {
     fn a_probe_gets_one_answer_and_no_data() {
         let piece = Piece { tcp_base: 99, start_cwnd: 4, ssthresh: 100 };
         let c = continuation(101, 100, piece);
-        let got = decide(RequestClass::Probe, &c, 1, [o(0, 1)].into_iter(), None).unwrap();
+        let got = decide(RequestClass::Probe, &c, 1, [o(0, 1)].into_iter()).unwrap();
         let Decision::Go(got) = got else { panic!("{got:?}") };
         assert_eq!((got.new, got.prime, got.data), (Numbers { first: 107, count: 1 }, true, false));
         let c = continuation(101, 100, CA);
-        let ended = decide(RequestClass::Probe, &c, 1, [o(1, 1)].into_iter(), None);
+        let ended = decide(RequestClass::Probe, &c, 1, [o(1, 1)].into_iter());
         assert_eq!(ended, Err(VerdictError::NothingToProbe));
     }
 
     #[test]
     fn rekey_needs_a_drained_window() {
         let ask = |number: u32, entries: &[ProofEntry]| {
-            decide(RequestClass::Rekey, &continuation(number, 100, CA), 1, entries.iter().copied(), None)
+            decide(RequestClass::Rekey, &continuation(number, 100, CA), 1, entries.iter().copied())
         };
         assert_eq!(ask(108, &[o(0, 8)]), Err(VerdictError::NotDrained));
         assert_eq!(ask(109, &[o(0, 3), o(5, 9)]), Err(VerdictError::NotDrained));
@@ -404,7 +388,7 @@ mod tests {
     #[test]
     fn timeout_halves_the_window_at_the_first_loss() {
         let c = continuation(109, 100, CA);
-        let Ok(Decision::Fresh(f)) = decide(RequestClass::Timeout, &c, 1, [o(1, 9)].into_iter(), None) else {
+        let Ok(Decision::Fresh(f)) = decide(RequestClass::Timeout, &c, 1, [o(1, 9)].into_iter()) else {
             panic!()
         };
         assert_eq!((f.start_cwnd, f.ssthresh, f.count), (1, 5, 1));

@@ -13,7 +13,6 @@ fn continuation() -> SealedContinuation {
         seal_epoch: 9,
         generation: 1,
         tor_id: 0x0101,
-        exclusions: 3,
         tcp_base: 0xffff_ff00,
         start_cwnd: 10,
         ssthresh: 64,
@@ -24,13 +23,11 @@ fn continuation() -> SealedContinuation {
         rekey_wanted: true,
         srtt: 20_000,
         connection: 0x0102_0304_0506_0708,
-        excused: 2,
-        excused_at: 77,
     };
     SealedContinuation { fields, mac: *b"twelve bytes" }
 }
 
-fn header(v6: bool, class: Class, number_low: u16, crc: bool) -> SegmentHeader {
+fn header(v6: bool, class: Class, number_low: u16) -> SegmentHeader {
     let (src, dst) = if v6 {
         ("[2001:db8::1]:40000", "[2001:db8:1::80]:80")
     } else {
@@ -50,7 +47,7 @@ fn header(v6: bool, class: Class, number_low: u16, crc: bool) -> SegmentHeader {
         seq: 0x1111_2222,
         ack: if class == RequestClass::Syn.into() { 0 } else { 0x3333_4444 },
         flags,
-        option: RivuletOption { class, crc, number_low },
+        option: RivuletOption { class, number_low },
         syn_options,
     }
 }
@@ -71,18 +68,17 @@ fn a_request_of_every_class_comes_back_as_it_was_built() {
         ProofEntry::range(EntryKind::Original, 0, 4, 0xaaaa_bbbb),
         ProofEntry::range(EntryKind::Retransmitted, 5, 5, 0xcccc_dddd),
         ProofEntry::mark(3),
-        ProofEntry::excuse(9),
     ];
     let wants = [
         Want { offset: 10, length: 1200, ucont: Some(1), retransmit: true },
         Want { offset: u64::MAX - 5, length: 5, ucont: None, retransmit: false },
     ];
     for class in RequestClass::ALL.iter().copied() {
-        for (v6, vlan, crc) in [(false, None, false), (true, Some(0x2064), true), (false, Some(5), true)] {
+        for (v6, vlan) in [(false, None), (true, Some(0x2064)), (false, Some(5))] {
             let syn = class == RequestClass::Syn;
             let b = RequestBuilder {
                 class,
-                attempt: if matches!(class, RequestClass::Probe | RequestClass::Timeout) { 2 } else { 0 },
+                attempt: if matches!(class, RequestClass::Syn | RequestClass::Normal) { 0 } else { 2 },
                 continuation: (!syn).then_some(&c),
                 proof: if syn { &[] } else { &proof },
                 former: (class == RequestClass::Restart).then(|| "192.0.2.9:1234".parse().unwrap()),
@@ -99,7 +95,7 @@ fn a_request_of_every_class_comes_back_as_it_was_built() {
             let n = b.write(&mut payload).unwrap();
             assert_eq!(n, 400);
             let eth = EthHeader { dst: [2; 6], src: [4; 6], vlan };
-            let h = header(v6, class.into(), b.number_low(), crc);
+            let h = header(v6, class.into(), b.number_low());
             let f = frame(&h, &eth, &payload[..n]);
             let (e, s) = Segment::parse_frame(&f).unwrap();
             assert_eq!(e, eth);
@@ -163,7 +159,7 @@ fn a_response_of_every_class_comes_back_as_it_was_built() {
         let mut payload = [0; 400];
         let n = r.write(&mut payload).unwrap();
         assert_eq!(n, r.head_length() + r.data.len());
-        let h = header(true, class.into(), 2, true);
+        let h = header(true, class.into(), 2);
         let f = frame(&h, &EthHeader::default(), &payload[..n]);
         let (_, s) = Segment::parse_frame(&f).unwrap();
         s.verify().unwrap();
@@ -197,12 +193,12 @@ fn a_steady_response_is_as_small_as_the_format_says() {
 }
 
 #[test]
-fn a_stamp_changes_neither_crc_nor_the_repaired_checksum() {
+fn a_stamp_does_not_change_the_repaired_checksum() {
     let c = continuation();
     let b = RequestBuilder { continuation: Some(&c), ..RequestBuilder::default() };
     let mut payload = [0; 200];
     let n = b.write(&mut payload).unwrap();
-    let h = header(false, RequestClass::Normal.into(), b.number_low(), true);
+    let h = header(false, RequestClass::Normal.into(), b.number_low());
     let mut f = frame(&h, &EthHeader::default(), &payload[..n]);
     let at = 14 + h.payload_offset();
     let old: [u8; 16] = f[at..at + 16].try_into().unwrap();
@@ -218,24 +214,17 @@ fn a_stamp_changes_neither_crc_nor_the_repaired_checksum() {
 }
 
 #[test]
-fn every_damaged_bit_behind_the_ip_header_is_found_by_checksum_and_crc() {
+fn every_damaged_bit_behind_the_ip_header_is_found_by_the_checksum() {
     let c = continuation();
     let b = RequestBuilder { continuation: Some(&c), ..RequestBuilder::default() };
     let mut payload = [0; 200];
     let n = b.write(&mut payload).unwrap();
-    let h = header(false, RequestClass::Normal.into(), b.number_low(), true);
+    let h = header(false, RequestClass::Normal.into(), b.number_low());
     let good = frame(&h, &EthHeader::default(), &payload[..n]);
     for bit in (14 + 20) * 8..good.len() * 8 {
         let mut f = good.clone();
         f[bit / 8] ^= 0x80 >> (bit % 8);
-        let found = Segment::parse_frame(&f).and_then(|(_, s)| s.verify_checksum());
+        let found = Segment::parse_frame(&f).and_then(|(_, s)| s.verify());
         assert!(found.is_err(), "bit {bit} by the checksum");
-        let in_tor_block = (14 + 20 + 28..14 + 20 + 28 + 16).contains(&(bit / 8));
-        if bit / 8 >= 14 + 20 + 20 && !in_tor_block {
-            // The flag that announces the CRC is found by the four bytes too many that are left.
-            let found =
-                Segment::parse_frame(&f).and_then(|(_, s)| s.verify_crc().and(s.request().map(|_| ())));
-            assert!(found.is_err(), "bit {bit} by the CRC");
-        }
     }
 }

@@ -3,7 +3,6 @@
 
 mod corpus;
 mod frames;
-mod parts;
 mod properties;
 mod support;
 mod vectors;

@@ -10,26 +10,23 @@ use rivulet_packet::*;
 
 prop_compose! {
     fn sealed()(
-        w in any::<[u32; 7]>(), h in any::<[u16; 9]>(), time in 0u64..1 << 48,
+        w in any::<[u32; 7]>(), h in any::<[u16; 7]>(), time in 0u64..1 << 48,
         connection: u64, marked: bool, first: bool, rekey_wanted: bool, mac: Mac,
     ) -> SealedContinuation {
         let fields = TransportContinuation {
             tag: w[0], number: w[1], base: w[2], tcp_base: w[3], wire_base: w[4], srtt: w[5], time,
-            nonce_epoch: h[0], seal_epoch: h[1], generation: h[2], tor_id: h[3], exclusions: h[4],
-            start_cwnd: h[5], ssthresh: h[6], mss: h[7], excused: h[8], excused_at: h[0] ^ h[1],
+            nonce_epoch: h[0], seal_epoch: h[1], generation: h[2], tor_id: h[3],
+            start_cwnd: h[4], ssthresh: h[5], mss: h[6],
             marked, first, rekey_wanted, connection,
         };
         SealedContinuation { fields, mac }
     }
 }
 
-/// Entries that keep the rules: ascending disjoint ranges, then marks and excuses.
+/// Entries that keep the rules: ascending disjoint ranges, then marks.
 fn proof() -> impl Strategy<Value = Vec<ProofEntry>> {
-    (
-        vec((1u16..100, 0u16..100, any::<bool>(), any::<u32>()), 0..=8),
-        vec((any::<u16>(), any::<bool>()), 0..=8),
-    )
-        .prop_map(|(ranges, rest)| {
+    (vec((1u16..100, 0u16..100, any::<bool>(), any::<u32>()), 0..=8), vec(any::<u16>(), 0..=8)).prop_map(
+        |(ranges, marks)| {
             let mut at = 0u16;
             let mut out = vec![];
             for (gap, length, original, sum) in ranges {
@@ -38,10 +35,10 @@ fn proof() -> impl Strategy<Value = Vec<ProofEntry>> {
                 out.push(ProofEntry::range(kind, first, first + length, sum));
                 at = first + length;
             }
-            let last = |(n, mark)| if mark { ProofEntry::mark(n) } else { ProofEntry::excuse(n) };
-            out.extend(rest.into_iter().map(last));
+            out.extend(marks.into_iter().map(ProofEntry::mark));
             out
-        })
+        },
+    )
 }
 
 fn wants(uconts: usize) -> impl Strategy<Value = Vec<Want>> {
@@ -84,7 +81,7 @@ proptest! {
         let b = RequestBuilder {
             class,
             tor: TorBlock { time, id: hold, checked, ..TorBlock::default() },
-            attempt: if matches!(class, RequestClass::Probe | RequestClass::Timeout) { attempt } else { 0 },
+            attempt: if matches!(class, RequestClass::Syn | RequestClass::Normal) { 0 } else { attempt & 3 },
             continuation: (!syn).then_some(&c),
             proof: if syn { &[] } else { &proof },
             hold,

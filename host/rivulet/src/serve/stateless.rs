@@ -137,8 +137,7 @@ impl Files {
         data: &'d mut [u8],
     ) -> Say<'d> {
         let Some(want) = head.want else { return Say::None };
-        let mut scratch = [0; MAX_OPAQUE];
-        let c = match msk.output_continuation(index, &mut scratch) {
+        let c = match msk.output_continuation(index) {
             Ok(c) => c,
             Err(_) => {
                 return Say::Error { code: 400, message: "a continuation that is not of this connection" };
@@ -187,13 +186,12 @@ impl Application for Files {
 
 impl Files {
     fn answer(&self, msk: &mut Minisocket<'_, '_>, data: &mut [u8]) -> Result<(), Refusal> {
-        let mut scratch = [0; MAX_OPAQUE];
         // What is said about the input goes where it takes no room from wanted data, if there is such a place.
         let apt = |wanted: bool| {
             msk.heads().iter().position(|h| h.is_for_application() && h.want.is_none() != wanted)
         };
         let place = apt(false).or_else(|| apt(true));
-        let understood = msk.input(&mut scratch).and_then(|input| match (input, place) {
+        let understood = msk.input().and_then(|input| match (input, place) {
             (Some(input), Some(place)) => {
                 let head = msk.heads()[place];
                 self.understand(msk, &input, &head, data).map(|told| Some((place, told)))
@@ -232,7 +230,7 @@ impl Files {
             }
             // An answer may take longer than its continuation lasts: the client gets one of the newest epoch, once a request
             // until it asks with that.
-            let anew = if told.is_some() || renewed { None } else { sealed_anew(msk, index, &head) };
+            let anew = if told.is_some() || renewed { None } else { msk.sealed_anew(index) };
             let anew: Vec<&[u8]> = anew.iter().map(Vec::as_slice).collect();
             if !anew.is_empty() {
                 reply.uconts = &anew;
@@ -287,13 +285,6 @@ fn seal(msk: &Minisocket<'_, '_>, what: &UserContinuation<'_>) -> Result<Vec<u8>
     let mut out = [0; MAX_LENGTH];
     let length = msk.seal(what, &mut out).map_err(|_| Refusal::User)?;
     Ok(out[..length].to_vec())
-}
-
-/// The output continuation behind what a head wants, sealed anew if it ages and leaves room for data.
-fn sealed_anew(msk: &Minisocket<'_, '_>, index: usize, head: &Head) -> Option<Vec<u8>> {
-    let mut scratch = [0; MAX_OPAQUE];
-    let aging = msk.output_ages(index).then(|| msk.output_continuation(index, &mut scratch).ok())??;
-    seal(msk, &aging).ok().filter(|sealed| 2 * sealed.len() < head.room)
 }
 
 /// Whether data leaves place for an address token: where it does, an answer has come to its end.

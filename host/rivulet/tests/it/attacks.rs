@@ -30,7 +30,7 @@ fn frame(eth: &EthHeader, port: u16, class: RequestClass, number_low: u16, paylo
         seq: 1,
         ack: 0,
         flags: TcpFlags::of(Class::Request(class)),
-        option: RivuletOption { class: Class::Request(class), crc: false, number_low },
+        option: RivuletOption { class: Class::Request(class), number_low },
         syn_options: (class == RequestClass::Syn).then_some(SynOptions {
             mss: 1460,
             ts_value: 0,

@@ -281,7 +281,7 @@ impl Server {
                 return;
             }
         };
-        if verify && segment.verify_checksum().is_err() || segment.verify_crc().is_err() {
+        if verify && segment.verify().is_err() {
             counters.damaged += 1;
             return;
         }

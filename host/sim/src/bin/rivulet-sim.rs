@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
-use rivulet_sim::experiments::excuse::Fate;
-use rivulet_sim::experiments::{completion, crowd, excuse, fairness, overshoot, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, random, stats};
 use serde_json::{Value, json};
@@ -56,12 +55,6 @@ enum Experiment {
     },
     /// Skew between replicas.
     Skew,
-    /// Losses by exclusion, excused or not, among Reno flows on a full link.
-    Excuse {
-        /// Seeds each.
-        #[arg(long, default_value_t = 10)]
-        seeds: u64,
-    },
     /// How long a download gets nothing new when a replica dies, by replicas, rate and round trip.
     Stall {
         /// Kills each.
@@ -100,7 +93,6 @@ fn main() {
         Experiment::Fairness { seeds, time, others } => shares(seed, seeds, time, &others),
         Experiment::Spraying { seeds } => deaths(seed, seeds),
         Experiment::Skew => skews(seed),
-        Experiment::Excuse { seeds } => excuses(seed, seeds),
         Experiment::Stall { kills } => stalls(seed, kills),
         Experiment::Overshoot { seeds } => overshoots(seed, seeds),
         Experiment::Crowd { clients, size } => {
@@ -238,42 +230,4 @@ fn stalls(seed: u64, kills: u64) -> Value {
     let rows: Vec<_> =
         [(2, 100, 10), (3, 100, 10), (8, 100, 10), (3, 20, 10), (3, 100, 2), (3, 100, 50)].map(row).into();
     json!({ "kills": kills, "bound_ms": bound, "stall": rows })
-}
-
-fn excuses(seed: u64, seeds: u64) -> Value {
-    let mut rows = vec![];
-    for fate in [Fate::Lives, Fate::Dies, Fate::Flaps] {
-        for excused in [false, true] {
-            // Two seconds show the death itself, twenty what a flapping replica does in the long run.
-            for seconds in [2, 20] {
-                let runs: Vec<_> =
-                    (seed..seed + seeds).map(|s| excuse::run(s, fate, excused, seconds * SECOND)).collect();
-                let mean =
-                    |f: fn(&excuse::Effect) -> f64| stats::mean(&runs.iter().map(f).collect::<Vec<_>>());
-                rows.push(json!({
-                    "fate": format!("{fate:?}"), "excused": excused, "seconds": seconds,
-                    "dropped": mean(|e| e.dropped), "share": mean(|e| e.share), "bits_per_second": mean(|e| e.rate),
-                }));
-            }
-        }
-    }
-    // And what it gains where nobody else is there.
-    let mut alone = vec![];
-    for (replicas, window) in [(2, 50), (2, 100), (3, 100), (8, 200)] {
-        for excused in [false, true] {
-            let runs: Vec<_> = (seed..seed + seeds)
-                .map(|s| spraying::excused_death(s, Policy::Block, replicas, window, 20 * SECOND, excused))
-                .collect();
-            let back: Vec<_> =
-                runs.iter().filter_map(|r| r.recovery).map(|t| (t / MILLISECOND) as f64).collect();
-            alone.push(json!({
-                "replicas": replicas, "bdp": window, "excused": excused,
-                "declared": stats::mean(&runs.iter().map(|r| r.declared as f64).collect::<Vec<_>>()),
-                "ms_to_90_percent_median": stats::percentile(&back, 0.5),
-                "ms_to_90_percent_mean": stats::mean(&back),
-                "timeouts": runs.iter().map(|r| r.timeouts).sum::<u64>(),
-            }));
-        }
-    }
-    json!({ "seeds": seeds, "excuse": rows, "alone": alone })
 }

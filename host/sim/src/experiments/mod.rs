@@ -2,7 +2,6 @@
 
 pub mod completion;
 pub mod crowd;
-pub mod excuse;
 pub mod fairness;
 pub mod overshoot;
 pub mod spraying;

@@ -7,9 +7,8 @@ use crate::link;
 use crate::net::Network;
 use crate::service::{Config, Place, Service};
 use crate::tor::{self, Policy};
-use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
+use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
-use rivulet_transport::excuse::ExcusePolicy;
 
 /// What the death of one replica cost.
 #[derive(Debug, Clone, Copy)]
@@ -36,18 +35,6 @@ const DEATH: Nanos = 10 * SECOND;
 /// One of `replicas` dies while a client downloads through a link whose bandwidth-delay product is `window` packets;
 /// looked at for `after` (at least a second) from then on.
 pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nanos) -> Death {
-    excused_death(seed, policy, replicas, window, after, false)
-}
-
-/// As [`death`], with its losses excused or not.
-pub fn excused_death(
-    seed: u64,
-    policy: Policy,
-    replicas: usize,
-    window: u64,
-    after: Nanos,
-    excused: bool,
-) -> Death {
     let mut net = Network::new(seed);
     let delay = 25 * MILLISECOND;
     let rate = window * 1538 * 8 * SECOND / (2 * delay);
@@ -58,12 +45,9 @@ pub fn excused_death(
     let mut places = vec![Place::default(); replicas];
     places[0].life = dead;
     let tor = tor::Config { policy, ..tor::Config::default() };
-    let detection = tor.bound / MICROSECOND + 5_000;
-    let excuse = excused.then_some(ExcusePolicy { replicas: replicas as u16, detection });
-    let mut config = Config { replicas: places, down, up, tor, ..Config::default() };
-    config.policy.excuse = excuse;
+    let config = Config { replicas: places, down, up, tor, ..Config::default() };
     let service = Service::new(&mut net, config);
-    let config = ClientConfig { seed, excuse, ..ClientConfig::default() };
+    let config = ClientConfig { seed, ..ClientConfig::default() };
     let client = service.client(&mut net, Plan { size: 1 << 46, config, ..Plan::default() });
     net.with_node(client, |c: &mut Client, _| c.measure(SPAN));
     net.run_until(DEATH - 1);

@@ -219,9 +219,6 @@ impl Connection {
             config,
         };
         connection.stream(0);
-        if let Some(policy) = connection.config.excuse {
-            connection.rtt.wait_at_least(policy.detection);
-        }
         connection
     }
 
@@ -379,8 +376,7 @@ impl Connection {
     /// Largest TCP payload of a request.
     pub(super) fn largest_payload(&self) -> usize {
         let ip = if self.local.is_ipv4() { 20 } else { 40 };
-        let crc = if self.config.crc { 4 } else { 0 };
-        usize::from(self.config.mtu).saturating_sub(ip + 28 + crc)
+        usize::from(self.config.mtu).saturating_sub(ip + 28)
     }
 
     /// MSS option of our SYN.

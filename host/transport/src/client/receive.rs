@@ -39,10 +39,7 @@ impl Connection {
     pub(super) fn pace_released(&mut self, held: usize) {
         let ready = self.generation.as_ref().map_or(0, Generation::ready_count);
         if let Some(srtt) = self.rtt.smoothed().filter(|_| ready > held + BURST) {
-            // An excused window is whole, and the bottleneck's queue had time to empty: it leaves at the window's own rate.
-            let excused = self.generation.as_ref().is_some_and(Generation::is_excused);
-            let span = if excused { srtt } else { srtt / 4 };
-            self.pace.interval = span / ready as u64;
+            self.pace.interval = srtt / 4 / ready as u64;
             self.pace.left = ready;
         }
     }
@@ -179,9 +176,6 @@ impl Connection {
         let fields = &sealed.fields;
         let sent_at = self.last_sent;
         let mut fresh = Generation::new(fields.tag, fields.generation, fields.base);
-        if self.config.excuse.is_some() {
-            fresh.excuse_losses();
-        }
         if r.prime {
             fresh.open_prime(r.nonce, *sealed, now);
         } else {

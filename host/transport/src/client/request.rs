@@ -67,8 +67,7 @@ impl Connection {
             .as_ref()
             .and_then(Generation::slot_size)
             .unwrap_or(usize::from(self.config.mtu) - 68);
-        let crc = if self.config.crc { segment::CRC } else { 0 };
-        mss.saturating_sub(crc + if full || self.whole { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
+        mss.saturating_sub(if full || self.whole { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
     }
 
     /// Whether there is anything to ask the server for.
@@ -201,14 +200,14 @@ impl Connection {
         };
         let carries_input = input.is_some() && shape.class == RequestClass::Normal;
         let ecn = if carries_input && self.config.ecn { Ecn::Ect0 } else { Ecn::NotEct };
-        let start = self.header(Class::Request(shape.class), 0, ecn, false).payload_offset();
+        let start = self.header(Class::Request(shape.class), 0, ecn).payload_offset();
         let payload = packet.get_mut(start..).and_then(|room| builder.write(room).ok());
         let number_low = builder.number_low();
         self.scratch = scratch;
-        self.frame(Class::Request(shape.class), number_low, ecn, payload?, self.config.crc, now, packet)
+        self.frame(Class::Request(shape.class), number_low, ecn, payload?, now, packet)
     }
 
-    fn header(&self, class: Class, number_low: u16, ecn: Ecn, crc: bool) -> SegmentHeader {
+    fn header(&self, class: Class, number_low: u16, ecn: Ecn) -> SegmentHeader {
         let flags = TcpFlags::of(class);
         let syn = flags.has(TcpFlags::SYN);
         SegmentHeader {
@@ -218,7 +217,7 @@ impl Connection {
             seq: self.seq,
             ack: if syn { 0 } else { self.ack },
             flags,
-            option: RivuletOption { class, crc, number_low },
+            option: RivuletOption { class, number_low },
             syn_options: syn.then(|| SynOptions {
                 mss: self.mss_option(),
                 ts_value: mix(self.config.seed ^ 0x7473) as u32,
@@ -229,28 +228,25 @@ impl Connection {
     }
 
     /// Puts headers around a payload that stands in place, and counts.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn frame(
         &mut self,
         class: Class,
         number_low: u16,
         ecn: Ecn,
         payload: usize,
-        crc: bool,
         now: Time,
         packet: &mut [u8],
     ) -> Option<usize> {
         if self.last_heard >= self.first_unanswered {
             self.first_unanswered = now + 1;
         }
-        let header = self.header(class, number_low, ecn, crc);
+        let header = self.header(class, number_low, ecn);
         let length = header.finish_packet(packet, payload).ok()?;
         if length > usize::from(self.config.mtu) {
             return None;
         }
         let flags = u32::from(header.flags.has(TcpFlags::SYN)) + u32::from(header.flags.has(TcpFlags::FIN));
-        let trailer = if crc { segment::CRC } else { 0 };
-        self.seq = self.seq.wrapping_add((payload + trailer) as u32 + flags);
+        self.seq = self.seq.wrapping_add(payload as u32 + flags);
         self.statistics.requests += 1;
         Some(length)
     }

@@ -29,8 +29,6 @@ pub struct Rtt {
     persists: u8,
     /// Largest displacement seen between replicas, decaying.
     spread: Micros,
-    /// The reordering window is never less.
-    least_window: Micros,
 }
 
 impl Rtt {
@@ -46,13 +44,7 @@ impl Rtt {
             quarters: 1,
             persists: 0,
             spread: 0,
-            least_window: 0,
         }
-    }
-
-    /// A gap stays undecided at least so long beyond a round trip.
-    pub fn wait_at_least(&mut self, window: Micros) {
-        self.least_window = window;
     }
 
     /// A sample from a response to a normal request.
@@ -105,8 +97,7 @@ impl Rtt {
     /// later than the timeout.
     pub fn probe_timeout(&self) -> Micros {
         match self.smoothed() {
-            Some(srtt) => (2 * srtt + 2 * MILLISECOND + self.spread.max(self.least_window))
-                .min(self.rto().max(self.spread)),
+            Some(srtt) => (2 * srtt + 2 * MILLISECOND + self.spread).min(self.rto().max(self.spread)),
             None => self.rto(),
         }
     }
@@ -114,7 +105,7 @@ impl Rtt {
     /// How long a gap stays undecided beyond one round trip.
     pub fn reordering_window(&self) -> Micros {
         let quarter = u64::from(self.quarters) * self.min / 4;
-        quarter.min(self.srtt).max(self.spread).max(MILLISECOND.min(self.srtt)).max(self.least_window)
+        quarter.min(self.srtt).max(self.spread).max(MILLISECOND.min(self.srtt))
     }
 
     /// A number that took `rtt` came after one that was asked for later: replicas differ by what it took beyond the fastest.

@@ -97,9 +97,7 @@ impl Connection {
             let generation = self.generation.as_mut()?;
             let sealed = generation.slot(index)?.sealed?;
             let proof = generation.proof(index);
-            let excuse = self.config.excuse.map(|policy| policy.at(generation.exclusions()));
-            let decision =
-                decide(RequestClass::Normal, &sealed.fields, covers, proof.iter().copied(), excuse);
+            let decision = decide(RequestClass::Normal, &sealed.fields, covers, proof.iter().copied());
             let Ok(Decision::Go(go)) = decision.map(within_capacity) else {
                 generation.spend(index);
                 continue;
@@ -224,7 +222,7 @@ impl Connection {
         match generation.slot(index + 1).filter(|_| generation.is_ready(index + 1)).and_then(|s| s.sealed) {
             Some(next) => {
                 let proof = generation.proof(index + 1);
-                let both = decide(RequestClass::Normal, &next.fields, 2, proof.iter().copied(), None);
+                let both = decide(RequestClass::Normal, &next.fields, 2, proof.iter().copied());
                 if whole(&proof) && both.is_ok() { Some((index + 1, 2)) } else { alone }
             }
             None => {
@@ -367,7 +365,7 @@ impl Connection {
         let proof = generation.proof(index);
         let window = sealed.fields.number.wrapping_sub(answered_before(&sealed.fields));
         let all = generation.ready_count() as u32 >= window;
-        all && decide(RequestClass::Rekey, &sealed.fields, 1, proof.iter().copied(), None).is_ok()
+        all && decide(RequestClass::Rekey, &sealed.fields, 1, proof.iter().copied()).is_ok()
     }
 
     fn send_syn(&mut self, now: Time, bare: bool, packet: &mut [u8]) -> Option<usize> {
@@ -383,7 +381,7 @@ impl Connection {
         }
         self.seq = self.isn;
         let length = if bare {
-            self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, false, now, packet)?
+            self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, now, packet)?
         } else {
             let limit = self.largest_payload().saturating_sub(20);
             let token = self.config.token.clone();

@@ -2,7 +2,6 @@
 
 use rivulet_packet::WireError;
 
-use crate::excuse::ExcusePolicy;
 use crate::time::{Micros, SECOND};
 
 /// What a connection may use.
@@ -17,14 +16,10 @@ pub struct Config {
     /// Delay acknowledgements where that is allowed: half the requests, two answers each. Only towards a service that is known to take
     /// them; one behind a ToR does not.
     pub delayed_acks: bool,
-    /// Put a CRC-32C on every request and ask for it on every response.
-    pub crc: bool,
     /// Mark requests with input as ECN-capable.
     pub ecn: bool,
     /// The service's horizon: ordinary requests are good so long.
     pub horizon: Micros,
-    /// The service's excuse policy, if it has one.
-    pub excuse: Option<ExcusePolicy>,
     /// Seed of the client's ISN and timestamps; to be drawn at random for each connection.
     pub seed: u64,
     /// An address token from an earlier connection to the service.
@@ -48,10 +43,8 @@ impl Default for Config {
             receive_buffer: 1 << 20,
             send_buffer: 256 << 10,
             delayed_acks: false,
-            crc: false,
             ecn: true,
             horizon: 4 * SECOND,
-            excuse: None,
             seed: 0,
             token: None,
             bare_syn: false,

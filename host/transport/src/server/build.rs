@@ -193,11 +193,7 @@ impl Plan<'_> {
             seq,
             ack: self.ack,
             flags,
-            option: RivuletOption {
-                class: Class::Response(class),
-                crc: self.crc && head.kind != HeadKind::Cookie,
-                number_low: head.number as u16,
-            },
+            option: RivuletOption { class: Class::Response(class), number_low: head.number as u16 },
             syn_options,
         }
     }
@@ -210,8 +206,7 @@ impl Plan<'_> {
         packet: &mut [u8],
         sealed: Option<SealedContinuation>,
     ) -> Result<Sent, RespondError> {
-        let crc = if self.crc { segment::CRC } else { 0 };
-        if payload + crc > self.largest
+        if payload > self.largest
             && head.kind != HeadKind::Cookie
             && !matches!(head.kind, HeadKind::Group { .. })
         {

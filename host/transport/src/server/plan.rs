@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use arrayvec::ArrayVec;
-use rivulet_packet::{Request, RequestClass, SealedContinuation, TransportContinuation, Want, segment};
+use rivulet_packet::{Request, RequestClass, SealedContinuation, TransportContinuation, Want};
 
 use super::refusal::Refusal;
 use super::step::HEADS;
@@ -16,7 +16,7 @@ const FIXED: usize = 18;
 /// A whole sealed continuation.
 const FULL: usize = SealedContinuation::LENGTH;
 /// A delta-encoded continuation at its longest without a whole SRTT or time: bitmap, time, ToR, epoch, SRTT, flags, check, MAC.
-const DELTA: usize = 1 + 6 + 4 + 2 + 4 + 1 + 2 + 12;
+const DELTA: usize = 1 + 6 + 2 + 2 + 4 + 1 + 2 + 12;
 /// What a steady response takes of its slot before data: a client that wants `mss - STEADY_OVERHEAD` bytes gets them all.
 pub const STEADY_OVERHEAD: usize = FIXED + DELTA;
 
@@ -86,7 +86,6 @@ pub struct Plan<'a> {
     pub(super) client: SocketAddr,
     pub(super) service: SocketAddr,
     pub(super) ack: u32,
-    pub(super) crc: bool,
     pub(super) ecn: bool,
     pub(super) now: u64,
     /// New continuations, but for their numbers.
@@ -121,8 +120,7 @@ impl<'a> Plan<'a> {
             HeadKind::New => FULL,
             _ => 0,
         };
-        let crc = if self.crc { segment::CRC } else { 0 };
-        let overhead = FIXED + continuation + crc;
+        let overhead = FIXED + continuation;
         let room = match kind {
             HeadKind::New | HeadKind::Retransmission => self.largest.saturating_sub(overhead),
             _ => 0,
@@ -196,35 +194,18 @@ impl<'a> Plan<'a> {
         &self,
         keys: &KeyRing,
         what: &UserContinuation<'_>,
-        encrypt: bool,
         out: &mut [u8],
     ) -> Result<usize, ucont::UcontError> {
-        ucont::seal(
-            keys,
-            self.next.seal_epoch,
-            self.next.connection,
-            self.next.generation,
-            what,
-            encrypt,
-            out,
-        )
+        ucont::seal(keys, self.next.seal_epoch, self.next.connection, self.next.generation, what, out)
     }
 
-    /// The output continuation that a want names, opened. `scratch` ([`ucont::MAX_OPAQUE`] bytes) takes what was encrypted.
+    /// The output continuation that a want names, opened.
     ///
     /// # Errors
     /// [`Refusal::User`]: it names none, one of another connection, an input continuation, or one that does not cover the range.
-    pub fn output_continuation<'b>(
-        &self,
-        want: &Want,
-        keys: &KeyRing,
-        scratch: &'b mut [u8],
-    ) -> Result<UserContinuation<'b>, Refusal>
-    where
-        'a: 'b,
-    {
+    pub fn output_continuation(&self, want: &Want, keys: &KeyRing) -> Result<UserContinuation<'a>, Refusal> {
         let sealed = want.ucont.and_then(|i| self.request.as_ref()?.ucont(i)).ok_or(Refusal::User)?;
-        let opened = ucont::open(keys, self.next.connection, sealed, scratch).map_err(|_| Refusal::User)?;
+        let opened = ucont::open(keys, self.next.connection, sealed).map_err(|_| Refusal::User)?;
         let covers = opened.valid_start <= want.offset && want.offset < opened.valid_end;
         if opened.input || !covers { Err(Refusal::User) } else { Ok(opened) }
     }
@@ -243,16 +224,13 @@ impl<'a> Plan<'a> {
         sealed.is_some_and(|sealed| ucont::ages(sealed, self.next.seal_epoch))
     }
 
-    /// The request's input, its continuation opened into `scratch` ([`ucont::MAX_OPAQUE`] bytes). None: it has none, or this request
+    /// The request's input, its continuation opened. None: it has none, or this request
     /// is not for the application.
     ///
     /// # Errors
     /// [`Refusal::User`]: input in the middle of a stream without an input continuation, or one that is of another connection or
     /// stream, or not good for this offset.
-    pub fn input<'b>(&self, keys: &KeyRing, scratch: &'b mut [u8]) -> Result<Option<InputEvent<'b>>, Refusal>
-    where
-        'a: 'b,
-    {
+    pub fn input(&self, keys: &KeyRing) -> Result<Option<InputEvent<'a>>, Refusal> {
         let Some(request) = self.request.as_ref().filter(|_| self.is_for_application()) else {
             return Ok(None);
         };
@@ -262,8 +240,7 @@ impl<'a> Plan<'a> {
             None => return Err(Refusal::User),
             Some(i) => {
                 let sealed = request.ucont(i).ok_or(Refusal::User)?;
-                let c =
-                    ucont::open(keys, self.next.connection, sealed, scratch).map_err(|_| Refusal::User)?;
+                let c = ucont::open(keys, self.next.connection, sealed).map_err(|_| Refusal::User)?;
                 let good = c.input && c.stream == input.stream && c.valid_start <= input.offset;
                 if !good || input.offset > c.valid_end {
                     return Err(Refusal::User);

@@ -6,7 +6,6 @@ use rivulet_packet::{Ecn, Request, RequestClass, SealedContinuation, Segment, Tr
 use super::plan::{HeadKind, Plan};
 use super::refusal::Refusal;
 use crate::cwnd::Piece;
-use crate::excuse::{Excuse, ExcusePolicy, is_later};
 use crate::keys::{KeyRing, MacKey};
 use crate::nonces::sums_are_right;
 use crate::opening;
@@ -30,8 +29,6 @@ pub struct Policy {
     pub trust_tor: bool,
     /// The ToR's CHECKED mark saves the check of the sums.
     pub trust_checked: bool,
-    /// Excuse losses that coincide with an exclusion; only with `trust_tor`, whose count it needs. Off by default (`docs/recovery.md`).
-    pub excuse: Option<ExcusePolicy>,
     /// Accept requests that cover two numbers, where the memory against replay is this server's own. With `trust_tor` none is accepted: the
     /// ToR's memory counts the number answered alone, and the other could be answered once more by itself.
     pub delayed_acks: bool,
@@ -52,7 +49,6 @@ impl Default for Policy {
             clock_skew: 100 * MILLISECOND,
             trust_tor: false,
             trust_checked: true,
-            excuse: None,
             delayed_acks: true,
             ecn: true,
             delta: true,
@@ -86,7 +82,6 @@ struct Context<'s, 'a> {
     policy: &'s Policy,
     now: u64,
     tor_id: u16,
-    exclusions: u16,
     seal_epoch: u16,
     nonce_epoch: u16,
     checked: bool,
@@ -150,7 +145,7 @@ pub(super) fn step_knowing<'a>(
     if request.covers != 1 && (policy.trust_tor || !policy.delayed_acks) {
         return Err(Refusal::Delayed);
     }
-    match decide(request.class, c, request.covers, request.proof.iter(), context.excuse())? {
+    match decide(request.class, c, request.covers, request.proof.iter())? {
         Decision::Go(go) => go_on(&context, &request, c, &go),
         Decision::Fresh(fresh) => new_generation(&context, request, c, &fresh, &nonces.opening),
         Decision::Close => Ok(Verdict::Respond(close(&context, request, c))),
@@ -172,15 +167,10 @@ impl<'s, 'a> Context<'s, 'a> {
             policy,
             now: if tor.time_valid { tor.time } else { now.0 & CLOCK_MASK },
             tor_id: tor.id,
-            exclusions: tor.exclusions,
             seal_epoch: keys.sealing_epoch(tor.seal_epoch),
             nonce_epoch: keys.opening_epoch(tor.nonce_epoch),
             checked: tor.checked && policy.trust_checked,
         }
-    }
-
-    fn excuse(&self) -> Option<Excuse> {
-        self.policy.excuse.filter(|_| self.policy.trust_tor).map(|policy| policy.at(self.exclusions))
     }
 
     /// Section 2.2: a stamp of the common clock within the horizon.
@@ -194,7 +184,6 @@ impl<'s, 'a> Context<'s, 'a> {
         TransportContinuation {
             time: self.now,
             tor_id: self.tor_id,
-            exclusions: self.exclusions,
             seal_epoch: self.seal_epoch,
             marked: self.segment.ecn == Ecn::Ce,
             first: false,
@@ -211,7 +200,6 @@ impl<'s, 'a> Context<'s, 'a> {
             client: self.segment.src,
             service: self.segment.dst,
             ack: self.segment.seq.wrapping_add(self.segment.sequence_length()),
-            crc: self.segment.option.crc,
             ecn: self.policy.ecn,
             now: self.now,
             next,
@@ -257,16 +245,11 @@ fn go_on<'a>(
     let mut stamped = context.restamp(c);
     let piece = go.piece.unwrap_or(piece_of(c));
     stamped.marked |= context.policy.congested && piece.cwnd(c.number) >= LEAST_MARKED;
-    let excused = go.excused.unwrap_or(c.excused);
-    let mut next = with_piece(&TransportContinuation { base: go.base, excused, ..stamped }, piece);
+    let mut next = with_piece(&TransportContinuation { base: go.base, ..stamped }, piece);
     next.srtt = smoothed(context, request, c);
-    if go.excuses {
-        // 0 is for never.
-        next.excused_at = ((context.now >> 20) as u16).max(1);
-    }
     let mut plan = context.plan(Some(*request), next);
     plan.regenerated = stamped;
-    let predictable = context.policy.delta && request.class == RequestClass::Normal && !go.excuses;
+    let predictable = context.policy.delta && request.class == RequestClass::Normal;
     plan.predicted = predictable.then(|| predict(c, go));
     for (number, want) in go.retransmit.iter().zip(request.wants().filter(|w| w.retransmit)) {
         plan.push(HeadKind::Retransmission, number, true, Some(want));
@@ -287,8 +270,7 @@ fn go_on<'a>(
 /// The continuation that a client expects of an answer, before number and the fields that a difference carries.
 pub(crate) fn predict(c: &TransportContinuation, go: &Go) -> TransportContinuation {
     let piece = go.piece.unwrap_or(piece_of(c));
-    let excused = go.excused.unwrap_or(c.excused);
-    with_piece(&TransportContinuation { base: go.base, excused, first: false, ..*c }, piece)
+    with_piece(&TransportContinuation { base: go.base, first: false, ..*c }, piece)
 }
 
 fn with_piece(c: &TransportContinuation, piece: Piece) -> TransportContinuation {
@@ -321,8 +303,6 @@ fn new_generation<'a>(
         start_cwnd: fresh.start_cwnd,
         ssthresh: fresh.ssthresh,
         wire_base: end.wrapping_sub(first.wrapping_mul(u32::from(c.mss))),
-        // What was excluded so far is over.
-        excused: if is_later(context.exclusions, c.excused) { context.exclusions } else { c.excused },
         ..context.restamp(c)
     };
     // A generation whose nonce epoch is withdrawn opens in the usable one (RESTART).
@@ -383,7 +363,6 @@ fn opening_continuation(
         ssthresh: INITIAL_SSTHRESH,
         wire_base: o.isn.wrapping_add(1).wrapping_sub(o.first.wrapping_mul(u32::from(mss))),
         mss,
-        excused: context.exclusions,
         connection: u64::from(o.tag) << 32 | u64::from(o.first),
         rekey_wanted: false,
         ..stamped
@@ -447,7 +426,7 @@ fn restart<'a>(
         plan.push(HeadKind::Challenge, c.number, true, None);
         return Ok(Verdict::Respond(plan));
     }
-    let Decision::Fresh(fresh) = decide(RequestClass::Restart, c, 1, std::iter::empty(), None)? else {
+    let Decision::Fresh(fresh) = decide(RequestClass::Restart, c, 1, std::iter::empty())? else {
         return Ok(Verdict::Terminate);
     };
     debug_assert_eq!(fresh.start_cwnd, LOSS_WINDOW);

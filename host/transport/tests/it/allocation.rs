@@ -9,7 +9,6 @@ use rivulet_transport::Time;
 use rivulet_transport::server::{
     Answer, MinisocketCache, Policy, ReplayMemory, Reply, Server, Verdict, step,
 };
-use rivulet_transport::ucont::MAX_OPAQUE;
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
@@ -52,14 +51,13 @@ fn the_step_and_its_responses_allocate_nothing() {
     let policy = Policy::default();
     let data = [7u8; 1400];
     let mut out = [0u8; 2048];
-    let mut scratch = [0u8; MAX_OPAQUE];
     let n = allocations(|| {
         let segment = Segment::parse_packet(&packet).unwrap();
         segment.verify().unwrap();
         let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &policy) else { panic!() };
         assert_eq!(plan.heads().len(), 1);
         let want = plan.heads()[0].want.unwrap();
-        plan.output_continuation(&want, &keys, &mut scratch).unwrap();
+        plan.output_continuation(&want, &keys).unwrap();
         let answer = Answer::Data { offset: want.offset, data: &data, end: false };
         plan.respond(0, &Reply { answer, ..Reply::default() }, &keys, &mut out).unwrap();
     });

@@ -439,8 +439,7 @@ fn a_user_continuation_of_another_connection_is_refused() {
         panic!()
     };
     let want = plan.heads()[0].want.unwrap();
-    let mut scratch = [0; 1024];
-    assert_eq!(plan.output_continuation(&want, &keys, &mut scratch), Err(Refusal::User));
+    assert_eq!(plan.output_continuation(&want, &keys), Err(Refusal::User));
 }
 
 /// An input whose continuation is not good can be refused by itself: what the request acknowledges, and the data that it wants,
@@ -468,12 +467,9 @@ fn a_refused_input_refuses_nothing_else() {
         let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
             panic!()
         };
-        let (mut scratch, mut out) = ([0; 1024], [0; 2048]);
-        assert_eq!(
-            plan.input(&keys, &mut scratch),
-            if input.is_some() { Err(Refusal::User) } else { Ok(None) }
-        );
-        assert!(plan.output_continuation(&plan.heads()[0].want.unwrap(), &keys, &mut scratch).is_ok());
+        let mut out = [0; 2048];
+        assert_eq!(plan.input(&keys), if input.is_some() { Err(Refusal::User) } else { Ok(None) });
+        assert!(plan.output_continuation(&plan.heads()[0].want.unwrap(), &keys).is_ok());
         let answer = Answer::Data { offset: 5000, data: &[7; 1000], end: false };
         let reply = Reply { answer, ..Reply::default() };
         plan.respond(0, &reply, &keys, &mut out).unwrap().sealed.unwrap()

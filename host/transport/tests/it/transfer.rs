@@ -122,32 +122,30 @@ fn a_reader_that_pauses_for_an_hour_reads_on() {
 
 #[test]
 fn one_corrupted_nonce_is_left_behind_by_a_restart() {
-    for crc in [false, true] {
-        let mut w = World::new(Config { crc, ..Config::default() });
-        let size = 1_000_000;
-        w.write(0, format!("{size}\n").as_bytes());
-        let mut damaged = 0;
-        let mut n = 0;
-        let done = w.run_damaging(
-            600_000_000,
-            |way, packet| {
-                n += 1;
-                if way == support::Way::Down && n >= 300 && damaged == 0 && packet.len() > 1000 {
-                    // Two bits of one column, one set and one cleared: the checksum does not see it, the CRC does.
-                    let bits = (packet[20 + 28 + 4] ^ packet[20 + 28 + 6]) & 0x10;
-                    packet[20 + 28 + 4] ^= bits;
-                    packet[20 + 28 + 6] ^= bits;
-                    damaged += u32::from(bits != 0);
-                }
-                vec![RTT / 2]
-            },
-            complete(size),
-        );
-        assert_eq!(damaged, 1);
-        assert!(done, "{:?}", w.client.statistics());
-        assert!(w.got(0) == expected(size));
-        assert_eq!(w.client.statistics().restarts > 0, !crc, "{:?}", w.client.statistics());
-    }
+    let mut w = World::new(Config::default());
+    let size = 1_000_000;
+    w.write(0, format!("{size}\n").as_bytes());
+    let mut damaged = 0;
+    let mut n = 0;
+    let done = w.run_damaging(
+        600_000_000,
+        |way, packet| {
+            n += 1;
+            if way == support::Way::Down && n >= 300 && damaged == 0 && packet.len() > 1000 {
+                // Two bits of one column, one set and one cleared: the checksum does not see it.
+                let bits = (packet[20 + 28 + 4] ^ packet[20 + 28 + 6]) & 0x10;
+                packet[20 + 28 + 4] ^= bits;
+                packet[20 + 28 + 6] ^= bits;
+                damaged += u32::from(bits != 0);
+            }
+            vec![RTT / 2]
+        },
+        complete(size),
+    );
+    assert_eq!(damaged, 1);
+    assert!(done, "{:?}", w.client.statistics());
+    assert!(w.got(0) == expected(size));
+    assert!(w.client.statistics().restarts > 0, "{:?}", w.client.statistics());
 }
 
 #[test]

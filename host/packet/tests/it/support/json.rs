@@ -16,10 +16,10 @@ pub fn continuation(c: &SealedContinuation) -> Value {
     json!({
         "tag": f.tag, "number": f.number, "base": f.base, "time": f.time, "nonce_epoch": f.nonce_epoch,
         "seal_epoch": f.seal_epoch, "generation": f.generation, "tor_id": f.tor_id,
-        "exclusions": f.exclusions, "tcp_base": f.tcp_base, "start_cwnd": f.start_cwnd,
+        "tcp_base": f.tcp_base, "start_cwnd": f.start_cwnd,
         "ssthresh": f.ssthresh, "wire_base": f.wire_base, "mss": f.mss,
         "flags": u8::from(f.marked) | u8::from(f.first) << 1 | u8::from(f.rekey_wanted) << 2, "srtt": f.srtt,
-        "connection": f.connection, "excused": f.excused, "excused_at": f.excused_at, "mac": hex(&c.mac),
+        "connection": f.connection, "mac": hex(&c.mac),
     })
 }
 
@@ -28,7 +28,7 @@ fn delta(d: &Delta) -> Value {
     json!({
         "time_low": match d.time { Some(TimeChange::Low(t)) => Some(t), _ => None },
         "time": match d.time { Some(TimeChange::Whole(t)) => Some(t), _ => None },
-        "tor_id": d.tor.map(|t| t.0), "exclusions": d.tor.map(|t| t.1),
+        "tor_id": d.tor_id,
         "seal_epoch": d.seal_epoch,
         "srtt_step": match d.srtt { Some(SrttChange::Step(s)) => Some(s), _ => None },
         "srtt": match d.srtt { Some(SrttChange::Whole(s)) => Some(s), _ => None },
@@ -126,7 +126,7 @@ pub fn frame(name: &str, bytes: &[u8]) -> Value {
         "ip": { "src": s.src.ip().to_string(), "dst": s.dst.ip().to_string(), "ecn": s.ecn.name(), "ttl": s.ttl },
         "tcp": { "src_port": s.src.port(), "dst_port": s.dst.port(), "seq": s.seq, "ack": s.ack,
                  "flags": s.flags.to_string(), "window": s.window, "syn_options": syn },
-        "option": { "class": s.option.class.name(), "crc": s.option.crc, "number_low": s.option.number_low },
+        "option": { "class": s.option.class.name(), "number_low": s.option.number_low },
         "request": req,
         "response": resp,
     })

@@ -131,7 +131,7 @@ impl Spec {
 }
 
 /// Two hosts, in both families, one of them with a tag: variant 0 to 3.
-pub fn header(variant: usize, class: Class, number_low: u16, crc: bool) -> (EthHeader, SegmentHeader) {
+pub fn header(variant: usize, class: Class, number_low: u16) -> (EthHeader, SegmentHeader) {
     let (client, service) = if variant & 1 == 0 {
         ("192.0.2.1:40000", "198.51.100.80:80")
     } else {
@@ -155,7 +155,7 @@ pub fn header(variant: usize, class: Class, number_low: u16, crc: bool) -> (EthH
         seq: 0x1111_2222,
         ack: if syn { 0 } else { 0x3333_4444 },
         flags,
-        option: RivuletOption { class, crc, number_low },
+        option: RivuletOption { class, number_low },
         syn_options,
     };
     (EthHeader { dst: eth_dst, src: eth_src, vlan }, header)
@@ -172,7 +172,6 @@ pub fn continuation(number: u32, base: u32) -> SealedContinuation {
         seal_epoch: 0x0a0b,
         generation: 2,
         tor_id: 0x0103,
-        exclusions: 5,
         tcp_base: base.wrapping_sub(40),
         start_cwnd: 12,
         ssthresh: 34,
@@ -183,8 +182,6 @@ pub fn continuation(number: u32, base: u32) -> SealedContinuation {
         rekey_wanted: false,
         srtt: 20_500,
         connection: 0x7a61_9c3e_0000_ff00,
-        excused: 4,
-        excused_at: 0x0765,
     };
     SealedContinuation {
         fields,

@@ -5,19 +5,19 @@ use rivulet_packet::response::{GROUP_MEMBER, Group};
 use rivulet_packet::*;
 use serde_json::Value;
 
-pub fn request(name: &str, variant: usize, crc: bool, b: &RequestBuilder<'_>) -> Spec {
+pub fn request(name: &str, variant: usize, b: &RequestBuilder<'_>) -> Spec {
     let mut payload = vec![0; 8000];
     let n = b.write(&mut payload).expect(name);
     payload.truncate(n);
-    let (eth, header) = header(variant, b.class.into(), b.number_low(), crc);
+    let (eth, header) = header(variant, b.class.into(), b.number_low());
     Spec { name: name.into(), eth, header, payload }
 }
 
-pub fn response(name: &str, variant: usize, crc: bool, r: &Response<'_>) -> Spec {
+pub fn response(name: &str, variant: usize, r: &Response<'_>) -> Spec {
     let mut payload = vec![0; 8000];
     let n = r.write(&mut payload).expect(name);
     payload.truncate(n);
-    let (eth, header) = header(variant, r.body.class().into(), r.number as u16, crc);
+    let (eth, header) = header(variant, r.body.class().into(), r.number as u16);
     Spec { name: name.into(), eth, header, payload }
 }
 
@@ -29,7 +29,7 @@ pub fn requests() -> Vec<Spec> {
     let one = ranges(tag, base, 1, 4);
     let wants = [Want { offset: 1 << 33, length: 1200, ucont: Some(0), retransmit: false }];
     let mut out = vec![];
-    for (i, class) in RequestClass::ALL.iter().copied().enumerate() {
+    for class in RequestClass::ALL.iter().copied() {
         let syn = class == RequestClass::Syn;
         let b = RequestBuilder {
             class,
@@ -54,13 +54,13 @@ pub fn requests() -> Vec<Spec> {
         };
         for variant in 0..4 {
             let family = ["ipv4", "ipv6", "ipv4 tagged", "ipv6 tagged"][variant];
-            out.push(request(&format!("{class}, {family}"), variant, (i + variant) % 2 == 1, &b));
+            out.push(request(&format!("{class}, {family}"), variant, &b));
         }
     }
     out
 }
 
-/// Proofs of every length, marks and excuses, numbers that wrap, sums that are wrong.
+/// Proofs of every length, marks, numbers that wrap, sums that are wrong.
 pub fn proofs() -> Vec<Spec> {
     let mut out = vec![];
     for count in 0..=MAX_ENTRIES {
@@ -69,7 +69,7 @@ pub fn proofs() -> Vec<Spec> {
         let last = proof.last().map_or(0, |e| e.last);
         let c = continuation(base.wrapping_add(u32::from(last)), base);
         let b = RequestBuilder { continuation: Some(&c), proof: &proof, ..RequestBuilder::default() };
-        out.push(request(&format!("{count} ranges across the wrap of numbers"), count % 4, false, &b));
+        out.push(request(&format!("{count} ranges across the wrap of numbers"), count % 4, &b));
     }
     let base = 500;
     let c = continuation(base + 9, base);
@@ -80,22 +80,21 @@ pub fn proofs() -> Vec<Spec> {
         ProofEntry::range(EntryKind::Original, 4, 9, K.tag(tag).range_sum(base + 4, base + 9)),
         ProofEntry::mark(2),
         ProofEntry::mark(7),
-        ProofEntry::excuse(0xffff),
     ];
     let b = RequestBuilder { continuation: Some(&c), proof: &proof, covers: 2, ..RequestBuilder::default() };
-    out.push(request("ranges, marks and an excuse", 0, true, &b));
+    out.push(request("ranges and marks", 0, &b));
     proof[2].sum ^= 0x8000_0000;
     let b = RequestBuilder { continuation: Some(&c), proof: &proof, ..RequestBuilder::default() };
-    out.push(request("a sum that is wrong by one bit", 0, false, &b));
+    out.push(request("a sum that is wrong by one bit", 0, &b));
     proof[2].sum ^= 0x8000_0000;
     proof[1] = ProofEntry { kind: EntryKind::Original, ..proof[1] };
     let b = RequestBuilder { continuation: Some(&c), proof: &proof, ..RequestBuilder::default() };
-    out.push(request("the sum of a retransmission as that of an original", 1, false, &b));
+    out.push(request("the sum of a retransmission as that of an original", 1, &b));
     let whole =
         [ProofEntry::range(EntryKind::Original, 0, 0xffff, K.tag(tag).range_sum(base, base + 0xffff))];
     let c = continuation(base + 0xffff, base);
     let b = RequestBuilder { continuation: Some(&c), proof: &whole, ..RequestBuilder::default() };
-    out.push(request("the longest range", 0, false, &b));
+    out.push(request("the longest range", 0, &b));
     out
 }
 
@@ -141,15 +140,15 @@ pub fn bodies() -> Vec<Spec> {
         ..RequestBuilder::default()
     };
     let mut out = vec![
-        request("RESTART from another address", 0, false, &moved("192.0.2.77:50000")),
-        request("RESTART from another IPv6 address", 1, false, &moved("[2001:db8::77]:50000")),
-        request("a request with all it can hold, stamped", 0, true, &full),
-        request("the smallest request", 0, false, &least),
-        request("the smallest SYN with data", 1, false, &syn),
+        request("RESTART from another address", 0, &moved("192.0.2.77:50000")),
+        request("RESTART from another IPv6 address", 1, &moved("[2001:db8::77]:50000")),
+        request("a request with all it can hold, stamped", 0, &full),
+        request("the smallest request", 0, &least),
+        request("the smallest SYN with data", 1, &syn),
     ];
-    let (eth, h) = header(0, RequestClass::Syn.into(), 0, false);
+    let (eth, h) = header(0, RequestClass::Syn.into(), 0);
     out.push(Spec { name: "a bare SYN".into(), eth, header: h, payload: vec![] });
-    let (eth, mut h) = header(0, ResponseClass::Data.into(), 0, false);
+    let (eth, mut h) = header(0, ResponseClass::Data.into(), 0);
     (h.flags, h.ecn) = (TcpFlags(TcpFlags::SYN | TcpFlags::ACK), Ecn::NotEct);
     h.syn_options = Some(SynOptions { mss: 1440, ts_value: 9, ts_echo: 0x0102_0304, window_scale: 14 });
     out.push(Spec { name: "the cookie for a bare SYN".into(), eth, header: h, payload: vec![] });
@@ -185,7 +184,7 @@ pub fn responses() -> Vec<Spec> {
         Body::Error { code: 404 },
     ];
     let mut out = vec![];
-    for (i, body) in bodies.into_iter().enumerate() {
+    for body in bodies {
         let class = body.class();
         let none =
             matches!(class, ResponseClass::Retransmission | ResponseClass::Group | ResponseClass::Challenge);
@@ -208,7 +207,7 @@ pub fn responses() -> Vec<Spec> {
                 data: if data { b"forty-two bytes of the stream, more or less" } else { b"" },
             };
             let family = ["ipv4", "ipv6", "ipv4 tagged", "ipv6 tagged"][variant];
-            out.push(response(&format!("{class}, {family}"), variant, (i + variant) % 2 == 0, &r));
+            out.push(response(&format!("{class}, {family}"), variant, &r));
         }
     }
     let r = Response {
@@ -228,7 +227,7 @@ pub fn responses() -> Vec<Spec> {
         body: Body::Data,
         data: b"",
     };
-    out.push(response("a DATA with all it can hold", 0, true, &r));
+    out.push(response("a DATA with all it can hold", 0, &r));
     out
 }
 
@@ -238,7 +237,7 @@ pub fn deltas() -> Vec<Spec> {
     let mut steps = vec![before.fields; 7];
     steps[1].time += 5;
     steps[2].time += 1 << 40;
-    (steps[3].tor_id, steps[3].exclusions) = (9, 6);
+    steps[3].tor_id = 9;
     steps[4].seal_epoch += 1;
     steps[5].srtt -= 500;
     (steps[6].srtt, steps[6].marked) = (10_000_000, true);
@@ -261,10 +260,10 @@ pub fn deltas() -> Vec<Spec> {
             body: Body::Data,
             data: b"data",
         };
-        out.push(response(&format!("a delta of {name}"), i % 4, false, &r));
+        out.push(response(&format!("a delta of {name}"), i % 4, &r));
         if i == 0 {
             let r = Response { continuation: NewContinuation::Full(before), ..r };
-            let mut s = response("the answer to a SYN", 0, false, &r);
+            let mut s = response("the answer to a SYN", 0, &r);
             s.header.flags = TcpFlags(TcpFlags::SYN | TcpFlags::ACK);
             s.header.ecn = Ecn::NotEct;
             s.header.syn_options =

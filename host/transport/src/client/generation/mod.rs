@@ -11,7 +11,6 @@ use std::ops::Range;
 use rivulet_packet::{SealedContinuation, TransportContinuation};
 
 use super::rtt::Rtt;
-use crate::excuse::is_later;
 use crate::time::Time;
 
 /// What became of a number.
@@ -117,12 +116,6 @@ pub struct Generation {
     top: u32,
     /// Events found since the last look: numbers declared lost.
     pub declared: Vec<u32>,
-    /// Losses may be excused.
-    may_excuse: bool,
-    /// The latest exclusion that an answer told of.
-    exclusions: u16,
-    /// The first loss that is excused, and by which exclusion: final like the loss.
-    excuse: Option<(u32, u16)>,
 }
 
 impl Generation {
@@ -141,20 +134,7 @@ impl Generation {
             newest: Newest::default(),
             top: 0,
             declared: Vec::new(),
-            may_excuse: false,
-            exclusions: 0,
-            excuse: None,
         }
-    }
-
-    /// Excuses losses by exclusions from now on.
-    pub fn excuse_losses(&mut self) {
-        self.may_excuse = true;
-    }
-
-    /// The latest exclusion that an answer told of.
-    pub fn exclusions(&self) -> u16 {
-        self.exclusions
     }
 
     /// A generation of which one continuation is left.
@@ -227,12 +207,8 @@ impl Generation {
         let Some(slot) = self.slot_mut(index) else { return };
         slot.state = State::Received;
         (slot.nonce, slot.sealed, slot.received_at) = (nonce, sealed, now);
-        let exclusions = sealed.map_or(0, |s| s.fields.exclusions);
         slot.marked = marked || sealed.is_some_and(|s| s.fields.marked);
         let sent_at = slot.sent_at;
-        if is_later(exclusions, self.exclusions) {
-            self.exclusions = exclusions;
-        }
         if (sent_at, index) >= (self.newest.sent_at, self.newest.index) || self.newest.arrived_at == Time(0) {
             self.newest = Newest { sent_at, index, arrived_at: now };
         }
@@ -322,9 +298,6 @@ impl Generation {
                 Some((_, last)) if *last + 1 == index => *last = index,
                 _ => self.runs.push_back((index, index)),
             }
-        }
-        if !received && self.may_excuse {
-            self.consider_excuse(index);
         }
         if usable {
             self.ready.insert(index);

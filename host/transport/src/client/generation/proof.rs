@@ -1,15 +1,14 @@
-//! The proofs of a generation: what of it goes into sixteen entries (section 2.4), and what excuses a loss.
+//! The proofs of a generation: what of it goes into sixteen entries (section 2.4).
 
 use arrayvec::ArrayVec;
 use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry};
 
 use super::{Generation, State};
 use crate::cwnd::halved;
-use crate::excuse::{INTERVAL, has_rested, is_later};
 use crate::verdict::{piece_of, settled};
 
-/// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers, one for an excuse.
-const MAX_RUNS: usize = MAX_ENTRIES - 3;
+/// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers.
+const MAX_RUNS: usize = MAX_ENTRIES - 2;
 /// Of them so many are left for what has not come yet.
 const SPARE: usize = 3;
 /// Ranges among the trickles that end, where there are more gaps than ranges.
@@ -40,9 +39,6 @@ impl Generation {
         let piece = base.wrapping_add(settled(&sealed.fields));
         if let Some(mark) = self.marks.iter().find(|m| **m >= piece && **m <= index) {
             let _ = out.try_push(ProofEntry::mark(offset(*mark)));
-        }
-        if let Some((_, exclusion)) = self.excuse.filter(|(loss, _)| (base..=index).contains(loss)) {
-            let _ = out.try_push(ProofEntry::excuse(exclusion));
         }
         out
     }
@@ -96,24 +92,5 @@ impl Generation {
         }
         let distance = end.saturating_sub(index) / free as u32;
         index - last > distance || (index..index.saturating_add(distance)).all(came)
-    }
-
-    /// A number was lost for good: an exclusion not used yet excuses it, and what follows in the same proofs.
-    pub(super) fn consider_excuse(&mut self, index: u32) {
-        let before = (self.start..index).rev().find_map(|i| self.slot(i)?.sealed.as_ref().map(|s| s.fields));
-        let Some(c) = before else { return };
-        let used = self.excuse.map_or(c.excused, |(_, exclusion)| exclusion);
-        // A little longer than the server asks for: the trickles of one window are stamped at different times.
-        let rested = has_rested(&c, INTERVAL + 2) && self.excuse.is_none_or(|(_, used)| used == c.excused);
-        if is_later(self.exclusions, used) && is_later(self.exclusions, c.excused) && rested {
-            self.excuse = Some((index, self.exclusions));
-        }
-    }
-
-    /// Whether the lowest usable continuation's proof has an excuse.
-    pub fn is_excused(&self) -> bool {
-        let base =
-            self.first_ready().and_then(|i| self.slot(i)?.sealed.as_ref()).map(|s| self.index(s.fields.base));
-        self.excuse.zip(base).is_some_and(|((loss, _), base)| base <= loss)
     }
 }

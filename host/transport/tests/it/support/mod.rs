@@ -11,7 +11,7 @@ use rivulet_packet::{Consumed, NonceKey, Segment, Want};
 use rivulet_transport::client::{Config, Connection, Event, Read};
 use rivulet_transport::keys::MacKey;
 use rivulet_transport::server::{Answer, HeadKind, Plan, Policy, Refusal, Reply, Verdict, step};
-use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation};
+use rivulet_transport::ucont::{MAX_LENGTH, UserContinuation};
 use rivulet_transport::{KeyRing, NonceKeys, Time};
 
 pub const CLIENT: &str = "192.0.2.1:40000";
@@ -52,14 +52,13 @@ pub fn answer_or(
     mut instead: impl FnMut(&Want) -> Option<Answer<'static>>,
     mut send: impl FnMut(&[u8]),
 ) {
-    let (mut scratch, mut scratch2) = ([0; MAX_OPAQUE], [0; MAX_OPAQUE]);
-    let input = plan.input(keys, &mut scratch).expect("input of an honest client");
+    let input = plan.input(keys).expect("input of an honest client");
     let mut made: Vec<Vec<u8>> = Vec::new();
     let mut first: Option<(u64, u64)> = None;
     let mut consumed = None;
     let seal = |what: UserContinuation<'_>| {
         let mut out = vec![0; MAX_LENGTH];
-        let n = plan.seal_ucont(keys, &what, false, &mut out).unwrap();
+        let n = plan.seal_ucont(keys, &what, &mut out).unwrap();
         out.truncate(n);
         out
     };
@@ -114,7 +113,7 @@ pub fn answer_or(
         if let Some(other) = head.want.filter(|_| head.is_for_application()).and_then(|want| instead(&want)) {
             reply.answer = other;
         } else if let Some(want) = head.want.filter(|_| head.is_for_application()) {
-            let c = plan.output_continuation(&want, keys, &mut scratch2).expect("an honest want");
+            let c = plan.output_continuation(&want, keys).expect("an honest want");
             let (start, size) = range_of(c.opaque);
             let length = (want.length as usize).min(head.room.saturating_sub(reply.overhead()));
             let end = (want.offset + length as u64).min(start + size);

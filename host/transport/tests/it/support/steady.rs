@@ -52,7 +52,7 @@ pub fn output_continuation(keys: &KeyRing) -> Vec<u8> {
         identity: [9; 16],
         opaque: b"0123456789abcdef",
     };
-    let n = ucont::seal(keys, 1, CONNECTION, 0, &what, false, &mut out).unwrap();
+    let n = ucont::seal(keys, 1, CONNECTION, 0, &what, &mut out).unwrap();
     out.truncate(n);
     out
 }
@@ -95,7 +95,7 @@ pub fn packet_with(builder: &RequestBuilder<'_>, from: &str) -> Vec<u8> {
         seq: 1,
         ack: if builder.class == RequestClass::Syn { 0 } else { 2 },
         flags: TcpFlags::of(class),
-        option: RivuletOption { class, crc: false, number_low: builder.number_low() },
+        option: RivuletOption { class, number_low: builder.number_low() },
         syn_options,
     };
     let mut out = vec![0; 4096];
