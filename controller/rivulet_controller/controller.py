@@ -45,6 +45,9 @@ RETRY_S = 1.0
 RECORD_S = 60.0
 """How often the time is recorded for the controller that comes next."""
 
+ELECTION_BITS = 16
+"""Sessions of one second that election ids tell apart."""
+
 TICK_S = 1.0
 """The loop looks at time at least this often."""
 
@@ -65,10 +68,9 @@ class Controller:
         store: Store,
         text: str = "",
         guard: Callable[[], None] = lambda: None,
-        election_id: Callable[[], int] | None = None,
     ) -> None:
         """`config` and `text` are the file's, parsed and as it is. `guard` raises SwitchError when this controller must
-        not write; `election_id` gives the sessions' ids.
+        not write.
         """
         self.local = config
         """The file's configuration: where this machine's own parts come from (local.py)."""
@@ -88,9 +90,7 @@ class Controller:
         self.reconciles = 0
         self.last_reconcile_s = 0.0
         self._rack = Rack(config, State(), Numbers({}, {}, {}, {}))
-        self.fleet = Fleet(
-            self._rack, self.wake, self._save, election_id or self._next_election, guard, lambda: self.agents.agents
-        )
+        self.fleet = Fleet(self._rack, self.wake, self._note, self._next_election, guard, lambda: self.agents.agents)
         self.loop = Loop("the controller", self.reconcile, TICK_S)
         self.clock = SteadyClock()
         self._store = store
@@ -475,9 +475,26 @@ class Controller:
         self.reconciles += 1
         self.last_reconcile_s = time.monotonic() - began
 
-    def _next_election(self) -> int:
-        """An election id higher than any this controller used before, for each session."""
-        return self.state.next_counter("election")
+    async def _next_election(self) -> int:
+        """An election id for a session, above all before it: this controller's, those of others with the same state,
+        and, by the wall clock, those of controllers whose state is gone. Durable before it is used. Raises StoreError.
+        """
+        number = self.state.next_counter("election", int(time.time()) << ELECTION_BITS)
+        await self._note()
+        return number
+
+    async def _note(self) -> None:
+        """Makes counters durable. With a state of its own a controller goes on without, as on a full disk: a switch
+        that starts anew must not wait for it. Raises StoreError where several share the state, whose counters tell
+        them apart.
+        """
+        try:
+            await self._save()
+        except StoreError as error:
+            if self.config.etcd is not None:
+                raise
+            log.error("%s; going on, and trying again", error)
+            self.wake()
 
     async def _save(self) -> None:
         """Makes durable what is not. One save at a time, in order. Raises StoreError."""

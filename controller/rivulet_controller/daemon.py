@@ -118,7 +118,7 @@ async def _in_turn(config: Config, text: str, path: Path, reload: asyncio.Event,
     client = EtcdClient(etcd)
     leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}, API at {config.listen.api}")
     store = EtcdStore(client, etcd, leadership)
-    controller = Controller(config, store, text, leadership.guard, leadership.election_id)
+    controller = Controller(config, store, text, leadership.guard)
     controller.leading = False
     try:
         async with _background(serve_api(controller, config)):

@@ -32,9 +32,6 @@ REQUEST_S = 2.0
 MARGIN_S = 0.3
 """How long before its end a lease counts as lost, so that a batch under way ends within it."""
 
-SESSIONS = 1 << 16
-"""Election ids of one leadership: the lease's revision above, the session's number below."""
-
 
 class EtcdClient:
     """Requests to the first endpoint that answers. Raises StoreError."""
@@ -84,7 +81,6 @@ class Leadership:
         self._name = name
         self._lease = ""
         self._until = 0.0
-        self._sessions = 0
         self._ending = threading.Event()
 
     def claim(self) -> bool:
@@ -103,7 +99,6 @@ class Leadership:
             return False
         self._lease = lease
         self._until = began + self._ttl
-        self._sessions = 0
         self.revision = int(answer["header"]["revision"])
         self._ending.clear()
         return True
@@ -121,11 +116,6 @@ class Leadership:
         """Raises SwitchError when this controller must not write any more."""
         if not self.held():
             raise SwitchError("the lease is lost: another controller may lead now")
-
-    def election_id(self) -> int:
-        """A P4Runtime election id above those of every earlier leader, and of this one's earlier sessions."""
-        self._sessions += 1
-        return self.revision * SESSIONS + min(self._sessions, SESSIONS - 1)
 
     def keep(self) -> None:
         """Keeps the lease alive; returns when it is lost or `release` was called."""

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ class SwitchState:
     sources: Sources = field(default_factory=Sources)
     neighbours: Neighbours = field(default_factory=Neighbours)
     sequence: int | None = None
+    holds: bool = False
+    """Whether it took all that it was told in this session."""
     problem: str = ""
     retry_at: float = 0.0
     lost_at: float = 0.0
@@ -98,7 +100,7 @@ class Fleet:
         rack: Rack,
         wake: Callable[[], None],
         save: Callable[[], Awaitable[None]],
-        election_id: Callable[[], int],
+        election_id: Callable[[], Awaitable[int]],
         guard: Callable[[], None],
         agents: Callable[[], dict[str, Agent]] = dict,
     ) -> None:
@@ -193,10 +195,7 @@ class Fleet:
     def converged(self) -> bool:
         """Whether every switch of the configuration is connected and has taken all that it was told."""
         return all(
-            (known := self.switches.get(s.name)) is not None
-            and known.link.connected
-            and known.tor is not None
-            and not known.problem
+            (known := self.switches.get(s.name)) is not None and known.link.connected and known.holds
             for s in self.rack.config.switches
         )
 
@@ -255,9 +254,14 @@ class Fleet:
             switch.estimate.reset()
             switch.settled_at = float("inf")
             log.info("switch %s: clock offset %d us", switch.link.config.name, offset)
+        if tor.tor_id >> 8 != switch.link.config.number:
+            # Renumbered: nobody may take its packets for another ToR's.
+            switch.tor = replace(switch.tor or tor, tor_id=self._fresh_id(switch.link.config))
+            await self._save()
         fragments = self.fragments(switch.link.config.name)
         if fragments is None:
             return ""
+        switch.holds = False
         try:
             done = await switch.link.apply(fragments, remove)
         except Refused as error:
@@ -272,6 +276,7 @@ class Fleet:
             if offset is not None:
                 switch.settled_at = time.monotonic() + SETTLE_S
         switch.problem = ""
+        switch.holds = remove
         if len(done):
             switch.converged_at = time.time()
             log.info(
@@ -290,13 +295,13 @@ class Fleet:
         switch = self._state_of(link)
         if switch is None:
             return
+        switch.holds = False
         tor = tor_of(link.tor_parameters())
         switch.estimate.reset()
         switch.sequence = None
         if tor is None:
-            incarnation = self.rack.state.next_counter(f"tor {link.config.name}") & 0xFF
             switch.tor = Tor(
-                tor_id=link.config.number << 8 | incarnation,
+                tor_id=self._fresh_id(link.config),
                 sketch_keys=(secrets.randbits(32), secrets.randbits(32)),
             )
             switch.readmitted = {}
@@ -319,6 +324,10 @@ class Fleet:
         switch.retry_at = 0.0
         self._wake()
         await self._ask(switch)
+
+    def _fresh_id(self, place: SwitchConfig) -> int:
+        """A ToR id that no other run of a pipeline had: incarnations count by number, whichever switch has it."""
+        return place.number << 8 | self.rack.state.next_counter(f"tor {place.number}") & 0xFF
 
     def _state_of(self, link: SwitchLink) -> SwitchState | None:
         return next((s for s in self.switches.values() if s.link is link), None)

@@ -174,9 +174,9 @@ class State:
         self.time = (steady, wall)
         self._changes["clock/steady"] = json.dumps(self.time).encode()
 
-    def next_counter(self, name: str) -> int:
-        """A durable counter, incremented and returned (ToR incarnations, election ids); the first is 1."""
-        self.counters[name] = self.counters.get(name, 0) + 1
+    def next_counter(self, name: str, floor: int = 1) -> int:
+        """A durable counter, incremented and returned (ToR incarnations, election ids); at least `floor`."""
+        self.counters[name] = max(self.counters.get(name, 0) + 1, floor)
         self._changes[f"counter/{name}"] = str(self.counters[name]).encode()
         return self.counters[name]
 

@@ -69,7 +69,7 @@ class SwitchLink:
         self,
         config: SwitchConfig,
         names: Names,
-        election_id: Callable[[], int],
+        election_id: Callable[[], Awaitable[int]],
         ready: Callable[[SwitchLink], Awaitable[None]],
         event: Callable[[SwitchLink, dict[str, int]], None],
         guard: Callable[[], None] = lambda: None,
@@ -130,9 +130,10 @@ class SwitchLink:
         await self._knock()
         async with asyncio.timeout(HANDSHAKE_S):
             differs = await self._inspect()
+        election = await self._election_id()
         options = fy.SwitchOptions(
             device_id=self.config.device_id,
-            initial_election_id=self._election_id(),
+            initial_election_id=election,
             channel_credentials=self._credentials(),
         )
         switch = fy.Switch(self.config.name, self.config.address, options)
@@ -144,7 +145,8 @@ class SwitchLink:
         try:
             if not switch.is_primary:
                 raise SwitchError(
-                    f"another controller (election id {switch.primary_id}) is primary: end it, or wait for its end"
+                    f"another controller (election id {switch.primary_id}, above our {election}) is primary: end it,"
+                    " or, if it runs on a machine whose clock is ahead, set that clock right"
                 )
             if differs:
                 await self._push(switch)

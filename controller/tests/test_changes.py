@@ -11,7 +11,7 @@ import harness
 import pytest
 from fake_switch import FakeSwitch
 from finsy.proto import p4r, rpc_code
-from harness import as_described, rack, running, until
+from harness import as_described, connected, rack, running, until
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller.controller import Controller
@@ -25,6 +25,17 @@ SERVICES = NAMES.schema.tables["services"].id
 def service(name: str, address: str) -> str:
     """One more service of the same replicas, in a pool of its own."""
     return f"  - {{name: {name}, addresses: [{address}], port: 80, replicas: [r1, r2, r3], slots: 8, liveness: 20ms}}\n"
+
+
+def two_switches(first: FakeSwitch, second: FakeSwitch) -> str:
+    """The rack with another ToR beside the first."""
+    lines = RACK.splitlines(keepends=True)
+    at = lines.index("replicas:\n")
+    block = "".join(lines[1:at]).replace("127.0.0.1:9559", second.address)
+    others = {"tor1": "tor2", "number: 1": "number: 2", "00:fe": "00:fd", "10.0.1.254": "10.0.1.253", "1::fe": "1::fd"}
+    for ours, theirs in others.items():
+        block = block.replace(ours, theirs)
+    return "".join([*lines[:at], block, *lines[at:]]).replace("127.0.0.1:9559", first.address)
 
 
 OTHER, THIRD = service("other", "10.9.0.2"), service("third", "10.9.0.3")
@@ -93,29 +104,17 @@ async def test_an_epoch_is_never_used_for_two_secrets(tmp_path: Path) -> None:
 
 
 async def test_what_one_switch_refuses_no_other_one_loses(tmp_path: Path) -> None:
-    def two(first: FakeSwitch, second: FakeSwitch, services: str) -> str:
-        lines = RACK.splitlines(keepends=True)
-        at = lines.index("replicas:\n")
-        block = "".join(lines[1:at]).replace("tor1", "tor2").replace("number: 1", "number: 2")
-        other = (
-            block.replace("127.0.0.1:9559", second.address)
-            .replace("00:fe", "00:fd")
-            .replace("10.0.1.254", "10.0.1.253")
-        )
-        other = other.replace("fd00:1::fe", "fd00:1::fd")
-        return "".join([*lines[:at], other, *lines[at:]]).replace("127.0.0.1:9559", first.address) + services
-
     async with (
         FakeSwitch(NAMES) as first,
         FakeSwitch(NAMES) as second,
-        running(first, tmp_path, two(first, second, OTHER)) as controller,
+        running(first, tmp_path, two_switches(first, second) + OTHER) as controller,
     ):
         await until(lambda: as_described(controller, first) and controller.fleet.converged(), "first apply")
         await until(lambda: len(second.lines()) > 20, "the second one too")
         lines = first.lines()
         second.refuse = refuse
         first.writes.clear()
-        assert not await controller.change(config(two(first, second, THIRD)), "a test")
+        assert not await controller.change(config(two_switches(first, second) + THIRD), "a test")
         assert "tor2 refused" in controller.config_problem
         assert first.lines() == lines
         assert any(kind == "DELETE" for kind, _ in first.writes), "what was new went again"
@@ -124,14 +123,7 @@ async def test_what_one_switch_refuses_no_other_one_loses(tmp_path: Path) -> Non
 
 async def test_a_switch_that_hangs_delays_no_drain_on_another(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as healthy, FakeSwitch(NAMES) as hung:
-        second = "\n".join(
-            line.replace("tor1", "tor2").replace("number: 1", "number: 2").replace("127.0.0.1:9559", hung.address)
-            for line in RACK.split("replicas:")[0].splitlines()[1:]
-        )
-        second = (
-            second.replace("00:fe", "00:fd").replace("10.0.1.254", "10.0.1.253").replace("fd00:1::fe", "fd00:1::fd")
-        )
-        text = RACK.replace("replicas:", second + "\nreplicas:", 1)
+        text = two_switches(healthy, hung)
         async with running(healthy, tmp_path, text) as controller:
             await until(controller.fleet.converged, "both have what they should")
             await until(lambda: as_described(controller, healthy), "first apply")
@@ -236,3 +228,45 @@ async def test_a_session_lost_in_the_middle_of_anything_ends_no_loop(tmp_path: P
             for before, loop in zip(rounds, controller.fleet.switches["tor1"].loops, strict=True):
                 await until(lambda b=before, l=loop: l.rounds > b + 1, f"{loop.name} goes on")  # type: ignore[misc]  # noqa: E741
             await until(lambda: controller.problems() == [], "nothing is wrong any more")
+
+
+async def test_a_controller_whose_state_is_gone_still_comes_before_a_session_that_was_left_behind(
+    tmp_path: Path,
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    async with FakeSwitch(NAMES) as switch, running(switch, old) as left:
+        await until(lambda: as_described(left, switch), "first apply")
+        for _ in range(50):
+            left.state.next_counter("election")
+        await switch.restart()
+        await until(lambda: as_described(left, switch), "a session with a high election id")
+        # Its machine is gone, its connection not; the next one begins with nothing, or with another store.
+        async with running(switch, new) as next_one:
+            await until(lambda: connected(next_one), "the new one is primary")
+            await until(lambda: as_described(next_one, switch), "and writes")
+            first = max(left.state.counters["election"], 1)
+            assert next_one.state.counters["election"] >= first
+
+
+async def test_no_two_runs_of_a_pipeline_have_one_tor_id_however_switches_are_renumbered(tmp_path: Path) -> None:
+    seen: dict[int, str] = {}
+    async with FakeSwitch(NAMES) as first, FakeSwitch(NAMES) as second:
+        plain = two_switches(first, second)
+        swapped = (
+            plain.replace("number: 2", "number: 9")
+            .replace("number: 1\n", "number: 2\n")
+            .replace("number: 9", "number: 1")
+        )
+        async with running(first, tmp_path, plain) as controller:
+            for turn, text in enumerate((plain, swapped, plain, swapped)):
+                assert await controller.change(config(text), "a test"), controller.config_problem
+                await until(controller.fleet.converged, "both are as described")
+                for name, switch in controller.fleet.switches.items():
+                    assert switch.tor is not None
+                    number = next(s.number for s in controller.config.switches if s.name == name)
+                    held = first if name == "tor1" else second
+                    assert switch.tor.tor_id >> 8 == number
+                    assert any(f"tor_id={switch.tor.tor_id:#x}" in line for line in held.lines())
+                    run = f"{name} in turn {turn}"
+                    assert switch.tor.tor_id not in seen, f"{run} and {seen[switch.tor.tor_id]}"
+                    seen[switch.tor.tor_id] = run

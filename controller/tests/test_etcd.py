@@ -49,12 +49,10 @@ def test_one_leads_and_only_it_can_write(etcd: Server) -> None:
     store_one.save({"a": b"1", "b": bytes(range(256))})
     with pytest.raises(StoreError, match="does not lead"):
         store_two.save({"a": b"2"})
-    first = one.election_id()
-    assert one.election_id() > first
     one.release()
     with pytest.raises(SwitchError, match="lease is lost"):
         one.guard()
-    assert two.claim() and two.election_id() > first + 1000
+    assert two.claim()
     assert store_two.load() == {"a": b"1", "b": bytes(range(256))}
     store_two.save({"a": None})
     assert store_two.load() == {"b": bytes(range(256))}
