@@ -40,6 +40,7 @@ class Metrics:
     def _controller_itself(self) -> Iterator[Metric]:
         c = self._controller
         yield GaugeMetricFamily("rivulet_config_ok", "The newest configuration is in force", int(not c.config_problem))
+        yield GaugeMetricFamily("rivulet_problems", "What /healthz finds wrong with the controller", len(c.problems()))
         yield GaugeMetricFamily("rivulet_leader", "This controller leads", int(c.leading))
         yield GaugeMetricFamily("rivulet_agents", "Agents registered", len(c.agents.agents))
         yield CounterMetricFamily("rivulet_reconciles", "Rounds of the controller's loop", c.reconciles)

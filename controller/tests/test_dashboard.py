@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks only for metrics that exist, by labels that they have."""
+"""The dashboard and the alert rules ask only for metrics that exist, by labels and reasons that they have."""
 
 import json
 import re
@@ -6,11 +6,13 @@ from pathlib import Path
 
 from fake_switch import FakeSwitch
 from harness import as_described, running, until
+from ruamel.yaml import YAML
 from sample_rack import NAMES
 
-from rivulet_controller.metrics import Metrics
+from rivulet_controller.metrics import STATES, Metrics
 
 DASHBOARD = Path(__file__).resolve().parents[1] / "grafana.json"
+ALERTS = DASHBOARD.with_name("alerts.yaml")
 
 
 async def test_every_query_names_metrics_and_labels_that_exist(tmp_path: Path) -> None:
@@ -26,11 +28,20 @@ async def test_every_query_names_metrics_and_labels_that_exist(tmp_path: Path) -
     for name, labels in re.findall(r"^(rivulet_\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
         found[name] = set(re.findall(r'(\w+)="', labels))
     queries = [t["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for t in panel["targets"]]
-    assert len(queries) > 10
+    rules = [rule for group in YAML(typ="safe").load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    for rule in rules:
+        assert {"summary", "do"} <= rule["annotations"].keys() and rule["labels"]["severity"] in ("page", "ticket")
+        for reasons in re.findall(r'reason=~?"([^"]+)"', rule["expr"]):
+            for reason in reasons.split("|"):
+                NAMES.value("drop_reason_t", reason.upper())
+        for states in re.findall(r'state=~"([^"]+)"', rule["expr"]):
+            assert set(states.split("|")) <= set(STATES)
+    assert len(queries) > 10 and len(rules) > 5
+    queries += [rule["expr"] for rule in rules]
     for query in queries:
         names = re.findall(r"rivulet_\w+", query)
         assert names and set(names) <= found.keys(), query
-        used = set(re.findall(r"(\w+)=~", query)) | {
+        used = set(re.findall(r"(\w+)=~?\"", query)) | {
             label.strip() for group in re.findall(r"by \(([^)]*)\)", query) for label in group.split(",")
         }
         for name in names:
