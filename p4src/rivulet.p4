@@ -11,7 +11,7 @@
 #include "include/types.p4"
 #include "include/headers.p4"
 #include "include/metadata.p4"
-#include "include/parser.p4"
+#include "include/v1model/parser.p4"
 #include "include/v1model/state.p4"
 #include "include/control/ingress.p4"
 #include "include/control/egress.p4"
@@ -21,22 +21,39 @@
 parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     PacketParser() packet_parser;
 
-    // After a resubmission standard metadata is zero, the clock and the port too; the fields of the @field_list are kept.
+    // Every field of the metadata gets its value here; those that a resubmission keeps, in the first pass.
     state start {
-        meta.frame_length = (bit<16>)standard.packet_length;
+        meta.parsed = {...};
+        meta.decided = {...};
+        meta.tor = {...};
+        meta.address = {...};
+        meta.flow = {...};
+        meta.service = {...};
+        meta.checks = {...};
+        meta.keys = {...};
+        meta.hash = {...};
+        meta.nonce = {...};
+        meta.proof = {...};
+        meta.verdict = {...};
+        meta.pool = {...};
+        meta.choice = {...};
+        meta.sums = {...};
+        meta.heartbeat = {...};
+        meta.event = {...};
+        meta.bridged = {...};
+        meta.written = {...};
+        meta.parsed.frame_length = (bit<16>)standard.packet_length;
         transition select(standard.instance_type) {
             0:       first_pass;
             default: parse_packet;
         }
     }
 
+    // After a resubmission standard metadata is zero, the clock and the port too; the @field_list is kept.
     state first_pass {
-        meta.ingress_port = standard.ingress_port;
-        meta.now = standard.ingress_global_timestamp;
-        meta.resubmits = 0;
-        meta.found_dead = 0;
-        meta.pick = 0;
-        meta.checked = 0;
+        meta.carried = {...};
+        meta.carried.ingress_port = standard.ingress_port;
+        meta.carried.now = standard.ingress_global_timestamp;
         transition select(standard.ingress_port) {
             CPU_PORT: parse_packet_out;
             default:  parse_packet;
@@ -60,19 +77,20 @@ control V1Ingress(inout headers_t hdr, inout metadata_t meta, inout standard_met
     Decide() decide;
 
     apply {
-        parse_reason.apply(standard.parser_error, meta.parse_reason);
-        if (meta.parse_reason == drop_reason_t.NONE && standard.checksum_error == 1) {
-            meta.parse_reason = drop_reason_t.IPV4_CHECKSUM;
+        parse_reason.apply(standard.parser_error, meta.parsed.reason);
+        if (meta.parsed.reason == drop_reason_t.NONE && standard.checksum_error == 1) {
+            meta.parsed.reason = drop_reason_t.IPV4_CHECKSUM;
         }
         if (hdr.packet_out.isValid()) {
-            meta.packet_out = 1;
+            meta.bridged.packet_out = 1;
             standard.egress_spec = hdr.packet_out.egress_port[8:0];
         } else {
-            meta.egress_port = DROP_PORT;
+            meta.decided.egress_port = DROP_PORT;
+            meta.bridged.ingress_port = meta.carried.ingress_port;
             decide.apply(hdr, meta);
-            standard.egress_spec = meta.egress_port;
-            standard.mcast_grp = meta.multicast_group;
-            if (meta.resubmit == 1) {
+            standard.egress_spec = meta.decided.egress_port;
+            standard.mcast_grp = meta.decided.multicast_group;
+            if (meta.decided.resubmit == 1) {
                 resubmit_preserving_field_list(RESUBMIT_FIELDS);
             }
         }
@@ -83,16 +101,15 @@ control V1Egress(inout headers_t hdr, inout metadata_t meta, inout standard_meta
     Write() write;
 
     apply {
-        meta.copy = standard.egress_rid;
-        write.apply(hdr, meta, standard.egress_port);
-        if (meta.truncate_length != 0) {
+        write.apply(hdr, meta.bridged, meta.written, standard.egress_port, standard.egress_rid);
+        if (meta.written.truncate_length != 0) {
             bit<32> l2_length = 14;
             if (hdr.vlan.isValid()) {
                 l2_length = 18;
             }
-            truncate(l2_length + (bit<32>)meta.truncate_length);
+            truncate(l2_length + (bit<32>)meta.written.truncate_length);
         }
-        if (meta.egress_reason != drop_reason_t.NONE) {
+        if (meta.written.reason != drop_reason_t.NONE) {
             mark_to_drop(standard);
         }
     }

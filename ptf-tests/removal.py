@@ -35,13 +35,14 @@ class Removal:
 
 def reason(file: str, name: str, *tests: str) -> Removal:
     """A check that finds what it looks for, and says nothing."""
-    failed = f"meta.failed = drop_reason_t.{name};"
+    failed = f"meta.verdict.failed = drop_reason_t.{name};"
     return Removal(file, failed, failed.replace(name, "NONE"), tests)
 
 
 def meter(name: str) -> Removal:
-    call = f"service_meter.apply(meta.service, service_meter_t.{name}, above);"
-    return Removal("checks.p4", call, "", ("t03_checks.MetersOfWhatHasNoProofV4",))
+    metered = f"meter_as(service_meter_t.{name}, drop_reason_t.METER_{name})"
+    free = metered.replace(f"METER_{name}", "NONE")
+    return Removal("checks.p4", metered, free, ("t03_checks.MetersOfWhatHasNoProofV4",))
 
 
 REMOVALS = {
@@ -56,11 +57,22 @@ REMOVALS = {
     "sum": reason("ranges.p4", "SUM", "t12_attacks.GuessedSumsV4"),
     "replay": reason("replay.p4", "REPLAY", "t12_attacks.CopiesOfAVictimV4"),
     "vlan-filter": Removal(
-        "ports.p4", "meta.drop_reason = drop_reason_t.VLAN_REFUSED;", "", ("t07_forward.VlanFilter",)
+        "ports.p4", "not_member(drop_reason_t.VLAN_REFUSED)", "not_member(drop_reason_t.NONE)", ("t07_forward.VlanFilter",)
     ),
     "meter-syn": meter("SYN"),
     "meter-timeout": meter("TIMEOUT"),
     "meter-restart": meter("RESTART"),
+    "meter-unproved": meter("UNPROVED"),
+    "meter-ranges": meter("RANGES"),
+    "sums-in-sight": Removal(
+        "checks.p4",
+        "if (meta.checks.sum_mode",
+        "if (meta.proof.ranges_unseen == 0 && meta.checks.sum_mode",
+        ("t03_checks.MoreRangesThanTheSwitchSeesV4",),
+    ),
+    "cover-in-sight": Removal(
+        "checks.p4", "|| meta.proof.beyond == 1", "", ("t12_attacks.NumbersBehindARangeThatIsNotThereV4",)
+    ),
     # The sketch: its limit, what the slot before does not know, what counts, and the one of the openings.
     "sketch-limit": Removal("replay.p4", "put = ~full;", "put = 1;", ("t12_attacks.AfterASaturatedSlot",)),
     "sketch-slot-before": Removal(
@@ -76,33 +88,36 @@ REMOVALS = {
         ("t12_attacks.AgainInTheNextSlot",),
     ),
     "sketch-of-openings": Removal(
-        "replay.p4", "if (meta.opening == 0) {", "if (meta.sketch_mask != 0) {", ("t03_checks.SketchFullV4",)
+        "replay.p4", "if (meta.proof.opening == 0) {", "if (meta.tor.sketch_mask != 0) {", ("t03_checks.SketchFullV4",)
     ),
     "icmp-error-meter": Removal(
         "service_path.p4",
-        "meta.drop_reason = drop_reason_t.ICMP_ERROR_METER;",
-        "meta.drop_reason = drop_reason_t.NONE;",
+        "meta.decided.drop_reason = drop_reason_t.ICMP_ERROR_METER;",
+        "meta.decided.drop_reason = drop_reason_t.NONE;",
         ("t09_icmp_errors.ErrorsAreMetered",),
     ),
     "mark-outside": Removal(
-        "rewrite.p4",
-        "if (meta.checked == 1 && meta.is_remote == 0) {",
-        "if (meta.checked == 1) {",
+        "ingress.p4",
+        "if (meta.carried.checked == 1 && meta.bridged.is_remote == 0) {",
+        "if (meta.carried.checked == 1) {",
         ("t08_remote",),
     ),
     "heartbeat-source": Removal(
         "heartbeats.p4",
-        "meta.drop_reason = drop_reason_t.HEARTBEAT_REFUSED;",
-        "meta.admitted = 1;",
+        "meta.decided.drop_reason = reason;",
+        "meta.heartbeat.admitted = 1;",
         ("t05_liveness.HeartbeatsFromElsewhereV4",),
+    ),
+    "third-choice": Removal(
+        "pick.p4", "(meta.carried.pick * 0x9e3779b9)[31:16]", "16w0", ("t04_choice.SurvivorsShareEvenly",)
     ),
     "second-chance-mark": Removal(
         "rewrite.p4", "hdr.ethernet.src = source;", "", ("t15_second_chance.SegmentWithoutASocketV4",)
     ),
     "second-chance-sender": Removal(
-        "liveness.p4",
-        "meta.candidates = meta.alive & ~bit_of;",
-        "meta.candidates = meta.alive;",
+        "choose.p4",
+        "meta.choice.candidates = others;",
+        "meta.choice.candidates = meta.bridged.alive;",
         ("t15_second_chance.SegmentWithoutASocketV4",),
     ),
 }

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,9 @@ def load_vectors(path: Path | None = None) -> dict[str, Any]:
 # --- nonces -----------------------------------------------------------------------------------------
 
 
-def nonce_r(k0: int, k1: int, tag: int, number: int) -> int:
-    """r(x): HalfSipHash-2-4 of the two words tag and number, as an integer."""
+def half_sip_hash(key: tuple[int, int], *words: int) -> int:
+    """HalfSipHash-2-4 of a message of these 32-bit words, as an integer."""
+    k0, k1 = key
 
     def rotl(x: int, n: int) -> int:
         return (x << n | x >> (32 - n)) & _MASK
@@ -87,7 +89,7 @@ def nonce_r(k0: int, k1: int, tag: int, number: int) -> int:
             v1 = rotl(v1, 13) ^ v2
             v2 = rotl(v2, 16)
 
-    for word in (tag, number & _MASK, 8 << 24):
+    for word in (*words, (4 * len(words) & 0xFF) << 24):
         v3 ^= word
         rounds(2)
         v0 ^= word
@@ -96,9 +98,38 @@ def nonce_r(k0: int, k1: int, tag: int, number: int) -> int:
     return v1 ^ v3
 
 
+def nonce_r(k0: int, k1: int, tag: int, number: int) -> int:
+    """r(x): of the two words tag and number."""
+    return half_sip_hash((k0, k1), tag, number & _MASK)
+
+
 def range_sum(key: tuple[int, int], tag: int, first: int, last: int) -> int:
     """XOR of the nonces of the packets first..last, both included."""
     return nonce_r(*key, tag, first & _MASK) ^ nonce_r(*key, tag, (last + 1) & _MASK)
+
+
+# --- slots ------------------------------------------------------------------------------------------
+
+
+def flow_hash(key: tuple[int, int], client: bytes, service: bytes, client_port: int, service_port: int) -> int:
+    """Of a connection, under the service's slot key; addresses of 16 bytes, IPv4 mapped."""
+    words = [int.from_bytes((client + service)[at : at + 4], "big") for at in range(0, 32, 4)]
+    return half_sip_hash(key, *words, client_port << 16 | service_port)
+
+
+def block_hash(key: tuple[int, int], tag: int, number: int, attempt: int) -> int:
+    """Of eight consecutive numbers and one attempt."""
+    return half_sip_hash(key, tag, (attempt & 7) << 29 | number >> 3)
+
+
+def owner(pick: int, slots: Sequence[tuple[int, int]], candidates: int) -> int | None:
+    """Who gets the packet of a hash or a turn: its slot's first, else its second, else any candidate, evenly."""
+    for replica in slots[pick & (len(slots) - 1)]:
+        if candidates >> replica & 1:
+            return replica
+    members = [replica for replica in range(64) if candidates >> replica & 1]
+    share = (pick * 0x9E3779B9 & _MASK) >> 16
+    return members[share * len(members) >> 16] if members else None
 
 
 # --- checksums --------------------------------------------------------------------------------------

@@ -195,16 +195,22 @@ PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Meters(_Model):
-    """Most packets a second of the classes that carry little proof; absent: unlimited."""
+    """Most packets a second, of each service at each switch, of requests that carry little proof; null: unlimited.
 
-    syn: PacketRate | None = None
-    timeout: PacketRate | None = None
-    restart: PacketRate | None = None
+    Together they stay within what a switch's sketch of openings judges, 7,800 a second.
+    """
+
+    syn: PacketRate | None = 5000
+    timeout: PacketRate | None = Field(default=10_000, description="TIMEOUT with a proof")
+    restart: PacketRate | None = 1000
+    unproved: PacketRate | None = Field(default=1000, description="TIMEOUT and CLOSE without one")
+    ranges: PacketRate | None = Field(default=10_000, description="proofs of more than four ranges")
     icmp_error: PacketRate | None = 100
 
     def of_classes(self) -> dict[str, int]:
         """Those by class of request, by the member of `service_meter_t`."""
-        rates = {"syn": self.syn, "timeout": self.timeout, "restart": self.restart}
+        cells = ("syn", "timeout", "restart", "unproved", "ranges")
+        rates: dict[str, int | None] = {cell: getattr(self, cell) for cell in cells}
         return {cell: rate for cell, rate in rates.items() if rate is not None}
 
 

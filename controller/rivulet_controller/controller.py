@@ -89,7 +89,7 @@ class Controller:
         self._told_macs: dict[str, str] = {}
         self.reconciles = 0
         self.last_reconcile_s = 0.0
-        self._rack = Rack(config, State(), Numbers({}, {}, {}, {}))
+        self._rack = Rack(config, State(), Numbers({}, {}, {}, {}, b""))
         self.fleet = Fleet(self._rack, self.wake, self._note, self._next_election, guard, lambda: self.agents.agents)
         self.loop = Loop("the controller", self.reconcile, TICK_S)
         self.clock = SteadyClock()
@@ -331,6 +331,11 @@ class Controller:
         readmitted = self.fleet.readmitted(replica)
         return self.fleet.health.view(replica, agent, replica in self.draining(), place.maintenance, readmitted)
 
+    def _update(self, replica: str) -> agent_pb2.Update:
+        """What an agent is told. Raises KeyError."""
+        rack = self._rack
+        return update(self.config, replica, rack.numbers, self.state.rings, self.state.slots, rack.draining)
+
     # Keys
 
     def _lives(self) -> Lives:
@@ -401,7 +406,7 @@ class Controller:
 
     def _welcome(self, name: str) -> agent_pb2.Update:
         """The first update of an agent that registers. Raises KeyError if the configuration has no such replica."""
-        message = update(self.config, name, self._rack.numbers, self.state.rings)
+        message = self._update(name)
         self._version += 1
         message.version = self._version
         self._gone.pop(name, None)
@@ -432,7 +437,7 @@ class Controller:
             self._gone[name] = now
         for name, agent in list(self.agents.agents.items()):
             try:
-                message = update(self.config, name, self._rack.numbers, self.state.rings)
+                message = self._update(name)
             except KeyError:
                 log.info("agent %s: its replica is no longer in the configuration", name)
                 agent.close()

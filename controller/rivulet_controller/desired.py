@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from .config import Config, Keys, Replica, Service, SwitchConfig
 from .entry import Digest, Item, Meter, Multicast, default, entry
-from .keys import KeyRing, Kind, State
+from .keys import KeyRing, Kind, State, derived, words
 from .l2 import Hop, Learned, address_int, hop_name, l2, mac_int, next_hops, routes
 from .names import Names
 from .slots import drained, round_robin
@@ -67,6 +67,8 @@ class Numbers:
     """By pool, then by replica."""
     next_hops: Mapping[str, Mapping[str, int]]
     """By switch, then by the hop's name (l2.py)."""
+    secret: bytes = field(repr=False)
+    """What keys of slots and heartbeats are derived from."""
 
 
 def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
@@ -207,6 +209,11 @@ def _round_robin(size: int, weights: tuple[tuple[int, int], ...]) -> Pairs:
     return round_robin(size, dict(weights))
 
 
+def slot_key(numbers: Numbers, service: Service) -> bytes:
+    """The key under which a service's slots are chosen: at every switch and as long as there is the service."""
+    return derived(numbers.secret, "slots", service.name)
+
+
 def flow_set(service: int) -> int:
     """Number of a service's slot set for flows."""
     return 2 * service
@@ -218,17 +225,18 @@ def spray_set(service: Service, number: int) -> int:
 
 
 @lru_cache(maxsize=16384)
-def _service(service: Service, number: int, pool: int, ring: KeyRing, keys: Keys, names: Names) -> Fragment:
+def _service(
+    service: Service, number: int, pool: int, ring: KeyRing, keys: Keys, names: Names, slot_key: bytes
+) -> Fragment:
     items: list[Item] = []
     for key in ring.of(Kind.NONCE):
-        words = [int.from_bytes(key.secret[at : at + 4], "little") for at in range(0, 16, 4)]
         items.append(
             entry(
                 "nonce_keys",
                 {"service": number, "nonce_epoch": key.epoch},
                 "set_nonce_keys",
                 {
-                    **dict(zip(("k0", "k1", "k0_prime", "k1_prime"), words, strict=True)),
+                    **dict(zip(("k0", "k1", "k0_prime", "k1_prime"), words(key.k) + words(key.k_prime), strict=True)),
                     "usable": int(key.state is not State.WITHDRAWN),
                 },
             )
@@ -254,6 +262,7 @@ def _service(service: Service, number: int, pool: int, ring: KeyRing, keys: Keys
         )
     )
     mask = service.slots - 1
+    slot_key0, slot_key1 = words(slot_key)
     items.append(
         entry(
             "service_config",
@@ -267,6 +276,8 @@ def _service(service: Service, number: int, pool: int, ring: KeyRing, keys: Keys
                 "flow_set": flow_set(number),
                 "flow_mask": mask,
                 "plain_tcp": int(service.plain_tcp),
+                "slot_key0": slot_key0,
+                "slot_key1": slot_key1,
             },
         )
     )
@@ -274,7 +285,7 @@ def _service(service: Service, number: int, pool: int, ring: KeyRing, keys: Keys
         match = {"address": address_int(address), "port": service.port}
         items.append(entry("services", match, "set_service", {"service": number}))
     for cell, rate in service.meters.of_classes().items():
-        items.append(_rate("service_meters", number * 4 + names.value("service_meter_t", cell.upper()), rate))
+        items.append(_rate("service_meters", number * 8 + names.value("service_meter_t", cell.upper()), rate))
     if service.meters.icmp_error is not None:
         items.append(_rate("icmp_error_meter", number, service.meters.icmp_error))
     return tuple(items)
@@ -328,7 +339,7 @@ def desired(
             fragments[f"spray {service.name}"] = _slot_set(spray_set(service, number), spray)
         if service.name in live:
             fragments[f"service {service.name}"] = _service(
-                service, number, pool, rings[service.name], config.keys, names
+                service, number, pool, rings[service.name], config.keys, names, slot_key(numbers, service)
             )
     return fragments
 

@@ -11,6 +11,7 @@ Pure: time comes in as an argument, randomness from `secrets`. Nothing here is e
 from __future__ import annotations
 
 import enum
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -71,6 +72,16 @@ class Key:
     def opening(self) -> bytes:
         """Key of the opening PRF, 16 bytes."""
         return self.secret[16:32]
+
+
+def derived(secret: bytes, purpose: str, name: str) -> bytes:
+    """A HalfSipHash key, 8 bytes, that stays as long as the secret does: of slots, of heartbeats."""
+    return hashlib.blake2s(name.encode(), key=secret, person=purpose.encode(), digest_size=8).digest()
+
+
+def words(key: bytes) -> tuple[int, int]:
+    """The two words of a HalfSipHash key, as tables take them."""
+    return int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
 
 
 def next_epoch(epoch: int) -> int:

@@ -29,7 +29,8 @@ def number(config: Config, state: State) -> Numbers:
         if service.pool_name not in replicas:
             replicas[service.pool_name] = state.number(f"pool {service.pool_name}", service.replicas, 0, 63)
     hops = {s.name: state.number(f"next_hop {s.name}", next_hops(config, s), 1, 65535) for s in config.switches}
-    return Numbers(services, pools, replicas, hops)
+    state.make_secret()
+    return Numbers(services, pools, replicas, hops, state.secret)
 
 
 def assign(config: Config, state: State, numbers: Numbers) -> None:

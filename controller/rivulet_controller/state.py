@@ -8,6 +8,7 @@ never renumbers what did not change.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TypeVar
@@ -55,6 +56,8 @@ def allocate(known: Mapping[str, int], names: Iterable[str], low: int, high: int
 GIVEN_MAX = 1 << 16
 """Most services, gone ones included, whose last epochs are remembered; the oldest is forgotten first."""
 
+SECRET_BYTES = 32
+
 Pairs = tuple[tuple[int, int], ...]
 """Slots: replica index of first and second, by slot."""
 
@@ -72,6 +75,8 @@ class State:
         self.slots: dict[str, Pairs] = {}
         self.counters: dict[str, int] = {}
         self.documents: dict[str, str] = {}
+        self.secret = b""
+        """Made once, kept for good: what must not change with any key's epoch is derived from it (keys.py)."""
         self.macs: dict[str, str] = {}
         """MAC addresses of replicas, as their agents said."""
         self.time: tuple[float, float] | None = None
@@ -106,6 +111,14 @@ class State:
                 self.macs[name] = bytes.fromhex(value.decode()).hex(":")
             case "counter":
                 self.counters[name] = int(value)
+            case "secret":
+                self.secret = bytes.fromhex(value.decode())
+
+    def make_secret(self) -> None:
+        """Makes the secret if there is none yet."""
+        if not self.secret:
+            self.secret = secrets.token_bytes(SECRET_BYTES)
+            self._changes["secret/derive"] = self.secret.hex().encode()
 
     def set_ring(self, service: str, ring: KeyRing) -> None:
         """Replaces the keys of a service."""
@@ -198,6 +211,7 @@ class State:
         other.numbers = {kind: dict(names) for kind, names in self.numbers.items()}
         other.slots, other.counters, other.macs = dict(self.slots), dict(self.counters), dict(self.macs)
         other.documents = dict(self.documents)
+        other.secret = self.secret
         return other
 
     def roll_back(self, before: State) -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .config import Config
-from .desired import Numbers
+from .config import Config, Service
+from .desired import Numbers, slot_key
 from .keys import KeyRing, Kind
 from .l2 import mac_int
 from .pb.rivulet.agent.v1 import agent_pb2
+from .slots import drained
+from .state import Pairs
 
 
-def update(config: Config, replica: str, numbers: Numbers, rings: Mapping[str, KeyRing]) -> agent_pb2.Update:
+def update(
+    config: Config,
+    replica: str,
+    numbers: Numbers,
+    rings: Mapping[str, KeyRing],
+    slots: Mapping[str, Pairs],
+    draining: frozenset[str],
+) -> agent_pb2.Update:
     """The update for one replica, without a version. Raises KeyError if the configuration has no such replica."""
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
@@ -50,5 +59,17 @@ def update(config: Config, replica: str, numbers: Numbers, rings: Mapping[str, K
             usable_nonce_epoch=nonce.epoch if nonce else 0,
             horizon_us=round(config.keys.horizon * 1e6),
             tunnels=[agent_pb2.Tunnel(local=place.ip.packed, tor=other.packed) for other in others],
+            slot_key=slot_key(numbers, service),
+            slots=bytes(index for pair in _slots(config, service, numbers, slots, draining) for index in pair),
         )
     return message
+
+
+def _slots(
+    config: Config, service: Service, numbers: Numbers, slots: Mapping[str, Pairs], draining: frozenset[str]
+) -> Pairs:
+    """The slots for flows, as the switches have them (desired.py)."""
+    indices = numbers.replicas[service.pool_name]
+    there = {indices[r.name]: 1 for r in config.replicas if r.name in indices and not r.maintenance}
+    away = frozenset(indices[name] for name in draining if indices.get(name) in there)
+    return drained(slots.get(service.name, ()), away, there)

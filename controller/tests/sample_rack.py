@@ -76,6 +76,7 @@ def fragments(
         state.number("pool", (s.pool_name for s in rack.services), 0, 1023),
         replicas,
         {s.name: state.number(f"next_hop {s.name}", next_hops(rack, s), 1, 65535) for s in rack.switches},
+        bytes(range(32)),
     )
     for service in rack.services:
         if keys and service.name not in state.rings:

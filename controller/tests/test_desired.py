@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from sample_rack import ARTIFACTS, NAMES, RACK, config, fragments, lines
 
+from rivulet_controller.config import Config
 from rivulet_controller.desired import ORDER, Tor, tor_of
-from rivulet_controller.entry import Entry, difference
-from rivulet_controller.keys import KeyRing, Kind, Lives
+from rivulet_controller.entry import Entry, Meter, difference
+from rivulet_controller.keys import KeyRing, Kind, Lives, derived, words
 from rivulet_controller.l2 import address_int
 from rivulet_controller.names import ENUMS, Names, NamesError
+from rivulet_controller.placing import number
 from rivulet_controller.state import State
+from rivulet_controller.updates import update
 
 WEB = f"{address_int(config().services[0].addresses[0]):#x}"
 TWO_RACKS = RACK.replace(
@@ -91,7 +94,7 @@ def test_a_small_rack_line_by_line() -> None:
     assert "routes[destination=0xffff00000000/0x60] route_to(next_hop=0x1)" in found
     assert (
         "service_config[service=0x1] configure(flow_mask=0xf, flow_set=0x2, plain_tcp=0x1, policy=0x0, pool=0x0,"
-        " spray_mask=0xf, spray_set=0x2)" in found
+        " slot_key0=…, slot_key1=…, spray_mask=0xf, spray_set=0x2)" in found
     )
     assert (
         "service_checks[service=0x1] set_checks(drop_unjudged=0x0, horizon=0x3d0900, key_mode=0x2, meter_mode=0x2,"
@@ -119,6 +122,34 @@ def test_nonce_key_words_are_little_endian() -> None:
     params = dict(key.params)
     assert params["k0"].to_bytes(4, "little") + params["k1"].to_bytes(4, "little") == secret[:8]
     assert params["k0_prime"].to_bytes(4, "little") + params["k1_prime"].to_bytes(4, "little") == secret[8:16]
+
+
+def test_what_carries_little_proof_is_metered_unless_told_otherwise() -> None:
+    cells = NAMES.members("service_meter_t")
+
+    def rates(rack: Config) -> dict[int, int]:
+        items = fragments(rack)["service web"]
+        return {i.index: i.cir for i in items if isinstance(i, Meter) and i.meter == "service_meters"}
+
+    meters = rates(config())
+    assert {8 + cell for cell in cells.values()} == meters.keys(), "a class without a limit"
+    assert sum(meters[8 + cells[name]] for name in ("SYN", "RESTART", "UNPROVED")) < 7800, "what the sketch judges"
+    meters = rates(config(RACK + "    meters: {syn: null, unproved: 7}\n"))
+    assert 8 + cells["SYN"] not in meters and meters[8 + cells["UNPROVED"]] == 7
+
+
+def test_agents_and_switches_choose_slots_alike() -> None:
+    rack, state = config(), State()
+    parts = fragments(rack, state=state)
+    configure = next(i for i in parts["service web"] if isinstance(i, Entry) and i.action == "configure")
+    rows = {dict(i.match)["slot"]: dict(i.params) for i in parts["slots web"] if isinstance(i, Entry)}
+    numbers = number(rack, state)
+    numbers = dataclasses.replace(numbers, secret=bytes(range(32)))  # sample_rack's
+    told = update(rack, "r1", numbers, state.rings, state.slots, frozenset()).services[0]
+    params = dict(configure.params)
+    assert words(told.slot_key) == (params["slot_key0"], params["slot_key1"])
+    assert list(told.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
+    assert words(told.slot_key) != words(derived(bytes(32), "slots", "web")), "nobody knows it without the secret"
 
 
 def test_a_service_is_not_live_before_its_keys() -> None:
@@ -212,7 +243,7 @@ def test_the_artifacts_alone_are_enough(tmp_path: Path) -> None:
     alone = Names(Path(shutil.copytree(ARTIFACTS, tmp_path / "p4")))
     for enum in ENUMS:
         assert alone.members(enum) == NAMES.members(enum) != {}
-    assert alone.members("service_meter_t").keys() == {"SYN", "TIMEOUT", "RESTART"}
+    assert alone.members("service_meter_t").keys() == {"SYN", "TIMEOUT", "RESTART", "UNPROVED", "RANGES"}
     with pytest.raises(NamesError, match="does not define"):
         alone.value("event_kind_t", "PARTY")
     with pytest.raises(NamesError, match="run `make p4`"):

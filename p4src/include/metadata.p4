@@ -1,104 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one packet carries through the pipeline beside its headers.
+// What one packet carries through the pipeline beside its headers, by who writes it. The parser gives every field a
+// value: hardware gives none.
 #ifndef RIVULET_METADATA_P4
 #define RIVULET_METADATA_P4
 
 #include "headers.p4"
+#include "v1model/carried.p4"
 
-// Index of the @field_list that survives a resubmission.
-const bit<8> RESUBMIT_FIELDS = 1;
-
-// The four words of HalfSipHash, and the states after the tag's two rounds under K and K'.
-struct nonce_state_t {
-    bit<32> v0;
-    bit<32> v1;
-    bit<32> v2;
-    bit<32> v3;
-}
-
-// The ToR block before it is overwritten, complemented (RFC 1624).
-struct tor_block_t {
-    bit<48> time;
-    bit<16> tor_id;
-    bit<16> exclusions;
-    bit<16> seal_epoch;
-    bit<16> nonce_epoch;
-    bit<16> flags;
-}
-
-struct event_t {
-    bit<8>  kind;      // event_kind_t
-    bit<8>  reason;    // drop_reason_t
-    bit<16> pool;
-    bit<8>  replica;
-    bit<32> sequence;
-    bit<48> clock;
-    bit<48> mac;
-    bit<16> port;
-    bit<16> vlan;
-}
-
-struct metadata_t {
-    // Kept over a resubmission, because all standard metadata is zero after it. Initialised in the first pass only.
-    @field_list(1) port_id_t      ingress_port;    // where the packet came from
-    @field_list(1) microseconds_t now;             // local clock of the first pass
-    @field_list(1) bit<7>         resubmits;       // passes before this one
-    @field_list(1) replica_id_t   found_dead;      // the replica whose silence the pass before found
-    @field_list(1) bit<32>        pick;            // the policy's number: same slot in each pass
-    @field_list(1) bit<1>         checked;         // verdict of the checks of the first pass
-
-    // Written by the parser.
+// Written by the parser.
+struct parsed_t {
     bit<16>       frame_length;     // bytes
     bit<16>       l2_length;        // bytes before the IP header
-    drop_reason_t parse_reason;     // why the parser stopped, or the IPv4 checksum; NONE: well formed
+    drop_reason_t reason;           // why the parser stopped, or the IPv4 checksum; NONE: well formed
     ip_address_t  src;
     ip_address_t  dst;
-    ip_protocol_t protocol;
     bit<16>       l4_length;        // bytes behind the IP header
     bit<16>       payload_length;   // bytes behind the TCP header
     bit<1>        is_ip;
     bit<1>        is_fragment;
     bit<1>        has_extension;    // an IPv6 extension header
     quote_t       quote;
+}
 
-    // Decided by the ingress.
+// What becomes of the packet.
+struct decided_t {
     drop_reason_t drop_reason;      // NONE: the packet lives
+    outcome_t     outcome;          // of a packet to a service
     port_id_t     egress_port;
     bit<16>       multicast_group;
     bit<1>        resubmit;
-    vlan_id_t     vlan;             // of the frame as received; 0 untagged
-    vlan_id_t     vlan_out;         // to send with
-    mac_address_t own_mac;
-    bit<32>       own_ipv4;
-    bit<128>      own_ipv6;
-    bit<16>       tor_id;
-    bit<1>        time_valid;
-    microseconds_t clock;           // the common clock
+    bit<1>        is_service;       // to a service address
+    bit<1>        is_request;       // a Rivulet request for a service
+    event_kind_t  event_kind;
+}
+
+// The switch's own, by `tor`.
+struct tor_t {
+    bit<1>        ready;
     bit<32>       sketch_key0;
     bit<32>       sketch_key1;
     bit<18>       sketch_mask;
     bit<32>       replay_limit;
     bit<32>       openings_limit;
-    bit<1>        tor_ready;
+}
 
-    ip_address_t  lookup_address;   // what `addresses` is asked for
-    bit<1>        address_own;
-    bit<1>        address_service;
-    ip_address_t  service_address;  // what `services` is asked for
+// Whose address the packet is about.
+struct address_t {
+    bit<1>        own;
+    bit<1>        service;
+}
+
+// The connection, also when an ICMP error quotes it.
+struct flow_t {
+    ip_address_t  service_address;
+    ip_address_t  client_address;
     bit<16>       service_port;
-    bit<1>        service_hit;
-    service_id_t  service;
-    bit<1>        is_service;       // to a service address
-    bit<1>        is_request;       // a Rivulet request for a service
-    outcome_t     outcome;
-    pool_id_t     pool;
+    bit<16>       client_port;
+    bit<32>       hash;
+    bit<1>        by_flow;          // choose by flow, not by the policy
+    replica_id_t  handed_on_by;     // the replica that had no socket for it
+}
+
+// By `services` and `service_config`.
+struct service_t {
+    bit<1>        hit;
+    service_id_t  id;
     policy_t      policy;
     slot_set_t    spray_set;
     slot_t        spray_mask;
     slot_set_t    flow_set;
     slot_t        flow_mask;
     bit<1>        plain_tcp;
+    bit<32>       slot_key0;        // slots are chosen by hashes under this key
+    bit<32>       slot_key1;
+}
 
+// By `service_checks`.
+struct checks_t {
     check_mode_t  key_mode;
     check_mode_t  time_mode;
     check_mode_t  range_mode;
@@ -107,76 +85,152 @@ struct metadata_t {
     check_mode_t  meter_mode;
     bit<1>        drop_unjudged;
     bit<32>       horizon;
-    epoch_t       seal_epoch;
-    epoch_t       nonce_epoch;
+}
 
-    bit<1>        key_known;
-    bit<1>        key_usable;
+// By `nonce_keys`.
+struct keys_t {
+    bit<1>        known;
+    bit<1>        usable;
     bit<32>       k0;
     bit<32>       k1;
     bit<32>       k0_prime;
     bit<32>       k1_prime;
-    nonce_state_t original;         // after the tag, under K
-    nonce_state_t retransmitted;    // after the tag, under K'
-    nonce_state_t state;            // of the hash under way
-    bit<32>       nonce;            // its result
-    bit<32>       sum;              // nonce of a range's first number
+}
+
+// The four words of HalfSipHash, and the result of a message that has ended.
+struct hash_t {
+    bit<32>       v0;
+    bit<32>       v1;
+    bit<32>       v2;
+    bit<32>       v3;
+    bit<32>       result;
+}
+
+struct hash_state_t {
+    bit<32>       v0;
+    bit<32>       v1;
+    bit<32>       v2;
+    bit<32>       v3;
+}
+
+struct nonce_t {
+    hash_state_t  original;         // after the tag, under K
+    hash_state_t  retransmitted;    // after the tag, under K'
+    bit<32>       first;            // r of a range's first number
+}
+
+// The proof of a request.
+struct proof_t {
     bit<1>        has_ranges;
     bit<1>        ranges_unseen;    // more than four
+    bit<1>        beyond;           // the number answered lies behind the ranges in sight
     bit<32>       range_end;        // last number of the last range, minus base
     bit<1>        sums_right;
-    bit<32>       sketch_tag;
-    bit<32>       sketch_number;
-    bit<8>        uses_allowed;
-    bit<1>        opening;          // no proof: counted in the sketch of the openings
-    drop_reason_t unjudged;         // what the switch could not judge
-    check_mode_t  mode;             // of the check that just failed
-    drop_reason_t failed;           // what it found
-    bit<1>        suspect;          // some check failed in mode COUNT
+    bit<1>        opening;          // not proved: counted in the sketch of the openings
+}
 
-    ip_address_t  client_address;   // of the flow, also when an ICMP error quotes it
-    bit<16>       client_port;
-    bit<1>        by_flow;          // choose by flow, not by the policy
-    bit<1>        handed_on;        // a replica had no socket for it
-    replica_id_t  handed_on_by;
-    slot_set_t    slot_set;
-    slot_t        slot;
+// What the checks find.
+struct verdict_t {
+    drop_reason_t failed;           // by the check just made
+    check_mode_t  mode;             // of that check
+    bit<1>        suspect;          // some check failed in mode COUNT
+    drop_reason_t unjudged;         // what the switch could not judge
+}
+
+// By `pools`.
+struct pool_t {
     member_set_t  members;
     bit<32>       bound;
     bit<16>       copies_group;
+}
+
+// Who is alive, and the choice of one who is.
+struct choice_t {
+    member_set_t  not_readmitted;
+    member_set_t  candidates;       // those that may take this packet
     replica_id_t  first;
     replica_id_t  second;
-    replica_id_t  replica;
     bit<1>        chosen;
-    member_set_t  alive;            // members that are not excluded
-    member_set_t  candidates;       // those that may take this packet
-    member_set_t  rotated;
-    replica_id_t  lowest;
-    bit<16>       exclusions;
+}
 
-    bit<1>        is_heartbeat;     // one for this ToR
+// Members of a set within every so many places (rank.p4).
+struct sums_t {
+    member_set_t  of2;
+    member_set_t  of4;
+    member_set_t  of8;
+    member_set_t  of16;
+    member_set_t  of32;
+}
+
+struct heartbeat_t {
+    bit<1>        ours;             // one for this ToR
     bit<1>        admitted;         // on the port and from the source of its replica
-    bit<1>        heartbeat_ready;
+    bit<1>        ready;
+    bit<1>        first;            // its replica was never heard before
+    bit<1>        third;            // ready, and the third such within the bound
     bit<16>       readmitted;       // exclusions after which plain TCP is allowed again
+}
 
+struct event_t {
+    bit<8>        kind;             // event_kind_t
+    bit<8>        reason;           // drop_reason_t
+    bit<16>       pool;
+    bit<8>        replica;
+    bit<32>       sequence;
+    bit<48>       clock;
+    bit<48>       mac;
+    bit<16>       port;
+    bit<16>       vlan;
+}
+
+// All that the egress reads of the ingress: one header before each packet, where the architecture carries no metadata.
+struct bridged_t {
+    port_id_t     ingress_port;
     bit<1>        packet_out;       // leaves as it is
-    bit<16>       copy;             // egress: which copy of a multicast
-    drop_reason_t egress_reason;    // egress: why this copy is dropped, NONE: it is sent
-    bit<16>       truncate_length;  // egress: bytes of the IP packet to send, 0: all
-    bit<1>        to_replica;       // egress: rewrite by `encapsulations`
-    bit<1>        to_copies;        // egress: one copy a live member
-    bit<1>        is_remote;
-    next_hop_t    next_hop;
-    bit<1>        routed;           // a next hop was chosen
-    bit<16>       mtu;
-    bit<16>       overhead;
-    bit<1>        is_flood;         // egress: no copy to the ingress port
-    answer_t      answer;           // egress: what to make of it, sent back where it came from
     punt_reason_t punt;
-    bit<1>        stamp;            // egress: overwrite the ToR block
-    bit<1>        tag_out;          // egress: send with an 802.1Q tag
+    answer_t      answer;           // what to make of it, sent back where it came from
+    fate_t        fate;
+    bit<1>        stamp;            // overwrite the ToR block
+    bit<1>        routed;           // a next hop was chosen
+    bit<1>        to_replica;       // rewrite by `encapsulations`
+    bit<1>        to_copies;        // one copy a live member
+    bit<1>        is_remote;
+    bit<1>        handed_on;        // a replica had no socket for it
+    bit<1>        mark;             // say so to the replica: the sums are right
+    bit<1>        time_valid;
+    vlan_id_t     vlan;             // of the frame as received; 0 untagged
+    vlan_id_t     vlan_out;         // to send with
+    pool_id_t     pool;
+    replica_id_t  replica;
+    member_set_t  alive;            // members that are not excluded
+    next_hop_t    next_hop;
+    bit<16>       mtu;
+    bit<16>       overhead;         // bytes of the tunnel's headers
+    bit<16>       entropy;          // of the flow, for a tunnel's source port
+    mac_address_t tor_mac;
+    bit<32>       tor_ipv4;
+    bit<128>      tor_ipv6;
+    bit<16>       tor_id;
+    microseconds_t clock;           // the common clock
+    bit<16>       exclusions;
+    epoch_t       seal_epoch;
+    epoch_t       nonce_epoch;
+}
 
-    // For the incremental repair of the TCP checksum (RFC 1624): complements of what is overwritten.
+// The ToR block before it is overwritten, complemented (RFC 1624).
+struct tor_block_t {
+    bit<48>       time;
+    bit<16>       tor_id;
+    bit<16>       exclusions;
+    bit<16>       seal_epoch;
+    bit<16>       nonce_epoch;
+    bit<16>       flags;
+}
+
+// Written by the egress, for the checksums and the end of the packet.
+struct written_t {
+    drop_reason_t reason;           // why this copy is dropped, NONE: it is sent
+    bit<16>       truncate_length;  // bytes of the IP packet to send, 0: all
     bit<1>        repair_tcp;
     bit<16>       old_checksum;
     tor_block_t   old_block;
@@ -185,9 +239,29 @@ struct metadata_t {
     bit<1>        fresh_too_big6_tcp;
     bit<1>        fresh_too_big6_udp;
     bit<32>       icmp6_length;     // upper-layer length for the pseudo header
+}
 
-    event_kind_t  event_kind;
+struct metadata_t {
+    carried_t     carried;
+    parsed_t      parsed;
+    decided_t     decided;
+    tor_t         tor;
+    address_t     address;
+    flow_t        flow;
+    service_t     service;
+    checks_t      checks;
+    keys_t        keys;
+    hash_t        hash;
+    nonce_t       nonce;
+    proof_t       proof;
+    verdict_t     verdict;
+    pool_t        pool;
+    choice_t      choice;
+    sums_t        sums;
+    heartbeat_t   heartbeat;
     event_t       event;
+    bridged_t     bridged;
+    written_t     written;
 }
 
 #endif

@@ -4,7 +4,6 @@
 #ifndef RIVULET_TYPES_P4
 #define RIVULET_TYPES_P4
 
-typedef bit<9>   port_id_t;
 typedef bit<12>  vlan_id_t;
 typedef bit<48>  mac_address_t;
 typedef bit<48>  microseconds_t;
@@ -25,10 +24,6 @@ typedef bit<16>  slot_set_t;
 typedef bit<16>  slot_t;
 typedef bit<16>  next_hop_t;
 typedef bit<16>  epoch_t;
-
-// --cpu-port and --drop-port of both switches.
-const port_id_t CPU_PORT  = 510;
-const port_id_t DROP_PORT = 511;
 
 const ether_type_t ETHER_TYPE_IPV4      = 0x0800;
 const ether_type_t ETHER_TYPE_ARP       = 0x0806;
@@ -178,7 +173,10 @@ enum bit<8> drop_reason_t {
     NO_NEIGHBOUR          = 56,  // the next hop has no row in `neighbours`
     NO_ENCAPSULATION      = 57,  // the replica has no row in `encapsulations`
     COPY_EXCLUDED         = 58,  // a multicast copy for a member that is not alive
-    COPY_SOURCE           = 59   // a flooded copy for the port the frame came from
+    COPY_SOURCE           = 59,  // a flooded copy for the port the frame came from
+    // Meters.
+    METER_UNPROVED        = 60,  // TIMEOUT and CLOSE without a proof
+    METER_RANGES          = 61   // more than four ranges
 }
 
 // What became of a packet: the counter `fates`.
@@ -233,8 +231,8 @@ enum bit<2> check_mode_t { OFF = 0, COUNT = 1, ENFORCE = 2 }
 // How a service picks a replica for a Rivulet request.
 enum bit<2> policy_t { BLOCK = 0, ROUND_ROBIN = 1, RANDOM = 2, LEAST_LOADED = 3 }
 
-// Cell of `service_meters`: service * 4 + this.
-enum bit<2> service_meter_t { SYN = 0, TIMEOUT = 1, RESTART = 2 }
+// Cell of `service_meters`: service * 8 + this. TIMEOUT: with a proof; UNPROVED: whatever else has none.
+enum bit<3> service_meter_t { SYN = 0, TIMEOUT = 1, RESTART = 2, UNPROVED = 3, RANGES = 4 }
 
 enum bit<2> entry_kind_t { ORIGINAL = 0, RETRANSMITTED = 1, MARK = 2, EXCUSE = 3 }
 

@@ -84,6 +84,7 @@ class P4InfoRules(unittest.TestCase):
     def test_enumerations_reach_the_p4info(self) -> None:
         enums = {e["key"][0]: e["value"][0]["members"] for e in self.info["type_info"][0]["serializable_enums"]}
         wanted = {"drop_reason_t", "outcome_t", "fate_t", "event_kind_t", "punt_reason_t", "policy_t", "check_mode_t"}
+        wanted |= {"service_meter_t"}
         self.assertEqual(wanted - set(enums), set())
         source = self.sources()
         for name in wanted:
@@ -109,6 +110,39 @@ class P4InfoRules(unittest.TestCase):
         names = list(self.tables) + [c["preamble"][0]["alias"][0] for c in self.info["counters"] + self.info["meters"]]
         self.assertEqual([name for name in names if f"`{name}`" not in text], [])
 
+    def test_ids_are_the_sources(self) -> None:
+        """A table or action keeps its number whatever is added before it."""
+        declared = re.findall(r"@id\((0x0[12]\w{6})\)\s+(?:action|table) (\w+)", self.sources())
+        numbers = [number for number, _ in declared]
+        self.assertEqual(len(set(numbers)), len(numbers))
+        emitted = {
+            entity["preamble"][0]["alias"][0]: int(entity["preamble"][0]["id"][0])
+            for kind in ("tables", "actions")
+            for entity in self.info[kind]
+        }
+        del emitted["NoAction"]  # core.p4's
+        self.assertEqual(emitted, {name: int(number, 16) for number, name in declared})
+
+    def test_every_reference_names_a_key(self) -> None:
+        keys = {(alias, f["name"][0]) for alias, table in self.tables.items() for f in table.get("match_fields", [])}
+        keys.add(("builtin::multicast_group_table", "multicast_group_id"))
+        named = re.findall(r"@refers_to\(([\w:]+), (\w+)\)", self.sources())
+        self.assertEqual([reference for reference in named if reference not in keys], [])
+        emitted = (artifact.BUILD / artifact.OUTPUTS[1]).read_text().count("@refers_to(")
+        self.assertEqual(emitted, len(named))
+
+    def test_a_sentence_stands_above_every_table(self) -> None:
+        for path in artifact.sources():
+            for comment, name in re.findall(r"^([^\n]*)\n(?:    @id\(\w+\)\n)?    table (\w+)", path.read_text(), re.M):
+                self.assertRegex(comment, r"^    // .*\.$", f"{path.name}: nothing says what {name} is")
+
+    def test_egress_reads_one_struct_of_the_ingress(self) -> None:
+        for control in ("Write", "Rewrite", "Stamp", "AnswerRewrite", "TooBigRewrite"):
+            found = re.search(rf"control {control}\((.*?)\)\s*{{", self.sources(), re.S)
+            assert found is not None
+            self.assertIn("in bridged_t bridged", found[1], control)
+            self.assertNotIn("metadata_t", found[1], control)
+
     def test_files_are_short(self) -> None:
         for path in artifact.sources():
             lines = len(path.read_text().splitlines())
@@ -117,7 +151,7 @@ class P4InfoRules(unittest.TestCase):
     def test_only_the_thin_files_name_the_architecture(self) -> None:
         words = re.compile(
             r"\bstandard_metadata|\bV1Switch|\bregister<|\bcounter<|\bmeter<|\bhash\(|\brandom\(|\bdigest<|\bresubmit_|"
-            r"\btruncate\(|\bmark_to_drop|_checksum\("
+            r"\btruncate\(|\bmark_to_drop|_checksum\(|@field_list|\bverify\(|\blookahead|\bpacket_length|\bbit<9>"
         )
         for path in artifact.sources():
             thin = path.name == artifact.PROGRAM or path.parent.name == "v1model"

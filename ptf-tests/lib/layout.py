@@ -62,6 +62,7 @@ class Service:
     epoch: int
     key: tuple[int, int]
     key_prime: tuple[int, int]
+    slot_key: tuple[int, int]
     checks: dict[str, int] = field(default_factory=dict)
     seal_epoch: int = 0
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1000, 8))

@@ -7,18 +7,17 @@ it: dropped for a reason, handed to a replica as these bytes, answered, routed, 
 
 from __future__ import annotations
 
-import binascii
 import ipaddress
-import struct
 from dataclasses import dataclass, field
 
-from rivulet_wire import internet_checksum, range_sum
+from rivulet_wire import block_hash, flow_hash, internet_checksum, range_sum
 
 ETH_IPV4, ETH_ARP, ETH_VLAN, ETH_IPV6, ETH_QINQ, ETH_HEARTBEAT = 0x0800, 0x0806, 0x8100, 0x86DD, 0x88A8, 0x88B5
 EXTENSIONS = {0, 43, 50, 51, 60, 135, 139, 140}
 FRAGMENT_HEADER = 44
 SYN_CLASS, NORMAL, PROBE, TIMEOUT, RESTART, REKEY, CLOSE = range(7)
 ONCE = {NORMAL, REKEY}
+ANSWERING = (NORMAL, PROBE, REKEY)  # their proof reaches the number that they answer
 
 
 class Malformed(Exception):
@@ -45,6 +44,7 @@ class ServiceModel:
     slots: list[int]  # port of each slot's first candidate
     horizon: int
     id: int
+    slot_key: tuple[int, int]
     judge_time: bool = True
 
 
@@ -341,7 +341,7 @@ class Model:
             return Verdict("drop", "NOT_SERVED")
         if p.response:
             return Verdict("drop", "RESPONSE_CLASS")
-        by_flow = service.slots[self._flow(p.src, p.dst, sport, dport) & (len(service.slots) - 1)]
+        by_flow = service.slots[flow_hash(service.slot_key, p.src, p.dst, sport, dport) & (len(service.slots) - 1)]
         if p.request is None:
             return Verdict("drop", "TTL_EXPIRED") if p.ttl <= 1 else Verdict("plain", port=by_flow)
         verdict = self._checks(p, service, clock)
@@ -352,7 +352,7 @@ class Model:
         if p.request.class_ == SYN_CLASS:
             return Verdict("plain" if p.bare_syn else "request", verdict.detail, by_flow, verdict.key)
         r = p.request
-        block = binascii.crc32(struct.pack("!IIB", r.tag, r.number >> 3, r.attempt))
+        block = block_hash(service.slot_key, r.tag, r.number, r.attempt)
         return Verdict("request", verdict.detail, service.slots[block & (len(service.slots) - 1)], verdict.key)
 
     def _icmp_error(self, p: Parsed) -> Verdict:
@@ -363,12 +363,8 @@ class Model:
             return Verdict("drop", "TTL_EXPIRED")
         if p.quote[4] != "plain":
             return Verdict("copies")
-        flow = self._flow(p.quote[2], p.quote[0], p.quote[3], p.quote[1])
+        flow = flow_hash(service.slot_key, p.quote[2], p.quote[0], p.quote[3], p.quote[1])
         return Verdict("plain", port=service.slots[flow & (len(service.slots) - 1)])
-
-    @staticmethod
-    def _flow(client: bytes, service: bytes, client_port: int, service_port: int) -> int:
-        return binascii.crc32(client + service + struct.pack("!HH", client_port, service_port))
 
     def _checks(self, p: Parsed, service: ServiceModel, clock: int) -> Verdict:
         r = p.request
@@ -391,14 +387,15 @@ class Model:
         wrong = self._form(r)
         if wrong:
             return Verdict("drop", wrong)
-        if len(ranges) > 4:
-            return Verdict("request", 2)
-        for (first, last, total), kind in zip(ranges, r.kinds, strict=False):
+        in_sight = ranges[:4]
+        for (first, last, total), kind in zip(in_sight, r.kinds, strict=False):
             if range_sum(service.keys[r.epoch][kind], r.tag, r.base + first, r.base + last) != total:
                 return Verdict("drop", "SUM")
         number = 0 if r.class_ == RESTART else r.number
-        proved = 1 if ranges else 0
-        return self._once((service.id, r.epoch, r.class_, r.tag, number, proved), r, 3 if ranges else 2)
+        beyond = r.class_ in ANSWERING and bool(ranges) and (r.number - r.base) % (1 << 32) > in_sight[-1][1]
+        proved = 1 if ranges and not beyond else 0
+        flags = 3 if ranges and len(ranges) <= 4 else 2
+        return self._once((service.id, r.epoch, r.class_, r.tag, number, proved), r, flags)
 
     @staticmethod
     def _form(r: Request) -> str:
@@ -413,11 +410,11 @@ class Model:
                 wrong = "ENTRY_FORM"
         if wrong:
             return wrong
-        if r.class_ in (NORMAL, PROBE, REKEY):
+        if r.class_ in ANSWERING:
             if not any_range:
                 return "RANGE_MISSING"
             unseen = len(r.kinds) > 4 and r.kinds[4] < 2
-            if not unseen and (r.number - r.base) % (1 << 32) > before:
+            if (r.number - r.base) % (1 << 32) > (0xFFFF if unseen else before):
                 return "RANGE_COVER"
         return ""
 

@@ -329,6 +329,7 @@ class RackTest(Traffic):
         family: int | None = None,
         modes: dict[str, int] | None = None,
         usable: int = 1,
+        slot_key: tuple[int, int] | None = None,
     ) -> Service:
         """A service with keys, all checks enforced unless `modes` says otherwise."""
         pool = pool or self.add_pool()
@@ -338,10 +339,10 @@ class RackTest(Traffic):
             ip(f"10.77.{service_id >> 8}.{service_id & 0xFF}") if family == 4 else ip(f"2001:db8:77::{service_id:x}")
         )
         rng = self.random
-        words = [rng.getrandbits(32) for _ in range(4)]
-        service = Service(
-            service_id, address, 80, pool, 100 + service_id, (words[0], words[1]), (words[2], words[3]), seal_epoch=7
-        )
+        words = [rng.getrandbits(32) for _ in range(6)]
+        words[4:] = slot_key or words[4:]
+        keys = [(words[at], words[at + 1]) for at in (0, 2, 4)]
+        service = Service(service_id, address, 80, pool, 100 + service_id, *keys, seal_epoch=7)
         service.checks = {f"{check}_mode": ENFORCE for check in ALL_CHECKS}
         service.checks |= {f"{check}_mode": mode for check, mode in (modes or {}).items()}
         service.checks |= {f"{check}_mode": OFF for check in WITHOUT}
@@ -374,6 +375,8 @@ class RackTest(Traffic):
             flow_set=slot_set,
             flow_mask=mask,
             plain_tcp=plain_tcp,
+            slot_key0=words[4],
+            slot_key1=words[5],
         )
         self.insert("services", {"address": number(address), "port": service.port}, "set_service", service=service.id)
         self.insert("addresses", {"address": number(address)}, "service_address")

@@ -278,6 +278,8 @@ class ServiceHalfInstalled(RackTest):
                 "flow_set": 65000,
                 "flow_mask": 0,
                 "plain_tcp": 1,
+                "slot_key0": 0,
+                "slot_key1": 0,
             }
             if pool_exists:
                 pool = self.add_pool()

@@ -4,7 +4,7 @@
 import time
 
 import packets
-from layout import COUNT, ENFORCE, OFF
+from layout import CLIENT, COUNT, ENFORCE, OFF
 from packets import CHECKED, TIME_VALID, Entry, Request
 from rack import RackTest, set_tor, variants
 
@@ -233,7 +233,8 @@ class Modes(RackTest):
 
 @variants
 class MoreRangesThanTheSwitchSees(RackTest):
-    """Five ranges are passed on unmarked, or dropped where the service wants that."""
+    """Five ranges are passed on unmarked, or dropped where the service wants that; what is in sight is checked as ever,
+    and a number that it proves is counted with the others."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -241,8 +242,20 @@ class MoreRangesThanTheSwitchSees(RackTest):
         for count in (5, 16):
             with self.counts("suspects", self.reasons["UNJUDGED_RANGES"]):
                 self.passes(service, self.good_request(service, ranges[:count]), flags=TIME_VALID)
-        # What it sees must still be in order.
+        # What it sees must still be in order, and right.
         self.fails(service, self.good_request(service, [(4, 5), (1, 2), *ranges[4:8]]), "RANGE_ORDER")
+        for at in range(4):
+            wrong = list(self.good_request(service, ranges[:5]).entries)
+            wrong[at] = Entry(0, wrong[at].first, wrong[at].last, wrong[at].sum ^ 0x100)
+            self.fails(service, self.good_request(service, ranges[:5], entries=tuple(wrong)), "SUM")
+        # A number that the four prove is used where those of four ranges are.
+        five = self.good_request(service, ranges[:5])
+        proved = five.with_(number=five.base + 6)
+        self.passes(service, proved, flags=TIME_VALID)
+        self.fails(service, proved.with_(entries=five.entries[:4], time=self.clock()), "REPLAY")
+        # One that only the fifth proves is used once too.
+        self.passes(service, five.with_(time=self.clock()), flags=TIME_VALID)
+        self.fails(service, five.with_(time=self.clock()), "REPLAY")
         self.set_checks(service, drop_unjudged=1)
         self.fails(service, self.good_request(service, ranges[:5]), "UNJUDGED_RANGES")
 
@@ -273,30 +286,43 @@ class SketchFull(RackTest):
 
 @variants
 class MetersOfWhatHasNoProof(RackTest):
-    """SYN, TIMEOUT and RESTART are metered each on its own; nothing else is."""
+    """SYN, RESTART, TIMEOUT with a proof, TIMEOUT and CLOSE without one, and what has more than four ranges are metered
+    each on its own; nothing else is."""
+
+    def of_kind(self, service, name: str) -> Request:
+        if name == "SYN":
+            return Request(name="SYN")
+        if name == "RANGES":
+            return self.good_request(service, [(2 * i, 2 * i) for i in range(5)])
+        if name == "TIMEOUT":
+            return self.good_request(service, name="TIMEOUT")
+        return self.good_request(service, [], name="CLOSE" if name == "UNPROVED" else name)
 
     def check(self) -> None:
         service = self.add_service()
-        kinds = {"SYN": 0, "TIMEOUT": 1, "RESTART": 2}
+        kinds = {"SYN": 0, "TIMEOUT": 1, "RESTART": 2, "UNPROVED": 3, "RANGES": 4}
         for name, kind in kinds.items():
-            index = service.id * 4 + kind
+            index = service.id * 8 + kind
             self.switch.set_meter("service_meters", index, 1, burst=2)
             try:
-                request = Request(name="SYN") if name == "SYN" else self.good_request(service, [], name=name)
-                frames = [self.to_service(service, request.with_(tag=i), sport=41000 + i) for i in range(12)]
+                frames = [self.to_service(service, self.of_kind(service, name), sport=41000 + i) for i in range(12)]
                 passed = self.metered(f"METER_{name}", frames)
                 self.assertIn(passed, range(1, 6), f"{name}: a meter of 1 a second, burst 2, passed {passed} of 12")
                 # The others go on.
                 self.passes(service, self.good_request(service))
                 others = [other for other in kinds if other != name]
                 for other in others:
-                    request = Request(name="SYN") if other == "SYN" else self.good_request(service, [], name=other)
-                    self.passes(service, request, flags=TIME_VALID, sport=42000 + kind)
+                    marked = CHECKED | TIME_VALID if other == "TIMEOUT" else TIME_VALID
+                    self.passes(service, self.of_kind(service, other), flags=marked, sport=42000 + kind)
+                if name == "UNPROVED":
+                    timeouts = [self.good_request(service, [], name="TIMEOUT") for _ in range(12)]
+                    passed = self.metered("METER_UNPROVED", [self.to_service(service, t) for t in timeouts])
+                    self.assertIn(passed, range(6), f"TIMEOUT and CLOSE share a meter, {passed} of 12 passed")
                 # Counted only: passed on.
                 self.set_checks(service, meter_mode=COUNT)
                 for i in range(3):
-                    request = Request(name="SYN") if name == "SYN" else self.good_request(service, [], name=name)
-                    self.passes(service, request, flags=TIME_VALID, sport=43000 + i)
+                    self.send(CLIENT, self.to_service(service, self.of_kind(service, name), sport=43000 + i))
+                    self.assertIn(self.receive()[0], service.pool.ports)
                 self.set_checks(service, meter_mode=ENFORCE)
             finally:
                 self.switch.set_meter("service_meters", index, None)

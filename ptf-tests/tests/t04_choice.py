@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which replica gets a packet: the policies, flows, weights."""
 
-import binascii
-import struct
+import itertools
 import time
 from collections import Counter
 
 import packets
-from layout import BLOCK, CLIENT, LEAST_LOADED, RANDOM, ROUND_ROBIN
+from layout import BLOCK, CLIENT, CLIENTS, LEAST_LOADED, RANDOM, ROUND_ROBIN
+from model import mapped
 from packets import SYN, TIME_VALID, Request
 from rack import RackTest, families, variants
+from rivulet_wire import block_hash, flow_hash, owner
 
 
 def smooth_order(weights: list[int], count: int) -> list[int]:
@@ -99,13 +100,66 @@ class BlocksOfEightNumbers(Spraying):
             for number in (block * 8, block * 8 + 3, block * 8 + 7):
                 for attempt in (0, 1):
                     request = Request(name="PROBE" if attempt else "NORMAL", tag=tag, number=number, attempt=attempt)
-                    data = struct.pack("!IIB", tag, number >> 3, attempt)
-                    wanted = slots[binascii.crc32(data) & 63][0]
+                    wanted = slots[block_hash(service.slot_key, tag, number, attempt) & 63][0]
                     self.assertEqual(self.passes(service, request, flags=TIME_VALID), wanted)
         requests = [Request(tag=self.random.getrandbits(32), number=self.random.getrandbits(32)) for _ in range(3000)]
         seen = self.shower(service, requests)
         for replica in range(3):
             self.assertLess(abs(seen[replica] - 1000), 150, f"blocks are spread unevenly: {seen}")
+
+
+class ThirdChoice(Spraying):
+    """Helpers: a pool of eight on four ports, of which any may be taken out."""
+
+    def eight(self, policy: int):
+        pool = self.add_pool([1, 2, 3, 4] * 2)
+        return self.add_service(pool, policy=policy, slots=self.even_slots(pool), modes=unchecked())
+
+    def shares(self, service, dead: tuple[int, ...], requests: list[Request]) -> list[float]:
+        """How often each of the eight got a packet while these were out, in shares of what it should have got."""
+        pool, slots = service.pool, self.even_slots(service.pool)
+        alive = [r for r in range(8) if r not in dead]
+        members = sum(1 << r for r in alive)
+        pool_entry = {"members": members, "bound": pool.bound, "copies_group": pool.id}
+        self.modify("pools", {"pool": pool.id}, "set_pool", **pool_entry)
+        wanted = [0.0] * 8
+        for first, second in slots:
+            taken = [first] if first in alive else [second] if second in alive else alive
+            for replica in taken:
+                wanted[replica] += len(requests) / len(slots) / len(taken)
+        before = self.switch.counters("replica_packets")
+        self.shower(service, requests)
+        after = self.switch.counters("replica_packets")
+        got = [after.get(pool.member(r), 0) - before.get(pool.member(r), 0) for r in range(8)]
+        self.assertEqual([got[r] for r in dead], [0] * len(dead))
+        self.assertEqual(sum(got), len(requests))
+        return [got[r] / wanted[r] for r in alive]
+
+
+class SurvivorsShareEvenly(ThirdChoice):
+    """Of eight replicas any one, two or three are out: each of the others gets its share within 10 %."""
+
+    def runTest(self) -> None:
+        service = self.eight(ROUND_ROBIN)
+        requests = [Request(number=1)] * 512
+        for count in (1, 2, 3):
+            for dead in itertools.combinations(range(8), count):
+                shares = self.shares(service, dead, requests)
+                self.assertTrue(all(0.9 < s < 1.1 for s in shares), f"without {dead} of 8 the others got {shares}")
+
+
+@families
+class HalfOfThePoolIsOut(ThirdChoice):
+    """Four of eight replicas are out: blocks and random packets go to the others evenly, as round robin's do."""
+
+    def check(self) -> None:
+        for policy in (ROUND_ROBIN, BLOCK, RANDOM):
+            service = self.eight(policy)
+            for dead in ((0, 1, 2, 3), (0, 2, 4, 6), (4, 5, 6, 7), (1, 2, 6, 7)):
+                requests = [Request(tag=self.random.getrandbits(32), number=1) for _ in range(2048)]
+                shares = self.shares(service, dead, requests)
+                near = 0.05 if policy == ROUND_ROBIN else 0.25  # of 512 by chance: five standard deviations
+                self.assertTrue(all(abs(s - 1) < near for s in shares), f"without {dead} of 8 the others got {shares}")
 
 
 @variants
@@ -156,6 +210,35 @@ class PlainTcpByFlow(Spraying):
             self.expect_request(service, opening, flags=TIME_VALID, replicas=[replica])
             seen[replica] += 1
         self.assertEqual(len(seen), 3, f"60 flows went to {seen}")
+
+
+@families
+class SlotsUnderAKey(Spraying):
+    """The slot of a flow and of a block is HalfSipHash under the service's key: another key, other slots. Whoever knows
+    key and slots knows who has a flow, and who has it when that one is gone."""
+
+    def check(self) -> None:
+        pool = self.add_pool()
+        slots = self.even_slots(pool)
+        moved = 0
+        for words in ((0, 0), (0x01234567, 0x89ABCDEF)):
+            service = self.add_service(pool, slots=slots, slot_key=words, modes=unchecked())
+            client, address = (mapped(a.packed) for a in (CLIENTS[self.family], service.address))
+            for sport in range(20000, 20064):
+                hashed = flow_hash(words, client, address, sport, service.port)
+                frame = self.plain(service, sport)
+                self.send(CLIENT, frame)
+                first = self.expect_plain(service, frame)
+                self.assertEqual(first, owner(hashed, slots, 0b111))
+                moved += first != owner(flow_hash((7, 7), client, address, sport, service.port), slots, 0b111)
+        self.assertGreater(moved, 50, "two keys of three replicas should differ in two of three flows")
+        for alive in (0b011, 0b101, 0b110, 0b010):
+            self.modify("pools", {"pool": pool.id}, "set_pool", members=alive, bound=pool.bound, copies_group=pool.id)
+            for sport in range(20000, 20064):
+                frame = self.plain(service, sport)
+                self.send(CLIENT, frame)
+                hashed = flow_hash(service.slot_key, client, address, sport, service.port)
+                self.expect_plain(service, frame, replicas=[owner(hashed, slots, alive)])
 
 
 @variants

@@ -82,7 +82,7 @@ class UnprovedTimeouts(Attack):
     def check(self) -> None:
         service = self.add_service()
         set_tor(self.switch, openings_limit=50)
-        index = service.id * 4 + 1
+        index = service.id * 8 + 3
         self.switch.set_meter("service_meters", index, 500, burst=100)
         try:
             frames = [
@@ -112,6 +112,26 @@ class CopiesOfAVictim(Attack):
         self.assertEqual(self.flood([self.to_service(service, request) for request in ahead]), 0)
         for step in range(1, 20):
             entry = service.range(0, 3 + step, base=victim.base, tag=victim.tag)
+            self.passes(service, victim.with_(number=victim.number + step, entries=(entry,), time=self.clock()))
+
+
+@families
+class NumbersBehindARangeThatIsNotThere(Attack):
+    """Four ranges that were seen of a victim and a fifth that is made up: the numbers behind the four, which only the
+    fifth could prove, are not used up where the victim's own requests are counted."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        victim = self.good_request(service, [(0, 0), (2, 2), (4, 4), (6, 7)])
+        forged = Entry(0, 9, 60, 0x12345678)
+        ahead = [victim.with_(number=victim.number + step, entries=(*victim.entries, forged)) for step in range(1, 40)]
+        for request in ahead:
+            self.passes(service, request.with_(time=self.clock()), flags=TIME_VALID)
+        # No range of 16 bits reaches these.
+        far = victim.with_(number=victim.base + 0x10000, entries=(*victim.entries, forged))
+        self.fails(service, far, "RANGE_COVER")
+        for step in range(1, 20):
+            entry = service.range(0, 7 + step, base=victim.base, tag=victim.tag)
             self.passes(service, victim.with_(number=victim.number + step, entries=(entry,), time=self.clock()))
 
 
@@ -167,7 +187,7 @@ class SynFlood(Attack):
 
     def check(self) -> None:
         service = self.add_service()
-        index = service.id * 4
+        index = service.id * 8
         self.switch.set_meter("service_meters", index, 100, burst=20)
         try:
             frames = [self.to_service(service, Request(name="SYN"), sport=1024 + n, sequence=n) for n in range(1500)]

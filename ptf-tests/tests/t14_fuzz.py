@@ -57,6 +57,7 @@ class Fuzz(RackTest):
                 [pool.ports[first] for first, _ in slots],
                 4_000_000,
                 s.id,
+                s.slot_key,
             )
             for s in self.services.values()
         ]

@@ -8,29 +8,36 @@
 const bit<32> ADDRESS_TABLE_SIZE = 8192;
 
 control Addresses(in headers_t hdr, inout metadata_t meta) {
+    ip_address_t asked;
+
+    @id(0x0100000b)
     action own_address() {
-        meta.address_own = 1;
+        meta.address.own = 1;
     }
 
+    @id(0x0100000c)
     action service_address() {
-        meta.address_service = 1;
+        meta.address.service = 1;
     }
 
+    @id(0x0100000d)
     action other_address() { }
 
+    // The addresses that the ToR answers for.
+    @id(0x02000006)
     table addresses {
-        key = { meta.lookup_address : exact @name("address"); }
+        key = { asked : exact @name("address"); }
         actions = { own_address; service_address; other_address; }
         const default_action = other_address;
         size = ADDRESS_TABLE_SIZE;
     }
 
     apply {
-        meta.lookup_address = meta.dst;
+        asked = meta.parsed.dst;
         if (hdr.arp.isValid()) {
-            meta.lookup_address = IPV4_MAPPED_PREFIX ++ hdr.arp.target_ip;
+            asked = IPV4_MAPPED_PREFIX ++ hdr.arp.target_ip;
         } else if (hdr.neighbour.isValid()) {
-            meta.lookup_address = hdr.neighbour.target;
+            asked = hdr.neighbour.target;
         }
         addresses.apply();
     }

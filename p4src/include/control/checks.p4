@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of a Rivulet request, cheapest first. After it: meta.drop_reason says to drop, or meta.checked whether
-// the sums are right. Applied in the first pass only; a resubmitted packet carries its verdict.
+// The checks of a Rivulet request, cheapest first. After it: decided.drop_reason says to drop, or carried.checked
+// whether the sums are right. Applied in the first pass only; a resubmitted packet carries its verdict.
 #ifndef RIVULET_CHECKS_P4
 #define RIVULET_CHECKS_P4
 
@@ -19,24 +19,30 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
     ServiceMeter() service_meter;
     bit<1> above;
     bit<48> age;
+    service_meter_t cell;        // the meter of this class
+    drop_reason_t   above_rate;  // what it is to be above that meter's rate
 
     // k0_prime and k1_prime are the words of K'. An epoch that is withdrawn stays a while with usable = 0.
+    @id(0x01000016)
     action set_nonce_keys(bit<32> k0, bit<32> k1, bit<32> k0_prime, bit<32> k1_prime, bit<1> usable) {
-        meta.k0 = k0;
-        meta.k1 = k1;
-        meta.k0_prime = k0_prime;
-        meta.k1_prime = k1_prime;
-        meta.key_known = 1;
-        meta.key_usable = usable;
+        meta.keys.k0 = k0;
+        meta.keys.k1 = k1;
+        meta.keys.k0_prime = k0_prime;
+        meta.keys.k1_prime = k1_prime;
+        meta.keys.known = 1;
+        meta.keys.usable = usable;
     }
 
+    @id(0x01000017)
     action no_key() {
-        meta.key_known = 0;
+        meta.keys.known = 0;
     }
 
+    // K and K' of a nonce epoch.
+    @id(0x0200000b)
     table nonce_keys {
         key = {
-            meta.service                 : exact @name("service");
+            meta.service.id                 : exact @name("service") @refers_to(service_config, service);
             hdr.continuation.nonce_epoch : exact @name("nonce_epoch");
         }
         actions = { set_nonce_keys; no_key; }
@@ -44,103 +50,120 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
         size = KEY_TABLE_SIZE;
     }
 
+    @id(0x01000018)
+    action meter_as(service_meter_t kind, drop_reason_t reason) {
+        cell = kind;
+        above_rate = reason;
+    }
+
+    // Which meter a request goes through: each kind has its own, so that none is starved by another.
+    @id(0x0200000c)
+    table metered_classes {
+        key = {
+            hdr.option.class         : ternary @name("class");
+            meta.proof.has_ranges    : ternary @name("has_ranges");
+            meta.proof.ranges_unseen : ternary @name("ranges_unseen");
+        }
+        actions = { meter_as; }
+        const default_action = meter_as(service_meter_t.UNPROVED, drop_reason_t.METER_UNPROVED);
+        const entries = {
+            (_, _, 1)             : meter_as(service_meter_t.RANGES, drop_reason_t.METER_RANGES);
+            (CLASS_SYN, _, _)     : meter_as(service_meter_t.SYN, drop_reason_t.METER_SYN);
+            (CLASS_RESTART, _, _) : meter_as(service_meter_t.RESTART, drop_reason_t.METER_RESTART);
+            (CLASS_TIMEOUT, 1, _) : meter_as(service_meter_t.TIMEOUT, drop_reason_t.METER_TIMEOUT);
+        }
+    }
+
     apply {
         if (hdr.continuation.isValid()) {
-            // Key epoch. A RESTART shows no sum: it is the way out when its epoch is gone, and what completes a bare SYN
-            // has none yet (epoch 0). The host judges its seal, or its cookie.
+            // Key epoch. A RESTART shows no sum: it is the way out when its epoch is gone, and what completes a bare
+            // SYN has none yet (epoch 0). The host judges its seal, or its cookie.
             nonce_keys.apply();
             if (hdr.option.class == CLASS_RESTART) {
-                meta.failed = drop_reason_t.NONE;
-            } else if (meta.key_known == 0) {
-                meta.failed = drop_reason_t.KEY_UNKNOWN;
-            } else if (meta.key_usable == 0) {
-                meta.failed = drop_reason_t.KEY_NOT_USABLE;
+                meta.verdict.failed = drop_reason_t.NONE;
+            } else if (meta.keys.known == 0) {
+                meta.verdict.failed = drop_reason_t.KEY_UNKNOWN;
+            } else if (meta.keys.usable == 0) {
+                meta.verdict.failed = drop_reason_t.KEY_NOT_USABLE;
             }
-            meta.mode = meta.key_mode;
+            meta.verdict.mode = meta.checks.key_mode;
             verdict.apply(meta);
 
             // Freshness. A RESTART may be of any age.
-            if (meta.drop_reason == drop_reason_t.NONE) {
-                if (meta.time_valid == 0) {
-                    meta.unjudged = drop_reason_t.UNJUDGED_CLOCK;
+            if (meta.decided.drop_reason == drop_reason_t.NONE) {
+                if (meta.bridged.time_valid == 0) {
+                    meta.verdict.unjudged = drop_reason_t.UNJUDGED_CLOCK;
                 } else if (hdr.option.class != CLASS_RESTART) {
-                    age = meta.clock - hdr.continuation.time;
+                    age = meta.bridged.clock - hdr.continuation.time;
                     if (age[47:47] == 1) {
-                        if (hdr.continuation.time - meta.clock > CLOCK_AGREEMENT) {
-                            meta.failed = drop_reason_t.FUTURE;
+                        if (hdr.continuation.time - meta.bridged.clock > CLOCK_AGREEMENT) {
+                            meta.verdict.failed = drop_reason_t.FUTURE;
                         }
-                    } else if (age > (bit<48>)meta.horizon) {
-                        meta.failed = drop_reason_t.STALE;
+                    } else if (age > (bit<48>)meta.checks.horizon) {
+                        meta.verdict.failed = drop_reason_t.STALE;
                     }
                 }
-                meta.mode = meta.time_mode;
+                meta.verdict.mode = meta.checks.time_mode;
                 verdict.apply(meta);
             }
 
             // Form of the proof.
-            if (meta.drop_reason == drop_reason_t.NONE) {
+            if (meta.decided.drop_reason == drop_reason_t.NONE) {
                 range_form.apply(hdr, meta);
-                meta.mode = meta.range_mode;
+                meta.verdict.mode = meta.checks.range_mode;
                 verdict.apply(meta);
             }
 
             // Sums.
-            if (meta.drop_reason == drop_reason_t.NONE && meta.has_ranges == 1) {
-                if (meta.ranges_unseen == 1) {
-                    meta.unjudged = drop_reason_t.UNJUDGED_RANGES;
-                } else if (meta.sum_mode != check_mode_t.OFF && meta.key_known == 1) {
+            if (meta.decided.drop_reason == drop_reason_t.NONE && meta.proof.has_ranges == 1) {
+                // Those in sight are checked all the same.
+                if (meta.proof.ranges_unseen == 1) {
+                    meta.verdict.unjudged = drop_reason_t.UNJUDGED_RANGES;
+                }
+                if (meta.checks.sum_mode != check_mode_t.OFF && meta.keys.known == 1) {
                     range_sums.apply(hdr, meta);
-                    meta.mode = meta.sum_mode;
+                    meta.verdict.mode = meta.checks.sum_mode;
                     verdict.apply(meta);
                 }
             }
         }
 
-        // What carries little or no proof is metered; what carries none has a sketch of its own.
-        if (meta.has_ranges == 0) {
-            meta.opening = 1;
+        // What is not proved, or not in sight, is metered; what is not proved has a sketch of its own.
+        if (meta.proof.has_ranges == 0 || meta.proof.beyond == 1) {
+            meta.proof.opening = 1;
         }
-        if (meta.drop_reason == drop_reason_t.NONE
-            && (meta.opening == 1 || hdr.option.class == CLASS_TIMEOUT)) {
-            above = 0;
-            if (hdr.option.class == CLASS_SYN) {
-                service_meter.apply(meta.service, service_meter_t.SYN, above);
-                meta.failed = drop_reason_t.METER_SYN;
-            } else if (hdr.option.class == CLASS_RESTART) {
-                service_meter.apply(meta.service, service_meter_t.RESTART, above);
-                meta.failed = drop_reason_t.METER_RESTART;
-            } else {
-                service_meter.apply(meta.service, service_meter_t.TIMEOUT, above);
-                meta.failed = drop_reason_t.METER_TIMEOUT;
+        if (meta.decided.drop_reason == drop_reason_t.NONE
+            && (meta.proof.opening == 1 || meta.proof.ranges_unseen == 1 || hdr.option.class == CLASS_TIMEOUT)) {
+            metered_classes.apply();
+            service_meter.apply(meta.service.id, cell, above);
+            if (above == 1) {
+                meta.verdict.failed = above_rate;
             }
-            if (above == 0) {
-                meta.failed = drop_reason_t.NONE;
-            }
-            meta.mode = meta.meter_mode;
+            meta.verdict.mode = meta.checks.meter_mode;
             verdict.apply(meta);
         }
 
         // One use per number. Only what was proved, or what cannot be, is counted.
-        if (meta.drop_reason == drop_reason_t.NONE && meta.replay_mode != check_mode_t.OFF
-            && (meta.sums_right == 1 || meta.opening == 1)) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.checks.replay_mode != check_mode_t.OFF
+            && (meta.proof.sums_right == 1 || meta.proof.opening == 1)) {
             replay.apply(hdr, meta);
-            meta.mode = meta.replay_mode;
+            meta.verdict.mode = meta.checks.replay_mode;
             verdict.apply(meta);
         }
 
-        if (meta.drop_reason == drop_reason_t.NONE && meta.unjudged != drop_reason_t.NONE) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.verdict.unjudged != drop_reason_t.NONE) {
             // Without a clock the host judges freshness, whatever the service says.
-            meta.failed = meta.unjudged;
-            meta.mode = check_mode_t.COUNT;
-            if (meta.drop_unjudged == 1 && meta.unjudged != drop_reason_t.UNJUDGED_CLOCK) {
-                meta.mode = check_mode_t.ENFORCE;
+            meta.verdict.failed = meta.verdict.unjudged;
+            meta.verdict.mode = check_mode_t.COUNT;
+            if (meta.checks.drop_unjudged == 1 && meta.verdict.unjudged != drop_reason_t.UNJUDGED_CLOCK) {
+                meta.verdict.mode = check_mode_t.ENFORCE;
             }
             verdict.apply(meta);
         }
 
-        meta.checked = 0;
-        if (meta.sums_right == 1 && meta.suspect == 0) {
-            meta.checked = 1;
+        meta.carried.checked = 0;
+        if (meta.proof.sums_right == 1 && meta.verdict.suspect == 0) {
+            meta.carried.checked = 1;
         }
     }
 }

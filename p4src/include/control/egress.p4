@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All rewriting, once a copy.
+// All rewriting, once a copy. Of the ingress it sees `bridged` alone.
 #ifndef RIVULET_EGRESS_P4
 #define RIVULET_EGRESS_P4
 
@@ -9,42 +9,44 @@
 #include "rewrite.p4"
 #include "too_big.p4"
 
-control Write(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
+// port: where this copy leaves. copy: its instance within a multicast group.
+control Write(inout headers_t hdr, in bridged_t bridged, inout written_t written, in port_id_t port,
+              in bit<16> copy) {
     AnswerRewrite() answer_rewrite;
     TooBigRewrite() too_big_rewrite;
     Rewrite() rewrite;
     EgressDropCounter() egress_drop_counter;
+    replica_id_t replica;
 
     apply {
-        if (meta.packet_out == 1) {
+        if (bridged.packet_out == 1) {
             hdr.packet_out.setInvalid();
-        } else if (meta.punt != punt_reason_t.NONE) {
+        } else if (bridged.punt != punt_reason_t.NONE) {
             hdr.packet_in.setValid();
-            hdr.packet_in.ingress_port = (bit<16>)meta.ingress_port;
-            hdr.packet_in.vlan = (bit<16>)meta.vlan;
-            hdr.packet_in.reason = (bit<8>)meta.punt;
+            hdr.packet_in.ingress_port = (bit<16>)bridged.ingress_port;
+            hdr.packet_in.vlan = (bit<16>)bridged.vlan;
+            hdr.packet_in.reason = (bit<8>)bridged.punt;
         } else {
-            if (meta.is_flood == 1 && port == meta.ingress_port) {
-                meta.egress_reason = drop_reason_t.COPY_SOURCE;
+            if (bridged.fate == fate_t.FLOODED && port == bridged.ingress_port) {
+                written.reason = drop_reason_t.COPY_SOURCE;
             }
-            if (meta.to_copies == 1) {
-                meta.replica = meta.copy[5:0];
-                if (((meta.alive >> (bit<8>)meta.replica) & 1) == 0) {
-                    meta.egress_reason = drop_reason_t.COPY_EXCLUDED;
+            replica = bridged.replica;
+            if (bridged.to_copies == 1) {
+                replica = copy[5:0];
+                if (((bridged.alive >> (bit<8>)replica) & 1) == 0) {
+                    written.reason = drop_reason_t.COPY_EXCLUDED;
                 }
             }
-            if (meta.answer == answer_t.TOO_BIG4 || meta.answer == answer_t.TOO_BIG6) {
-                meta.routed = 0;
-                meta.stamp = 0;
-                too_big_rewrite.apply(hdr, meta);
-            } else if (meta.answer != answer_t.NONE) {
-                answer_rewrite.apply(hdr, meta);
+            if (bridged.answer == answer_t.TOO_BIG4 || bridged.answer == answer_t.TOO_BIG6) {
+                too_big_rewrite.apply(hdr, bridged, written);
+            } else if (bridged.answer != answer_t.NONE) {
+                answer_rewrite.apply(hdr, bridged, written);
             }
-            if (meta.egress_reason == drop_reason_t.NONE) {
-                rewrite.apply(hdr, meta, port);
+            if (written.reason == drop_reason_t.NONE) {
+                rewrite.apply(hdr, bridged, written, port, replica);
             }
-            if (meta.egress_reason != drop_reason_t.NONE) {
-                egress_drop_counter.apply(meta.egress_reason);
+            if (written.reason != drop_reason_t.NONE) {
+                egress_drop_counter.apply(written.reason);
             }
         }
     }

@@ -15,30 +15,32 @@ control Events(inout metadata_t meta) {
 
     apply {
         above = 0;
-        if (meta.event_kind != event_kind_t.EXCLUDED && meta.event_kind != event_kind_t.RETURNED
-            && meta.event_kind != event_kind_t.READMITTED) {
-            if (meta.drop_reason == drop_reason_t.NO_REPLICA) {
-                meta.event_kind = event_kind_t.NO_REPLICA;
-                meta.event.pool = 6w0 ++ meta.pool;
-            } else if ((bit<8>)meta.drop_reason >= (bit<8>)drop_reason_t.KEY_UNKNOWN
-                       && (bit<8>)meta.drop_reason <= (bit<8>)drop_reason_t.METER_RESTART) {
-                meta.event_kind = event_kind_t.CHECK_FAILED;
-            } else if (meta.unjudged != drop_reason_t.NONE) {
-                meta.event_kind = event_kind_t.UNJUDGED;
+        if (meta.decided.event_kind != event_kind_t.EXCLUDED && meta.decided.event_kind != event_kind_t.RETURNED
+            && meta.decided.event_kind != event_kind_t.READMITTED) {
+            if (meta.decided.drop_reason == drop_reason_t.NO_REPLICA) {
+                meta.decided.event_kind = event_kind_t.NO_REPLICA;
+                meta.event.pool = 6w0 ++ meta.bridged.pool;
+            } else if (((bit<8>)meta.decided.drop_reason >= (bit<8>)drop_reason_t.KEY_UNKNOWN
+                        && (bit<8>)meta.decided.drop_reason <= (bit<8>)drop_reason_t.METER_RESTART)
+                       || meta.decided.drop_reason == drop_reason_t.METER_UNPROVED
+                       || meta.decided.drop_reason == drop_reason_t.METER_RANGES) {
+                meta.decided.event_kind = event_kind_t.CHECK_FAILED;
+            } else if (meta.verdict.unjudged != drop_reason_t.NONE) {
+                meta.decided.event_kind = event_kind_t.UNJUDGED;
             }
-            if (meta.event_kind != event_kind_t.NONE) {
-                event_meter.apply(meta.event_kind, above);
+            if (meta.decided.event_kind != event_kind_t.NONE) {
+                event_meter.apply(meta.decided.event_kind, above);
             }
         }
-        if (meta.event_kind != event_kind_t.NONE && above == 0) {
-            meta.event.reason = (bit<8>)meta.drop_reason;
-            if (meta.drop_reason == drop_reason_t.NONE) {
-                meta.event.reason = (bit<8>)meta.unjudged;
+        if (meta.decided.event_kind != event_kind_t.NONE && above == 0) {
+            meta.event.reason = (bit<8>)meta.decided.drop_reason;
+            if (meta.decided.drop_reason == drop_reason_t.NONE) {
+                meta.event.reason = (bit<8>)meta.verdict.unjudged;
             }
             event_sequence.apply(meta.event.sequence);
-            meta.event.clock = meta.clock;
-            meta.event.kind = (bit<8>)meta.event_kind;
-            send_event.apply(meta.event, meta.event_kind);
+            meta.event.clock = meta.bridged.clock;
+            meta.event.kind = (bit<8>)meta.decided.event_kind;
+            send_event.apply(meta.event);
         }
     }
 }

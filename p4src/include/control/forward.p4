@@ -11,76 +11,87 @@ const bit<32> ROUTE_TABLE_SIZE    = 16384;
 const bit<32> NEXT_HOP_TABLE_SIZE = 16384;
 
 control Forward(in headers_t hdr, inout metadata_t meta) {
+    @id(0x01000023)
     action bridge_to(port_id_t port) {
-        meta.egress_port = port;
+        meta.decided.egress_port = port;
     }
 
-    action bridge_unknown() {
-        meta.is_flood = 1;
+    @id(0x01000024)
+    action bridge_unknown(fate_t fate) {
+        meta.bridged.fate = fate;
     }
 
+    // The port of an Ethernet address within its VLAN.
+    @id(0x02000012)
     table bridges {
         key = {
-            meta.vlan        : exact @name("vlan");
+            meta.bridged.vlan        : exact @name("vlan");
             hdr.ethernet.dst : exact @name("mac");
         }
-        actions = { bridge_to; bridge_unknown; }
-        const default_action = bridge_unknown;
+        actions = { bridge_to; @defaultonly bridge_unknown; }
+        const default_action = bridge_unknown(fate_t.FLOODED);
         size = BRIDGE_TABLE_SIZE;
     }
 
-    action flood(bit<16> group) {
-        meta.multicast_group = group;
+    @id(0x01000025)
+    action flood(@refers_to(builtin::multicast_group_table, multicast_group_id) bit<16> group) {
+        meta.decided.multicast_group = group;
     }
 
-    action no_flood() {
-        meta.drop_reason = drop_reason_t.NO_BRIDGE;
+    @id(0x01000026)
+    action no_flood(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
     // The ports of a VLAN, for what is for all or for an unknown one.
+    @id(0x02000013)
     table floods {
-        key = { meta.vlan : exact @name("vlan"); }
-        actions = { flood; no_flood; }
-        const default_action = no_flood;
+        key = { meta.bridged.vlan : exact @name("vlan"); }
+        actions = { flood; @defaultonly no_flood; }
+        const default_action = no_flood(drop_reason_t.NO_BRIDGE);
         size = FLOOD_TABLE_SIZE;
     }
 
-    action route_to(next_hop_t next_hop) {
-        meta.next_hop = next_hop;
-        meta.routed = 1;
+    @id(0x01000027)
+    action route_to(@refers_to(next_hops, next_hop) next_hop_t next_hop) {
+        meta.bridged.next_hop = next_hop;
+        meta.bridged.routed = 1;
     }
 
-    action no_route() {
-        meta.drop_reason = drop_reason_t.NO_ROUTE;
+    @id(0x01000028)
+    action no_route(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
+    // The next hop of an IP destination.
+    @id(0x02000014)
     table routes {
-        key = { meta.dst : lpm @name("destination"); }
-        actions = { route_to; no_route; }
-        const default_action = no_route;
+        key = { meta.parsed.dst : lpm @name("destination"); }
+        actions = { route_to; @defaultonly no_route; }
+        const default_action = no_route(drop_reason_t.NO_ROUTE);
         size = ROUTE_TABLE_SIZE;
     }
 
     apply {
-        if (hdr.ethernet.dst == meta.own_mac) {
-            if (meta.address_own == 1) {
-                if (meta.is_ip == 1) {
-                    meta.punt = punt_reason_t.OWN_ADDRESS;
+        if (hdr.ethernet.dst == meta.bridged.tor_mac) {
+            if (meta.address.own == 1) {
+                if (meta.parsed.is_ip == 1) {
+                    meta.bridged.punt = punt_reason_t.OWN_ADDRESS;
                 } else {
-                    meta.punt = punt_reason_t.NEIGHBOUR;
+                    meta.bridged.punt = punt_reason_t.NEIGHBOUR;
                 }
-            } else if (meta.is_ip == 1) {
+            } else if (meta.parsed.is_ip == 1) {
                 routes.apply();
             } else {
-                meta.drop_reason = drop_reason_t.OWN_ADDRESS;
+                meta.decided.drop_reason = drop_reason_t.OWN_ADDRESS;
             }
         } else {
-            meta.vlan_out = meta.vlan;
+            meta.bridged.vlan_out = meta.bridged.vlan;
             bridges.apply();
-            if (meta.is_flood == 1) {
+            if (meta.bridged.fate == fate_t.FLOODED) {
                 floods.apply();
-            } else if (meta.egress_port == meta.ingress_port) {
-                meta.drop_reason = drop_reason_t.SAME_PORT;
+            } else if (meta.decided.egress_port == meta.carried.ingress_port) {
+                meta.decided.drop_reason = drop_reason_t.SAME_PORT;
             }
         }
     }
@@ -88,26 +99,30 @@ control Forward(in headers_t hdr, inout metadata_t meta) {
 
 // Port and MTU of a next hop, for routes and for replicas.
 control NextHops(in headers_t hdr, inout metadata_t meta) {
+    @id(0x01000029)
     action set_next_hop(port_id_t port, bit<16> mtu) {
-        meta.egress_port = port;
-        meta.mtu = mtu;
+        meta.decided.egress_port = port;
+        meta.bridged.mtu = mtu;
     }
 
-    action no_next_hop() {
-        meta.drop_reason = drop_reason_t.NO_NEXT_HOP;
+    @id(0x0100002a)
+    action no_next_hop(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
+    // Where a next hop is, and how long a packet may be there.
+    @id(0x02000015)
     table next_hops {
-        key = { meta.next_hop : exact @name("next_hop"); }
-        actions = { set_next_hop; no_next_hop; }
-        const default_action = no_next_hop;
+        key = { meta.bridged.next_hop : exact @name("next_hop"); }
+        actions = { set_next_hop; @defaultonly no_next_hop; }
+        const default_action = no_next_hop(drop_reason_t.NO_NEXT_HOP);
         size = NEXT_HOP_TABLE_SIZE;
     }
 
     apply {
         if ((hdr.ipv4.isValid() && hdr.ipv4.ttl <= 1) || (hdr.ipv6.isValid() && hdr.ipv6.hop_limit <= 1)) {
-            meta.drop_reason = drop_reason_t.TTL_EXPIRED;
-        } else if (meta.to_copies == 0) {
+            meta.decided.drop_reason = drop_reason_t.TTL_EXPIRED;
+        } else if (meta.bridged.to_copies == 0) {
             next_hops.apply();
         }
     }

@@ -15,25 +15,29 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
     bit<1> ready;
 
     // readmitted: after how many exclusions, modulo 2^16, the controller lets the replica take plain TCP again.
+    @id(0x0100000e)
     action admit_heartbeat(bit<16> readmitted) {
-        meta.admitted = 1;
-        meta.readmitted = readmitted;
+        meta.heartbeat.admitted = 1;
+        meta.heartbeat.readmitted = readmitted;
     }
 
-    action refuse_heartbeat() {
-        meta.drop_reason = drop_reason_t.HEARTBEAT_REFUSED;
+    @id(0x0100000f)
+    action refuse_heartbeat(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
+    // Where each replica's heartbeats come from.
+    @id(0x02000007)
     table heartbeat_sources {
         key = {
             hdr.heartbeat.pool    : exact @name("pool");
             hdr.heartbeat.replica : exact @name("replica");
-            meta.ingress_port     : exact @name("ingress_port");
+            meta.carried.ingress_port     : exact @name("ingress_port");
             remote                : exact @name("remote");
             source                : exact @name("source");
         }
-        actions = { admit_heartbeat; refuse_heartbeat; }
-        const default_action = refuse_heartbeat;
+        actions = { admit_heartbeat; @defaultonly refuse_heartbeat; }
+        const default_action = refuse_heartbeat(drop_reason_t.HEARTBEAT_REFUSED);
         size = HEARTBEAT_TABLE_SIZE;
     }
 
@@ -42,24 +46,24 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
         source = 80w0 ++ hdr.ethernet.src;
         if (hdr.udp.isValid()) {
             remote = 1;
-            source = meta.src;
+            source = meta.parsed.src;
         }
         heartbeat_sources.apply();
         if (hdr.heartbeat.version != HEARTBEAT_VERSION || (hdr.heartbeat.flags & ~HEARTBEAT_FLAG_READY) != 0
             || hdr.heartbeat.replica >= 64 || hdr.heartbeat.reserved != 0) {
-            meta.admitted = 0;
-            meta.drop_reason = drop_reason_t.HEARTBEAT_FORM;
+            meta.heartbeat.admitted = 0;
+            meta.decided.drop_reason = drop_reason_t.HEARTBEAT_FORM;
         }
-        if (meta.admitted == 1) {
-            meta.pool = hdr.heartbeat.pool[9:0];
-            meta.replica = hdr.heartbeat.replica[5:0];
+        if (meta.heartbeat.admitted == 1) {
+            meta.bridged.pool = hdr.heartbeat.pool[9:0];
+            meta.bridged.replica = hdr.heartbeat.replica[5:0];
             ready = 0;
             if ((hdr.heartbeat.flags & HEARTBEAT_FLAG_READY) != 0) {
                 ready = 1;
             }
-            heartbeat_counter.apply(meta.pool ++ meta.replica, ready);
+            heartbeat_counter.apply(meta.bridged.pool ++ meta.bridged.replica, ready);
             // Not ready is as good as silent.
-            meta.heartbeat_ready = ready;
+            meta.heartbeat.ready = ready;
         }
     }
 }

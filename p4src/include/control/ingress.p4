@@ -39,83 +39,87 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
     OutcomeCounter() outcome_counter;
     FateCounter() fate_counter;
     Events() events;
-    fate_t fate;
 
     apply {
+        meta.bridged.fate = fate_t.BRIDGED;
         tor.apply(meta);
-        if (meta.parse_reason != drop_reason_t.NONE) {
-            meta.drop_reason = meta.parse_reason;
-        } else if (meta.tor_ready == 0) {
-            meta.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
+        if (meta.parsed.reason != drop_reason_t.NONE) {
+            meta.decided.drop_reason = meta.parsed.reason;
+        } else if (meta.tor.ready == 0) {
+            meta.decided.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
         } else {
             ports.apply(hdr, meta);
         }
-        if (meta.drop_reason == drop_reason_t.NONE) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE) {
             addresses.apply(hdr, meta);
             answer_choice.apply(hdr, meta);
             // In the rack a heartbeat has no IP header; one from outside is for an address of ours.
-            if (hdr.heartbeat.isValid() && (meta.is_ip == 0 || meta.address_own == 1)) {
-                meta.is_heartbeat = 1;
+            if (hdr.heartbeat.isValid() && (meta.parsed.is_ip == 0 || meta.address.own == 1)) {
+                meta.heartbeat.ours = 1;
             }
-            if (meta.punt != punt_reason_t.NONE || meta.answer != answer_t.NONE) {
+            if (meta.bridged.punt != punt_reason_t.NONE || meta.bridged.answer != answer_t.NONE) {
                 // Decided.
-            } else if (meta.is_heartbeat == 1) {
+            } else if (meta.heartbeat.ours == 1) {
                 heartbeats.apply(hdr, meta);
-            } else if (meta.address_service == 1 && meta.is_ip == 1) {
-                meta.is_service = 1;
+            } else if (meta.address.service == 1 && meta.parsed.is_ip == 1) {
+                meta.decided.is_service = 1;
                 admission.apply(hdr, meta);
             } else {
                 forward.apply(hdr, meta);
             }
         }
 
-        if (meta.drop_reason == drop_reason_t.NONE && (meta.admitted == 1 || meta.is_service == 1)) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE
+            && (meta.heartbeat.admitted == 1 || meta.decided.is_service == 1)) {
             liveness.apply(hdr, meta);
         }
-        if (meta.drop_reason == drop_reason_t.NONE && meta.resubmit == 0) {
-            if (meta.to_copies == 1) {
-                meta.multicast_group = meta.copies_group;
-                meta.to_replica = 1;
-                meta.routed = 1;
-            } else if (meta.is_service == 1) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.decided.resubmit == 0) {
+            if (meta.bridged.to_copies == 1) {
+                meta.decided.multicast_group = meta.pool.copies_group;
+                meta.bridged.to_replica = 1;
+                meta.bridged.routed = 1;
+            } else if (meta.decided.is_service == 1) {
                 replicas.apply(meta);
-                meta.stamp = meta.is_request;
+                meta.bridged.stamp = meta.decided.is_request;
+                meta.bridged.entropy = meta.carried.pick[15:0];
+                // For hosts whose frames come from their own ToR.
+                if (meta.carried.checked == 1 && meta.bridged.is_remote == 0) {
+                    meta.bridged.mark = 1;
+                }
             }
         }
-        if (meta.drop_reason == drop_reason_t.NONE && meta.routed == 1 && meta.resubmit == 0) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.bridged.routed == 1
+            && meta.decided.resubmit == 0) {
             next_hops.apply(hdr, meta);
-            if (meta.drop_reason == drop_reason_t.NONE && meta.to_copies == 0) {
+            if (meta.decided.drop_reason == drop_reason_t.NONE && meta.bridged.to_copies == 0) {
                 too_big_choice.apply(hdr, meta);
             }
         }
 
-        fate = fate_t.BRIDGED;
-        if (meta.resubmit == 1) {
-            fate = fate_t.RESUBMITTED;
-        } else if (meta.drop_reason != drop_reason_t.NONE) {
-            fate = fate_t.DROPPED;
-            drop_counter.apply(meta.drop_reason);
-            meta.outcome = outcome_t.DROPPED;
-            meta.egress_port = DROP_PORT;
-            meta.multicast_group = 0;
-        } else if (meta.punt != punt_reason_t.NONE) {
-            fate = fate_t.PUNTED;
-            meta.egress_port = CPU_PORT;
-        } else if (meta.is_heartbeat == 1) {
-            fate = fate_t.HEARTBEAT;
-            meta.egress_port = DROP_PORT;
-        } else if (meta.answer != answer_t.NONE) {
-            fate = fate_t.ANSWERED;
-        } else if (meta.is_service == 1) {
-            fate = fate_t.SERVICE;
-        } else if (meta.routed == 1) {
-            fate = fate_t.ROUTED;
-        } else if (meta.is_flood == 1) {
-            fate = fate_t.FLOODED;
+        if (meta.decided.resubmit == 1) {
+            meta.bridged.fate = fate_t.RESUBMITTED;
+        } else if (meta.decided.drop_reason != drop_reason_t.NONE) {
+            meta.bridged.fate = fate_t.DROPPED;
+            drop_counter.apply(meta.decided.drop_reason);
+            meta.decided.outcome = outcome_t.DROPPED;
+            meta.decided.egress_port = DROP_PORT;
+            meta.decided.multicast_group = 0;
+        } else if (meta.bridged.punt != punt_reason_t.NONE) {
+            meta.bridged.fate = fate_t.PUNTED;
+            meta.decided.egress_port = CPU_PORT;
+        } else if (meta.heartbeat.ours == 1) {
+            meta.bridged.fate = fate_t.HEARTBEAT;
+            meta.decided.egress_port = DROP_PORT;
+        } else if (meta.bridged.answer != answer_t.NONE) {
+            meta.bridged.fate = fate_t.ANSWERED;
+        } else if (meta.decided.is_service == 1) {
+            meta.bridged.fate = fate_t.SERVICE;
+        } else if (meta.bridged.routed == 1) {
+            meta.bridged.fate = fate_t.ROUTED;
         }
-        fate_counter.apply(fate);
-        if (meta.service_hit == 1 && meta.resubmit == 0) {
-            outcome_counter.apply(meta.service, meta.outcome);
+        fate_counter.apply(meta.bridged.fate);
+        if (meta.service.hit == 1 && meta.decided.resubmit == 0) {
+            outcome_counter.apply(meta.service.id, meta.decided.outcome);
         }
         events.apply(meta);
     }

@@ -4,20 +4,20 @@
 #define RIVULET_RANGES_P4
 
 #include "../metadata.p4"
-#include "nonces.p4"
+#include "half_sip_hash.p4"
 
-// One entry of the proof against the range before it. Sets meta.failed; advances meta.range_end.
+// One entry of the proof against the range before it. Sets meta.verdict.failed; advances meta.proof.range_end.
 control EntryForm(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bit<1> is_first) {
     apply {
         if (kind[1:1] == 0) {
-            if (entry.first > entry.last || (is_first == 0 && (bit<32>)entry.first <= meta.range_end)) {
-                meta.failed = drop_reason_t.RANGE_ORDER;
+            if (entry.first > entry.last || (is_first == 0 && (bit<32>)entry.first <= meta.proof.range_end)) {
+                meta.verdict.failed = drop_reason_t.RANGE_ORDER;
             }
-            meta.range_end = (bit<32>)entry.last;
-            meta.has_ranges = 1;
+            meta.proof.range_end = (bit<32>)entry.last;
+            meta.proof.has_ranges = 1;
         } else if (entry.sum != 0 || (kind == entry_kind_t.MARK && entry.first != entry.last)
                    || (kind == entry_kind_t.EXCUSE && entry.last != 0)) {
-            meta.failed = drop_reason_t.ENTRY_FORM;
+            meta.verdict.failed = drop_reason_t.ENTRY_FORM;
         }
     }
 }
@@ -41,16 +41,20 @@ control RangeForm(in headers_t hdr, inout metadata_t meta) {
             entry_form.apply(meta, hdr.entry3, hdr.proof.range_kinds[25:24], 0);
         }
         if (hdr.proof.range_count > RANGES_SEEN && hdr.proof.range_kinds[23:23] == 0) {
-            meta.ranges_unseen = 1;
+            meta.proof.ranges_unseen = 1;
         }
-        if (meta.failed == drop_reason_t.NONE
+        if (meta.verdict.failed == drop_reason_t.NONE
             && (hdr.option.class == CLASS_NORMAL || hdr.option.class == CLASS_PROBE
                 || hdr.option.class == CLASS_REKEY)) {
-            if (meta.has_ranges == 0) {
-                meta.failed = drop_reason_t.RANGE_MISSING;
-            } else if (meta.ranges_unseen == 0
-                       && hdr.continuation.number - hdr.continuation.base > meta.range_end) {
-                meta.failed = drop_reason_t.RANGE_COVER;
+            if (meta.proof.has_ranges == 0) {
+                meta.verdict.failed = drop_reason_t.RANGE_MISSING;
+            } else if (hdr.continuation.number - hdr.continuation.base > meta.proof.range_end) {
+                // One that is not in sight may reach it, if any can: its numbers are 16 bits above the base.
+                if (meta.proof.ranges_unseen == 1 && hdr.continuation.number - hdr.continuation.base <= 0xffff) {
+                    meta.proof.beyond = 1;
+                } else {
+                    meta.verdict.failed = drop_reason_t.RANGE_COVER;
+                }
             }
         }
     }
@@ -61,21 +65,21 @@ control EntrySum(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bit
     NonceNumber() nonce_number;
 
     @hidden action start() {
-        meta.state.v0 = meta.original.v0;
-        meta.state.v1 = meta.original.v1;
-        meta.state.v2 = meta.original.v2;
-        meta.state.v3 = meta.original.v3;
+        meta.hash.v0 = meta.nonce.original.v0;
+        meta.hash.v1 = meta.nonce.original.v1;
+        meta.hash.v2 = meta.nonce.original.v2;
+        meta.hash.v3 = meta.nonce.original.v3;
     }
 
     @hidden action start_prime() {
-        meta.state.v0 = meta.retransmitted.v0;
-        meta.state.v1 = meta.retransmitted.v1;
-        meta.state.v2 = meta.retransmitted.v2;
-        meta.state.v3 = meta.retransmitted.v3;
+        meta.hash.v0 = meta.nonce.retransmitted.v0;
+        meta.hash.v1 = meta.nonce.retransmitted.v1;
+        meta.hash.v2 = meta.nonce.retransmitted.v2;
+        meta.hash.v3 = meta.nonce.retransmitted.v3;
     }
 
     @hidden action keep() {
-        meta.sum = meta.nonce;
+        meta.nonce.first = meta.hash.result;
     }
 
     apply {
@@ -92,8 +96,8 @@ control EntrySum(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bit
             start_prime();
         }
         nonce_number.apply(meta, base + (bit<32>)entry.last + 1);
-        if (meta.sum ^ meta.nonce != entry.sum) {
-            meta.failed = drop_reason_t.SUM;
+        if (meta.nonce.first ^ meta.hash.result != entry.sum) {
+            meta.verdict.failed = drop_reason_t.SUM;
         }
     }
 }
@@ -104,41 +108,41 @@ control RangeSums(in headers_t hdr, inout metadata_t meta) {
     EntrySum() entry_sum;
 
     @hidden action keep_original() {
-        meta.original.v0 = meta.state.v0;
-        meta.original.v1 = meta.state.v1;
-        meta.original.v2 = meta.state.v2;
-        meta.original.v3 = meta.state.v3;
+        meta.nonce.original.v0 = meta.hash.v0;
+        meta.nonce.original.v1 = meta.hash.v1;
+        meta.nonce.original.v2 = meta.hash.v2;
+        meta.nonce.original.v3 = meta.hash.v3;
     }
 
     @hidden action keep_retransmitted() {
-        meta.retransmitted.v0 = meta.state.v0;
-        meta.retransmitted.v1 = meta.state.v1;
-        meta.retransmitted.v2 = meta.state.v2;
-        meta.retransmitted.v3 = meta.state.v3;
+        meta.nonce.retransmitted.v0 = meta.hash.v0;
+        meta.nonce.retransmitted.v1 = meta.hash.v1;
+        meta.nonce.retransmitted.v2 = meta.hash.v2;
+        meta.nonce.retransmitted.v3 = meta.hash.v3;
     }
 
     apply {
-        nonce_tag.apply(meta, meta.k0, meta.k1, hdr.continuation.tag);
+        nonce_tag.apply(meta, meta.keys.k0, meta.keys.k1, hdr.continuation.tag);
         keep_original();
         // Kind 1 somewhere: low bit set, high bit not.
         if ((~(hdr.proof.range_kinds >> 1) & hdr.proof.range_kinds & 0x55555555) != 0) {
-            nonce_tag.apply(meta, meta.k0_prime, meta.k1_prime, hdr.continuation.tag);
+            nonce_tag.apply(meta, meta.keys.k0_prime, meta.keys.k1_prime, hdr.continuation.tag);
             keep_retransmitted();
         }
         if (hdr.entry0.isValid() && hdr.proof.range_kinds[31:31] == 0) {
             entry_sum.apply(meta, hdr.entry0, hdr.proof.range_kinds[31:30], hdr.continuation.base);
         }
-        if (meta.failed == drop_reason_t.NONE && hdr.entry1.isValid() && hdr.proof.range_kinds[29:29] == 0) {
+        if (meta.verdict.failed == drop_reason_t.NONE && hdr.entry1.isValid() && hdr.proof.range_kinds[29:29] == 0) {
             entry_sum.apply(meta, hdr.entry1, hdr.proof.range_kinds[29:28], hdr.continuation.base);
         }
-        if (meta.failed == drop_reason_t.NONE && hdr.entry2.isValid() && hdr.proof.range_kinds[27:27] == 0) {
+        if (meta.verdict.failed == drop_reason_t.NONE && hdr.entry2.isValid() && hdr.proof.range_kinds[27:27] == 0) {
             entry_sum.apply(meta, hdr.entry2, hdr.proof.range_kinds[27:26], hdr.continuation.base);
         }
-        if (meta.failed == drop_reason_t.NONE && hdr.entry3.isValid() && hdr.proof.range_kinds[25:25] == 0) {
+        if (meta.verdict.failed == drop_reason_t.NONE && hdr.entry3.isValid() && hdr.proof.range_kinds[25:25] == 0) {
             entry_sum.apply(meta, hdr.entry3, hdr.proof.range_kinds[25:24], hdr.continuation.base);
         }
-        if (meta.failed == drop_reason_t.NONE) {
-            meta.sums_right = 1;
+        if (meta.verdict.failed == drop_reason_t.NONE) {
+            meta.proof.sums_right = 1;
         }
     }
 }

@@ -17,7 +17,7 @@
 
 #include "../metadata.p4"
 #include "../v1model/state.p4"
-#include "nonces.p4"
+#include "half_sip_hash.p4"
 
 // Words of a row, eight cells each. The limits that the controller sets are an eighth of the cells.
 const bit<32> REPLAY_WORDS  = 262144;
@@ -79,10 +79,9 @@ control ReplaySketch(in bit<128> index, in bit<18> mask, in bit<24> slot, in bit
     }
 }
 
-// Sets meta.failed to REPLAY, or meta.unjudged when the sketch is full and does not know the key. The key is (service, epoch, class, tag, number);
-// the first three are mixed into the sketch's own key, which no other machine has.
+// Sets verdict.failed to REPLAY, or verdict.unjudged when the sketch is full and does not know the key. The key is
+// (service, epoch, class, tag, number); the first three are mixed into the sketch's own key, which no other machine has.
 control Replay(in headers_t hdr, inout metadata_t meta) {
-    FlowHash() flow_hash;
     NonceTag() nonce_tag;
     NonceNumber() nonce_number;
     ReplaySketch(REPLAY_WORDS) replay_sketch;
@@ -91,44 +90,46 @@ control Replay(in headers_t hdr, inout metadata_t meta) {
     bit<8> uses;
     bit<1> judged;
     bit<24> slot;
+    bit<32> tag;
+    bit<32> number;
     epoch_t epoch;
+    bit<8>  uses_allowed;
 
     apply {
-        slot = (meta.now >> REPLAY_SLOT_SHIFT)[23:0];
-        meta.uses_allowed = 4;
+        slot = (meta.carried.now >> REPLAY_SLOT_SHIFT)[23:0];
+        uses_allowed = 4;
         if (hdr.option.class == CLASS_NORMAL || hdr.option.class == CLASS_REKEY) {
-            meta.uses_allowed = 1;
+            uses_allowed = 1;
         }
         // A SYN has neither tag nor number, nor has what completes a bare one (epoch 0): client, ports and ISN are
         // what makes its tag. A RESTART is counted for its generation, and a generation has a tag of its own.
         if (hdr.option.class == CLASS_SYN
             || (hdr.option.class == CLASS_RESTART && hdr.continuation.nonce_epoch == 0)) {
-            flow_hash.apply(meta.client_address, meta.service_address, meta.client_port, meta.service_port,
-                            meta.sketch_tag);
-            meta.sketch_number = hdr.tcp.sequence;
+            tag = meta.flow.hash;
+            number = hdr.tcp.sequence;
             epoch = 0;
         } else {
-            meta.sketch_tag = hdr.continuation.tag;
-            meta.sketch_number = hdr.continuation.number;
+            tag = hdr.continuation.tag;
+            number = hdr.continuation.number;
             epoch = hdr.continuation.nonce_epoch;
             if (hdr.option.class == CLASS_RESTART) {
-                meta.sketch_number = 0;
+                number = 0;
             }
         }
-        nonce_tag.apply(meta, meta.sketch_key0 ^ (4w0 ++ meta.service ++ epoch),
-                        meta.sketch_key1 ^ (24w0 ++ hdr.option.class), meta.sketch_tag);
-        nonce_number.apply(meta, meta.sketch_number);
+        nonce_tag.apply(meta, meta.tor.sketch_key0 ^ (4w0 ++ meta.service.id ++ epoch),
+                        meta.tor.sketch_key1 ^ (24w0 ++ hdr.option.class), tag);
+        nonce_number.apply(meta, number);
         // All four words of the state are well mixed; indices need no more.
-        index = meta.state.v0 ++ meta.state.v1 ++ meta.state.v2 ++ meta.state.v3;
-        if (meta.opening == 0) {
-            replay_sketch.apply(index, meta.sketch_mask, slot, meta.replay_limit, uses, judged);
+        index = meta.hash.v0 ++ meta.hash.v1 ++ meta.hash.v2 ++ meta.hash.v3;
+        if (meta.proof.opening == 0) {
+            replay_sketch.apply(index, meta.tor.sketch_mask, slot, meta.tor.replay_limit, uses, judged);
         } else {
-            opening_sketch.apply(index, 3w0 ++ meta.sketch_mask[14:0], slot, meta.openings_limit, uses, judged);
+            opening_sketch.apply(index, 3w0 ++ meta.tor.sketch_mask[14:0], slot, meta.tor.openings_limit, uses, judged);
         }
-        if (uses >= meta.uses_allowed) {
-            meta.failed = drop_reason_t.REPLAY;
+        if (uses >= uses_allowed) {
+            meta.verdict.failed = drop_reason_t.REPLAY;
         } else if (judged == 0) {
-            meta.unjudged = drop_reason_t.UNJUDGED_REPLAY;
+            meta.verdict.unjudged = drop_reason_t.UNJUDGED_REPLAY;
         }
     }
 }

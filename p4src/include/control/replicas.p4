@@ -11,38 +11,43 @@ const bit<32> REPLICA_TABLE_SIZE = 8192;
 control Replicas(inout metadata_t meta) {
     ReplicaCounter() replica_counter;
 
-    action rack(next_hop_t next_hop) {
-        meta.next_hop = next_hop;
-        meta.routed = 1;
+    @id(0x01000020)
+    action rack(@refers_to(next_hops, next_hop) next_hop_t next_hop) {
+        meta.bridged.next_hop = next_hop;
+        meta.bridged.routed = 1;
     }
 
     // overhead: bytes of the tunnel's headers. The mark is for hosts whose frames come from their own ToR.
-    action remote(next_hop_t next_hop, bit<16> overhead) {
-        meta.next_hop = next_hop;
-        meta.routed = 1;
-        meta.overhead = overhead;
-        meta.is_remote = 1;
+    @id(0x01000021)
+    action remote(@refers_to(next_hops, next_hop) next_hop_t next_hop, bit<16> overhead) {
+        meta.bridged.next_hop = next_hop;
+        meta.bridged.routed = 1;
+        meta.bridged.overhead = overhead;
+        meta.bridged.is_remote = 1;
     }
 
-    action no_replica_entry() {
-        meta.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
+    @id(0x01000022)
+    action no_replica_entry(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
+    // How a replica is reached.
+    @id(0x02000011)
     table replicas {
         key = {
-            meta.pool    : exact @name("pool");
-            meta.replica : exact @name("replica");
+            meta.bridged.pool    : exact @name("pool") @refers_to(pools, pool);
+            meta.bridged.replica : exact @name("replica");
         }
-        actions = { rack; remote; no_replica_entry; }
-        const default_action = no_replica_entry;
+        actions = { rack; remote; @defaultonly no_replica_entry; }
+        const default_action = no_replica_entry(drop_reason_t.SERVICE_UNCONFIGURED);
         size = REPLICA_TABLE_SIZE;
     }
 
     apply {
         replicas.apply();
-        if (meta.drop_reason == drop_reason_t.NONE) {
-            meta.to_replica = 1;
-            replica_counter.apply(meta.pool ++ meta.replica);
+        if (meta.decided.drop_reason == drop_reason_t.NONE) {
+            meta.bridged.to_replica = 1;
+            replica_counter.apply(meta.bridged.pool ++ meta.bridged.replica);
         }
     }
 }

@@ -11,45 +11,51 @@
 const bit<32> PORT_VLAN_TABLE_SIZE = 8192;
 
 // Overwrites the ToR block and prepares the repair of the checksum (RFC 1624: complements of what goes).
-control Stamp(inout headers_t hdr, inout metadata_t meta) {
+control Stamp(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
-        meta.repair_tcp = 1;
-        meta.old_checksum = ~hdr.tcp.checksum;
-        meta.old_block.time = ~hdr.tor_block.time;
-        meta.old_block.tor_id = ~hdr.tor_block.tor_id;
-        meta.old_block.exclusions = ~hdr.tor_block.exclusions;
-        meta.old_block.seal_epoch = ~hdr.tor_block.seal_epoch;
-        meta.old_block.nonce_epoch = ~hdr.tor_block.nonce_epoch;
-        meta.old_block.flags = ~(hdr.tor_block.flags ++ hdr.tor_block.reserved);
-        hdr.tor_block.time = meta.clock;
-        hdr.tor_block.tor_id = meta.tor_id;
-        hdr.tor_block.exclusions = meta.exclusions;
-        hdr.tor_block.seal_epoch = meta.seal_epoch;
-        hdr.tor_block.nonce_epoch = meta.nonce_epoch;
+        written.repair_tcp = 1;
+        written.old_checksum = ~hdr.tcp.checksum;
+        written.old_block.time = ~hdr.tor_block.time;
+        written.old_block.tor_id = ~hdr.tor_block.tor_id;
+        written.old_block.exclusions = ~hdr.tor_block.exclusions;
+        written.old_block.seal_epoch = ~hdr.tor_block.seal_epoch;
+        written.old_block.nonce_epoch = ~hdr.tor_block.nonce_epoch;
+        written.old_block.flags = ~(hdr.tor_block.flags ++ hdr.tor_block.reserved);
+        hdr.tor_block.time = bridged.clock;
+        hdr.tor_block.tor_id = bridged.tor_id;
+        hdr.tor_block.exclusions = bridged.exclusions;
+        hdr.tor_block.seal_epoch = bridged.seal_epoch;
+        hdr.tor_block.nonce_epoch = bridged.nonce_epoch;
         hdr.tor_block.reserved = 0;
         hdr.tor_block.flags = 0;
-        if (meta.time_valid == 1) {
+        if (bridged.time_valid == 1) {
             hdr.tor_block.flags = TOR_FLAG_TIME_VALID;
         }
-        if (meta.checked == 1 && meta.is_remote == 0) {
+        if (bridged.mark == 1) {
             hdr.tor_block.flags = hdr.tor_block.flags | TOR_FLAG_CHECKED;
         }
     }
 }
 
-control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
+// replica: who gets this copy, if it is for one.
+control Rewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written, in port_id_t port,
+                in replica_id_t replica) {
     Stamp() stamp;
+    next_hop_t    to_hop;
+    vlan_id_t     vlan_out;
+    bit<1>        tag_out;  // send with an 802.1Q tag
     ether_type_t  type;
     mac_address_t source;
     ip_protocol_t inner;
     bit<8>        tos;
     bit<16>       length;
 
-    action to_rack(next_hop_t next_hop) {
-        meta.next_hop = next_hop;
+    @id(0x0100002b)
+    action to_rack(@refers_to(neighbours, next_hop) next_hop_t next_hop) {
+        to_hop = next_hop;
     }
 
-    action outer_ipv4(bit<32> src, bit<32> dst, ip_protocol_t protocol, bit<16> extra) {
+    @hidden action outer_ipv4(bit<32> src, bit<32> dst, ip_protocol_t protocol, bit<16> extra) {
         hdr.outer_ipv4.setValid();
         hdr.outer_ipv4.version = 4;
         hdr.outer_ipv4.ihl = 5;
@@ -67,7 +73,7 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
         type = ETHER_TYPE_IPV4;
     }
 
-    action outer_ipv6(bit<128> src, bit<128> dst, ip_protocol_t protocol, bit<16> extra) {
+    @hidden action outer_ipv6(bit<128> src, bit<128> dst, ip_protocol_t protocol, bit<16> extra) {
         hdr.outer_ipv6.setValid();
         hdr.outer_ipv6.version = 6;
         hdr.outer_ipv6.traffic_class = tos;
@@ -81,9 +87,9 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
     }
 
     // The source port spreads flows over equal paths. Checksum 0: RFC 768, and RFC 6935 where the replica allows it.
-    action outer_gue() {
+    @hidden action outer_gue() {
         hdr.outer_udp.setValid();
-        hdr.outer_udp.src_port = meta.pick[15:0] | 0xc000;
+        hdr.outer_udp.src_port = bridged.entropy | 0xc000;
         hdr.outer_udp.dst_port = UDP_PORT_GUE;
         hdr.outer_udp.length = length + UDP_HEADER_BYTES + GUE_HEADER_BYTES;
         hdr.outer_udp.checksum = 0;
@@ -95,73 +101,86 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
         hdr.gue.flags = 0;
     }
 
-    action ip_in_ip_v4(next_hop_t next_hop, bit<32> src, bit<32> dst) {
-        meta.next_hop = next_hop;
+    @id(0x0100002c)
+    action ip_in_ip_v4(@refers_to(neighbours, next_hop) next_hop_t next_hop, bit<32> src, bit<32> dst) {
+        to_hop = next_hop;
         outer_ipv4(src, dst, inner, 0);
     }
 
-    action ip_in_ip_v6(next_hop_t next_hop, bit<128> src, bit<128> dst) {
-        meta.next_hop = next_hop;
+    @id(0x0100002d)
+    action ip_in_ip_v6(@refers_to(neighbours, next_hop) next_hop_t next_hop, bit<128> src, bit<128> dst) {
+        to_hop = next_hop;
         outer_ipv6(src, dst, inner, 0);
     }
 
-    action gue_v4(next_hop_t next_hop, bit<32> src, bit<32> dst) {
-        meta.next_hop = next_hop;
+    @id(0x0100002e)
+    action gue_v4(@refers_to(neighbours, next_hop) next_hop_t next_hop, bit<32> src, bit<32> dst) {
+        to_hop = next_hop;
         outer_ipv4(src, dst, PROTOCOL_UDP, UDP_HEADER_BYTES + GUE_HEADER_BYTES);
         outer_gue();
     }
 
-    action gue_v6(next_hop_t next_hop, bit<128> src, bit<128> dst) {
-        meta.next_hop = next_hop;
+    @id(0x0100002f)
+    action gue_v6(@refers_to(neighbours, next_hop) next_hop_t next_hop, bit<128> src, bit<128> dst) {
+        to_hop = next_hop;
         outer_ipv6(src, dst, PROTOCOL_UDP, UDP_HEADER_BYTES + GUE_HEADER_BYTES);
         outer_gue();
     }
 
-    action no_encapsulation() {
-        meta.egress_reason = drop_reason_t.NO_ENCAPSULATION;
+    @id(0x01000030)
+    action no_encapsulation(drop_reason_t reason) {
+        written.reason = reason;
     }
 
     // How a packet gets to a replica. In egress, because each copy of a multicast has its own.
+    @id(0x02000016)
     table encapsulations {
         key = {
-            meta.pool    : exact @name("pool");
-            meta.replica : exact @name("replica");
+            bridged.pool : exact @name("pool");
+            replica      : exact @name("replica");
         }
-        actions = { to_rack; ip_in_ip_v4; ip_in_ip_v6; gue_v4; gue_v6; no_encapsulation; }
-        const default_action = no_encapsulation;
+        actions = { to_rack; ip_in_ip_v4; ip_in_ip_v6; gue_v4; gue_v6; @defaultonly no_encapsulation; }
+        const default_action = no_encapsulation(drop_reason_t.NO_ENCAPSULATION);
         size = REPLICA_TABLE_SIZE;
     }
 
+    @id(0x01000031)
     action set_neighbour(mac_address_t src_mac, mac_address_t dst_mac, vlan_id_t vlan) {
         hdr.ethernet.src = src_mac;
         hdr.ethernet.dst = dst_mac;
-        meta.vlan_out = vlan;
+        vlan_out = vlan;
     }
 
-    action no_neighbour() {
-        meta.egress_reason = drop_reason_t.NO_NEIGHBOUR;
+    @id(0x01000032)
+    action no_neighbour(drop_reason_t reason) {
+        written.reason = reason;
     }
 
+    // Ethernet addresses and VLAN towards a next hop.
+    @id(0x02000017)
     table neighbours {
-        key = { meta.next_hop : exact @name("next_hop"); }
-        actions = { set_neighbour; no_neighbour; }
-        const default_action = no_neighbour;
+        key = { to_hop : exact @name("next_hop"); }
+        actions = { set_neighbour; @defaultonly no_neighbour; }
+        const default_action = no_neighbour(drop_reason_t.NO_NEIGHBOUR);
         size = NEXT_HOP_TABLE_SIZE;
     }
 
+    @id(0x01000033)
     action send_tagged() {
-        meta.tag_out = 1;
+        tag_out = 1;
     }
 
+    @id(0x01000034)
     action send_untagged() {
-        meta.tag_out = 0;
+        tag_out = 0;
     }
 
     // Exceptions to: tagged unless the VLAN is 0.
+    @id(0x02000018)
     table port_vlans {
         key = {
-            port          : exact @name("egress_port");
-            meta.vlan_out : exact @name("vlan");
+            port     : exact @name("egress_port");
+            vlan_out : exact @name("vlan");
         }
         actions = { send_tagged; send_untagged; @defaultonly NoAction; }
         const default_action = NoAction;
@@ -173,10 +192,12 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
         if (hdr.vlan.isValid()) {
             type = hdr.vlan.ether_type;
         }
-        if (meta.stamp == 1 && hdr.tcp.isValid() && hdr.tor_block.isValid()) {
-            stamp.apply(hdr, meta);
+        if (bridged.stamp == 1 && hdr.tcp.isValid() && hdr.tor_block.isValid()) {
+            stamp.apply(hdr, bridged, written);
         }
-        if (meta.routed == 1) {
+        vlan_out = bridged.vlan_out;
+        to_hop = bridged.next_hop;
+        if (bridged.routed == 1 && !hdr.outer_icmp.isValid()) {
             if (hdr.ipv4.isValid()) {
                 hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
                 inner = PROTOCOL_IPV4;
@@ -188,31 +209,31 @@ control Rewrite(inout headers_t hdr, inout metadata_t meta, in port_id_t port) {
                 tos = hdr.ipv6.traffic_class;
                 length = hdr.ipv6.payload_length + IPV6_HEADER_BYTES;
             }
-            if (meta.to_replica == 1) {
+            if (bridged.to_replica == 1) {
                 encapsulations.apply();
             }
-            if (meta.egress_reason == drop_reason_t.NONE) {
+            if (written.reason == drop_reason_t.NONE) {
                 source = hdr.ethernet.src;
                 neighbours.apply();
                 // The mark of a second chance: it did not come from the ToR.
-                if (meta.handed_on == 1 && meta.is_remote == 0) {
+                if (bridged.handed_on == 1 && bridged.is_remote == 0) {
                     hdr.ethernet.src = source;
                 }
             }
         }
 
-        meta.tag_out = 0;
-        if (meta.vlan_out != 0) {
-            meta.tag_out = 1;
+        tag_out = 0;
+        if (vlan_out != 0) {
+            tag_out = 1;
         }
         port_vlans.apply();
-        if (meta.tag_out == 1) {
+        if (tag_out == 1) {
             if (!hdr.vlan.isValid()) {
                 hdr.vlan.setValid();
                 hdr.vlan.pcp = 0;
                 hdr.vlan.dei = 0;
             }
-            hdr.vlan.vid = meta.vlan_out;
+            hdr.vlan.vid = vlan_out;
             hdr.vlan.ether_type = type;
             hdr.ethernet.ether_type = ETHER_TYPE_VLAN;
         } else {

@@ -11,19 +11,28 @@ const bit<32> SECOND_CHANCE_TABLE_SIZE = 8192;
 
 // Whether a replica in the rack sent this packet to a service of its own pool, and which.
 control SecondChance(in headers_t hdr, inout metadata_t meta) {
+    @id(0x01000019)
     action handed_on_by(replica_id_t replica) {
-        meta.handed_on = 1;
-        meta.handed_on_by = replica;
+        meta.decided.outcome = outcome_t.HANDED_ON;
+        meta.bridged.handed_on = 1;
+        meta.flow.handed_on_by = replica;
     }
 
+    @id(0x0100001a)
+    action not_handed_on(outcome_t outcome) {
+        meta.decided.outcome = outcome;
+    }
+
+    // Where each replica of the rack sends from.
+    @id(0x0200000d)
     table second_chances {
         key = {
-            meta.pool         : exact @name("pool");
-            meta.ingress_port : exact @name("ingress_port");
+            meta.bridged.pool         : exact @name("pool") @refers_to(pools, pool);
+            meta.carried.ingress_port : exact @name("ingress_port");
             hdr.ethernet.src  : exact @name("mac");
         }
-        actions = { handed_on_by; @defaultonly NoAction; }
-        const default_action = NoAction;
+        actions = { handed_on_by; @defaultonly not_handed_on; }
+        const default_action = not_handed_on(outcome_t.PLAIN_SEGMENT);
         size = SECOND_CHANCE_TABLE_SIZE;
     }
 

@@ -9,95 +9,109 @@ const bit<32> SERVICE_TABLE_SIZE = 8192;
 const bit<32> SERVICE_COUNT      = 4096;
 
 control Services(in headers_t hdr, inout metadata_t meta) {
-    action set_service(service_id_t service) {
-        meta.service = service;
-        meta.service_hit = 1;
+    @id(0x01000010)
+    action set_service(@refers_to(service_config, service) service_id_t service) {
+        meta.service.id = service;
+        meta.service.hit = 1;
     }
 
+    @id(0x01000011)
     action no_service() {
-        meta.service_hit = 0;
+        meta.service.hit = 0;
     }
 
+    // The service of an address and port.
+    @id(0x02000008)
     table services {
         key = {
-            meta.service_address : exact @name("address");
-            meta.service_port    : exact @name("port");
+            meta.flow.service_address : exact @name("address");
+            meta.flow.service_port    : exact @name("port");
         }
         actions = { set_service; no_service; }
         const default_action = no_service;
         size = SERVICE_TABLE_SIZE;
     }
 
-    action configure(pool_id_t pool, policy_t policy, slot_set_t spray_set, slot_t spray_mask, slot_set_t flow_set,
-                     slot_t flow_mask, bit<1> plain_tcp) {
-        meta.pool = pool;
-        meta.policy = policy;
-        meta.spray_set = spray_set;
-        meta.spray_mask = spray_mask;
-        meta.flow_set = flow_set;
-        meta.flow_mask = flow_mask;
-        meta.plain_tcp = plain_tcp;
+    @id(0x01000012)
+    action configure(@refers_to(pools, pool) pool_id_t pool, policy_t policy,
+                     @refers_to(slots, slot_set) slot_set_t spray_set, slot_t spray_mask,
+                     @refers_to(slots, slot_set) slot_set_t flow_set, slot_t flow_mask, bit<1> plain_tcp,
+                     bit<32> slot_key0, bit<32> slot_key1) {
+        meta.bridged.pool = pool;
+        meta.service.policy = policy;
+        meta.service.spray_set = spray_set;
+        meta.service.spray_mask = spray_mask;
+        meta.service.flow_set = flow_set;
+        meta.service.flow_mask = flow_mask;
+        meta.service.plain_tcp = plain_tcp;
+        meta.service.slot_key0 = slot_key0;
+        meta.service.slot_key1 = slot_key1;
     }
 
-    action not_configured() {
-        meta.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
+    @id(0x01000013)
+    action not_configured(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
     // Where its packets go. Masks are the number of slots of a set, a power of two, minus one.
+    @id(0x02000009)
     table service_config {
-        key = { meta.service : exact @name("service"); }
-        actions = { configure; not_configured; }
-        const default_action = not_configured;
+        key = { meta.service.id : exact @name("service"); }
+        actions = { configure; @defaultonly not_configured; }
+        const default_action = not_configured(drop_reason_t.SERVICE_UNCONFIGURED);
         size = SERVICE_COUNT;
     }
 
+    @id(0x01000014)
     action set_checks(check_mode_t key_mode, check_mode_t time_mode, check_mode_t range_mode, check_mode_t sum_mode,
                       check_mode_t replay_mode, check_mode_t meter_mode, bit<1> drop_unjudged, bit<32> horizon,
                       epoch_t seal_epoch, epoch_t nonce_epoch) {
-        meta.key_mode = key_mode;
-        meta.time_mode = time_mode;
-        meta.range_mode = range_mode;
-        meta.sum_mode = sum_mode;
-        meta.replay_mode = replay_mode;
-        meta.meter_mode = meter_mode;
-        meta.drop_unjudged = drop_unjudged;
-        meta.horizon = horizon;
-        meta.seal_epoch = seal_epoch;
-        meta.nonce_epoch = nonce_epoch;
+        meta.checks.key_mode = key_mode;
+        meta.checks.time_mode = time_mode;
+        meta.checks.range_mode = range_mode;
+        meta.checks.sum_mode = sum_mode;
+        meta.checks.replay_mode = replay_mode;
+        meta.checks.meter_mode = meter_mode;
+        meta.checks.drop_unjudged = drop_unjudged;
+        meta.checks.horizon = horizon;
+        meta.bridged.seal_epoch = seal_epoch;
+        meta.bridged.nonce_epoch = nonce_epoch;
     }
 
-    action no_checks() {
-        meta.drop_reason = drop_reason_t.SERVICE_UNCONFIGURED;
+    @id(0x01000015)
+    action no_checks(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
     }
 
     // What its requests must stand, and the newest usable epochs, stamped into them.
+    @id(0x0200000a)
     table service_checks {
-        key = { meta.service : exact @name("service"); }
-        actions = { set_checks; no_checks; }
-        const default_action = no_checks;
+        key = { meta.service.id : exact @name("service") @refers_to(service_config, service); }
+        actions = { set_checks; @defaultonly no_checks; }
+        const default_action = no_checks(drop_reason_t.SERVICE_UNCONFIGURED);
         size = SERVICE_COUNT;
     }
 
     apply {
         // An ICMP error is about the connection that it quotes, our response: its source is the service.
-        if (meta.quote != quote_t.NONE) {
-            meta.service_port = hdr.quote_l4.src_port;
-            meta.client_port = hdr.quote_l4.dst_port;
+        if (meta.parsed.quote != quote_t.NONE) {
+            meta.flow.service_port = hdr.quote_l4.src_port;
+            meta.flow.client_port = hdr.quote_l4.dst_port;
             if (hdr.quoted_ipv4.isValid()) {
-                meta.service_address = IPV4_MAPPED_PREFIX ++ hdr.quoted_ipv4.src;
-                meta.client_address = IPV4_MAPPED_PREFIX ++ hdr.quoted_ipv4.dst;
+                meta.flow.service_address = IPV4_MAPPED_PREFIX ++ hdr.quoted_ipv4.src;
+                meta.flow.client_address = IPV4_MAPPED_PREFIX ++ hdr.quoted_ipv4.dst;
             } else {
-                meta.service_address = hdr.quoted_ipv6.src;
-                meta.client_address = hdr.quoted_ipv6.dst;
+                meta.flow.service_address = hdr.quoted_ipv6.src;
+                meta.flow.client_address = hdr.quoted_ipv6.dst;
             }
         } else {
-            meta.service_port = hdr.tcp.dst_port;
-            meta.client_port = hdr.tcp.src_port;
-            meta.service_address = meta.dst;
-            meta.client_address = meta.src;
+            meta.flow.service_port = hdr.tcp.dst_port;
+            meta.flow.client_port = hdr.tcp.src_port;
+            meta.flow.service_address = meta.parsed.dst;
+            meta.flow.client_address = meta.parsed.src;
         }
         services.apply();
-        if (meta.service_hit == 1) {
+        if (meta.service.hit == 1) {
             service_config.apply();
             service_checks.apply();
         }

@@ -24,32 +24,32 @@ control TooBigChoice(in headers_t hdr, inout metadata_t meta) {
         if (hdr.ipv6.isValid()) {
             length = hdr.ipv6.payload_length + IPV6_HEADER_BYTES;
         }
-        if ((bit<17>)length + (bit<17>)meta.overhead > (bit<17>)meta.mtu) {
+        if ((bit<17>)length + (bit<17>)meta.bridged.overhead > (bit<17>)meta.bridged.mtu) {
             if (hdr.ipv4.isValid() && hdr.ipv4.dont_fragment == 0) {
-                meta.drop_reason = drop_reason_t.FRAGMENTATION_NEEDED;
+                meta.decided.drop_reason = drop_reason_t.FRAGMENTATION_NEEDED;
             } else if (hdr.ethernet.dst[40:40] == 1
                        || !(hdr.tcp.isValid() || hdr.udp.isValid())) {
                 // Multicast, fragments, ICMP errors, and what shows no ports to quote.
-                meta.drop_reason = drop_reason_t.TOO_BIG_SILENT;
+                meta.decided.drop_reason = drop_reason_t.TOO_BIG_SILENT;
             } else {
-                too_big_meter.apply(meta.ingress_port, above);
+                too_big_meter.apply(meta.carried.ingress_port, above);
                 if (above == 1) {
-                    meta.drop_reason = drop_reason_t.TOO_BIG_METER;
+                    meta.decided.drop_reason = drop_reason_t.TOO_BIG_METER;
                 } else {
-                    meta.answer = answer_t.TOO_BIG4;
+                    meta.bridged.answer = answer_t.TOO_BIG4;
                     if (hdr.ipv6.isValid()) {
-                        meta.answer = answer_t.TOO_BIG6;
+                        meta.bridged.answer = answer_t.TOO_BIG6;
                     }
-                    meta.outcome = outcome_t.ANSWERED;
-                    meta.egress_port = meta.ingress_port;
-                    meta.vlan_out = meta.vlan;
+                    meta.decided.outcome = outcome_t.ANSWERED;
+                    meta.decided.egress_port = meta.carried.ingress_port;
+                    meta.bridged.vlan_out = meta.bridged.vlan;
                 }
             }
         }
     }
 }
 
-control TooBigRewrite(inout headers_t hdr, inout metadata_t meta) {
+control TooBigRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
         // Nothing behind what is quoted.
         hdr.option.setInvalid();
@@ -63,7 +63,7 @@ control TooBigRewrite(inout headers_t hdr, inout metadata_t meta) {
         hdr.entry3.setInvalid();
         hdr.heartbeat.setInvalid();
         hdr.outer_icmp.setValid();
-        if (meta.answer == answer_t.TOO_BIG4) {
+        if (bridged.answer == answer_t.TOO_BIG4) {
             hdr.quote_l4.setValid();
             if (hdr.tcp.isValid()) {
                 hdr.quote_l4.src_port = hdr.tcp.src_port;
@@ -78,7 +78,7 @@ control TooBigRewrite(inout headers_t hdr, inout metadata_t meta) {
             hdr.udp.setInvalid();
             hdr.outer_icmp.type = ICMP_UNREACHABLE;
             hdr.outer_icmp.code = ICMP_FRAG_NEEDED;
-            hdr.outer_icmp.rest = 16w0 ++ (meta.mtu - meta.overhead);
+            hdr.outer_icmp.rest = 16w0 ++ (bridged.mtu - bridged.overhead);
             hdr.outer_ipv4.setValid();
             hdr.outer_ipv4.version = 4;
             hdr.outer_ipv4.ihl = 5;
@@ -91,34 +91,34 @@ control TooBigRewrite(inout headers_t hdr, inout metadata_t meta) {
             hdr.outer_ipv4.fragment_offset = 0;
             hdr.outer_ipv4.ttl = HOP_LIMIT;
             hdr.outer_ipv4.protocol = PROTOCOL_ICMP;
-            hdr.outer_ipv4.src = meta.own_ipv4;
+            hdr.outer_ipv4.src = bridged.tor_ipv4;
             hdr.outer_ipv4.dst = hdr.ipv4.src;
-            meta.truncate_length = hdr.outer_ipv4.total_length;
-            meta.fresh_too_big4 = 1;
+            written.truncate_length = hdr.outer_ipv4.total_length;
+            written.fresh_too_big4 = 1;
         } else {
             hdr.outer_icmp.type = ICMPV6_TOO_BIG;
             hdr.outer_icmp.code = 0;
-            hdr.outer_icmp.rest = 16w0 ++ (meta.mtu - meta.overhead);
+            hdr.outer_icmp.rest = 16w0 ++ (bridged.mtu - bridged.overhead);
             hdr.outer_ipv6.setValid();
             hdr.outer_ipv6.version = 6;
             hdr.outer_ipv6.traffic_class = 0;
             hdr.outer_ipv6.flow_label = 0;
             hdr.outer_ipv6.next_header = PROTOCOL_ICMPV6;
             hdr.outer_ipv6.hop_limit = HOP_LIMIT;
-            hdr.outer_ipv6.src = meta.own_ipv6;
+            hdr.outer_ipv6.src = bridged.tor_ipv6;
             hdr.outer_ipv6.dst = hdr.ipv6.src;
             if (hdr.tcp.isValid()) {
                 hdr.outer_ipv6.payload_length = TOO_BIG6_TCP_BYTES;
-                meta.fresh_too_big6_tcp = 1;
+                written.fresh_too_big6_tcp = 1;
             } else {
                 hdr.outer_ipv6.payload_length = TOO_BIG6_UDP_BYTES;
-                meta.fresh_too_big6_udp = 1;
+                written.fresh_too_big6_udp = 1;
             }
-            meta.truncate_length = IPV6_HEADER_BYTES + hdr.outer_ipv6.payload_length;
-            meta.icmp6_length = 16w0 ++ hdr.outer_ipv6.payload_length;
+            written.truncate_length = IPV6_HEADER_BYTES + hdr.outer_ipv6.payload_length;
+            written.icmp6_length = 16w0 ++ hdr.outer_ipv6.payload_length;
         }
         hdr.ethernet.dst = hdr.ethernet.src;
-        hdr.ethernet.src = meta.own_mac;
+        hdr.ethernet.src = bridged.tor_mac;
     }
 }
 

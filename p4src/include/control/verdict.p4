@@ -6,19 +6,19 @@
 #include "../metadata.p4"
 #include "../v1model/state.p4"
 
-// Reads meta.failed and meta.mode; clears meta.failed. ENFORCE drops, COUNT counts and clears the mark.
+// Reads verdict.failed and verdict.mode; clears verdict.failed. ENFORCE drops, COUNT counts and clears the mark.
 control Verdict(inout metadata_t meta) {
     SuspectCounter() suspect_counter;
 
     apply {
-        if (meta.failed != drop_reason_t.NONE) {
-            if (meta.mode == check_mode_t.ENFORCE) {
-                meta.drop_reason = meta.failed;
-            } else if (meta.mode == check_mode_t.COUNT) {
-                meta.suspect = 1;
-                suspect_counter.apply(meta.failed);
+        if (meta.verdict.failed != drop_reason_t.NONE) {
+            if (meta.verdict.mode == check_mode_t.ENFORCE) {
+                meta.decided.drop_reason = meta.verdict.failed;
+            } else if (meta.verdict.mode == check_mode_t.COUNT) {
+                meta.verdict.suspect = 1;
+                suspect_counter.apply(meta.verdict.failed);
             }
-            meta.failed = drop_reason_t.NONE;
+            meta.verdict.failed = drop_reason_t.NONE;
         }
     }
 }

@@ -24,20 +24,29 @@ control PoolSet(in pool_id_t pool, in member_set_t add, in member_set_t remove,
     }
 }
 
-// Times of the last two ready heartbeats of each member, newest in the low half.
-control HeardHear(in member_id_t member, in microseconds_t now, in bit<1> hear,
-                  out microseconds_t last, out microseconds_t before_last) {
-    register<bit<96>, member_id_t>(MEMBER_COUNT) last_heard;
+// Times of the last two ready heartbeats of each member, newest in the low half. A heartbeat writes, a packet reads.
+register<bit<96>, member_id_t>(MEMBER_COUNT) last_heard;
+
+control Hear(in member_id_t member, in microseconds_t now, in bit<1> ready,
+             out microseconds_t last, out microseconds_t before_last) {
     bit<96> cell;
     apply {
         @atomic {
             last_heard.read(cell, member);
             last = cell[47:0];
             before_last = cell[95:48];
-            if (hear == 1) {
+            if (ready == 1) {
                 last_heard.write(member, last ++ now);
             }
         }
+    }
+}
+
+control LastHeard(in member_id_t member, out microseconds_t last) {
+    bit<96> cell;
+    apply {
+        last_heard.read(cell, member);
+        last = cell[47:0];
     }
 }
 
@@ -85,20 +94,20 @@ control PoolExclusions(in pool_id_t pool, in bit<1> increment, in microseconds_t
 }
 
 // Requests waiting at each member. Two copies, because a packet asks for two members.
-control Load(in member_id_t member, in bit<1> set, in bit<16> load, in member_id_t other,
-             out bit<16> member_load, out bit<16> other_load) {
-    register<bit<16>, member_id_t>(MEMBER_COUNT) load_first;
-    register<bit<16>, member_id_t>(MEMBER_COUNT) load_second;
+register<bit<16>, member_id_t>(MEMBER_COUNT) load_first;
+register<bit<16>, member_id_t>(MEMBER_COUNT) load_second;
+
+control SetLoad(in member_id_t member, in bit<16> load) {
     apply {
-        member_load = load;
-        other_load = load;
-        if (set == 1) {
-            load_first.write(member, load);
-            load_second.write(member, load);
-        } else {
-            load_first.read(member_load, member);
-            load_second.read(other_load, other);
-        }
+        load_first.write(member, load);
+        load_second.write(member, load);
+    }
+}
+
+control Loads(in member_id_t first, in member_id_t second, out bit<16> of_first, out bit<16> of_second) {
+    apply {
+        load_first.read(of_first, first);
+        load_second.read(of_second, second);
     }
 }
 
@@ -188,22 +197,7 @@ control EventSequence(out bit<32> sequence) {
     }
 }
 
-// ---- Numbers that are not state ----
-
-// Same for all packets of a connection.
-control FlowHash(in ip_address_t client, in ip_address_t service, in bit<16> client_port, in bit<16> service_port,
-                 out bit<32> number) {
-    apply {
-        hash(number, HashAlgorithm.crc32, 32w0, { client, service, client_port, service_port }, 33w0x100000000);
-    }
-}
-
-// Same for 8 consecutive numbers of a connection and one attempt.
-control BlockHash(in bit<32> tag, in bit<32> number, in bit<8> attempt, out bit<32> block) {
-    apply {
-        hash(block, HashAlgorithm.crc32, 32w0, { tag, 3w0 ++ number[31:3], attempt }, 33w0x100000000);
-    }
-}
+// ---- A number that is not state ----
 
 control RandomNumber(out bit<32> number) {
     apply {
@@ -213,14 +207,10 @@ control RandomNumber(out bit<32> number) {
 
 // ---- Counters and meters ----
 
-// The registers `last_` keep the last value. What they are for is their type: it puts the enumeration into the
-// P4Info, which an index type does not, and the digest must be plain bits for BMv2's P4Runtime server.
 control DropCounter(in drop_reason_t reason) {
     counter<drop_reason_t>(REASON_COUNT, CounterType.packets_and_bytes) drops;
-    register<drop_reason_t, bit<1>>(2) last_drop;
     apply {
         drops.count(reason);
-        last_drop.write(0, reason);
     }
 }
 
@@ -233,10 +223,8 @@ control EgressDropCounter(in drop_reason_t reason) {
 
 control FateCounter(in fate_t fate) {
     counter<fate_t>(16, CounterType.packets_and_bytes) fates;
-    register<fate_t, bit<1>>(2) last_fate;
     apply {
         fates.count(fate);
-        last_fate.write(0, fate);
     }
 }
 
@@ -249,9 +237,7 @@ control SuspectCounter(in drop_reason_t reason) {
 
 control OutcomeCounter(in service_id_t service, in outcome_t outcome) {
     counter<bit<16>>(65536, CounterType.packets_and_bytes) service_outcomes;
-    register<outcome_t, bit<1>>(2) last_outcome;
     apply {
-        last_outcome.write(0, outcome);
         service_outcomes.count(service ++ (bit<4>)outcome);
     }
 }
@@ -291,12 +277,10 @@ control HeartbeatCounter(in member_id_t member, in bit<1> ready) {
 
 // 1: above the rate.
 control ServiceMeter(in service_id_t service, in service_meter_t kind, out bit<1> above) {
-    meter<bit<14>>(16384, MeterType.packets) service_meters;
-    register<service_meter_t, bit<1>>(2) last_meter;
+    meter<bit<15>>(32768, MeterType.packets) service_meters;
     bit<2> color;
     apply {
-        last_meter.write(0, kind);
-        service_meters.execute_meter(service ++ (bit<2>)kind, color);
+        service_meters.execute_meter(service ++ (bit<3>)kind, color);
         above = 0;
         if (color == 2) {
             above = 1;
@@ -340,10 +324,9 @@ control EventMeter(in event_kind_t kind, out bit<1> above) {
     }
 }
 
-control SendEvent(in event_t event, in event_kind_t kind) {
-    register<event_kind_t, bit<1>>(2) last_event;
+// BMv2's P4Runtime server takes digests of plain bits only.
+control SendEvent(in event_t event) {
     apply {
-        last_event.write(0, kind);
         digest<event_t>(1, event);
     }
 }

@@ -2,15 +2,15 @@
 // From the Ethernet header to the fourth range of a proof. Each requirement has an error of its own, from which
 // ParseReason makes the drop reason. (A reason in metadata, set before each verify(), does not survive: p4c takes
 // all but the last assignment of a state for dead.) All that is read lies in the first 160 bytes.
-#ifndef RIVULET_PARSER_P4
-#define RIVULET_PARSER_P4
+#ifndef RIVULET_V1MODEL_PARSER_P4
+#define RIVULET_V1MODEL_PARSER_P4
 
-#include "metadata.p4"
+#include "../metadata.p4"
 
 parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) {
     state start {
         packet.extract(hdr.ethernet);
-        meta.l2_length = 14;
+        meta.parsed.l2_length = 14;
         transition select(hdr.ethernet.ether_type) {
             ETHER_TYPE_VLAN:      parse_vlan;
             ETHER_TYPE_QINQ:      stacked;
@@ -24,7 +24,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_vlan {
         packet.extract(hdr.vlan);
-        meta.l2_length = 18;
+        meta.parsed.l2_length = 18;
         transition select(hdr.vlan.ether_type) {
             ETHER_TYPE_VLAN:      stacked;
             ETHER_TYPE_QINQ:      stacked;
@@ -58,12 +58,11 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         packet.extract(hdr.ipv4);
         verify(hdr.ipv4.version == 4 && hdr.ipv4.ihl >= 5, error.Ipv4Header);
         verify(hdr.ipv4.total_length >= ((bit<16>)hdr.ipv4.ihl << 2), error.Ipv4Header);
-        verify(meta.frame_length - meta.l2_length >= hdr.ipv4.total_length, error.IpTruncated);
-        meta.is_ip = 1;
-        meta.src = IPV4_MAPPED_PREFIX ++ hdr.ipv4.src;
-        meta.dst = IPV4_MAPPED_PREFIX ++ hdr.ipv4.dst;
-        meta.protocol = hdr.ipv4.protocol;
-        meta.l4_length = hdr.ipv4.total_length - ((bit<16>)hdr.ipv4.ihl << 2);
+        verify(meta.parsed.frame_length - meta.parsed.l2_length >= hdr.ipv4.total_length, error.IpTruncated);
+        meta.parsed.is_ip = 1;
+        meta.parsed.src = IPV4_MAPPED_PREFIX ++ hdr.ipv4.src;
+        meta.parsed.dst = IPV4_MAPPED_PREFIX ++ hdr.ipv4.dst;
+        meta.parsed.l4_length = hdr.ipv4.total_length - ((bit<16>)hdr.ipv4.ihl << 2);
         transition select(hdr.ipv4.ihl) {
             5:       parse_ipv4_payload;
             default: parse_ipv4_options;
@@ -86,19 +85,19 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state fragment {
-        meta.is_fragment = 1;
+        meta.parsed.is_fragment = 1;
         transition accept;
     }
 
     state parse_ipv6 {
         packet.extract(hdr.ipv6);
         verify(hdr.ipv6.version == 6, error.Ipv6Header);
-        verify(meta.frame_length - meta.l2_length - IPV6_HEADER_BYTES >= hdr.ipv6.payload_length, error.IpTruncated);
-        meta.is_ip = 1;
-        meta.src = hdr.ipv6.src;
-        meta.dst = hdr.ipv6.dst;
-        meta.protocol = hdr.ipv6.next_header;
-        meta.l4_length = hdr.ipv6.payload_length;
+        verify(meta.parsed.frame_length - meta.parsed.l2_length - IPV6_HEADER_BYTES >= hdr.ipv6.payload_length,
+               error.IpTruncated);
+        meta.parsed.is_ip = 1;
+        meta.parsed.src = hdr.ipv6.src;
+        meta.parsed.dst = hdr.ipv6.dst;
+        meta.parsed.l4_length = hdr.ipv6.payload_length;
         transition select(hdr.ipv6.next_header) {
             PROTOCOL_TCP:         parse_tcp;
             PROTOCOL_UDP:         parse_udp;
@@ -117,7 +116,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state extension {
-        meta.has_extension = 1;
+        meta.parsed.has_extension = 1;
         transition accept;
     }
 
@@ -125,7 +124,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_icmp {
         packet.extract(hdr.icmp);
-        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.IpTruncated);
+        verify(meta.parsed.l4_length >= ICMP_HEADER_BYTES, error.IpTruncated);
         transition select(hdr.icmp.type) {
             3:       look_quoted_ipv4;
             11:      look_quoted_ipv4;
@@ -136,7 +135,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     // A quote too short to name a connection is left alone: it may be somebody else's.
     state look_quoted_ipv4 {
-        transition select(meta.l4_length >= ICMP_HEADER_BYTES + IPV4_HEADER_BYTES + 8) {
+        transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + IPV4_HEADER_BYTES + 8) {
             true:  parse_quoted_ipv4;
             false: accept;
         }
@@ -155,7 +154,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state look_quoted_ipv4_options {
-        transition select(meta.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 8) {
+        transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 8) {
             true:  parse_quoted_ipv4_options;
             false: accept;
         }
@@ -168,16 +167,16 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_quote_l4 {
         packet.extract(hdr.quote_l4);
-        meta.quote = quote_t.SHORT;
+        meta.parsed.quote = quote_t.SHORT;
         // The option's place, bytes 20 to 23 of the quoted TCP header, 16 to 20 bytes behind what was extracted.
-        transition select(meta.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 24) {
+        transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 24) {
             true:  look_quoted_option;
             false: accept;
         }
     }
 
     state look_quoted_option {
-        meta.quote = quote_t.PLAIN;
+        meta.parsed.quote = quote_t.PLAIN;
         transition select(packet.lookahead<bit<128>>()[31:0]) {
             OPTION_LEAD &&& OPTION_LEAD_ANY_LENGTH: quoted_rivulet;
             default:                   accept;
@@ -185,13 +184,13 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state quoted_rivulet {
-        meta.quote = quote_t.RIVULET;
+        meta.parsed.quote = quote_t.RIVULET;
         transition accept;
     }
 
     state parse_icmpv6 {
         packet.extract(hdr.icmp);
-        verify(meta.l4_length >= ICMP_HEADER_BYTES, error.IpTruncated);
+        verify(meta.parsed.l4_length >= ICMP_HEADER_BYTES, error.IpTruncated);
         transition select(hdr.icmp.type) {
             1:       look_quoted_ipv6;
             2:       look_quoted_ipv6;
@@ -203,7 +202,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     }
 
     state look_quoted_ipv6 {
-        transition select(meta.l4_length >= ICMP_HEADER_BYTES + IPV6_HEADER_BYTES + 8) {
+        transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + IPV6_HEADER_BYTES + 8) {
             true:  parse_quoted_ipv6;
             false: accept;
         }
@@ -219,8 +218,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_quote_l4_v6 {
         packet.extract(hdr.quote_l4);
-        meta.quote = quote_t.SHORT;
-        transition select(meta.l4_length >= ICMP_HEADER_BYTES + IPV6_HEADER_BYTES + 24) {
+        meta.parsed.quote = quote_t.SHORT;
+        transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + IPV6_HEADER_BYTES + 24) {
             true:  look_quoted_option;
             false: accept;
         }
@@ -228,8 +227,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     // RFC 4861 section 7.1.1.
     state check_solicitation {
-        verify(hdr.ipv6.hop_limit == 255 && hdr.icmp.code == 0 && meta.l4_length >= 24, error.NeighbourForm);
-        transition select(meta.l4_length) {
+        verify(hdr.ipv6.hop_limit == 255 && hdr.icmp.code == 0 && meta.parsed.l4_length >= 24, error.NeighbourForm);
+        transition select(meta.parsed.l4_length) {
             24:      parse_solicitation;
             32:      parse_solicitation_option;
             default: accept;
@@ -252,7 +251,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_udp {
         packet.extract(hdr.udp);
-        verify(hdr.udp.length >= UDP_HEADER_BYTES && hdr.udp.length <= meta.l4_length, error.UdpHeader);
+        verify(hdr.udp.length >= UDP_HEADER_BYTES && hdr.udp.length <= meta.parsed.l4_length, error.UdpHeader);
         transition select(hdr.udp.dst_port, hdr.udp.length) {
             (UDP_PORT_HEARTBEAT, 24): parse_remote_heartbeat;
             default:                  accept;
@@ -269,8 +268,9 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_tcp {
         packet.extract(hdr.tcp);
-        verify(hdr.tcp.data_offset >= 5 && meta.l4_length >= ((bit<16>)hdr.tcp.data_offset << 2), error.TcpHeader);
-        meta.payload_length = meta.l4_length - ((bit<16>)hdr.tcp.data_offset << 2);
+        verify(hdr.tcp.data_offset >= 5 && meta.parsed.l4_length >= ((bit<16>)hdr.tcp.data_offset << 2),
+               error.TcpHeader);
+        meta.parsed.payload_length = meta.parsed.l4_length - ((bit<16>)hdr.tcp.data_offset << 2);
         transition select(hdr.tcp.data_offset) {
             5:       accept;
             default: look_option;
@@ -330,7 +330,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         verify(hdr.option.class != CLASS_SYN, error.ClassFlags);
         verify((hdr.tcp.flags & (TCP_RST | TCP_ACK | TCP_URG)) == TCP_ACK, error.ClassFlags);
         verify(((hdr.tcp.flags & TCP_FIN) == 0) == (hdr.option.class != CLASS_CLOSE), error.ClassFlags);
-        verify(meta.payload_length >= REQUEST_FIXED_BYTES, error.RequestLength);
+        verify(meta.parsed.payload_length >= REQUEST_FIXED_BYTES, error.RequestLength);
         packet.extract(hdr.tor_block);
         packet.extract(hdr.proof);
         packet.extract(hdr.continuation);
@@ -338,7 +338,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         verify(hdr.option.class != CLASS_RESTART || hdr.proof.range_count == 0, error.EntryCount);
         verify(hdr.proof.attempt == 0 || hdr.option.class == CLASS_PROBE || hdr.option.class == CLASS_TIMEOUT,
                error.Attempt);
-        verify(meta.payload_length >= REQUEST_FIXED_BYTES + ((bit<16>)hdr.proof.range_count << 3), error.RequestLength);
+        verify(meta.parsed.payload_length >= REQUEST_FIXED_BYTES + ((bit<16>)hdr.proof.range_count << 3),
+               error.RequestLength);
         verify(hdr.option.number_low == hdr.continuation.number[15:0], error.NumberLow);
         transition select(hdr.proof.range_count) {
             0:       check_kinds;
@@ -399,14 +400,14 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         verify(hdr.option.class == CLASS_SYN, error.ClassFlags);
         verify((hdr.tcp.flags & (TCP_FIN | TCP_RST | TCP_ACK | TCP_URG)) == 0, error.ClassFlags);
         verify(hdr.option.number_low == 0, error.NumberLow);
-        transition select(meta.payload_length) {
+        transition select(meta.parsed.payload_length) {
             0:       accept;  // bare, for paths that drop SYNs with data
             default: parse_opening;
         }
     }
 
     state parse_opening {
-        verify(meta.payload_length >= REQUEST_SYN_BYTES, error.RequestLength);
+        verify(meta.parsed.payload_length >= REQUEST_SYN_BYTES, error.RequestLength);
         packet.extract(hdr.tor_block);
         packet.extract(hdr.proof);
         verify(hdr.proof.range_count == 0, error.EntryCount);

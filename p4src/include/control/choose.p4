@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The replica of a packet, and whether it was heard lately. One found silent does not get the packet, which comes again
+// to exclude it and to choose another: so a packet that finds a death is not lost.
+#ifndef RIVULET_CHOOSE_P4
+#define RIVULET_CHOOSE_P4
+
+#include "../metadata.p4"
+#include "../v1model/state.p4"
+#include "pick.p4"
+
+control Choose(in headers_t hdr, inout metadata_t meta) {
+    Slots() slots;
+    Loads() loads;
+    PickMember() pick_member;
+    LastHeard() when_heard;
+
+    replica_id_t   less_loaded;
+    bit<16>        first_load;
+    bit<16>        second_load;
+    member_set_t   others;
+    microseconds_t last;
+    microseconds_t silence;
+
+    apply {
+        meta.choice.candidates = meta.bridged.alive;
+        if (meta.flow.by_flow == 1 && (meta.bridged.alive & ~meta.choice.not_readmitted) != 0) {
+            meta.choice.candidates = meta.bridged.alive & ~meta.choice.not_readmitted;
+        }
+        // A second chance: not to the one that had no socket. Whether the other was readmitted does not matter,
+        // its old connections may live. Alone, it gets the segment back, so that its kernel may refuse it.
+        if (meta.bridged.handed_on == 1) {
+            meta.choice.candidates = meta.bridged.alive;
+            others = meta.bridged.alive & ~(64w1 << (bit<8>)meta.flow.handed_on_by);
+            if (others != 0) {
+                meta.choice.candidates = others;
+            }
+        }
+
+        if (meta.bridged.to_copies == 0) {
+            slots.apply(hdr, meta);
+            if (meta.service.policy == policy_t.LEAST_LOADED && meta.flow.by_flow == 0) {
+                loads.apply(meta.bridged.pool ++ meta.choice.first, meta.bridged.pool ++ meta.choice.second,
+                            first_load, second_load);
+                if (second_load < first_load) {
+                    less_loaded = meta.choice.second;
+                    meta.choice.second = meta.choice.first;
+                    meta.choice.first = less_loaded;
+                }
+            }
+            pick_member.apply(meta);
+            if (meta.choice.chosen == 1) {
+                when_heard.apply(meta.bridged.pool ++ meta.bridged.replica, last);
+                // A heartbeat may have come between the passes: then the difference is negative, not large.
+                silence = meta.carried.now - last;
+                if (last == 0 || (silence[47:47] == 0 && silence > (bit<48>)meta.pool.bound)) {
+                    meta.decided.resubmit = 1;
+                }
+            }
+        }
+        if (meta.decided.drop_reason != drop_reason_t.NONE) {
+            meta.decided.resubmit = 0;
+        } else if (meta.bridged.alive == 0) {
+            meta.decided.drop_reason = drop_reason_t.NO_REPLICA;
+            meta.decided.resubmit = 0;
+        } else if (meta.decided.resubmit == 1) {
+            // Each pass excludes one more of 64, so here only if others return meanwhile.
+            if (meta.carried.resubmits == 64) {
+                meta.decided.drop_reason = drop_reason_t.NO_REPLICA;
+                meta.decided.resubmit = 0;
+            } else {
+                meta.carried.resubmits = meta.carried.resubmits + 1;
+                meta.carried.silent = 1;
+                meta.carried.silent_pool = meta.bridged.pool;
+                meta.carried.silent_replica = meta.bridged.replica;
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// HalfSipHash-2-4 over 32-bit words, 32 bits of result (docs/wire-format.md, "Keys and derived values"). The state is
+// metadata and a word with its two rounds an action: over local variables p4c's copy propagation grows without bound.
+// In hardware a round takes 4 stages of Tofino. A word is 2 rounds, the end 6; what several messages begin with is
+// hashed once: a tag's two rounds are shared by all its numbers, so one range is 18 rounds, about 4 passes.
+#ifndef RIVULET_HALF_SIP_HASH_P4
+#define RIVULET_HALF_SIP_HASH_P4
+
+#include "../metadata.p4"
+
+#define SIP_ROUND \
+    meta.hash.v0 = meta.hash.v0 + meta.hash.v1; \
+    meta.hash.v2 = meta.hash.v2 + meta.hash.v3; \
+    meta.hash.v1 = (meta.hash.v1[26:0] ++ meta.hash.v1[31:27]) ^ meta.hash.v0; \
+    meta.hash.v3 = (meta.hash.v3[23:0] ++ meta.hash.v3[31:24]) ^ meta.hash.v2; \
+    meta.hash.v0 = (meta.hash.v0[15:0] ++ meta.hash.v0[31:16]) + meta.hash.v3; \
+    meta.hash.v2 = meta.hash.v2 + meta.hash.v1; \
+    meta.hash.v3 = (meta.hash.v3[24:0] ++ meta.hash.v3[31:25]) ^ meta.hash.v0; \
+    meta.hash.v1 = (meta.hash.v1[18:0] ++ meta.hash.v1[31:19]) ^ meta.hash.v2; \
+    meta.hash.v2 = meta.hash.v2[15:0] ++ meta.hash.v2[31:16];
+
+// Begins a message under a key.
+control HashKey(inout metadata_t meta, in bit<32> k0, in bit<32> k1) {
+    @hidden action begin() {
+        meta.hash.v0 = k0;
+        meta.hash.v1 = k1;
+        meta.hash.v2 = 0x6c796765 ^ k0;
+        meta.hash.v3 = 0x74656462 ^ k1;
+    }
+
+    apply {
+        begin();
+    }
+}
+
+// The next word of the message.
+control HashWord(inout metadata_t meta, in bit<32> word) {
+    @hidden action compress() {
+        meta.hash.v3 = meta.hash.v3 ^ word;
+        SIP_ROUND
+        SIP_ROUND
+        meta.hash.v0 = meta.hash.v0 ^ word;
+    }
+
+    apply {
+        compress();
+    }
+}
+
+// Ends a message of this many bytes, a multiple of four: meta.hash.result.
+control HashEnd(inout metadata_t meta, in bit<8> length) {
+    HashWord() hash_word;
+
+    @hidden action finalize() {
+        meta.hash.v2 = meta.hash.v2 ^ 0xff;
+        SIP_ROUND
+        SIP_ROUND
+    }
+
+    @hidden action result() {
+        SIP_ROUND
+        SIP_ROUND
+        meta.hash.result = meta.hash.v1 ^ meta.hash.v3;
+    }
+
+    apply {
+        hash_word.apply(meta, length ++ 24w0);
+        finalize();
+        result();
+    }
+}
+
+// The state after key and tag, that all numbers of a tag share.
+control NonceTag(inout metadata_t meta, in bit<32> k0, in bit<32> k1, in bit<32> tag) {
+    HashKey() hash_key;
+    HashWord() hash_word;
+
+    apply {
+        hash_key.apply(meta, k0, k1);
+        hash_word.apply(meta, tag);
+    }
+}
+
+// From that state to the result for a number.
+control NonceNumber(inout metadata_t meta, in bit<32> number) {
+    HashWord() hash_word;
+    HashEnd() hash_end;
+
+    apply {
+        hash_word.apply(meta, number);
+        hash_end.apply(meta, 8);
+    }
+}
+
+// meta.flow.hash of the connection, under the service's slot key: same for all its packets, and nothing that a client can foresee.
+// Two flows that collide under one key do not under another, as they would in a CRC.
+control FlowHash(inout metadata_t meta) {
+    HashKey() hash_key;
+    HashWord() hash_word;
+    HashEnd() hash_end;
+
+    apply {
+        hash_key.apply(meta, meta.service.slot_key0, meta.service.slot_key1);
+        hash_word.apply(meta, meta.flow.client_address[127:96]);
+        hash_word.apply(meta, meta.flow.client_address[95:64]);
+        hash_word.apply(meta, meta.flow.client_address[63:32]);
+        hash_word.apply(meta, meta.flow.client_address[31:0]);
+        hash_word.apply(meta, meta.flow.service_address[127:96]);
+        hash_word.apply(meta, meta.flow.service_address[95:64]);
+        hash_word.apply(meta, meta.flow.service_address[63:32]);
+        hash_word.apply(meta, meta.flow.service_address[31:0]);
+        hash_word.apply(meta, meta.flow.client_port ++ meta.flow.service_port);
+        hash_end.apply(meta, 36);
+        meta.flow.hash = meta.hash.result;
+    }
+}
+
+// meta.hash.result for eight consecutive numbers of a connection and one attempt, under the same key.
+control BlockHash(inout metadata_t meta, in bit<32> tag, in bit<32> number, in bit<8> attempt) {
+    NonceTag() nonce_tag;
+    NonceNumber() nonce_number;
+
+    apply {
+        nonce_tag.apply(meta, meta.service.slot_key0, meta.service.slot_key1, tag);
+        nonce_number.apply(meta, attempt[2:0] ++ number[31:3]);
+    }
+}
+
+#endif
