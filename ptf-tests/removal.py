@@ -57,7 +57,10 @@ REMOVALS = {
     "sum": reason("ranges.p4", "SUM", "t12_attacks.GuessedSumsV4"),
     "replay": reason("replay.p4", "REPLAY", "t12_attacks.CopiesOfAVictimV4"),
     "vlan-filter": Removal(
-        "ports.p4", "not_member(drop_reason_t.VLAN_REFUSED)", "not_member(drop_reason_t.NONE)", ("t07_forward.VlanFilter",)
+        "ports.p4",
+        "not_member(drop_reason_t.VLAN_REFUSED)",
+        "not_member(drop_reason_t.NONE)",
+        ("t07_forward.VlanFilter",),
     ),
     "meter-syn": meter("SYN"),
     "meter-timeout": meter("TIMEOUT"),

@@ -229,6 +229,20 @@ def test_broken_heartbeats() -> None:
         assert (caught.value.name, caught.value.position) == (v["error"], v["position"])
 
 
+def test_slots() -> None:
+    slots = [(i % 8, (i % 8 + i // 8 % 7 + 1) % 8) for i in range(64)]
+    flows = [row for row in VECTORS["slots"] if len(row) == 9]
+    blocks = [row for row in VECTORS["slots"] if len(row) == 8]
+    assert len(flows) == len(blocks) == 200
+    for k0, k1, client, client_port, service, service_port, hashed, alive, who in flows:
+        ends = bytes.fromhex(client), bytes.fromhex(service)
+        assert wire.flow_hash((k0, k1), *ends, client_port, service_port) == hashed
+        assert wire.owner(hashed, slots, alive) == who
+    for k0, k1, tag, number, attempt, hashed, alive, who in blocks:
+        assert wire.block_hash((k0, k1), tag, number, attempt) == hashed
+        assert wire.owner(hashed, slots, alive) == who
+
+
 def test_nonces() -> None:
     assert len(VECTORS["nonces"]) >= 1000
     for k0, k1, tag, number, r in VECTORS["nonces"]:

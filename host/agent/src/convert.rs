@@ -4,7 +4,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
-use rivulet_server::service::{Member, Service, ServiceError, Tunnel, check_all};
+use rivulet_packet::slot::{Slot, SlotKey};
+use rivulet_server::service::{Member, Service, ServiceError, Slots, Tunnel, check_all};
 
 use crate::proto;
 
@@ -81,6 +82,14 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         .iter()
         .map(|t| Ok(Tunnel { local: end(&t.local, "tunnels.local")?, tor: end(&t.tor, "tunnels.tor")? }))
         .collect::<Result<_, ConvertError>>()?;
+    let slots = if from.slots.is_empty() {
+        None
+    } else {
+        let key = from.slot_key.as_slice().try_into().map_err(|_| bad("slot_key", "8 octets"))?;
+        let (pairs, []) = from.slots.as_chunks::<2>() else { return Err(bad("slots", "whole pairs")) };
+        let pairs = pairs.iter().map(|&[first, second]| Slot { first, second }).collect();
+        Some(Slots { key: SlotKey::new(key), pairs })
+    };
     Ok(Service {
         name: from.name.clone(),
         addresses,
@@ -91,6 +100,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         plain_tcp: from.plain_tcp,
         horizon: Duration::from_micros(from.horizon_us.into()),
         tunnels,
+        slots,
     })
 }
 
@@ -134,6 +144,8 @@ mod tests {
             usable_nonce_epoch: 4,
             horizon_us: 4_000_000,
             tunnels: vec![proto::Tunnel { local: vec![10, 0, 2, 1], tor: vec![10, 0, 3, 254] }],
+            slot_key: vec![4; 8],
+            slots: vec![0, 1, 1, 0],
         }
     }
 
@@ -146,12 +158,15 @@ mod tests {
         assert_eq!(service.addresses[0].to_string(), "10.9.0.1");
         assert_eq!(service.member.unwrap().replica, 2);
         assert_eq!(service.tunnels[0].tor.to_string(), "10.0.3.254");
+        let slots = service.slots.as_ref().unwrap();
+        assert_eq!(slots.key, SlotKey::new([4; 8]));
+        assert_eq!(&slots.pairs[..], [Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]);
     }
 
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 10] = [
+        let cases: [(&str, Change); 13] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -161,6 +176,9 @@ mod tests {
             ("index", |s| s.replica = 64),
             ("service number", |s| s.id = 0),
             ("tunnels.tor", |s| s.tunnels[0].tor.clear()),
+            ("slot_key", |s| s.slot_key.clear()),
+            ("slots", |s| s.slots.push(0)),
+            ("power of two", |s| s.slots.extend([0, 1])),
             ("a tunnel", |s| s.tunnels[0].local = vec![0xfd; 16]),
         ];
         for (part, change) in cases {

@@ -107,6 +107,7 @@ fn service() -> Service {
         usable_nonce_epoch: 4,
         horizon_us: 4_000_000,
         tunnels: Vec::new(),
+        ..Service::default()
     }
 }
 

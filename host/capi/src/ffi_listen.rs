@@ -47,6 +47,7 @@ pub unsafe extern "C" fn msk_listen(
             plain_tcp: false,
             horizon: HORIZON,
             tunnels: Vec::new(),
+            slots: None,
         };
         let config = Config {
             interface: Interface::new(None, interface)?,

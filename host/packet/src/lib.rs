@@ -12,6 +12,7 @@
 //! * [`response`], with [`delta`]: what servers send;
 //! * [`heartbeat`]: what replicas tell the ToR;
 //! * [`nonce`]: HalfSipHash-2-4 and the nonces made of it;
+//! * [`slot`]: which replica the ToR gives a packet to;
 //! * [`checksum`]: the Internet checksum, whole and incremental.
 
 #![forbid(unsafe_code)]
@@ -32,6 +33,7 @@ pub mod proof;
 pub mod request;
 pub mod response;
 pub mod segment;
+pub mod slot;
 pub mod tor;
 
 pub use continuation::{Mac, SealedContinuation, TransportContinuation};

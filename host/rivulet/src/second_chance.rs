@@ -167,6 +167,7 @@ mod tests {
             plain_tcp,
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
+            slots: None,
         }
     }
 

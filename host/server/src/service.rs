@@ -1,7 +1,10 @@
 //! What a replica serves: addresses, keys, and its place in a pool.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
+
+use rivulet_packet::slot::{Slot, SlotKey};
 
 use crate::keys::{KeyError, KeySet};
 
@@ -33,6 +36,24 @@ pub struct Service {
     pub horizon: Duration,
     /// ToRs of other racks that send here too.
     pub tunnels: Vec<Tunnel>,
+    /// How the ToR spreads flows over the replicas; none for a server on its own.
+    pub slots: Option<Slots>,
+}
+
+/// Key and slots of the ToR's choice: with the set of live replicas they tell who has a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// The service's slot key.
+    pub key: SlotKey,
+    /// A power of two of them.
+    pub pairs: Arc<[Slot]>,
+}
+
+impl Slots {
+    /// The replica that has the flow while these are alive (bit r is replica r); None while none is.
+    pub fn owner(&self, client: SocketAddr, service: SocketAddr, alive: u64) -> Option<u8> {
+        rivulet_packet::slot::owner(self.key.flow(client, service), &self.pairs, alive)
+    }
 }
 
 /// The way from another rack's ToR: IP-in-IP or GUE between these addresses, and heartbeats back by UDP.
@@ -97,6 +118,10 @@ impl Service {
             t.local.is_ipv4() == t.tor.is_ipv4() && one_host(t.local) && one_host(t.tor) && t.local != t.tor
         };
         rule(self.tunnels.iter().all(right), "a tunnel whose ends are not two hosts' of one family")?;
+        if let Some(slots) = &self.slots {
+            rule(slots.pairs.len().is_power_of_two(), "the slots are no power of two")?;
+            rule(slots.pairs.iter().all(|s| s.first < 64 && s.second < 64), "a slot of a replica above 63")?;
+        }
         if let Some(member) = &self.member {
             rule(member.replica < 64, "the replica index is not below 64")?;
             rule(
@@ -158,6 +183,10 @@ mod tests {
             plain_tcp: true,
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
+            slots: Some(Slots {
+                key: SlotKey::new([1; 8]),
+                pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]),
+            }),
         }
     }
 
@@ -169,7 +198,7 @@ mod tests {
     fn what_is_out_of_range_is_refused() {
         service().check().unwrap();
         type Change = fn(&mut Service);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 14] = [
             ("the port", |s| s.port = 0),
             ("no address", |s| s.addresses.clear()),
             ("one host's", |s| s.addresses.push("224.0.0.1".parse().unwrap())),
@@ -181,6 +210,8 @@ mod tests {
             ("more than 16 tunnels", |s| s.tunnels = vec![tunnel("10.0.2.1"); 17]),
             ("without a place", |s| (s.member, s.tunnels) = (None, vec![tunnel("10.0.2.1")])),
             ("of one family", |s| s.tunnels = vec![tunnel("fd00:2::1")]),
+            ("power of two", |s| s.slots.as_mut().unwrap().pairs = Arc::new([])),
+            ("above 63", |s| s.slots.as_mut().unwrap().pairs = Arc::new([Slot { first: 0, second: 64 }])),
             ("two hosts'", |s| s.tunnels = vec![tunnel("0.0.0.0")]),
         ];
         for (part, change) in cases {

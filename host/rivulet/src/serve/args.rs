@@ -123,6 +123,7 @@ impl ServeArgs {
             plain_tcp: !self.no_plain_tcp,
             horizon: Duration::from_millis(self.horizon_ms),
             tunnels: self.tunnel.clone(),
+            slots: None,
         };
         service.check()?;
         Ok(vec![service])

@@ -34,6 +34,7 @@ fn kept(rig: &Rig) {
         usable_nonce_epoch: 1,
         horizon_us: 4_000_000,
         tunnels: Vec::new(),
+        ..Service::default()
     };
     let update = Update { version: 3, services: vec![service] };
     let mut file = std::fs::File::options();

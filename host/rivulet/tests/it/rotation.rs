@@ -33,6 +33,7 @@ fn service(epochs: &[u16]) -> Service {
         plain_tcp: false,
         horizon: Duration::from_secs(4),
         tunnels: Vec::new(),
+        slots: None,
     }
 }
 

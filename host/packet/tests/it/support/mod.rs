@@ -8,7 +8,9 @@ mod valid;
 
 pub use exercise::*;
 use rivulet_packet::*;
+use rivulet_packet::slot::{Slot, SlotKey};
 use serde_json::{Value, json};
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 /// Where the committed file is.
@@ -68,7 +70,41 @@ pub fn vectors() -> Value {
         "heartbeats": valid::heartbeats(),
         "invalid_heartbeats": invalid::heartbeats(),
         "nonces": nonces(),
+        "slots": slots(),
     })
+}
+
+/// Hashes that choose slots, and who has them: flows as `[k0, k1, client, its port, service, its port, hash, alive, owner]`
+/// with addresses of 16 bytes, blocks as `[k0, k1, tag, number, attempt, hash, alive, owner]`. The slots are 64, of eight
+/// replicas: slot i names i mod 8 and the one i / 8 mod 7 + 1 places behind it.
+fn slots() -> Vec<Value> {
+    let pairs: Vec<Slot> = (0..64u8).map(|i| Slot { first: i % 8, second: (i % 8 + i / 8 % 7 + 1) % 8 }).collect();
+    let mut mix = Mix(3);
+    let mut out = vec![];
+    for i in 0..200 {
+        let key = SlotKey { k0: mix.word(), k1: mix.word() };
+        let alive = if i % 2 == 0 { 0xff } else { u64::from(mix.word() & 0xff) };
+        let v4 = |x: u64| IpAddr::from((x as u32).to_be_bytes());
+        let v6 = |x: u64, y: u64| IpAddr::from((u128::from(x) << 64 | u128::from(y)).to_be_bytes());
+        let (client, service) = if i % 4 < 2 {
+            (v4(mix.next()), v4(mix.next()))
+        } else {
+            (v6(mix.next(), mix.next()), v6(mix.next(), mix.next()))
+        };
+        let (client, service) =
+            (SocketAddr::new(client, mix.word() as u16), SocketAddr::new(service, mix.word() as u16));
+        let hash = key.flow(client, service);
+        let octets = |a: SocketAddr| match a.ip() {
+            IpAddr::V4(a) => json::hex(&a.to_ipv6_mapped().octets()),
+            IpAddr::V6(a) => json::hex(&a.octets()),
+        };
+        let (c, s) = ((octets(client), client.port()), (octets(service), service.port()));
+        out.push(json!([key.k0, key.k1, c.0, c.1, s.0, s.1, hash, alive, slot::owner(hash, &pairs, alive)]));
+        let (tag, number, attempt) = (mix.word(), mix.word(), i as u8 % 4);
+        let hash = key.block(tag, number, attempt);
+        out.push(json!([key.k0, key.k1, tag, number, attempt, hash, alive, slot::owner(hash, &pairs, alive)]));
+    }
+    out
 }
 
 /// 1,100 values of r(x), as `[k0, k1, tag, number, r]`: the corners first, then random ones.
