@@ -7,9 +7,7 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/wireshark ptf-tests p4src switch scripts
-HOST_CRATES := rivulet-packet rivulet-transport rivulet-sim rivulet-pktio rivulet-server rivulet-client rivulet-capi rivulet-shim rivulet
-SWITCH_CRATES := rivulet-engine rivulet-p4rt rivulet-link rivulet-switch
+PYTHON_DIRS := controller mininet bench host/wireshark packaging ptf-tests p4src switch scripts
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
 packages = $(addprefix -p ,$(1))
 
@@ -43,49 +41,48 @@ build: setup protos ## build the binaries (target/release)
 	@echo "building the binaries; the first time takes some minutes"
 	$(CARGO) build --release --locked $(call packages,$(BINARIES))
 
-# Testing
+# Testing: scripts/test.py builds once, in the profile `ci`, and runs parts on that; CONTRIBUTING.md says when which.
 
-.PHONY: check test test-host test-switch test-controller
-check: setup protos ## format, lint and types, the quick part
+TEST := CARGO="$(CARGO)" python3 scripts/test.py
+
+.PHONY: check test test-long test-rust test-controller
+check: setup protos ## format, lint and types; the committed P4 program is that of its sources
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo bench/rivulet_bench
+	python3 p4src/tools/artifact.py check
+	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- -D warnings
 
-test-host: protos ## the stack: unit, property and simulation tests
-	$(CARGO) test --locked $(call packages,$(HOST_CRATES))
+# In the order in which a mistake is found soonest.
+test: ## every test of the project but the long ones, and how long they took
+	$(TEST) setup check p4 build rust python packages ptf demos
 
-test-switch: protos ## the embedded switch: unit and property tests
-	$(CARGO) test --locked $(call packages,$(SWITCH_CRATES))
+test-long: ## what takes long: the second switch, long rotation, large windows, fuzzing, defences taken out (needs p4c, BMv2)
+	$(TEST) --long setup build rust python ptf-bmv2 removal fuzz
+
+test-rust: ## the Rust tests: CRATES=host/sim for one folder
+	$(TEST) setup build rust $(if $(CRATES),--only $(CRATES))
+
+test-controller: ## the control plane, alone and with the embedded switch, and the demo's helpers: TESTS=name
+	$(TEST) setup build python $(if $(TESTS),--only "$(TESTS)")
 
 .PHONY: fuzz-switch
 fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random packets and entries, PACKETS=100000 SEED=1
 	$(ROOT) $(PY) switch/switchd/tests/compare/fuzz.py --packets $(or $(PACKETS),100000) --seed $(or $(SEED),1)
 
-.PHONY: test-rust
-test-rust: protos ## both of them in one build
-	$(CARGO) test --workspace --locked
-
-test-controller: build ## the control plane, alone and with the embedded switch, and the demo's helpers
-	$(ROOT) $(PY) -m pytest -q -rs
-
 .PHONY: e2e
-e2e: build ## demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes
-	for name in failover sick attack switch-restart; do \
-	  $(ROOT) $(PY) -m rivulet_demo $$name --rate 20 --size 20 --plain --out build/e2e || exit 1; done
-
-# In the order in which a mistake is found soonest.
-test: setup-test check test-p4 test-rust test-controller ptf e2e ## every test of the project
-	@echo "all tests passed"
+e2e: ## demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes
+	$(TEST) setup build demos
 
 # Packages and what is in them
 
 .PHONY: deb audit
-deb: build setup ## Debian packages of the binaries and of the controller (build/deb)
+deb: build ## Debian packages of the binaries and of the controller (build/deb), seen by lintian
+	scripts/setup.sh --deb
 	scripts/deb.sh
 
-audit: setup ## licences, sources and known weaknesses of all that is linked or imported
+audit: setup ## licences, sources and known weaknesses of all that is linked or imported; Error 3: lists could not be had
 	CARGO="$(CARGO)" scripts/audit.sh
 
 include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk host/capi/capi.mk

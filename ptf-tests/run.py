@@ -91,10 +91,9 @@ def running_switch(name: str, kind: str, binary: str, log: Path) -> Iterator[sub
 def find_binary(kind: str) -> str:
     name = BINARIES[kind]
     if kind == "embedded":
-        target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-        for profile in ("release", "debug"):
-            if (target / profile / name).exists():
-                return str(target / profile / name)
+        folder = Path(os.environ.get("RIVULET_BIN", ROOT / "target" / "release"))
+        if (folder / name).exists():
+            return str(folder / name)
     found = shutil.which(name)
     if found is None:
         raise SystemExit(f"{name} is not installed" + ("" if kind == "bmv2" else ": run `make build`"))

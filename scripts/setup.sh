@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--test] [--no-apt]; --test adds what only tests need.
+# Usage: scripts/setup.sh [--test] [--deb] [--no-apt]; --test adds what only tests need, --deb what looks at packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,6 +16,7 @@ PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables pk
 # dissector.
 TEST_PACKAGES=(chromium etcd-server lintian tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
+[[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 

@@ -24,8 +24,8 @@ fn a_clean_transfer_takes_the_round_trips_of_slow_start() {
 
 #[test]
 fn random_transfers_are_byte_exact_and_none_is_stuck() {
-    let from: u64 = std::env::var("FROM").map_or(0, |v| v.parse().unwrap());
-    let count: u64 = std::env::var("COUNT").map_or(2000, |v| v.parse().unwrap());
+    let from: u64 = std::env::var("RIVULET_TRANSFERS_FROM").map_or(0, |v| v.parse().unwrap());
+    let count: u64 = std::env::var("RIVULET_TRANSFERS").map_or(2000, |v| v.parse().unwrap());
     let mut bad = vec![];
     for seed in from..from + count {
         let report = rivulet_sim::random::transfer(seed);

@@ -143,7 +143,7 @@ fn every_pattern_of_small_windows() {
 }
 
 #[test]
-#[ignore = "minutes; run in release mode"]
+#[ignore = "long: minutes"]
 fn every_pattern_of_windows_up_to_eight() {
     for window in 6..=8 {
         println!("window {window}: {} transfers", exhaust(window, true));
@@ -174,7 +174,7 @@ fn every_loss_of_retransmissions_too_in_small_windows() {
 }
 
 #[test]
-#[ignore = "minutes; run in release mode"]
+#[ignore = "long: minutes"]
 fn every_loss_of_retransmissions_too_up_to_six() {
     for window in 5..=6 {
         println!("window {window}: {} transfers", exhaust_primes(window));

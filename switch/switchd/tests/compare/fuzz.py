@@ -424,9 +424,8 @@ def inside(args: argparse.Namespace) -> int:
 
 
 def find_binary() -> str | None:
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    built = (target / profile / "rivulet-switch" for profile in ("release", "debug"))
-    return next((str(path) for path in built if path.exists()), None)
+    built = Path(os.environ.get("RIVULET_BIN", ROOT / "target" / "release")) / "rivulet-switch"
+    return str(built) if built.exists() else None
 
 
 def main() -> int:

@@ -227,20 +227,23 @@ pub fn url(path: &str) -> String {
     format!("http://{SERVICE}/{path}")
 }
 
-/// The shim, built once by whoever comes first: cargo does not build it for this package's tests.
+/// The shim, beside the program: whoever builds the whole workspace has it, else it is built here, once.
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "-p", "rivulet-shim"])
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .stdin(Stdio::null())
-            .status()
-            .expect("cargo");
-        assert!(built.success(), "the shim does not build");
-        // Beside the program, or in the profile that `cargo build` has by default.
         let folder = Path::new(RIVULET).parent().unwrap();
-        let places = [folder.join("librivulet_shim.so"), folder.join("../debug/librivulet_shim.so")];
-        places.into_iter().find(|p| p.is_file()).expect("librivulet_shim.so")
+        let shim = folder.join("librivulet_shim.so");
+        if std::env::var_os("RIVULET_BIN").is_none() {
+            let profile = folder.file_name().and_then(|name| name.to_str()).unwrap().replace("debug", "dev");
+            let built = Command::new(env!("CARGO"))
+                .args(["build", "--quiet", "--locked", "-p", "rivulet-shim", "--profile", &profile])
+                .current_dir(env!("CARGO_MANIFEST_DIR"))
+                .stdin(Stdio::null())
+                .status()
+                .expect("cargo");
+            assert!(built.success(), "the shim does not build");
+        }
+        assert!(shim.is_file(), "{} is not there", shim.display());
+        shim
     })
 }

@@ -1,0 +1,102 @@
+"""This machine's `/` under a layer in memory, in namespaces of its own: what is installed there is gone afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "COLUMNS": "200",
+    "SYSTEMD_OFFLINE": "1",
+}
+# Nothing from the network and no process is shared; the repository is not to be seen, so that nothing of it is run.
+MAKE = """
+set -e
+mount -t tmpfs layer "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount --rbind /dev "$1/root/dev"
+mount -t proc proc "$1/root/proc"
+mount -t sysfs -o ro sysfs "$1/root/sys"
+mount -t tmpfs run "$1/root/run"
+mkdir -p "$1/root/srv/packages"
+mount --bind "$2" "$1/root/srv/packages"
+mount -t tmpfs nothing "$1/root$3"
+ip link set lo up
+echo made
+exec cat
+"""
+
+
+class Machine:
+    """It ends, and all that runs in it, when it is closed. `why_not` says why it cannot be had here."""
+
+    def __init__(self, folder: Path, packages: Path) -> None:
+        self.root = folder / "root"
+        self.started: list[subprocess.Popen[str]] = []
+        command = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+        self.keeper = subprocess.Popen(
+            [*command, "sh", "-c", MAKE, "sh", str(folder), str(packages), str(REPOSITORY)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.keeper.stdout is not None and self.keeper.stderr is not None
+        self.why_not = None if self.keeper.stdout.readline() == "made\n" else self.keeper.stderr.read().strip()
+        if self.why_not is None:
+            children = Path(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children").read_text().split()
+            target = ["--target", children[0], "--mount", "--net", "--pid"]
+            self.enter = ["nsenter", *target, "chroot", str(self.root)]
+
+    def run(self, *command: str, space: str = "") -> subprocess.CompletedProcess[str]:
+        """A command in it, in one of its network namespaces where one is named, to its end."""
+        return subprocess.run(
+            self._line(command, space), env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    def do(self, *command: str, space: str = "") -> str:
+        """A command that must succeed; its standard output."""
+        done = self.run(*command, space=space)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, *command: str, space: str = "") -> None:
+        """A process that runs until the machine is closed."""
+        log = self.log.open("a")
+        line = self._line(command, space)
+        popen = subprocess.Popen(
+            line, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True
+        )
+        self.started.append(popen)
+
+    @property
+    def log(self) -> Path:
+        """What the started processes say."""
+        return self.root.with_name("log")
+
+    def until(self, condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
+        """Waits until something holds, while all that was started runs."""
+        end = time.monotonic() + patience_s
+        while not condition():
+            ended = [popen.args for popen in self.started if popen.poll() is not None]
+            assert not ended and time.monotonic() < end, f"{what}: {ended}\n{self.read_log()}"
+            time.sleep(0.1)
+
+    def read_log(self) -> str:
+        """The log, which is in the machine's own memory."""
+        return self.log.read_text()[-4000:]
+
+    def close(self) -> None:
+        """Ends it."""
+        assert self.keeper.stdin is not None
+        self.keeper.stdin.close()
+        self.keeper.wait(30)
+        for popen in self.started:
+            popen.wait(30)
+
+    def _line(self, command: tuple[str, ...], space: str) -> list[str]:
+        return [*self.enter, *(["ip", "netns", "exec", space] if space else []), *command]

@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+"""Runs parts of the tests, one after the other; says how long each took, which tests are slow, and what failed.
+
+scripts/test.py PART...: `make test` and `make test-long` name theirs. The first part that fails is the last. The last
+line counts the tests of all parts. What is built is built once, in the profile `ci`, and every part runs those binaries
+(RIVULET_BIN). Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
+BINARIES = TARGET / "ci"
+LOGS = ROOT / "build" / "test"
+CARGO = os.environ.get("CARGO", "cargo")
+PYTHON = str(ROOT / ".venv" / "bin" / "python")
+# Everything in one command, whatever part is asked for: another selection of packages has other features, and all that
+# they touch would be compiled again.
+BUILD = [CARGO, "build", "--profile", "ci", "--locked", "--workspace", "--lib", "--bins", "--tests"]
+SLOWEST = 25
+PATIENCE_S = 1800.0
+"""A program of tests that takes longer hangs."""
+LONG = {
+    "RIVULET_ROTATION_S": "120",
+    "RIVULET_FUZZ": "100000",
+    "RIVULET_KILLS": "100",
+    "RIVULET_TRANSFERS": "100000",
+}
+"""What tests do more of in `make test-long`."""
+DEMOS = ("failover", "sick", "attack", "switch-restart")
+
+
+class PartFailed(Exception):
+    """Says why."""
+
+
+@dataclass
+class Outcome:
+    """One test."""
+
+    name: str
+    seconds: float
+    how: str = "passed"
+    """passed, failed or skipped"""
+    why: str = ""
+
+
+@dataclass
+class Run:
+    """What was asked for, and what came of it."""
+
+    long: bool = False
+    only: str = ""
+    outcomes: list[Outcome] = field(default_factory=list)
+    programs: list[tuple[str, Path, str]] = field(default_factory=list)
+    """Test programs: name, folder of the crate, path."""
+
+    def count(self, how: str) -> int:
+        return sum(outcome.how == how for outcome in self.outcomes)
+
+
+def as_root(*command: str) -> list[str]:
+    """What runs a command that makes network namespaces."""
+    if os.geteuid() == 0:
+        return list(command)
+    kept = [f"{name}={value}" for name, value in os.environ.items() if name == "PATH" or name.startswith("RIVULET_")]
+    return ["sudo", "env", *kept, *command]
+
+
+def call(*command: str) -> None:
+    """A command with its output shown; PartFailed if it fails."""
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    if done.returncode:
+        raise PartFailed(f"`{' '.join(command)}` ended with {done.returncode}")
+
+
+def lines_of(command: list[str], folder: Path = ROOT) -> Iterator[str]:
+    """A command's standard output, line by line, and PartFailed if it fails or hangs."""
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, errors="replace")
+    assert process.stdout is not None
+    hung = threading.Timer(PATIENCE_S, process.kill)
+    hung.start()
+    try:
+        yield from process.stdout
+        code = process.wait()
+    finally:
+        late = not hung.is_alive()
+        hung.cancel()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if code:
+        what = f"was killed after {PATIENCE_S:g} s" if late else f"ended with {code}"
+        raise PartFailed(f"`{' '.join(command)}` {what}")
+
+
+def build(run: Run) -> None:
+    """The workspace with its tests, once."""
+    linked: dict[str, list[str]] = {}
+    for line in lines_of([*BUILD, "--message-format", "json-render-diagnostics"]):
+        message = json.loads(line)
+        if message["reason"] != "compiler-artifact" or not message["profile"]["test"] or not message["executable"]:
+            continue
+        folder, target = Path(message["manifest_path"]).parent, message["target"]
+        name = str(folder.relative_to(ROOT)) + ("" if "lib" in target["kind"] else f" {target['name']}")
+        run.programs.append((name, folder, message["executable"]))
+        if target["kind"] == ["test"]:
+            linked.setdefault(name.split()[0], []).append(target["name"])
+    run.programs.sort()
+    for crate, names in linked.items():
+        if len(names) > 1:
+            raise PartFailed(f"{crate}/tests: {' and '.join(names)}; one program a crate, the others are modules of it")
+
+
+def rust(run: Run) -> None:
+    """Unit, property and integration tests, and the examples of the documentation."""
+    bad = []
+    for name, folder, program in run.programs:
+        if run.only not in name:
+            continue
+        if problem := libtest(run, name, folder, program):
+            bad.append(problem)
+    if not run.only:
+        doc_tests(run)
+    if bad:
+        raise PartFailed("\n".join(bad))
+
+
+def libtest(run: Run, name: str, folder: Path, program: str) -> str:
+    """Runs one program of tests; what is wrong, or nothing."""
+    # A stable compiler's tests tell their times only if asked like this; the environment stays with them.
+    flags = ["-Z", "unstable-options", "--format", "json", "--report-time", "--show-output"]
+    flags += ["--include-ignored"] if run.long else []
+    command = as_root("env", "RUSTC_BOOTSTRAP=1", program, *flags)
+    began, running, failed, ended = time.monotonic(), set[str](), list[str](), False
+    try:
+        for line in lines_of(command, folder):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                print(line, end="")
+                continue
+            test = f"{name} {event.get('name', '')}"
+            if event.get("type") == "suite":
+                ended = event["event"] != "started"
+            elif event["event"] == "started":
+                running.add(test)
+            elif event["event"] != "ignored" and event.get("type") == "test":
+                running.discard(test)
+                said = event.get("stdout", "")
+                skipped = re.search(r"^SKIPPED: (.*)", said, re.M)
+                how = "failed" if event["event"] != "ok" else "skipped" if skipped else "passed"
+                run.outcomes.append(Outcome(test, event.get("exec_time", 0.0), how, skipped[1] if skipped else ""))
+                if how == "failed":
+                    failed.append(test)
+                    print(f"\nFAILED: {test}\n{said}", flush=True)
+    except PartFailed as e:
+        if not failed:
+            return f"{e}; running: {', '.join(sorted(running)) or 'none'}"
+    print(f"{name}: {time.monotonic() - began:.1f} s{', FAILED' if failed else ''}", flush=True)
+    return "\n".join(f"FAILED: {test}" for test in failed) or ("" if ended else f"{name} did not end as it should")
+
+
+def doc_tests(run: Run) -> None:
+    """The examples in the documentation of the crates."""
+    crate = ""
+    for line in lines_of([CARGO, "test", "--doc", "--profile", "ci", "--locked", "--workspace"]):
+        if match := re.match(r"test (\S+) - (.*) \.\.\. (ok|FAILED|ignored)", line):
+            how = {"ok": "passed", "FAILED": "failed"}.get(match[3])
+            crate = match[1]
+            if how:
+                run.outcomes.append(Outcome(f"{crate} {match[2]}", 0.0, how))
+        if "FAILED" in line or line.startswith(("error", "----")):
+            print(line, end="")
+
+
+def pytest(run: Run, name: str, *arguments: str) -> None:
+    """One call of pytest; root, since most of it makes network namespaces."""
+    report = LOGS / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    marked = ["-m", "long"] if run.long else []
+    only = ["-k", run.only] if run.only else []
+    command = [PYTHON, "-m", "pytest", "-q", "-rs", *marked, *only, "--junitxml", str(report), *arguments]
+    try:
+        call(*as_root(*command))
+    finally:
+        if report.exists():
+            run.outcomes += junit(report)
+
+
+def junit(report: Path) -> list[Outcome]:
+    """The tests that a report of pytest names."""
+    found = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        how, why = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error"):
+                how = "failed"
+            elif child.tag == "skipped" and how != "failed":
+                how, why = "skipped", child.get("message", "")
+        name = f"{case.get('classname', '').replace('.', '/')} {case.get('name', '')}"
+        found.append(Outcome(name, float(case.get("time", 0)), how, why))
+    return found
+
+
+def ptf(run: Run, switch: str) -> None:
+    """The packet tests, on one switch."""
+    command = as_root(PYTHON, str(ROOT / "ptf-tests" / "run.py"), "--switch", switch, *run.only.split())
+    test, began, found, total = "", time.monotonic(), list[Outcome](), 0
+    try:
+        for line in lines_of(command):
+            print(line, end="", flush=True)
+            rest = line
+            if match := re.match(r"([\w.]+) \.\.\. (.*)", line):
+                test, rest = match.groups()
+            if test and (match := re.match(r"(ok|FAIL|ERROR|skipped)\b(.*)", rest)):
+                how = {"ok": "passed", "skipped": "skipped"}.get(match[1], "failed")
+                found.append(Outcome(f"ptf {switch} {test}", time.monotonic() - began, how, match[2].strip()))
+                test, began = "", time.monotonic()
+            elif match := re.match(r"Ran (\d+) tests?", line):
+                total += int(match[1])
+    finally:
+        run.outcomes += found
+    if total != len(found):
+        raise PartFailed(f"{total} packet tests ran, {len(found)} of them said how they ended")
+
+
+def demos(run: Run) -> None:
+    """Demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes."""
+    flags = ["--rate", "20", "--size", "20", "--plain", "--out", "build/e2e"]
+    for name in DEMOS:
+        command = as_root(PYTHON, "-m", "rivulet_demo", name, *flags)
+        timed(run, f"demo {name}", lambda command=command: call(*command))
+
+
+def removal(run: Run) -> None:
+    """Each defence taken out of a copy of the P4 program fails a packet test."""
+    command = as_root(PYTHON, str(ROOT / "ptf-tests" / "removal.py"), *run.only.split())
+    for line in lines_of(command):
+        print(line, end="", flush=True)
+        if (match := re.match(r"([\w-]+): (.*)", line)) and match[1] != "removal":
+            run.outcomes.append(Outcome(f"removal {match[1]}", 0.0, "failed" if "UNNOTICED" in match[2] else "passed"))
+
+
+def fuzz(run: Run) -> None:
+    """Random packets and entries: both switches must do the same with them."""
+    program = ROOT / "switch" / "switchd" / "tests" / "compare" / "fuzz.py"
+    timed(run, "fuzz", lambda: call(*as_root(PYTHON, str(program), "--packets", "100000")))
+
+
+def timed(run: Run, name: str, work: Callable[[], None]) -> None:
+    """Work that is one test."""
+    began, how = time.monotonic(), "failed"
+    try:
+        work()
+        how = "passed"
+    finally:
+        run.outcomes.append(Outcome(name, time.monotonic() - began, how))
+
+
+PARTS: dict[str, Callable[[Run], None]] = {
+    "setup": lambda run: call("make", "--no-print-directory", "setup-test", "protos"),
+    "check": lambda run: call("make", "--no-print-directory", "check"),
+    "build": build,
+    "rust": rust,
+    "p4": lambda run: pytest(run, "p4", "p4src/tests", "ptf-tests/test_rivulet_scapy.py"),
+    "python": lambda run: pytest(run, "python"),
+    "packages": lambda run: pytest(run, "packages", "packaging/tests"),
+    "ptf": lambda run: ptf(run, "embedded"),
+    "ptf-bmv2": lambda run: ptf(run, "bmv2"),
+    "demos": demos,
+    "removal": removal,
+    "fuzz": fuzz,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--long", action="store_true", help="what `make test` leaves out, in place of what it runs")
+    parser.add_argument("--only", default="", help="programs (rust), tests (pytest, ptf) or removals of this name")
+    parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    options = parser.parse_args()
+    os.environ.update({"RIVULET_BIN": str(BINARIES), **(LONG if options.long else {})})
+    LOGS.mkdir(parents=True, exist_ok=True)
+    run = Run(options.long, options.only)
+    times: list[tuple[str, float, float]] = []
+    problem = ""
+    for part in options.parts:
+        print(f"\n=== {part}", flush=True)
+        began, cpu = time.monotonic(), cpu_s()
+        try:
+            PARTS[part](run)
+        except PartFailed as e:
+            problem = f"{part} failed: {e}"
+        times.append((part, time.monotonic() - began, cpu_s() - cpu))
+        if problem:
+            break
+    summary(run, times, options.parts, problem)
+    return 1 if problem or run.count("failed") else 0
+
+
+def cpu_s() -> float:
+    """CPU time of all processes so far that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def summary(run: Run, times: list[tuple[str, float, float]], parts: list[str], problem: str) -> None:
+    """Prints what took how long, what was left out and what failed; the last line counts."""
+    print(f"\n=== the {SLOWEST} slowest tests")
+    for outcome in sorted(run.outcomes, key=lambda outcome: -outcome.seconds)[:SLOWEST]:
+        print(f"{outcome.seconds:8.1f} s  {outcome.name}")
+    skipped = [outcome for outcome in run.outcomes if outcome.how == "skipped"]
+    if skipped:
+        print("\n=== skipped")
+        for outcome in skipped:
+            print(f"{outcome.name}: {outcome.why}")
+    print("\n=== parts: time, and time of the processors")
+    for part, seconds, cpu in times:
+        print(f"{minutes(seconds)}  {minutes(cpu)}  {part}")
+    for part in parts[len(times) :]:
+        print(f"    -       -    {part}: not run")
+    total = sum(seconds for _, seconds, _ in times)
+    print(f"{minutes(total)}  {minutes(sum(cpu for _, _, cpu in times))}  together\n")
+    for outcome in run.outcomes:
+        if outcome.how == "failed":
+            print(f"FAILED {outcome.name}")
+    if problem:
+        print(problem)
+    counts = f"{run.count('passed')} passed, {run.count('failed')} failed, {len(skipped)} skipped"
+    print(f"{counts} in {total:.0f}s", flush=True)
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60:3}:{int(seconds) % 60:02}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
