@@ -50,7 +50,7 @@ check: setup protos ## format, lint and types; the committed P4 program is that 
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
-	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_demo bench/rivulet_bench
+	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_lab mininet/rivulet_demo bench/rivulet_bench
 	python3 p4src/tools/artifact.py check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- -D warnings
 
@@ -113,7 +113,7 @@ $(addprefix bench-,$(BENCHES)): bench-%: build
 
 .PHONY: rotation
 rotation: build ## seal keys every second, nonce keys every ten, under load for two minutes: nothing breaks, nothing is refused
-	$(ROOT) env RIVULET_ROTATION_S=$(or $(SECONDS_OF_ROTATION),120) $(PY) -m pytest -q -s -rs controller/tests/test_system.py -k "rotate and $(or $(SWITCH),embedded)"
+	$(ROOT) env RIVULET_ROTATION_S=$(or $(SECONDS_OF_ROTATION),120) $(PY) -m pytest -q -s -rs -m long controller/tests/test_system.py -k "rotate and $(or $(SWITCH),embedded)"
 
 .PHONY: bench-transport
 bench-transport: ## what a step of the transport costs: time, instructions, allocations, header bytes

@@ -7,17 +7,16 @@ sockets the objects that the kernel keeps (sizes from /proc/slabinfo, number fro
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from rivulet_demo.rack import RackError
+from rivulet_lab import Process, RackError
 
-from .host_rig import CLIENTS, TCP_PORT, HostRig, Server, Transport, descriptors_most, end_process, finish, host_rig
+from .host_rig import CLIENTS, TCP_PORT, HostRig, Server, Transport, descriptors_most, host_rig
 from .plot import Points, lines
-from .rig import flags, plot_path
+from .rig import finish, flags, plot_path
 from .stats import interval, save
 
 Json = dict[str, Any]
@@ -47,10 +46,10 @@ def kernel_sockets(rig: HostRig) -> int:
     return len(rig.run("s", ["ss", "-tnH", "state", "established", f"sport = :{TCP_PORT}"]).splitlines())
 
 
-def hold(rig: HostRig, transport: Transport, path: str, connections: int) -> list[subprocess.Popen[bytes]]:
+def hold(rig: HostRig, transport: Transport, path: str, connections: int) -> list[Process]:
     """Opens connections and leaves them open; several processes where one may not have so many descriptors."""
     most = descriptors_most() - SPARE if transport == "tcp" else connections
-    held: list[subprocess.Popen[bytes]] = []
+    held: list[Process] = []
     try:
         left = connections
         while left > 0:
@@ -61,23 +60,23 @@ def hold(rig: HostRig, transport: Transport, path: str, connections: int) -> lis
             own = CLIENTS if transport == "rivulet" else (CLIENTS[len(held) % len(CLIENTS)],)
             for address in own:
                 words += ["--source", address]
-            popen = rig.start_load(transport, path, *words, clients=count, seconds=600)
-            held.append(popen)
-            assert popen.stdout is not None
-            if popen.stdout.readline().strip() != b"open":
-                finish(popen)
+            load = rig.start_load(transport, path, *words, clients=count, seconds=600)
+            held.append(load)
+            assert load.popen.stdout is not None
+            if load.popen.stdout.readline().strip() != b"open":
+                finish(load)
                 raise RackError(f"{transport}: the connections were not opened")
     except BaseException:
-        for popen in held:
-            end_process(popen)
+        for load in held:
+            load.end()
         raise
     return held
 
 
-def release(held: list[subprocess.Popen[bytes]]) -> None:
+def release(held: list[Process]) -> None:
     """Closes them; RackError if one did not live so long."""
-    for popen in held:
-        result = finish(popen)
+    for load in held:
+        result = finish(load)
         if result["errors"]:
             raise RackError(f"{result['errors']} connections failed: {result['first_error']}")
 

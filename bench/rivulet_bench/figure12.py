@@ -13,10 +13,10 @@ from typing import Any
 
 from matplotlib import pyplot
 
-from .host_rig import SERVER_CORE, HostRig, Transport, finish, host_rig, shape
+from .host_rig import SERVER_CORE, HostRig, Transport, host_rig, shaped
 from .plot import LABELS
 from .profile import IDLE, ORDER, shares, start
-from .rig import flags, plot_path
+from .rig import finish, flags, plot_path
 from .stats import interval, save
 
 Json = dict[str, Any]
@@ -48,8 +48,8 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[Json] = []
     with host_rig("figure12") as rig:
-        shape(rig, "s", "s0", RATE_MBIT)
-        shape(rig, "c", "c0", RATE_MBIT)
+        shaped(rig, "s", "s0", RATE_MBIT)
+        shaped(rig, "c", "c0", RATE_MBIT)
         rig.put(round(RATE_MBIT * 1e6 / 8 * (options.seconds + 1.0)))
         rig.start_nginx()
         rig.start_rivulet()

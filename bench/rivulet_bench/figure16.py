@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 from rivulet_demo.meter import longest_gap, recovered_after
-from rivulet_demo.rack import RackError
 from rivulet_demo.scenario import Standing
 from rivulet_demo.services import make_file, ping_ms
+from rivulet_lab import RackError
 
 from .plot import histogram
 from .rig import BUILD, Setting, flags, plot_path, rig
@@ -38,7 +38,7 @@ SPAN_ROUND_TRIPS = 4
 
 def one(standing: Standing, chaos: Chaos, rng: random.Random, client: str, host: str, via: str) -> list[dict[str, Any]]:
     """A download with kills in it; a line a kill."""
-    standing.rack.wait_for(chaos.all_up, 60.0, None, "the replicas did not come back")
+    standing.rack.until(chaos.all_up, "the replicas come back", 60.0)
     first, seen = len(chaos.kills), len(standing.watch.history)
     standing.client(client, host, via, f"figure16-{SIZE}.bin", SIZE)
     process, _ = standing.clients[client]

@@ -12,7 +12,7 @@ import sys
 from rivulet_demo.fairness import jain
 
 from .plot import Points, lines
-from .rig import Setting, Transport, finish_load, flags, plot_path, put, rig, start_load
+from .rig import Setting, Transport, finish, flags, plot_path, put, rig, start_load
 from .stats import interval, save
 
 CONNECTIONS = (1, 2, 4, 8)
@@ -36,7 +36,7 @@ def main() -> int:
                         start_load(standing, host, transport, path, seconds=options.seconds, clients=connections)
                         for host in ("c1", "c2")
                     ]
-                    results = [finish_load(popen, options.seconds + 60) for popen in running]
+                    results = [finish(load, options.seconds + 60) for load in running]
                     index = jain([float(result["bytes"]) for result in results])
                     rows.append(
                         {

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from rivulet_demo.rack import RackError
+from rivulet_lab import RackError
 
 from .host_attack import attacks
 from .host_plot import plot
@@ -24,12 +24,11 @@ from .host_rig import (
     Server,
     Transport,
     busy_s,
-    finish,
     host_rig,
-    shape,
+    shaped,
 )
 from .profile import shares, start
-from .rig import flags, plot_path
+from .rig import finish, flags, plot_path
 from .stats import interval, save
 
 Json = dict[str, Any]
@@ -123,8 +122,8 @@ def throughput(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
     rows: list[Json] = []
     unshaped = (*KINDS, XDP) if has_xdp(rig) else KINDS
     for rate in RATES:
-        shape(rig, "s", "s0", rate)
-        shape(rig, "c", "c0", rate)
+        shaped(rig, "s", "s0", rate)
+        shaped(rig, "c", "c0", rate)
         for connections in CONNECTIONS:
             # The slower the link, the longer a start takes that is no part of what is asked for here.
             size = round((rate or UNSHAPED_MBIT) * 1e6 / 8 * seconds * LENGTHS[rate])
@@ -139,8 +138,8 @@ def throughput(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
                         f"  {row['cpu_s_per_gb']:6.2f} s/GB (core {row['core_s_per_gb']:6.2f})",
                         flush=True,
                     )
-    shape(rig, "s", "s0", None)
-    shape(rig, "c", "c0", None)
+    shaped(rig, "s", "s0", None)
+    shaped(rig, "c", "c0", None)
     return rows
 
 

@@ -6,13 +6,13 @@ behind a shaper so narrow that ten times their packets, and theirs, are below 80
 
 from __future__ import annotations
 
-import subprocess
 import time
 from typing import Any
 
-from rivulet_demo.rack import RackError, binary
+from rivulet_lab import Process, RackError, binary
 
-from .host_rig import CLIENT_CORE, RIVULET_PORT, SERVICE, HostRig, Server, finish, host_rig, shape
+from .host_rig import RIVULET_PORT, SERVICE, HostRig, Server, host_rig, shaped
+from .rig import finish
 from .stats import interval
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ def attacks(repetitions: int, seconds: float) -> Json:
         # A response for each request: the good clients' packets to the server are as many as the frames they get.
         good = SHARE * min(rates.values()) / (TIMES + 1)
         mbit = min(MOST_MBIT, good * FRAME * 8 / 1e6)
-        shape(rig, "m", "mc0", mbit)
+        shaped(rig, "m", "mc0", mbit)
         rows: list[Json] = []
         for repetition in range(repetitions):
             alone = good_clients(rig, mbit, seconds)
@@ -59,23 +59,11 @@ def attacks(repetitions: int, seconds: float) -> Json:
     }
 
 
-def flood(rig: HostRig, name: str, rate: float, seconds: float) -> subprocess.Popen[bytes]:
+def flood(rig: HostRig, name: str, rate: float, seconds: float) -> Process:
     """Starts an attack from the third host."""
     command = [binary("rivulet-flood"), f"{SERVICE}:{RIVULET_PORT}", "--class", name]
-    command += [
-        "--keys",
-        str(rig.folder / "keys.toml"),
-        "--rate",
-        str(max(1, round(rate))),
-        "--seconds",
-        f"{seconds:g}",
-    ]
-    return subprocess.Popen(
-        rig.inside("a", command, CLIENT_CORE),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command += ["--keys", str(rig.folder / "keys.toml"), "--rate", str(max(1, round(rate)))]
+    return rig.client([*command, "--seconds", f"{seconds:g}"], "a")
 
 
 def taken(rig: HostRig, name: str) -> float:
@@ -115,8 +103,7 @@ def beside(rig: HostRig, server: Server, name: str, mbit: float, seconds: float,
         result = good_clients(rig, mbit, seconds)
     finally:
         # It ends with its victim; the server counted what it sent until then.
-        attack.terminate()
-        attack.communicate(timeout=10)
+        attack.end()
     took = time.monotonic() - began
     dealt = taken(rig, name) - before - (alone["packets"] if name in ANSWERED else 0)
     return {

@@ -8,22 +8,21 @@ is the server's. Segmentation offloads are off on both ends, for both transports
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rivulet_demo.rack import RackError, binary
+from rivulet_lab import End, Lab, Process, RackError, binary, shape, standing, veth
 
-from .stats import REPOSITORY
+from .rig import BUILD, finish
 
 SERVICE = "10.9.0.1"
 RIVULET_PORT = 80
@@ -35,7 +34,7 @@ CLIENT_CORE = 1
 Transport = Literal["rivulet", "tcp", "tcp-fastopen"]
 Congestion = Literal["reno", "cubic"]
 
-FOLDER = REPOSITORY / "build" / "bench" / "host"
+FOLDER = BUILD / "host"
 WWW = Path("/dev/shm") if Path("/dev/shm").is_dir() else FOLDER
 
 NGINX = """\
@@ -56,14 +55,13 @@ http {{
 class Server:
     """A serving process."""
 
-    popen: subprocess.Popen[bytes]
-    log: Path
+    process: Process
     flags: tuple[str, ...] = ()
 
     def cpu_s(self) -> float:
         """Processor time of all its threads so far, seconds, by the scheduler's clock."""
         total = 0
-        for task in Path(f"/proc/{self.popen.pid}/task").glob("*/schedstat"):
+        for task in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError):
                 total += int(task.read_text().split()[0])
         return total / 1e9
@@ -74,41 +72,71 @@ class Server:
 
     def processes(self) -> list[int]:
         """It and its workers."""
-        pid = self.popen.pid
+        pid = self.process.pid
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
-@dataclass(slots=True)
-class HostRig:
-    """The namespaces while they stand."""
+class HostRig(Lab):
+    """The namespaces while they stand: `s` the server, `c` the client, `a` an attacker, `m` what is between them."""
 
-    prefix: str
-    folder: Path
-    servers: dict[str, Server] = field(default_factory=dict)
-    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.servers: dict[str, Server] = {}
+        self.www = WWW / f"rivulet-www-{os.getpid()}"
+        """The folder that is served, in memory."""
+        self._loads = itertools.count()
 
-    def namespace(self, name: str) -> str:
-        """Full name of a namespace."""
-        return f"{self.prefix}{name}"
-
-    def inside(self, name: str, command: Sequence[str], core: int | None = None) -> list[str]:
-        """The command as run in a namespace, on a core, before ordinary work."""
-        pinned = ["taskset", "-c", str(core), "nice", "-n", "-10"] if core is not None else []
-        return ["ip", "netns", "exec", self.namespace(name), *pinned, *command]
+    def begin(self, name: str, command: Sequence[str], space: str, core: int, **options: Any) -> Process:
+        """Starts a process in a namespace, on a core, before ordinary work."""
+        pinned = ["taskset", "-c", str(core), "nice", "-n", "-10", *command]
+        return self.start(name, pinned, self.spaces[space], **options)
 
     def run(self, name: str, command: Sequence[str]) -> str:
         """Runs a command to its end in a namespace; RackError if it fails."""
-        return _run(self.inside(name, command))
+        return self.spaces[name].run(*command)
+
+    # Building
+
+    def end_of(self, name: str, device: str, addresses: Sequence[str], core: int) -> None:
+        """One end of the wire: addresses on, receiving on its core."""
+        space = self.spaces[name]
+        space.set("net.ipv4.ip_local_port_range=1024 65000")
+        space.ip(*(f"addr add {address}/16 dev {device}" for address in addresses))
+        space.run("sh", "-c", f"echo {1 << core:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus")
+
+    def build(self, rtt_ms: float, attackers: bool) -> None:
+        """Namespaces, links and addresses. With `attackers` a bridge joins a third host, `a`."""
+        self.www.mkdir(mode=0o755)
+        for name in ("s", "c", "a", "m") if attackers else ("s", "c", "m"):
+            self.namespace(name)
+        ends = {"s": "s0", "c": "c0"} | ({"a": "a0"} if attackers else {})
+        middle = self.spaces["m"]
+        if attackers or rtt_ms:
+            for name, device in ends.items():
+                veth(End(self.spaces[name], device), End(middle, f"m{device}"))
+        else:
+            veth(End(self.spaces["s"], "s0"), End(self.spaces["c"], "c0"))
+        self.end_of("s", "s0", ["10.77.0.1"], SERVER_CORE)
+        self.end_of("c", "c0", CLIENTS, CLIENT_CORE)
+        self.spaces["s"].ip(f"addr add {SERVICE}/32 dev lo")
+        if attackers:
+            self.end_of("a", "a0", ["10.77.2.1"], CLIENT_CORE)
+            middle.ip("link add dev hub type bridge", *(f"link set dev m{d} master hub" for d in ends.values()))
+            middle.ip("link set dev hub up")
+        elif rtt_ms:
+            wire = [binary("rivulet-wire"), "ms0", "mc0", "--delay", f"{rtt_ms / 2:g}ms", "--realtime"]
+            self.begin("wire", wire, "m", CLIENT_CORE)
+        for client in ends.keys() - {"s"}:
+            self.spaces[client].ip(f"route add {SERVICE} via 10.77.0.1")
+        self.spaces["s"].set("net.ipv4.tcp_fastopen=3", "net.core.somaxconn=8192", "net.ipv4.tcp_max_syn_backlog=8192")
+        self.spaces["c"].set("net.ipv4.tcp_fastopen=1")
+        self.congestion("reno")
 
     # Servers
 
-    def www(self) -> Path:
-        """The folder that is served, in memory."""
-        return WWW / f"{self.prefix}www"
-
     def put(self, size: int) -> str:
         """A file of so many bytes; its path below the root."""
-        path = self.www() / f"{size}.bin"
+        path = self.www / f"{size}.bin"
         if not path.exists():
             block = os.urandom(1 << 20)
             with path.open("wb") as out:
@@ -120,15 +148,15 @@ class HostRig:
     def start_rivulet(self, *more: str) -> Server:
         """`rivulet serve` on the server's core (the one that runs, if its flags are these); no kernel TCP beside it."""
         running = self.servers.get("rivulet")
-        if running is not None and running.flags == more and running.popen.poll() is None:
+        if running is not None and running.flags == more and running.process.running():
             return running
         keys = self.folder / "keys.toml"
         if not keys.exists():
-            keys.write_text(_run([binary("rivulet"), "keygen"]))
+            keys.write_text(self.run("s", [binary("rivulet"), "keygen"]))
             keys.chmod(0o600)
         # The metrics are told in the namespace, to whoever asks from there.
         listen = ["--listen", f"{SERVICE}:{RIVULET_PORT}", "--keys", str(keys), "--no-plain-tcp"]
-        command = [binary("rivulet"), "serve", str(self.www()), "-i", "s0", *listen]
+        command = [binary("rivulet"), "serve", str(self.www), "-i", "s0", *listen]
         server = self._start("rivulet", [*command, "--metrics", f"127.0.0.1:{METRICS_PORT}", *more], "serving")
         server.flags = more
         return server
@@ -150,31 +178,23 @@ class HostRig:
                 connections=min(connections * 5 // 4 + 96, descriptors_most() - 64),
                 address=SERVICE,
                 port=TCP_PORT,
-                www=self.www(),
+                www=self.www,
             )
         )
         server = self._start("nginx", [*descriptors(), nginx, "-p", str(self.folder), "-c", str(config)], "")
-        end = time.monotonic() + 10
-        while f"{SERVICE}:{TCP_PORT}" not in self.run("s", ["ss", "-Hltn"]):
-            if time.monotonic() > end or server.popen.poll() is not None:
-                raise RackError(f"nginx does not listen: {server.log.read_text()[-400:]}")
-            time.sleep(0.02)
+
+        def listens() -> bool:
+            return f"{SERVICE}:{TCP_PORT}" in self.run("s", ["ss", "-Hltn"])
+
+        self.until(listens, "nginx listens", 10.0, server.process)
         return server
 
     def _start(self, name: str, command: Sequence[str], sign: str) -> Server:
         self.stop(name)
-        log = self.folder / f"{name}.log"
-        with log.open("wb") as out:
-            popen = subprocess.Popen(
-                self.inside("s", command, SERVER_CORE), stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        server = Server(popen, log)
-        self.servers[name] = server
-        end = time.monotonic() + 15
-        while sign not in log.read_text(errors="replace"):
-            if popen.poll() is not None or time.monotonic() > end:
-                raise RackError(f"{name} did not start: {log.read_text(errors='replace')[-400:]}")
-            time.sleep(0.02)
+        (self.folder / f"{name}.log").unlink(missing_ok=True)
+        process = self.begin(name, command, "s", SERVER_CORE)
+        server = self.servers[name] = Server(process)
+        self.until(lambda: sign in process.text(), f"{name} starts", 15.0, process)
         # What it does once (hashing the files) is not part of any figure.
         before = -1.0
         while server.cpu_s() - before > 0.001:
@@ -186,7 +206,7 @@ class HostRig:
         """Ends a server."""
         server = self.servers.pop(name, None)
         if server is not None:
-            end_process(server.popen)
+            server.process.end()
 
     # Load
 
@@ -196,21 +216,19 @@ class HostRig:
         route = ["10.77.0.0/16", "dev", "s0", "src", "10.77.0.1", "congctl", name]
         self.run("s", ["ip", "route", "change", *route])
 
-    def start_load(
-        self, transport: Transport, path: str, *words: str, namespace: str = "c", **flags: Any
-    ) -> subprocess.Popen[bytes]:
+    def start_load(self, transport: Transport, path: str, *words: str, namespace: str = "c", **flags: Any) -> Process:
         """Starts rivulet-load on the client's core; `finish` waits for it."""
         port = RIVULET_PORT if transport == "rivulet" else TCP_PORT
         command = [*descriptors(), binary("rivulet-load"), f"http://{SERVICE}:{port}/{path}"]
         command += ["--transport", transport, *words]
         for flag, value in flags.items():
             command += [f"--{flag.replace('_', '-')}", str(value)]
-        return subprocess.Popen(
-            self.inside(namespace, command, CLIENT_CORE),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        return self.client(command, namespace)
+
+    def client(self, command: Sequence[str], space: str = "c") -> Process:
+        """Starts what tells its result as a line of JSON, on the client's core; `finish` waits for it."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return self.begin(f"load {next(self._loads)}", command, space, CLIENT_CORE, **pipes)
 
     def load(self, transport: Transport, path: str, *words: str, **flags: Any) -> dict[str, Any]:
         """Load to its end. RackError for one that fails, or any request that does."""
@@ -225,6 +243,11 @@ class HostRig:
         rows = (line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in rows}
 
+    def down(self) -> None:
+        """And the served folder."""
+        super().down()
+        shutil.rmtree(self.www, ignore_errors=True)
+
 
 def descriptors() -> list[str]:
     """What runs a command with as many descriptors as may be: one for each connection."""
@@ -235,31 +258,6 @@ def descriptors() -> list[str]:
 def descriptors_most() -> int:
     """Descriptors that a process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-
-
-def finish(popen: subprocess.Popen[bytes], patience_s: float = 120.0) -> dict[str, Any]:
-    """The line of JSON that a load prints."""
-    try:
-        out, err = popen.communicate(timeout=patience_s)
-    except subprocess.TimeoutExpired:
-        popen.kill()
-        popen.communicate()
-        raise RackError(f"the load did not end in {patience_s:g} s") from None
-    if popen.returncode != 0:
-        raise RackError(f"the load failed: {err.decode(errors='replace').strip()[-400:]}")
-    result: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return result
-
-
-def end_process(popen: subprocess.Popen[bytes]) -> None:
-    """Ends a process, kindly first."""
-    if popen.poll() is None:
-        popen.terminate()
-        try:
-            popen.wait(5)
-        except subprocess.TimeoutExpired:
-            popen.kill()
-            popen.wait(5)
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -281,26 +279,6 @@ def busy_s(core: int) -> float:
     raise RackError(f"there is no core {core}: these benches need two")
 
 
-def _run(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode != 0:
-        raise RackError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-400:]}")
-    return done.stdout
-
-
-def _end(rig: HostRig, name: str, device: str, addresses: Sequence[str], core: int) -> None:
-    """One end of the wire: offloads off, addresses on, receiving on its core."""
-    off = ["tx", "rx", "tso", "gso", "gro", "txvlan", "rxvlan"]
-    rig.run(name, ["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv4.ip_local_port_range=1024 65000"])
-    rig.run(name, ["ethtool", "-K", device, *(word for offload in off for word in (offload, "off"))])
-    rig.run(name, ["ip", "link", "set", "lo", "up"])
-    for address in addresses:
-        rig.run(name, ["ip", "addr", "add", f"{address}/16", "dev", device])
-    steering = f"echo {1 << core:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus"
-    rig.run(name, ["sh", "-c", steering])
-    rig.run(name, ["ip", "link", "set", device, "up"])
-
-
 CLIENTS = tuple(f"10.77.1.{n}" for n in range(1, 9))
 """Addresses of the client; eight, for 28,000 kernel sockets and more each."""
 
@@ -308,97 +286,26 @@ CLIENTS = tuple(f"10.77.1.{n}" for n in range(1, 9))
 @contextmanager
 def host_rig(name: str, rtt_ms: float = 0.0, attackers: bool = False) -> Iterator[HostRig]:
     """Builds the namespaces; everything is gone at the end. With `attackers` a bridge joins a third host, `a`."""
-    if os.geteuid() != 0:
-        raise RackError("network namespaces need root: run it with sudo")
     if (os.cpu_count() or 1) < 2:
         raise RackError("server and client need a core each: this machine has one")
-    prefix = f"rvb{os.getpid()}"
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    rig = HostRig(prefix, folder)
-    made: list[str] = []
-
-    def interrupted(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    signalled = signal.signal(signal.SIGTERM, interrupted)
-    try:
-        rig.www().mkdir(mode=0o755)
-        for namespace in ("s", "c", "a", "m") if attackers else ("s", "c", "m"):
-            _run(["ip", "netns", "add", rig.namespace(namespace)])
-            made.append(rig.namespace(namespace))
-        ends = {"s": "s0", "c": "c0"} | ({"a": "a0"} if attackers else {})
-        if attackers or rtt_ms:
-            for namespace, device in ends.items():
-                _veth(rig, namespace, device, "m", f"m{device}")
-                rig.run("m", ["ethtool", "-K", f"m{device}", "tx", "off", "tso", "off", "gso", "off", "gro", "off"])
-                rig.run("m", ["ip", "link", "set", f"m{device}", "up"])
-        else:
-            _veth(rig, "s", "s0", "c", "c0")
-        _end(rig, "s", "s0", ["10.77.0.1"], SERVER_CORE)
-        _end(rig, "c", "c0", CLIENTS, CLIENT_CORE)
-        rig.run("s", ["ip", "addr", "add", f"{SERVICE}/32", "dev", "lo"])
-        if attackers:
-            _end(rig, "a", "a0", ["10.77.2.1"], CLIENT_CORE)
-            rig.run("m", ["ip", "link", "add", "hub", "type", "bridge"])
-            for device in ends.values():
-                rig.run("m", ["ip", "link", "set", f"m{device}", "master", "hub"])
-            rig.run("m", ["ip", "link", "set", "hub", "up"])
-        elif rtt_ms:
-            wire = [binary("rivulet-wire"), "ms0", "mc0", "--delay", f"{rtt_ms / 2:g}ms", "--realtime"]
-            wire = rig.inside("m", wire, CLIENT_CORE)
-            rig.helpers.append(subprocess.Popen(wire, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
-        for client in ends.keys() - {"s"}:
-            rig.run(client, ["ip", "route", "add", SERVICE, "via", "10.77.0.1"])
-        _run(rig.inside("s", ["sysctl", "-qw", "net.ipv4.tcp_fastopen=3", "net.core.somaxconn=8192"]))
-        _run(rig.inside("s", ["sysctl", "-qw", "net.ipv4.tcp_max_syn_backlog=8192"]))
-        _run(rig.inside("c", ["sysctl", "-qw", "net.ipv4.tcp_fastopen=1"]))
-        rig.congestion("reno")
+    with standing(HostRig(folder)) as rig:
+        rig.build(rtt_ms, attackers)
         _reachable(rig, rtt_ms)
         yield rig
-    finally:
-        for server in list(rig.servers):
-            rig.stop(server)
-        for popen in rig.helpers:
-            end_process(popen)
-        # A load that was under way when this was interrupted, and nothing else, is still there.
-        for namespace in made:
-            for pid in _run(["ip", "netns", "pids", namespace]).split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-        for namespace in made:
-            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
-        shutil.rmtree(rig.www(), ignore_errors=True)
-        signal.signal(signal.SIGTERM, signalled)
-
-
-def _veth(rig: HostRig, first: str, device: str, second: str, peer: str) -> None:
-    one, two = rig.namespace(first), rig.namespace(second)
-    _run(["ip", "link", "add", device, "netns", one, "type", "veth", "peer", "name", peer, "netns", two])
 
 
 def _reachable(rig: HostRig, rtt_ms: float) -> None:
     """Checks that the wanted delay is really there."""
-    end = time.monotonic() + 10
-    while True:
-        command = rig.inside("c", ["ping", "-c", "5", "-i", "0.05", "-W", "1", "-q", SERVICE])
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-        if done.returncode == 0:
-            break
-        if time.monotonic() > end:
-            raise RackError("the client does not reach the server")
-    least = float(done.stdout.rsplit("=", 1)[1].split("/")[0])
+    ping = ("ping", "-c", "5", "-i", "0.05", "-W", "1", "-q", SERVICE)
+    rig.until(lambda: rig.spaces["c"].succeeds(*ping), "the client reaches the server", 10.0)
+    least = float(rig.spaces["c"].run(*ping).rsplit("=", 1)[1].split("/")[0])
     if rtt_ms and not rtt_ms <= least <= rtt_ms * 1.2 + 1:
         raise RackError(f"the round-trip time is {least:.2f} ms, not {rtt_ms:g} ms")
 
 
-def shape(rig: HostRig, namespace: str, device: str, rate_mbit: float | None) -> None:
-    """A token bucket at a device's egress (none: taken away), with room for 256 full frames as a switch port has."""
-    subprocess.run(
-        rig.inside(namespace, ["tc", "qdisc", "del", "dev", device, "root"]), capture_output=True, check=False
-    )
-    if rate_mbit is not None:
-        bucket = max(5_000, round(rate_mbit * 1e6 / 8 * 0.0004))
-        words = ["tbf", "rate", f"{rate_mbit:g}mbit", "burst", str(bucket), "limit", str(256 * 1514)]
-        rig.run(namespace, ["tc", "qdisc", "add", "dev", device, "root", *words])
+def shaped(rig: HostRig, space: str, device: str, rate_mbit: float | None) -> None:
+    """A token bucket at a device's egress, as small as a rate allows (none: taken away)."""
+    shape(rig.spaces[space], device, rate_mbit, max(5_000, round((rate_mbit or 0.0) * 1e6 / 8 * 0.0004)))

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from rivulet_demo.rack import RackError
+from rivulet_lab import RackError
 
 IDLE = "idle"
 KINDS = (

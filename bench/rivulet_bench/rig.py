@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rivulet_demo.rack import RackError, binary, prompt
 from rivulet_demo.scenario import Parameters, Standing, standing_rack
 from rivulet_demo.services import make_file, url
+from rivulet_lab import Process, binary, prompt
 
 from .stats import REPOSITORY
 
@@ -55,27 +55,18 @@ def put(name: str, size: int) -> str:
     return name
 
 
-def start_load(standing: Standing, host: str, transport: Transport, path: str, **flags: Any) -> subprocess.Popen[bytes]:
-    """Starts rivulet-load on a host; `finish_load` waits for it."""
+def start_load(standing: Standing, host: str, transport: Transport, path: str, **flags: Any) -> Process:
+    """Starts rivulet-load on a host; `finish` waits for it."""
     command = [*prompt(), binary("rivulet-load"), url(path), "--transport", transport]
     for flag, value in flags.items():
         command += [f"--{flag.replace('_', '-')}", str(value)]
-    popen: subprocess.Popen[bytes] = standing.rack.nodes[host].popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    return popen
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return standing.rack.start(f"load-{host}", command, standing.rack.spaces[host], **pipes)
 
 
-def finish_load(popen: subprocess.Popen[bytes], patience_s: float) -> dict[str, Any]:
-    """What rivulet-load printed. RackError if it failed or did not end."""
-    try:
-        out, err = popen.communicate(timeout=patience_s)
-    except subprocess.TimeoutExpired:
-        popen.kill()
-        raise RackError(f"the load did not end in {patience_s:g} s") from None
-    if popen.returncode != 0:
-        raise RackError(f"the load failed: {err.decode(errors='replace').strip()[-400:]}")
-    result: dict[str, Any] = json.loads(out)
+def finish(load: Process, patience_s: float = 120.0) -> dict[str, Any]:
+    """The line of JSON that rivulet-load printed. RackError if it failed or did not end."""
+    result: dict[str, Any] = json.loads(load.output(patience_s).splitlines()[-1])
     return result
 
 
@@ -83,7 +74,7 @@ def load(
     standing: Standing, host: str, transport: Transport, path: str, seconds: float, **flags: Any
 ) -> dict[str, Any]:
     """Load from one host for some seconds."""
-    return finish_load(start_load(standing, host, transport, path, seconds=seconds, **flags), seconds + 60)
+    return finish(start_load(standing, host, transport, path, seconds=seconds, **flags), seconds + 60)
 
 
 def flags(words: str, repetitions: int = 6) -> argparse.ArgumentParser:

@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 from rivulet_demo.meter import longest_gap
-from rivulet_demo.rack import RackError
 from rivulet_demo.scenario import Standing
 from rivulet_demo.services import make_file
+from rivulet_lab import RackError
 
 from .rig import BUILD, Setting, flags, rig
 from .stats import RESULTS, percentile, save
@@ -66,7 +66,7 @@ class Chaos:
 
 def download(standing: Standing, chaos: Chaos, rng: random.Random, size: int, pause: float) -> dict[str, Any]:
     """One download with its kills; gives what its client measured. RackError if it does not end."""
-    standing.rack.wait_for(chaos.all_up, 60.0, None, "the replicas did not come back")
+    standing.rack.until(chaos.all_up, "the replicas come back", 60.0)
     began = time.monotonic()
     standing.client("soak", "c1", standing.via_rivulet("c1"), f"soak-{size}.bin", size)
     process, _ = standing.clients["soak"]

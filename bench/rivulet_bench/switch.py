@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,25 +32,25 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+from rivulet_lab import Lab, Process, RackError, binary, standing, switches
+
 from . import switch_stf
 from .rig import BUILD, plot_path
 from .stats import REPOSITORY, RESULTS, interval, save
 from .switch_rig import (
     GRPC,
     PORTS,
-    BenchError,
     Control,
     Trace,
+    connect,
     listening,
-    namespace,
     pps,
-    process,
+    running,
     send,
 )
 from .switch_soak import soak
 
 WORK = BUILD / "switch"
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release"
 ENGINE = REPOSITORY / "switch" / "engine"
 TOR = REPOSITORY / "p4src" / "build"
 TEMPLATES = 100
@@ -140,15 +140,12 @@ def write_frames() -> Trace:
 
 
 @contextmanager
-def switch(name: str, program: str, trace: Trace) -> Iterator[tuple[Control, subprocess.Popen[bytes]]]:
+def switch(lab: Lab, name: str, program: str, trace: Trace) -> Iterator[tuple[Control, Process]]:
     """A switch with the program and its entries, all replicas heard of; its controller and its process."""
-    interfaces = [part for port in PORTS for part in ("-i", f"{port}@s{port}")]
-    target = ["--", "--grpc-server-addr", GRPC, "--cpu-port", "510", "--drop-port", "511"]
-    if name == "bmv2":
-        command = ["simple_switch_grpc", "--no-p4", "--device-id", "0", "-L", "off", *interfaces, *target]
-    else:
-        command = [str(TARGET / "rivulet-switch"), "--no-p4", "--io", name, *interfaces, *target]
-    with process(command, WORK / f"{name}.log", listening) as running:
+    ports = {port: f"s{port}" for port in PORTS}
+    kind, flags = ("bmv2", ["-L", "off"]) if name == "bmv2" else ("embedded", ["--io", name])
+    command = switches.command(kind, ports, GRPC, device_id=0, flags=flags)
+    with running(lab, name, command, listening) as process:
         if program == "router":
             control = Control(ROUTER_INFO, ENGINE / "benches" / "router.json")
             route = "insert routes hdr.ipv4.dst_addr=0a000100/24 -> forward port=2 next_hop=20000000202"
@@ -160,13 +157,13 @@ def switch(name: str, program: str, trace: Trace) -> Iterator[tuple[Control, sub
                 send(f"h{port}", frame)
         try:
             time.sleep(WAIT_S)
-            yield control, running
+            yield control, process
         finally:
             control.close()
 
 
 def check(case: Case, size: str, tool: Path) -> None:
-    """BenchError unless all come out, and of requests only the fresh ones."""
+    """RackError unless all come out, and of requests only the fresh ones."""
     frames = WORK / f"{case.name}-{size}-check.hex"
     request = case.name.startswith("range")
     flags = ("--rate", "2000", "--seconds", "0.5", *(COUNT_FIELDS if request else ()))
@@ -175,7 +172,7 @@ def check(case: Case, size: str, tool: Path) -> None:
         wanted = 0 if again else seen["sent"]
         if seen["received"] != wanted or seen["sent"] == 0:
             what = "replays" if again else "packets"
-            raise BenchError(f"{seen['received']} of {seen['sent']} {what} came out, not {wanted}")
+            raise RackError(f"{seen['received']} of {seen['sent']} {what} came out, not {wanted}")
 
 
 def search(
@@ -189,18 +186,18 @@ def search(
 
 
 def measure_one(
-    name: str, program: str, trace: Trace, tool: Path, options: argparse.Namespace
+    lab: Lab, name: str, program: str, trace: Trace, tool: Path, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """All that one switch does with one program, a row each."""
     mine = [case for case in CASES if case.program == program]
     if name in FORWARDERS:
         io = name.removeprefix("bare_")
-        command = [str(TARGET / "rivulet-switch"), "--bare-forwarder", "--io", io, "-i", "1@s1", "-i", "2@s2"]
+        command = [switches.program("embedded"), "--bare-forwarder", "--io", io, "-i", "1@s1", "-i", "2@s2"]
         started = time.monotonic()
-        with process(command, WORK / f"{name}.log", lambda: time.monotonic() > started + WAIT_S):
+        with running(lab, name, command, lambda: time.monotonic() > started + WAIT_S):
             yield from searches(mine, tool, name, options)
         return
-    with switch(name, program, trace) as (control, _):
+    with switch(lab, name, program, trace) as (control, _):
         for case in mine:
             for size in SIZES:
                 check(case, size, tool)
@@ -215,13 +212,13 @@ def count_replays(trace: Trace) -> list[str]:
     return ["modify", *("replay_mode=1" if word.startswith("replay_mode=") else word for word in checks[1:])]
 
 
-def soaked(trace: Trace, tool: Path, options: argparse.Namespace) -> dict[str, Any]:
+def soaked(lab: Lab, trace: Trace, tool: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The embedded switch with requests of one range, for as long as is asked."""
     (case,) = (case for case in CASES if case.name == "range1")
-    with switch("af_packet", "tor", trace) as (control, running):
+    with switch(lab, "af_packet", "tor", trace) as (control, process):
         control.install([count_replays(trace)])
         return soak(
-            running,
+            process,
             control,
             lambda i: f"routes destination=20010db8aa00{i:04x}0000000000000000/64 -> route_to next_hop=1",
             lambda: search(case, "0", tool, "af_packet", options),
@@ -239,11 +236,11 @@ def searches(cases: list[Case], tool: Path, name: str, options: argparse.Namespa
             yield {"switch": name, "packet": case.name, "bytes": found["size"], "pps": found["pps"]}
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(lab: Lab, options: argparse.Namespace) -> dict[str, Any]:
     """Round after round, all switches in each, until the rounds or the time are over."""
     WORK.mkdir(parents=True, exist_ok=True)
     trace = write_frames()
-    tool = TARGET / "examples" / "pps"
+    tool = Path(binary("examples/pps"))
     names = [name for name in SWITCHES if name != "bmv2" or shutil.which("simple_switch_grpc")]
     plan = [(name, program) for program in ("router", "tor") for name in names]
     plan[0:0] = [(name, "router") for name in FORWARDERS]
@@ -256,17 +253,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             if repetition > 0 and time.monotonic() - began > options.limit:
                 break
             try:
-                for row in measure_one(name, program, trace, tool, options):
+                for row in measure_one(lab, name, program, trace, tool, options):
                     rows.append({"repetition": repetition, **row})
                     print(
                         f"{row['pps']:9} packets/s  {row['packet']:9}{row['bytes']:5} bytes  {LABELS[name]}", flush=True
                     )
-            except (BenchError, subprocess.TimeoutExpired) as error:
+            except (RackError, subprocess.TimeoutExpired) as error:
                 failures.append({"switch": name, "program": program, "why": str(error)})
                 print(f"{LABELS[name]}, {program}: {error}", file=sys.stderr, flush=True)
     result: dict[str, Any] = {"runs": rows, "failures": failures}
     if options.soak:
-        result["soak"] = soaked(trace, tool, options)
+        result["soak"] = soaked(lab, trace, tool, options)
         print(f"soak: {result['soak']}", flush=True)
     return result
 
@@ -404,38 +401,32 @@ def main() -> int:
     options = parse()
     if options.inside:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        measured = measure(options)
+        measured = measure(Lab(WORK), options)
         if not options.without_engine:
             measured["engine"] = engine()
         if options.stf:
-            measured["stf"] = switch_stf.counts(TARGET / "stf-run", options.stf)
+            measured["stf"] = switch_stf.counts(Path(binary("stf-run")), options.stf)
         write(measured, options)
         return 0 if not measured["failures"] else 1
     build = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked"]
     if options.stf:
         subprocess.run([*build, "-p", "rivulet-engine", "--bin", "stf-run"], cwd=REPOSITORY, check=True)
     if options.only_stf:
-        stf = switch_stf.counts(TARGET / "stf-run", options.stf)
+        stf = switch_stf.counts(Path(binary("stf-run")), options.stf)
         switch_stf.replace(RESULTS / "switch.json", stf)
         print(json.dumps(stf, indent=1))
         return 0
     subprocess.run([*build, "-p", "rivulet-pktio", "--example", "pps"], cwd=REPOSITORY, check=True)
-    name = f"bsw-{os.getpid()}"
-    with namespace(name):
-        command = ["ip", "netns", "exec", name, sys.executable, "-m", "rivulet_bench.switch", "--inside", *sys.argv[1:]]
+    with standing(Lab(WORK)) as lab:
+        space = lab.namespace("switch")
+        connect(space)
+        command = [sys.executable, "-m", "rivulet_bench.switch", "--inside", *sys.argv[1:]]
         # A session of its own has a scheduling group of its own, which goes before the others.
-        child = subprocess.Popen(command, start_new_session=True)
-        try:
-            with open(f"/proc/{child.pid}/autogroup", "w") as group:
-                group.write("-10")
-        except OSError:
-            pass  # the kernel has no such groups: then realtime priority has to do
-        try:
-            return child.wait()
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                child.wait()
+        child = lab.start("inside", command, space, stdout=None, stderr=None, start_new_session=True)
+        # Where the kernel has no such groups, realtime priority has to do.
+        with suppress(OSError):
+            Path(f"/proc/{child.pid}/autogroup").write_text("-10")
+        return child.popen.wait()
 
 
 if __name__ == "__main__":

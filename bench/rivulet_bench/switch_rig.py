@@ -1,14 +1,12 @@
-"""What the switch's bench stands on: a namespace with veth pairs, a switch in it, its tables, and the rate search."""
+"""What the switch's bench stands on: veth pairs, its controller, and the rate search."""
 
 from __future__ import annotations
 
 import json
 import queue
-import shutil
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +17,8 @@ import grpc
 from finsy.proto import p4i, p4r, p4r_grpc
 from google.protobuf import text_format
 
+from rivulet_lab import End, Lab, Namespace, Process, RackError, prompt, veth
+
 PORTS = (1, 2, 3, 5)
 """Replicas at 1 to 3, the client at 5, as in the packet tests' rack. sN is the switch's end, hN the other."""
 GRPC = "127.0.0.1:9559"
@@ -26,66 +26,21 @@ START_S = 20.0
 ATTEMPT_S = 120.0
 
 
-class BenchError(Exception):
-    """A switch or a tool that did not do its part, in words."""
-
-
-def run(*command: str) -> str:
-    """Runs a command to its end; BenchError with what it said if it failed."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()[-400:]}")
-    return done.stdout
+def connect(space: Namespace) -> None:
+    """The veth pairs; offloads are off (AF_XDP needs it, and all get the same)."""
+    for port in PORTS:
+        veth(End(space, f"s{port}"), End(space, f"h{port}"))
 
 
 @contextmanager
-def namespace(name: str) -> Iterator[None]:
-    """A network namespace with the veth pairs, offloads off (AF_XDP needs it, and all get the same)."""
-    run("ip", "netns", "add", name)
+def running(lab: Lab, name: str, command: Sequence[str], ready: Callable[[], bool]) -> Iterator[Process]:
+    """A switch that runs until the end of the block. RackError with its last words if it does not start."""
+    process = lab.start(name, [*prompt(), *command])
     try:
-        inside = ("ip", "netns", "exec", name)
-        for setting in ("all", "default"):
-            run(*inside, "sysctl", "-qw", f"net.ipv6.conf.{setting}.disable_ipv6=1")
-        run("ip", "-n", name, "link", "set", "lo", "up")
-        for port in PORTS:
-            run("ip", "-n", name, "link", "add", f"s{port}", "type", "veth", "peer", "name", f"h{port}")
-            for interface in (f"s{port}", f"h{port}"):
-                off = [word for feature in ("tx", "txvlan", "rxvlan", "gro", "gso", "tso") for word in (feature, "off")]
-                run(*inside, "ethtool", "-K", interface, *off)
-                run("ip", "-n", name, "link", "set", interface, "mtu", "1500", "up")
-        yield
+        lab.until(ready, f"{name} starts", START_S, process)
+        yield process
     finally:
-        subprocess.run(["ip", "netns", "del", name], check=False, timeout=60)
-
-
-def realtime() -> list[str]:
-    """Runs what follows before everything else on the machine, where that is allowed."""
-    prefix = ["chrt", "--rr", "5"]
-    allowed = (
-        shutil.which("chrt") and subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
-    )
-    return prefix if allowed else []
-
-
-@contextmanager
-def process(command: Sequence[str], log: Path, ready: Callable[[], bool]) -> Iterator[subprocess.Popen[bytes]]:
-    """A switch that runs until the end of the block. BenchError with its last words if it does not start."""
-    with log.open("wb") as output:
-        popen = subprocess.Popen([*realtime(), *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + START_S
-        while not ready():
-            if popen.poll() is not None or time.monotonic() > deadline:
-                raise BenchError(f"{Path(command[0]).name} did not start: {log.read_text(errors='replace')[-400:]}")
-            time.sleep(0.05)
-        yield popen
-    finally:
-        popen.terminate()
-        try:
-            popen.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            popen.kill()
-            popen.wait()
+        process.end()
 
 
 def listening() -> bool:
@@ -157,7 +112,7 @@ class Control:
         arbitration = p4r.MasterArbitrationUpdate(device_id=0, election_id=self._election)
         self._requests.put(p4r.StreamMessageRequest(arbitration=arbitration))
         if not first.wait(START_S):
-            raise BenchError("the switch does not answer the controller")
+            raise RackError("the switch does not answer the controller")
         config = p4r.ForwardingPipelineConfig(p4info=self._info, p4_device_config=program.read_bytes())
         action = p4r.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
         self._stub.SetForwardingPipelineConfig(
@@ -216,9 +171,9 @@ def pps(
     binary: Path, source: str, sinks: Sequence[str], frames: Path, *flags: str, patience: float = ATTEMPT_S
 ) -> dict[str, Any]:
     """One run of the rate tool; what it printed."""
-    command = [*realtime(), str(binary), source, *sinks, "--frames", str(frames), *flags]
+    command = [*prompt(), str(binary), source, *sinks, "--frames", str(frames), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
     if done.returncode != 0:
-        raise BenchError(f"the rate tool failed: {done.stderr.strip()[-400:]}")
+        raise RackError(f"the rate tool failed: {done.stderr.strip()[-400:]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result

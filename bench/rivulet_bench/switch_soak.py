@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from rivulet_lab import Process
 
 from .stats import percentile
 from .switch_rig import Control, pps
@@ -65,7 +66,7 @@ class Churn:
 
 
 def soak(
-    switch: subprocess.Popen[bytes],
+    switch: Process,
     control: Control,
     route: Callable[[int], str],
     search: Callable[[], dict[str, Any]],

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rivulet_lab import RackError
+
 from .stats import REPOSITORY
-from .switch_rig import BenchError
 
 CORPUS = REPOSITORY / "switch" / "engine" / "tests" / "stf-corpus.txt"
 """The names of those that p4c 1.2.5.16 compiles."""
@@ -28,7 +29,7 @@ def counts(runner: Path, folder: Path) -> dict[str, Any]:
     """The block `stf` of the results: when, by which p4c, and of each kind how many ran, passed and failed, and why."""
     tests = {path.stem for path in folder.glob("*.stf") if path.with_suffix(".json").exists()}
     if not tests:
-        raise BenchError(f"{folder} has no NAME.json with a NAME.stf beside it")
+        raise RackError(f"{folder} has no NAME.json with a NAME.stf beside it")
     corpus_file = folder / "corpus.json"
     corpus: dict[str, Any] = json.loads(corpus_file.read_text()) if corpus_file.exists() else {}
     refused: dict[str, str] = corpus.get("refused", {})
@@ -42,17 +43,17 @@ def counts(runner: Path, folder: Path) -> dict[str, Any]:
 
 
 def _run(runner: Path, folder: Path, flags: tuple[str, ...], tests: int) -> dict[str, Any]:
-    """One run; BenchError if it came to no end or what it says does not add up."""
+    """One run; RackError if it came to no end or what it says does not add up."""
     done = subprocess.run([str(runner), *flags, str(folder)], capture_output=True, text=True, timeout=TIMEOUT_S)
     lines = done.stdout.splitlines()
     last = _LAST.match(lines[-1]) if lines else None
     if last is None:
-        raise BenchError(f"{runner.name} ended with {done.returncode} and no count: {done.stderr.strip()[-500:]}")
+        raise RackError(f"{runner.name} ended with {done.returncode} and no count: {done.stderr.strip()[-500:]}")
     run, passed, failed = (int(number) for number in last.groups())
     found = [_FAILED.match(line) for line in lines[:-1]]
     failures = [{"name": one.group(1), "why": one.group(2)} for one in found if one]
     if run != tests or passed + failed != run or len(failures) != failed:
-        raise BenchError(f"{runner.name}: {lines[-1]}, but {tests} tests and {len(failures)} lines of failures")
+        raise RackError(f"{runner.name}: {lines[-1]}, but {tests} tests and {len(failures)} lines of failures")
     return {"run": run, "passed": passed, "failed": failed, "failures": failures}
 
 
@@ -70,5 +71,5 @@ def replace(path: Path, stf: dict[str, Any]) -> None:
     try:
         result = json.loads(path.read_text())
     except FileNotFoundError:
-        raise BenchError(f"there is no {path.name} yet for the counts to go into") from None
+        raise RackError(f"there is no {path.name} yet for the counts to go into") from None
     path.write_text(json.dumps(result | {"stf": stf}, indent=1) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rivulet_bench import results, switch_stf
-from rivulet_bench.switch_rig import BenchError
+from rivulet_lab import RackError
 
 
 def runner(folder: Path, said: dict[str, str]) -> Path:
@@ -63,13 +63,13 @@ def test_both_kinds_are_run_and_failures_keep_their_reasons(folder: Path) -> Non
     ],
 )
 def test_what_does_not_add_up_is_an_error(folder: Path, said: str) -> None:
-    with pytest.raises(BenchError):
+    with pytest.raises(RackError):
         switch_stf.counts(runner(folder, {"machine code": said, "interpreted": PASSED}), folder)
 
 
 def test_a_folder_without_tests_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "alone.stf").write_text("")
-    with pytest.raises(BenchError, match="has no"):
+    with pytest.raises(RackError, match="has no"):
         switch_stf.counts(Path("/bin/true"), tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_counts_that_were_run_are_carried_over_and_no_others(tmp_path: Path) -> 
     switch_stf.replace(path, stf)
     assert json.loads(path.read_text()) == {"machine": {"date": "2026-02-02"}, "runs": [1], "stf": stf}
     assert switch_stf.carried(path) == stf
-    with pytest.raises(BenchError):
+    with pytest.raises(RackError):
         switch_stf.replace(tmp_path / "none.json", stf)
 
 

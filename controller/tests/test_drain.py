@@ -2,86 +2,51 @@
 
 from __future__ import annotations
 
-import hashlib
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from netrack import REPLICAS, SERVICE, SWITCHES, USABLE, NetRack
+from netrack import REPLICAS, NetRack, needs_rack
 from test_system import report
 
-pytestmark = [pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")]
+from rivulet_lab import Process
+
+pytestmark = needs_rack
 FLOWS = 40
 """Short flows that are opened to see where new ones go; a replica with a third misses all once in 11 million times."""
 
 
-@pytest.fixture(params=[name for name, program in SWITCHES.items() if program] or ["none"])
-def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack]:
-    if SWITCHES.get(request.param) is None:
-        pytest.skip("the switch is not installed")
-    built = NetRack(tmp_path, request.param)
-    # Nobody shall be excluded because this machine is busy: a plain flow ends with its replica.
-    built.liveness_ms = 5000
-    try:
-        built.build(12)
-        (tmp_path / "files" / "small").write_bytes(b"small")
-        rack_ready = lambda: all(r["readmitted"] for r in built.status()["replicas"])  # noqa: E731
-        built.until(rack_ready, "all take plain TCP")
-        yield built
-    finally:
-        built.down()
-
-
-def opened(rack: NetRack) -> dict[str, int]:
-    """Connections that each replica's kernel accepted since it was there (PassiveOpens of RFC 4022)."""
-    found = {}
-    for name in REPLICAS:
-        lines = subprocess.run(
-            ["ip", "netns", "exec", rack.space(name), "cat", "/proc/net/snmp"],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.splitlines()
-        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
-        found[name] = int(dict(zip(names, values, strict=True))["PassiveOpens"])
-    return found
-
-
-def curl(rack: NetRack, file: str, *more: str) -> list[str]:
-    """A plain TCP client."""
-    command = ["curl", "-sS", "--fail", "--max-time", "60", *more, f"http://{SERVICE}/{file}"]
-    return ["ip", "netns", "exec", rack.space("c1"), *command]
+@pytest.fixture
+def rack(rack: NetRack) -> NetRack:
+    """The session's rack, when every replica takes plain TCP."""
+    rack.until(rack.take_plain_tcp, "all take plain TCP")
+    return rack
 
 
 def new_flows(rack: NetRack) -> dict[str, int]:
     """Opens short flows and says who got how many."""
-    before = opened(rack)
+    before = rack.accepted()
     for _ in range(FLOWS):
-        assert subprocess.run(curl(rack, "small"), check=True, capture_output=True).stdout == b"small"
-    return {name: count - before[name] for name, count in opened(rack).items()}
+        assert rack.spaces["c1"].run(*rack.curl("small")) == "small"
+    return {name: count - before[name] for name, count in rack.accepted().items()}
 
 
-def long_flow(rack: NetRack) -> tuple[subprocess.Popen[bytes], str, Path]:
+def long_flow(rack: NetRack) -> tuple[Process, str, Path]:
     """A slow download by plain TCP, who serves it, and where it goes."""
     out = rack.folder / f"plain-{time.monotonic_ns()}"
-    before = opened(rack)
-    flow = subprocess.Popen(curl(rack, "big", "--limit-rate", "1500k", "-o", str(out)), stderr=subprocess.PIPE)
-
-    def served() -> bool:
-        return opened(rack) != before and out.exists()
-
-    rack.until(served, "somebody serves it")
-    return flow, next(name for name, count in opened(rack).items() if count != before[name]), out
+    before = rack.accepted()
+    slowly = rack.curl("big", "--limit-rate", "1000k", "-o", str(out))
+    flow = rack.start(out.name, slowly, rack.spaces["c1"], stdout=None)
+    rack.until(lambda: rack.accepted() != before and out.exists(), "somebody serves it")
+    return flow, next(name for name, count in rack.accepted().items() if count != before[name]), out
 
 
-def whole(rack: NetRack, flow: subprocess.Popen[bytes], out: Path) -> bool:
+def whole(rack: NetRack, flow: Process, out: Path) -> bool:
     """Whether a download came whole."""
-    flow.communicate(timeout=90)
-    same = out.exists() and hashlib.sha256(out.read_bytes()).digest() == hashlib.sha256(rack.file.read_bytes()).digest()
-    assert flow.returncode != 0 or same, "curl says that all is well, and the file is damaged"
-    return flow.returncode == 0
+    code = flow.popen.wait(90)
+    same = out.exists() and out.read_bytes() == rack.file.read_bytes()
+    assert code != 0 or same, "curl says that all is well, and the file is damaged"
+    return code == 0
 
 
 def troubles(rack: NetRack) -> dict[str, object]:
@@ -126,19 +91,17 @@ def test_weights_and_maintenance(rack: NetRack) -> None:
     assert new_flows(rack)["r1"] == 0
     rack.client.post("/api/replicas/r1/weight", {"weight": None})
     rack.until(rack.as_described, "as in the file")
-    file = rack.folder / "rack.yaml"
-    before = file.read_text()
-    file.write_text(before.replace('"name": "r2",', '"name": "r2", "maintenance": true,'))
+    rack.yaml.write_text(rack.description().replace('"name": "r2",', '"name": "r2", "maintenance": true,'))
 
     def out() -> bool:
-        return next(r for r in rack.status()["replicas"] if r["name"] == "r2")["state"] == "maintenance"
+        return bool(rack.replica("r2")["state"] == "maintenance")
 
     rack.until(out, "the file's change is seen")
     rack.until(rack.as_described, "taken out")
     flows = new_flows(rack)
     assert flows["r2"] == 0 and flows["r1"] > 0
     rack.finish(rack.download())
-    file.write_text(before)
+    rack.yaml.write_text(rack.description())
     rack.until(rack.all_live, "back")
-    rack.until(lambda: all(r["readmitted"] for r in rack.status()["replicas"]), "and takes plain TCP")
+    rack.until(rack.take_plain_tcp, "and takes plain TCP")
     assert new_flows(rack)["r2"] > 0

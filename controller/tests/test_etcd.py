@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +22,7 @@ from rivulet_controller.config import Etcd
 from rivulet_controller.etcd import EtcdClient, EtcdStore, Leadership
 from rivulet_controller.store import StoreError
 from rivulet_controller.switch import SwitchError
+from rivulet_lab import Lab
 
 pytestmark = pytest.mark.skipif(ETCD is None, reason="etcd is not installed")
 
@@ -93,7 +93,7 @@ class Two:
 
     def __init__(self, folder: Path, switch: FakeSwitch, etcd: Server) -> None:
         self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.lab = Lab(folder)
         shared = f"etcd: {{endpoints: ['{etcd.url}'], lease: 4s}}\n"
         for name in ("one", "two"):
             own = f"listen: {{agents: 'unix:{folder}/{name}.agents', api: 'unix:{folder}/{name}.api'}}\n"
@@ -102,9 +102,8 @@ class Two:
 
     def start(self, name: str) -> None:
         """Starts one of them."""
-        with (self.folder / f"{name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "rivulet_controller.daemon", str(self.folder / f"{name}.yaml")]
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+        command = [sys.executable, "-m", "rivulet_controller.daemon", str(self.folder / f"{name}.yaml")]
+        self.lab.start(name, command)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -122,7 +121,7 @@ class Two:
         """Waits for that; how long it took, seconds."""
         began = time.monotonic()
         while not await self.leads(name):
-            assert time.monotonic() - began < 120, {n: self.log(n) for n in self.processes}
+            assert time.monotonic() - began < 120, {n: self.log(n) for n in self.lab.processes}
             await asyncio.sleep(0.05)
         return time.monotonic() - began
 
@@ -138,10 +137,8 @@ async def two_controllers(folder: Path, etcd: Server) -> AsyncIterator[tuple[Two
             await until(lambda: "leads" in both.log("two"), "the second waits", 60.0)
             yield both, switch
         finally:
-            for process in both.processes.values():
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait()
+            for name in list(both.lab.processes):
+                both.lab.end(name)
 
 
 async def test_kill_the_leader_and_another_takes_over_without_rewriting(tmp_path: Path, etcd: Server) -> None:
@@ -153,7 +150,7 @@ async def test_kill_the_leader_and_another_takes_over_without_rewriting(tmp_path
         await asyncio.sleep(0.3)
         before = switch.lines()
         switch.writes.clear()
-        both.processes["one"].kill()
+        both.lab.end("one")
         took = await both.until_leads("two")
         print(f"taken over after {took:.1f} s")
         await asyncio.sleep(0.5)
@@ -165,13 +162,13 @@ async def test_kill_the_leader_and_another_takes_over_without_rewriting(tmp_path
 
 async def test_a_frozen_leader_writes_nothing_when_it_wakes(tmp_path: Path, etcd: Server) -> None:
     async with two_controllers(tmp_path, etcd) as (both, switch):
-        both.processes["one"].send_signal(signal.SIGSTOP)
+        both.lab.processes["one"].popen.send_signal(signal.SIGSTOP)
         await both.until_leads("two")
         client = Client(f"unix:{tmp_path}/two.api")
         await asyncio.to_thread(client.post, "/api/replicas/r1/drain")
         await until(lambda: not any("first=0x0" in line for line in switch.lines()), "the new leader drains r1")
         before = switch.lines()
-        both.processes["one"].send_signal(signal.SIGCONT)
+        both.lab.processes["one"].popen.send_signal(signal.SIGCONT)
         await until(lambda: "not leading any more" in both.log("one"), "the old one notices", 60.0)
         await asyncio.sleep(0.5)
         assert switch.lines() == before, "the old leader did not put its own state back"
@@ -200,7 +197,7 @@ async def test_a_configuration_applied_to_one_is_every_ones(tmp_path: Path, etcd
         text = (tmp_path / "one.yaml").read_text().replace("liveness: 20ms", "liveness: 30ms")
         await asyncio.to_thread(lambda: Client(f"unix:{tmp_path}/one.api").post("/api/apply", text=text))
         await until(lambda: any("bound=0x7530" in line for line in switch.lines()), "applied")
-        both.processes["one"].kill()
+        both.lab.end("one")
         await both.until_leads("two")
         await asyncio.sleep(0.3)
         assert any("bound=0x7530" in line for line in switch.lines()), "the second follows the shared configuration"

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from netrack import SWITCHES, USABLE, NetRack
+from netrack import MEGABYTES, SWITCHES, NetRack, needs_rack
 from ports import free_port
 
 from rivulet_controller.client import Client
 
 pytestmark = [
-    pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)"),
+    needs_rack,
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-    pytest.mark.skipif(SWITCHES["embedded"] is None, reason="needs the embedded switch (make build)"),
+    pytest.mark.skipif("embedded" not in SWITCHES, reason="needs the embedded switch (make build)"),
 ]
 
 
@@ -79,7 +79,7 @@ def downloads(rack: NetRack) -> Iterator[list[float]]:
 def rack(tmp_path: Path) -> Iterator[PageRack]:
     built = PageRack(tmp_path, "embedded")
     try:
-        built.build(20)
+        built.build(MEGABYTES)
         yield built
     finally:
         built.down()
@@ -110,7 +110,7 @@ async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Pa
             await page.click('[data-replica="r3"] [data-action="kill"]')
             excluded = """document.querySelector('[data-replica="r3"] .state').textContent"""
             await page.until(f"['excluded', 'silent'].includes({excluded})", 90.0)
-            await asyncio.to_thread(rack.processes.pop("r3").wait, 10)
+            await asyncio.to_thread(rack.processes.pop("r3").popen.wait, 10)
             await page.until(f"{rate('r3')} === 0 && {rate('r1')} > 20", 90.0)
             rack.start_replica("r3")
             await page.until("document.querySelector('[data-replica=\"r3\"]').classList.contains('live')", 90.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -13,7 +13,7 @@ from certificates import OPENSSL, Authority
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, problem, rack, running, until
-from netrack import USABLE, binary
+from netrack import needs_rack
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import agents as agents_door
@@ -21,6 +21,7 @@ from rivulet_controller.config import ConfigError, Tls, parse
 from rivulet_controller.controller import Controller
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.tls import server_credentials
+from rivulet_lab import Lab, Process, binary
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installed")
 
@@ -104,37 +105,30 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
             await until(lambda: bool(agent.newest.services), "r1 is let in by the new authority")
 
 
-@pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")
+@needs_rack
 async def test_a_real_agent_comes_in_with_its_certificate_and_finds_the_leader(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
-    program = binary("rivulet")
-    assert program is not None
+    lab = Lab(tmp_path)
 
-    async def agent(address: str, signer: Authority) -> asyncio.subprocess.Process:
+    def agent(address: str, signer: Authority) -> Process:
         certificate, key = signer.sign("r1")
         tls = ("--tls-authority", ours.certificate, "--tls-certificate", certificate, "--tls-key", key)
         where = ("--name", "r1", "-i", "lo", "--controller", address, "--socket", tmp_path / f"{signer.name}.agent")
-        with (tmp_path / "agent.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                program, "agent", *map(str, (*where, *tls)), stdout=log, stderr=log
-            )
+        return lab.start(f"agent of {signer.name}", [binary("rivulet"), "agent", *map(str, (*where, *tls))])
 
     async with door(tmp_path, ours) as (address, controller):
         # Nobody listens at the first address, as at a controller in waiting.
-        right, wrong = await agent(f"127.0.0.1:1,{address}", ours), await agent(address, theirs)
+        right, wrong = agent(f"127.0.0.1:1,{address}", ours), agent(address, theirs)
         try:
             await until(lambda: "r1" in controller.agents.agents, "it is registered", 60.0)
             await until(lambda: bool(controller.agents.agents["r1"].held), "and holds its keys", 60.0)
-            right.kill()
+            right.end()
             await until(lambda: "r1" not in controller.agents.agents, "it is gone", 60.0)
             await asyncio.sleep(2.0)
             assert "r1" not in controller.agents.agents, "another authority's certificate opens nothing"
-            assert wrong.returncode is None, "which goes on trying"
+            assert wrong.running(), "which goes on trying"
         finally:
-            for process in (right, wrong):
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            lab.down()
 
 
 def test_beyond_this_machine_the_configuration_wants_tls(tmp_path: Path) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from netrack import REPLICAS, SWITCHES, USABLE, NetRack
+from netrack import REPLICAS, SWITCHES, NetRack, needs_rack
 
-pytestmark = [pytest.mark.skipif(not USABLE, reason="needs root and the rivulet binary (make build)")]
+pytestmark = needs_rack
 
 CLIENT_VLAN, REPLICA_VLAN = 10, 20
 TAP = "vlan10"
@@ -36,25 +35,21 @@ class VlanRack(NetRack):
         _, _, after = rest.partition("\n")
         return f"{before}    vlans: [{', '.join(vlans)}]\n    hosts: [{', '.join(hosts)}]\n{after}"
 
-    def _host(self, name: str, port: int, ip: str, mac: str) -> None:
-        super()._host(name, port, ip, mac)
-        if name != "c1":
-            return
-        self.inside(name, "ip", "addr", "flush", "dev", f"{name}-eth0")
-        # Not every kernel has VLAN devices.
-        program = Path(__file__).with_name("vlan_pump.py")
-        self.start("pump", [sys.executable, str(program), f"{name}-eth0", TAP, str(CLIENT_VLAN)], name)
-        self.until(lambda: "ready" in self.log("pump"), "the tap device is there", 10.0)
-        self.inside(name, "ip", "link", "set", TAP, "address", mac, "mtu", "1496")
-        self.inside(name, "ip", "link", "set", TAP, "up")
-        self.inside(name, "ip", "addr", "add", f"{ip}/24", "dev", TAP)
-        self.inside(name, "ip", "-6", "addr", "add", "fd00:1::1/64", "dev", TAP, "nodad")
-        self.inside(name, "ip", "route", "add", "default", "via", "10.0.1.254")
+    def address(self, name: str, device: str, ip: str) -> None:
+        if name == "c1":
+            # Not every kernel has VLAN devices.
+            program = Path(__file__).with_name("vlan_pump.py")
+            space, mac = self.spaces[name], "02:00:00:00:01:01"
+            self.start("pump", [sys.executable, str(program), device, TAP, str(CLIENT_VLAN)], space)
+            self.until(lambda: "ready" in self.log("pump"), "the tap device is there", 10.0)
+            space.ip(f"link set dev {TAP} address {mac} mtu 1496 up", f"addr add fd00:1::1/64 dev {TAP} nodad")
+            device = TAP
+        super().address(name, device, ip)
 
 
-@pytest.fixture(params=[name for name, program in SWITCHES.items() if program] or ["none"])
+@pytest.fixture(params=["embedded", pytest.param("bmv2", marks=pytest.mark.long)])
 def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VlanRack]:
-    if SWITCHES.get(request.param) is None:
+    if request.param not in SWITCHES:
         pytest.skip("the switch is not installed")
     built = VlanRack(tmp_path, request.param)
     try:
@@ -78,11 +73,10 @@ def test_hosts_are_found_and_served_across_vlans(rack: VlanRack) -> None:
     assert tagged and all("dst_mac=0x20000000101" in line for line in tagged)
     assert sum(f"vlan={REPLICA_VLAN:#x})" in line for line in entries if line.startswith("neighbours")) == 2
     # The ToR itself answers in the VLAN, and between VLANs of replicas packets are routed, not bridged.
-    for source, target in (("c1", "10.0.1.254"), ("c1", "fd00:1::fe"), ("r1", "10.0.2.254")):
-        rack.inside(source, *PING, target)
-    bridged = ["ip", "netns", "exec", rack.space("r1"), "ping", "-c", "1", "-W", "1", "10.0.2.3"]
-    assert subprocess.run(bridged, check=False, capture_output=True).returncode != 0, "another VLAN is not reached"
-    rack.inside("r1", *PING, "10.0.2.2")
+    for source, target in (("c1", "10.0.1.254"), ("c1", "fd00:1::fe"), ("r1", "10.0.2.254"), ("r1", "10.0.2.2")):
+        rack.spaces[source].run(*PING, target)
+    bridged = ("ping", "-c", "1", "-W", "1", "10.0.2.3")
+    assert not rack.spaces["r1"].succeeds(*bridged), "another VLAN is not reached"
     rack.until(rack.all_live, "all are live")
     assert len(rack.status()["replicas"]) == len(REPLICAS)
 
@@ -91,16 +85,16 @@ def test_hosts_are_found_and_served_across_vlans(rack: VlanRack) -> None:
 def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack) -> None:
     rack.finish(rack.download())
     excluded = rack.exclusions()
-    rack.until(lambda: all(r["readmitted"] for r in rack.status()["replicas"]), "all take plain TCP")
+    rack.until(rack.take_plain_tcp, "all take plain TCP")
     writes = rack.status()["switches"][0]["writes"]
-    rack.inside("c1", "ip", "link", "set", TAP, "address", "02:00:00:00:01:77")
+    rack.spaces["c1"].ip(f"link set dev {TAP} address 02:00:00:00:01:77")
 
     def moved() -> bool:
         neighbours = rack.status()["switches"][0]["neighbours"]
         return bool({n["mac"] for n in neighbours} == {"02:00:00:00:01:77"})
 
     # Its first frame tells of a new source, and then it is asked, long before its turn.
-    rack.inside("c1", "ping", "-c", "2", "-W", "2", "10.0.1.254")
+    rack.spaces["c1"].run("ping", "-c", "2", "-W", "2", "10.0.1.254")
     rack.until(moved, "the question finds it", 10.0)
     rack.finish(rack.download())
     # Two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned from its frames; and who was
@@ -110,7 +104,7 @@ def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack)
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
 def test_a_replica_whose_ethernet_address_changes_tells_it(rack: VlanRack) -> None:
-    rack.inside("r1", "ip", "link", "set", "r1-eth0", "address", "02:00:00:00:02:77")
+    rack.spaces["r1"].ip("link set dev r1-eth0 address 02:00:00:00:02:77")
 
     def believed() -> bool:
         entries = rack.client.get("/api/switches/tor1/entries")

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .rack import Process, Rack, RackError
+from rivulet_lab import Process, RackError
+
+from .rack import Rack
 
 SNAP_BYTES = 256
 """Enough for every header of ours with its proof (160 bytes is what the switch reads), little enough to keep."""
@@ -34,8 +36,8 @@ def start(rack: Rack, host: str, path: Path) -> Process:
     device = f"{host}-eth0"
     # -Z: tcpdump would give root up and then may not write here; -B: KiB for when it is not scheduled at once.
     command = ["tcpdump", "-i", device, "-s", str(SNAP_BYTES), "-B", "8192", "-Z", "root", "-w", str(path), "tcp"]
-    process = rack.start(f"capture-{host}", rack.nodes[host], command)
-    rack.wait_for(lambda: "listening on" in process.last_lines(), 20.0, process, "tcpdump does not listen")
+    process = rack.start(f"capture-{host}", command, rack.spaces[host])
+    rack.until(lambda: "listening on" in process.last_lines(), "tcpdump listens", 20.0, process)
     return process
 
 

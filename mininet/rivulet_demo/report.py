@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rivulet_lab import RackError, binary, switches
+
 from . import capture
 from .deeds import Deed
 from .fetch import RETRY_S
 from .figure import ENDS, Mark, draw, save
 from .meter import goodput_mbps, longest_gap
-from .rack import RackError, binary
 from .scenario import Parameters, Standing, console, standing_rack
 
 RIVULET, TCP, LATE = "rivulet", "tcp", "rivulet-late"
@@ -94,7 +95,7 @@ def pcap_path(name: str, values: Parameters, client: str) -> Path:
 
 def versions(switch: str) -> dict[str, str]:
     """What the scenario ran with, in the programs' own words."""
-    tor = binary("rivulet-switch") if switch == "embedded" else "simple_switch_grpc"
+    tor = switches.program(switch)
     found = {"kernel": platform.release(), "python": platform.python_version()}
     for name, command in (("rivulet", binary("rivulet")), ("switch", tor), ("curl", "curl")):
         try:

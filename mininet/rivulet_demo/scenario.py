@@ -20,7 +20,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .rack import REPOSITORY, Process, Rack, RackError, binary, prompt, running_rack
+from rivulet_lab import REPOSITORY, Process, RackError, binary, prompt
+
+from .rack import Rack, running_rack
 from .services import Replicas, Watch, make_file, ping_ms, start_controller, url, wait_ready
 from .spec import RackSpec, rack
 
@@ -131,7 +133,7 @@ class Standing:
         command += [address or url(path), str(size or self.parameters.size)]
         command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
         self.hosts[name] = host
-        self.clients[name] = (self.rack.start(f"client-{name}", self.rack.nodes[host], command), result)
+        self.clients[name] = (self.rack.start(f"client-{name}", command, self.rack.spaces[host]), result)
 
     def via_rivulet(self, host: str) -> str:
         """What runs curl over Rivulet on a host."""

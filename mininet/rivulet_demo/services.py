@@ -18,7 +18,9 @@ import finsy as fy
 import grpc
 from finsy.proto import p4r, p4r_grpc
 
-from .rack import REPOSITORY, Process, Rack, RackError, binary, prompt
+from rivulet_lab import REPOSITORY, Process, RackError, binary, prompt
+
+from .rack import Rack
 from .spec import SERVICE_PORT, SERVICE_V4
 
 ARTIFACTS = REPOSITORY / "p4src" / "build"
@@ -42,22 +44,10 @@ class Replicas:
     def start(self, name: str) -> None:
         """Starts the serving process of a replica."""
         count = self.starts[name] = self.starts.get(name, 0) + 1
-        command = [
-            *prompt(),
-            binary("rivulet"),
-            "serve",
-            str(self.www),
-            *(
-                "--interface",
-                f"{name}-eth0",
-                "--controller",
-                f"unix:{self.doors.get(name, self.agents)}",
-                "--name",
-                name,
-            ),
-            *self.flags,
-        ]
-        self.running[name] = self.rack.start(f"{name}-{count}", self.rack.nodes[name], command)
+        agents = f"unix:{self.doors.get(name, self.agents)}"
+        command = [*prompt(), binary("rivulet"), "serve", str(self.www), "--interface", f"{name}-eth0"]
+        command += ["--controller", agents, "--name", name, *self.flags]
+        self.running[name] = self.rack.start(f"{name}-{count}", command, self.rack.spaces[name])
 
     def kill(self, name: str) -> float:
         """kill -9 of the serving process; gives the time of it."""
@@ -73,8 +63,8 @@ class Replicas:
         count = self.relays[name] = self.relays.get(name, 0) + 1
         fresh = self.rack.folder / f"agents-{name}-{count}.sock"
         command = [sys.executable, "-m", "rivulet_demo.relay", str(fresh), str(self.agents)]
-        process = self.rack.start(f"relay-{name}-{count}", None, command)
-        self.rack.wait_for(fresh.exists, 20.0, process, "the relay does not listen")
+        process = self.rack.start(f"relay-{name}-{count}", command)
+        self.rack.until(fresh.exists, "the relay listens", 20.0, process)
         return lambda: os.replace(fresh, socket)
 
     def cut(self, name: str) -> None:
@@ -100,8 +90,8 @@ def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) ->
         }
     path = rack.folder / "rack.yaml"
     path.write_text(json.dumps(config, indent=1))
-    process = rack.start("controller", None, [str(Path(sys.executable).parent / "rivulet-controller"), str(path)])
-    rack.wait_for(agents.exists, 60.0, process, "the controller did not open its door for agents")
+    process = rack.start("controller", [str(Path(sys.executable).parent / "rivulet-controller"), str(path)])
+    rack.until(agents.exists, "the controller opens its door for agents", 60.0, process)
     return process
 
 
@@ -212,7 +202,10 @@ def wait_ready(rack: Rack, watch: Watch, names: list[str], patience_s: float = 6
         view = watch.view
         return view is not None and all(view.heartbeats.get(name, 0) > 5 for name in names)
 
-    rack.wait_for(heard, patience_s, None, f"the switch does not hear {', '.join(names)} ({watch.problem})")
+    try:
+        rack.until(heard, f"the switch hears {', '.join(names)}", patience_s)
+    except RackError as error:
+        raise RackError(f"{error} ({watch.problem})") from None
 
 
 def url(path: str) -> str:
@@ -248,10 +241,8 @@ def make_file(www: Path, name: str, size: int) -> str:
 
 def ping_ms(rack: Rack, source: str, target: str, count: int = 5) -> float:
     """Median round-trip time from a host to an address, milliseconds. RackError if nothing comes back."""
-    out, _, code = rack.nodes[source].pexec(f"ping -n -i 0.05 -c {count} -W 10 {target}")
-    times = sorted(float(part.split("=")[1]) for part in str(out).split() if part.startswith("time="))
-    if code != 0 or not times:
-        raise RackError(f"{source} gets no answer from {target}: the switch does not forward yet")
+    out = rack.spaces[source].run(*f"ping -n -i 0.05 -c {count} -W 10 {target}".split())
+    times = sorted(float(part.split("=")[1]) for part in out.split() if part.startswith("time="))
     return times[len(times) // 2]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rivulet_demo import attacker
 from rivulet_demo.capture import Traffic, count
-from rivulet_demo.rack import RackError
+from rivulet_lab import RackError
 
 VECTORS = json.loads((Path(__file__).resolve().parents[2] / "docs" / "wire-vectors.json").read_text())
 CLIENT = "192.0.2.1"

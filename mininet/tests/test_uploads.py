@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rivulet_demo.rack import RackError, binary
 from rivulet_demo.scenario import Parameters, Standing, standing_rack
 from rivulet_demo.services import url
+from rivulet_lab import Process, built
 
 SIZE_MB = 10.0
 MIDDLE = 3_000_000
@@ -24,16 +24,9 @@ MIDDLE = 3_000_000
 PATIENCE_S = 120.0
 
 
-def usable() -> bool:
-    """Whether a rack can be built here."""
-    try:
-        return os.geteuid() == 0 and all(binary(name) for name in ("rivulet", "rivulet-switch", "rivulet-wire"))
-    except RackError:
-        return False
-
-
+usable = os.geteuid() == 0 and built("rivulet", "rivulet-switch", "rivulet-wire")
 pytestmark = [
-    pytest.mark.skipif(not usable(), reason="needs root and the binaries (make build)"),
+    pytest.mark.skipif(not usable, reason="needs root and the binaries (make build)"),
     pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl"),
 ]
 
@@ -47,8 +40,8 @@ def standing(tmp_path: Path) -> Iterator[Standing]:
     values = Parameters(
         rate_mbit=10.0, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=tmp_path, live=False
     )
-    with standing_rack("uploads", values, serve=("--no-plain-tcp", "--upload", str(storage))) as built:
-        yield built
+    with standing_rack("uploads", values, serve=("--no-plain-tcp", "--upload", str(storage))) as rack:
+        yield rack
 
 
 def stored(standing: Standing) -> int:
@@ -62,15 +55,13 @@ def stored(standing: Standing) -> int:
     return size
 
 
-def upload(standing: Standing, flags: list[str], name: str) -> subprocess.Popen[bytes]:
+def upload(standing: Standing, flags: list[str], name: str) -> Process:
     """curl, unmodified, on c1; it does not try again."""
     source = standing.parameters.out / "www" / "file.bin"
     command = [*shlex.split(standing.via_rivulet("c1")), "curl", "-sS", "--fail", "-m", f"{PATIENCE_S:g}"]
     command += ["-w", "%{http_code} %{num_connects} %{size_upload}", *(f.format(source=source) for f in flags)]
-    popen: subprocess.Popen[bytes] = standing.rack.nodes["c1"].popen(
-        [*command, url(name)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    return popen
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return standing.rack.start("upload", [*command, url(name)], standing.rack.spaces["c1"], **pipes)
 
 
 @pytest.mark.parametrize("flags", [["-T", "{source}"], ["--data-binary", "@{source}"]], ids=["put", "post"])
@@ -82,15 +73,13 @@ def test_an_upload_survives_the_death_of_a_replica(standing: Standing, flags: li
         target = standing.parameters.out / "storage" / name
         client = upload(standing, flags, name)
         end = time.monotonic() + PATIENCE_S
-        while stored(standing) < MIDDLE and client.poll() is None:
+        while stored(standing) < MIDDLE and client.running():
             assert time.monotonic() < end, f"no progress: {stored(standing)} bytes"
             time.sleep(0.005)
         view = standing.watch.view
         standing.replicas.kill(victim)
         whole = target.exists()
-        out, err = client.communicate(timeout=PATIENCE_S)
-        assert client.returncode == 0, f"curl: {err.decode()}"
-        assert out.decode() == f"201 1 {standing.parameters.size}", "one connection took all of it"
+        assert client.output(PATIENCE_S) == f"201 1 {standing.parameters.size}", "one connection took all of it"
         source = standing.parameters.out / "www" / "file.bin"
         assert target.read_bytes() == source.read_bytes(), "the stored file is not what was sent"
         assert not stored(standing), "nothing is left of what was under way"

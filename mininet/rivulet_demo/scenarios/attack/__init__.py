@@ -15,9 +15,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from rivulet_lab import RackError, binary, prompt
+
 from ...deeds import Deed
 from ...meter import typical_mbps
-from ...rack import RackError, binary, prompt
 from ...report import RIVULET, kept, show, two_clients
 from ...scenario import Parameters, Standing, console
 from ...services import make_file, url
@@ -82,7 +83,7 @@ def _begin(standing: Standing, kind: str, seconds: float) -> None:
     command += ["--rate", f"{values.rate_mbit * PACKETS_PER_MBIT:g}", "--seconds", f"{seconds:g}"]
     command += ["--bait", shlex.join(bait), "--out", str(standing.rack.folder / f"attacker-{kind}.json")]
     (standing.rack.folder / f"attacker-{kind}.json").unlink(missing_ok=True)
-    standing.rack.start(f"attacker-{kind}", standing.rack.nodes[host], command)
+    standing.rack.start(f"attacker-{kind}", command, standing.rack.spaces[host])
     standing.notes[kind] = _drops(standing)
     standing.mark(kind, "attack")
 
@@ -95,7 +96,7 @@ def _end(standing: Standing, kind: str) -> None:
 def _await_end(standing: Standing, kind: str) -> None:
     """An attacker that began late ends late: what it sends must not be counted as the next one's."""
     attacker = standing.rack.processes[f"attacker-{kind}"]
-    standing.rack.wait_for(lambda: not attacker.running(), 20.0, None, f"the attacker ({kind}) does not end")
+    standing.rack.until(lambda: not attacker.running(), f"the attacker ({kind}) ends", 20.0)
 
 
 def _drops(standing: Standing) -> dict[str, int]:

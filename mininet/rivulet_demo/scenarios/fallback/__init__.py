@@ -24,12 +24,11 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
         replica = standing.rack.spec.of("replica")[0]
         command = [sys.executable, "-m", "http.server", str(PLAIN_PORT), "--bind", replica.ip]
         www = values.out / "www"
-        server = standing.rack.start("plain-server", standing.rack.nodes[replica.name], command, cwd=www)
-        probe = f"curl -s -o /dev/null http://{replica.ip}:{PLAIN_PORT}/"
+        space = standing.rack.spaces[replica.name]
+        server = standing.rack.start("plain-server", command, space, cwd=www)
+        probe = ("curl", "-s", "-o", "/dev/null", f"http://{replica.ip}:{PLAIN_PORT}/")
         plain = f"http://{replica.ip}:{PLAIN_PORT}/file.bin"
-        standing.rack.wait_for(
-            lambda: standing.rack.nodes[replica.name].pexec(probe)[2] == 0, 20.0, server, "the plain server is not up"
-        )
+        standing.rack.until(lambda: space.succeeds(*probe), "the plain server is up", 20.0, server)
         rows = [
             _fetch(standing, "old client, old server", "c2", "", plain),
             _fetch(standing, "old client, new server", "c2", "", url("file.bin")),

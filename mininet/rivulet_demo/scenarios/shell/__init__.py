@@ -11,7 +11,8 @@ import os
 
 from mininet.cli import CLI
 
-from ...rack import binary
+from rivulet_lab import binary
+
 from ...scenario import Parameters, console, standing_rack
 
 WORDS = __doc__ or ""

@@ -11,14 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import signal
-import subprocess
 from collections.abc import Callable
 from functools import partial
 
 from rivulet_controller.client import Client
+from rivulet_lab import RackError
 
 from ...deeds import Deed
-from ...rack import RackError
 from ...report import RIVULET, show, two_clients
 from ...scenario import Parameters, Standing, console
 
@@ -103,11 +102,7 @@ def _unmute(standing: Standing, name: str, what: str = "") -> None:
 
 
 def _nft(standing: Standing, name: str, script: str) -> None:
-    node = standing.rack.nodes[name]
-    popen = node.popen(["nft", "-f", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    out, _ = popen.communicate(script.encode(), timeout=20)
-    if popen.returncode != 0:
-        raise RackError(f"nft on {name}: {out.decode(errors='replace').strip()}")
+    standing.rack.spaces[name].run("nft", "-f", "-", stdin=script)
 
 
 def _send(standing: Standing, name: str, number: signal.Signals, what: str = "") -> None:
@@ -130,7 +125,7 @@ def _seen(standing: Standing, name: str) -> None:
 
     # If it does not come, the scenario fails when all is told.
     with contextlib.suppress(RackError):
-        standing.rack.wait_for(out, SEEN_S, None, f"{name} is not left out")
+        standing.rack.until(out, f"{name} is left out", SEEN_S)
 
 
 def _rotate_without(standing: Standing, name: str) -> None:
@@ -148,7 +143,7 @@ def _rotate_without(standing: Standing, name: str) -> None:
         # The controller waits some seconds for a replica that does not confirm.
         return all(now > then for now, then in zip(epochs(), before, strict=True))
 
-    standing.rack.wait_for(used, 60.0, None, "the keys were not rotated")
+    standing.rack.until(used, "the keys are rotated", 60.0)
 
 
 def _reconnect(standing: Standing, connect: Callable[[], None], name: str) -> None:

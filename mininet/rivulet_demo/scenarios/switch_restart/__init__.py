@@ -42,7 +42,7 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
         switch.wait()
         socket.unlink(missing_ok=True)
         standing.client(LATE, "c3", standing.via_rivulet("c3"))
-        standing.rack.wait_for(lambda: standing.started(LATE), 20.0, None, "the third client does not start")
+        standing.rack.until(lambda: standing.started(LATE), "the third client starts", 20.0)
         # Started, curl needs some time until its SYN: the outage is counted from there.
         time.sleep(0.1)
 

@@ -9,7 +9,6 @@ one that `make build` made.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,24 +17,24 @@ sys.path.insert(0, str(ROOT / "ptf-tests"))
 
 import run  # noqa: E402
 
+from rivulet_lab import switches  # noqa: E402
+
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE.parent / "programs"
 
 
 def main() -> int:
     p4c, python = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).absolute()
-    log = ROOT / "build" / "ptf_check.log"
-    log.parent.mkdir(exist_ok=True)
     files = f"p4info='{PROGRAMS / 'everything.p4info.txtpb'}';config='{PROGRAMS / 'everything.json'}'"
-    with run.namespace() as name, run.running_switch(name, "embedded", run.find_binary("embedded"), log):
-        interfaces = [part for port in run.PORTS for part in ("-i", f"{port}@t{port}")]
+    with run.running_switch("embedded", switches.program("embedded"), ROOT / "build" / "ptf_check") as (lab, _):
         command = [
-            *("ip", "netns", "exec", name, str(python), str(python.parent / "ptf")),
+            *(str(python), str(python.parent / "ptf")),
             *("--test-dir", str(HERE / "ptf"), "--pypath", str(p4c / "tools" / "ptf")),
-            *(*interfaces, "--log-file", "/dev/null"),
+            *(*run.INTERFACES, "--log-file", "/dev/null"),
             *("--test-params", f"grpcaddr='{run.GRPC}';{files}"),
         ]
-        return subprocess.run(command, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, check=False).returncode
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        return lab.start("ptf", command, lab.spaces["ptf"], env=environment, stdout=None, stderr=None).popen.wait()
 
 
 if __name__ == "__main__":

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import select
 import shutil
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -39,6 +36,8 @@ from layout import CLIENT, TOR, TOR_MAC, host_mac  # noqa: E402
 from p4rt import Switch  # noqa: E402
 from packets import Request  # noqa: E402
 from t14_fuzz import Fuzz  # noqa: E402
+
+from rivulet_lab import End, Lab, RackError, standing, switches, veth  # noqa: E402
 
 PORTS = range(1, 9)
 BATCH = 32  # BMv2 holds 64 packets in front of a port and drops the rest in silence
@@ -67,17 +66,11 @@ def read(end: socket.socket) -> bytes | None:
 class Wire:
     """One switch, its process and the far ends of its ports."""
 
-    def __init__(self, letter: str, binary: str, log: Path) -> None:
+    def __init__(self, lab: Lab, letter: str, kind: str, binary: str) -> None:
         self.name = Path(binary).name
         grpc = f"127.0.0.1:{9559 + ord(letter) - ord('a')}"
-        interfaces = [part for port in PORTS for part in ("-i", f"{port}@{letter}{port}")]
-        target = ["--", "--cpu-port", "510", "--drop-port", "511", "--grpc-server-addr", grpc]
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [binary, "--no-p4", "--device-id", "0", *interfaces, *target],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        ports = {port: f"{letter}{port}" for port in PORTS}
+        self.process = lab.start(letter, switches.command(kind, ports, grpc, device_id=0, path=binary))
         build = ROOT / "p4src" / "build"
         self.p4 = Switch(grpc, build / "rivulet.p4info.txtpb", build / "rivulet.json")
         self.sockets: dict[int, socket.socket] = {}
@@ -113,12 +106,7 @@ class Wire:
 
     def stop(self) -> None:
         self.p4.close()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.end()
 
 
 class Different(Exception):
@@ -380,77 +368,53 @@ class Compare(Fuzz):
         self.seen["drops"] = sum(drops.values())
 
 
-@contextlib.contextmanager
-def links() -> Iterator[None]:
-    """Pairs of interfaces for both switches, in this namespace."""
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    for setting in ("all", "default"):
-        subprocess.run(["sysctl", "-qw", f"net.ipv6.conf.{setting}.disable_ipv6=1"], check=True)
-    offloads = [w for o in ("tx", "rx", "txvlan", "rxvlan", "gro", "gso", "tso") for w in (o, "off")]
-    for letter in "ab":
-        for port in PORTS:
-            near, far = f"{letter}{port}", f"t{letter}{port}"
-            subprocess.run(["ip", "link", "add", near, "type", "veth", "peer", "name", far], check=True)
-            for end in (near, far):
-                subprocess.run(["ethtool", "-K", end, *offloads], check=True, capture_output=True)
-                subprocess.run(["ip", "link", "set", end, "mtu", "9000", "up"], check=True)
-    yield
-
-
 def inside(args: argparse.Namespace) -> int:
-    logs = ROOT / "build" / "compare"
-    logs.mkdir(parents=True, exist_ok=True)
-    with links():
-        wires: list[Wire] = []
+    lab = Lab(ROOT / "build" / "compare")
+    wires: list[Wire] = []
+    try:
+        for letter, kind, binary in (("a", "embedded", args.binary), ("b", "bmv2", args.bmv2)):
+            wires.append(Wire(lab, letter, kind, binary))
+        compare = Compare()
+        started = time.monotonic()
         try:
-            for letter, binary in (("a", args.binary), ("b", args.bmv2)):
-                wires.append(Wire(letter, binary, logs / f"{Path(binary).name}.log"))
-            compare = Compare()
-            started = time.monotonic()
-            try:
-                compare.prepare(wires, args.seed)
-                compare.run_all(args.packets)
-            except Different as difference:
-                print(f"seed {args.seed}: the switches differ\n{difference}", file=sys.stderr)
-                return 1
-            told = ", ".join(f"{n:,} {what}" for what, n in compare.seen.items())
-            print(
-                f"{args.packets:,} packets, seed {args.seed}, {time.monotonic() - started:.0f} s: no difference; {told}"
-            )
-            return 0
-        finally:
-            for wire in wires:
-                wire.stop()
-
-
-def find_binary() -> str | None:
-    built = Path(os.environ.get("RIVULET_BIN", ROOT / "target" / "release")) / "rivulet-switch"
-    return str(built) if built.exists() else None
+            compare.prepare(wires, args.seed)
+            compare.run_all(args.packets)
+        except Different as difference:
+            print(f"seed {args.seed}: the switches differ\n{difference}", file=sys.stderr)
+            return 1
+        told = ", ".join(f"{n:,} {what}" for what, n in compare.seen.items())
+        print(f"{args.packets:,} packets, seed {args.seed}, {time.monotonic() - started:.0f} s: no difference; {told}")
+        return 0
+    finally:
+        for wire in wires:
+            wire.stop()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packets", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--binary", default=find_binary(), help="the embedded switch")
+    parser.add_argument("--binary", help="the embedded switch")
     parser.add_argument("--bmv2", default=shutil.which("simple_switch_grpc"))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.bmv2 is None:
         print("SKIPPED: simple_switch_grpc is not installed")
         return 0
-    if args.binary is None:
-        raise SystemExit("rivulet-switch is not built: run `make build`")
     if args.inside:
         return inside(args)
-    name = f"rvcmp{os.getpid()}"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        again = [*sys.argv, "--inside", "--binary", args.binary, "--bmv2", args.bmv2]
-        return subprocess.run(["ip", "netns", "exec", name, sys.executable, *again], check=False).returncode
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=False)
+    with standing(Lab(ROOT / "build" / "compare")) as lab:
+        space = lab.namespace("compare")
+        for letter in "ab":
+            for port in PORTS:
+                veth(End(space, f"{letter}{port}"), End(space, f"t{letter}{port}"), mtu=9000)
+        again = [sys.executable, *sys.argv, "--inside", "--binary", args.binary or switches.program("embedded")]
+        command = [*again, "--bmv2", args.bmv2]
+        return lab.start("inside", command, space, stdout=None, stderr=None).popen.wait()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except RackError as error:
+        sys.exit(str(error))

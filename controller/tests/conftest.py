@@ -1,0 +1,25 @@
+"""The racks that stand for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from netrack import SWITCHES, NetRack, Racks
+
+
+@pytest.fixture(scope="session")
+def racks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Racks]:
+    """The session's racks."""
+    all_of_them = Racks(tmp_path_factory.mktemp("racks"))
+    yield all_of_them
+    all_of_them.down()
+
+
+@pytest.fixture(params=SWITCHES or ["none"])
+def rack(request: pytest.FixtureRequest, racks: Racks) -> Iterator[NetRack]:
+    """The session's rack with each switch, every replica live."""
+    if request.param not in SWITCHES:
+        pytest.skip("the switch is not installed")
+    with racks.lent(request.param) as standing:
+        yield standing

@@ -1,0 +1,30 @@
+"""What every rack and rig stands on: binaries, namespaces and links, processes, and the switches' command lines.
+
+>>> with standing(Lab(folder)) as lab:
+...     tor, host = lab.namespace("tor"), lab.namespace("h1")
+...     veth(End(tor, "v1"), End(host, "h1-eth0"))
+...     lab.start("switch", switches.command("embedded", {1: "v1"}, "127.0.0.1:9559"), tor)
+
+However the block ends, the processes are ended by their ids and the namespaces are gone.
+"""
+
+from . import switches
+from .binaries import REPOSITORY, RackError, binary, built, prompt
+from .lab import Lab, Process, standing
+from .namespaces import End, Namespace, shape, veth
+
+__all__ = [
+    "REPOSITORY",
+    "End",
+    "Lab",
+    "Namespace",
+    "Process",
+    "RackError",
+    "binary",
+    "built",
+    "prompt",
+    "shape",
+    "standing",
+    "switches",
+    "veth",
+]

@@ -1,0 +1,119 @@
+"""Network namespaces, the links between them, and what a link must not do to frames."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+from .binaries import RackError
+
+OFFLOADS = ("tx", "rx", "tso", "gso", "gro", "txvlan", "rxvlan")
+"""veth leaves checksums, segmentation and tags to nobody: the frames here must be whole (docs/dataplane.md)."""
+
+FULL_FRAME = 1514
+
+
+def run(*command: str, patience_s: float = 60.0, stdin: str | None = None) -> str:
+    """Runs a command to its end and gives what it printed. RackError with what it said if it fails."""
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=patience_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise RackError(f"`{' '.join(command)}` did not end in {patience_s:g} s") from None
+    if done.returncode != 0:
+        raise RackError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()[-400:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A network namespace: one of `ip netns`, or that of a process (a node of Mininet)."""
+
+    where: str
+    """What `ip ... netns` calls it: a name, or the process's id."""
+    enter: tuple[str, ...]
+    """What runs a command in it."""
+
+    @staticmethod
+    def add(name: str) -> Namespace:
+        """Makes one with the loopback device up."""
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        return Namespace(name, ("ip", "netns", "exec", name))
+
+    @staticmethod
+    def of(pid: int) -> Namespace:
+        """That of a node of Mininet."""
+        return Namespace(str(pid), ("mnexec", "-da", str(pid)))
+
+    def command(self, *words: str) -> list[str]:
+        """The command as run in it."""
+        return [*self.enter, *words]
+
+    def run(self, *words: str, patience_s: float = 60.0, stdin: str | None = None) -> str:
+        """Runs a command in it to its end and gives what it printed. RackError if it fails."""
+        return run(*self.enter, *words, patience_s=patience_s, stdin=stdin)
+
+    def succeeds(self, *words: str) -> bool:
+        """Whether a command in it does not fail."""
+        done = subprocess.run(self.command(*words), capture_output=True, stdin=subprocess.DEVNULL, check=False)
+        return done.returncode == 0
+
+    def ip(self, *lines: str) -> None:
+        """Lines of `ip -batch`."""
+        self.run("ip", "-batch", "-", stdin="\n".join(lines))
+
+    def set(self, *settings: str) -> None:
+        """Kernel settings, as of `sysctl -w`."""
+        self.run("sysctl", "-qw", *settings)
+
+    def tcp(self, counter: str) -> int:
+        """A counter of its kernel's TCP (RFC 4022), such as PassiveOpens."""
+        lines = self.run("cat", "/proc/net/snmp").splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        return int(dict(zip(names, values, strict=True))[counter])
+
+    def serve_at(self, *addresses: str) -> None:
+        """Gives it addresses that nobody announces: those of a service."""
+        # Not every kernel has dummy devices; the loopback device serves as well.
+        device = "service" if self.succeeds("ip", "link", "add", "service", "type", "dummy") else "lo"
+        added = (
+            f"addr add {a}/128 dev {device} nodad" if ":" in a else f"addr add {a}/32 dev {device}" for a in addresses
+        )
+        self.ip(f"link set dev {device} up", *added)
+        self.set("net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
+
+    def delete(self) -> None:
+        """Removes one that was added, with its interfaces; nothing happens if it is gone."""
+        subprocess.run(["ip", "netns", "del", self.where], capture_output=True, check=False)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """One end of a link."""
+
+    space: Namespace
+    device: str
+    mac: str = ""
+    """Its Ethernet address (empty: the kernel's choice)."""
+    ipv6: bool = False
+    """Whether the kernel speaks IPv6 on it; where it does not, it sends nothing by itself."""
+
+
+def veth(one: End, two: End, mtu: int = 1500) -> None:
+    """Joins two namespaces, or two devices of one, by a link that is up and hands on whole frames as they are."""
+    one.space.ip(
+        f"link add dev {one.device} mtu {mtu} type veth peer name {two.device} mtu {mtu} netns {two.space.where}"
+    )
+    for end in (one, two):
+        silent = "accept_ra=0 accept_dad=0" if end.ipv6 else "disable_ipv6=1"
+        end.space.set(*(f"net.ipv6.conf.{end.device}.{setting}" for setting in silent.split()))
+        end.space.run("ethtool", "-K", end.device, *(word for offload in OFFLOADS for word in (offload, "off")))
+        end.space.ip(f"link set dev {end.device} {f'address {end.mac}' if end.mac else ''} up")
+
+
+def shape(space: Namespace, device: str, rate_mbit: float | None, burst: int = 1 << 16) -> None:
+    """A token bucket at a device's egress (none: taken away), with room for 256 full frames as a switch port has."""
+    space.succeeds("tc", "qdisc", "del", "dev", device, "root")
+    if rate_mbit is not None:
+        words = ("rate", f"{rate_mbit:g}mbit", "burst", str(burst), "limit", str(256 * FULL_FRAME))
+        space.run("tc", "qdisc", "add", "dev", device, "root", "tbf", *words)

@@ -1,0 +1,43 @@
+"""The two switches, which take the same flags."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from .binaries import RackError, binary
+
+SWITCHES = ("embedded", "bmv2")
+
+CPU_PORT, DROP_PORT = 510, 511
+"""Ports of the P4 program that are no interfaces."""
+
+
+def program(switch: str) -> str:
+    """Path of a switch's program. RackError if it is not there."""
+    if switch == "embedded":
+        return binary("rivulet-switch")
+    found = shutil.which("simple_switch_grpc")
+    if found is None:
+        raise RackError("simple_switch_grpc is not installed")
+    return found
+
+
+def installed() -> list[str]:
+    """The switches that can be run here."""
+    found = []
+    for switch in SWITCHES:
+        with suppress(RackError):
+            program(switch)
+            found.append(switch)
+    return found
+
+
+def command(
+    switch: str, ports: Mapping[int, str], grpc: str, *, device_id: int = 1, flags: Sequence[str] = (), path: str = ""
+) -> list[str]:
+    """Runs a switch with the interface of each port, and P4Runtime at `grpc` (HOST:PORT or unix:PATH)."""
+    interfaces = [word for port, device in ports.items() for word in ("-i", f"{port}@{device}")]
+    target = ["--cpu-port", str(CPU_PORT), "--drop-port", str(DROP_PORT), "--grpc-server-addr", grpc]
+    return [path or program(switch), "--no-p4", "--device-id", str(device_id), *flags, *interfaces, "--", *target]
