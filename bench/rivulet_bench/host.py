@@ -13,7 +13,8 @@ from typing import Any
 
 from rivulet_lab import RackError
 
-from .host_attack import attacks
+from . import host_attack
+from .bars import Bar, judge
 from .host_plot import plot
 from .host_rig import (
     CLIENT_CORE,
@@ -264,6 +265,19 @@ def requests_summary(rows: list[Json]) -> list[Json]:
     return out
 
 
+def bars(result: Json) -> list[Bar]:
+    """Those of the parts that were run."""
+    found = []
+    for row in result.get("throughput", {}).get("summary", []):
+        if row["wanted"] is not None:
+            what = f"{rate_name(row['rate_mbit'])}, {row['connections']} connections, {row['kind']}: of Reno"
+            found.append(Bar(what, row["of_reno"], row["wanted"]))
+    for row in result.get("requests", {}).get("summary", []):
+        if row["wanted"] is not None:
+            found.append(Bar(f"{row['bytes']:,} bytes, {row['kind']}: of nginx", row["of_nginx"], row["wanted"]))
+    return found + host_attack.bars(result.get("attacks", {}).get("summary", []))
+
+
 def nginx_version() -> str:
     """What nginx calls itself."""
     done = subprocess.run(["/usr/sbin/nginx", "-v"], capture_output=True, text=True, check=False)
@@ -290,14 +304,14 @@ def main() -> int:
             rows = requests(rig, options.repetitions, options.seconds * 0.8)
             result["requests"] = {"summary": requests_summary(rows), "runs": rows}
     if "attacks" in options.parts:
-        result["attacks"] = attacks(options.repetitions, options.seconds)
+        result["attacks"] = host_attack.attacks(options.repetitions, options.seconds)
     result["took_s"] = time.monotonic() - began
     if set(options.parts) == set(PARTS):
         plot(plot_path("host"), result)
         print(save("host", result))
     else:
         print("not all parts were run: nothing is kept")
-    return 0
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from matplotlib import pyplot
 from rivulet_lab import Lab, Process, RackError, binary, standing, switches
 
 from . import switch_stf
+from .bars import Bar, judge
 from .rig import BUILD, plot_path
 from .stats import REPOSITORY, RESULTS, interval, save
 from .switch_rig import (
@@ -349,8 +350,18 @@ def plot(path: Path, summary: list[dict[str, Any]]) -> None:
     pyplot.close(figure)
 
 
-def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
-    """The JSON and the plot."""
+def bars(summary: list[dict[str, Any]]) -> list[Bar]:
+    """The goal of each kind of packet and way to move it, where there was something to compare with."""
+    return [
+        Bar(f"{row['packet']}, {row['bytes']} bytes, {io}: packets/s", row["pps"][io], row[io]["goal_pps"])
+        for row in summary
+        for io in ("af_packet", "af_xdp")
+        if io in row and row[io]["goal_pps"] is not None
+    ]
+
+
+def write(measured: dict[str, Any], options: argparse.Namespace) -> int:
+    """The JSON, the plot and the bars; the exit code."""
     summary = summarize(measured["runs"])
     result = {
         "setting": {
@@ -374,6 +385,7 @@ def write(measured: dict[str, Any], options: argparse.Namespace) -> None:
         result["stf"] = stf
     plot(plot_path("switch"), summary)
     print(save("switch", result))
+    return judge(bars(summary))
 
 
 def parse() -> argparse.Namespace:
@@ -406,8 +418,8 @@ def main() -> int:
             measured["engine"] = engine()
         if options.stf:
             measured["stf"] = switch_stf.counts(Path(binary("stf-run")), options.stf)
-        write(measured, options)
-        return 0 if not measured["failures"] else 1
+        missed = write(measured, options)
+        return missed if not measured["failures"] else 1
     build = [os.environ.get("CARGO", "cargo"), "build", "--release", "--locked"]
     if options.stf:
         subprocess.run([*build, "-p", "rivulet-engine", "--bin", "stf-run"], cwd=REPOSITORY, check=True)
