@@ -63,7 +63,7 @@ rust_is_enough() {
 }
 if ! rust_is_enough && command -v rustup >/dev/null; then
   say "bringing Rust to its stable release with rustup"
-  rustup -q toolchain install stable --profile minimal --component clippy --component rustfmt || true
+  rustup -q toolchain install stable --no-self-update --profile minimal --component clippy --component rustfmt || true
 elif ! command -v cargo >/dev/null; then
   say "installing Rust with rustup into ${RUSTUP_HOME:-$HOME/.rustup} (Debian's own is too old)"
   curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs \
