@@ -9,8 +9,9 @@ UV_VERSION=0.9.5
 # The machine decides whom it trusts, as it does for apt and pip.
 export UV_NATIVE_TLS=1
 # Why each: mininet (demos), nftables (keeps our segments from the kernel's TCP), ethtool (offloads),
-# conntrack (wire plausibility tests), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
-PACKAGES=(build-essential curl ethtool iproute2 iputils-ping mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget)
+# conntrack (wire plausibility tests), clang (compiles the BPF programs), libelf-dev and zlib1g-dev (what libbpf, which loads
+# them, links), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
+PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
 # chromium: the controller's page is clicked; etcd-server: two controllers; lintian: the packages; tshark: the Wireshark
 # dissector.

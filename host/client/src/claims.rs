@@ -2,14 +2,14 @@
 //!
 //! A packet socket gets copies, so there the filter is wide: every segment of ours to our addresses, and what
 //! comes to local ports whose server may still turn out to speak plain TCP. What AF_XDP takes nobody else gets, another
-//! stack of this host neither, so there it is exact: the local ports of this stack's connections, in sets that the
+//! stack of this host neither, so there it is exact: the local ports of this stack's connections, in a set that the
 //! program in the kernel shares.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 use rivulet_packet::option::EX_ID;
-use rivulet_pktio::filter::{PortSet, Rule, TcpRule};
+use rivulet_pktio::filter::{LocalPorts, LocalRule, Rule, State, TcpRule};
 use rivulet_pktio::{Filter, OpenError};
 
 /// Addresses, and local ports, that are ours.
@@ -26,18 +26,30 @@ pub(crate) struct Claims {
 struct Exact {
     /// Connections by local port.
     users: HashMap<u16, usize>,
-    /// The ports with any.
-    ours: PortSet,
-    /// Those in `opening`.
-    opening: PortSet,
+    /// What is taken of each.
+    ports: LocalPorts,
+}
+
+impl Exact {
+    /// Has taken of a port what its connections need.
+    fn settle(&self, port: u16, opening: &[u16]) {
+        let state = match (opening.contains(&port), self.users.contains_key(&port)) {
+            (true, _) => State::Opening,
+            (false, true) => State::Open,
+            (false, false) => State::None,
+        };
+        self.ports.set(port, state);
+    }
 }
 
 impl Claims {
     /// None yet. `exact`: what is taken nobody else gets.
     pub fn new(exact: bool) -> Result<Claims, OpenError> {
-        let set = || PortSet::new().map_err(|e| OpenError::Config(format!("AF_XDP: a BPF map: {e}")));
         let exact = match exact {
-            true => Some(Exact { users: HashMap::new(), ours: set()?, opening: set()? }),
+            true => {
+                let ports = LocalPorts::new().map_err(|e| OpenError::Config(format!("AF_XDP: {e}")))?;
+                Some(Exact { users: HashMap::new(), ports })
+            }
             false => None,
         };
         Ok(Claims { exact, ..Claims::default() })
@@ -57,8 +69,7 @@ impl Claims {
         self.opening.push(port);
         let Some(exact) = &mut self.exact else { return true };
         *exact.users.entry(port).or_default() += 1;
-        exact.ours.set(port, true);
-        exact.opening.set(port, true);
+        exact.ports.set(port, State::Opening);
         self.stale
     }
 
@@ -73,7 +84,7 @@ impl Claims {
         self.opening.swap_remove(place);
         match &self.exact {
             Some(exact) => {
-                exact.opening.set(port, self.opening.contains(&port));
+                exact.settle(port, &self.opening);
                 false
             }
             None => self.opening.is_empty(),
@@ -87,7 +98,7 @@ impl Claims {
         *users -= 1;
         if *users == 0 {
             exact.users.remove(&port);
-            exact.ours.set(port, false);
+            exact.settle(port, &self.opening);
         }
     }
 
@@ -103,17 +114,15 @@ impl Claims {
 
     fn taking(&self, exact: Option<&Exact>) -> Result<Filter, OpenError> {
         let destinations = || self.addresses.clone();
-        let ours = TcpRule { exid: Some(EX_ID), destinations: destinations(), ..TcpRule::default() };
-        let any = TcpRule { destinations: destinations(), ..TcpRule::default() };
-        let errors = Rule::IcmpError(destinations());
-        let mut rules = vec![errors];
+        let mut rules = vec![Rule::IcmpError(destinations())];
         match exact {
-            Some(Exact { ours: set, opening, .. }) => {
-                rules.push(Rule::Tcp(TcpRule { destination_port_set: Some(set.clone()), ..ours }));
-                rules.push(Rule::Tcp(TcpRule { destination_port_set: Some(opening.clone()), ..any }));
+            Some(Exact { ports, .. }) => {
+                let ports = ports.clone();
+                rules.push(Rule::Local(LocalRule { exid: EX_ID, addresses: destinations(), ports }));
             }
             None => {
-                rules.push(Rule::Tcp(ours));
+                let any = TcpRule { destinations: destinations(), ..TcpRule::default() };
+                rules.push(Rule::Tcp(TcpRule { exid: Some(EX_ID), ..any.clone() }));
                 if let (Some(first), Some(last)) = (self.opening.iter().min(), self.opening.iter().max()) {
                     // The range may take in ports that are not ours; their segments are passed over.
                     rules.push(Rule::Tcp(TcpRule { destination_ports: vec![*first..=*last], ..any }));
@@ -151,17 +160,11 @@ mod tests {
 
     #[test]
     fn af_xdp_takes_the_ports_of_connections_alone() {
-        let mut claims = match Claims::new(true) {
-            Ok(claims) => claims,
-            Err(e) => {
-                eprintln!("SKIPPED: {e}");
-                return;
-            }
-        };
-        let sets = |claims: &Claims, port| {
-            let exact = claims.exact.as_ref().unwrap();
-            (exact.ours.contains(port), exact.opening.contains(port))
-        };
+        if rivulet_pktio::testing::lacks_af_xdp() {
+            return;
+        }
+        let mut claims = Claims::new(true).unwrap();
+        let state = |claims: &Claims, port| claims.exact.as_ref().unwrap().ports.get(port);
         let address = IpAddr::from([10, 0, 0, 2]);
         assert!(claims.add(address, 1000));
         assert!(claims.add(address, 1000), "not set yet");
@@ -173,17 +176,17 @@ mod tests {
             "only addresses are in the program"
         );
         assert_eq!(
-            [1000, 1005, 1010].map(|p| sets(&claims, p)),
-            [(true, true), (false, false), (true, true)]
+            [1000, 1005, 1010].map(|p| state(&claims, p)),
+            [State::Opening, State::None, State::Opening]
         );
         // Two connections to different servers may have one local port.
         claims.opened(1000);
-        assert_eq!(sets(&claims, 1000), (true, true));
+        assert_eq!(state(&claims, 1000), State::Opening);
         claims.opened(1000);
         claims.release(1000);
-        assert_eq!(sets(&claims, 1000), (true, false));
+        assert_eq!(state(&claims, 1000), State::Open);
         claims.release(1000);
         claims.release(1000);
-        assert_eq!([1000, 1010].map(|p| sets(&claims, p)), [(false, false), (true, true)]);
+        assert_eq!([1000, 1010].map(|p| state(&claims, p)), [State::None, State::Opening]);
     }
 }

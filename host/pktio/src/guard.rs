@@ -159,33 +159,25 @@ pub fn with_option(exid: u16) -> String {
 
 /// One nftables expression for each family a rule can match.
 fn rule_lines(rule: &TcpRule) -> Vec<String> {
-    let any = rule.sources.is_empty() && rule.destinations.is_empty();
+    let any = rule.destinations.is_empty();
     let mut lines = Vec::new();
     for v6 in [false, true] {
         let family = if v6 { "ip6" } else { "ip" };
         let mut line = String::from("meta l4proto tcp");
-        let mut possible = true;
-        for (list, field) in [(&rule.sources, "saddr"), (&rule.destinations, "daddr")] {
-            let mine: Vec<String> =
-                list.iter().filter(|a| a.is_ipv6() == v6).map(ToString::to_string).collect();
-            possible &= list.is_empty() || !mine.is_empty();
-            if !mine.is_empty() {
-                let _ = write!(line, " {family} {field} {{ {} }}", mine.join(", "));
-            }
+        let mine: Vec<String> =
+            rule.destinations.iter().filter(|a| a.is_ipv6() == v6).map(ToString::to_string).collect();
+        if !mine.is_empty() {
+            let _ = write!(line, " {family} daddr {{ {} }}", mine.join(", "));
         }
-        for (list, field) in [(&rule.source_ports, "sport"), (&rule.destination_ports, "dport")] {
-            for range in list.iter().take(1) {
-                let others = list[1..].iter().fold(String::new(), |mut text, r| {
-                    let _ = write!(text, ", {}-{}", r.start(), r.end());
-                    text
-                });
-                let _ = write!(line, " tcp {field} {{ {}-{}{others} }}", range.start(), range.end());
-            }
+        let ports: Vec<String> =
+            rule.destination_ports.iter().map(|r| format!("{}-{}", r.start(), r.end())).collect();
+        if !ports.is_empty() {
+            let _ = write!(line, " tcp dport {{ {} }}", ports.join(", "));
         }
         if let Some(exid) = rule.exid {
             let _ = write!(line, " {}", with_option(exid));
         }
-        if possible {
+        if any || !mine.is_empty() {
             lines.push(line);
         }
         if any {
@@ -249,7 +241,7 @@ mod tests {
                 "meta l4proto tcp ip6 daddr { fd00::1 } tcp dport { 80-80, 8000-8999 }"
             ]
         );
-        let v6_only = TcpRule { sources: vec!["fd00::1".parse().unwrap()], ..TcpRule::default() };
+        let v6_only = TcpRule { destinations: vec!["fd00::1".parse().unwrap()], ..TcpRule::default() };
         assert_eq!(rule_lines(&v6_only).len(), 1);
     }
 }

@@ -18,7 +18,6 @@
 //! here grows: receive and transmit memory is set by [`Config`] when the interface is opened.
 
 mod af_packet;
-mod bpf;
 mod checksum;
 mod choice;
 mod error;

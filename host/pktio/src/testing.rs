@@ -105,23 +105,14 @@ impl Netns {
     }
 }
 
-/// Why AF_XDP cannot be had on this machine at all (kernel or rights), for tests that are to be skipped then; says so on
+/// Whether AF_XDP cannot be had on this machine at all (kernel or rights), so that a test is to be skipped; says so on
 /// standard error. Why not on some interface is another question.
+///
+/// # Panics
+/// If the kernel is one that should have it ([`rivulet_bpf::kernel::skipped`]).
 #[must_use]
 pub fn lacks_af_xdp() -> bool {
-    // SAFETY: plain system call; the result is checked, and closed below.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    let missing = if fd < 0 {
-        Some(std::io::Error::last_os_error())
-    } else {
-        // SAFETY: just opened, nobody else's.
-        unsafe { libc::close(fd) };
-        crate::filter::PortSet::new().err()
-    };
-    if let Some(e) = &missing {
-        eprintln!("SKIPPED: no AF_XDP on this machine: {e}");
-    }
-    missing.is_some()
+    rivulet_bpf::kernel::skipped(rivulet_bpf::kernel::Feature::Xdp)
 }
 
 fn check(what: &str, out: Output) -> String {

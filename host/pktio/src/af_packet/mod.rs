@@ -16,6 +16,8 @@ use crate::{
 };
 use bound::Bound;
 use rx::Receiver;
+#[cfg(test)]
+pub(crate) use socket::set_filter;
 use tx::Transmitter;
 
 /// Room before each frame for the virtio header and a VLAN tag put back; also keeps frames on cache

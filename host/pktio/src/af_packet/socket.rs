@@ -147,7 +147,7 @@ pub(super) fn set_stamps(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
 }
 
 /// Attaches the filter, or takes it off.
-pub(super) fn set_filter(fd: BorrowedFd<'_>, filter: Option<&Filter>) -> io::Result<()> {
+pub(crate) fn set_filter(fd: BorrowedFd<'_>, filter: Option<&Filter>) -> io::Result<()> {
     let Some(filter) = filter else {
         return match option(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0) {
             // There was none.

@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 
 use libc::{
     BPF_ABS, BPF_B, BPF_H, BPF_IND, BPF_JA, BPF_JEQ, BPF_JGE, BPF_JGT, BPF_JMP, BPF_JSET, BPF_K, BPF_LD,
-    BPF_LDX, BPF_MISC, BPF_MSH, BPF_RET, BPF_W, sock_filter,
+    BPF_LDX, BPF_MSH, BPF_RET, BPF_W, sock_filter,
 };
 
-use super::{PortSet, Rule, TcpRule, TunnelRule, UDP_PORT_GUE};
+use super::{Rule, TcpRule, TunnelRule, UDP_PORT_GUE};
 
 const ACCEPT: u32 = u32::MAX;
 const ETHERTYPE: u32 = 12;
@@ -21,39 +21,15 @@ const UDP: u32 = 17;
 /// IPv4 and IPv6 directly, and GUE.
 const TUNNEL_PROTOCOLS: [u32; 3] = [4, 41, UDP];
 
-/// An instruction of ours that no kernel knows, for translation only: the accumulator, a port, becomes 1 if it
-/// is in the set of number `k`, else 0.
-pub(crate) const IN_SET: u32 = BPF_MISC | 0x50;
-
-/// For whom a program is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The kernel, on a packet socket.
-    Socket,
-    /// Translation into an XDP program.
-    Xdp,
-}
-
-/// A program, and the sets that it names.
-#[derive(Debug)]
-pub(crate) struct Program {
-    pub(crate) code: Vec<sock_filter>,
-    pub(crate) sets: Vec<PortSet>,
-}
-
 /// Compiles alternatives; ends in "reject".
-pub(crate) fn compile(rules: &[Rule], kind: Kind) -> Program {
-    let mut asm = Assembler { code: Vec::new(), fail: Vec::new(), sets: Vec::new(), kind };
+pub(crate) fn compile(rules: &[Rule]) -> Vec<sock_filter> {
+    let mut asm = Assembler { code: Vec::new(), fail: Vec::new() };
     for rule in rules {
         match rule {
             Rule::EtherType(kind) => asm.block(|a| a.ethertype(*kind)),
-            Rule::Tcp(rule) => {
-                if !has_only(&rule.sources, false) && !has_only(&rule.destinations, false) {
-                    asm.block(|a| a.tcp4(rule));
-                }
-                if !has_only(&rule.sources, true) && !has_only(&rule.destinations, true) {
-                    asm.block(|a| a.tcp6(rule));
-                }
+            Rule::Tcp(rule) => asm.tcp(rule),
+            Rule::Local(rule) => {
+                asm.tcp(&TcpRule { destinations: rule.addresses.clone(), ..TcpRule::default() });
             }
             Rule::IcmpError(to) => {
                 if !has_only(to, false) {
@@ -71,7 +47,7 @@ pub(crate) fn compile(rules: &[Rule], kind: Kind) -> Program {
         }
     }
     asm.emit(BPF_RET | BPF_K, 0);
-    Program { code: asm.code, sets: asm.sets }
+    asm.code
 }
 
 /// True if the list is not empty and holds only addresses of the other family.
@@ -83,8 +59,6 @@ struct Assembler {
     code: Vec<sock_filter>,
     /// Jumps to the end of the current rule.
     fail: Vec<usize>,
-    sets: Vec<PortSet>,
-    kind: Kind,
 }
 
 impl Assembler {
@@ -160,9 +134,10 @@ impl Assembler {
         self.require(BPF_JEQ, kind.into());
     }
 
-    /// IPv4, not a fragment, this protocol; leaves the header's length in the index register.
+    /// A whole header of IPv4, not a fragment, this protocol; leaves the header's length in the index register.
     fn ipv4(&mut self, protocol: u32) {
         self.ethertype(0x0800);
+        self.emit(BPF_LD | BPF_W | BPF_ABS, L3 + 16);
         self.emit(BPF_LD | BPF_B | BPF_ABS, L3 + 9);
         self.require(BPF_JEQ, protocol);
         self.emit(BPF_LD | BPF_H | BPF_ABS, L3 + 6);
@@ -212,33 +187,32 @@ impl Assembler {
             self.emit(BPF_LD | BPF_H | mode, base + 22);
             self.require(BPF_JEQ, exid.into());
         }
-        for (at, list) in [(base, &rule.source_ports), (base + 2, &rule.destination_ports)] {
-            if !list.is_empty() {
-                self.emit(BPF_LD | BPF_H | mode, at);
-            }
-            self.any(list, |a, range: &RangeInclusive<u16>| {
-                a.require(BPF_JGE, (*range.start()).into());
-                a.refuse(BPF_JGT, (*range.end()).into());
-            });
+        // What has no port is no segment.
+        self.emit(BPF_LD | BPF_H | mode, base + 2);
+        self.any(&rule.destination_ports, |a, range: &RangeInclusive<u16>| {
+            a.require(BPF_JGE, (*range.start()).into());
+            a.refuse(BPF_JGT, (*range.end()).into());
+        });
+    }
+
+    /// Of both families, unless the rule's addresses are all of one.
+    fn tcp(&mut self, rule: &TcpRule) {
+        if !has_only(&rule.destinations, false) {
+            self.block(|a| a.tcp4(rule));
         }
-        if let (Some(set), Kind::Xdp) = (&rule.destination_port_set, self.kind) {
-            self.emit(BPF_LD | BPF_H | mode, base + 2);
-            self.emit(IN_SET, self.sets.len() as u32);
-            self.sets.push(set.clone());
-            self.require(BPF_JEQ, 1);
+        if !has_only(&rule.destinations, true) {
+            self.block(|a| a.tcp6(rule));
         }
     }
 
     fn tcp4(&mut self, rule: &TcpRule) {
         self.ipv4(TCP);
-        self.address4(L3 + 12, &rule.sources);
         self.address4(L3 + 16, &rule.destinations);
         self.tcp_header(BPF_IND, L3, rule);
     }
 
     fn tcp6(&mut self, rule: &TcpRule) {
         self.ipv6(TCP);
-        self.address6(L3 + 8, &rule.sources);
         self.address6(L3 + 24, &rule.destinations);
         self.tcp_header(BPF_ABS, L3 + 40, rule);
     }
@@ -278,7 +252,7 @@ impl Assembler {
 }
 
 /// Interprets what [`compile`] emits. A load outside the frame rejects, as in the kernel.
-pub(crate) fn run(code: &[sock_filter], sets: &[PortSet], frame: &[u8]) -> bool {
+pub(crate) fn run(code: &[sock_filter], frame: &[u8]) -> bool {
     let load = |at: usize, len: usize| -> Option<u32> {
         let bytes = frame.get(at..at.checked_add(len)?)?;
         Some(bytes.iter().fold(0, |v, b| v << 8 | u32::from(*b)))
@@ -303,7 +277,6 @@ pub(crate) fn run(code: &[sock_filter], sets: &[PortSet], frame: &[u8]) -> bool 
                 let Some(value) = load(i.k as usize, 1) else { return false };
                 index = (value & 0x0f) * 4;
             }
-            BPF_MISC => acc = u32::from(sets.get(i.k as usize).is_some_and(|s| s.contains(acc as u16))),
             BPF_JMP if op & 0xf0 == BPF_JA => pc += i.k as usize,
             BPF_JMP => {
                 let holds = match op & 0xf0 {

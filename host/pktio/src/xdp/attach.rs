@@ -1,55 +1,68 @@
 //! The XDP program on its interface.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rivulet_bpf::redirect::{LocalPorts, Mode, Redirect};
 
 use super::peer;
-use super::translate::{XDP_PASS, translate};
 use crate::Filter;
-use crate::bpf::{self, GENERIC, NATIVE};
+use crate::filter::Taken;
 
 /// A failed step by name.
 type Step<T> = Result<T, (&'static str, io::Error)>;
 
-/// The program on its interface. Closing the link takes it off.
+/// The program on its interface.
 pub(super) struct Attached {
-    link: OwnedFd,
-    map: OwnedFd,
+    /// Closing it takes the program off.
+    _link: OwnedFd,
+    redirect: Redirect,
+    /// What the program follows.
+    ports: Option<LocalPorts>,
 }
 
 impl Attached {
     /// Redirects what the filter takes of queue 0 of the interface to the socket: everything without one.
     pub(super) fn new(socket: BorrowedFd<'_>, index: u32, name: &str, filter: Option<&Filter>) -> Step<Self> {
-        let map = bpf::socket_map().map_err(|e| ("BPF_MAP_CREATE", e))?;
-        bpf::map_set(&map, socket.as_raw_fd()).map_err(|e| ("BPF_MAP_UPDATE_ELEM", e))?;
-        let program = load(&map, filter)?;
-        let attaching = |e| ("attaching the XDP program", e);
-        // In the driver if it can (veth can), else behind it.
-        let link = match bpf::attach(&program, index, NATIVE) {
-            Ok(link) => link,
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(attaching(e)),
-            Err(_) => {
-                // There GRO comes first: what it joins is longer than a chunk.
-                if peer::merges(name) {
-                    let why = format!("GRO joins packets before XDP sees them: ethtool -K {name} gro off");
-                    return Err(attaching(io::Error::new(io::ErrorKind::Unsupported, why)));
-                }
-                bpf::attach(&program, index, GENERIC).map_err(attaching)?
-            }
-        };
-        Ok(Attached { link, map })
+        let taken = taken(filter)?;
+        let mut redirect = Redirect::load(taken.ports.as_ref()).map_err(failed("loading the XDP program"))?;
+        redirect.set_socket(socket).map_err(failed("giving the XDP program its socket"))?;
+        redirect.apply(&taken.table).map_err(failed("filling the XDP program's maps"))?;
+        let link = attach(&redirect, index, name).map_err(|e| ("attaching the XDP program", e))?;
+        Ok(Attached { _link: link, redirect, ports: taken.ports })
     }
 
-    /// Another filter, from one frame to the next.
-    pub(super) fn replace(&self, filter: Option<&Filter>) -> Step<()> {
-        let program = load(&self.map, filter)?;
-        bpf::replace(&self.link, &program).map_err(|e| ("BPF_LINK_UPDATE", e))
+    /// Another filter, from one frame to the next; what both take is taken all the while.
+    pub(super) fn replace(&mut self, filter: Option<&Filter>) -> Step<()> {
+        let taken = taken(filter)?;
+        if taken.ports.is_some() && taken.ports != self.ports {
+            let why = "it follows other local ports than those that the interface was opened with";
+            return Err(("receive filter", io::Error::new(io::ErrorKind::Unsupported, why)));
+        }
+        self.redirect.apply(&taken.table).map_err(failed("filling the XDP program's maps"))
     }
 }
 
-fn load(map: &OwnedFd, filter: Option<&Filter>) -> Step<OwnedFd> {
-    let taken = filter.map(Filter::taken);
-    let code = translate(taken.as_ref(), map.as_raw_fd(), XDP_PASS);
-    let code = code.map_err(|why| ("translating the receive filter", io::Error::other(why)))?;
-    bpf::load(&code).map_err(|e| ("BPF_PROG_LOAD", e))
+fn taken(filter: Option<&Filter>) -> Step<Taken> {
+    let taken = filter.map_or_else(|| Ok(Taken::everything()), Filter::taken);
+    taken.map_err(|e| ("receive filter", io::Error::other(e)))
+}
+
+fn failed(operation: &'static str) -> impl Fn(rivulet_bpf::Error) -> (&'static str, io::Error) {
+    move |e| (operation, io::Error::new(e.kind(), e))
+}
+
+/// In the driver if it can (veth can), else behind it.
+fn attach(redirect: &Redirect, index: u32, name: &str) -> io::Result<OwnedFd> {
+    match redirect.attach(index, Mode::Native) {
+        Err(e) if e.raw_os_error() != Some(libc::EBUSY) => {
+            // There GRO comes first: what it joins is longer than a chunk.
+            if peer::merges(name) {
+                let why = format!("GRO joins packets before XDP sees them: ethtool -K {name} gro off");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+            }
+            redirect.attach(index, Mode::Generic)
+        }
+        attached => attached,
+    }
 }

@@ -1,6 +1,6 @@
 //! AF_XDP in copy mode, on queue 0 of an interface.
 //!
-//! An XDP program redirects what the receive filter takes to the socket, and passes the rest on to the kernel. Without a
+//! An XDP program ([`rivulet_bpf::redirect`]) gives what the receive filter takes to the socket, and the rest to the kernel. Without a
 //! filter it takes *every* frame of the queue. What the kernel is to have too ([`Rule::IcmpError`](crate::filter::Rule))
 //! is heard through a packet socket beside it.
 //!
@@ -15,10 +15,11 @@ mod heard;
 mod peer;
 mod ring;
 mod socket;
-mod translate;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rivulet_bpf::kernel::{self, Feature, Missing};
 
 use crate::{
     Backend, Checksum, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, RxFrame, Stats,
@@ -26,6 +27,8 @@ use crate::{
 };
 use heard::Heard;
 use ring::Desc;
+#[cfg(test)]
+pub(crate) use socket::receiving as receiving_socket;
 use socket::{CHUNK, Socket};
 
 /// Longest frame: a chunk less the room that XDP keeps in front.
@@ -71,6 +74,8 @@ impl AfXdp {
             let why = "AF_XDP: one socket has the queue, several workers cannot share it; use AF_PACKET";
             return Err(OpenError::Unsupported(interface.to_string(), why.into()));
         }
+        let missing = |e: Missing| OpenError::Unsupported(interface.to_string(), e.to_string());
+        kernel::require(Feature::Xdp).map_err(missing)?;
         let (socket, control, info) = in_netns(interface.netns(), || open_socket(interface, &config))??;
         let heard = match &config.filter {
             Some(filter) => Some(Heard::open(interface, filter, &config, socket.as_fd())?),

@@ -50,6 +50,14 @@ pub(super) fn new() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// One that a program can be given, bound to nothing.
+#[cfg(test)]
+pub(crate) fn receiving() -> io::Result<OwnedFd> {
+    let fd = new()?;
+    set(&fd, libc::SOL_XDP, libc::XDP_RX_RING, &64u32)?;
+    Ok(fd)
+}
+
 fn set<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is `len` readable octets that live through the call.
@@ -115,7 +123,7 @@ impl Socket {
     }
 
     /// Replaces the receive filter at once.
-    pub(super) fn set_filter(&self, filter: Option<&Filter>) -> Step<()> {
+    pub(super) fn set_filter(&mut self, filter: Option<&Filter>) -> Step<()> {
         self.attached.replace(filter)
     }
 

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Layouts that redirect.c shares with src/redirect.rs. Integers in host order, addresses as on the wire. */
+#ifndef REDIRECT_H
+#define REDIRECT_H
+
+#include <linux/types.h>
+
+/* What the maps hold, so that a frame is looked up only where something may be found. */
+enum redirect_settings {
+	EVERYTHING = 1 << 0, /* every frame, nothing is looked up */
+	ETHERTYPES = 1 << 1,
+	TUNNELS = 1 << 2,
+	PLAIN = 1 << 3, /* some endpoint takes segments without our option */
+	/* Four bits, one for each shape of endpoint: both named, any port, any address, both any. */
+	SHAPES_SHIFT = 4,
+};
+
+/* In endpoint.port, above the port. */
+enum endpoint_bits {
+	ANY_PORT = 1 << 16,
+	ANY_ADDRESS = 1 << 17,
+	IPV6 = 1 << 18,
+};
+
+/* Where a segment goes to. What is "any" is zero, of "any address" the family too. */
+struct endpoint {
+	__u8 address[16]; /* IPv4: the first four */
+	__u32 port;
+};
+
+/* Which segments to it are taken. */
+enum taking_bits {
+	TAKE_ALL = 1 << 0,
+	TAKE_OPTION = 1 << 1, /* those with the option */
+	TAKE_LOCAL = 1 << 2, /* as local_ports says of the port */
+};
+
+struct taking {
+	__u16 how;
+	__u16 exid; /* of the option (RFC 6994) */
+};
+
+/* What local_ports says of a port. */
+enum local_port {
+	LOCAL_NONE,
+	LOCAL_OPEN, /* segments with the option */
+	LOCAL_OPENING, /* all: its server may turn out to speak plain TCP */
+};
+
+struct tunnel {
+	__u8 source[16];
+	__u8 destination[16];
+	__u32 family; /* 0 or IPV6 */
+};
+
+#endif

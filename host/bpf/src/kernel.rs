@@ -1,0 +1,227 @@
+//! What the programs need of the kernel, asked for where they are first used.
+//!
+//! Asked, not concluded from a version: distributions take features into older kernels and leave others out. The
+//! versions say where mainline has them, for errors and for docs/hosts.md, whose table a test holds against this one.
+
+use std::io;
+use std::path::Path;
+
+use libbpf_rs::btf::types::Struct;
+use libbpf_rs::libbpf_sys::{
+    BPF_TCX_INGRESS, bpf_map_create_opts, bpf_prog_query_opts, bpf_prog_query_opts as query,
+};
+use libbpf_rs::{Btf, ErrorKind, MapHandle, MapType};
+
+/// Where the kernel tells its types.
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+/// Index of `lo` in every namespace.
+const LOOPBACK: i32 = 1;
+
+/// Something of the kernel that a program stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// XDP programs on a link, AF_XDP sockets in a map, maps that a process has in its memory.
+    Xdp,
+    /// Programs at ingress and egress of an interface, one behind the other, on links.
+    Tcx,
+    /// The kernel's own types, which `struct_ops` needs and nothing else here.
+    Btf,
+    /// TCP's congestion control as a program.
+    StructOps,
+}
+
+/// All of them.
+pub const FEATURES: [Feature; 4] = [Feature::Xdp, Feature::Tcx, Feature::Btf, Feature::StructOps];
+
+impl Feature {
+    /// As it is called in errors and in docs/hosts.md.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Feature::Xdp => "XDP",
+            Feature::Tcx => "tcx",
+            Feature::Btf => "BTF",
+            Feature::StructOps => "struct_ops",
+        }
+    }
+
+    /// The first Linux that has it.
+    #[must_use]
+    pub fn since(self) -> &'static str {
+        match self {
+            Feature::Xdp => "5.9",
+            Feature::Tcx => "6.6",
+            Feature::Btf => "5.4",
+            Feature::StructOps => "5.6",
+        }
+    }
+
+    /// What the kernel must be configured with.
+    #[must_use]
+    pub fn configuration(self) -> &'static str {
+        match self {
+            Feature::Xdp => "CONFIG_BPF_SYSCALL, CONFIG_XDP_SOCKETS",
+            Feature::Tcx => "CONFIG_BPF_SYSCALL, CONFIG_NET_XGRESS",
+            Feature::Btf => "CONFIG_DEBUG_INFO_BTF",
+            Feature::StructOps => "CONFIG_BPF_JIT, CONFIG_DEBUG_INFO_BTF",
+        }
+    }
+
+    fn probe(self) -> Probe {
+        match self {
+            Feature::Xdp => socket_map(),
+            Feature::Tcx => tcx(),
+            Feature::Btf if has_btf() => Probe::Present,
+            Feature::Btf => Probe::Absent,
+            Feature::StructOps => struct_ops(),
+        }
+    }
+}
+
+/// What the kernel answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    Present,
+    Absent,
+    /// It does not tell this process.
+    Denied,
+}
+
+/// What is missing, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Missing {
+    /// The kernel does not have it.
+    #[error(
+        "{n} is missing in this kernel ({release}): Linux {s} or newer with {c}",
+        n = feature.name(), s = feature.since(), c = feature.configuration()
+    )]
+    Kernel {
+        /// What.
+        feature: Feature,
+        /// The running kernel.
+        release: String,
+    },
+    /// This process may not use it.
+    #[error("{n} needs root, or CAP_BPF and CAP_NET_ADMIN", n = feature.name())]
+    Right {
+        /// What.
+        feature: Feature,
+    },
+}
+
+/// Says what is missing, if something is.
+///
+/// # Errors
+/// That.
+pub fn require(feature: Feature) -> Result<(), Missing> {
+    judge(feature, feature.probe())
+}
+
+fn judge(feature: Feature, probe: Probe) -> Result<(), Missing> {
+    match probe {
+        Probe::Present => Ok(()),
+        Probe::Denied => Err(Missing::Right { feature }),
+        Probe::Absent => {
+            let release = rustix::system::uname().release().to_string_lossy().into_owned();
+            Err(Missing::Kernel { feature, release })
+        }
+    }
+}
+
+/// For tests: whether one that needs this is to be skipped, which standard error is told. Where the kernel tells its types
+/// it is one that must have all of it: there a test that would be skipped fails, unless a right is what is missing.
+///
+/// # Panics
+/// In that case.
+#[must_use]
+pub fn skipped(feature: Feature) -> bool {
+    let Err(missing) = require(feature) else { return false };
+    assert!(
+        !has_btf() || matches!(missing, Missing::Right { .. }),
+        "a kernel with BTF and without what a test needs: {missing}"
+    );
+    eprintln!("SKIPPED: {missing}");
+    true
+}
+
+/// Whether the kernel tells its types.
+#[must_use]
+pub fn has_btf() -> bool {
+    Path::new(BTF).exists()
+}
+
+/// A map of AF_XDP sockets came long before links (5.9), but needs the same rights.
+fn socket_map() -> Probe {
+    let options = bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as u64, ..Default::default() };
+    match MapHandle::create(MapType::Xskmap, Some("probe"), 4, 4, 1, &options) {
+        Ok(_) => Probe::Present,
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Probe::Denied,
+        Err(_) => Probe::Absent,
+    }
+}
+
+/// Asks what is attached to the loopback device: older kernels do not know the question.
+fn tcx() -> Probe {
+    let mut options = query { sz: size_of::<bpf_prog_query_opts>() as u64, ..Default::default() };
+    // SAFETY: the structure is whole, names its size, and lives through the call.
+    let rc =
+        unsafe { libbpf_rs::libbpf_sys::bpf_prog_query_opts(LOOPBACK, BPF_TCX_INGRESS, &raw mut options) };
+    match io::Error::from_raw_os_error(-rc).kind() {
+        _ if rc == 0 => Probe::Present,
+        io::ErrorKind::PermissionDenied => Probe::Denied,
+        _ => Probe::Absent,
+    }
+}
+
+/// Looks for the structure that the kernel has for each kind of operations.
+fn struct_ops() -> Probe {
+    let Ok(btf) = Btf::from_vmlinux() else { return Probe::Absent };
+    match btf.type_by_name::<Struct<'_>>("bpf_struct_ops_tcp_congestion_ops") {
+        Some(_) => Probe::Present,
+        None => Probe::Absent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where there is BTF there is all of it, on the kernels that we know.
+    #[test]
+    fn this_kernel_has_it_all_or_says_what_is_missing() {
+        for feature in FEATURES {
+            if !skipped(feature) {
+                assert_eq!(feature.probe(), Probe::Present);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        for feature in FEATURES {
+            let text = judge(feature, Probe::Absent).unwrap_err().to_string();
+            let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+            for part in [feature.name(), feature.since(), feature.configuration(), release.trim()] {
+                assert!(text.contains(part), "{text}");
+            }
+            let text = judge(feature, Probe::Denied).unwrap_err().to_string();
+            assert!(text.contains(feature.name()) && text.contains("CAP_BPF"), "{text}");
+        }
+    }
+
+    /// The table of docs/hosts.md is this one.
+    #[test]
+    fn the_floors_are_documented() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/hosts.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        for feature in FEATURES {
+            let row = format!(
+                "| {} | {} | `{}` |",
+                feature.name(),
+                feature.since(),
+                feature.configuration().replace(", ", "`, `")
+            );
+            assert!(page.contains(&row), "not in docs/hosts.md: {row}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Opening and loading the objects that clang made.
+
+use std::cell::RefCell;
+use std::sync::Once;
+
+use libbpf_rs::{Object, ObjectBuilder, OpenObject, PrintLevel};
+
+use crate::Error;
+use crate::error::to_io;
+
+/// Last lines of the verifier's log which an error shows.
+const LOG_LINES: usize = 4;
+
+thread_local! {
+    /// What libbpf said to this thread since the last load began.
+    static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// An object of clang's, aligned as libelf wants it.
+#[repr(C, align(8))]
+pub(crate) struct Aligned<T: ?Sized>(pub T);
+
+/// The object of `src/bpf/NAME.c`.
+macro_rules! object {
+    ($name:literal) => {{
+        static OBJECT: &crate::object::Aligned<[u8]> =
+            &crate::object::Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".o")));
+        &OBJECT.0
+    }};
+}
+pub(crate) use object;
+
+/// Opens an object; its maps and programs can be changed before it is [loaded](load).
+///
+/// # Errors
+/// Damage, which a build would have to have made.
+pub fn open(name: &'static str, object: &[u8]) -> Result<OpenObject, Error> {
+    listen();
+    let fail = Error::of("opening a BPF object");
+    let mut builder = ObjectBuilder::default();
+    builder.name(name).map_err(&fail)?.open_memory(object).map_err(fail)
+}
+
+/// Loads an object's maps and programs.
+///
+/// # Errors
+/// [`Error::Refused`] with what the verifier said, if it was that.
+pub(crate) fn load(name: &'static str, object: OpenObject) -> Result<Object, Error> {
+    SAID.with_borrow_mut(String::clear);
+    object.load().map_err(|e| {
+        let source = to_io(&e);
+        match SAID.with_borrow(|said| verdict(said)) {
+            Some(why) => Error::Refused { program: name, source, why },
+            None => Error::Os { operation: "loading a BPF object", source },
+        }
+    })
+}
+
+/// Has libbpf speak to the log of this process and not to standard error.
+fn listen() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        libbpf_rs::set_print(Some((PrintLevel::Info, |_, text| {
+            tracing::debug!(target: "libbpf", "{}", text.trim_end());
+            SAID.with_borrow_mut(|said| said.push_str(&text));
+        })));
+    });
+}
+
+/// The last lines of the verifier's log, if libbpf quoted one.
+fn verdict(said: &str) -> Option<String> {
+    let log = said.split("-- BEGIN PROG LOAD LOG --").nth(1)?.split("-- END PROG LOAD LOG --").next()?;
+    let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    Some(lines[lines.len().saturating_sub(LOG_LINES)..].join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use libbpf_rs::ProgramType;
+
+    use super::*;
+    use crate::kernel::{self, Feature};
+
+    #[test]
+    fn a_refused_program_says_why() {
+        if kernel::skipped(Feature::Xdp) {
+            return;
+        }
+        let mut object = open("redirect", object!("redirect")).unwrap();
+        // It reads what a socket filter may not.
+        object.progs_mut().for_each(|mut p| p.set_prog_type(ProgramType::SocketFilter));
+        let error = load("redirect", object).unwrap_err();
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("the verifier") && text.contains("invalid mem access"), "{text}");
+    }
+
+    #[test]
+    fn a_damaged_object_is_an_error() {
+        let object = object!("redirect");
+        for damaged in [&object[..0], &object[..100], &object[..object.len() / 2]] {
+            assert!(open("redirect", damaged).is_err(), "{} octets", damaged.len());
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The program of AF_XDP (`src/bpf/redirect.c`): which frames of an interface a socket gets, in maps that change while
+//! it runs.
+
+mod local_ports;
+mod table;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use libbpf_rs::libbpf_sys::{BPF_XDP, bpf_link_create, bpf_link_create_opts};
+use libbpf_rs::{MapCore, MapFlags, Object, Program};
+
+pub use local_ports::{LocalPorts, State};
+pub use table::{MAX_ENDPOINTS, MAX_ETHERTYPES, MAX_TUNNELS, Table, TableError, Taking};
+
+use crate::Error;
+use crate::object::{load, object, open};
+
+const NAME: &str = "redirect";
+
+/// Where a program stands on its interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver.
+    Native,
+    /// Behind it, where every interface can.
+    Generic,
+}
+
+/// A loaded program and its maps. What is not said to be taken goes on to the kernel.
+#[derive(Debug)]
+pub struct Redirect {
+    object: Object,
+    /// What the maps hold.
+    table: Table,
+}
+
+impl Redirect {
+    /// Loads it; nothing is taken yet. A set of ports that is given is followed as it changes.
+    ///
+    /// # Errors
+    /// What the kernel says, with its verifier's last lines.
+    pub fn load(local_ports: Option<&LocalPorts>) -> Result<Redirect, Error> {
+        let mut open = open(NAME, object!("redirect"))?;
+        if let Some(ports) = local_ports {
+            let mut maps = open.maps_mut().filter(|m| m.name() == "local_ports");
+            let mut map = maps.next().ok_or_else(|| unknown("local_ports"))?;
+            map.reuse_fd(ports.map()).map_err(Error::of("sharing the local ports"))?;
+        }
+        Ok(Redirect { object: load(NAME, open)?, table: Table::default() })
+    }
+
+    /// The program.
+    ///
+    /// # Panics
+    /// Never: the object has it.
+    #[must_use]
+    pub fn program(&self) -> Program<'_> {
+        self.object.progs().next().expect("redirect.c has a program")
+    }
+
+    /// Has what is taken from queue 0 go to this AF_XDP socket.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a socket without a receive ring.
+    pub fn set_socket(&self, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        let fd = (socket.as_raw_fd() as u32).to_ne_bytes();
+        self.update("sockets", &0u32.to_ne_bytes(), &fd)
+    }
+
+    /// What is to be taken from now on. A frame that is taken before and after is at every moment between.
+    ///
+    /// # Errors
+    /// Memory. Then all is taken that was or is to be, and the next call mends it.
+    pub fn apply(&mut self, wanted: &Table) -> Result<(), Error> {
+        self.settings(self.table.settings() | wanted.settings())?;
+        for (map, key, value) in wanted.missing_in(&self.table) {
+            self.update(map.name(), &key, &value)?;
+            self.table.note(map, key, value);
+        }
+        for (map, key) in self.table.not_in(wanted) {
+            let done = self.map(map.name())?.delete(&key);
+            done.map_err(Error::of("BPF_MAP_DELETE_ELEM"))?;
+            self.table.forget(map, &key);
+        }
+        self.settings(wanted.settings())?;
+        self.table = wanted.clone();
+        Ok(())
+    }
+
+    /// Attaches it to the interface of this index, in the namespace of the calling thread; closing the link takes it off.
+    ///
+    /// # Errors
+    /// `EBUSY` if there is another program, `EINVAL` or `EOPNOTSUPP` if the interface has no such mode.
+    pub fn attach(&self, index: u32, mode: Mode) -> io::Result<OwnedFd> {
+        // linux/if_link.h
+        let flags = match mode {
+            Mode::Generic => 1 << 1,
+            Mode::Native => 1 << 2,
+        };
+        let options = bpf_link_create_opts {
+            sz: size_of::<bpf_link_create_opts>() as u64,
+            flags,
+            ..bpf_link_create_opts::default()
+        };
+        let program = self.program().as_fd().as_raw_fd();
+        // SAFETY: the options are whole, name their size, and live through the call.
+        let rc = unsafe { bpf_link_create(program, index as i32, BPF_XDP, &raw const options) };
+        if rc < 0 {
+            return Err(io::Error::from_raw_os_error(-rc));
+        }
+        // SAFETY: a descriptor that was just made, nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(rc) })
+    }
+
+    fn settings(&self, settings: u32) -> Result<(), Error> {
+        self.update(".data.settings", &0u32.to_ne_bytes(), &settings.to_ne_bytes())
+    }
+
+    fn update(&self, map: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
+        self.map(map)?.update(key, value, MapFlags::ANY).map_err(Error::of("BPF_MAP_UPDATE_ELEM"))
+    }
+
+    fn map(&self, name: &'static str) -> Result<libbpf_rs::Map<'_>, Error> {
+        self.object.maps().find(|m| m.name() == name).ok_or_else(|| unknown(name))
+    }
+}
+
+fn unknown(name: &'static str) -> Error {
+    Error::Os {
+        operation: name,
+        source: io::Error::new(io::ErrorKind::NotFound, "no such map in redirect.c"),
+    }
+}
