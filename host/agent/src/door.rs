@@ -273,8 +273,7 @@ struct Entrance(Arc<Shared>);
 
 impl Entrance {
     fn may_enter(&self, uid: Option<u32>) -> bool {
-        // SAFETY: plain system call.
-        let ours = unsafe { libc::geteuid() };
+        let ours = rustix::process::geteuid().as_raw();
         uid.is_some_and(|uid| uid == 0 || uid == ours || Some(uid) == self.0.owner)
     }
 }

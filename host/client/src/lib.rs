@@ -25,7 +25,6 @@ mod destinations;
 mod driver;
 mod fallback;
 mod interfaces;
-mod netlink;
 mod next_hop;
 mod port;
 mod stack;
@@ -36,7 +35,6 @@ mod tokio_stream;
 mod wake;
 
 pub use destinations::Destination;
-pub use netlink::{Route, neighbour, route};
 pub use next_hop::{NextHop, ResolveError, resolve};
 pub use port::LocalPort;
 pub use rivulet_pktio::IoChoice;

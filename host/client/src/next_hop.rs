@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use crate::netlink;
+use rivulet_pktio::route;
 
 /// How long the kernel's neighbour discovery may take.
 const DISCOVERY: Duration = Duration::from_secs(3);
@@ -45,7 +45,7 @@ pub enum ResolveError {
 /// waits for that, 3 s at most.
 pub fn resolve(destination: IpAddr) -> Result<NextHop, ResolveError> {
     let no_route = |e| ResolveError::NoRoute(destination, e);
-    let route = netlink::route(destination, None).map_err(no_route)?;
+    let route = route::route(destination, None).map_err(no_route)?;
     let interface = interface_name(route.interface).map_err(no_route)?;
     let hop = |mac| NextHop {
         interface: interface.clone(),
@@ -61,7 +61,7 @@ pub fn resolve(destination: IpAddr) -> Result<NextHop, ResolveError> {
     let deadline = Instant::now() + DISCOVERY;
     let mut asked = false;
     loop {
-        if let Some(mac) = netlink::neighbour(route.interface, neighbour).map_err(ResolveError::Table)? {
+        if let Some(mac) = route::neighbour(route.interface, neighbour).map_err(ResolveError::Table)? {
             return Ok(hop(mac));
         }
         if !asked {

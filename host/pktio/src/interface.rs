@@ -1,10 +1,12 @@
 //! The name of an interface, perhaps in another network namespace.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::OpenError;
 
@@ -79,14 +81,12 @@ pub fn in_netns<R: Send>(netns: Option<&str>, f: impl FnOnce() -> R + Send) -> R
     let file = File::open(path).map_err(failed)?;
     std::thread::scope(|scope| {
         let entered = scope.spawn(|| {
-            // SAFETY: plain system call on an open descriptor; changes this short-lived thread only.
-            if unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
+            // Changes this short-lived thread only.
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(f())
         });
         match entered.join() {
-            Ok(result) => result.map_err(failed),
+            Ok(result) => result.map_err(|e: Errno| failed(e.into())),
             Err(panic) => std::panic::resume_unwind(panic),
         }
     })

@@ -1,7 +1,10 @@
 //! Changes of interfaces as the kernel tells them (rtnetlink), for programs that wait on many.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketFlags, recv};
 
 use crate::netlink::{HEADER, attributes, socket, text, u16_at, u32_at};
 use crate::{OpenError, in_netns};
@@ -47,14 +50,13 @@ const IFINFO: usize = 16;
 impl LinkMonitor {
     /// Listens in `netns`, or in the namespace of the calling thread.
     pub fn open(netns: Option<&str>) -> Result<Self, OpenError> {
-        let fd =
-            in_netns(netns, || socket(libc::SOCK_NONBLOCK, libc::RTMGRP_LINK as u32))?.map_err(|source| {
-                OpenError::Os {
-                    interface: netns.unwrap_or("this namespace").into(),
-                    operation: "rtnetlink",
-                    source,
-                }
-            })?;
+        let fd = in_netns(netns, || socket(SocketFlags::NONBLOCK, libc::RTMGRP_LINK as u32))?.map_err(
+            |source| OpenError::Os {
+                interface: netns.unwrap_or("this namespace").into(),
+                operation: "rtnetlink",
+                source,
+            },
+        )?;
         Ok(LinkMonitor { fd, buffer: vec![0; BUFFER].into(), next: 0, end: 0 })
     }
 
@@ -68,20 +70,14 @@ impl LinkMonitor {
                     return Ok(event);
                 }
             }
-            // SAFETY: the buffer is writable for its whole length and lives through the call.
-            let n = unsafe {
-                libc::recv(self.fd.as_raw_fd(), self.buffer.as_mut_ptr().cast(), BUFFER, libc::MSG_DONTWAIT)
+            let n = match recv(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
+                Ok((n, _)) => n,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => continue,
+                Err(Errno::NOBUFS) => return Ok(Some(LinkEvent::Missed)),
+                Err(e) => return Err(e.into()),
             };
-            if n < 0 {
-                let error = io::Error::last_os_error();
-                return match error.raw_os_error() {
-                    Some(libc::EAGAIN) => Ok(None),
-                    Some(libc::EINTR) => continue,
-                    Some(libc::ENOBUFS) => Ok(Some(LinkEvent::Missed)),
-                    _ => Err(error),
-                };
-            }
-            (self.next, self.end) = (0, n as usize);
+            (self.next, self.end) = (0, n);
         }
     }
 }

@@ -1,13 +1,20 @@
 //! The little of rtnetlink(7) that is needed: attributes, and one question with one answer.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+};
 
 /// Octets of `struct nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
-/// Set in the type of attributes that hold others.
-const NESTED: u16 = 0x8000;
+/// Set in the type of attributes that hold others, or a number in network order.
+const FLAGS: u16 = 0xc000;
+/// Octets of an answer at most.
+const ANSWER: usize = 32 << 10;
 
 pub(crate) fn u32_at(data: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(data.get(at..at.checked_add(4)?)?.try_into().ok()?))
@@ -22,11 +29,19 @@ pub(crate) fn attributes(data: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
         let len = usize::from(u16_at(data, at)?);
-        let kind = u16_at(data, at + 2)? & !NESTED;
+        let kind = u16_at(data, at + 2)? & !FLAGS;
         let value = data.get(at + ATTRIBUTE..at.checked_add(len)?)?;
         at += len.next_multiple_of(4);
         Some((kind, value))
     })
+}
+
+/// Appends an attribute to a request's body.
+pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend(((ATTRIBUTE + value.len()) as u16).to_ne_bytes());
+    body.extend(kind.to_ne_bytes());
+    body.extend(value);
+    body.resize(body.len().next_multiple_of(4), 0);
 }
 
 /// Zero-terminated text.
@@ -34,26 +49,12 @@ pub(crate) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// An rtnetlink socket, in the calling thread's namespace.
-pub(crate) fn socket(flags: libc::c_int, groups: u32) -> io::Result<OwnedFd> {
-    // SAFETY: plain system call.
-    let fd = unsafe {
-        libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC | flags, libc::NETLINK_ROUTE)
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just opened, nobody else's.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all zero is a valid sockaddr_nl.
-    let mut addr: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
-    addr.nl_family = libc::AF_NETLINK as u16;
-    addr.nl_groups = groups;
-    let len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-    // SAFETY: the address is whole and lives through the call.
-    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+/// An rtnetlink socket, in the calling thread's namespace, which hears of what these groups (`RTMGRP_*`) are told.
+pub(crate) fn socket(flags: SocketFlags, groups: u32) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    // NETLINK_ROUTE is protocol 0.
+    let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    bind(&fd, &SocketAddrNetlink::new(0, groups))?;
     Ok(fd)
 }
 
@@ -65,18 +66,10 @@ pub(crate) fn ask(fd: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
     message.extend([0; 8]);
     message.extend(body);
-    // SAFETY: the message is readable for its length.
-    let sent = unsafe { libc::send(fd.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut reply = vec![0; 32 << 10];
-    // SAFETY: the buffer is writable for its length.
-    let n = unsafe { libc::recv(fd.as_raw_fd(), reply.as_mut_ptr().cast(), reply.len(), 0) };
-    if n < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    reply.truncate(n as usize);
+    send(fd, &message, SendFlags::empty())?;
+    let mut reply = vec![0; ANSWER];
+    let (n, _) = recv(fd, &mut reply[..], RecvFlags::empty())?;
+    reply.truncate(n);
     let bad = || io::Error::from(io::ErrorKind::InvalidData);
     let len = u32_at(&reply, 0).ok_or_else(bad)? as usize;
     let body = reply.get(HEADER..len).ok_or_else(bad)?;
@@ -85,4 +78,26 @@ pub(crate) fn ask(fd: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         return Err(io::Error::from_raw_os_error(code.saturating_neg()));
     }
     Ok(body.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pushed_is_read() {
+        let mut body = Vec::new();
+        push_attribute(&mut body, 5, &[1, 2, 3]);
+        push_attribute(&mut body, FLAGS | 6, &[]);
+        let read: Vec<(u16, &[u8])> = attributes(&body).collect();
+        assert_eq!(read, [(5, &[1, 2, 3][..]), (6, &[])]);
+    }
+
+    #[test]
+    fn broken_attributes_end_the_walk() {
+        assert_eq!(attributes(&[]).count(), 0);
+        assert_eq!(attributes(&[3, 0, 1, 0]).count(), 0);
+        assert_eq!(attributes(&[200, 0, 1, 0, 5]).count(), 0);
+        assert_eq!(attributes(&[5, 0, 1, 0, 5]).next(), Some((1, &[5u8][..])));
+    }
 }

@@ -4,6 +4,8 @@
 use std::io;
 use std::ptr::NonNull;
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
 /// Anonymous pages, zero at first, released on drop.
 pub(crate) struct Pool {
     ptr: NonNull<u8>,
@@ -16,20 +18,9 @@ unsafe impl Send for Pool {}
 impl Pool {
     /// Maps `len` octets, more than 0.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
+        let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a fresh anonymous mapping; no existing memory is touched.
-        let ptr = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if ptr == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let ptr = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, kind)? };
         let ptr = NonNull::new(ptr.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Pool { ptr, len })
     }
@@ -60,6 +51,6 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `new`; no reference outlives `self`.
-        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+        let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.len) };
     }
 }

@@ -1,7 +1,9 @@
 //! The server's interface: how it is opened, opened again when it was deleted, and waited for.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenError, PacketIo};
 
@@ -83,11 +85,11 @@ impl Opener {
 }
 
 /// What is waited for: packets, and room to send those that found none; or `room` alone where packets wait already.
-pub(crate) fn awaited(io: &dyn PacketIo, room: bool) -> (BorrowedFd<'_>, i16) {
+pub(crate) fn awaited(io: &dyn PacketIo, room: bool) -> (BorrowedFd<'_>, PollFlags) {
     match (room, io.pending() > 0) {
-        (true, _) => (io.sender(), libc::POLLOUT),
-        (false, true) => (io.as_fd(), libc::POLLIN | libc::POLLOUT),
-        (false, false) => (io.as_fd(), libc::POLLIN),
+        (true, _) => (io.sender(), PollFlags::OUT),
+        (false, true) => (io.as_fd(), PollFlags::IN | PollFlags::OUT),
+        (false, false) => (io.as_fd(), PollFlags::IN),
     }
 }
 
@@ -97,12 +99,11 @@ pub(crate) fn wait(io: &dyn PacketIo, room: bool, longest: Duration) {
         return;
     }
     let (fd, events) = awaited(io, room);
-    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
-    let time =
-        libc::timespec { tv_sec: longest.as_secs() as i64, tv_nsec: i64::from(longest.subsec_nanos()) };
-    // SAFETY: one entry, as the count says.
-    unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
-    if entry.revents & (libc::POLLERR | libc::POLLNVAL) != 0 {
+    let mut entry = [PollFd::from_borrowed_fd(fd, events)];
+    let time = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    // An interruption is as if nothing came.
+    let _ = poll(&mut entry, Some(&time));
+    if entry[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
         // An interface that is down or gone would be reported without a pause.
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -191,9 +191,10 @@ fn words(key: &Secret<8>) -> NonceKey {
 
 fn random<const N: usize>() -> Result<Secret<N>, KeyError> {
     let mut out = [0; N];
-    // SAFETY: the pointer and length are those of `out`; up to 256 octets are never cut short.
-    let got = unsafe { libc::getrandom(out.as_mut_ptr().cast(), N, 0) };
-    if got == N as isize { Ok(Secret(out)) } else { Err(KeyError::Random(io::Error::last_os_error())) }
+    match getrandom::fill(&mut out) {
+        Ok(()) => Ok(Secret(out)),
+        Err(e) => Err(KeyError::Random(io::Error::other(e.to_string()))),
+    }
 }
 
 #[cfg(test)]

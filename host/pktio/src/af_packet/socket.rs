@@ -1,7 +1,9 @@
 //! Opening and setting up the socket.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
 use super::os;
 use crate::{Config, Filter, Interface, LinkInfo, OpenError};
@@ -46,15 +48,9 @@ pub(super) fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
 pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, LinkInfo), OpenError> {
     let fail = |operation| move |source| os(interface, operation, source);
     // Protocol 0: nothing is received before the filter stands and the socket is bound.
-    // SAFETY: plain system call.
-    let fd = unsafe {
-        libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0)
-    };
-    if fd < 0 {
-        return Err(os(interface, "socket(AF_PACKET)", io::Error::last_os_error()));
-    }
-    // SAFETY: a descriptor that was just opened and belongs to nobody else.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
+        .map_err(|e| os(interface, "socket(AF_PACKET)", e.into()))?;
     let info = LinkInfo::query(fd.as_raw_fd(), interface.name()).map_err(|e| match e.raw_os_error() {
         Some(libc::ENODEV) => OpenError::NoSuchInterface(interface.to_string()),
         _ => os(interface, "link state", e),
@@ -67,8 +63,7 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
     if config.qdisc_bypass {
         set(libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1).map_err(fail("PACKET_QDISC_BYPASS"))?;
     }
-    buffer(fd.as_fd(), [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF], config.rx_bytes)
-        .map_err(fail("receive buffer"))?;
+    set_receive_buffer(fd.as_fd(), config.rx_bytes).map_err(fail("receive buffer"))?;
     set_send_buffer(fd.as_fd(), config.tx_bytes).map_err(fail("send buffer"))?;
     set_filter(fd.as_fd(), config.filter.as_ref()).map_err(fail("SO_ATTACH_FILTER"))?;
     if config.promiscuous {
@@ -106,14 +101,22 @@ pub(super) fn bound_to(fd: BorrowedFd<'_>) -> io::Result<u32> {
 
 /// Bounds what was handed over and has not left, octets of the kernel's accounting.
 pub(super) fn set_send_buffer(fd: BorrowedFd<'_>, octets: usize) -> io::Result<()> {
-    buffer(fd, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF], octets)
+    let value = before_doubling(octets);
+    let forced = sockopt::set_socket_send_buffer_size_force(fd, value);
+    Ok(forced.or_else(|_| sockopt::set_socket_send_buffer_size(fd, value))?)
 }
 
-/// The kernel doubles what it is given; beyond its own limit only with `CAP_NET_ADMIN`, without which the limit is what
+/// Bounds what came and was not taken.
+fn set_receive_buffer(fd: BorrowedFd<'_>, octets: usize) -> io::Result<()> {
+    let value = before_doubling(octets);
+    let forced = sockopt::set_socket_recv_buffer_size_force(fd, value);
+    Ok(forced.or_else(|_| sockopt::set_socket_recv_buffer_size(fd, value))?)
+}
+
+/// The kernel takes an int and doubles it; beyond its own limit only with `CAP_NET_ADMIN`, without which the limit is what
 /// we get.
-fn buffer(fd: BorrowedFd<'_>, [force, plain]: [libc::c_int; 2], octets: usize) -> io::Result<()> {
-    let value = libc::c_int::try_from(octets / 2).unwrap_or(libc::c_int::MAX / 2);
-    option(fd, libc::SOL_SOCKET, force, &value).or_else(|_| option(fd, libc::SOL_SOCKET, plain, &value))
+fn before_doubling(octets: usize) -> usize {
+    (octets / 2).min((i32::MAX / 2) as usize)
 }
 
 fn bind(fd: BorrowedFd<'_>, index: u32) -> io::Result<()> {

@@ -2,7 +2,9 @@
 //! its connections as often as about ours. It also tells that the interface is down or gone.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::{AfPacket, Config, Filter, Interface, IoError, OpenError, PacketIo, RxFrame};
 
@@ -40,13 +42,7 @@ impl Heard {
         };
         let io = AfPacket::open(interface, config)?;
         let os = |operation, source| OpenError::Os { interface: interface.to_string(), operation, source };
-        // SAFETY: plain system call; the result is checked.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(os("epoll_create1", io::Error::last_os_error()));
-        }
-        // SAFETY: just opened, nobody else's.
-        let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| os("epoll_create1", e.into()))?;
         let mut heard = Heard { io, epoll, calls: 0, writable: false };
         heard.watch(xdp).map_err(|e| os("epoll_ctl", e))?;
         Ok(heard)
@@ -55,8 +51,10 @@ impl Heard {
     /// Adds both sockets to the descriptor.
     fn watch(&mut self, xdp: BorrowedFd<'_>) -> io::Result<()> {
         self.writable = false;
-        control(&self.epoll, libc::EPOLL_CTL_ADD, xdp, libc::EPOLLIN)?;
-        control(&self.epoll, libc::EPOLL_CTL_ADD, self.io.as_fd(), libc::EPOLLIN)
+        for fd in [xdp, self.io.as_fd()] {
+            epoll::add(&self.epoll, fd, EventData::new_u64(0), EventFlags::IN)?;
+        }
+        Ok(())
     }
 
     /// Binds to the interface that is there now, beside another AF_XDP socket. The descriptor stays.
@@ -77,9 +75,9 @@ impl Heard {
     /// Whether to be woken when the AF_XDP socket takes frames again.
     pub(super) fn want_writable(&mut self, xdp: BorrowedFd<'_>, wanted: bool) {
         if std::mem::replace(&mut self.writable, wanted) != wanted {
-            let events = libc::EPOLLIN | if wanted { libc::EPOLLOUT } else { 0 };
+            let events = if wanted { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
             // It is in the set: nothing can fail but memory, and then the next packet wakes.
-            let _ = control(&self.epoll, libc::EPOLL_CTL_MOD, xdp, events);
+            let _ = epoll::modify(&self.epoll, xdp, EventData::new_u64(0), events);
         }
     }
 
@@ -96,7 +94,7 @@ impl Heard {
         self.io.recv().inspect_err(|e| {
             if matches!(e, IoError::Gone(_)) {
                 // It would be readable for ever.
-                let _ = control(&self.epoll, libc::EPOLL_CTL_DEL, self.io.as_fd(), 0);
+                let _ = epoll::delete(&self.epoll, self.io.as_fd());
             }
         })
     }
@@ -109,16 +107,4 @@ impl Heard {
     pub(super) fn dropped(&mut self) -> u64 {
         self.io.stats().rx_dropped
     }
-}
-
-fn control(
-    epoll: &OwnedFd,
-    operation: libc::c_int,
-    fd: BorrowedFd<'_>,
-    events: libc::c_int,
-) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: events as u32, u64: 0 };
-    // SAFETY: open descriptors, and an event that lives through the call.
-    let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -20,6 +20,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rivulet_bpf::kernel::{self, Feature, Missing};
+use rustix::net::SocketFlags;
 
 use crate::{
     Backend, Checksum, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, RxFrame, Stats,
@@ -174,7 +175,7 @@ fn open_socket(interface: &Interface, config: &Config) -> Result<(Socket, OwnedF
     let os = |operation, source| OpenError::Os { interface: interface.to_string(), operation, source };
     let refuse = |why: String| OpenError::Unsupported(interface.to_string(), why);
     let fd = socket::new().map_err(|e| os("socket(AF_XDP)", e))?;
-    let control = netlink::socket(0, 0).map_err(|e| os("rtnetlink", e))?;
+    let control = netlink::socket(SocketFlags::empty(), 0).map_err(|e| os("rtnetlink", e))?;
     let info =
         LinkInfo::query(control.as_raw_fd(), interface.name()).map_err(|e| match e.raw_os_error() {
             Some(libc::ENODEV) => OpenError::NoSuchInterface(interface.to_string()),

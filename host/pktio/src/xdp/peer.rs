@@ -9,8 +9,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::net::SocketFlags;
+
 use crate::in_netns;
-use crate::netlink::{ask, attributes, socket, text, u32_at};
+use crate::netlink::{ask, attributes, push_attribute, socket, text, u32_at};
 
 const IFINFO: usize = 16;
 const IFLA_LINK_NETNSID: u16 = 37;
@@ -40,9 +42,14 @@ struct Link {
 /// How long a program may outlive the process that was killed, before it counts as somebody else's.
 const LAST_BREATH: Duration = Duration::from_millis(200);
 
+/// A socket for questions about interfaces of the calling thread's namespace.
+fn question() -> io::Result<OwnedFd> {
+    socket(SocketFlags::empty(), 0)
+}
+
 /// Number of the XDP program on an interface, if there is one and the kernel says so.
 pub(super) fn program(index: u32) -> Option<u32> {
-    socket(0, 0).and_then(|rtnl| link(&rtnl, index)).ok()?.program
+    question().and_then(|rtnl| link(&rtnl, index)).ok()?.program
 }
 
 /// Whether the interface joins the packets that it receives.
@@ -58,7 +65,7 @@ pub(super) fn check(name: &str, index: u32) -> Result<(), String> {
             "{queues} receive queues, AF_XDP serves one: ethtool -L {name} combined 1 (or rx 1)"
         ));
     }
-    let rtnl = socket(0, 0).map_err(|e| format!("rtnetlink: {e}"))?;
+    let rtnl = question().map_err(|e| format!("rtnetlink: {e}"))?;
     let link = link(&rtnl, index).map_err(|e| format!("rtnetlink: {e}"))?;
     let deadline = Instant::now() + LAST_BREATH;
     while let Some(id) = program(index) {
@@ -97,7 +104,7 @@ pub(super) fn check(name: &str, index: u32) -> Result<(), String> {
 
 /// Name of the peer and those of its offloads that are on; inside its namespace.
 fn peer_offloads(index: u32) -> Result<(String, Vec<&'static str>), String> {
-    let rtnl = socket(0, 0).map_err(|e| format!("rtnetlink: {e}"))?;
+    let rtnl = question().map_err(|e| format!("rtnetlink: {e}"))?;
     let peer = link(&rtnl, index).map_err(|e| format!("the veth's peer: {e}"))?.name;
     let get = |command| ethtool(&peer, command).map_err(|e| format!("ethtool {peer}: {e}"));
     let mut on = Vec::new();
@@ -159,9 +166,7 @@ fn namespace(rtnl: &OwnedFd, id: u32) -> Option<PathBuf> {
 fn namespace_id(rtnl: &OwnedFd, fd: RawFd) -> io::Result<Option<u32>> {
     // struct rtgenmsg, padded, then one attribute.
     let mut body = vec![0; 4];
-    body.extend(8u16.to_ne_bytes());
-    body.extend(NETNSA_FD.to_ne_bytes());
-    body.extend((fd as u32).to_ne_bytes());
+    push_attribute(&mut body, NETNSA_FD, &(fd as u32).to_ne_bytes());
     let reply = ask(rtnl, RTM_GETNSID, &body)?;
     let found = attributes(reply.get(4..).unwrap_or_default()).find(|(k, _)| *k == NETNSA_NSID);
     Ok(found.and_then(|(_, v)| u32_at(v, 0)))
@@ -170,7 +175,7 @@ fn namespace_id(rtnl: &OwnedFd, fd: RawFd) -> io::Result<Option<u32>> {
 /// Runs an ethtool command whose structure begins with the command and is `words` long.
 fn ethtool_words<const N: usize>(name: &str, command: u32) -> io::Result<[u32; N]> {
     // Any socket will do.
-    let fd = socket(0, 0)?;
+    let fd = question()?;
     let mut data = [0u32; N];
     data[0] = command;
     // SAFETY: all zero is a valid ifreq.

@@ -1,9 +1,12 @@
 //! The rings that a process shares with the kernel: one side moves `producer`, the other `consumer`.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::net::xdp::XdpRingOffset;
 
 /// `struct xdp_desc`: a frame in the shared memory.
 #[repr(C)]
@@ -34,25 +37,14 @@ impl<T: Copy> Ring<T> {
     /// Maps a ring of `size` entries (a power of two) that was set up on the socket.
     pub(super) fn map(
         fd: BorrowedFd<'_>,
-        offsets: &libc::xdp_ring_offset,
+        offsets: &XdpRingOffset,
         page_offset: u64,
         size: u32,
     ) -> io::Result<Self> {
         let map_len = offsets.desc as usize + size as usize * size_of::<T>();
+        let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
         // SAFETY: a fresh mapping of the socket's ring.
-        let map = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                map_len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
-                fd.as_raw_fd(),
-                page_offset as libc::off_t,
-            )
-        };
-        if map == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let map = unsafe { mmap(std::ptr::null_mut(), map_len, access, kind, fd, page_offset)? };
         let base = map.cast::<u8>();
         // SAFETY: the kernel's offsets lie in the ring that was just mapped, aligned for their types, and a
         // mapping is never null.
@@ -127,6 +119,6 @@ impl<T: Copy> Ring<T> {
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `map`.
-        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
+        let _ = unsafe { munmap(self.map.as_ptr().cast(), self.map_len) };
     }
 }

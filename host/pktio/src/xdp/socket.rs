@@ -1,8 +1,20 @@
 //! The socket, its memory and its four rings.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_send_buffer_size_force, set_xdp_rx_ring_size, set_xdp_tx_ring_size,
+    set_xdp_umem_completion_ring_size, set_xdp_umem_fill_ring_size, set_xdp_umem_reg, socket_error,
+    xdp_mmap_offsets, xdp_statistics,
+};
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING,
+    XDP_UMEM_PGOFF_FILL_RING, XdpUmemReg, XdpUmemRegFlags,
+};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with};
 
 use super::attach::Attached;
 use super::peer;
@@ -13,13 +25,11 @@ use crate::{Config, Filter};
 /// Octets of a chunk of shared memory; a frame lies in one.
 pub(super) const CHUNK: usize = 4096;
 
-const UMEM_PGOFF_FILL_RING: u64 = 0x1_0000_0000;
-const UMEM_PGOFF_COMPLETION_RING: u64 = 0x1_8000_0000;
-const PGOFF_RX_RING: u64 = 0;
-const PGOFF_TX_RING: u64 = 0x8000_0000;
-
 /// Calls that hand frames to the device in one flush; the kernel takes 32 or so a call.
 const MAX_KICKS: usize = 256;
+
+/// Octets of a buffer at most: the kernel takes an int and doubles it.
+const MOST_BUFFER: usize = (i32::MAX / 2) as usize;
 
 /// How long the kernel may take to let go of the queue of a socket that was closed.
 const QUEUE_RELEASE: Duration = Duration::from_secs(1);
@@ -41,38 +51,15 @@ pub(super) struct Socket {
 
 /// A new AF_XDP socket, not yet bound.
 pub(super) fn new() -> io::Result<OwnedFd> {
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just opened, nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
 }
 
 /// One that a program can be given, bound to nothing.
 #[cfg(test)]
 pub(crate) fn receiving() -> io::Result<OwnedFd> {
     let fd = new()?;
-    set(&fd, libc::SOL_XDP, libc::XDP_RX_RING, &64u32)?;
+    set_xdp_rx_ring_size(&fd, 64)?;
     Ok(fd)
-}
-
-fn set<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
-    let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is `len` readable octets that live through the call.
-    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Reads an option that is plain data.
-fn get<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int) -> io::Result<T> {
-    // SAFETY: called below with C structures and integers for which all zero is valid.
-    let mut value: T = unsafe { std::mem::zeroed() };
-    let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is `len` writable octets that live through the call.
-    let rc = unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
-    if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Socket {
@@ -82,33 +69,28 @@ impl Socket {
         let chunks = (config.rx_bytes.max(config.tx_bytes) / CHUNK).clamp(config.batch.max(64), 8192);
         let chunks = chunks.next_power_of_two() as u32;
         let pool = Pool::new(2 * chunks as usize * CHUNK).map_err(|e| ("mmap", e))?;
-        let umem = libc::xdp_umem_reg {
+        let umem = XdpUmemReg {
             addr: pool.at(0) as u64,
             len: 2 * u64::from(chunks) * CHUNK as u64,
             chunk_size: CHUNK as u32,
             headroom: 0,
-            flags: 0,
+            flags: XdpUmemRegFlags::empty(),
             tx_metadata_len: 0,
         };
-        set(&fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &umem).map_err(|e| ("XDP_UMEM_REG", e))?;
-        for (name, text) in [
-            (libc::XDP_UMEM_FILL_RING, "XDP_UMEM_FILL_RING"),
-            (libc::XDP_UMEM_COMPLETION_RING, "XDP_UMEM_COMPLETION_RING"),
-            (libc::XDP_RX_RING, "XDP_RX_RING"),
-            (libc::XDP_TX_RING, "XDP_TX_RING"),
-        ] {
-            set(&fd, libc::SOL_XDP, name, &chunks).map_err(|e| (text, e))?;
-        }
+        set_xdp_umem_reg(&fd, umem).map_err(failed("XDP_UMEM_REG"))?;
+        set_xdp_umem_fill_ring_size(&fd, chunks).map_err(failed("XDP_UMEM_FILL_RING"))?;
+        set_xdp_umem_completion_ring_size(&fd, chunks).map_err(failed("XDP_UMEM_COMPLETION_RING"))?;
+        set_xdp_rx_ring_size(&fd, chunks).map_err(failed("XDP_RX_RING"))?;
+        set_xdp_tx_ring_size(&fd, chunks).map_err(failed("XDP_TX_RING"))?;
         // As with a packet socket the kernel doubles it; without the capability its limit is what we get.
-        let octets = libc::c_int::try_from(config.tx_bytes / 2).unwrap_or(libc::c_int::MAX / 2);
-        let _ = set(&fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &octets);
-        let at: libc::xdp_mmap_offsets =
-            get(&fd, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS).map_err(|e| ("XDP_MMAP_OFFSETS", e))?;
-        let map = |e| ("ring", e);
-        let mut fill = Ring::map(fd.as_fd(), &at.fr, UMEM_PGOFF_FILL_RING, chunks).map_err(map)?;
-        let completion = Ring::map(fd.as_fd(), &at.cr, UMEM_PGOFF_COMPLETION_RING, chunks).map_err(map)?;
-        let rx = Ring::map(fd.as_fd(), &at.rx, PGOFF_RX_RING, chunks).map_err(map)?;
-        let tx = Ring::map(fd.as_fd(), &at.tx, PGOFF_TX_RING, chunks).map_err(map)?;
+        let _ = set_socket_send_buffer_size_force(&fd, (config.tx_bytes / 2).min(MOST_BUFFER));
+        let at = xdp_mmap_offsets(&fd).map_err(failed("XDP_MMAP_OFFSETS"))?;
+        let ring = |e| ("ring", e);
+        let mut fill = Ring::map(fd.as_fd(), &at.fr, XDP_UMEM_PGOFF_FILL_RING, chunks).map_err(ring)?;
+        let completion =
+            Ring::map(fd.as_fd(), &at.cr, XDP_UMEM_PGOFF_COMPLETION_RING, chunks).map_err(ring)?;
+        let rx = Ring::map(fd.as_fd(), &at.rx, XDP_PGOFF_RX_RING, chunks).map_err(ring)?;
+        let tx = Ring::map(fd.as_fd(), &at.tx, XDP_PGOFF_TX_RING, chunks).map_err(ring)?;
         for i in 0..u64::from(chunks) {
             fill.produce(i * CHUNK as u64);
         }
@@ -180,26 +162,14 @@ impl Socket {
             if before == 0 {
                 return Ok(());
             }
-            // SAFETY: an empty datagram without address; only its side effect is wanted.
-            let rc = unsafe {
-                libc::sendto(
-                    self.fd.as_raw_fd(),
-                    std::ptr::null(),
-                    0,
-                    libc::MSG_DONTWAIT,
-                    std::ptr::null(),
-                    0,
-                )
-            };
-            let error = io::Error::last_os_error();
+            // An empty datagram; only its side effect is wanted.
+            let result = send(&self.fd, &[], SendFlags::DONTWAIT);
             let left = self.tx.outstanding();
-            if rc < 0 {
-                match error.raw_os_error() {
-                    // More than a call takes, or no room; which of the two, progress tells.
-                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) if left < before => {}
-                    Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::EINTR) => return Ok(()),
-                    _ => return Err(error),
-                }
+            match result {
+                // More than a call takes, or no room; which of the two, progress tells.
+                Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) if left < before => {}
+                Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => return Ok(()),
+                result => result.map(drop)?,
             }
             before = left;
         }
@@ -208,17 +178,19 @@ impl Socket {
 
     /// An error that the kernel noted on the socket.
     pub(super) fn take_error(&self) -> Option<io::Error> {
-        match get::<libc::c_int>(&self.fd, libc::SOL_SOCKET, libc::SO_ERROR) {
-            Ok(0) | Err(_) => None,
-            Ok(code) => Some(io::Error::from_raw_os_error(code)),
-        }
+        socket_error(&self.fd).ok()?.err().map(Into::into)
     }
 
     /// Frames dropped since the socket was opened: no chunk, no room in the ring, or too long.
     pub(super) fn kernel_drops(&self) -> u64 {
-        get::<libc::xdp_statistics>(&self.fd, libc::SOL_XDP, libc::XDP_STATISTICS)
-            .map_or(0, |s| s.rx_dropped + s.rx_ring_full + s.rx_fill_ring_empty_descs)
+        let Ok(s) = xdp_statistics(&self.fd) else { return 0 };
+        s.rx_dropped + s.rx_ring_full.unwrap_or(0) + s.rx_fill_ring_empty_descs.unwrap_or(0)
     }
+}
+
+/// An error of that step.
+fn failed(operation: &'static str) -> impl Fn(Errno) -> (&'static str, io::Error) {
+    move |e| (operation, e.into())
 }
 
 /// Binds as soon as the queue is free: the kernel lets go of a closed socket's queue a little after the close. One that
@@ -241,15 +213,5 @@ fn bind_when_free(fd: &OwnedFd, index: u32) -> io::Result<()> {
 
 /// Binds to queue 0, frames copied (the only mode of a veth).
 fn bind(fd: &OwnedFd, index: u32) -> io::Result<()> {
-    // SAFETY: all zero is a valid sockaddr_xdp.
-    let mut addr: libc::sockaddr_xdp = unsafe { std::mem::zeroed() };
-    addr.sxdp_family = libc::AF_XDP as u16;
-    addr.sxdp_flags = libc::XDP_COPY;
-    addr.sxdp_ifindex = index;
-    let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
-    // SAFETY: the address is whole and lives through the call.
-    if unsafe { libc::bind(fd.as_raw_fd(), (&raw const addr).cast(), len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    Ok(rustix::net::bind(fd, &SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, index, 0))?)
 }

@@ -303,7 +303,8 @@ impl Server {
     /// after each turn and each response. Heartbeats want turns in time besides.
     #[must_use]
     pub fn awaited(&self) -> (BorrowedFd<'_>, i16) {
-        awaited(self.io.as_ref(), !self.waiting.is_empty())
+        let (fd, events) = awaited(self.io.as_ref(), !self.waiting.is_empty());
+        (fd, events.bits() as i16)
     }
 
     /// Microseconds of this server's own clock.
@@ -331,8 +332,6 @@ pub(crate) fn common_clock() -> Time {
 
 /// What keeps others from choosing numbers that collide in the replay defence.
 fn secret() -> u64 {
-    let mut octets = [0u8; 8];
-    // SAFETY: pointer and length are those of the array; so few octets are never cut short.
-    unsafe { libc::getrandom(octets.as_mut_ptr().cast(), octets.len(), 0) };
-    u64::from_ne_bytes(octets)
+    // It does not fail for so few octets.
+    getrandom::u64().unwrap_or_default()
 }

@@ -385,9 +385,7 @@ fn a_copy_of_standard_metadata_is_marked() {
         let field = |header: &str| serde_json::json!({"type": "field", "value": [header, "egress_spec"]});
         serde_json::json!({"op": "assign", "parameters": [field(to), field(from)]})
     };
-    let mark = |header: &str| {
-        serde_json::json!({"op": "mark_to_drop", "parameters": [{"type": "header", "value": header}]})
-    };
+    let mark = |header: &str| serde_json::json!({"op": "mark_to_drop", "parameters": [{"type": "header", "value": header}]});
     let actions = program["actions"].as_array_mut().unwrap();
     let of_op_24 = actions.iter_mut().find(|a| a["name"] == "features235").unwrap();
     assert_eq!(of_op_24["primitives"], serde_json::json!([mark("standard_metadata")]));
@@ -402,6 +400,7 @@ fn a_copy_of_standard_metadata_is_marked() {
         });
     }
     let text = program.to_string().replace("\"value\":\"copy\"", "\"value\":\"cmd\"");
-    let error = Program::from_json(text.as_bytes()).err().expect("a header without `egress_spec`").to_string();
+    let error =
+        Program::from_json(text.as_bytes()).err().expect("a header without `egress_spec`").to_string();
     assert!(error.contains("parameters[0]") && error.contains("egress_spec"), "{error}");
 }
