@@ -25,13 +25,20 @@ use std::path::{Path, PathBuf};
 use rivulet_packet::NonceKey;
 use rivulet_transport::keys::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroize;
 
 /// Largest key file that is read, octets.
 const MAX_FILE: u64 = 64 << 10;
 
 /// Octets written as hexadecimal digits; never shown.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret<const N: usize>(pub [u8; N]);
+
+impl<const N: usize> Drop for Secret<N> {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
 
 impl<const N: usize> fmt::Debug for Secret<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -15,27 +15,20 @@ const ROWS: usize = 6;
 pub struct Key {
     /// Class of the request.
     pub class: RequestClass,
-    /// Nonce epoch; 0 for openings.
-    pub epoch: u16,
+    /// Which repetition it is.
+    pub attempt: u8,
     /// Tag, or a hash of the flow.
     pub tag: u32,
-    /// Number; 0 in a RESTART, the ISN in an opening.
+    /// Number; 0 in what opens the next generation, the ISN in an opening.
     pub number: u32,
-}
-
-impl Key {
-    /// How often it may be used.
-    fn allowed(self) -> u64 {
-        if matches!(self.class, RequestClass::Normal | RequestClass::Rekey) { 1 } else { 4 }
-    }
 }
 
 /// What the sketch says of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opinion {
-    /// Not used as often as its class allows, and counted.
+    /// Not used, and counted.
     Fresh,
-    /// Used as often as its class allows.
+    /// Used before.
     Used,
     /// The sketch is full and does not know it.
     Unjudged,
@@ -66,7 +59,7 @@ impl Sketch {
         let count = held(self.load[slot as usize & 1], slot);
         let full = count >= self.limit;
         let full_before = slot > 0 && held(self.load[!slot as usize & 1], slot - 1) >= self.limit;
-        let salt = self.key ^ u64::from(key.epoch) << 8 ^ key.class as u64;
+        let salt = self.key ^ u64::from(key.attempt) << 8 ^ key.class as u64;
         let mut hash = Rng::new(salt ^ (u64::from(key.tag) << 32 | u64::from(key.number)).rotate_left(17));
         let (mut current, mut previous) = (7, 7);
         for row in 0..ROWS {
@@ -79,7 +72,7 @@ impl Sketch {
             self.load[slot as usize & 1] = (slot, count + 1);
         }
         // The slots apart: the sum of two minima.
-        if current + previous >= key.allowed() {
+        if current + previous >= 1 {
             Opinion::Used
         } else if full || full_before {
             Opinion::Unjudged
@@ -109,32 +102,85 @@ fn cell(word: &mut u64, slot: u16, cell: u32, put: bool) -> (u64, u64) {
     (current, previous)
 }
 
+/// Generations that were left, a cell for those whose tags end in the same 16 bits: the latest of them.
+#[derive(Debug)]
+pub struct Left {
+    /// Slot of time, tag, by REKEY.
+    cells: Vec<(u64, u32, bool)>,
+}
+
+impl Default for Left {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Left {
+    /// None was left.
+    pub fn new() -> Self {
+        Self { cells: vec![(0, 0, false); 1 << 16] }
+    }
+
+    /// The generation of `tag` was left at `now`, by a REKEY or a TIMEOUT whose sums were right.
+    pub fn leave(&mut self, tag: u32, by_rekey: bool, now: u64) {
+        self.cells[tag as usize & 0xffff] = (now >> SLOT_SHIFT, tag, by_rekey);
+    }
+
+    /// Whether a request of this class comes too late for its generation.
+    pub fn is_over(&self, class: RequestClass, tag: u32, now: u64) -> bool {
+        let (slot, left, by_rekey) = self.cells[tag as usize & 0xffff];
+        let known = left == tag && (now >> SLOT_SHIFT).saturating_sub(slot) <= 1 && slot > 0;
+        known
+            && match class {
+                RequestClass::Normal | RequestClass::Probe => true,
+                RequestClass::Timeout => by_rekey,
+                RequestClass::Rekey => !by_rekey,
+                _ => false,
+            }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn key(class: RequestClass, number: u32) -> Key {
-        Key { class, epoch: 1, tag: 7, number }
+        Key { class, attempt: 0, tag: 7, number }
     }
 
     #[test]
-    fn counts_by_class_within_a_slot_and_the_next() {
+    fn each_attempt_is_used_once_within_a_slot_and_the_next() {
         let slot = 1u64 << SLOT_SHIFT;
-        for (class, allowed) in [(RequestClass::Normal, 1), (RequestClass::Probe, 4)] {
+        for attempt in 0..=3 {
             for later in [0, slot] {
                 let mut sketch = Sketch::new(1024, 5);
-                for _ in 0..allowed {
-                    assert_eq!(sketch.take(key(class, 9), 100 * slot), Opinion::Fresh);
-                }
-                assert_eq!(sketch.take(key(class, 9), 100 * slot + later), Opinion::Used);
-                assert_eq!(sketch.take(key(class, 10), 100 * slot + later), Opinion::Fresh);
+                let key = |number| Key { attempt, ..key(RequestClass::Probe, number) };
+                assert_eq!(sketch.take(key(9), 100 * slot), Opinion::Fresh);
+                assert_eq!(sketch.take(key(9), 100 * slot + later), Opinion::Used);
+                assert_eq!(sketch.take(key(10), 100 * slot + later), Opinion::Fresh);
                 assert_eq!(
-                    sketch.take(key(class, 9), 103 * slot),
+                    sketch.take(key(9), 103 * slot),
                     Opinion::Fresh,
                     "two slots later it is forgotten"
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_generation_that_was_left_is_known_for_a_slot_and_the_next() {
+        let slot = 1u64 << SLOT_SHIFT;
+        let mut left = Left::new();
+        left.leave(7, false, 100 * slot);
+        left.leave(8, true, 100 * slot);
+        for now in [100 * slot, 101 * slot] {
+            let is_over = |class, tag| left.is_over(class, tag, now);
+            assert!(is_over(RequestClass::Normal, 7) && is_over(RequestClass::Probe, 8));
+            assert!(is_over(RequestClass::Rekey, 7) && is_over(RequestClass::Timeout, 8));
+            assert!(!is_over(RequestClass::Timeout, 7) && !is_over(RequestClass::Rekey, 8));
+            assert!(!is_over(RequestClass::Normal, 9) && !is_over(RequestClass::Close, 7));
+        }
+        assert!(!left.is_over(RequestClass::Normal, 7, 102 * slot));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::life::Life;
 use crate::net::{Context, LinkId, Node, NodeId};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
-use crate::sketch::{Key, Opinion, Sketch};
+use crate::sketch::{Key, Left, Opinion, Sketch};
 use crate::{MICROSECOND, MILLISECOND, Nanos};
 
 /// How a replica is chosen.
@@ -117,6 +117,7 @@ pub struct Tor {
     load: Vec<(u64, u32)>,
     /// Of proved requests, and of openings.
     sketches: Option<[Sketch; 2]>,
+    left: Left,
     rng: Rng,
 }
 
@@ -129,6 +130,7 @@ impl Tor {
         Self {
             config,
             sketches,
+            left: Left::new(),
             counters: Counters::default(),
             members: vec![],
             excluded: 0,
@@ -151,6 +153,7 @@ impl Tor {
         (self.excluded, self.turn) = (0, 0);
         let key = self.rng.u64();
         let words = self.config.sketch;
+        self.left = Left::new();
         self.sketches = (words > 0).then(|| [Sketch::new(words, key), Sketch::new(words / 8, !key)]);
     }
 
@@ -226,12 +229,12 @@ impl Tor {
 /// What a use of the request is counted under, and whether it proves nothing.
 fn replay_key(segment: &Segment<'_>) -> Option<(Key, bool)> {
     let request = segment.request().ok()?;
-    let class = request.class;
+    let (class, attempt) = (request.class, request.attempt);
     let opening = request.proof.ranges().next().is_none();
     let key = match request.continuation.map(|c| c.fields) {
         Some(c) if class != RequestClass::Restart || c.nonce_epoch != 0 => {
-            let number = if class == RequestClass::Restart { 0 } else { c.number };
-            Key { class, epoch: c.nonce_epoch, tag: c.tag, number }
+            let opens = matches!(class, RequestClass::Timeout | RequestClass::Restart | RequestClass::Rekey);
+            Key { class, attempt, tag: c.tag, number: if opens { 0 } else { c.number } }
         }
         _ => {
             let mut flow = Rng::new(u64::from(segment.src.port()) << 16 ^ u64::from(segment.dst.port()));
@@ -239,7 +242,7 @@ fn replay_key(segment: &Segment<'_>) -> Option<(Key, bool)> {
                 IpAddr::V4(ip) => Rng::new(flow.u64() ^ u64::from(u32::from(ip))).u64(),
                 IpAddr::V6(ip) => Rng::new(flow.u64() ^ u128::from(ip) as u64).u64(),
             };
-            Key { class, epoch: 0, tag: tag as u32, number: segment.seq }
+            Key { class, attempt, tag: tag as u32, number: segment.seq }
         }
     };
     Some((key, opening))
@@ -294,6 +297,13 @@ impl Node for Tor {
             if let (Some(sketches), Some((key, opening))) = (&mut self.sketches, replay_key(&segment))
                 && (checked || opening)
             {
+                if self.left.is_over(key.class, key.tag, clock) {
+                    self.counters.replayed += 1;
+                    return;
+                }
+                if checked && matches!(key.class, RequestClass::Timeout | RequestClass::Rekey) {
+                    self.left.leave(key.tag, key.class == RequestClass::Rekey, clock);
+                }
                 match sketches[usize::from(opening)].take(key, clock) {
                     Opinion::Fresh => {}
                     Opinion::Used => {

@@ -33,11 +33,11 @@ def nanoseconds(where: Path, name: str) -> float:
     return round(estimates["median"]["point_estimate"], 1)
 
 
-def instructions(figures: Path) -> float:
+def instructions(figures: Path, what: str) -> float:
     """Instructions of one server step: two runs of different length, so that everything else cancels out."""
     counts = []
     for steps in (SHORT, LONG):
-        out = run("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(figures), "loop", str(steps))
+        out = run("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", str(figures), what, str(steps))
         found = re.search(r"Collected : (\d+)", out)
         if found is None:
             sys.exit(f"callgrind gave no count:\n{out}")
@@ -52,11 +52,16 @@ def main() -> None:
     run(CARGO, "build", "--release", "--locked", "-p", "rivulet-transport", "--example", "transport_figures")
     figures = where / "release" / "examples" / "transport_figures"
     # The test fails if the step allocates at all.
-    run(CARGO, "test", "--locked", "-p", "rivulet-transport", "--test", "allocation")
+    run(CARGO, "test", "--locked", "-p", "rivulet-transport", "--test", "it", "allocation::")
     result = {
         "server_step_ns": nanoseconds(where, "server_step"),
         "server_further_response_ns": nanoseconds(where, "server_further_response"),
-        "server_step_instructions": instructions(figures),
+        "server_step_instructions": instructions(figures, "loop"),
+        # What the minisocket cache saves, when it has the continuation; both with the cost of making the request.
+        "server_accept_ns": nanoseconds(where, "server_accept"),
+        "server_accept_cached_ns": nanoseconds(where, "server_accept_cached"),
+        "server_accept_instructions": instructions(figures, "accept"),
+        "server_accept_cached_instructions": instructions(figures, "cached"),
         "server_step_allocations": 0,
         "client_step_ns": nanoseconds(where, "client_step"),
         "header_bytes": json.loads(run(str(figures), "bytes")),

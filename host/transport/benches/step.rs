@@ -11,7 +11,7 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 use rivulet_packet::Segment;
 use rivulet_transport::client::{Config, Connection};
-use rivulet_transport::server::{Policy, Reply, Verdict, step};
+use rivulet_transport::server::{MinisocketCache, Policy, Reply, Server, Verdict, step};
 use rivulet_transport::{KeyRing, Time};
 use support::steady;
 
@@ -44,6 +44,24 @@ fn server(c: &mut Criterion) {
             })
         })
     });
+    for (name, cache) in
+        [("server_accept", None), ("server_accept_cached", Some(MinisocketCache::new(1 << 13)))]
+    {
+        let mut server = Server { policy, cache, ..Server::default() };
+        if let Some(cache) = &mut server.cache {
+            cache.insert(&steady::sealed(&keys), support::CLIENT.parse().unwrap());
+        }
+        c.bench_function(name, |b| {
+            b.iter_custom(|iterations| {
+                timed(iterations, || {
+                    let segment = Segment::parse_packet(black_box(&packet)).unwrap();
+                    let verdict = server.accept(&segment, &keys, Time(steady::NOW));
+                    let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
+                    black_box(server.respond(plan, 0, &Reply::default(), &keys, &mut out).unwrap());
+                })
+            })
+        });
+    }
     let segment = Segment::parse_packet(&packet).unwrap();
     let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &policy) else { panic!() };
     c.bench_function("server_further_response", |b| {

@@ -1,4 +1,5 @@
-//! Figures that need no clock. `loop N` runs N server steps, to be counted by callgrind; `bytes` prints the header bytes of a response
+//! Figures that need no clock. `loop N` runs N server steps, to be counted by callgrind, `accept N` as many with the soft states of
+//! `rivulet serve` around them but the minisocket cache, and `cached N` with that too; `bytes` prints the header bytes of a response
 //! by field, with and without delta encoding, as JSON.
 #![allow(missing_docs)]
 
@@ -9,7 +10,7 @@ use std::hint::black_box;
 
 use rivulet_packet::{NewContinuation, SealedContinuation, Segment};
 use rivulet_transport::Time;
-use rivulet_transport::server::{Policy, Reply, Verdict, step};
+use rivulet_transport::server::{MinisocketCache, Policy, ReplayMemory, Reply, Server, Verdict, step};
 use support::steady;
 
 fn steps(n: u64) {
@@ -22,6 +23,27 @@ fn steps(n: u64) {
         let verdict = step(&segment, &keys, Time(steady::NOW), &policy);
         let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
         black_box(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap());
+    }
+}
+
+/// The memory against replay lets a number through once, so each request is of another connection.
+fn accepts(n: u64, cached: bool) {
+    let keys = support::keys();
+    let replay = Some(ReplayMemory::new(1 << 18, 4_000_000, 99));
+    let cache = cached.then(|| MinisocketCache::new(1 << 13));
+    let mut server = Server { policy: Policy::default(), replay, cache };
+    let mut out = [0u8; 2048];
+    let client = support::CLIENT.parse().unwrap();
+    for tag in 0..n {
+        let sealed = steady::sealed_as(&keys, tag as u32);
+        if let Some(cache) = &mut server.cache {
+            cache.insert(&sealed, client);
+        }
+        let packet = steady::request_with(&keys, &sealed);
+        let segment = Segment::parse_packet(black_box(&packet)).unwrap();
+        let verdict = server.accept(&segment, &keys, Time(steady::NOW));
+        let Ok(Verdict::Respond(plan)) = &verdict else { panic!() };
+        black_box(server.respond(plan, 0, &Reply::default(), &keys, &mut out).unwrap());
     }
 }
 
@@ -54,9 +76,11 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     match arguments.next().as_deref() {
         Some("loop") => steps(arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1000)),
+        Some("accept") => accepts(arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1000), false),
+        Some("cached") => accepts(arguments.next().and_then(|n| n.parse().ok()).unwrap_or(1000), true),
         Some("bytes") => {
             println!("{{\"delta\": {}, \"full\": {}}}", response_bytes(true), response_bytes(false));
         }
-        _ => eprintln!("usage: transport_figures loop N | bytes"),
+        _ => eprintln!("usage: transport_figures loop N | accept N | cached N | bytes"),
     }
 }

@@ -6,6 +6,7 @@
 use aes::cipher::generic_array::typenum::U16;
 use aes::cipher::{Block, BlockBackend, BlockClosure, BlockEncrypt, BlockSizeUser, KeyInit};
 use aes::{Aes128Enc, cipher::generic_array::GenericArray};
+use zeroize::Zeroize;
 
 /// Bytes of a block, and of a whole MAC.
 const BLOCK: usize = 16;
@@ -48,6 +49,14 @@ impl MacKey {
         let mut out = [0; 12];
         out.copy_from_slice(&mac[..12]);
         out
+    }
+}
+
+/// The cipher forgets its own.
+impl Drop for MacKey {
+    fn drop(&mut self) {
+        self.whole.zeroize();
+        self.padded.zeroize();
     }
 }
 

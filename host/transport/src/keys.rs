@@ -5,6 +5,8 @@
 //! connection (`docs/wire-format.md`, "Keys and derived values").
 
 use rivulet_packet::nonce::NonceKey;
+use subtle::ConstantTimeEq;
+use zeroize::{Zeroize, Zeroizing};
 
 pub use crate::cmac::MacKey;
 
@@ -13,11 +15,7 @@ pub const MAX_EPOCHS: usize = 64;
 
 /// Whether two byte strings are equal, in time that depends on their lengths alone.
 pub fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
-    if a.len() != b.len() {
-        return false;
-    }
-    let difference = a.iter().zip(b).fold(0u8, |sum, (x, y)| sum | (x ^ y));
-    std::hint::black_box(difference) == 0
+    a.ct_eq(b).into()
 }
 
 /// What is derived from one seal master.
@@ -38,7 +36,7 @@ impl SealKeys {
     /// Derives every key of (service, epoch) from its master.
     pub fn derive(master: &[u8; 16], service: u32, epoch: u16) -> Self {
         let prf = MacKey::new(master);
-        let key = |label: &[u8]| kdf(&prf, label, service, epoch);
+        let key = |label: &[u8]| Zeroizing::new(kdf(&prf, label, service, epoch));
         Self {
             transport: MacKey::new(&key(b"transport")),
             user: MacKey::new(&key(b"user")),
@@ -65,6 +63,15 @@ pub struct NonceKeys {
     pub retransmitted: NonceKey,
     /// The opening key: tag, first number, ISN, and the generations that follow.
     pub opening: MacKey,
+}
+
+impl Drop for NonceKeys {
+    fn drop(&mut self) {
+        for key in [&mut self.original, &mut self.retransmitted] {
+            key.k0.zeroize();
+            key.k1.zeroize();
+        }
+    }
 }
 
 /// The live keys of one service.

@@ -24,25 +24,41 @@ fn words(mac: [u8; 16]) -> [u32; 4] {
     std::array::from_fn(|i| u32::from_be_bytes([mac[4 * i], mac[4 * i + 1], mac[4 * i + 2], mac[4 * i + 3]]))
 }
 
-/// The opening of a connection. `proved`: the SYN carried a good address token; such a SYN opens with other numbers, so that
-/// its repetition without one cannot issue them a second time.
+/// What opens a connection. Each has numbers of its own: what one of them issued once, no other issues again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenedBy<'a> {
+    /// A SYN that proves nothing: its repetition has the same numbers, one of which it shows.
+    Syn,
+    /// A SYN with this address token, good once.
+    Token(&'a [u8]),
+    /// A bare SYN, whose cookie is completed.
+    Cookie,
+}
+
+/// The opening of a connection.
 pub fn open(
     keys: &NonceKeys,
     client: SocketAddr,
     service: SocketAddr,
     client_isn: u32,
-    proved: bool,
+    by: OpenedBy<'_>,
 ) -> Opening {
     let (from, to) = (address_bytes(client), address_bytes(service));
-    let mark: &[u8] = if proved { &[1] } else { &[] };
-    let [tag, first, isn, _] = words(keys.opening.mac(&[&from, &to, &client_isn.to_be_bytes(), mark]));
+    let (domain, token): (u8, &[u8]) = match by {
+        OpenedBy::Syn => (0, &[]),
+        OpenedBy::Token(token) => (1, token),
+        OpenedBy::Cookie => (2, &[]),
+    };
+    let [tag, first, isn, _] =
+        words(keys.opening.mac(&[&from, &to, &client_isn.to_be_bytes(), &[domain], token]));
     Opening { tag, first, isn }
 }
 
-/// Tag and first number of the generation after `c`, the same whichever of its continuations was presented.
-pub fn next_generation(key: &MacKey, c: &TransportContinuation, rekey: bool) -> (u32, u32) {
+/// Tag and first number of the generation after `c`, the same whichever of its continuations was presented in this `slot` of time.
+pub fn next_generation(key: &MacKey, c: &TransportContinuation, rekey: bool, slot: u64) -> (u32, u32) {
     let generation = c.generation.wrapping_add(1);
-    let mac = key.mac(&[&c.connection.to_be_bytes(), &generation.to_be_bytes(), &[u8::from(rekey)]]);
+    let (connection, slot) = (c.connection.to_be_bytes(), slot.to_be_bytes());
+    let mac = key.mac(&[&connection, &generation.to_be_bytes(), &[u8::from(rekey)], &slot]);
     let [tag, first, ..] = words(mac);
     (tag, first)
 }

@@ -64,9 +64,11 @@ pub(super) enum Revival {
         /// When the next one, or a RESTART, is due.
         due: Time,
     },
-    /// REKEY was sent, once.
+    /// REKEY was sent: the window that it opened is asked for until it answers.
     Rekey {
-        /// When it counts as lost.
+        /// Sent so far.
+        attempts: u8,
+        /// When the next one, or a RESTART, is due.
         due: Time,
     },
     /// RESTART.

@@ -176,7 +176,7 @@ impl Connection {
         let fields = &sealed.fields;
         let sent_at = self.last_sent;
         let mut fresh = Generation::new(fields.tag, fields.generation, fields.base);
-        if r.prime {
+        if r.prime && fields.first {
             fresh.open_prime(r.nonce, *sealed, now);
         } else {
             // The answer to a SYN is one; else the whole first window is on its way.

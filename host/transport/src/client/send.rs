@@ -1,7 +1,7 @@
 //! What a connection sends, and when (section 4).
 
 use rivulet_packet::{
-    Class, Ecn, EntryKind, ProofEntry, RequestClass, SealedContinuation, TransportContinuation,
+    Class, Ecn, EntryKind, MAX_ATTEMPT, ProofEntry, RequestClass, SealedContinuation, TransportContinuation,
 };
 
 use super::connection::{Connection, LEAST_PAUSE, Phase, Retransmission, Revival};
@@ -49,7 +49,9 @@ impl Connection {
         self.revive_the_dead(now);
         match self.revival {
             Revival::None => {}
-            Revival::Timeout { due, .. } | Revival::Restart { due, .. } if due <= now => {
+            Revival::Timeout { due, .. } | Revival::Rekey { due, .. } | Revival::Restart { due, .. }
+                if due <= now =>
+            {
                 return self.send_revival(now, packet);
             }
             _ => return None,
@@ -317,14 +319,20 @@ impl Connection {
             return None;
         };
         let sealed = generation.slot(index)?.sealed?;
-        let (class, attempt) = match self.revival {
+        let (class, attempts) = match self.revival {
             Revival::Timeout { attempts: 0, .. } if self.is_drained(index) => (RequestClass::Rekey, 0),
             Revival::Timeout { attempts, .. } => (RequestClass::Timeout, attempts),
-            _ => (RequestClass::Restart, 0),
+            Revival::Rekey { attempts, .. } => (RequestClass::Rekey, attempts),
+            // Each is good for a horizon, and there is one in a quarter of it at most.
+            Revival::Restart { attempts, .. } => (RequestClass::Restart, (attempts % 4) as u8),
+            Revival::None => return None,
         };
+        let attempt = attempts.min(MAX_ATTEMPT);
         let fixed = 28 + SealedContinuation::LENGTH + self.generation.as_ref()?.proof(index).len() * 8;
         let asked = match class {
             RequestClass::Restart => Asked::default(),
+            // What is asked for again brings no data.
+            _ if attempt > 0 => Asked::default(),
             RequestClass::Rekey => self.collect(0, u32::from(INITIAL_WINDOW), true, true, fixed, now),
             _ => self.collect(0, 1, true, true, fixed, now),
         };
@@ -351,7 +359,7 @@ impl Connection {
             }
             _ => {
                 self.statistics.rekeys += 1;
-                Revival::Rekey { due }
+                Revival::Rekey { attempts: attempt + 1, due }
             }
         };
         (self.last_sent, self.last_progress) = (now, now);
@@ -408,6 +416,7 @@ impl Connection {
     /// Completes an opening by cookie.
     fn send_completion(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         let Phase::Completing { cookie, attempts, .. } = self.phase else { return None };
+        let attempt = attempts.min(u32::from(MAX_ATTEMPT)) as u8;
         if let Some((stream, range, fin)) = self.syn_input.take() {
             self.stream(stream).input.lost(range, fin);
         }
@@ -416,12 +425,15 @@ impl Connection {
         let mss = self.mss_option().saturating_sub(8);
         let blank =
             SealedContinuation { fields: TransportContinuation { mss, ..Default::default() }, mac: [0; 12] };
-        let asked = self.collect(0, 0, true, true, 28 + SealedContinuation::LENGTH, now);
+        let asked = match attempt {
+            0 => self.collect(0, 0, true, true, 28 + SealedContinuation::LENGTH, now),
+            _ => Asked::default(),
+        };
         let shape = Shape {
             class: RequestClass::Restart,
             continuation: Some(&blank),
             index: None,
-            attempt: 0,
+            attempt,
             covers: 1,
             pad_to: 0,
         };
@@ -435,6 +447,7 @@ impl Connection {
 
     fn send_close(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         let Phase::Closing { attempts, .. } = self.phase else { return None };
+        let attempt = attempts.min(u32::from(MAX_ATTEMPT)) as u8;
         let generation = self.generation.as_ref();
         let latest =
             generation.and_then(|g| g.latest_continuation().filter(|_| attempts < 3).map(|i| (g, i)));
@@ -452,7 +465,7 @@ impl Connection {
             class: RequestClass::Close,
             continuation: Some(&sealed),
             index: Some(index),
-            attempt: 0,
+            attempt,
             covers: 1,
             pad_to: 0,
         };

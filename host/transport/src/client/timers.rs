@@ -3,6 +3,7 @@
 use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival, mix};
 use super::generation::Generation;
 use crate::time::{Micros, Time};
+use rivulet_packet::MAX_ATTEMPT;
 
 /// Probes of one tail before the retransmission timeout is waited for: each is twice as late as the one before, so that where the round trip
 /// is shorter than the time in which the ToR finds a death, the last one comes after it. A number may be probed four times.
@@ -51,7 +52,9 @@ impl Connection {
     fn revival_due(&self) -> Option<Time> {
         match self.revival {
             Revival::None => None,
-            Revival::Timeout { due, .. } | Revival::Rekey { due } | Revival::Restart { due, .. } => Some(due),
+            Revival::Timeout { due, .. } | Revival::Rekey { due, .. } | Revival::Restart { due, .. } => {
+                Some(due)
+            }
         }
     }
 
@@ -132,9 +135,12 @@ impl Connection {
                     self.revival = Revival::Restart { attempts: 0, due: now };
                 }
             }
-            Revival::Rekey { due } if due <= now => {
+            // Never a TIMEOUT: where the REKEY was taken its generation is left, and the answers alone were lost.
+            Revival::Rekey { attempts, due } if due <= now => {
                 self.rtt.back_off();
-                self.revival = Revival::Timeout { attempts: 1, due: now };
+                if attempts > MAX_ATTEMPT || !self.has_fresh_continuation(now) {
+                    self.revival = Revival::Restart { attempts: 0, due: now };
+                }
             }
             Revival::Restart { attempts, due } if due <= now && attempts > 0 => self.rtt.back_off(),
             Revival::None if self.tail_due().is_some_and(|due| due <= now) => {

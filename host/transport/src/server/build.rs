@@ -141,7 +141,8 @@ impl Plan<'_> {
     }
 
     fn nonce(&self, head: &Head, keys: &KeyRing) -> Result<u32, RespondError> {
-        if matches!(head.kind, HeadKind::Challenge) {
+        // The answer to a CLOSE shows none: its number may have come under K', and the nonce under K would say that it was not lost.
+        if matches!(head.kind, HeadKind::Challenge | HeadKind::Farewell) {
             return Ok(0);
         }
         let keys = keys.nonce(self.next.nonce_epoch).ok_or(RespondError::Key)?;

@@ -13,7 +13,7 @@ mod step;
 pub use cache::MinisocketCache;
 pub use plan::{Head, HeadKind, InputEvent, Plan, STEADY_OVERHEAD, Sent};
 pub use refusal::Refusal;
-pub use replay::{ReplayKey, ReplayMemory, ReplayStatistics, Use};
+pub use replay::{LeftBy, ReplayKey, ReplayMemory, ReplayStatistics, Use};
 pub use reply::{Answer, Reply, RespondError};
 pub use server::Server;
 pub(crate) use step::predict;

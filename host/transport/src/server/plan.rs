@@ -164,7 +164,7 @@ impl<'a> Plan<'a> {
         self.service
     }
 
-    /// The tag, nonce epoch, generation and number under which this use is remembered against replay.
+    /// The continuation that the request presents.
     pub(super) fn presented(&self) -> Option<&TransportContinuation> {
         self.request.as_ref()?.continuation.as_ref().map(|c| &c.fields)
     }

@@ -1,4 +1,4 @@
-//! The replay defence: one use of each response number, with bounded memory (section 2.2).
+//! The replay defence: one use of each request, and none of a generation that was left, with bounded memory (section 2.2).
 //!
 //! Two banks of fingerprints: one being written, one of the horizon before. A bank that is full lets packets through and counts
 //! them: the memory fails open, as the ToR's does. Only authentic requests are remembered, so nobody can fill it with garbage.
@@ -7,25 +7,26 @@ use rivulet_packet::RequestClass;
 
 use crate::time::{Micros, Time};
 
-/// How often one key may be used within the horizon.
-fn limit(class: RequestClass) -> u8 {
-    match class {
-        RequestClass::Probe | RequestClass::Timeout | RequestClass::Restart | RequestClass::Close => 4,
-        RequestClass::Normal | RequestClass::Rekey | RequestClass::Syn => 1,
-    }
-}
-
 /// What one use of a request is remembered by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplayKey {
-    /// Class of the request.
+    /// Class of the request; SYN for an address token and for what completes a cookie.
     pub class: RequestClass,
-    /// Nonce epoch and generation, or 0.
-    pub epoch: u32,
-    /// Connection tag, or a digest of an address token.
+    /// Which repetition it is.
+    pub attempt: u8,
+    /// Connection tag, or half a digest of what opens.
     pub tag: u32,
-    /// Response number; 0 for RESTART, which counts per generation.
+    /// Response number; 0 for what opens the next generation, which counts for the generation.
     pub number: u32,
+}
+
+/// How a generation was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftBy {
+    /// By a TIMEOUT or a RESTART, which lead to one next generation.
+    Timeout,
+    /// By a REKEY, which leads to another.
+    Rekey,
 }
 
 /// The answer of the memory.
@@ -33,7 +34,7 @@ pub struct ReplayKey {
 pub enum Use {
     /// Allowed, and remembered.
     First,
-    /// Used as often as allowed.
+    /// Used before.
     Spent,
     /// Allowed, but there was no room to remember it.
     Forgotten,
@@ -52,11 +53,67 @@ pub struct ReplayStatistics {
 
 /// How far a key may lie from where it belongs: the work of one look-up is bounded by it.
 const REACH: usize = 16;
+/// One generation in so many uses may be left and remembered: most end with their connection.
+const USES_A_GENERATION: usize = 16;
+
+/// Fingerprints of this horizon and the one before, with a value of 1 to 7 each.
+struct Banks {
+    banks: [Box<[u64]>; 2],
+    current: usize,
+}
+
+impl Banks {
+    fn new(keys: usize) -> Self {
+        // Half full at most, so that a key nearly always finds a place within reach.
+        let slots = keys.saturating_mul(2).next_power_of_two().max(REACH * 2);
+        let bank = || vec![0u64; slots].into_boxed_slice();
+        Self { banks: [bank(), bank()], current: 0 }
+    }
+
+    fn bytes(&self) -> usize {
+        2 * self.banks[0].len() * size_of::<u64>()
+    }
+
+    /// A new horizon forgets the one before the last, or both.
+    fn turn(&mut self, both: bool) {
+        if both {
+            self.banks[self.current].fill(0);
+        }
+        self.current = 1 - self.current;
+        self.banks[self.current].fill(0);
+    }
+
+    fn slots(&self, fingerprint: u64) -> impl Iterator<Item = usize> + use<> {
+        let mask = self.banks[0].len() - 1;
+        let home = (fingerprint >> 20) as usize;
+        (0..REACH).map(move |i| home.wrapping_add(i) & mask)
+    }
+
+    /// The value that a key was last put in with; 0: it is not there.
+    fn value(&self, fingerprint: u64) -> u64 {
+        let find = |bank: &[u64]| {
+            let mut there = self.slots(fingerprint).map(|at| bank[at]).take_while(|word| *word != 0);
+            there.find(|word| word & !7 == fingerprint).map(|word| word & 7)
+        };
+        find(&self.banks[self.current]).or_else(|| find(&self.banks[1 - self.current])).unwrap_or(0)
+    }
+
+    /// Puts a key in; false: there is no room.
+    fn put(&mut self, fingerprint: u64, value: u64) -> bool {
+        let mut slots = self.slots(fingerprint);
+        let bank = &mut self.banks[self.current];
+        let place = slots.find(|at| bank[*at] == 0 || bank[*at] & !7 == fingerprint);
+        if let Some(at) = place {
+            bank[at] = fingerprint | value;
+        }
+        place.is_some()
+    }
+}
 
 /// The memory. Its size never changes.
 pub struct ReplayMemory {
-    banks: [Box<[u64]>; 2],
-    current: usize,
+    uses: Banks,
+    left: Banks,
     turned: Time,
     horizon: Micros,
     secret: u64,
@@ -66,22 +123,19 @@ pub struct ReplayMemory {
 impl std::fmt::Debug for ReplayMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReplayMemory")
-            .field("slots", &self.banks[0].len())
+            .field("bytes", &self.bytes())
             .field("counts", &self.statistics)
             .finish()
     }
 }
 
 impl ReplayMemory {
-    /// A memory of at least `uses` uses a horizon (twice 8 bytes each). `secret` is drawn at random, so that nobody can
+    /// A memory of at least `uses` uses a horizon (some 34 bytes each). `secret` is drawn at random, so that nobody can
     /// choose keys that collide.
     pub fn new(uses: usize, horizon: Micros, secret: u64) -> Self {
-        // Half full at most, so that a key nearly always finds a place within reach.
-        let slots = uses.saturating_mul(2).next_power_of_two().max(REACH * 2);
-        let bank = || vec![0u64; slots].into_boxed_slice();
         Self {
-            banks: [bank(), bank()],
-            current: 0,
+            uses: Banks::new(uses),
+            left: Banks::new(uses / USES_A_GENERATION),
             turned: Time(0),
             horizon,
             secret,
@@ -96,30 +150,19 @@ impl ReplayMemory {
 
     /// Bytes it takes, for ever.
     pub fn bytes(&self) -> usize {
-        2 * self.banks[0].len() * size_of::<u64>()
+        self.uses.bytes() + self.left.bytes()
     }
 
-    /// Asks for one use of `key` at `now`, and remembers it.
+    /// Asks for the use of `key` at `now`, and remembers it.
     pub fn take(&mut self, key: ReplayKey, now: Time) -> Use {
         self.turn(now);
         let fingerprint = self.fingerprint(key);
-        let allowed = u64::from(limit(key.class));
-        // The count stands in the low three bits; what the bank before remembers counts on.
-        let before =
-            self.find(1 - self.current, fingerprint).map_or(0, |at| self.banks[1 - self.current][at] & 7);
-        let result = match self.place(fingerprint) {
-            Some(at) => {
-                let bank = &mut self.banks[self.current];
-                let used = if bank[at] == 0 { before } else { bank[at] & 7 };
-                if used >= allowed {
-                    Use::Spent
-                } else {
-                    bank[at] = fingerprint | (used + 1);
-                    Use::First
-                }
-            }
-            None if before >= allowed => Use::Spent,
-            None => Use::Forgotten,
+        let result = if self.uses.value(fingerprint) != 0 {
+            Use::Spent
+        } else if self.uses.put(fingerprint, 1) {
+            Use::First
+        } else {
+            Use::Forgotten
         };
         match result {
             Use::First => self.statistics.allowed += 1,
@@ -129,23 +172,44 @@ impl ReplayMemory {
         result
     }
 
-    /// A new horizon forgets the one before the last.
+    /// Whether `key` was used.
+    pub fn knows(&mut self, key: ReplayKey, now: Time) -> bool {
+        self.turn(now);
+        self.uses.value(self.fingerprint(key)) != 0
+    }
+
+    /// Remembers that the generation of `tag` was left: what of it is still about is stale within a horizon, and good for nothing before.
+    pub fn leave(&mut self, tag: u32, by: LeftBy, now: Time) {
+        self.turn(now);
+        let fingerprint = self.fingerprint(generation(tag));
+        if !self.left.put(fingerprint, if by == LeftBy::Timeout { 1 } else { 2 }) {
+            self.statistics.overflowed += 1;
+        }
+    }
+
+    /// How the generation of `tag` was left; None: it was not, or a horizon ago.
+    pub fn left(&mut self, tag: u32, now: Time) -> Option<LeftBy> {
+        self.turn(now);
+        match self.left.value(self.fingerprint(generation(tag))) {
+            0 => None,
+            1 => Some(LeftBy::Timeout),
+            _ => Some(LeftBy::Rekey),
+        }
+    }
+
     fn turn(&mut self, now: Time) {
-        if now.since(self.turned) < self.horizon {
-            return;
+        let since = now.since(self.turned);
+        if since >= self.horizon {
+            self.uses.turn(since >= 2 * self.horizon);
+            self.left.turn(since >= 2 * self.horizon);
+            self.turned = now;
         }
-        if now.since(self.turned) >= 2 * self.horizon {
-            self.banks[self.current].fill(0);
-        }
-        self.current = 1 - self.current;
-        self.banks[self.current].fill(0);
-        self.turned = now;
     }
 
     /// A keyed 61-bit fingerprint, never zero, its low three bits clear.
     fn fingerprint(&self, key: ReplayKey) -> u64 {
         let a = u64::from(key.tag) << 32 | u64::from(key.number);
-        let b = u64::from(key.epoch) << 8 | key.class as u64;
+        let b = u64::from(key.attempt) << 8 | key.class as u64;
         let mut x = self.secret;
         for word in [a, b, self.secret.rotate_left(32)] {
             x ^= word;
@@ -156,23 +220,11 @@ impl ReplayMemory {
         }
         (x & !7).max(8)
     }
+}
 
-    fn slots(&self, fingerprint: u64) -> impl Iterator<Item = usize> + use<> {
-        let mask = self.banks[0].len() - 1;
-        let home = (fingerprint >> 20) as usize;
-        (0..REACH).map(move |i| home.wrapping_add(i) & mask)
-    }
-
-    fn find(&self, bank: usize, fingerprint: u64) -> Option<usize> {
-        let bank = &self.banks[bank];
-        self.slots(fingerprint).take_while(|at| bank[*at] != 0).find(|at| bank[*at] & !7 == fingerprint)
-    }
-
-    /// Where the key stands or would stand in the current bank.
-    fn place(&self, fingerprint: u64) -> Option<usize> {
-        let bank = &self.banks[self.current];
-        self.slots(fingerprint).find(|at| bank[*at] == 0 || bank[*at] & !7 == fingerprint)
-    }
+/// What a generation is remembered by.
+fn generation(tag: u32) -> ReplayKey {
+    ReplayKey { class: RequestClass::Close, attempt: 0, tag, number: 0 }
 }
 
 #[cfg(test)]
@@ -180,20 +232,38 @@ mod tests {
     use super::*;
 
     fn key(class: RequestClass, number: u32) -> ReplayKey {
-        ReplayKey { class, epoch: 1, tag: 9, number }
+        ReplayKey { class, attempt: 0, tag: 9, number }
     }
 
     #[test]
-    fn one_use_of_a_normal_request_and_four_of_a_probe() {
+    fn every_attempt_of_every_class_is_used_once() {
         let mut m = ReplayMemory::new(1000, 4_000_000, 77);
         let now = Time(100_000_000);
-        assert_eq!(m.take(key(RequestClass::Normal, 1), now), Use::First);
-        assert_eq!(m.take(key(RequestClass::Normal, 1), now), Use::Spent);
-        assert_eq!(m.take(key(RequestClass::Normal, 2), now), Use::First);
-        for n in 0..6 {
-            let want = if n < 4 { Use::First } else { Use::Spent };
-            assert_eq!(m.take(key(RequestClass::Probe, 1), now), want);
+        for class in RequestClass::ALL.iter().copied() {
+            for attempt in 0..=3 {
+                for number in [1, 2] {
+                    let key = ReplayKey { attempt, ..key(class, number) };
+                    assert_eq!([m.take(key, now), m.take(key, now)], [Use::First, Use::Spent]);
+                }
+            }
         }
+    }
+
+    #[test]
+    fn a_generation_that_was_left_stays_so_for_a_horizon() {
+        let horizon = 4_000_000;
+        let mut m = ReplayMemory::new(1000, horizon, 77);
+        let now = Time(100_000_000);
+        assert_eq!(m.left(9, now), None);
+        m.leave(9, LeftBy::Timeout, now);
+        m.leave(10, LeftBy::Rekey, now);
+        for later in [now, now + horizon] {
+            assert_eq!(
+                [m.left(9, later), m.left(10, later), m.left(11, later)],
+                [Some(LeftBy::Timeout), Some(LeftBy::Rekey), None]
+            );
+        }
+        assert_eq!(m.left(9, now + 3 * horizon), None);
     }
 
     #[test]

@@ -1,22 +1,24 @@
 //! The step with its soft states around it. Each can be left out, and dropped at any time.
 
-use rivulet_packet::{RequestClass, Segment};
+use rivulet_packet::{RequestClass, Segment, TransportContinuation};
 
 use super::cache::MinisocketCache;
 use super::plan::{Plan, Sent};
 use super::refusal::Refusal;
-use super::replay::{ReplayKey, ReplayMemory, Use};
+use super::replay::{LeftBy, ReplayKey, ReplayMemory, Use};
 use super::reply::{Reply, RespondError};
 use super::step::{Known, Policy, Verdict, step_knowing};
 use crate::keys::KeyRing;
 use crate::time::Time;
+use crate::verdict::answered_before;
 
 /// A server without connections: policy, and the soft states that it may have.
 #[derive(Debug, Default)]
 pub struct Server {
     /// What the service allows.
     pub policy: Policy,
-    /// The replay defence; None where the ToR has it, or for a test.
+    /// The replay defence. A ToR has one too, which is common to all replicas; what that could not judge, this one does.
+    /// None: for a test.
     pub replay: Option<ReplayMemory>,
     /// The minisocket cache, if memory is to be spent on it.
     pub cache: Option<MinisocketCache>,
@@ -50,16 +52,35 @@ impl Server {
         let verdict = step_knowing(segment, keys, now, &self.policy, known)?;
         let Verdict::Respond(plan) = &verdict else { return Ok(verdict) };
         let Some(memory) = &mut self.replay else { return Ok(verdict) };
+        let leaves = plan.request().filter(|_| !plan.challenges() && !plan.completes());
+        let leaves = leaves.and_then(|r| Some((r.class, plan.presented()?.tag)));
+        if let Some((class, tag)) = leaves
+            && is_over(class, memory.left(tag, now))
+        {
+            return Err(Refusal::Replayed);
+        }
         for key in replay_keys(plan, segment).into_iter().flatten() {
             if memory.take(key, now) != Use::Spent {
                 continue;
             }
-            if key.class == RequestClass::Syn && plan.class() == Some(RequestClass::Syn) {
+            if plan.spent().is_some() {
                 // The token was used: the SYN is answered as one without.
                 known.token_spent = true;
                 return step_knowing(segment, keys, now, &self.policy, known);
             }
             return Err(Refusal::Replayed);
+        }
+        if plan.class() == Some(RequestClass::Rekey)
+            && plan.presented().is_some_and(|c| is_begun(memory, c, now))
+        {
+            return Err(Refusal::Replayed);
+        }
+        match leaves {
+            Some((RequestClass::Timeout | RequestClass::Restart, tag)) => {
+                memory.leave(tag, LeftBy::Timeout, now)
+            }
+            Some((RequestClass::Rekey, tag)) => memory.leave(tag, LeftBy::Rekey, now),
+            _ => {}
         }
         Ok(verdict)
     }
@@ -88,26 +109,48 @@ fn digest(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// Whether a request comes too late for its generation. One window stays one window: who left it for another by TIMEOUT, RESTART or REKEY
+/// has no use of what is still unused of it, and of the two that may follow a generation only one does.
+fn is_over(class: RequestClass, left: Option<LeftBy>) -> bool {
+    match class {
+        RequestClass::Normal | RequestClass::Probe => left.is_some(),
+        RequestClass::Timeout | RequestClass::Restart => left == Some(LeftBy::Rekey),
+        RequestClass::Rekey => left == Some(LeftBy::Timeout),
+        RequestClass::Syn | RequestClass::Close => false,
+    }
+}
+
+/// Whether a number of the window that a REKEY hands over was answered already. Its size was paid for, number by number, and the REKEY of a
+/// generation is looked at so closely once an attempt.
+fn is_begun(memory: &mut ReplayMemory, c: &TransportContinuation, now: Time) -> bool {
+    let before = answered_before(c);
+    (1..=c.number.wrapping_sub(before)).any(|i| {
+        let number = before.wrapping_add(i);
+        memory.knows(ReplayKey { class: RequestClass::Normal, attempt: 0, tag: c.tag, number }, now)
+    })
+}
+
 /// The uses that a plan makes. A delayed acknowledgement uses two numbers.
 fn replay_keys(plan: &Plan<'_>, segment: &Segment<'_>) -> [Option<ReplayKey>; 2] {
     let Some(request) = plan.request().filter(|_| !plan.challenges()) else { return [None; 2] };
-    let key = |class, epoch: u32, tag, number| Some(ReplayKey { class, epoch, tag, number });
+    let attempt = request.attempt;
+    let key = |class, tag, number| Some(ReplayKey { class, attempt, tag, number });
     if let Some(token) = plan.spent() {
         // The token's MAC is as good as random.
         let digest = digest(token);
-        return [key(RequestClass::Syn, 0, (digest >> 32) as u32, digest as u32), None];
+        return [key(RequestClass::Syn, (digest >> 32) as u32, digest as u32), None];
     }
     let Some(c) = plan.presented() else { return [None; 2] };
-    let epoch = u32::from(c.nonce_epoch) << 16 | u32::from(c.generation);
     match request.class {
-        RequestClass::Restart if plan.completes() => {
-            // The completion of a cookie, once: it would issue the same numbers again.
-            [key(RequestClass::Syn, 1, segment.ack, segment.seq), None]
+        // It would issue the same numbers again.
+        RequestClass::Restart if plan.completes() => [key(RequestClass::Syn, segment.ack, segment.seq), None],
+        // What opens the next generation, from whichever continuation.
+        class @ (RequestClass::Restart | RequestClass::Timeout | RequestClass::Rekey) => {
+            [key(class, c.tag, 0), None]
         }
-        RequestClass::Restart => [key(RequestClass::Restart, epoch, c.tag, 0), None],
         class if request.covers == 2 => {
-            [key(class, epoch, c.tag, c.number), key(class, epoch, c.tag, c.number.wrapping_sub(1))]
+            [key(class, c.tag, c.number), key(class, c.tag, c.number.wrapping_sub(1))]
         }
-        class => [key(class, epoch, c.tag, c.number), None],
+        class => [key(class, c.tag, c.number), None],
     }
 }

@@ -8,7 +8,7 @@ use super::refusal::Refusal;
 use crate::cwnd::Piece;
 use crate::keys::{KeyRing, MacKey};
 use crate::nonces::sums_are_right;
-use crate::opening;
+use crate::opening::{self, OpenedBy};
 use crate::seal::is_genuine;
 use crate::time::{CLOCK_MASK, MILLISECOND, Micros, SECOND, Time, stamp_age};
 use crate::verdict::{
@@ -72,6 +72,8 @@ const SLOT: std::ops::RangeInclusive<u16> = 300..=8952;
 /// Windows below this many packets are not made smaller because of a queue at the server: half of this still mends a
 /// loss without a timeout.
 const LEAST_MARKED: u32 = 6;
+/// Slots of 4.19 s, as the ToR's memory has them: RESTARTs of stale continuations within one lead to one generation.
+const SLOT_SHIFT: u32 = 22;
 /// Bytes by which our TCP header exceeds the 20 that an MSS counts with.
 const OPTION: u16 = 8;
 
@@ -289,7 +291,10 @@ fn new_generation<'a>(
     fresh: &Fresh,
     key: &MacKey,
 ) -> Result<Verdict<'a>, Refusal> {
-    let (tag, first) = opening::next_generation(key, c, fresh.rekey);
+    // One next generation, from whichever continuation; from one that is too old for anything else another in each slot of time, since
+    // the memory has forgotten by then which of its numbers were issued.
+    let slot = if context.is_fresh(c.time) { 0 } else { 1 + (context.now >> SLOT_SHIFT) };
+    let (tag, first) = opening::next_generation(key, c, fresh.rekey, slot);
     // The wire space goes on behind the window that the old generation could have filled.
     let answered = answered_before(c);
     let end = c.wire_sequence(answered.wrapping_add(1 + piece_of(c).cwnd(answered)));
@@ -316,15 +321,22 @@ fn new_generation<'a>(
     let rekey_wanted = is_newer(context.nonce_epoch, next.nonce_epoch);
     let next = TransportContinuation { first: fresh.prime, rekey_wanted, ..next };
     let mut plan = context.plan(Some(request), next);
-    let wants: ArrayVec<Want, 16> = request.wants().filter(|w| !w.retransmit).collect();
-    for i in 0..fresh.count {
-        let want = wants.get(i as usize).copied().filter(|_| fresh.data);
-        plan.push(HeadKind::New, first.wrapping_add(i), fresh.prime, want);
+    push_window(&mut plan, &request, first, fresh.count, fresh.prime, fresh.data);
+    Ok(Verdict::Respond(plan))
+}
+
+/// The first window of a generation or connection. When it is asked for again, its last number comes alone, under K' and without
+/// data, as by a PROBE: the others are lost, and their nonces stay hidden.
+fn push_window(plan: &mut Plan<'_>, request: &Request<'_>, first: u32, count: u32, prime: bool, data: bool) {
+    let again = request.attempt > 0;
+    let data = data && !again;
+    let wants: ArrayVec<Want, 16> = request.wants().filter(|w| !w.retransmit && data).collect();
+    for i in if again { count - 1 } else { 0 }..count {
+        plan.push(HeadKind::New, first.wrapping_add(i), prime || again, wants.get(i as usize).copied());
     }
-    if !fresh.data {
+    if !data {
         plan.heads.iter_mut().for_each(|head| head.room = 0);
     }
-    Ok(Verdict::Respond(plan))
 }
 
 fn close<'a>(context: &Context<'_, 'a>, request: Request<'a>, c: &TransportContinuation) -> Plan<'a> {
@@ -345,12 +357,12 @@ fn opening_continuation(
     context: &Context<'_, '_>,
     client_isn: u32,
     mss: u16,
-    proved: bool,
-    split: bool,
+    by: OpenedBy<'_>,
 ) -> Result<(TransportContinuation, u32), Refusal> {
     let nonces = context.keys.nonce(context.nonce_epoch).ok_or(Refusal::NonceEpoch)?;
     context.keys.seal(context.seal_epoch).ok_or(Refusal::SealEpoch)?;
-    let o = opening::open(nonces, context.segment.src, context.segment.dst, client_isn, proved);
+    let o = opening::open(nonces, context.segment.src, context.segment.dst, client_isn, by);
+    let split = by != OpenedBy::Syn;
     let stamped = context.restamp(&TransportContinuation::default());
     let next = TransportContinuation {
         tag: o.tag,
@@ -373,20 +385,19 @@ fn opening_continuation(
 /// RTT 1: one response no larger than the SYN, or, with a good address token, the initial window at once.
 fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Result<Verdict<'a>, Refusal> {
     let segment = context.segment;
-    let proved = !known.token_spent
-        && request
-            .token
-            .is_some_and(|t| opening::proves_address(context.keys, context.now, segment.src.ip(), t));
-    let (next, isn) = opening_continuation(context, segment.seq, slot(context), proved, proved)?;
+    let token = request.token.filter(|token| {
+        !known.token_spent && opening::proves_address(context.keys, context.now, segment.src.ip(), token)
+    });
+    let by = token.map_or(OpenedBy::Syn, OpenedBy::Token);
+    let (next, isn) = opening_continuation(context, segment.seq, slot(context), by)?;
     let mut plan = context.plan(Some(request), next);
     plan.syn = Some(isn);
-    if proved {
-        plan.spent = request.token;
-    } else {
+    plan.spent = token;
+    if token.is_none() {
         plan.largest = segment.payload.len().min(plan.largest);
     }
     let wants: ArrayVec<Want, 16> = request.wants().filter(|w| !w.retransmit).collect();
-    for i in 0..if proved { u32::from(INITIAL_WINDOW) } else { 1 } {
+    for i in 0..if token.is_some() { u32::from(INITIAL_WINDOW) } else { 1 } {
         plan.push(HeadKind::New, next.number.wrapping_add(i), false, wants.get(i as usize).copied());
     }
     if plan.heads.iter().any(|head| head.overhead > plan.largest) {
@@ -397,7 +408,7 @@ fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Res
 
 /// A SYN without payload is answered by one without payload, whose ISN is the cookie.
 fn bare_syn<'a>(context: &Context<'_, 'a>) -> Result<Verdict<'a>, Refusal> {
-    let (next, isn) = opening_continuation(context, context.segment.seq, slot(context), false, false)?;
+    let (next, isn) = opening_continuation(context, context.segment.seq, slot(context), OpenedBy::Cookie)?;
     let mut plan = context.plan(None, next);
     plan.syn = Some(isn);
     plan.largest = 0;
@@ -460,15 +471,12 @@ fn complete<'a>(context: &Context<'_, 'a>, request: Request<'a>, mss: u16) -> Re
     let client_isn = segment.seq.wrapping_sub(1);
     let mss = mss.min(context.policy.payload).clamp(*SLOT.start(), *SLOT.end());
     // The SYN may have been answered in the epoch before.
-    let (next, isn) = opening_continuation(context, client_isn, mss, false, true)?;
+    let (next, isn) = opening_continuation(context, client_isn, mss, OpenedBy::Cookie)?;
     if segment.ack.wrapping_sub(1) != isn {
         return Err(Refusal::Cookie);
     }
     let mut plan = context.plan(Some(request), next);
-    let wants: ArrayVec<Want, 16> = request.wants().filter(|w| !w.retransmit).collect();
-    for i in 0..u32::from(INITIAL_WINDOW) {
-        plan.push(HeadKind::New, next.number.wrapping_add(i), false, wants.get(i as usize).copied());
-    }
+    push_window(&mut plan, &request, next.number, u32::from(INITIAL_WINDOW), false, true);
     Ok(Verdict::Respond(plan))
 }
 

@@ -375,20 +375,25 @@ fn a_hidden_restart_gains_no_window() {
     assert_eq!(generations.len(), 1, "every continuation opens the same generation");
 }
 
-/// Defence: the memory counts TIMEOUT by number and RESTART by generation.
+/// Defence: the memory takes each attempt once: of a number in a PROBE, of a generation in a TIMEOUT or RESTART.
 #[test]
 fn restarts_and_timeouts_are_counted() {
     let keys = support::keys();
+    let c = steady::fields();
     for class in [RequestClass::Timeout, RequestClass::Restart, RequestClass::Probe] {
         let mut server = guarded();
-        let packet = steady::packet(
-            class,
-            &sealed(&keys, &steady::fields()),
-            &[steady::original(&keys, &steady::fields(), 0, 39)],
-            &steady::output_continuation(&keys),
-        );
-        let segment = Segment::parse_packet(&packet).unwrap();
-        let allowed = (0..20).filter(|_| server.accept(&segment, &keys, Time(steady::NOW)).is_ok()).count();
+        let mut ask = |attempt| {
+            let builder = RequestBuilder {
+                class,
+                attempt,
+                continuation: Some(&sealed(&keys, &c)),
+                proof: &[steady::original(&keys, &c, 0, 39)],
+                ..RequestBuilder::default()
+            };
+            let packet = steady::packet_with(&builder, CLIENT);
+            server.accept(&Segment::parse_packet(&packet).unwrap(), &keys, Time(steady::NOW)).is_ok()
+        };
+        let allowed = (0..20).filter(|i| ask(i % 4)).count();
         assert_eq!(allowed, 4, "{class:?}");
     }
 }
@@ -512,4 +517,89 @@ fn extreme_but_authentic_continuations_are_survived() {
             }
         }
     }
+}
+
+/// Defence: the answer to a CLOSE shows no nonce. A number that came under K' was lost under K, and its nonce under K would hide that.
+#[test]
+fn a_close_shows_no_nonce() {
+    let keys = support::keys();
+    let c = steady::fields();
+    // The client has the last number under K' alone, as a PROBE brings it.
+    let primes = keys.nonce(1).unwrap().retransmitted.tag(c.tag);
+    let last = ProofEntry::range(EntryKind::Retransmitted, 39, 39, primes.nonce(c.number));
+    let proof = [steady::original(&keys, &c, 0, 38), last];
+    let packet = steady::packet(RequestClass::Close, &sealed(&keys, &c), &proof, &[1]);
+    let segment = Segment::parse_packet(&packet).unwrap();
+    let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
+        panic!()
+    };
+    let mut out = [0u8; 2048];
+    let sent = plan.respond(0, &Reply::default(), &keys, &mut out).unwrap();
+    let answer = Segment::parse_packet(&out[..sent.length]).unwrap();
+    assert_eq!(answer.response().unwrap().nonce, 0);
+}
+
+fn opened(
+    server: &mut Server,
+    keys: &KeyRing,
+    builder: &RequestBuilder<'_>,
+    ack: u32,
+) -> Vec<(u32, u32, bool)> {
+    let packet = steady::packet_acknowledging(builder, CLIENT, ack);
+    let segment = Segment::parse_packet(&packet).unwrap();
+    let Ok(Verdict::Respond(plan)) = server.accept(&segment, keys, Time(steady::NOW)) else { return vec![] };
+    let mut out = [0u8; 4096];
+    let heads = plan.heads().iter().enumerate();
+    heads
+        .map(|(i, head)| {
+            let sent = plan.respond(i, &Reply::default(), keys, &mut out).unwrap();
+            (sent.sealed.unwrap().fields.tag, head.number, head.prime)
+        })
+        .collect()
+}
+
+/// Defence: what opens a connection (a SYN, each address token, a completed cookie) has numbers of its own under one PRF, and only the first
+/// completion shows nonces under K.
+#[test]
+fn what_opens_a_connection_has_numbers_of_its_own() {
+    let keys = support::keys();
+    let token =
+        |time| rivulet_transport::opening::address_token(&keys, 1, time, "192.0.2.1".parse().unwrap());
+    let tokens = [token(steady::NOW).unwrap(), token(steady::NOW - 1).unwrap()];
+    let syn = RequestBuilder { class: RequestClass::Syn, pad_to: 300, ..RequestBuilder::default() };
+    let with = |token| RequestBuilder { token: Some(token), ..syn };
+    // All of one client, port and ISN. The cookie, too: a bare SYN has sequence number 0 here, and its completion 1.
+    let mut server = guarded();
+    let mut numbers: Vec<_> = opened(&mut server, &keys, &syn, 0);
+    numbers.extend(opened(&mut server, &keys, &with(&tokens[0]), 0));
+    numbers.extend(opened(&mut server, &keys, &with(&tokens[1]), 0));
+    let (service, client) = (support::SERVICE.parse().unwrap(), CLIENT.parse().unwrap());
+    let by = rivulet_transport::opening::OpenedBy::Cookie;
+    let cookie = rivulet_transport::opening::open(keys.nonce(1).unwrap(), client, service, 0, by).isn;
+    let blank = SealedContinuation {
+        fields: TransportContinuation { mss: 1452, ..TransportContinuation::default() },
+        mac: [0; 12],
+    };
+    for attempt in [0, 0, 1, 2, 3, 3] {
+        let class = RequestClass::Restart;
+        let completion =
+            RequestBuilder { class, attempt, continuation: Some(&blank), ..RequestBuilder::default() };
+        numbers.extend(opened(&mut server, &keys, &completion, cookie.wrapping_add(1)));
+    }
+    assert_eq!(numbers.len(), 1 + 10 + 10 + 10 + 3, "{numbers:?}");
+    let under_k: Vec<_> = numbers.iter().filter(|(.., prime)| !prime).collect();
+    assert_eq!(under_k.iter().collect::<BTreeSet<_>>().len(), 31, "a number is issued twice under K");
+}
+
+/// Defence: a server that trusts its ToR remembers what the ToR did not judge: the mark is clear, as with more ranges than a switch sees.
+#[test]
+fn what_the_tor_did_not_judge_the_host_does() {
+    let keys = support::keys();
+    let packet = steady::request(&keys);
+    let segment = Segment::parse_packet(&packet).unwrap();
+    assert!(!segment.request().unwrap().tor.checked);
+    let mut server = guarded();
+    server.policy.trust_tor = true;
+    assert!(server.accept(&segment, &keys, Time(steady::NOW)).is_ok());
+    assert_eq!(server.accept(&segment, &keys, Time(steady::NOW)).unwrap_err(), Refusal::Replayed);
 }

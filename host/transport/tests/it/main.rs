@@ -4,7 +4,9 @@
 mod allocation;
 mod attacks;
 mod delayed;
+mod greed;
 mod recovery;
+mod security;
 mod signals;
 mod support;
 mod transfer;

@@ -79,6 +79,11 @@ pub fn packet(
 
 /// Any request, from any address.
 pub fn packet_with(builder: &RequestBuilder<'_>, from: &str) -> Vec<u8> {
+    packet_acknowledging(builder, from, if builder.class == RequestClass::Syn { 0 } else { 2 })
+}
+
+/// The same with an acknowledgement number of one's own. A SYN has sequence number 0, all else 1.
+pub fn packet_acknowledging(builder: &RequestBuilder<'_>, from: &str, ack: u32) -> Vec<u8> {
     let src: SocketAddr = from.parse().unwrap();
     let dst: SocketAddr = SERVICE.parse().unwrap();
     let class = Class::Request(builder.class);
@@ -92,8 +97,8 @@ pub fn packet_with(builder: &RequestBuilder<'_>, from: &str) -> Vec<u8> {
         src,
         dst,
         ecn: Ecn::NotEct,
-        seq: 1,
-        ack: if builder.class == RequestClass::Syn { 0 } else { 2 },
+        seq: u32::from(builder.class != RequestClass::Syn),
+        ack,
         flags: TcpFlags::of(class),
         option: RivuletOption { class, number_low: builder.number_low() },
         syn_options,
@@ -105,9 +110,23 @@ pub fn packet_with(builder: &RequestBuilder<'_>, from: &str) -> Vec<u8> {
     out
 }
 
+/// Its continuation, in a connection of this tag.
+pub fn sealed_as(keys: &KeyRing, tag: u32) -> SealedContinuation {
+    seal(keys.seal(1).unwrap(), &TransportContinuation { tag, ..fields() }, CLIENT.parse().unwrap())
+}
+
+/// Its continuation.
+pub fn sealed(keys: &KeyRing) -> SealedContinuation {
+    sealed_as(keys, fields().tag)
+}
+
+/// The steady request of such a continuation.
+pub fn request_with(keys: &KeyRing, sealed: &SealedContinuation) -> Vec<u8> {
+    let proof = [original(keys, &sealed.fields, 0, 39)];
+    packet(RequestClass::Normal, sealed, &proof, &output_continuation(keys))
+}
+
 /// The whole steady request.
 pub fn request(keys: &KeyRing) -> Vec<u8> {
-    let c = fields();
-    let sealed = seal(keys.seal(1).unwrap(), &c, CLIENT.parse().unwrap());
-    packet(RequestClass::Normal, &sealed, &[original(keys, &c, 0, 39)], &output_continuation(keys))
+    request_with(keys, &sealed(keys))
 }
