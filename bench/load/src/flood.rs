@@ -18,9 +18,9 @@ use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::{AfPacket, Filter, Interface, PacketIo, TxFrame};
 use rivulet_server::keys::KeySet;
 use rivulet_sim::content;
+use rivulet_transport::KeyRing;
 use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection, Read};
-use rivulet_transport::keys::KeyRing;
 use rivulet_transport::server::{Policy, Verdict, step};
 use serde::Serialize;
 

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
 use rivulet_packet::slot::{Slot, SlotKey};
+use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
 use rivulet_server::service::{Member, Service, ServiceError, Slots, Tunnel, check_all};
 
 use crate::proto;

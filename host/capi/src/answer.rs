@@ -3,7 +3,7 @@
 use rivulet_packet::Consumed;
 use rivulet_server::{Application, Minisocket};
 use rivulet_transport::server::{Answer, Refusal, Reply};
-use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation, operation_id};
+use rivulet_transport::{MAX_OPAQUE, MAX_UCONT, UserContinuation, operation_id};
 
 use crate::event::{Event, wanted};
 use crate::state::{Ahead, Source};
@@ -99,7 +99,7 @@ fn seal(
         identity: operation_id(msk.connection(), event.stream, event.offset),
         opaque: opaque.get(..opaque.len().min(MAX_OPAQUE)).unwrap_or_default(),
     };
-    let mut out = [0; MAX_LENGTH];
+    let mut out = [0; MAX_UCONT];
     let length = msk.seal(&what, &mut out).map_err(|_| Refusal::User)?;
     Ok(out[..length].to_vec())
 }

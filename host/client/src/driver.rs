@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 use rivulet_pktio::IoError;
 use rivulet_pktio::icmp::TooBig;
+use rivulet_transport::Micros;
 use rivulet_transport::Time;
 use rivulet_transport::client::Event;
-use rivulet_transport::time::Micros;
 
 use crate::address::flow;
 use crate::connection::{Ending, Shared, State};

@@ -92,8 +92,12 @@ fn nth_of(mut set: u64, share: u16) -> Option<u8> {
 mod tests {
     use super::*;
 
-    const SLOTS: [Slot; 4] =
-        [Slot { first: 0, second: 1 }, Slot { first: 1, second: 2 }, Slot { first: 2, second: 3 }, Slot { first: 3, second: 0 }];
+    const SLOTS: [Slot; 4] = [
+        Slot { first: 0, second: 1 },
+        Slot { first: 1, second: 2 },
+        Slot { first: 2, second: 3 },
+        Slot { first: 3, second: 0 },
+    ];
 
     #[test]
     fn first_then_second_then_any() {

@@ -2,7 +2,7 @@
 
 use rivulet_packet::Segment;
 use rivulet_transport::Time;
-use rivulet_transport::keys::equal_in_constant_time;
+use rivulet_transport::equal_in_constant_time;
 use rivulet_transport::server::Refusal;
 
 use crate::minisocket::Detached;

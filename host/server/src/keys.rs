@@ -23,7 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rivulet_packet::NonceKey;
-use rivulet_transport::keys::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
+use rivulet_transport::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 

@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 
 use rivulet_packet::EthHeader;
 use rivulet_pktio::PacketIo;
+use rivulet_transport::KeyRing;
+use rivulet_transport::TOKEN_LENGTH;
 use rivulet_transport::Time;
-use rivulet_transport::keys::KeyRing;
-use rivulet_transport::opening::TOKEN_LENGTH;
 use rivulet_transport::server::{Head, InputEvent, Plan, Refusal, Reply, RespondError, Server as Transport};
-use rivulet_transport::ucont::{MAX_LENGTH, UcontError, UserContinuation};
+use rivulet_transport::{MAX_UCONT, UcontError, UserContinuation};
 
 use crate::counters::Counters;
 
@@ -114,13 +114,13 @@ impl<'p> Minisocket<'_, 'p> {
     #[must_use]
     pub fn sealed_anew(&self, index: usize) -> Option<Vec<u8>> {
         let aging = self.output_ages(index).then(|| self.output_continuation(index).ok())??;
-        let mut out = [0; MAX_LENGTH];
+        let mut out = [0; MAX_UCONT];
         let length = self.seal(&aging, &mut out).ok()?;
         (2 * length < self.plan.heads().get(index)?.room).then(|| out[..length].to_vec())
     }
 
     /// Seals a user continuation for this connection (`msk_setucont` is this and [`send`](Self::send)).
-    pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_LENGTH]) -> Result<usize, UcontError> {
+    pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_UCONT]) -> Result<usize, UcontError> {
         self.plan.seal_ucont(self.keys, what, out)
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use rivulet_packet::Segment;
-use rivulet_transport::keys::KeyRing;
+use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
 use crate::heartbeat::Beat;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::net::NodeId;
+use crate::ids::NodeId;
 
 /// Port of the service.
 pub const SERVICE_PORT: u16 = 80;

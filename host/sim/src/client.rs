@@ -7,7 +7,8 @@ use rivulet_packet::Segment;
 use rivulet_transport::Time;
 use rivulet_transport::client::{self, Connection, ConnectionError, Event, Read, Statistics};
 
-use crate::net::{Context, LinkId, Node, NodeId};
+use crate::ids::{LinkId, NodeId};
+use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 use crate::{MICROSECOND, Nanos, address, content};
 

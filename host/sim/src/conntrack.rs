@@ -12,7 +12,8 @@
 use std::any::Any;
 
 use crate::Nanos;
-use crate::net::{Context, LinkId, Node, NodeId};
+use crate::ids::{LinkId, NodeId};
+use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 
 /// `MAXACKWINCONST` of Linux.

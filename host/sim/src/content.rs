@@ -3,9 +3,9 @@
 //! A request is 24 bytes: size, seed, and how long the replica thinks before each answer (0), all 64 bits big-endian. The answer
 //! is that many bytes of [`fill`]; every replica can give any of them from the output continuation.
 
-use rivulet_transport::keys::KeyRing;
+use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Answer, Head, Plan, Refusal, Reply, RespondError};
-use rivulet_transport::ucont::{MAX_LENGTH, UserContinuation};
+use rivulet_transport::{MAX_UCONT, UserContinuation};
 
 /// Bytes of a request.
 pub const REQUEST: usize = 24;
@@ -88,7 +88,7 @@ impl Promise {
 /// # Errors
 /// [`Refusal`]: the request is dropped.
 pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) -> Result<(), Refusal> {
-    let mut sealed = ([0; MAX_LENGTH], [0; MAX_LENGTH]);
+    let mut sealed = ([0; MAX_UCONT], [0; MAX_UCONT]);
     let mut lengths = None;
     let mut consumed = None;
     let mut promise = None;

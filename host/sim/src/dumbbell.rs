@@ -1,7 +1,8 @@
 //! The usual network of comparisons: many flows through one bottleneck in each direction.
 
+use crate::ids::{LinkId, NodeId};
 use crate::link::{Config, End};
-use crate::net::{LinkId, Network, NodeId};
+use crate::net::Network;
 use crate::tcp::{Client, Server};
 use crate::{Nanos, SECOND};
 

@@ -11,7 +11,7 @@ use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection, Read};
 use rivulet_transport::server::{Policy, Verdict, step};
 
-use crate::net::NodeId;
+use crate::ids::NodeId;
 use crate::{address, content, service};
 
 /// Whose packets are changed.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rivulet_packet::Ecn;
 
 use crate::Nanos;
-use crate::net::{LinkId, NodeId};
+use crate::ids::{LinkId, NodeId};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 

@@ -4,17 +4,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::Nanos;
+use crate::ids::{LinkId, NodeId};
 use crate::link::{Arrivals, Config, End, Link};
 use crate::packet::Packet;
 use crate::rng::Rng;
-
-/// Index of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub u32);
-
-/// Index of a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkId(pub u32);
 
 /// A host or a switch.
 pub trait Node {

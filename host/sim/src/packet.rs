@@ -2,8 +2,8 @@
 
 use rivulet_packet::Ecn;
 
-use crate::net::NodeId;
-use crate::tcp::Segment;
+use crate::ids::NodeId;
+use crate::segment::Segment;
 
 /// Bytes that a frame takes on an Ethernet beyond its IP packet: header 14, check 4, preamble 8, gap 12.
 pub const FRAMING: u32 = 38;

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use rivulet_packet::Segment;
+use rivulet_transport::KeyRing;
 use rivulet_transport::Time;
-use rivulet_transport::keys::KeyRing;
 use rivulet_transport::server::{Policy, Verdict, step};
 
+use crate::ids::LinkId;
 use crate::life::{Life, State};
-use crate::net::{Context, LinkId, Node};
+use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 use crate::{MICROSECOND, Nanos, address, content};

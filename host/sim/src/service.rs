@@ -3,13 +3,14 @@
 use std::rc::Rc;
 
 use rivulet_packet::NonceKey;
-use rivulet_transport::keys::{KeyRing, MacKey, NonceKeys};
 use rivulet_transport::server;
+use rivulet_transport::{KeyRing, MacKey, NonceKeys};
 
 use crate::client::{Client, Plan};
+use crate::ids::{LinkId, NodeId};
 use crate::life::Life;
 use crate::link::{self, End};
-use crate::net::{LinkId, Network, NodeId};
+use crate::net::Network;
 use crate::replica::{self, Replica};
 use crate::rng::Rng;
 use crate::tor::{self, Member, Tor};

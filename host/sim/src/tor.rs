@@ -5,8 +5,9 @@ use std::net::IpAddr;
 
 use rivulet_packet::{Class, NonceKey, RequestClass, Segment, TorBlock, checksum, tor};
 
+use crate::ids::{LinkId, NodeId};
 use crate::life::Life;
-use crate::net::{Context, LinkId, Node, NodeId};
+use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 use crate::sketch::{Key, Left, Opinion, Sketch};

@@ -10,18 +10,29 @@
 //!
 //! # The server
 //!
-//! ```text
-//! let segment = rivulet_packet::Segment::parse_packet(packet)?;  // or parse_frame; then segment.verify()
-//! match server::step(&segment, &keys, now, &policy) {           // pure; bounded; no allocation
-//!     Err(refusal)             => count it by `refusal.name()`, drop the packet
-//!     Ok(Verdict::Terminate)   => nothing is sent
-//!     Ok(Verdict::Respond(plan)) => {
-//!         plan.input(&keys)?                 // Option<InputEvent { stream, offset, data, fin, continuation }>
-//!         for (i, head) in plan.heads().iter().enumerate() {
-//!             // head.is_for_application(), head.want, head.room; plan.output_continuation(&want, &keys)?
-//!             let sent = plan.respond(i, &reply, &keys, &mut buffer)?;   // a whole IP packet of sent.length bytes
+//! ```
+//! use rivulet_packet::Segment;
+//! use rivulet_transport::server::{Answer, Policy, Reply, Verdict, step};
+//! use rivulet_transport::{KeyRing, Time};
+//!
+//! fn serve(packet: &[u8], keys: &KeyRing, now: Time, policy: &Policy, mut send: impl FnMut(&[u8]))
+//!     -> Result<(), Box<dyn std::error::Error>> {
+//!     let segment = Segment::parse_packet(packet)?;              // or parse_frame
+//!     segment.verify()?;
+//!     // Pure, bounded, no allocation. A refusal is counted by its `name()`, and its packet dropped.
+//!     let Verdict::Respond(plan) = step(&segment, keys, now, policy)? else { return Ok(()) };
+//!     let input = plan.input(keys)?;                             // InputEvent { stream, offset, data, fin, continuation }
+//!     let mut buffer = [0; 2048];
+//!     for (i, head) in plan.heads().iter().enumerate() {
+//!         let mut reply = Reply::default();
+//!         if let (true, Some(want)) = (head.is_for_application(), head.want) {
+//!             let wanted = plan.output_continuation(&want, keys)?; // what the application once sealed for this range
+//!             reply.answer = Answer::Data { offset: want.offset, data: &[0; 100], end: false }; // at most head.room
 //!         }
+//!         let sent = plan.respond(i, &reply, keys, &mut buffer)?;  // a whole IP packet of sent.length bytes
+//!         send(&buffer[..sent.length]);
 //!     }
+//!     Ok(())
 //! }
 //! ```
 //!
@@ -44,7 +55,7 @@
 //!   application sealed before. A packet of input may start at any offset from its `valid_start` to its `valid_end`, both
 //!   included (the library refuses others): equal ones where input has to be read in order, far apart ones where it need not. Its opaque bytes say
 //!   whatever the application put there, among it **the next output offset**. Its `identity` is the stable id of the operation
-//!   ([`ucont::operation_id`] of connection, stream and the offset at which the operation began).
+//!   ([`operation_id`] of connection, stream and the offset at which the operation began).
 //! - For input that it understood wholly, an application answers with `consumed` (the offset up to which it consumed; less
 //!   than what came is fine, the client sends the rest again), a new input continuation (`valid_start == consumed`,
 //!   opaque: next output offset) and, per answer it promises, an *output continuation* with
@@ -75,16 +86,36 @@
 //!
 //! [`client::Connection`] has the contract of `handle_*` and `poll_*` that the Rust protocol crates share:
 //!
-//! ```text
-//! Connection::open(config, local, remote, now) -> Connection    // nothing sent before the first write, or `connect`
-//! handle_input(now, packet) -> Result<(), InputError>          // a whole IP packet; an error means it was ignored
-//! handle_timeout(now)                                          // when poll_timeout's time has come
-//! poll_transmit(now, &mut buf) -> Option<usize>                // whole IP packets until None
-//! poll_timeout() -> Option<Time>
-//! poll() -> Option<Event>                                      // Connected, Readable, Writable, InputConsumed, Token, FallbackToTcp, Closed, Failed
-//! write(stream, data, now) -> usize, finish(stream), read(stream, buf) -> Read, request(data, now) -> Option<stream>, close(now)
-//! suspend() -> Option<Vec<u8>>, Connection::resume(bytes, config, local, now)
 //! ```
+//! use rivulet_transport::Time;
+//! use rivulet_transport::client::{Config, Connection};
+//!
+//! /// Hands over what came, sends what is to be sent, and gives the time at which to come back.
+//! fn drive(c: &mut Connection, now: Time, packet: Option<&[u8]>, mut send: impl FnMut(&[u8])) -> Option<Time> {
+//!     if let Some(packet) = packet {
+//!         let _ = c.handle_input(now, packet);                   // a whole IP packet; an error means it was ignored
+//!     }
+//!     c.handle_timeout(now);
+//!     let mut buffer = [0; 1500];
+//!     while let Some(length) = c.poll_transmit(now, &mut buffer) {
+//!         send(&buffer[..length]);
+//!     }
+//!     while let Some(event) = c.poll() {
+//!         // Connected, Readable, Writable, InputConsumed, Token, FallbackToTcp, Closed, Failed
+//!     }
+//!     c.poll_timeout()
+//! }
+//!
+//! let (local, remote) = ("192.0.2.1:40000".parse().unwrap(), "198.51.100.80:80".parse().unwrap());
+//! let mut c = Connection::open(Config::default(), local, remote, Time(0));
+//! let mut sent = Vec::new();
+//! assert_eq!(drive(&mut c, Time(0), None, |p| sent.push(p.to_vec())), None, "nothing before the first write");
+//! c.write(0, b"GET / HTTP/1.1\r\n\r\n", Time(0));              // `connect` sends a SYN without
+//! assert!(drive(&mut c, Time(0), None, |p| sent.push(p.to_vec())).is_some());
+//! assert_eq!(sent.len(), 1, "the SYN carries the request");
+//! ```
+//!
+//! Beside them `finish(stream)`, `read(stream, buf) -> Read`, `request(data, now)`, `close(now)`, `suspend()` and `Connection::resume`.
 //!
 //! After any of `handle_*`, `write`, `read`, `finish`, `request`, `close`: call `poll_transmit` until `None`, `poll` until
 //! `None`, then `poll_timeout` again.
@@ -93,17 +124,23 @@
 
 pub mod client;
 mod cmac;
-pub mod cwnd;
+mod cwnd;
 mod decision;
-pub mod history;
-pub mod keys;
-pub mod nonces;
-pub mod opening;
-pub mod seal;
+mod history;
+mod keys;
+mod nonces;
+mod opening;
+mod seal;
 pub mod server;
-pub mod time;
-pub mod ucont;
-pub mod verdict;
+mod time;
+mod ucont;
+mod verdict;
 
-pub use keys::{KeyRing, NonceKeys};
-pub use time::Time;
+pub use history::ProofError;
+pub use keys::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys, SealKeys, equal_in_constant_time};
+pub use nonces::sums_are_right;
+pub use opening::{OpenedBy, Opening, TOKEN_LENGTH, TOKEN_LIFETIME, address_token, open_connection};
+pub use seal::seal_continuation;
+pub use time::{Micros, Time};
+pub use ucont::{MAX_OPAQUE, MAX_UCONT, UcontError, UserContinuation, operation_id, seal_user};
+pub use verdict::{MAX_RESPONSES, VerdictError};

@@ -36,21 +36,22 @@ pub enum OpenedBy<'a> {
 }
 
 /// The opening of a connection.
-pub fn open(
+pub fn open_connection(
     keys: &NonceKeys,
     client: SocketAddr,
     service: SocketAddr,
     client_isn: u32,
     by: OpenedBy<'_>,
 ) -> Opening {
-    let (from, to) = (address_bytes(client), address_bytes(service));
+    let (from, to, client_isn) = (address_bytes(client), address_bytes(service), client_isn.to_be_bytes());
     let (domain, token): (u8, &[u8]) = match by {
         OpenedBy::Syn => (0, &[]),
         OpenedBy::Token(token) => (1, token),
         OpenedBy::Cookie => (2, &[]),
     };
-    let [tag, first, isn, _] =
-        words(keys.opening.mac(&[&from, &to, &client_isn.to_be_bytes(), &[domain], token]));
+    let [tag, first, ..] = words(keys.opening.mac(&[&from, &to, &client_isn, &[domain], token]));
+    // One ISN for all: a middlebox may have seen the answer to another SYN of the same connection.
+    let [_, _, isn, _] = words(keys.opening.mac(&[&from, &to, &client_isn]));
     Opening { tag, first, isn }
 }
 

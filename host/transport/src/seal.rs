@@ -33,7 +33,11 @@ fn mac(keys: &SealKeys, fields: &TransportContinuation, client: SocketAddr) -> [
 }
 
 /// Seals `fields` for `client`. The keys must be those of `fields.seal_epoch`.
-pub fn seal(keys: &SealKeys, fields: &TransportContinuation, client: SocketAddr) -> SealedContinuation {
+pub fn seal_continuation(
+    keys: &SealKeys,
+    fields: &TransportContinuation,
+    client: SocketAddr,
+) -> SealedContinuation {
     SealedContinuation { fields: *fields, mac: mac(keys, fields, client) }
 }
 

@@ -8,7 +8,7 @@ pub const HEADER: usize = 40;
 /// Longest opaque part, bytes: what fits a packet beside everything else.
 pub const MAX_OPAQUE: usize = 1024;
 /// Longest user continuation, bytes.
-pub const MAX_LENGTH: usize = HEADER + MAX_OPAQUE + MAC;
+pub const MAX_UCONT: usize = HEADER + MAX_OPAQUE + MAC;
 
 const FLAG_INPUT: u8 = 0x01;
 const MAC: usize = 12;
@@ -81,7 +81,7 @@ pub fn operation_id(connection: u64, stream: u16, start: u64) -> [u8; 16] {
 ///
 /// # Errors
 /// [`UcontError::TooLong`], [`UcontError::EmptyRange`], [`UcontError::Buffer`], [`UcontError::Epoch`].
-pub fn seal(
+pub fn seal_user(
     keys: &KeyRing,
     epoch: u16,
     connection: u64,
@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn opens_what_it_sealed_and_nothing_else() {
         let ring1 = ring(1);
-        let mut out = [0; MAX_LENGTH];
-        let n = seal(&ring1, 1, 42, 5, &WHAT, &mut out).unwrap();
+        let mut out = [0; MAX_UCONT];
+        let n = seal_user(&ring1, 1, 42, 5, &WHAT, &mut out).unwrap();
         let sealed = &out[..n];
         assert_eq!(open(&ring1, 42, sealed), Ok(WHAT));
         assert_eq!(open(&ring1, 43, sealed), Err(UcontError::Forged), "another connection");
@@ -225,10 +225,10 @@ mod tests {
     fn refuses_what_cannot_be_sealed() {
         let (ring, mut out) = (ring(1), [0; 2000]);
         let long = UserContinuation { opaque: &[0; MAX_OPAQUE + 1], ..WHAT };
-        assert_eq!(seal(&ring, 1, 1, 0, &long, &mut out), Err(UcontError::TooLong(1025)));
+        assert_eq!(seal_user(&ring, 1, 1, 0, &long, &mut out), Err(UcontError::TooLong(1025)));
         let backwards = UserContinuation { valid_end: 9, ..WHAT };
-        assert_eq!(seal(&ring, 1, 1, 0, &backwards, &mut out), Err(UcontError::EmptyRange));
-        assert_eq!(seal(&ring, 1, 1, 0, &WHAT, &mut out[..50]), Err(UcontError::Buffer));
-        assert_eq!(seal(&ring, 9, 1, 0, &WHAT, &mut out), Err(UcontError::Epoch));
+        assert_eq!(seal_user(&ring, 1, 1, 0, &backwards, &mut out), Err(UcontError::EmptyRange));
+        assert_eq!(seal_user(&ring, 1, 1, 0, &WHAT, &mut out[..50]), Err(UcontError::Buffer));
+        assert_eq!(seal_user(&ring, 9, 1, 0, &WHAT, &mut out), Err(UcontError::Epoch));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The state is what an input continuation carries: the next output offset and the head being read.
 
-use rivulet_transport::ucont::operation_id;
+use rivulet_transport::operation_id;
 
 use super::answer::{Answer, ReadError};
 use super::codec::{Malformed, Reader};

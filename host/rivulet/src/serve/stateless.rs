@@ -6,9 +6,9 @@
 
 use rivulet_packet::Consumed;
 use rivulet_server::{Application, EventKind, Minisocket};
-use rivulet_transport::opening::TOKEN_LENGTH;
+use rivulet_transport::TOKEN_LENGTH;
 use rivulet_transport::server::{Answer as Say, Head, InputEvent, Refusal, Reply};
-use rivulet_transport::ucont::{MAX_LENGTH, MAX_OPAQUE, UserContinuation, operation_id};
+use rivulet_transport::{MAX_OPAQUE, MAX_UCONT, UserContinuation, operation_id};
 
 use super::plain::date;
 use crate::http::{Answer, Input, Promise, ReadError, Session, Site};
@@ -282,7 +282,7 @@ fn output<'a>(stream: u16, promise: &'a Promise) -> UserContinuation<'a> {
 }
 
 fn seal(msk: &Minisocket<'_, '_>, what: &UserContinuation<'_>) -> Result<Vec<u8>, Refusal> {
-    let mut out = [0; MAX_LENGTH];
+    let mut out = [0; MAX_UCONT];
     let length = msk.seal(what, &mut out).map_err(|_| Refusal::User)?;
     Ok(out[..length].to_vec())
 }

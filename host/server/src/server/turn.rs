@@ -10,9 +10,9 @@ use std::time::Duration;
 use rivulet_packet::{EthHeader, Segment};
 use rivulet_pktio::icmp::TooBig;
 use rivulet_pktio::{Checksum, IoError, PacketIo};
+use rivulet_transport::MAX_RESPONSES;
 use rivulet_transport::Time;
 use rivulet_transport::server::{Refusal, Verdict, step};
-use rivulet_transport::verdict::MAX_RESPONSES;
 
 use super::{Application, LOOK, Origin, Server, common_clock, elapsed, payload};
 use crate::heartbeat::heartbeat_of;

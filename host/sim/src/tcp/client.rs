@@ -4,7 +4,8 @@ use std::any::Any;
 
 use super::{Ack, Kind, Receiver, Rto, Segment};
 use crate::Nanos;
-use crate::net::{Context, LinkId, Node, NodeId};
+use crate::ids::{LinkId, NodeId};
+use crate::net::{Context, Node};
 use crate::packet::{Body, FRAMING, Packet};
 use rivulet_packet::Ecn;
 

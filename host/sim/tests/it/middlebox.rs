@@ -2,8 +2,9 @@
 
 use rivulet_sim::client::{Client, Outcome, Plan};
 use rivulet_sim::conntrack::Middlebox;
+use rivulet_sim::ids::{LinkId, NodeId};
 use rivulet_sim::link::{self, End};
-use rivulet_sim::net::{LinkId, Network, NodeId};
+use rivulet_sim::net::Network;
 use rivulet_sim::service::{Config, Place, Service};
 use rivulet_sim::{MILLISECOND, SECOND};
 use rivulet_transport::client::Config as ClientConfig;

@@ -1,9 +1,10 @@
 //! What befalls single connections: pauses, restarts, damage that no checksum finds, moves, dead epochs. Each finishes.
 
 use rivulet_sim::client::{Client, Outcome, Plan};
+use rivulet_sim::ids::NodeId;
 use rivulet_sim::life::{Life, State};
 use rivulet_sim::link;
-use rivulet_sim::net::{Network, NodeId};
+use rivulet_sim::net::Network;
 use rivulet_sim::service::{Config, Place, Service};
 use rivulet_sim::tor::{self, Policy, Tor};
 use rivulet_sim::{MILLISECOND, Nanos, SECOND};

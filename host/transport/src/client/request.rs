@@ -95,7 +95,7 @@ impl Connection {
         while idle < ids.len() && asked.wants.len() < (again + fresh).min(MAX_WANTS as u32) as usize {
             let id = ids[at % ids.len()];
             at += 1;
-            if asked.length + 16 + crate::ucont::MAX_LENGTH > limit
+            if asked.length + 16 + crate::ucont::MAX_UCONT > limit
                 && !asked.wants.is_empty()
                 && asked.uconts.is_full()
             {

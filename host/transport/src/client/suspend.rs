@@ -11,7 +11,7 @@ use super::input::Input;
 use super::output::Output;
 use crate::seal::address_bytes;
 use crate::time::Time;
-use crate::ucont::{MAX_LENGTH, validity};
+use crate::ucont::{MAX_UCONT, validity};
 
 const MAGIC: &[u8; 4] = b"RVS1";
 
@@ -141,7 +141,7 @@ impl Connection {
             for _ in 0..r.u8()? {
                 let sealed = r.long()?;
                 let valid =
-                    validity(sealed).filter(|v| v.input && sealed.len() <= MAX_LENGTH).ok_or(ResumeError)?;
+                    validity(sealed).filter(|v| v.input && sealed.len() <= MAX_UCONT).ok_or(ResumeError)?;
                 input.hold(valid, sealed);
             }
             let (next, has_end, end) = (r.u64()?, r.u8()? != 0, r.u64()?);
@@ -150,7 +150,7 @@ impl Connection {
             for _ in 0..r.u8()? {
                 let sealed = r.long()?;
                 let valid =
-                    validity(sealed).filter(|v| !v.input && sealed.len() <= MAX_LENGTH).ok_or(ResumeError)?;
+                    validity(sealed).filter(|v| !v.input && sealed.len() <= MAX_UCONT).ok_or(ResumeError)?;
                 output.hold(valid, sealed);
             }
             let told_consumed = input.is_consumed();

@@ -13,12 +13,12 @@ use super::reply::{Answer, Reply, RespondError};
 use crate::keys::KeyRing;
 use crate::nonces::nonce;
 use crate::opening;
-use crate::seal::seal;
-use crate::ucont::MAX_LENGTH;
+use crate::seal::seal_continuation;
+use crate::ucont::MAX_UCONT;
 use crate::verdict::BURST_LIMIT;
 
 /// Most bytes of user continuations in one response.
-const UCONTS: usize = 2 * MAX_LENGTH;
+const UCONTS: usize = 2 * MAX_UCONT;
 
 impl Plan<'_> {
     /// Builds response `index` as an IP packet into `packet` (2,048 bytes suffice for payloads of 1,452). The reply to a head that is not
@@ -133,7 +133,8 @@ impl Plan<'_> {
     ) -> Result<(NewContinuation, Option<SealedContinuation>), RespondError> {
         let fields =
             TransportContinuation { number, first: self.next.first && number == self.next.base, ..self.next };
-        let sealed = seal(keys.seal(fields.seal_epoch).ok_or(RespondError::Key)?, &fields, self.client);
+        let sealed =
+            seal_continuation(keys.seal(fields.seal_epoch).ok_or(RespondError::Key)?, &fields, self.client);
         let delta = self.predicted.and_then(|predicted| {
             Delta::between(&TransportContinuation { number, ..predicted }, &fields, sealed.mac)
         });
@@ -163,7 +164,7 @@ impl Plan<'_> {
             let fields = TransportContinuation { number: first.wrapping_add(i), ..self.regenerated };
             members.push(GroupMember {
                 nonce: nonce(nonces, fields.tag, fields.number, true),
-                continuation: seal(seal_keys, &fields, self.client),
+                continuation: seal_continuation(seal_keys, &fields, self.client),
             });
         }
         Ok(Group::encode(&members, buffer)?)

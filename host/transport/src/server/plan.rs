@@ -6,11 +6,13 @@ use arrayvec::ArrayVec;
 use rivulet_packet::{Request, RequestClass, SealedContinuation, TransportContinuation, Want};
 
 use super::refusal::Refusal;
-use super::step::HEADS;
 use crate::keys::KeyRing;
 use crate::opening::{self, TOKEN_LENGTH};
 use crate::ucont::{self, UserContinuation};
+use crate::verdict::MAX_RESPONSES;
 
+/// Capacity of a plan: a decision never yields more.
+const HEADS: usize = MAX_RESPONSES;
 /// Fixed fields of a response: number, nonce, content, answers, and the offset of its data.
 const FIXED: usize = 18;
 /// A whole sealed continuation.
@@ -189,14 +191,14 @@ impl<'a> Plan<'a> {
     /// Seals a user continuation for this connection into `out`.
     ///
     /// # Errors
-    /// Those of [`ucont::seal`].
+    /// Those of [`crate::seal_user`].
     pub fn seal_ucont(
         &self,
         keys: &KeyRing,
         what: &UserContinuation<'_>,
         out: &mut [u8],
     ) -> Result<usize, ucont::UcontError> {
-        ucont::seal(keys, self.next.seal_epoch, self.next.connection, self.next.generation, what, out)
+        ucont::seal_user(keys, self.next.seal_epoch, self.next.connection, self.next.generation, what, out)
     }
 
     /// The output continuation that a want names, opened.

@@ -48,7 +48,7 @@ pub enum Answer<'a> {
 pub struct Reply<'a> {
     /// Output, or why there is none.
     pub answer: Answer<'a>,
-    /// Sealed user continuations ([`crate::ucont::seal`]).
+    /// Sealed user continuations ([`crate::seal_user`]).
     pub uconts: &'a [&'a [u8]],
     /// How far the request's input was consumed.
     pub consumed: Option<Consumed>,

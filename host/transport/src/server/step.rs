@@ -12,8 +12,7 @@ use crate::opening::{self, OpenedBy};
 use crate::seal::is_genuine;
 use crate::time::{CLOCK_MASK, MILLISECOND, Micros, SECOND, Time, stamp_age};
 use crate::verdict::{
-    Decision, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, MAX_RESPONSES, answered_before,
-    decide, piece_of,
+    Decision, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, answered_before, decide, piece_of,
 };
 
 /// What a service allows. The defaults are those of the contracts page.
@@ -361,7 +360,7 @@ fn opening_continuation(
 ) -> Result<(TransportContinuation, u32), Refusal> {
     let nonces = context.keys.nonce(context.nonce_epoch).ok_or(Refusal::NonceEpoch)?;
     context.keys.seal(context.seal_epoch).ok_or(Refusal::SealEpoch)?;
-    let o = opening::open(nonces, context.segment.src, context.segment.dst, client_isn, by);
+    let o = opening::open_connection(nonces, context.segment.src, context.segment.dst, client_isn, by);
     let split = by != OpenedBy::Syn;
     let stamped = context.restamp(&TransportContinuation::default());
     let next = TransportContinuation {
@@ -479,6 +478,3 @@ fn complete<'a>(context: &Context<'_, 'a>, request: Request<'a>, mss: u16) -> Re
     push_window(&mut plan, &request, next.number, u32::from(INITIAL_WINDOW), false, true);
     Ok(Verdict::Respond(plan))
 }
-
-/// Capacity of a plan: a decision never yields more.
-pub(super) const HEADS: usize = MAX_RESPONSES;

@@ -7,11 +7,11 @@ use rivulet_packet::{
     EntryKind, Input, ProofEntry, RequestBuilder, RequestClass, SealedContinuation, Segment,
     TransportContinuation, Want,
 };
-use rivulet_transport::seal::seal;
+use rivulet_transport::VerdictError;
+use rivulet_transport::seal_continuation;
 use rivulet_transport::server::{
     Answer, HeadKind, Policy, Refusal, ReplayMemory, Reply, Server, Verdict, step,
 };
-use rivulet_transport::verdict::VerdictError;
 use rivulet_transport::{KeyRing, Time};
 
 fn judge(keys: &KeyRing, packet: &[u8]) -> Result<usize, Refusal> {
@@ -27,7 +27,7 @@ fn judge_at(keys: &KeyRing, packet: &[u8], now: u64) -> Result<usize, Refusal> {
 }
 
 fn sealed(keys: &KeyRing, c: &TransportContinuation) -> SealedContinuation {
-    seal(keys.seal(c.seal_epoch).unwrap(), c, CLIENT.parse().unwrap())
+    seal_continuation(keys.seal(c.seal_epoch).unwrap(), c, CLIENT.parse().unwrap())
 }
 
 fn normal(keys: &KeyRing, sealed: &SealedContinuation, proof: &[ProofEntry]) -> Vec<u8> {
@@ -110,7 +110,7 @@ fn empty_wrapped_lied_and_guessed_proofs_are_refused() {
     let c = steady::fields();
     let genuine = sealed(&keys, &c);
     let ask = |proof: &[ProofEntry]| judge(&keys, &normal(&keys, &genuine, proof));
-    let own = VerdictError::Proof(rivulet_transport::history::ProofError::OwnNonceMissing);
+    let own = VerdictError::Proof(rivulet_transport::ProofError::OwnNonceMissing);
     assert_eq!(ask(&[]), Err(Refusal::Verdict(own)), "empty");
     assert_eq!(
         ask(&[steady::original(&keys, &c, 0, 38)]),
@@ -279,8 +279,7 @@ fn a_syn_is_not_amplified_whatever_its_size() {
 fn a_token_works_for_its_address_and_once() {
     let keys = support::keys();
     let token =
-        rivulet_transport::opening::address_token(&keys, 1, steady::NOW, "192.0.2.1".parse().unwrap())
-            .unwrap();
+        rivulet_transport::address_token(&keys, 1, steady::NOW, "192.0.2.1".parse().unwrap()).unwrap();
     let mut server = guarded();
     let spoofed = syn(Some(&token), 200, "203.0.113.66:1");
     assert!(answer_bytes(&mut server, &keys, &spoofed) <= spoofed.len(), "from another address");
@@ -563,8 +562,7 @@ fn opened(
 #[test]
 fn what_opens_a_connection_has_numbers_of_its_own() {
     let keys = support::keys();
-    let token =
-        |time| rivulet_transport::opening::address_token(&keys, 1, time, "192.0.2.1".parse().unwrap());
+    let token = |time| rivulet_transport::address_token(&keys, 1, time, "192.0.2.1".parse().unwrap());
     let tokens = [token(steady::NOW).unwrap(), token(steady::NOW - 1).unwrap()];
     let syn = RequestBuilder { class: RequestClass::Syn, pad_to: 300, ..RequestBuilder::default() };
     let with = |token| RequestBuilder { token: Some(token), ..syn };
@@ -574,8 +572,8 @@ fn what_opens_a_connection_has_numbers_of_its_own() {
     numbers.extend(opened(&mut server, &keys, &with(&tokens[0]), 0));
     numbers.extend(opened(&mut server, &keys, &with(&tokens[1]), 0));
     let (service, client) = (support::SERVICE.parse().unwrap(), CLIENT.parse().unwrap());
-    let by = rivulet_transport::opening::OpenedBy::Cookie;
-    let cookie = rivulet_transport::opening::open(keys.nonce(1).unwrap(), client, service, 0, by).isn;
+    let by = rivulet_transport::OpenedBy::Cookie;
+    let cookie = rivulet_transport::open_connection(keys.nonce(1).unwrap(), client, service, 0, by).isn;
     let blank = SealedContinuation {
         fields: TransportContinuation { mss: 1452, ..TransportContinuation::default() },
         mac: [0; 12],

@@ -3,7 +3,7 @@
 use crate::support::{self, CLIENT, Random, World, expected, steady};
 use rivulet_packet::{RequestBuilder, RequestClass, Segment, TransportContinuation, Want};
 use rivulet_transport::client::Config;
-use rivulet_transport::seal::seal;
+use rivulet_transport::seal_continuation;
 use rivulet_transport::server::{Policy, Refusal, ReplayMemory, Server, Verdict};
 use rivulet_transport::{KeyRing, Time};
 
@@ -38,7 +38,7 @@ fn delayed_acknowledgements_save_requests_and_change_nothing_else() {
 /// A request for `number` and, if it covers two, the one before.
 fn request(keys: &KeyRing, number: u32, covers: u8) -> Vec<u8> {
     let c = TransportContinuation { number, ..steady::fields() };
-    let sealed = seal(keys.seal(1).unwrap(), &c, CLIENT.parse().unwrap());
+    let sealed = seal_continuation(keys.seal(1).unwrap(), &c, CLIENT.parse().unwrap());
     let want = Want { offset: 5000, length: 1402, ucont: Some(0), retransmit: false };
     let builder = RequestBuilder {
         class: RequestClass::Normal,

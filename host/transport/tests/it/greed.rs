@@ -12,7 +12,7 @@ use rivulet_packet::{
     EntryKind, MAX_ATTEMPT, ProofEntry, RequestBuilder, RequestClass, SealedContinuation, Segment,
     TransportContinuation,
 };
-use rivulet_transport::seal::seal;
+use rivulet_transport::seal_continuation;
 use rivulet_transport::server::{Policy, ReplayMemory, Reply, Server, Verdict};
 use rivulet_transport::{KeyRing, Time};
 
@@ -66,7 +66,7 @@ impl<'k> Greedy<'k> {
                 ..steady::fields()
             };
             let place = (c.tag, number);
-            greedy.held.insert(place, seal(keys.seal(1).unwrap(), &c, CLIENT.parse().unwrap()));
+            greedy.held.insert(place, seal_continuation(keys.seal(1).unwrap(), &c, CLIENT.parse().unwrap()));
             greedy.known.insert(place, [Some(greedy.nonce(&c, number)), None]);
             greedy.shown.insert(place, 1);
         }

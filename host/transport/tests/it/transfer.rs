@@ -232,7 +232,7 @@ fn a_path_that_drops_syn_data_is_opened_by_a_cookie() {
 fn an_address_token_brings_the_initial_window_at_once() {
     let token = {
         let keys = support::keys();
-        rivulet_transport::opening::address_token(&keys, 1, 900_000, "192.0.2.1".parse().unwrap()).unwrap()
+        rivulet_transport::address_token(&keys, 1, 900_000, "192.0.2.1".parse().unwrap()).unwrap()
     };
     let mut w = World::new(Config { token: Some(token.to_vec()), ..Config::default() });
     w.write(0, b"300\n");

@@ -7,8 +7,8 @@ mod json;
 mod valid;
 
 pub use exercise::*;
-use rivulet_packet::*;
 use rivulet_packet::slot::{Slot, SlotKey};
+use rivulet_packet::*;
 use serde_json::{Value, json};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -78,7 +78,8 @@ pub fn vectors() -> Value {
 /// with addresses of 16 bytes, blocks as `[k0, k1, tag, number, attempt, hash, alive, owner]`. The slots are 64, of eight
 /// replicas: slot i names i mod 8 and the one i / 8 mod 7 + 1 places behind it.
 fn slots() -> Vec<Value> {
-    let pairs: Vec<Slot> = (0..64u8).map(|i| Slot { first: i % 8, second: (i % 8 + i / 8 % 7 + 1) % 8 }).collect();
+    let pairs: Vec<Slot> =
+        (0..64u8).map(|i| Slot { first: i % 8, second: (i % 8 + i / 8 % 7 + 1) % 8 }).collect();
     let mut mix = Mix(3);
     let mut out = vec![];
     for i in 0..200 {
@@ -102,7 +103,16 @@ fn slots() -> Vec<Value> {
         out.push(json!([key.k0, key.k1, c.0, c.1, s.0, s.1, hash, alive, slot::owner(hash, &pairs, alive)]));
         let (tag, number, attempt) = (mix.word(), mix.word(), i as u8 % 4);
         let hash = key.block(tag, number, attempt);
-        out.push(json!([key.k0, key.k1, tag, number, attempt, hash, alive, slot::owner(hash, &pairs, alive)]));
+        out.push(json!([
+            key.k0,
+            key.k1,
+            tag,
+            number,
+            attempt,
+            hash,
+            alive,
+            slot::owner(hash, &pairs, alive)
+        ]));
     }
     out
 }

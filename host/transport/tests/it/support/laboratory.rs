@@ -7,7 +7,7 @@ use rivulet_packet::{
     TransportContinuation,
 };
 use rivulet_transport::client::{Config, Statistics};
-use rivulet_transport::seal::seal;
+use rivulet_transport::seal_continuation;
 use rivulet_transport::server::{HeadKind, Policy, Verdict, step};
 use rivulet_transport::{KeyRing, Time};
 
@@ -68,7 +68,8 @@ fn with_window(packet: &mut Vec<u8>, start: Start, keys: &KeyRing) -> u32 {
     let mut response = segment.response().unwrap();
     let NewContinuation::Full(old) = response.continuation else { panic!("a SYN is answered in full") };
     let fields = TransportContinuation { start_cwnd: start.cwnd, ssthresh: start.ssthresh, ..old.fields };
-    let sealed: SealedContinuation = seal(keys.seal(fields.seal_epoch).unwrap(), &fields, segment.dst);
+    let sealed: SealedContinuation =
+        seal_continuation(keys.seal(fields.seal_epoch).unwrap(), &fields, segment.dst);
     response.continuation = NewContinuation::Full(sealed);
     let header = SegmentHeader {
         src: segment.src,

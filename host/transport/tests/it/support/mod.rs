@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use rivulet_packet::{Consumed, NonceKey, Segment, Want};
+use rivulet_transport::MacKey;
 use rivulet_transport::client::{Config, Connection, Event, Read};
-use rivulet_transport::keys::MacKey;
 use rivulet_transport::server::{Answer, HeadKind, Plan, Policy, Refusal, Reply, Verdict, step};
-use rivulet_transport::ucont::{MAX_LENGTH, UserContinuation};
 use rivulet_transport::{KeyRing, NonceKeys, Time};
+use rivulet_transport::{MAX_UCONT, UserContinuation};
 
 pub const CLIENT: &str = "192.0.2.1:40000";
 pub const SERVICE: &str = "198.51.100.80:80";
@@ -57,7 +57,7 @@ pub fn answer_or(
     let mut first: Option<(u64, u64)> = None;
     let mut consumed = None;
     let seal = |what: UserContinuation<'_>| {
-        let mut out = vec![0; MAX_LENGTH];
+        let mut out = vec![0; MAX_UCONT];
         let n = plan.seal_ucont(keys, &what, &mut out).unwrap();
         out.truncate(n);
         out
@@ -337,8 +337,7 @@ impl World {
                     for entry in request.proof.ranges() {
                         let Some(nonces) = self.keys.nonce(c.nonce_epoch) else { break };
                         let entry = std::iter::once(entry);
-                        let right =
-                            rivulet_transport::nonces::sums_are_right(nonces, c.tag, c.base, entry.clone());
+                        let right = rivulet_transport::sums_are_right(nonces, c.tag, c.base, entry.clone());
                         println!("  {:?} {right}", entry.collect::<Vec<_>>());
                     }
                 }

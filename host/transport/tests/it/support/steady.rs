@@ -7,8 +7,8 @@ use rivulet_packet::{
     SegmentHeader, TcpFlags, TransportContinuation, Want,
 };
 use rivulet_transport::KeyRing;
-use rivulet_transport::seal::seal;
-use rivulet_transport::ucont::{self, MAX_LENGTH, UserContinuation};
+use rivulet_transport::seal_continuation;
+use rivulet_transport::{MAX_UCONT, UserContinuation, seal_user};
 
 use super::{CLIENT, SERVICE};
 
@@ -43,7 +43,7 @@ pub fn original(keys: &KeyRing, c: &TransportContinuation, first: u16, last: u16
 }
 
 pub fn output_continuation(keys: &KeyRing) -> Vec<u8> {
-    let mut out = vec![0; MAX_LENGTH];
+    let mut out = vec![0; MAX_UCONT];
     let what = UserContinuation {
         input: false,
         stream: 0,
@@ -52,7 +52,7 @@ pub fn output_continuation(keys: &KeyRing) -> Vec<u8> {
         identity: [9; 16],
         opaque: b"0123456789abcdef",
     };
-    let n = ucont::seal(keys, 1, CONNECTION, 0, &what, &mut out).unwrap();
+    let n = seal_user(keys, 1, CONNECTION, 0, &what, &mut out).unwrap();
     out.truncate(n);
     out
 }
@@ -112,7 +112,11 @@ pub fn packet_acknowledging(builder: &RequestBuilder<'_>, from: &str, ack: u32) 
 
 /// Its continuation, in a connection of this tag.
 pub fn sealed_as(keys: &KeyRing, tag: u32) -> SealedContinuation {
-    seal(keys.seal(1).unwrap(), &TransportContinuation { tag, ..fields() }, CLIENT.parse().unwrap())
+    seal_continuation(
+        keys.seal(1).unwrap(),
+        &TransportContinuation { tag, ..fields() },
+        CLIENT.parse().unwrap(),
+    )
 }
 
 /// Its continuation.
