@@ -117,7 +117,7 @@ def rotating(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack
         pytest.skip("the switch is not installed")
     rack = NetRack(tmp_path, request.param, seal_rotation="1s", nonce_rotation="10s", resume="60s", horizon="4s")
     try:
-        rack.build(min(max(MEGABYTES, round(ROTATION_S)), 80))
+        rack.build(min(max(MEGABYTES, round(ROTATION_S)), 40))
         yield rack
     finally:
         rack.down()

@@ -4,23 +4,14 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use prost::Message;
 use rivulet_agent::{Controllers, Door, DoorConfig, proto};
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, Process, eventually};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SERVICE: &str = "10.9.0.1";
-
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// The library as `make install-capi` installs it, below this folder. Cargo built it for this test, beside it.
 fn install(into: &Path) -> PathBuf {
@@ -81,13 +72,10 @@ fn serve(ns: &Netns, program: &Path, keys: &Path) -> Process {
 /// Waits until it serves.
 fn started(ns: &Netns, command: &mut Command) -> Process {
     let child = command.spawn().unwrap();
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
     let alive = format!("rivulet_guard_{}_", child.id());
-    while !ns.run("nft list tables netdev").contains(&alive) {
-        assert!(std::time::Instant::now() < patience, "the example did not start");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-    Process(child)
+    let process = Process(child);
+    eventually("the example starts", || ns.run("nft list tables netdev").contains(&alive));
+    process
 }
 
 fn namespaces() -> Option<(Netns, Netns)> {
@@ -127,12 +115,6 @@ fn echo_goes_on_counting_after_kill() {
     let parallel: Vec<String> = (0..3).map(|_| next()).collect();
     assert_eq!(parallel, ["parallel 1: one", "parallel 1: two", "parallel 1: three"]);
     assert!(talking.0.wait().unwrap().success());
-}
-
-fn mac(ns: &Netns, device: &str) -> [u8; 6] {
-    let text = ns.run(&format!("cat /sys/class/net/{device}/address"));
-    let octets: Vec<u8> = text.trim().split(':').map(|o| u8::from_str_radix(o, 16).unwrap()).collect();
-    octets.try_into().unwrap()
 }
 
 /// What a controller said once, in the file that an agent keeps it in.
@@ -179,11 +161,11 @@ fn echo_serves_what_the_agent_gives() {
     let _agent = Door::open(DoorConfig {
         name: "r1".into(),
         controllers: Controllers::new(&[nobody], None).unwrap(),
-        mac: mac(&server, "s0"),
+        mac: server.mac("s0"),
         incarnation: 5,
         socket: socket.clone(),
         owner: None,
-        keep: Some(kept(dir.path(), mac(&client, "c0"))),
+        keep: Some(kept(dir.path(), client.mac("c0"))),
     })
     .unwrap();
     let agent = format!("unix:{}", socket.display());

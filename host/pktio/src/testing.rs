@@ -1,7 +1,11 @@
-//! Network namespaces for tests and benchmarks: made with unique names, removed on drop.
+//! What tests and benchmarks stand on: network namespaces with unique names, removed on drop, and processes in them.
 
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+mod process;
+
+pub use process::{PATIENCE, Process, eventually};
 
 /// A network namespace of `ip netns`, removed with all its interfaces when dropped.
 #[derive(Debug)]
@@ -87,16 +91,42 @@ impl Netns {
     /// Waits until the interface has carrier and sends.
     ///
     /// # Panics
-    /// If that takes longer than five seconds.
+    /// If that takes longer than [`PATIENCE`].
     pub fn wait_until_up(&self, name: &str) {
-        for _ in 0..1000 {
-            let line = self.run(&format!("ip link show dev {name}"));
-            if line.contains("state UP") {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-        panic!("{name} does not come up");
+        eventually(name, || self.run(&format!("ip link show dev {name}")).contains("state UP"));
+    }
+
+    /// Ethernet address of an interface.
+    ///
+    /// # Panics
+    /// If there is no such interface.
+    #[must_use]
+    pub fn mac(&self, name: &str) -> [u8; 6] {
+        let text = self.run(&format!("cat /sys/class/net/{name}/address"));
+        let octets: Vec<u8> = text.trim().split(':').filter_map(|o| u8::from_str_radix(o, 16).ok()).collect();
+        octets.try_into().expect("six octets")
+    }
+
+    /// A counter of its kernel's, as `nstat` calls it (`TcpOutRsts`).
+    ///
+    /// # Panics
+    /// If there is no such counter.
+    #[must_use]
+    pub fn counter(&self, name: &str) -> u64 {
+        let text = self.run(&format!("nstat -asz {name}"));
+        let line = text.lines().find(|line| line.starts_with(name)).expect("the counter");
+        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+    }
+
+    /// A token bucket at an interface's egress, in place of what was there: slow enough that things happen in the
+    /// middle of a transfer.
+    pub fn shape(&self, name: &str, rate: &str) {
+        self.run(&format!("tc qdisc replace dev {name} root tbf rate {rate} burst 64kb limit 256kb"));
+    }
+
+    /// Whole frames with checksums, as AF_XDP needs them.
+    pub fn offloads_off(&self, name: &str) {
+        self.run(&format!("ethtool -K {name} tx off txvlan off gro off"));
     }
 
     /// No IPv6 in interfaces made from now on, so that the kernel sends nothing by itself.

@@ -3,11 +3,11 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rivulet_link::control::request;
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame};
 
 const PREFIX: &str = "pio-";
@@ -16,7 +16,7 @@ struct Bench {
     a: Netns,
     m: Netns,
     b: Netns,
-    wire: Child,
+    wire: Process,
     socket: PathBuf,
 }
 
@@ -37,9 +37,10 @@ impl Bench {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let wire = Process(wire);
         let mut bench = Bench { a, m, b, wire, socket };
         let mut line = String::new();
-        BufReader::new(bench.wire.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(bench.wire.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert!(line.starts_with("rivulet-wire: ma <-> "), "{line}");
         Some(bench)
     }
@@ -59,8 +60,6 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let _ = self.wire.kill();
-        let _ = self.wire.wait();
         let _ = std::fs::remove_file(&self.socket);
     }
 }
@@ -76,8 +75,6 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[14..18].try_into().unwrap())
 }
 
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long nothing may come for it to be said that nothing more comes.
 const SILENCE: Duration = Duration::from_millis(200);
 
@@ -118,14 +115,6 @@ fn probe(
         }
     }
     got
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "did not happen: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Waits until frames pass: an interface that is back is used a little later than it is up.
@@ -235,10 +224,10 @@ fn bad_requests_are_refused_and_the_wire_goes_on() {
     assert!(request(&bench.socket, "show").unwrap().contains("a-to-b rate=1000000bit"));
 
     // SIGTERM to the wire: `ip netns exec` became it. Counters are printed, the socket file is gone.
-    let pid = bench.wire.id() as i32;
+    let pid = bench.wire.0.id() as i32;
     // SAFETY: plain system call on a child of ours that has not been waited for.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
-    assert!(bench.wire.wait().unwrap().success());
+    assert!(bench.wire.0.wait().unwrap().success());
     assert!(!bench.socket.exists());
 }
 

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::filter::{Rule, TcpRule};
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
 use rivulet_pktio::{
     AfPacket, Checksum, ChecksumPolicy, Config, Filter, IoError, PacketIo, TxFrame, in_netns, internet_sum,
 };
@@ -20,8 +20,6 @@ fn frame(len: usize, mark: u8) -> Vec<u8> {
     f
 }
 
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a test waits for what must not come.
 const SILENCE: Duration = Duration::from_millis(500);
 
@@ -51,15 +49,6 @@ fn collect_within(
         }
     }
     got
-}
-
-/// The kernel tells the carrier's state with some delay.
-fn eventually(mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "did not happen");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn pair() -> Option<(Netns, Netns)> {
@@ -115,12 +104,12 @@ fn frames_say_when_they_came_if_asked() {
     for stamped in [false, true, false] {
         rx.set_stamps(stamped);
         // The kernel begins to note times some time after it was asked to; until then a frame comes when it is read.
-        eventually(|| {
+        eventually("frames are stamped as wanted", || {
             let before = now();
             assert_eq!(tx.send(&[TxFrame::new(&frame(100, 1)), TxFrame::new(&tagged)]).unwrap(), 2);
             std::thread::sleep(Duration::from_millis(20));
             let mut got = Vec::new();
-            eventually(|| {
+            eventually("both frames come", || {
                 let count = rx.recv().unwrap();
                 got.extend((0..count).map(|i| (rx.frame(i).data.len(), rx.frame(i).came)));
                 got.len() == 2
@@ -298,12 +287,12 @@ fn down_is_an_error_that_passes_and_gone_needs_reopening() {
     let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
     let f = frame(60, 1);
     b.ip("link set vb down");
-    eventually(|| !tx.link().unwrap().up);
+    eventually("the link is down", || !tx.link().unwrap().up);
     assert!(matches!(rx.recv(), Err(IoError::Down(_))));
     assert_eq!(rx.recv().unwrap(), 0, "told once");
     assert!(matches!(rx.send(&[TxFrame::new(&f)]), Err(IoError::Down(_))));
     b.ip("link set vb up");
-    eventually(|| tx.link().unwrap().up);
+    eventually("the link is up", || tx.link().unwrap().up);
     tx.send(&[TxFrame::new(&f)]).unwrap();
     assert_eq!(collect(&mut rx, |g| !g.is_empty()).len(), 1, "works again by itself");
 
@@ -333,9 +322,9 @@ fn the_receive_queue_is_bounded_and_its_drops_are_counted() {
     // Nobody reads until all of it has come, and the kernel may take its time for that.
     let dropped = || a.run("cat /sys/class/net/va/statistics/tx_dropped").trim().parse::<u64>().unwrap();
     let came = || b.run("cat /sys/class/net/vb/statistics/rx_packets").trim().parse::<u64>().unwrap();
-    eventually(|| came() + dropped() >= 1000);
+    eventually("all are accounted for", || came() + dropped() >= 1000);
     let mut got = 0;
-    eventually(|| {
+    eventually("all are read or counted", || {
         got += rx.recv().unwrap() as u64;
         got + rx.stats().rx_dropped + dropped() >= 1000
     });
@@ -420,7 +409,9 @@ fn what_a_short_queueing_discipline_refuses_is_kept_where_asked_for() {
     let mut other = open(&a, "va", Config::default());
     a.run("tc qdisc replace dev va root tbf rate 8kbit burst 1600 limit 30280");
     let f = frame(1514, 1);
-    eventually(|| other.send(&[TxFrame::new(&f)]).unwrap() == 1 && other.stats().tx_dropped > 0);
+    eventually("the queue is full", || {
+        other.send(&[TxFrame::new(&f)]).unwrap() == 1 && other.stats().tx_dropped > 0
+    });
     let mut tx = open(&a, "va", patient);
     assert_eq!(tx.send(&[TxFrame::new(&f); 3]).unwrap(), 3);
     assert_eq!(tx.stats().tx_dropped, 3);

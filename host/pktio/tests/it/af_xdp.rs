@@ -7,15 +7,13 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rivulet_pktio::filter::{Rule, TcpRule};
-use rivulet_pktio::testing::{Netns, lacks_af_xdp};
+use rivulet_pktio::testing::{Netns, PATIENCE, lacks_af_xdp};
 use rivulet_pktio::{
     AfPacket, AfXdp, Backend, Checksum, Config, Filter, IoChoice, IoError, OpenError, PacketIo, TxFrame,
     in_netns, internet_sum,
 };
 
 const PREFIX: &str = "pio-";
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A pair whose first end lets AF_XDP be used on the second. `None`, and a line that says so, where the
 /// tools or rights are missing.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rivulet_pktio::filter::TcpRule;
 use rivulet_pktio::guard::{KernelGuard, remove_stale};
 use rivulet_pktio::monitor::{LinkEvent, LinkMonitor};
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, PATIENCE};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns, internet_sum};
 
 const PREFIX: &str = "pio-";
@@ -36,8 +36,6 @@ fn syn(to: [u8; 6], from: [u8; 6], exid: u16) -> Vec<u8> {
     f
 }
 
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a test waits for what must not come.
 const SILENCE: Duration = Duration::from_millis(300);
 

@@ -2,15 +2,13 @@
 //! where namespaces cannot be made or that is missing.
 
 use std::io::Read;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::rig::{RIVULET, Rig, SERVICE, shim, url};
 use rivulet_client::IoChoice;
 use rivulet_pktio::AfPacket;
-use rivulet_pktio::testing::{Netns, lacks_af_xdp};
+use rivulet_pktio::testing::{Netns, eventually, lacks_af_xdp};
 
-const OFF: &str = "tx off txvlan off gro off";
 const XDP: [&str; 2] = ["--io", "af_xdp"];
 
 /// client -- veth -- server, with offloads off as AF_XDP needs it.
@@ -24,16 +22,8 @@ fn rig() -> Option<Rig> {
 }
 
 fn offloads_off(rig: &Rig) {
-    rig.client.run(&format!("ethtool -K c0 {OFF}"));
-    rig.server.run(&format!("ethtool -K s0 {OFF}"));
-}
-
-fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < patience, "waiting for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    rig.client.offloads_off("c0");
+    rig.server.offloads_off("s0");
 }
 
 fn has_program(ns: &Netns, device: &str) -> bool {
@@ -71,14 +61,14 @@ fn a_download_with_plain_tcp_beside_it() {
     assert!(!has_program(&rig.client, "c0"), "gone with the client");
     get(&rig, &["--io", "auto"], &content).unwrap();
     get(&rig, &[], &content).unwrap();
-    assert_eq!(Rig::counter(&rig.server, "TcpInSegs"), 0, "the server's kernel saw none of it");
+    assert_eq!(rig.server.counter("TcpInSegs"), 0, "the server's kernel saw none of it");
     plain(&rig, &content);
     let mut command = rig.client.command(RIVULET);
     command.env("RIVULET_SHIM", shim()).args(["run", "--io", "af_xdp", "--", "curl", "-sSf", "-o"]);
     let result = command.arg(rig.out()).arg(url("file")).output().unwrap();
     assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
     assert!(std::fs::read(rig.out()).unwrap() == content);
-    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0, "the server's kernel answered");
+    assert_eq!(rig.server.counter("TcpOutRsts"), 0, "the server's kernel answered");
     server.stop();
     assert!(!has_program(&rig.server, "s0"));
 }
@@ -101,7 +91,7 @@ fn two_clients_on_one_host() {
     stream.read_to_end(&mut rest).unwrap();
     assert!(rest.len() >= content.len() - 100_000 && content.ends_with(&rest), "{} octets", rest.len());
     drop((stream, stack));
-    wait("the program to go", || !has_program(&rig.client, "c0"));
+    eventually("the program to go", || !has_program(&rig.client, "c0"));
 }
 
 /// Section 2.6 over AF_XDP: the kernel takes the handshake over, and gets its segments from then on.
@@ -111,29 +101,12 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     let content = rig.file("file", 2_000_000);
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     let _python = rig.plain_server();
-    wait("python", || rig.server.run("ss -Hltn").contains(":80 "));
+    eventually("python", || rig.server.run("ss -Hltn").contains(":80 "));
     rig.get_plainly(&["--io", "af_xdp"], &content);
     let mut command = rig.get(&["-q", "--io", "af_xdp", "-o"]);
     let out = command.arg(rig.out()).arg(format!("http://{SERVICE}:81/file")).output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&out.stderr).contains("refused"));
-}
-
-/// A download that runs.
-fn download(rig: &Rig) -> Child {
-    let mut command = rig.get(&["--json", "--io", "af_xdp", "-o"]);
-    command.arg(rig.out()).arg(url("file")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-fn progress(rig: &Rig, octets: u64) {
-    let part = rig.dir.path().join("out.part");
-    wait("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) >= octets);
-}
-
-fn finished(rig: &Rig, download: Child, content: &[u8]) {
-    let result = download.wait_with_output().unwrap();
-    assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
-    assert!(std::fs::read(rig.out()).unwrap() == content, "other content");
 }
 
 /// A router in the middle takes less from one moment on: its ICMP reaches the server. Then both ends' interfaces go down
@@ -147,7 +120,7 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
     rig.server.veth("s0", &router, "rs");
     offloads_off(&rig);
     for device in ["rc", "rs"] {
-        router.run(&format!("ethtool -K {device} {OFF}"));
+        router.offloads_off(device);
         // What AF_XDP sends goes around the queueing discipline of its own interface.
         router.run(&format!("tc qdisc add dev {device} root tbf rate 10mbit burst 64kb limit 256kb"));
     }
@@ -162,10 +135,10 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
 
     let server = rig.serve(&["--io", "af_xdp", "--metrics", "127.0.0.1:9090"]);
     let content = rig.file("file", 8_000_000);
-    let running = download(&rig);
-    progress(&rig, 1_500_000);
+    let running = rig.download(&XDP);
+    rig.progress(1_500_000);
     router.ip("link set rc mtu 1280");
-    progress(&rig, 3_000_000);
+    rig.progress(3_000_000);
     for (octets, ns, device, peer) in
         [(4_000_000, &rig.client, "c0", "rc"), (5_500_000, &rig.server, "s0", "rs")]
     {
@@ -176,9 +149,9 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
         let last = if device == "c0" { "1" } else { "2" };
         ns.ip(&format!("route replace default via 10.88.{last}.254"));
         router.wait_until_up(peer);
-        progress(&rig, octets);
+        rig.progress(octets);
     }
-    finished(&rig, running, &content);
+    rig.finished(running, &content);
     assert!(rig.metric("rivulet_path_too_big_total") > 0, "the router did say so");
     server.stop();
 }
@@ -196,7 +169,7 @@ fn a_killed_server_and_an_interface_made_anew() {
     get(&rig, &XDP, &content).unwrap();
     rig.link_anew(Duration::ZERO);
     offloads_off(&rig);
-    wait("the server to open it again", || has_program(&rig.server, "s0"));
+    eventually("the server to open it again", || has_program(&rig.server, "s0"));
     get(&rig, &XDP, &content).unwrap();
     plain(&rig, &content);
 }
@@ -225,18 +198,18 @@ fn a_server_whose_interface_comes_back_unfit_is_not_ready() {
     let member = rig.member();
     let _server = rig.serve(&[&XDP[..], &["--member", &member, "--heartbeat-us", "10000"]].concat());
     let mut heard = rig.heartbeats();
-    wait("it to be ready", || beats(&mut heard).last() == Some(&true));
+    eventually("it to be ready", || beats(&mut heard).last() == Some(&true));
     rig.link_anew(Duration::ZERO);
     let mut heard = rig.heartbeats();
     let mut all = Vec::new();
-    wait("heartbeats on the new one", || {
+    eventually("heartbeats on the new one", || {
         all.extend(beats(&mut heard));
         all.len() > 50
     });
     // The first one after the deletion may leave before that is noticed.
     assert!(all.iter().skip(1).all(|ready| !ready), "{all:?}");
     offloads_off(&rig);
-    wait("it to be ready again", || beats(&mut heard).last() == Some(&true));
+    eventually("it to be ready again", || beats(&mut heard).last() == Some(&true));
     get(&rig, &[], &content).unwrap();
 }
 

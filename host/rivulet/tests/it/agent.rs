@@ -4,13 +4,13 @@
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
-use crate::rig::{Process, RIVULET, Rig, url};
+use crate::rig::{RIVULET, Rig, url};
 use prost::Message;
 use rivulet_agent::proto::{NonceKey, SealKey, Service, Update};
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
 use rivulet_pktio::filter::Rule;
+use rivulet_pktio::testing::{Process, eventually};
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo};
 
 /// What a controller gave, once.
@@ -23,7 +23,7 @@ fn kept(rig: &Rig) {
         pool: 1,
         replica: 2,
         // Answers go to the ToR, and here nothing stands before the client.
-        tor_mac: Rig::mac(&rig.client, "c0").into(),
+        tor_mac: rig.client.mac("c0").into(),
         heartbeat_interval_us: 10_000,
         liveness_bound_us: 100_000,
         trust_tor: false,
@@ -47,7 +47,7 @@ fn agent(rig: &Rig, flags: &[&str]) -> Process {
     command.current_dir(rig.dir.path()).args(["agent", "--name", "r1", "-i", "s0", "--socket", "agent.sock"]);
     command.args(["--keep", "kept", "--controller", "unix:nobody.sock,unix:nobody2.sock"]).args(flags);
     let process = Process(command.spawn().unwrap());
-    wait("the agent's socket", || rig.dir.path().join("agent.sock").exists());
+    eventually("the agent's socket", || rig.dir.path().join("agent.sock").exists());
     process
 }
 
@@ -56,17 +56,6 @@ fn serve(rig: &Rig) -> Process {
     command.current_dir(rig.dir.path()).args(["serve", "www", "-i", "s0", "--name", "r1"]);
     command.args(["--controller", "unix:agent.sock", "--setup-address"]);
     rig.started(Process(command.spawn().unwrap()))
-}
-
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let patience = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < patience, "waiting for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// No controller anywhere: the agent has the keys, a serving process dies in the middle of a download, the next
@@ -82,7 +71,7 @@ fn keys_outlive_serving_processes() {
     let mut command = rig.get(&["--json", "-o"]);
     let download = command.arg(rig.out()).arg(url("file")).stdout(Stdio::piped()).spawn().unwrap();
     let part = rig.dir.path().join("out.part");
-    wait("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) > 3_000_000);
+    eventually("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) > 3_000_000);
     drop(server);
     let server = serve(&rig);
     let result = download.wait_with_output().unwrap();
@@ -112,7 +101,7 @@ impl Ear {
     /// Waits for a heartbeat that is as wanted.
     fn hear(&mut self, what: &str, wanted: impl Fn(&Heartbeat) -> bool) -> Heartbeat {
         let mut found = None;
-        wait(what, || {
+        eventually(what, || {
             found = self.all().into_iter().find(&wanted);
             found.is_some()
         });
@@ -145,7 +134,7 @@ fn plain_services_beat_while_they_accept() {
     // What was on its way when it attached may still come; then nobody else beats. If both did, as often as each
     // other, thirty of one would not come in a row.
     let mut in_a_row = 0;
-    wait("the serving process to be the only one of its replica that beats", || {
+    eventually("the serving process to be the only one of its replica that beats", || {
         for beat in ear.all() {
             in_a_row = if beat.incarnation == own.incarnation { in_a_row + 1 } else { 0 };
         }

@@ -111,7 +111,7 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
     let Some(rig) = Rig::new() else { return };
     let server = rig.serve(&["--metrics", "127.0.0.1:9090", "--no-plain-tcp"]);
     let content = rig.file("file", 5_000_000);
-    let eth = EthHeader { dst: Rig::mac(&rig.server, "s0"), src: Rig::mac(&rig.client, "c0"), vlan: None };
+    let eth = EthHeader { dst: rig.server.mac("s0"), src: rig.client.mac("c0"), vlan: None };
     // All of it once before it is measured: memory of fixed size becomes resident as it is used, the replay
     // defence in no order.
     let mut unsent = in_netns(Some(rig.client.name()), || attack(&eth)).unwrap();

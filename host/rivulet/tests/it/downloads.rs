@@ -3,6 +3,7 @@
 
 use crate::rig::{self, Rig, SERVICE, url};
 use rivulet_client::IoChoice;
+use rivulet_pktio::testing::eventually;
 
 #[test]
 fn whole_files_of_every_size() {
@@ -21,8 +22,8 @@ fn whole_files_of_every_size() {
     }
     // Nobody's kernel had a say in it.
     rig.read_quietly(IoChoice::AfPacket, 20_000_000);
-    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
-    assert_eq!(Rig::counter(&rig.server, "TcpPassiveOpens"), 0);
+    assert_eq!(rig.server.counter("TcpOutRsts"), 0);
+    assert_eq!(rig.server.counter("TcpPassiveOpens"), 0);
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn unmodified_programs() {
     }
     assert_eq!(rig.run(&["sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(rig.run(&["/no/such/program"]).status.code(), Some(127));
-    assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), 0, "none of it was the kernel's TCP");
+    assert_eq!(rig.client.counter("TcpActiveOpens"), 0, "none of it was the kernel's TCP");
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn plain_clients_are_served_by_the_kernel() {
     let out = rig.out();
     rig.client.run(&format!("curl -sS --retry 5 --retry-connrefused -o {} {}", out.display(), url("file")));
     assert!(std::fs::read(out).unwrap() == content);
-    assert!(Rig::counter(&rig.server, "TcpPassiveOpens") >= 1);
+    assert!(rig.server.counter("TcpPassiveOpens") >= 1);
 }
 
 /// Section 2.6: on the same handshake, so the server sees one connection and no reset.
@@ -125,11 +126,7 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     let content = rig.file("file", 2_000_000);
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     let _python = rig.plain_server();
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !rig.server.run("ss -Hltn").contains(":80 ") {
-        assert!(std::time::Instant::now() < patience, "python does not listen");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    eventually("python listens", || rig.server.run("ss -Hltn").contains(":80 "));
     rig.get_plainly(&[], &content);
 
     let path = rig.out();
@@ -139,7 +136,7 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
 
     // What answered is remembered: the first connection of a run is taken over, the next one is the kernel's.
     for (n, by) in (1..).zip(["shim", "syscalls"]) {
-        let before = Rig::counter(&rig.client, "TcpActiveOpens");
+        let before = rig.client.counter("TcpActiveOpens");
         assert_eq!(before, n - 1, "nothing else was the kernel's");
         let twice = format!("curl -sSf -o {0} {1} && curl -sSf -o {0} {1}", path.display(), url("file"));
         let mut command = rig.client.command(rig::RIVULET);
@@ -147,7 +144,7 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
         let result = command.output().unwrap();
         assert!(result.status.success(), "{by}: {}", String::from_utf8_lossy(&result.stderr));
         assert!(std::fs::read(rig.out()).unwrap() == content);
-        assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), before + 1, "{by}");
+        assert_eq!(rig.client.counter("TcpActiveOpens"), before + 1, "{by}");
     }
 
     // Nobody listens there: a clear error, soon.

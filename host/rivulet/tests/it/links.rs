@@ -3,43 +3,17 @@
 //! skipped where namespaces cannot be made.
 
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use crate::rig::{Process, RIVULET, Rig, SERVICE, shim, url};
-use rivulet_pktio::testing::Netns;
+use crate::rig::{RIVULET, Rig, SERVICE, shim, url};
+use rivulet_pktio::testing::{Netns, Process, eventually};
 
 /// Slow enough that things happen in the middle.
 fn shape(rig: &Rig, rate: &str) {
     for (ns, device) in [(&rig.server, "s0"), (&rig.client, "c0")] {
-        ns.run(&format!("tc qdisc add dev {device} root tbf rate {rate} burst 64kb limit 256kb"));
+        ns.shape(device, rate);
     }
-}
-
-fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < patience, "waiting for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// A download that runs.
-fn download(rig: &Rig) -> Child {
-    let mut command = rig.get(&["--json", "-o"]);
-    command.arg(rig.out()).arg(url("file")).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-fn progress(rig: &Rig, octets: u64) {
-    let part = rig.dir.path().join("out.part");
-    wait("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) >= octets);
-}
-
-fn finished(rig: &Rig, download: Child, content: &[u8]) -> serde_json::Value {
-    let result = download.wait_with_output().unwrap();
-    assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
-    assert!(std::fs::read(rig.out()).unwrap() == content, "other content");
-    serde_json::from_slice(&result.stdout).unwrap()
 }
 
 /// Both ends' MTU shrinks and grows in the middle of a download: the same connection finishes.
@@ -49,13 +23,13 @@ fn an_mtu_that_changes() {
     let _server = rig.serve(&["--no-plain-tcp"]);
     shape(&rig, "10mbit");
     let content = rig.file("file", 8_000_000);
-    let download = download(&rig);
+    let download = rig.download(&[]);
     for (octets, mtu) in [(1_500_000, 1280), (4_000_000, 1500)] {
-        progress(&rig, octets);
+        rig.progress(octets);
         rig.server.ip(&format!("link set s0 mtu {mtu}"));
         rig.client.ip(&format!("link set c0 mtu {mtu}"));
     }
-    finished(&rig, download, &content);
+    rig.finished(download, &content);
 }
 
 /// Either end's interface goes down for a while.
@@ -65,14 +39,14 @@ fn an_interface_that_goes_down_and_up() {
     let _server = rig.serve(&["--no-plain-tcp"]);
     shape(&rig, "10mbit");
     let content = rig.file("file", 8_000_000);
-    let download = download(&rig);
+    let download = rig.download(&[]);
     for (octets, ns, device) in [(1_500_000, &rig.client, "c0"), (4_000_000, &rig.server, "s0")] {
-        progress(&rig, octets);
+        rig.progress(octets);
         ns.ip(&format!("link set {device} down"));
         std::thread::sleep(Duration::from_millis(600));
         ns.ip(&format!("link set {device} up"));
     }
-    let report = finished(&rig, download, &content);
+    let report = rig.finished(download, &content);
     assert!(report["longest_gap_ms"].as_f64().unwrap() > 250.0, "it was down: {}", report["longest_gap_ms"]);
 }
 
@@ -85,12 +59,12 @@ fn interfaces_made_anew() {
     // A queue that takes more than the server hands over: what is beyond that waits as requests when the interface goes.
     rig.server.run("tc qdisc add dev s0 root tbf rate 15mbit burst 16kb limit 600kb");
     let content = rig.file("file", 6_000_000);
-    let download = download(&rig);
-    progress(&rig, 1_000_000);
+    let download = rig.download(&[]);
+    rig.progress(1_000_000);
     println!("{} requests had waited long", rig.metric("rivulet_late_requests_total"));
     rig.link_anew(Duration::from_millis(300));
-    finished(&rig, download, &content);
-    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
+    rig.finished(download, &content);
+    assert_eq!(rig.server.counter("TcpOutRsts"), 0);
 }
 
 /// The server's interface is in another namespace for a while, and has the same index when it is back.
@@ -109,7 +83,7 @@ fn an_interface_that_was_elsewhere() {
     rig.server.ip("addr add 10.88.0.2/24 dev s0");
     rig.server.ip("link set s0 up");
     assert_eq!(index(), before);
-    finished(&rig, download(&rig), &content);
+    rig.finished(rig.download(&[]), &content);
 }
 
 /// client -- router -- server, where the far link takes less than both ends believe.
@@ -146,10 +120,10 @@ fn a_path_that_takes_less_downwards() {
     let server = rig.serve(&["--no-plain-tcp", "--metrics", "127.0.0.1:9090"]);
     shape(&rig, "20mbit");
     let content = rig.file("file", 6_000_000);
-    let download = download(&rig);
-    progress(&rig, 1_500_000);
+    let download = rig.download(&[]);
+    rig.progress(1_500_000);
     router.ip("link set rc mtu 1280");
-    finished(&rig, download, &content);
+    rig.finished(download, &content);
     assert!(rig.metric("rivulet_path_too_big_total") > 0, "the router did say so");
     server.stop();
 }
@@ -168,7 +142,7 @@ fn a_path_that_takes_less_upwards() {
     let upload =
         command.arg(rig.www().join("source")).arg(url("file")).stdout(Stdio::piped()).spawn().unwrap();
     let parts = storage.join(".rivulet-uploads");
-    wait("progress", || {
+    eventually("progress", || {
         let entries = std::fs::read_dir(&parts).unwrap();
         entries.flatten().any(|e| e.metadata().is_ok_and(|m| m.len() > 1_500_000))
     });
@@ -277,22 +251,22 @@ fn killed_again_and_again() {
     let content = rig.file("file", size as usize);
     let start = || rig.serve(&["--no-plain-tcp"]);
     let mut server: Process = start();
-    let download = download(&rig);
+    let download = rig.download(&[]);
     for kill in 0..kills {
-        progress(&rig, STEP * (kill + 1));
+        rig.progress(STEP * (kill + 1));
         // SAFETY: a signal to a child of ours that was not waited for.
         unsafe { libc::kill(server.0.id() as i32, libc::SIGKILL) };
         drop(server);
         server = start();
-        wait("the dead one's rules to be cleared", || {
+        eventually("the dead one's rules to be cleared", || {
             rig.server.run("nft list tables netdev").matches("rivulet_guard").count() == 1
         });
     }
     // The rest as fast as it can.
     rig.server.run("tc qdisc del dev s0 root");
-    let report = finished(&rig, download, &content);
+    let report = rig.finished(download, &content);
     println!("{kills} kills, {size} octets, one connection: longest pause {} ms", report["longest_gap_ms"]);
-    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0);
+    assert_eq!(rig.server.counter("TcpOutRsts"), 0);
     server.stop();
     assert!(!rig.server.run("nft list tables netdev").contains("rivulet"));
 }

@@ -80,7 +80,7 @@ fn every_client_downloads_every_size() {
     for size in [1, 10_000, 500_000, 20_000_000] {
         every_client(&rig, size);
     }
-    assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), 0, "none of it was the kernel's TCP");
+    assert_eq!(rig.client.counter("TcpActiveOpens"), 0, "none of it was the kernel's TCP");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn every_client_downloads_a_gigabyte() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     every_client(&rig, 1_000_000_000);
-    assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), 0, "none of it was the kernel's TCP");
+    assert_eq!(rig.client.counter("TcpActiveOpens"), 0, "none of it was the kernel's TCP");
 }
 
 /// A program without libc is told why it has no connection, and the programs that it starts are served too.
@@ -121,5 +121,5 @@ fn a_go_program_and_its_errors() {
     assert!(std::fs::read(rig.out()).unwrap() == content);
     assert!(std::fs::read(rig.out().with_extension("2")).unwrap() == content);
     // The refused connection was begun by us and is none of the kernel's.
-    assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), 0);
+    assert_eq!(rig.client.counter("TcpActiveOpens"), 0);
 }

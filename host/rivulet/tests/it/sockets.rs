@@ -26,10 +26,10 @@ fn sockets_behave_as_over_tcp() {
     rig.file("file", 500_000);
     // The kernel's own TCP, so that nothing else is asked for than what it does.
     checked(&rig, &["python3"], "tcp");
-    let before = Rig::counter(&rig.client, "TcpActiveOpens");
+    let before = rig.client.counter("TcpActiveOpens");
     checked(&rig, &[RIVULET, "run", "--wait", "--", "python3"], "tcp");
     checked(&rig, &[RIVULET, "run", "--", "python3"], "early");
-    assert_eq!(Rig::counter(&rig.client, "TcpActiveOpens"), before, "none of it was the kernel's TCP");
+    assert_eq!(rig.client.counter("TcpActiveOpens"), before, "none of it was the kernel's TCP");
 }
 
 /// What one call after the other gives, result and errno, over the kernel's TCP and over Rivulet.

@@ -2,43 +2,31 @@
 //! skipped where namespaces cannot be made.
 
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use crate::rig::{self, Rig, url};
+use rivulet_pktio::testing::eventually;
 
 /// Slow enough that a process dies in the middle of a download.
-fn shape(rig: &Rig) {
-    rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
-}
+const RATE: &str = "40mbit";
 
 /// kill -9 of the serving process, twice, in the middle of one download; the same connection finishes.
 #[test]
 fn a_killed_server_breaks_nothing() {
     let Some(rig) = Rig::new() else { return };
-    shape(&rig);
+    rig.server.shape("s0", RATE);
     let content = rig.file("file", 25_000_000);
     let mut server = rig.serve(&[]);
-    let out = rig.out();
-    let mut command = rig.get(&["--json", "-o"]);
-    let download = command.arg(&out).arg(url("file")).stdout(Stdio::piped()).spawn().unwrap();
-    let part = rig.dir.path().join("out.part");
+    let download = rig.download(&[]);
     for wanted in [4_000_000, 14_000_000] {
-        let patience = Instant::now() + Duration::from_secs(30);
-        while std::fs::metadata(&part).map_or(0, |m| m.len()) < wanted {
-            assert!(Instant::now() < patience, "no progress towards {wanted}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        rig.progress(wanted);
         // Drop is kill -9 of `ip netns exec`, which has become the server.
         drop(server);
         server = rig.serve(&[]);
     }
-    let result = download.wait_with_output().unwrap();
-    assert!(result.status.success());
-    assert!(std::fs::read(out).unwrap() == content);
-    let report: serde_json::Value = serde_json::from_slice(&result.stdout).unwrap();
+    let report = rig.finished(download, &content);
     assert_eq!(report["bytes"], 25_000_000);
     assert!(report["longest_gap_ms"].as_f64().unwrap() > 50.0, "it did die: {}", report["longest_gap_ms"]);
-    assert_eq!(Rig::counter(&rig.server, "TcpOutRsts"), 0, "the dead server's kernel kept silent");
+    assert_eq!(rig.server.counter("TcpOutRsts"), 0, "the dead server's kernel kept silent");
     server.stop();
     assert!(!rig.server.run("nft list tables netdev").contains("rivulet"), "everything was taken down");
     let links = rig.server.run("ip addr");
@@ -49,19 +37,14 @@ fn a_killed_server_breaks_nothing() {
 #[test]
 fn a_file_cut_short_is_an_error_for_its_client_alone() {
     let Some(rig) = Rig::new() else { return };
-    shape(&rig);
+    rig.server.shape("s0", RATE);
     let server = rig.serve(&[]);
     rig.file("file", 25_000_000);
     let other = rig.file("other", 100_000);
     let out = rig.out();
     let mut command = rig.get(&["-o"]);
     let download = command.arg(&out).arg(url("file")).stderr(Stdio::piped()).spawn().unwrap();
-    let part = rig.dir.path().join("out.part");
-    let patience = Instant::now() + Duration::from_secs(30);
-    while std::fs::metadata(&part).map_or(0, |m| m.len()) < 2_000_000 {
-        assert!(Instant::now() < patience, "no progress");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    rig.progress(2_000_000);
     let file = std::fs::File::options().write(true).open(rig.www().join("file")).unwrap();
     file.set_len(1_000_000).unwrap();
     let result = download.wait_with_output().unwrap();
@@ -86,7 +69,7 @@ fn a_post_survives_its_server() {
 /// it shows before it is complete.
 fn upload(method: &str) {
     let Some(rig) = Rig::new() else { return };
-    rig.client.run("tc qdisc add dev c0 root tbf rate 40mbit burst 64kb limit 256kb");
+    rig.client.shape("c0", RATE);
     let storage = rig.dir.path().join("storage");
     std::fs::create_dir(&storage).unwrap();
     let flags = ["--no-plain-tcp", "--upload", storage.to_str().unwrap()];
@@ -111,11 +94,7 @@ fn upload(method: &str) {
         let data = entries.flatten().find(|e| e.file_name().to_string_lossy().ends_with(".data"));
         data.map_or(0, |e| e.metadata().map_or(0, |m| m.len()))
     };
-    let patience = Instant::now() + Duration::from_secs(30);
-    while so_far() < 3_000_000 {
-        assert!(Instant::now() < patience, "no progress: {}", so_far());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("progress", || so_far() >= 3_000_000);
     drop(server);
     assert!(!storage.join("up/file").exists());
     server = rig.serve(&flags);

@@ -1,11 +1,11 @@
 //! Several threads on the packet path of one replica. Needs root; skipped where namespaces cannot be made.
 
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use crate::rig::{Rig, url};
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
 use rivulet_pktio::filter::Rule;
+use rivulet_pktio::testing::eventually;
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo};
 
 /// Connections at a time: that all of them hash to one of two workers has the odds of 2 to the 19th against it.
@@ -17,14 +17,6 @@ fn frames(rig: &Rig) -> Vec<u64> {
     let page = rig.server.run(&format!("curl -sS http://{METRICS}/metrics"));
     let rows = page.lines().filter(|line| line.starts_with("rivulet_worker_frames_total{"));
     rows.map(|row| row.rsplit(' ').next().unwrap().parse().unwrap()).collect()
-}
-
-fn wait(what: &str, mut done: impl FnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < patience, "waiting for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn download(rig: &Rig, n: usize) -> Child {
@@ -48,10 +40,10 @@ fn connections_are_shared_by_workers_and_survive_them() {
         std::fs::metadata(part).map_or(0, |m| m.len())
     };
     // All of them are in the middle, or done.
-    wait("progress", || {
+    eventually("progress", || {
         (0..CONNECTIONS).all(|n| part(n) > 100_000 || downloads[n].try_wait().unwrap().is_some())
     });
-    wait("both workers' counters", || frames(&rig).iter().all(|n| *n > 0));
+    eventually("both workers' counters", || frames(&rig).iter().all(|n| *n > 0));
     let taken = frames(&rig);
     assert_eq!(taken.len(), 2);
     let arrived: u64 = rig.server.run("cat /sys/class/net/s0/statistics/rx_packets").trim().parse().unwrap();
@@ -67,7 +59,7 @@ fn connections_are_shared_by_workers_and_survive_them() {
     for mut download in more {
         assert!(download.wait().unwrap().success());
     }
-    wait("both workers' counters", || frames(&rig).iter().all(|n| *n > 0));
+    eventually("both workers' counters", || frames(&rig).iter().all(|n| *n > 0));
     server.stop();
     assert!(!rig.server.run("nft list tables netdev").contains("rivulet"), "everything was taken down");
 }
@@ -82,7 +74,7 @@ fn heartbeats_come_from_one_worker() {
     let member = rig.member();
     let server = rig.serve(&["--workers", "3", "--member", &member, "--heartbeat-us", "5000"]);
     let mut beats: Vec<Heartbeat> = Vec::new();
-    wait("heartbeats", || {
+    eventually("heartbeats", || {
         let count = ear.recv().unwrap();
         beats.extend((0..count).map(|i| Heartbeat::parse(&ear.frame(i).data[14..]).unwrap()));
         beats.len() > 50

@@ -2,10 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, Process};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 
 const BIN: &str = env!("CARGO_BIN_EXE_rivulet-switch");
@@ -33,32 +33,6 @@ fn what_it_prints_and_refuses() {
     }
 }
 
-struct Running(Child);
-
-impl Running {
-    /// SIGTERM, and the end soon: a program that does not end is killed and fails.
-    fn terminate(&mut self) {
-        // SAFETY: plain system call on a child of ours that has not been waited for.
-        assert_eq!(unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) }, 0);
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let status = loop {
-            match self.0.try_wait().unwrap() {
-                Some(status) => break status,
-                None => assert!(Instant::now() < deadline, "it goes on after SIGTERM"),
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        assert!(status.success(), "{status}");
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn get(ns: &Netns, path: &str) -> String {
     let mut stream = in_netns(Some(ns.name()), || TcpStream::connect("127.0.0.1:9100").unwrap()).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
@@ -81,7 +55,7 @@ fn bare_forwarder_forwards_counts_and_ends() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut running = Running(child);
+    let mut running = Process(child);
     let mut line = String::new();
     BufReader::new(running.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "Forwarding without P4\n");
@@ -119,5 +93,5 @@ fn bare_forwarder_forwards_counts_and_ends() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(get(&rack, "/other").starts_with("HTTP/1.1 404"));
-    running.terminate();
+    assert!(running.stop().success());
 }

@@ -3,10 +3,10 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 
 const BIN: &str = env!("CARGO_BIN_EXE_rivulet-switch");
@@ -27,29 +27,6 @@ impl Random {
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| self.below(256) as u8).collect()
-    }
-}
-
-struct Running(Child);
-
-impl Running {
-    fn lives(&mut self) -> bool {
-        self.0.try_wait().is_ok_and(|status| status.is_none())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "did not happen: {what}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -92,7 +69,7 @@ fn damaged_programs_are_refused_with_words() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut running = Running(child);
+        let mut running = Process(child);
         let deadline = Instant::now() + Duration::from_millis(150);
         while running.lives() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -129,7 +106,7 @@ fn rubbish_on_ports_and_sockets_does_not_bring_it_down() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut running = Running(child);
+    let mut running = Process(child);
     let metric = |name: &str| -> Option<u64> {
         let mut stream = in_netns(Some(rack.name()), || TcpStream::connect(METRICS)).ok()?.ok()?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").ok()?;

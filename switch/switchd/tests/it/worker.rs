@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_engine::{Output, Trace};
 use rivulet_p4rt::{LinkSettings, PortError, Ports, packet_in_channel};
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 use rivulet_switch::options::IoChoice;
 use rivulet_switch::ports::{PortConfig, PortControl};
@@ -18,8 +18,6 @@ use rivulet_switch::worker::{Worker, WorkerConfig, WorkerCounters};
 
 const PREFIX: &str = "pio-";
 const CPU: u32 = 510;
-/// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends each frame to the ports that its 15th octet on lists (zero ends; 200 means the CPU port), with the
 /// ingress port written into octet 30.
@@ -160,14 +158,6 @@ fn receive(io: &mut AfPacket, count: usize) -> Vec<Vec<u8>> {
 /// What tells the frames of this file apart.
 fn marks(frames: &[Vec<u8>]) -> Vec<u8> {
     frames.iter().map(|f| f[40]).collect()
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "did not happen: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

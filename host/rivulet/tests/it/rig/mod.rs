@@ -5,12 +5,12 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rivulet_client::{Config, IoChoice, Stack, Stream};
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
 use rivulet_pktio::filter::Rule;
-use rivulet_pktio::testing::Netns;
+use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_pktio::{AfPacket, Filter, Interface, PacketIo, in_netns};
 use tempfile::TempDir;
 
@@ -22,25 +22,6 @@ pub struct Rig {
     pub client: Netns,
     pub server: Netns,
     pub dir: TempDir,
-}
-
-/// A process that ends with its owner.
-pub struct Process(pub Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Process {
-    /// SIGTERM, and the wait for the end.
-    pub fn stop(mut self) {
-        // SAFETY: a signal to a child of ours that was not waited for.
-        unsafe { libc::kill(self.0.id() as i32, libc::SIGTERM) };
-        let _ = self.0.wait();
-    }
 }
 
 impl Rig {
@@ -88,16 +69,12 @@ impl Rig {
 
     /// Waits until the server answers.
     pub fn started(&self, process: Process) -> Process {
-        let patience = Instant::now() + Duration::from_secs(20);
-        loop {
-            // The guard is the last thing that is set up.
+        // The guard is the last thing that is set up.
+        eventually("the server starts", || {
             let tables = self.server.run("nft list tables netdev");
-            if tables.contains("rivulet_guard") && self.guard_is_of_a_living_process(&tables) {
-                return process;
-            }
-            assert!(Instant::now() < patience, "the server did not start");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            tables.contains("rivulet_guard") && self.guard_is_of_a_living_process(&tables)
+        });
+        process
     }
 
     /// Starts a server of plain TCP at the service address, without waiting until it listens.
@@ -115,8 +92,8 @@ impl Rig {
         assert!(std::fs::read(self.out()).unwrap() == content);
         let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
         assert_eq!(report["transport"], "tcp");
-        assert_eq!(Rig::counter(&self.server, "TcpPassiveOpens"), 1, "one handshake");
-        assert_eq!(Rig::counter(&self.client, "TcpOutRsts"), 0);
+        assert_eq!(self.server.counter("TcpPassiveOpens"), 1, "one handshake");
+        assert_eq!(self.client.counter("TcpOutRsts"), 0);
     }
 
     /// A stack at the client, within this process, that reads the first `octets` of `file`. All that time the client's
@@ -128,10 +105,10 @@ impl Rig {
             (stack, stream)
         })
         .unwrap();
-        let resets = Rig::counter(&self.client, "TcpOutRsts");
+        let resets = self.client.counter("TcpOutRsts");
         stream.write_all(request("file").as_bytes()).unwrap();
         stream.read_exact(&mut vec![0; octets]).unwrap();
-        assert_eq!(Rig::counter(&self.client, "TcpOutRsts"), resets, "the client's kernel answered");
+        assert_eq!(self.client.counter("TcpOutRsts"), resets, "the client's kernel answered");
         (stack, stream)
     }
 
@@ -150,6 +127,27 @@ impl Rig {
         self.client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
     }
 
+    /// How much of a download has come.
+    pub fn progress(&self, octets: u64) {
+        let part = self.dir.path().join("out.part");
+        eventually("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) >= octets);
+    }
+
+    /// A download of `file` that runs.
+    pub fn download(&self, flags: &[&str]) -> Child {
+        let mut command = self.get(&["--json"]);
+        command.args(flags).arg("-o").arg(self.out()).arg(url("file"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// The end of a download, which must be whole, and what it reported.
+    pub fn finished(&self, download: Child, content: &[u8]) -> serde_json::Value {
+        let result = download.wait_with_output().unwrap();
+        assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
+        assert!(std::fs::read(self.out()).unwrap() == content, "other content");
+        serde_json::from_slice(&result.stdout).unwrap()
+    }
+
     /// A counter of the server, which tells metrics at port 9090.
     pub fn metric(&self, name: &str) -> u64 {
         let metrics = self.server.run("curl -s http://127.0.0.1:9090/metrics");
@@ -159,7 +157,7 @@ impl Rig {
 
     /// A place in a pool, behind a ToR that has the client's Ethernet address.
     pub fn member(&self) -> String {
-        let mac = Rig::mac(&self.client, "c0").map(|octet| format!("{octet:02x}")).join(":");
+        let mac = self.client.mac("c0").map(|octet| format!("{octet:02x}")).join(":");
         format!("1/3@{mac}")
     }
 
@@ -177,13 +175,6 @@ impl Rig {
             all.extend((0..count).map(|i| Heartbeat::parse(&io.frame(i).data[14..]).unwrap()));
         }
         all
-    }
-
-    /// Ethernet address of a device.
-    pub fn mac(ns: &Netns, device: &str) -> [u8; 6] {
-        let text = ns.run(&format!("cat /sys/class/net/{device}/address"));
-        let octets: Vec<u8> = text.trim().split(':').map(|o| u8::from_str_radix(o, 16).unwrap()).collect();
-        octets.try_into().unwrap()
     }
 
     fn guard_is_of_a_living_process(&self, tables: &str) -> bool {
@@ -208,13 +199,6 @@ impl Rig {
 
     pub fn out(&self) -> PathBuf {
         self.dir.path().join("out")
-    }
-
-    /// A counter of the kernel's TCP.
-    pub fn counter(ns: &Netns, name: &str) -> u64 {
-        let text = ns.run(&format!("nstat -asz {name}"));
-        let line = text.lines().find(|line| line.starts_with(name)).expect("the counter");
-        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
     }
 }
 
