@@ -43,6 +43,10 @@ build: setup protos ## build the binaries (target/release)
 
 # Testing: scripts/test.py builds once, in the profile `ci`, and runs parts on that; CONTRIBUTING.md says when which.
 
+# The stable channel moves, and each release of clippy knows new lints: warnings are errors up to the release that the code
+# was last brought up to, and only shown by a newer one.
+LINTED_WITH := 1.95
+
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
@@ -52,7 +56,8 @@ check: setup protos ## format, lint and types; the committed P4 program is that 
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_lab mininet/rivulet_demo bench/rivulet_bench
 	python3 p4src/tools/artifact.py check
-	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- -D warnings
+	newest=$$(printf '%s\n' "$$(rustc --version | cut -d' ' -f2)" $(LINTED_WITH).99 | sort -V | tail -n 1); \
+	  $(CARGO) clippy --workspace --all-targets --profile ci --locked -- $$([ "$$newest" != $(LINTED_WITH).99 ] || echo -D warnings)
 
 # In the order in which a mistake is found soonest.
 test: ## every test of the project but the long ones, and how long they took
