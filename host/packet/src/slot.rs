@@ -81,7 +81,7 @@ pub fn owner(hash: u32, slots: &[Slot], candidates: u64) -> Option<u8> {
 
 /// The member that stands `share` / 2^16 of the way through the set.
 fn nth_of(mut set: u64, share: u16) -> Option<u8> {
-    let rank = u32::from(share) * set.count_ones() >> 16;
+    let rank = (u32::from(share) * set.count_ones()) >> 16;
     for _ in 0..rank {
         set &= set.wrapping_sub(1);
     }

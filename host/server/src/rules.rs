@@ -15,7 +15,6 @@ pub(crate) fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> V
         exid: Some(EX_ID),
         destinations: s.addresses.clone(),
         destination_ports: vec![s.port..=s.port],
-        ..TcpRule::default()
     };
     services.into_iter().map(rule).collect()
 }

@@ -220,7 +220,8 @@ mod tests {
 
     #[test]
     fn settings_say_where_to_look() {
-        let address = Some(IpAddr::from([10, 0, 0, 1]));
+        let host = IpAddr::from([10, 0, 0, 1]);
+        let address = Some(host);
         let of = |address, port, taking| {
             let mut table = Table::default();
             table.endpoint(address, port, taking).unwrap();
@@ -237,7 +238,7 @@ mod tests {
         let mut table = Table::default();
         table.ethertype(1).unwrap();
         assert_eq!(table.settings(), 2);
-        table.tunnel(address.unwrap(), address.unwrap()).unwrap();
+        table.tunnel(host, host).unwrap();
         assert_eq!(table.settings(), 6);
     }
 

@@ -48,6 +48,8 @@ fn option_is_required_where_asked_for() {
         assert!(any.accepts(&plain) && !only_ours.accepts(&plain));
         let other = segment(v6, &[253, 8, 0x52, 0x57, 0, 0, 0, 0]);
         assert!(any.accepts(&other) && !only_ours.accepts(&other));
+        let kind = segment(v6, &[254, 8, 0x52, 0x56, 0, 0, 0, 0]);
+        assert!(any.accepts(&kind) && !only_ours.accepts(&kind));
     }
 }
 
