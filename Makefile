@@ -64,7 +64,7 @@ test: ## every test of the project but the long ones, and how long they took
 	$(TEST) setup check p4 build rust python packages ptf demos
 
 test-long: ## what takes long: the second switch, long rotation, large windows, fuzzing, defences taken out (needs p4c, BMv2)
-	$(TEST) --long setup build rust python ptf ptf-bmv2 removal fuzz
+	$(TEST) --long setup build rust python ptf ptf-bmv2 ptf-workers removal fuzz
 
 test-rust: ## the Rust tests: CRATES=host/sim for one folder
 	$(TEST) setup build rust $(if $(CRATES),--only $(CRATES))

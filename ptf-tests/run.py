@@ -26,7 +26,7 @@ INTERFACES = [part for port in PORTS for part in ("-i", f"{port}@t{port}")]
 
 
 @contextmanager
-def running_switch(switch: str, binary: str, folder: Path) -> Iterator[tuple[Lab, Process]]:
+def running_switch(switch: str, binary: str, flags: list[str], folder: Path) -> Iterator[tuple[Lab, Process]]:
     """A namespace with a veth pair a port, pN for the switch and tN for the tests, and the switch, listening."""
     log = folder / f"{switch}.log"
     log.unlink(missing_ok=True)
@@ -35,7 +35,7 @@ def running_switch(switch: str, binary: str, folder: Path) -> Iterator[tuple[Lab
         for port in PORTS:
             veth(End(space, f"p{port}"), End(space, f"t{port}"), mtu=9000)
         ports = {port: f"p{port}" for port in PORTS}
-        command = [*prompt(), *switches.command(switch, ports, GRPC, device_id=0, path=binary)]
+        command = [*prompt(), *switches.command(switch, ports, GRPC, device_id=0, flags=flags, path=binary)]
         process = lab.start(switch, command, space)
         listening = ("ss", "-Hltn", "sport", "=", f":{GRPC.rpartition(':')[2]}")
         lab.until(lambda: bool(space.run(*listening)), f"{binary} listens at {GRPC}", 60.0, process)
@@ -54,13 +54,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--switch", choices=switches.SWITCHES, default="embedded")
     parser.add_argument("--binary", help="the switch to run instead of the one that is found")
+    parser.add_argument("--workers", type=int, default=1, help="threads of the embedded switch that move packets")
     parser.add_argument("--log-dir", type=Path, default=REPOSITORY / "build" / "ptf")
     parser.add_argument("ptf", nargs="*", help="tests to run (all), or other arguments of ptf behind --")
     args = parser.parse_args()
+    if args.workers != 1 and args.switch != "embedded":
+        parser.error("--workers: only the embedded switch has several")
+    flags = ["--workers", str(args.workers)] if args.workers != 1 else []
     binary = args.binary or switches.program(args.switch)
     args.log_dir.mkdir(parents=True, exist_ok=True)
 
-    with running_switch(args.switch, binary, args.log_dir) as (lab, switch):
+    with running_switch(args.switch, binary, flags, args.log_dir) as (lab, switch):
         command = [
             *(sys.executable, str(Path(sys.executable).parent / "ptf")),
             *("--test-dir", str(HERE / "tests"), "--pypath", str(HERE / "lib"), "--pypath", str(HERE)),

@@ -216,9 +216,9 @@ def junit(report: Path) -> list[Outcome]:
     return found
 
 
-def ptf(run: Run, switch: str) -> None:
+def ptf(run: Run, switch: str, *flags: str) -> None:
     """The packet tests, on one switch."""
-    command = as_root(PYTHON, str(ROOT / "ptf-tests" / "run.py"), "--switch", switch, *run.only.split())
+    command = as_root(PYTHON, str(ROOT / "ptf-tests" / "run.py"), "--switch", switch, *flags, *run.only.split())
     test, began, found, total = "", time.monotonic(), list[Outcome](), 0
     try:
         for line in lines_of(command):
@@ -281,6 +281,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "packages": lambda run: pytest(run, "packages", "packaging/tests"),
     "ptf": lambda run: ptf(run, "embedded"),
     "ptf-bmv2": lambda run: ptf(run, "bmv2"),
+    "ptf-workers": lambda run: ptf(run, "embedded", "--workers", "2"),
     "demos": demos,
     "removal": removal,
     "fuzz": fuzz,

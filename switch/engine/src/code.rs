@@ -70,7 +70,7 @@ pub(crate) enum Op {
     JUge,
     /// Before a jump backwards: counts it, and gives the packet up if there are too many.
     Loop,
-    /// With several workers: holds the register arrays of lock set a (an index).
+    /// With several workers: holds the register arrays of lock set a (an index), and no others.
     Lock,
     /// Lets go of them.
     Unlock,

@@ -44,8 +44,8 @@ pub(crate) fn add(cell: &AtomicU64, amount: u64, many: bool) {
     }
 }
 
-/// Held while an action uses a register array, if there are several workers. Nobody holds it for longer than an
-/// action takes, so waiting spins before it yields.
+/// Held while a packet uses a register array, if there are several workers. Nobody holds it for longer than a part of
+/// the pipeline takes, so waiting spins before it yields.
 #[derive(Default)]
 pub(crate) struct ArrayLock(AtomicBool);
 

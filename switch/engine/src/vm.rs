@@ -294,7 +294,7 @@ impl Vm {
             Op::EqN | Op::UltN | Op::SltN => self.compare_limbs(i),
             Op::Wide => crate::wide::run(self, program, code, rt, i),
             Op::Lock => {
-                if self.many {
+                if self.many && self.locked != Some(i.a) {
                     self.unlock(program, rt);
                     let set = &program.lock_sets[i.a as usize];
                     set.iter().for_each(|r| rt.shared.register_locks[*r as usize].lock());

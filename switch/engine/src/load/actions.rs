@@ -1,5 +1,7 @@
 //! Actions: their primitives, one by one.
 
+use std::collections::BTreeSet;
+
 use crate::bits::ones;
 use crate::code::{Ins, Op};
 use crate::emit::{Label, Params};
@@ -43,32 +45,21 @@ impl<'a> Loader<'_, 'a> {
         Ok(false)
     }
 
-    /// Primitives in a row; jumps backwards among them (loops) are counted when they run.
-    ///
-    /// Registers that they name are theirs from the first to the last of them, as BMv2 has it.
-    pub(super) fn primitives(&mut self, list: &[Json<'a>]) -> Res<()> {
-        let mut arrays: Vec<u32> = Vec::new();
-        let registers = self.registers;
-        let mut note =
-            |name: &str| arrays.extend(registers.iter().position(|r| r.0 == name).map(|r| r as u32));
-        list.iter().for_each(|p| p.strings(&mut note));
+    /// Primitives of no pipeline's node: registers that they name are theirs from the first to the last of them.
+    pub(super) fn primitives_apart(&mut self, list: &[Json<'a>]) -> Res<()> {
+        let arrays: BTreeSet<u32> = list.iter().flat_map(|p| self.arrays_named(p)).collect();
         if arrays.is_empty() {
-            return self.primitives_in_row(list);
+            return self.primitives(list);
         }
-        // In order, so that no two workers wait for each other.
-        arrays.sort_unstable();
-        arrays.dedup();
-        let set = self.lock_sets.iter().position(|s| *s == arrays).unwrap_or_else(|| {
-            self.lock_sets.push(arrays);
-            self.lock_sets.len() - 1
-        });
-        self.asm.put(Ins::new(Op::Lock, set as u32, 0, 0));
-        self.primitives_in_row(list)?;
+        let set = self.lock_set(arrays);
+        self.asm.put(Ins::new(Op::Lock, set, 0, 0));
+        self.primitives(list)?;
         self.asm.put(Ins::new(Op::Unlock, 0, 0, 0));
         Ok(())
     }
 
-    fn primitives_in_row(&mut self, list: &[Json<'a>]) -> Res<()> {
+    /// Primitives in a row; jumps backwards among them (loops) are counted when they run.
+    pub(super) fn primitives(&mut self, list: &[Json<'a>]) -> Res<()> {
         let labels: Vec<Label> = (0..=list.len()).map(|_| self.asm.label()).collect();
         for (i, p) in list.iter().enumerate() {
             self.asm.bind(labels[i]);

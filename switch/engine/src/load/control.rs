@@ -1,6 +1,6 @@
 //! Pipelines: what follows what; and the deparser's calls.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use num_bigint::BigInt;
 
@@ -9,6 +9,7 @@ use crate::emit::{Label, Params};
 use crate::json::{Json, Res};
 use crate::load::Loader;
 use crate::load::actions::source;
+use crate::load::held::Before;
 
 /// A node of a pipeline.
 enum Node<'a> {
@@ -44,10 +45,16 @@ impl<'a> Loader<'_, 'a> {
             self.asm.jump(Op::Jmp, end, 0, 0);
         } else {
             let order = self.order(&init, &nodes)?;
+            let held = self.arrays_held(&order, &nodes)?;
             // The first node follows at once; each goes on to the next where it can.
             for (i, name) in order.iter().enumerate() {
                 let (node, label) = &nodes[*name];
                 self.asm.bind(*label);
+                match held[i] {
+                    Before::Nothing => {}
+                    Before::Lock(set) => self.asm.put(Ins::new(Op::Lock, set, 0, 0)),
+                    Before::Unlock => self.asm.put(Ins::new(Op::Unlock, 0, 0, 0)),
+                }
                 let after = order.get(i + 1).map(|n| nodes[*n].1);
                 match node {
                     Node::Table(t, id) => self.table_node(t, *id, &nodes, end, after)?,
@@ -59,6 +66,39 @@ impl<'a> Loader<'_, 'a> {
         self.asm.bind(end);
         self.asm.put(Ins::new(Op::End, 0, 0, 0));
         Ok(start)
+    }
+
+    /// What each node does about register arrays before anything else.
+    fn arrays_held(
+        &mut self,
+        order: &[&str],
+        nodes: &HashMap<String, (Node<'a>, Label)>,
+    ) -> Res<Vec<Before>> {
+        let of_action: Vec<BTreeSet<u32>> = self.action_json.iter().map(|a| self.arrays_named(a)).collect();
+        let place: HashMap<&str, usize> = order.iter().copied().zip(0..).collect();
+        let mut uses = Vec::with_capacity(order.len());
+        let mut before = vec![Vec::new(); order.len()];
+        for (at, name) in order.iter().enumerate() {
+            let node = &nodes[*name].0;
+            for next in successors(node)? {
+                before[place[next.str()?]].push(at);
+            }
+            let (mut named, actions) = match node {
+                Node::Table(t, id) => {
+                    let default = self.tables[*id as usize].default.as_ref().map(|d| d.action.0);
+                    let actions = self.info.tables[*id as usize].actions.iter().map(|a| a.0);
+                    (self.arrays_named(t), actions.chain(default).collect())
+                }
+                Node::Condition(c) => (self.arrays_named(c), Vec::new()),
+                Node::Call(c) => {
+                    let action = self.action_ids.get(&c.get("action_id")?.int()?);
+                    (self.arrays_named(c), action.copied().into_iter().collect())
+                }
+            };
+            named.extend(actions.iter().flat_map(|a| &of_action[*a as usize]));
+            uses.push(named);
+        }
+        Ok(self.held(&uses, &before))
     }
 
     /// The nodes reachable from the first, every one before those that follow it. A circle is an error.
@@ -284,7 +324,7 @@ impl<'a> Loader<'_, 'a> {
         }
         for d in self.root.list("deparsers")? {
             if d.name()? == "deparser" {
-                self.primitives(&d.list("primitives")?)?;
+                self.primitives_apart(&d.list("primitives")?)?;
             }
         }
         self.asm.put(Ins::new(Op::End, 0, 0, 0));

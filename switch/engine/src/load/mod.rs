@@ -3,6 +3,7 @@
 mod actions;
 mod assign;
 mod control;
+mod held;
 mod log;
 mod parser;
 mod tables;
@@ -36,6 +37,8 @@ pub(crate) struct Loader<'l, 'a> {
     action_json: &'l [Json<'a>],
     action_plans: &'l [ActionPlan],
     registers: &'l [(String, u32)],
+    /// Number of each register array.
+    register_ids: &'l HashMap<String, u32>,
     calculations: &'l HashMap<String, u32>,
     tables: &'l [TablePlan],
     traced: bool,
@@ -71,6 +74,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
     arrays(&root, &layout, &mut info)?;
     let (action_ids, action_json, action_plans) = action_list(&root, &mut layout, &mut info)?;
     let registers: Vec<(String, u32)> = info.registers.iter().map(|r| (r.name.clone(), r.width)).collect();
+    let register_ids: HashMap<String, u32> = registers.iter().map(|r| r.0.clone()).zip(0..).collect();
     let (mut calculations, calculation_names) = calculations(&root, &layout)?;
     let (tables, const_entries, selectors) =
         tables::tables(&root, &layout, &mut info, &action_ids, &action_plans, &mut calculations)?;
@@ -95,6 +99,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
             action_json: &action_json,
             action_plans: &action_plans,
             registers: &registers,
+            register_ids: &register_ids,
             calculations: &calculation_names,
             tables: &tables,
             traced,

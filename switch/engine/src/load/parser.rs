@@ -226,7 +226,7 @@ impl<'a> Loader<'_, 'a> {
                 self.asm.bind(good);
                 Ok(())
             }
-            "primitive" => self.primitives(&[params.at(0)?]),
+            "primitive" => self.primitives_apart(&[params.at(0)?]),
             "shift" => {
                 let bits = Expr::number(params.at(0)?.uint(1 << 20)? * 8);
                 self.advance(&bits)

@@ -12,6 +12,8 @@ const PROGRAM: &[u8] = include_bytes!("../programs/workers.json");
 const BOTH: u8 = 1;
 const ENDS: u8 = 2;
 const BARE: u8 = 9;
+/// A block of `@atomic` with conditions in it.
+const BLOCK: u8 = 10;
 /// Only counted, so that the workers do not wait for each other's registers.
 const NOTHING: u8 = 5;
 const GREEN_YELLOW_RED: u64 = 3;
@@ -78,7 +80,7 @@ fn run(team: &mut Team, count: u64) -> u64 {
         let work = |mut path: DataPath| {
             scope.spawn(move || {
                 for i in 0..count {
-                    for op in [BOTH, ENDS, BARE, NOTHING, NOTHING] {
+                    for op in [BOTH, ENDS, BARE, BLOCK, NOTHING, NOTHING] {
                         path.process(i, 1, &cmd(op), &mut |_: u32, head: &[u8], _: &[u8]| {
                             let got = Cmd::of(head);
                             // From the second on what is read is what was written as one.
@@ -111,12 +113,14 @@ fn registers_and_counters_are_exact() {
         assert_eq!(team.register("I.sums", 1), all.into(), "an action that exits");
         assert_eq!(team.register("I.wides", 1), all.into());
         assert_eq!(team.register("I.sums", 2), all.into(), "an action without a table");
+        assert_eq!(team.register("I.turns", 0), all.into(), "a block of several actions");
+        assert_eq!(team.register("I.turns", 1), u128::from(all / 2), "a condition in it");
         let len = cmd(BOTH).len() as u64;
-        assert_eq!(team.counter(0), CounterData { packets: 4 * all, bytes: 4 * all * len });
+        assert_eq!(team.counter(0), CounterData { packets: 5 * all, bytes: 5 * all * len });
         assert_eq!(team.counter(1), CounterData { packets: all, bytes: all * len });
         assert_eq!((team.hits(BOTH), team.hits(ENDS)), (all, all));
         let stats = team.switch.stats();
-        assert_eq!((stats.received, stats.emitted), (5 * all, 5 * all));
+        assert_eq!((stats.received, stats.emitted), (6 * all, 6 * all));
     }
 }
 

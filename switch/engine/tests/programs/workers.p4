@@ -34,6 +34,7 @@ control I(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t 
     counter(4, CounterType.packets_and_bytes) seen;
     direct_counter(CounterType.packets_and_bytes) hits;
     meter(1, MeterType.packets) limit;
+    register<bit<32>>(2) turns;
 
     // Adds one to both; the wide one's upper limb is always the lower one's inverse.
     action both() {
@@ -76,6 +77,20 @@ control I(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t 
             sums.read(sum, 2);
             sums.write(2, sum + 1);
             limit.execute_meter<bit<8>>(0, hdr.cmd.c);
+        }
+        if (hdr.cmd.op == 10) {
+            // Three actions and two conditions of p4c's.
+            @atomic {
+                bit<32> turn;
+                turns.read(turn, 0);
+                if (turn[0:0] == 1) {
+                    turns.read(hdr.cmd.a, 1);
+                    turns.write(1, hdr.cmd.a + 1);
+                }
+                if (hdr.cmd.b != 1) {
+                    turns.write(0, turn + 1);
+                }
+            }
         }
         work.apply();
         seen.count(0);
