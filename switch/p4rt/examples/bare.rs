@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_engine::{DataPath, Switch, SwitchConfig};
 use rivulet_p4rt::{
-    LinkSettings, PacketInSender, PortError, PortStatus, Ports, Server, ServerConfig, TraceReport,
-    packet_in_channel,
+    Link, PacketInSender, Port, PortError, Ports, Server, ServerConfig, TraceReport, packet_in_channel,
 };
 
 const CPU_PORT: u32 = 510;
@@ -35,15 +34,15 @@ impl Ports for NoPorts {
         unsupported()
     }
 
-    fn list_ports(&self) -> Vec<PortStatus> {
-        (0..16).map(|port| PortStatus { port, up: true, ..PortStatus::default() }).collect()
+    fn list_ports(&self) -> Vec<Port> {
+        (0..16).map(|port| Port { port, up: true, ..Port::default() }).collect()
     }
 
     fn is_up(&self, port: u32) -> Option<bool> {
         (port < 16).then_some(true)
     }
 
-    fn set_link(&self, _port: u32, _link: Option<LinkSettings>) -> Result<(), PortError> {
+    fn set_link(&self, _port: u32, _link: Option<Link>) -> Result<(), PortError> {
         unsupported()
     }
 

@@ -12,8 +12,7 @@ use p4::p4_runtime_client::P4RuntimeClient;
 use rivulet_engine::{Switch, SwitchConfig};
 use rivulet_p4rt::proto::p4::v1 as p4;
 use rivulet_p4rt::{
-    LinkSettings, PortError, PortStatus, Ports, Server, ServerConfig, TraceReport, packet_in_channel,
-    parse_p4info,
+    Link, Port, PortError, Ports, Server, ServerConfig, TraceReport, packet_in_channel, parse_p4info,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -32,13 +31,13 @@ impl Ports for NoPorts {
     fn remove_port(&self, _: u32) -> Result<(), PortError> {
         Err(PortError::Unsupported(String::new()))
     }
-    fn list_ports(&self) -> Vec<PortStatus> {
+    fn list_ports(&self) -> Vec<Port> {
         Vec::new()
     }
     fn is_up(&self, _: u32) -> Option<bool> {
         None
     }
-    fn set_link(&self, _: u32, _: Option<LinkSettings>) -> Result<(), PortError> {
+    fn set_link(&self, _: u32, _: Option<Link>) -> Result<(), PortError> {
         Err(PortError::Unsupported(String::new()))
     }
     fn trace(&self, _: u32, _: &[u8], _: bool) -> Result<TraceReport, PortError> {
@@ -133,9 +132,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let served = server.clone();
-    tokio::spawn(
-        async move { served.serve(listener, packet_ins, events.digests, std::future::pending()).await },
-    );
+    tokio::spawn(async move {
+        served.serve(listener, None, packet_ins, events.digests, std::future::pending()).await
+    });
     let mut client = P4RuntimeClient::connect(format!("http://{address}")).await?;
     let (say, said) = tokio::sync::mpsc::channel(4);
     let election_id = Some(p4::Uint128 { high: 0, low: 1 });

@@ -1,6 +1,10 @@
 //! Who may write (P4Runtime section 5): for each role the controllers with a stream, and the highest election
-//! id ever seen. That number is never forgotten, so a primary that disconnects leaves the role without one
+//! id ever seen. That number is not forgotten, so a primary that disconnects leaves the role without one
 //! until a controller says an id at least as high: nobody is promoted by a disconnect.
+//!
+//! Both are bounded, and who comes later is not kept out by those who only sit there: a backup gives its place to
+//! one of the same rank or a higher, a role without a primary to one that is asked for now. The default role always
+//! has its place.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +15,10 @@ use crate::proto::p4::v1::stream_message_response::Update;
 use crate::proto::p4::v1::{MasterArbitrationUpdate, Role, Uint128};
 use crate::stream::Outbox;
 
-/// Streams one role may have (RESOURCE_EXHAUSTED beyond).
+/// Streams one role may have. Beyond, the one with the lowest election id, and of those the oldest, is ended.
 pub const MAX_CONTROLLERS: usize = 64;
-/// Roles a device remembers (RESOURCE_EXHAUSTED beyond): their highest election ids are kept for good.
+/// Roles beside the default one that a device remembers. Beyond, one without controllers is forgotten with its
+/// highest election id, else one without a primary is ended, the one longest silent first.
 pub const MAX_ROLES: usize = 256;
 
 /// A role, by name or, from clients older than 1.4, by number; both empty is the default role.
@@ -40,18 +45,39 @@ pub fn election_id(id: Option<&Uint128>) -> Option<u128> {
     id.map(|id| u128::from(id.high) << 64 | u128::from(id.low))
 }
 
+/// One stream, as the arbiter knows it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its number.
+    pub stream: u64,
+    /// The connection that it is on.
+    pub connection: u64,
+    /// The way to it.
+    pub outbox: Outbox,
+}
+
+/// The primary of a role.
+#[derive(Clone, Debug)]
+pub struct Primary {
+    /// Its stream.
+    pub peer: Peer,
+    /// Whether its role is the default one.
+    pub default_role: bool,
+}
+
 struct Controller {
-    stream: u64,
+    peer: Peer,
     /// The role as this controller wrote it, to be said back the same.
     role: Option<Role>,
     election_id: Option<u128>,
-    outbox: Outbox,
 }
 
 #[derive(Default)]
 struct RoleState {
     controllers: Vec<Controller>,
     highest: Option<u128>,
+    /// When a controller last said something, in messages of all roles.
+    spoke: u64,
 }
 
 impl RoleState {
@@ -60,18 +86,39 @@ impl RoleState {
         let highest = self.highest?;
         self.controllers.iter().find(|c| c.election_id == Some(highest))
     }
+
+    /// Makes room for a controller with that id, if anybody has to give way to it.
+    fn make_room(&mut self, id: Option<u128>) -> Result<(), Status> {
+        if self.controllers.len() < MAX_CONTROLLERS {
+            return Ok(());
+        }
+        let primary = self.primary().map(|c| c.peer.stream);
+        let backups = self.controllers.iter().enumerate().filter(|(_, c)| Some(c.peer.stream) != primary);
+        match backups.min_by_key(|(_, c)| (c.election_id, c.peer.stream)) {
+            Some((at, lowest)) if lowest.election_id <= id => {
+                self.controllers.remove(at).peer.outbox.end(Status::resource_exhausted(format!(
+                    "the role has {MAX_CONTROLLERS} controllers, and one came that ranks no lower"
+                )));
+                Ok(())
+            }
+            _ => Err(Status::resource_exhausted(format!(
+                "the role has {MAX_CONTROLLERS} controllers that rank higher"
+            ))),
+        }
+    }
 }
 
 /// All controllers of one device.
 pub struct Arbiter {
     device_id: u64,
     roles: BTreeMap<RoleKey, RoleState>,
+    messages: u64,
 }
 
 impl Arbiter {
     /// No controllers yet.
     pub fn new(device_id: u64) -> Self {
-        Arbiter { device_id, roles: BTreeMap::new() }
+        Arbiter { device_id, roles: BTreeMap::new(), messages: 0 }
     }
 
     /// Whether a `Write` or `SetForwardingPipelineConfig` with this role and election id comes from the role's
@@ -97,8 +144,7 @@ impl Arbiter {
     /// stream's role; an error ends the stream.
     pub fn update(
         &mut self,
-        stream: u64,
-        outbox: &Outbox,
+        peer: &Peer,
         known: Option<&RoleKey>,
         message: &MasterArbitrationUpdate,
     ) -> Result<RoleKey, Status> {
@@ -118,49 +164,63 @@ impl Arbiter {
         if message.role.as_ref().is_some_and(|r| r.config.is_some()) {
             return Err(Status::unimplemented("roles with a config of their own are not served"));
         }
-        if !self.roles.contains_key(&key) && self.roles.len() >= MAX_ROLES {
-            return Err(Status::resource_exhausted(format!("{MAX_ROLES} roles are in use")));
-        }
+        self.make_room(&key)?;
+        self.messages += 1;
+        let stream = peer.stream;
         let id = election_id(message.election_id.as_ref());
         let state = self.roles.entry(key.clone()).or_default();
-        if id.is_some() && state.controllers.iter().any(|c| c.stream != stream && c.election_id == id) {
+        state.spoke = self.messages;
+        if id.is_some() && state.controllers.iter().any(|c| c.peer.stream != stream && c.election_id == id) {
             return Err(Status::invalid_argument("another controller of this role has the election id"));
         }
-        let was_primary = state.primary().map(|c| c.stream);
-        let count = state.controllers.len();
-        match state.controllers.iter_mut().find(|c| c.stream == stream) {
+        let was_primary = state.primary().map(|c| c.peer.stream);
+        match state.controllers.iter_mut().find(|c| c.peer.stream == stream) {
             Some(controller) => {
                 controller.election_id = id;
                 controller.role.clone_from(&message.role);
             }
-            None if count >= MAX_CONTROLLERS => {
-                return Err(Status::resource_exhausted(format!(
-                    "the role has {MAX_CONTROLLERS} controllers"
-                )));
+            None => {
+                state.make_room(id)?;
+                let role = message.role.clone();
+                state.controllers.push(Controller { peer: peer.clone(), role, election_id: id });
             }
-            None => state.controllers.push(Controller {
-                stream,
-                role: message.role.clone(),
-                election_id: id,
-                outbox: outbox.clone(),
-            }),
         }
         if id > state.highest {
             state.highest = id;
         }
-        let primary = state.primary().map(|c| c.stream);
+        let primary = state.primary().map(|c| c.peer.stream);
         // Everyone is told when the primary changed, stepped down or spoke again; otherwise only the sender.
         let all = primary == Some(stream) || was_primary != primary;
-        self.notify(&key, |c| (all || c.stream == stream) && c.stream != primary.unwrap_or(0));
-        self.notify(&key, |c| (all || c.stream == stream) && Some(c.stream) == primary);
+        self.notify(&key, |s| (all || s == stream) && s != primary.unwrap_or(0));
+        self.notify(&key, |s| (all || s == stream) && Some(s) == primary);
         Ok(key)
+    }
+
+    /// Makes room for a role that is not there yet.
+    fn make_room(&mut self, key: &RoleKey) -> Result<(), Status> {
+        let default = RoleKey::default();
+        let named = self.roles.len() - usize::from(self.roles.contains_key(&default));
+        if *key == default || self.roles.contains_key(key) || named < MAX_ROLES {
+            return Ok(());
+        }
+        let without_primary = self.roles.iter().filter(|(k, s)| **k != default && s.primary().is_none());
+        let idle = without_primary.min_by_key(|(_, s)| (!s.controllers.is_empty(), s.spoke));
+        let Some(idle) = idle.map(|(k, _)| k.clone()) else {
+            return Err(Status::resource_exhausted(format!("{MAX_ROLES} roles have a primary")));
+        };
+        for controller in self.roles.remove(&idle).into_iter().flat_map(|s| s.controllers) {
+            let status =
+                Status::resource_exhausted(format!("{MAX_ROLES} roles, and this one has no primary"));
+            controller.peer.outbox.end(status);
+        }
+        Ok(())
     }
 
     /// A stream is gone. The others of its role are told if it was the primary's.
     pub fn disconnect(&mut self, role: &RoleKey, stream: u64) {
         let Some(state) = self.roles.get_mut(role) else { return };
-        let was_primary = state.primary().is_some_and(|c| c.stream == stream);
-        state.controllers.retain(|c| c.stream != stream);
+        let was_primary = state.primary().is_some_and(|c| c.peer.stream == stream);
+        state.controllers.retain(|c| c.peer.stream != stream);
         if was_primary {
             self.notify(role, |_| true);
         } else if state.controllers.is_empty() && state.highest.is_none() {
@@ -169,21 +229,25 @@ impl Arbiter {
     }
 
     /// Primaries of all roles: they get packet-ins, digests and idle notifications, and may send packet-outs.
-    pub fn primaries(&self) -> Vec<(u64, Outbox)> {
-        self.roles.values().filter_map(RoleState::primary).map(|c| (c.stream, c.outbox.clone())).collect()
+    pub fn primaries(&self) -> Vec<Primary> {
+        let primary = |(key, state): (&RoleKey, &RoleState)| {
+            let default_role = *key == RoleKey::default();
+            Some(Primary { peer: state.primary()?.peer.clone(), default_role })
+        };
+        self.roles.iter().filter_map(primary).collect()
     }
 
     /// Sends the state of a role to those of its controllers that are meant.
-    fn notify(&self, role: &RoleKey, meant: impl Fn(&Controller) -> bool) {
+    fn notify(&self, role: &RoleKey, meant: impl Fn(u64) -> bool) {
         let Some(state) = self.roles.get(role) else { return };
-        let primary = state.primary().map(|c| c.stream);
-        for controller in state.controllers.iter().filter(|c| meant(c)) {
+        let primary = state.primary().map(|c| c.peer.stream);
+        for controller in state.controllers.iter().filter(|c| meant(c.peer.stream)) {
             let (code, message) = match primary {
-                Some(stream) if stream == controller.stream => (Code::Ok, "you are primary"),
+                Some(stream) if stream == controller.peer.stream => (Code::Ok, "you are primary"),
                 Some(_) => (Code::AlreadyExists, "you are backup"),
                 None => (Code::NotFound, "there is no primary"),
             };
-            controller.outbox.control(Update::Arbitration(MasterArbitrationUpdate {
+            controller.peer.outbox.control(Update::Arbitration(MasterArbitrationUpdate {
                 device_id: self.device_id,
                 role: controller.role.clone(),
                 election_id: state.highest.map(|id| Uint128 { high: (id >> 64) as u64, low: id as u64 }),
@@ -204,7 +268,7 @@ mod tests {
 
     struct Bench {
         arbiter: Arbiter,
-        clients: Vec<(Outbox, Inbox, Option<RoleKey>)>,
+        clients: Vec<(Peer, Inbox, Option<RoleKey>)>,
     }
 
     fn message(role: &str, id: Option<u64>) -> MasterArbitrationUpdate {
@@ -224,11 +288,12 @@ mod tests {
         /// Says a message on a stream, opening it if needed; the code that ended the stream if it did.
         fn say(&mut self, client: usize, message: &MasterArbitrationUpdate) -> Code {
             while self.clients.len() <= client {
-                let (sender, receiver) = outbox();
-                self.clients.push((sender, receiver, None));
+                let (outbox, receiver) = outbox();
+                let stream = self.clients.len() as u64 + 1;
+                self.clients.push((Peer { stream, connection: stream, outbox }, receiver, None));
             }
-            let (outbox, _, role) = &mut self.clients[client];
-            match self.arbiter.update(client as u64 + 1, outbox, role.as_ref(), message) {
+            let (peer, _, role) = &mut self.clients[client];
+            match self.arbiter.update(peer, role.as_ref(), message) {
                 Ok(key) => {
                     *role = Some(key);
                     Code::Ok
@@ -343,20 +408,44 @@ mod tests {
         assert_eq!(b.say(3, &configured), Code::Unimplemented);
     }
 
+    /// What ended each stream so far, by client.
+    fn ended(b: &Bench) -> Vec<usize> {
+        (0..b.clients.len()).filter(|i| b.clients[*i].1.was_ended()).collect()
+    }
+
     #[test]
-    fn controllers_and_roles_are_bounded() {
+    fn idle_controllers_give_way_lowest_and_oldest_first() {
         let mut b = Bench::new();
-        for i in 0..MAX_CONTROLLERS {
-            assert_eq!(b.say(i, &message("", None)), Code::Ok);
+        assert_eq!(b.say(0, &message("", Some(3))), Code::Ok);
+        for i in 1..MAX_CONTROLLERS {
+            assert_eq!(b.say(i, &message("", (i == 2).then_some(1))), Code::Ok);
         }
-        assert_eq!(b.say(MAX_CONTROLLERS, &message("", None)), Code::ResourceExhausted);
-        for i in 1..MAX_ROLES {
-            assert_eq!(b.say(MAX_CONTROLLERS + i, &message(&format!("r{i}"), Some(1))), Code::Ok);
+        assert!(ended(&b).is_empty());
+        assert_eq!(b.say(MAX_CONTROLLERS, &message("", None)), Code::Ok, "as good as those that idle");
+        assert_eq!(ended(&b), [1]);
+        assert_eq!(b.say(MAX_CONTROLLERS + 1, &message("", Some(2))), Code::Ok);
+        assert_eq!(ended(&b), [1, 3], "an id ranks above none");
+        for i in 2..MAX_CONTROLLERS {
+            assert_eq!(b.say(MAX_CONTROLLERS + i, &message("", Some(100 - i as u64))), Code::Ok);
         }
-        assert_eq!(
-            b.say(MAX_CONTROLLERS + MAX_ROLES, &message("one more", Some(1))),
-            Code::ResourceExhausted
-        );
-        let _ = b.heard(0);
+        assert_eq!(b.say(200, &message("", None)), Code::ResourceExhausted, "all others have ids");
+        assert_eq!(b.say(201, &message("", Some(1000))), Code::Ok);
+        assert_eq!(b.heard(201).last(), Some(&(Code::Ok, Some(1000))));
+    }
+
+    #[test]
+    fn roles_that_nobody_leads_give_way() {
+        let mut b = Bench::new();
+        for i in 0..MAX_ROLES {
+            assert_eq!(b.say(i, &message(&format!("r{i}"), (i != 7).then_some(1))), Code::Ok);
+        }
+        assert_eq!(b.say(MAX_ROLES, &message("", Some(1))), Code::Ok, "the default role has its place");
+        b.leave(5);
+        assert_eq!(b.say(MAX_ROLES + 1, &message("a", Some(1))), Code::Ok);
+        assert_eq!((b.may_write("r5", 1), ended(&b)), (Code::NotFound, vec![]), "a role without controllers");
+        assert_eq!(b.say(MAX_ROLES + 2, &message("b", Some(1))), Code::Ok);
+        assert_eq!(ended(&b), [7], "a role without a primary");
+        assert_eq!(b.say(MAX_ROLES + 3, &message("c", Some(1))), Code::ResourceExhausted);
+        assert_eq!(b.may_write("r8", 1), Code::Ok, "who leads a role stays");
     }
 }

@@ -2,21 +2,23 @@
 //! that P4Runtime reads back but no packet depends on.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use rivulet_engine::{Pipeline, Program, TableId};
 
 use crate::error::{Result, invalid};
-use crate::index::{self, Index};
+use crate::index::{self, Index, Object};
 use crate::proto::p4::v1 as p4;
 
 /// A configuration, saved or forwarding.
+#[derive(Clone)]
 pub struct Config {
     /// The engine's side.
     pub pipeline: Pipeline,
     /// What the P4Info names.
-    pub index: Index,
+    pub index: Arc<Index>,
     /// The request's `config`, as it is read back.
-    pub stored: p4::ForwardingPipelineConfig,
+    pub stored: Arc<p4::ForwardingPipelineConfig>,
     /// Multicast groups as written: the engine keeps neither their metadata nor how a port was spelled.
     pub multicast: BTreeMap<u32, p4::MulticastGroupEntry>,
     /// Clone sessions as written.
@@ -54,7 +56,7 @@ impl Config {
         }
         let program = Program::from_json(&stored.p4_device_config)
             .map_err(|e| invalid(format!("p4_device_config: {e}")))?;
-        let mut config = Config::over(Pipeline::new(program), stored)?;
+        let mut config = Config::over(Pipeline::new(program), Arc::new(stored))?;
         for table in config.index.tables.values().filter(|t| t.has_priority) {
             let entries = config.pipeline.entries(table.engine);
             if let Some(lowest) = entries.iter().map(|e| e.spec.key.priority).min().filter(|p| *p < 1) {
@@ -75,9 +77,9 @@ impl Config {
     }
 
     /// A configuration over a pipeline that is there already.
-    pub fn over(pipeline: Pipeline, stored: p4::ForwardingPipelineConfig) -> Result<Config> {
+    pub fn over(pipeline: Pipeline, stored: Arc<p4::ForwardingPipelineConfig>) -> Result<Config> {
         let p4info = stored.p4info.as_ref().ok_or_else(|| invalid("the config has no P4Info"))?;
-        let index = Index::new(p4info, pipeline.info())?;
+        let index = Arc::new(Index::new(p4info, pipeline.info())?);
         Ok(Config {
             pipeline,
             index,
@@ -93,12 +95,12 @@ impl Config {
 
     /// A table by its identifier.
     pub fn table(&self, id: u32) -> Result<&index::Table> {
-        index::find(&self.index.tables, id, "table")
+        self.index.find(&self.index.tables, id, Object::Table)
     }
 
     /// A profile by its identifier.
     pub fn profile(&self, id: u32) -> Result<&index::Profile> {
-        index::find(&self.index.profiles, id, "action profile")
+        self.index.find(&self.index.profiles, id, Object::Profile)
     }
 
     /// What a profile holds.

@@ -1,6 +1,8 @@
 //! The device's configurations (P4Runtime sections 14 and 15): one that forwards, and perhaps one that was
 //! saved and not yet committed, which then is the one that reads and writes refer to.
 
+use std::sync::Arc;
+
 use rivulet_engine::Switch;
 use tonic::Status;
 
@@ -12,13 +14,14 @@ use p4::entity::Entity;
 use p4::set_forwarding_pipeline_config_request::Action;
 use p4::update::Type;
 
-/// The configurations.
+/// The configurations. A read that is under way keeps the one that it began with: what is written meanwhile goes into
+/// a copy.
 #[derive(Default)]
 pub struct Device {
     /// What packets see.
-    pub forwarding: Option<Config>,
+    pub forwarding: Option<Arc<Config>>,
     /// What `VERIFY_AND_SAVE` left.
-    pub saved: Option<Config>,
+    pub saved: Option<Arc<Config>>,
 }
 
 impl Device {
@@ -26,13 +29,13 @@ impl Device {
     ///
     /// # Errors
     /// FAILED_PRECONDITION before the first pipeline.
-    pub fn current(&self) -> std::result::Result<&Config, Status> {
+    pub fn current(&self) -> std::result::Result<&Arc<Config>, Status> {
         self.saved.as_ref().or(self.forwarding.as_ref()).ok_or_else(unset)
     }
 
     /// As [`current`](Self::current), to be written.
     pub fn current_mut(&mut self) -> std::result::Result<&mut Config, Status> {
-        self.saved.as_mut().or(self.forwarding.as_mut()).ok_or_else(unset)
+        self.saved.as_mut().or(self.forwarding.as_mut()).map(Arc::make_mut).ok_or_else(unset)
     }
 
     /// Takes a configuration that was loaded for the action, which must not be COMMIT. On an error everything
@@ -40,7 +43,7 @@ impl Device {
     pub fn apply(&mut self, action: Action, new: Config, switch: &Switch, ports: &dyn Ports) -> Result<()> {
         match action {
             Action::VerifyAndSave => {
-                self.saved = Some(new);
+                self.saved = Some(Arc::new(new));
                 Ok(())
             }
             Action::VerifyAndCommit => self.forward(new, switch),
@@ -69,7 +72,7 @@ impl Device {
 
     fn forward(&mut self, new: Config, switch: &Switch) -> Result<()> {
         switch.commit(&new.pipeline)?;
-        self.forwarding = Some(new);
+        self.forwarding = Some(Arc::new(new));
         self.saved = None;
         Ok(())
     }
@@ -84,7 +87,7 @@ fn unset() -> Status {
 /// change counters, meters or registers meanwhile are not seen.
 fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config> {
     if old.stored.p4_device_config == new.stored.p4_device_config {
-        let mut same = Config::over(old.pipeline.clone(), new.stored)?;
+        let mut same = Config::over(old.pipeline.clone(), new.stored.clone())?;
         same.multicast.clone_from(&old.multicast);
         same.clones.clone_from(&old.clones);
         same.digests.clone_from(&old.digests);
@@ -100,9 +103,7 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
         return Ok(same);
     }
     for (request, r#type) in everything() {
-        let mut found = Vec::new();
-        old.read(&request, &mut found)?;
-        for mut entity in found {
+        for mut entity in old.read(&request)? {
             if !carried(&mut entity, old, &new) {
                 continue;
             }

@@ -12,6 +12,9 @@
 //!   packet-out header in front. It must not block: when the switch's queue is full it returns
 //!   [`PortError::Full`], and the controller gets a `StreamError`.
 //!
+//! The service for ports, links and traces knows no election: it is served on a listener of its own, best a Unix
+//! socket, if [`Server::serve`] is given one.
+//!
 //! So a controller that is slow, or gone without a word, costs the packets nothing: every queue towards it is
 //! bounded and loses its own messages, never anybody else's.
 //!
@@ -35,7 +38,7 @@
 //! // Optional, for a pipeline known at the start; JSON without P4Info goes to `Switch::commit` instead.
 //! server.install(&std::fs::read("program.p4info.txtpb")?, std::fs::read("program.json")?)?;
 //! let listener = tokio::net::TcpListener::bind("127.0.0.1:9559").await?;
-//! server.serve(listener, packet_ins, events.digests, std::future::pending()).await?;
+//! server.serve(listener, None, packet_ins, events.digests, std::future::pending()).await?;
 //! # Ok(())
 //! # }
 //! ```
@@ -47,8 +50,11 @@
 //! caller committed to the engine by itself forwards meanwhile and is replaced by the first one that a
 //! controller commits.
 
+mod admission;
+mod answer;
 mod arbitration;
 mod bytestring;
+mod client;
 mod config;
 mod data;
 mod device;
@@ -56,8 +62,10 @@ mod digest;
 mod error;
 mod idle;
 mod index;
+mod listener;
 mod p4info;
 mod packet_io;
+mod parts;
 mod ports;
 pub mod proto;
 mod read;
@@ -69,11 +77,11 @@ mod tls;
 mod write;
 
 pub use error::{SPACE, UpdateError};
+pub use listener::Listener;
 pub use p4info::parse as parse_p4info;
 pub use packet_io::{PacketInSender, PacketIns, packet_in_channel};
-pub use ports::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
+pub use ports::{Link, Port, PortError, Ports, TraceReport};
 pub use server::{ServeError, Server, ServerConfig, Totals};
-pub use service::Listener;
 pub use tls::Tls;
 
 /// The release of P4Runtime that the messages are of, as `Capabilities` says it.

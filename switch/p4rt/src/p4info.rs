@@ -9,7 +9,8 @@ use crate::error::{UpdateError, internal, invalid};
 use crate::proto::DESCRIPTORS;
 use crate::proto::p4::config::v1::P4Info;
 
-fn pool() -> Result<&'static DescriptorPool, UpdateError> {
+/// The descriptors of all messages.
+pub fn pool() -> Result<&'static DescriptorPool, UpdateError> {
     static POOL: OnceLock<Option<DescriptorPool>> = OnceLock::new();
     POOL.get_or_init(|| DescriptorPool::decode(DESCRIPTORS).ok())
         .as_ref()

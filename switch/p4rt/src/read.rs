@@ -1,5 +1,9 @@
 //! `Read` (P4Runtime section 13): every entity kind, one or all of them. A part of a key that is unset or zero
 //! reads everything.
+//!
+//! What only controllers write (entries, members, groups) is taken at once, so that a read stands before or after
+//! each write; it becomes messages one by one, and cells of arrays are looked at one by one, as they are asked for:
+//! a program's registers as messages would take fifty times their memory.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -8,7 +12,7 @@ use rivulet_engine::{DefaultEntry, Entry};
 
 use crate::config::Config;
 use crate::error::{Result, invalid, not_found, unimplemented};
-use crate::index::{Array, Profile, Register, Table, find};
+use crate::index::{Array, Object, Profile, Register, Table, ValueSet};
 use crate::proto::p4::v1 as p4;
 use crate::write::action::unpack_watch;
 use crate::write::matching;
@@ -16,53 +20,55 @@ use crate::write::table::{absent, index_in, unpack_metadata, write_counter_data,
 use p4::entity::Entity;
 use p4::packet_replication_engine_entry::Type as Kind;
 
-type Found = Vec<p4::Entity>;
+/// What a request of a read finds.
+pub type Found<'c> = Box<dyn Iterator<Item = p4::Entity> + 'c>;
 
-/// One object by its identifier, or all for 0.
-fn one_or_all<'a, T>(map: &'a BTreeMap<u32, T>, id: u32, what: &str) -> Result<Vec<(u32, &'a T)>> {
-    match id {
-        0 => Ok(map.iter().map(|(id, object)| (*id, object)).collect()),
-        id => Ok(vec![(id, find(map, id, what)?)]),
-    }
+fn of(entity: Entity) -> p4::Entity {
+    p4::Entity { entity: Some(entity) }
 }
 
-fn push(found: &mut Found, entity: Entity) {
-    found.push(p4::Entity { entity: Some(entity) });
+/// What was found at once.
+fn all<'c>(found: Vec<Entity>) -> Found<'c> {
+    Box::new(found.into_iter().map(of))
 }
 
 impl Config {
-    /// Adds what one request of a read asks for.
-    ///
-    /// # Errors
-    /// As the specification has it for each kind; nothing is added then.
-    pub fn read(&self, request: &Entity, found: &mut Found) -> Result<()> {
-        let before = found.len();
-        let result = self.read_kind(request, found);
-        if result.is_err() {
-            found.truncate(before);
+    /// One object by its identifier, or all for 0.
+    fn one_or_all<'a, T>(
+        &self,
+        map: &'a BTreeMap<u32, T>,
+        id: u32,
+        kind: Object,
+    ) -> Result<Vec<(u32, &'a T)>> {
+        match id {
+            0 => Ok(map.iter().map(|(id, object)| (*id, object)).collect()),
+            id => Ok(vec![(id, self.index.find(map, id, kind)?)]),
         }
-        result
     }
 
-    fn read_kind(&self, request: &Entity, found: &mut Found) -> Result<()> {
+    /// What one request of a read asks for.
+    ///
+    /// # Errors
+    /// As the specification has it for each kind.
+    pub fn read<'c>(&'c self, request: &'c Entity) -> Result<Found<'c>> {
         match request {
-            Entity::TableEntry(e) => self.read_tables(e, found),
-            Entity::ActionProfileMember(e) => self.read_members(e, found),
-            Entity::ActionProfileGroup(e) => self.read_groups(e, found),
-            Entity::MeterEntry(e) => self.read_meters(e, found),
-            Entity::DirectMeterEntry(e) => self.read_direct_meters(e, found),
-            Entity::CounterEntry(e) => self.read_counters(e, found),
-            Entity::DirectCounterEntry(e) => self.read_direct_counters(e, found),
-            Entity::PacketReplicationEngineEntry(e) => self.read_replication(e, found),
-            Entity::ValueSetEntry(e) => self.read_value_sets(e, found),
-            Entity::RegisterEntry(e) => self.read_registers(e, found),
-            Entity::DigestEntry(e) => self.read_digests(e, found),
-            Entity::ExternEntry(e) if e.extern_type_id == 0 && e.extern_id == 0 => Ok(()),
+            Entity::TableEntry(e) => self.read_tables(e),
+            Entity::ActionProfileMember(e) => self.read_members(e),
+            Entity::ActionProfileGroup(e) => self.read_groups(e),
+            Entity::MeterEntry(e) => self.read_meters(e),
+            Entity::DirectMeterEntry(e) => self.read_direct_meters(e),
+            Entity::CounterEntry(e) => self.read_counters(e),
+            Entity::DirectCounterEntry(e) => self.read_direct_counters(e),
+            Entity::PacketReplicationEngineEntry(e) => self.read_replication(e),
+            Entity::ValueSetEntry(e) => self.read_value_sets(e),
+            Entity::RegisterEntry(e) => self.read_registers(e),
+            Entity::DigestEntry(e) => self.read_digests(e),
+            Entity::ExternEntry(e) if e.extern_type_id == 0 && e.extern_id == 0 => Ok(all(Vec::new())),
             Entity::ExternEntry(_) => Err(crate::write::profile::no_extern()),
         }
     }
 
-    fn read_tables(&self, request: &p4::TableEntry, found: &mut Found) -> Result<()> {
+    fn read_tables<'c>(&'c self, request: &'c p4::TableEntry) -> Result<Found<'c>> {
         if request.table_id == 0 {
             if !request.r#match.is_empty() || request.action.is_some() {
                 return Err(invalid("a read of all tables cannot be filtered by match or action"));
@@ -73,22 +79,19 @@ impl Config {
                 return Err(invalid(format!("table {}: does not support idle timeouts", table.name)));
             }
         }
-        for (_, table) in one_or_all(&self.index.tables, request.table_id, "table")? {
-            if request.is_default_action {
-                let entry = self.default_entry(table, &self.pipeline.default_entry(table.engine));
-                if passes(request, &entry) {
-                    push(found, Entity::TableEntry(entry));
-                }
-                continue;
-            }
-            for entry in self.entries(table, request)? {
-                let entry = self.table_entry(table, &entry, request);
-                if passes(request, &entry) {
-                    push(found, Entity::TableEntry(entry));
-                }
-            }
+        let tables = self.one_or_all(&self.index.tables, request.table_id, Object::Table)?;
+        let passing = move |e: p4::TableEntry| passes(request, &e).then(|| of(Entity::TableEntry(e)));
+        if request.is_default_action {
+            let entry = |(_, t): (u32, &Table)| self.default_entry(t, &self.pipeline.default_entry(t.engine));
+            let found: Vec<_> = tables.into_iter().map(entry).filter_map(passing).collect();
+            return Ok(Box::new(found.into_iter()));
         }
-        Ok(())
+        let mut found = Vec::new();
+        for (_, table) in tables {
+            found.extend(self.entries(table, request)?.into_iter().map(|entry| (table, entry)));
+        }
+        let entry = move |(table, entry): (&Table, Entry)| self.table_entry(table, &entry, request);
+        Ok(Box::new(found.into_iter().map(entry).filter_map(passing)))
     }
 
     /// Entries of a table with the request's key, all without one. A key that no entry has finds none.
@@ -168,22 +171,15 @@ impl Config {
         }
     }
 
-    fn read_members(&self, request: &p4::ActionProfileMember, found: &mut Found) -> Result<()> {
-        for (id, profile) in one_or_all(&self.index.profiles, request.action_profile_id, "action profile")? {
-            let all = self.pipeline.members(profile.engine);
+    fn read_members<'c>(&'c self, request: &'c p4::ActionProfileMember) -> Result<Found<'c>> {
+        let mut found = Vec::new();
+        let profiles = self.one_or_all(&self.index.profiles, request.action_profile_id, Object::Profile)?;
+        for (id, profile) in profiles {
             let before = found.len();
-            for (member_id, call) in all.iter().filter(|(m, _)| [0, *m].contains(&request.member_id)) {
-                let action = Some(self.write_call(call));
-                let (action_profile_id, member_id) = (id, *member_id);
-                push(
-                    found,
-                    Entity::ActionProfileMember(p4::ActionProfileMember {
-                        action_profile_id,
-                        member_id,
-                        action,
-                    }),
-                );
-            }
+            let all = self.pipeline.members(profile.engine).into_iter();
+            found.extend(
+                all.filter(|(m, _)| [0, *m].contains(&request.member_id)).map(|(m, call)| (id, m, call)),
+            );
             none(
                 found.len() == before,
                 request.action_profile_id,
@@ -191,19 +187,22 @@ impl Config {
                 &format_args!("member of {}", profile.name),
             )?;
         }
-        Ok(())
+        Ok(Box::new(found.into_iter().map(|(action_profile_id, member_id, call)| {
+            let action = Some(self.write_call(&call));
+            of(Entity::ActionProfileMember(p4::ActionProfileMember { action_profile_id, member_id, action }))
+        })))
     }
 
-    fn read_groups(&self, request: &p4::ActionProfileGroup, found: &mut Found) -> Result<()> {
-        for (id, profile) in one_or_all(&self.index.profiles, request.action_profile_id, "action profile")? {
-            if !profile.with_selector {
-                continue;
-            }
-            let all = self.pipeline.groups(profile.engine);
+    fn read_groups<'c>(&'c self, request: &'c p4::ActionProfileGroup) -> Result<Found<'c>> {
+        let mut found = Vec::new();
+        let profiles = self.one_or_all(&self.index.profiles, request.action_profile_id, Object::Profile)?;
+        for (id, profile) in profiles.into_iter().filter(|(_, p)| p.with_selector) {
             let before = found.len();
-            for (group_id, group) in all.iter().filter(|(g, _)| [0, *g].contains(&request.group_id)) {
-                push(found, Entity::ActionProfileGroup(self.group(id, profile, *group_id, group)));
-            }
+            let all = self.pipeline.groups(profile.engine).into_iter();
+            found.extend(
+                all.filter(|(g, _)| [0, *g].contains(&request.group_id))
+                    .map(|(g, group)| (id, profile, g, group)),
+            );
             none(
                 found.len() == before,
                 request.action_profile_id,
@@ -211,7 +210,9 @@ impl Config {
                 &format_args!("group of {}", profile.name),
             )?;
         }
-        Ok(())
+        Ok(Box::new(found.into_iter().map(|(id, profile, group_id, group)| {
+            of(Entity::ActionProfileGroup(self.group(id, profile, group_id, &group)))
+        })))
     }
 
     fn group(
@@ -231,85 +232,85 @@ impl Config {
         p4::ActionProfileGroup { action_profile_id: id, group_id, members, max_size }
     }
 
-    fn read_counters(&self, request: &p4::CounterEntry, found: &mut Found) -> Result<()> {
-        for (id, counter) in one_or_all(&self.index.counters, request.counter_id, "counter")? {
-            for at in array_cells(request.counter_id, request.index.as_ref(), counter)? {
-                let data = Some(write_counter_data(self.pipeline.counter(counter.engine, at)?));
-                push(
-                    found,
-                    Entity::CounterEntry(p4::CounterEntry { counter_id: id, index: index(at), data }),
-                );
-            }
+    fn read_counters<'c>(&'c self, request: &'c p4::CounterEntry) -> Result<Found<'c>> {
+        let mut found = Vec::new();
+        for (id, counter) in self.one_or_all(&self.index.counters, request.counter_id, Object::Counter)? {
+            found.push((id, counter, array_cells(request.counter_id, request.index.as_ref(), counter)?));
         }
-        Ok(())
+        Ok(Box::new(found.into_iter().flat_map(move |(counter_id, counter, cells)| {
+            cells.filter_map(move |at| {
+                let data = Some(write_counter_data(self.pipeline.counter(counter.engine, at).ok()?));
+                Some(of(Entity::CounterEntry(p4::CounterEntry { counter_id, index: index(at), data })))
+            })
+        })))
     }
 
-    fn read_meters(&self, request: &p4::MeterEntry, found: &mut Found) -> Result<()> {
+    fn read_meters<'c>(&'c self, request: &'c p4::MeterEntry) -> Result<Found<'c>> {
         if request.counter_data.is_some() {
             return Err(unimplemented("meters do not count packets by colour"));
         }
-        for (id, meter) in one_or_all(&self.index.meters, request.meter_id, "meter")? {
-            for at in array_cells(request.meter_id, request.index.as_ref(), meter)? {
-                let config = self.pipeline.meter(meter.engine, at)?.map(write_meter_config);
-                let entry = p4::MeterEntry { meter_id: id, index: index(at), config, counter_data: None };
-                push(found, Entity::MeterEntry(entry));
-            }
+        let mut found = Vec::new();
+        for (id, meter) in self.one_or_all(&self.index.meters, request.meter_id, Object::Meter)? {
+            found.push((id, meter, array_cells(request.meter_id, request.index.as_ref(), meter)?));
         }
-        Ok(())
+        Ok(Box::new(found.into_iter().flat_map(move |(meter_id, meter, cells)| {
+            cells.filter_map(move |at| {
+                let config = self.pipeline.meter(meter.engine, at).ok()?.map(write_meter_config);
+                let entry = p4::MeterEntry { meter_id, index: index(at), config, counter_data: None };
+                Some(of(Entity::MeterEntry(entry)))
+            })
+        })))
     }
 
-    fn read_registers(&self, request: &p4::RegisterEntry, found: &mut Found) -> Result<()> {
-        for (id, register) in one_or_all(&self.index.registers, request.register_id, "register")? {
-            for at in register_cells(request, register)? {
-                let value = self.pipeline.register(register.engine, at)?;
+    fn read_registers<'c>(&'c self, request: &'c p4::RegisterEntry) -> Result<Found<'c>> {
+        let mut found = Vec::new();
+        for (id, register) in self.one_or_all(&self.index.registers, request.register_id, Object::Register)? {
+            found.push((id, register, register_cells(request, register)?));
+        }
+        Ok(Box::new(found.into_iter().flat_map(move |(register_id, register, cells)| {
+            cells.filter_map(move |at| {
+                let value = self.pipeline.register(register.engine, at).ok()?;
                 let data = Some(register.data.write(&mut std::iter::once(value.as_slice())));
-                push(
-                    found,
-                    Entity::RegisterEntry(p4::RegisterEntry { register_id: id, index: index(at), data }),
-                );
-            }
-        }
-        Ok(())
+                Some(of(Entity::RegisterEntry(p4::RegisterEntry { register_id, index: index(at), data })))
+            })
+        })))
     }
 
-    fn read_direct_counters(&self, request: &p4::DirectCounterEntry, found: &mut Found) -> Result<()> {
-        let wanted = request.table_entry.clone().unwrap_or_default();
-        for (table, entry) in self.direct(&wanted, "counter", |t| t.direct_counter)? {
+    fn read_direct_counters<'c>(&'c self, request: &'c p4::DirectCounterEntry) -> Result<Found<'c>> {
+        let found = self.direct(request.table_entry.as_ref(), "counter", |t| t.direct_counter)?;
+        Ok(Box::new(found.into_iter().map(|(table, entry)| {
             let data = entry.spec.counter.map(write_counter_data);
             let table_entry = Some(self.key_only(table, &entry));
-            push(found, Entity::DirectCounterEntry(p4::DirectCounterEntry { table_entry, data }));
-        }
-        Ok(())
+            of(Entity::DirectCounterEntry(p4::DirectCounterEntry { table_entry, data }))
+        })))
     }
 
-    fn read_direct_meters(&self, request: &p4::DirectMeterEntry, found: &mut Found) -> Result<()> {
+    fn read_direct_meters<'c>(&'c self, request: &'c p4::DirectMeterEntry) -> Result<Found<'c>> {
         if request.counter_data.is_some() {
             return Err(unimplemented("meters do not count packets by colour"));
         }
-        let wanted = request.table_entry.clone().unwrap_or_default();
-        for (table, entry) in self.direct(&wanted, "meter", |t| t.direct_meter.is_some())? {
+        let found = self.direct(request.table_entry.as_ref(), "meter", |t| t.direct_meter.is_some())?;
+        Ok(Box::new(found.into_iter().map(|(table, entry)| {
             let config = entry.spec.meter.map(write_meter_config);
             let table_entry = Some(self.key_only(table, &entry));
-            push(
-                found,
-                Entity::DirectMeterEntry(p4::DirectMeterEntry { table_entry, config, counter_data: None }),
-            );
-        }
-        Ok(())
+            of(Entity::DirectMeterEntry(p4::DirectMeterEntry { table_entry, config, counter_data: None }))
+        })))
     }
 
     /// Entries whose direct resource is asked for: by key, of one table, or of all that have it.
     fn direct(
         &self,
-        wanted: &p4::TableEntry,
+        wanted: Option<&p4::TableEntry>,
         what: &str,
         has: impl Fn(&Table) -> bool,
     ) -> Result<Vec<(&Table, Entry)>> {
+        let everything = p4::TableEntry::default();
+        let wanted = wanted.unwrap_or(&everything);
         if wanted.is_default_action {
             return Err(unimplemented(format!("v1model has no direct {what} for default entries")));
         }
         let mut all = Vec::new();
-        for (_, table) in one_or_all(&self.index.tables, wanted.table_id, "table")? {
+        for (_, table) in self.one_or_all(&self.index.tables, wanted.table_id, Object::Table)? {
             if has(table) {
                 all.extend(self.entries(table, wanted)?.into_iter().map(|e| (table, e)));
             } else if wanted.table_id != 0 {
@@ -331,54 +332,47 @@ impl Config {
         }
     }
 
-    fn read_replication(&self, request: &p4::PacketReplicationEngineEntry, found: &mut Found) -> Result<()> {
-        let mut add = |kind: Kind| {
-            let entry = p4::PacketReplicationEngineEntry { r#type: Some(kind) };
-            push(found, Entity::PacketReplicationEngineEntry(entry));
+    fn read_replication(&self, request: &p4::PacketReplicationEngineEntry) -> Result<Found<'_>> {
+        let entry = |kind: Kind| {
+            of(Entity::PacketReplicationEngineEntry(p4::PacketReplicationEngineEntry { r#type: Some(kind) }))
         };
+        let group = move |g: &p4::MulticastGroupEntry| entry(Kind::MulticastGroupEntry(g.clone()));
+        let session = move |c: &p4::CloneSessionEntry| entry(Kind::CloneSessionEntry(c.clone()));
+        let one = |found: p4::Entity| Ok(Box::new(std::iter::once(found)) as Found);
         match request.r#type.as_ref() {
             Some(Kind::MulticastGroupEntry(g)) => match g.multicast_group_id {
-                0 => self.multicast.values().for_each(|g| add(Kind::MulticastGroupEntry(g.clone()))),
-                id => add(Kind::MulticastGroupEntry(
-                    self.multicast.get(&id).ok_or_else(|| absent("multicast group", id))?.clone(),
-                )),
+                0 => Ok(Box::new(self.multicast.values().map(group))),
+                id => one(group(self.multicast.get(&id).ok_or_else(|| absent("multicast group", id))?)),
             },
             Some(Kind::CloneSessionEntry(c)) => match c.session_id {
-                0 => self.clones.values().for_each(|c| add(Kind::CloneSessionEntry(c.clone()))),
-                id => add(Kind::CloneSessionEntry(
-                    self.clones.get(&id).ok_or_else(|| absent("clone session", id))?.clone(),
-                )),
+                0 => Ok(Box::new(self.clones.values().map(session))),
+                id => one(session(self.clones.get(&id).ok_or_else(|| absent("clone session", id))?)),
             },
-            None => {
-                self.multicast.values().for_each(|g| add(Kind::MulticastGroupEntry(g.clone())));
-                self.clones.values().for_each(|c| add(Kind::CloneSessionEntry(c.clone())));
-            }
+            None => Ok(Box::new(self.multicast.values().map(group).chain(self.clones.values().map(session)))),
         }
-        Ok(())
     }
 
-    fn read_value_sets(&self, request: &p4::ValueSetEntry, found: &mut Found) -> Result<()> {
-        for (id, set) in one_or_all(&self.index.value_sets, request.value_set_id, "value set")? {
+    fn read_value_sets(&self, request: &p4::ValueSetEntry) -> Result<Found<'_>> {
+        let sets = self.one_or_all(&self.index.value_sets, request.value_set_id, Object::ValueSet)?;
+        let entry = |(value_set_id, set): (u32, &ValueSet)| {
             let member = |m: &Vec<_>| p4::ValueSetMember { r#match: matching::write(&set.fields, m) };
             let members = self.pipeline.value_set(set.engine).iter().map(member).collect();
-            push(found, Entity::ValueSetEntry(p4::ValueSetEntry { value_set_id: id, members }));
-        }
-        Ok(())
+            Entity::ValueSetEntry(p4::ValueSetEntry { value_set_id, members })
+        };
+        Ok(all(sets.into_iter().map(entry).collect()))
     }
 
-    fn read_digests(&self, request: &p4::DigestEntry, found: &mut Found) -> Result<()> {
+    fn read_digests(&self, request: &p4::DigestEntry) -> Result<Found<'_>> {
+        let entry = |(id, config): (&u32, &p4::digest_entry::Config)| {
+            Entity::DigestEntry(p4::DigestEntry { digest_id: *id, config: Some(*config) })
+        };
         if request.digest_id != 0 {
-            find(&self.index.digests, request.digest_id, "digest")?;
-            let config = self.digests.get(&request.digest_id);
+            self.index.find(&self.index.digests, request.digest_id, Object::Digest)?;
+            let config = self.digests.get_key_value(&request.digest_id);
             let config = config.ok_or_else(|| not_found(format!("digest {} is off", request.digest_id)))?;
-            let entry = p4::DigestEntry { digest_id: request.digest_id, config: Some(*config) };
-            push(found, Entity::DigestEntry(entry));
-            return Ok(());
+            return Ok(all(vec![entry(config)]));
         }
-        for (id, config) in &self.digests {
-            push(found, Entity::DigestEntry(p4::DigestEntry { digest_id: *id, config: Some(*config) }));
-        }
-        Ok(())
+        Ok(all(self.digests.iter().map(entry).collect()))
     }
 }
 

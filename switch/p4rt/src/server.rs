@@ -9,27 +9,29 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use parking_lot::{Mutex, RwLock};
 use rivulet_engine::{DigestSample, Pipeline, Switch};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tonic::Status;
+use tonic::service::Routes;
 
-use crate::arbitration::{Arbiter, RoleKey, election_id};
+use crate::admission::{Bounded, Places};
+use crate::arbitration::{Arbiter, Peer, Primary, RoleKey, election_id};
 use crate::config::Config;
 use crate::device::Device;
 use crate::digest::Digests;
 use crate::error::{UpdateError, batch_status, invalid};
 use crate::idle::Idle;
+use crate::listener::{self, Listener};
 use crate::packet_io::{Header, PacketIns};
 use crate::ports::Ports;
 use crate::proto::p4::v1 as p4;
-use crate::service::Listener;
-use crate::stream::Outbox;
+use crate::proto::rivulet::switch::v1::switch_server::SwitchServer;
+use crate::switch_service::SwitchService;
 use crate::tls::Tls;
 use crate::write::action::watched_is_up;
+use p4::entity::Entity;
 use p4::set_forwarding_pipeline_config_request::Action;
 use p4::stream_message_response::Update;
 
-/// Requests that may work at the same time; more wait.
-const WORKERS: usize = 32;
 /// How often idle entries are looked for.
 const IDLE_SWEEP: Duration = Duration::from_millis(250);
 /// How often it is looked whether watched ports are up, while there is a selector, and while there is none.
@@ -48,6 +50,9 @@ pub struct ServerConfig {
     /// How often a silent connection is asked whether it lives; after as long again without an answer it is
     /// closed, and a primary behind it is gone.
     pub keepalive: Duration,
+    /// How long a client may take to send a request, to take a message of what it reads, and to say who it is on a
+    /// stream.
+    pub patience: Duration,
     /// Certificate and key to serve TLS with; in the clear if `None`.
     pub tls: Option<Tls>,
 }
@@ -55,7 +60,8 @@ pub struct ServerConfig {
 impl Default for ServerConfig {
     fn default() -> Self {
         let (max_message_bytes, keepalive) = (64 << 20, Duration::from_secs(10));
-        ServerConfig { device_id: 0, max_message_bytes, keepalive, tls: None }
+        let patience = Duration::from_secs(30);
+        ServerConfig { device_id: 0, max_message_bytes, keepalive, patience, tls: None }
     }
 }
 
@@ -118,20 +124,22 @@ pub struct Server {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What all tasks share. Locks are taken in the order of the fields.
+/// What all tasks share. Locks are taken in the order of the fields; a read holds none while it is sent.
 pub(crate) struct Shared {
     pub config: ServerConfig,
     pub switch: Switch,
     pub ports: Arc<dyn Ports>,
-    /// Held while a write works, so that a change of primary waits for it.
-    pub arbiter: Mutex<Arbiter>,
     pub device: RwLock<Device>,
+    /// Held while a write works, so that a change of primary waits for it; not while it waits for the device.
+    pub arbiter: Mutex<Arbiter>,
     pub digests: Mutex<Digests>,
     /// Copy of the arbiter's primaries for those who must not wait for a write.
-    pub primaries: RwLock<Arc<Vec<(u64, Outbox)>>>,
+    pub primaries: RwLock<Arc<Vec<Primary>>>,
     pub headers: RwLock<Option<Arc<PacketHeaders>>>,
     pub next_stream: AtomicU64,
-    pub workers: Semaphore,
+    pub places: Places,
+    /// Writes to cells of arrays so far.
+    cell_writes: AtomicU64,
     pub counts: Counts,
     pub stopping: watch::Sender<bool>,
     /// What the packet path itself could not hand over.
@@ -145,19 +153,25 @@ pub(crate) fn epoch_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
+/// Whether an entity is about cells of arrays, which are read one by one.
+fn is_cell(entity: &Entity) -> bool {
+    matches!(entity, Entity::CounterEntry(_) | Entity::MeterEntry(_) | Entity::RegisterEntry(_))
+}
+
 impl Server {
     /// A server for that switch. It does nothing before [`serve`](Self::serve).
     pub fn new(config: ServerConfig, switch: Switch, ports: Arc<dyn Ports>) -> Server {
         let shared = Shared {
             switch,
             ports,
-            arbiter: Mutex::new(Arbiter::new(config.device_id)),
             device: RwLock::default(),
+            arbiter: Mutex::new(Arbiter::new(config.device_id)),
             digests: Mutex::default(),
             primaries: RwLock::default(),
             headers: RwLock::default(),
             next_stream: AtomicU64::new(1),
-            workers: Semaphore::new(WORKERS),
+            places: Places::default(),
+            cell_writes: AtomicU64::new(0),
             counts: Counts::default(),
             stopping: watch::Sender::new(false),
             channel_lost: Mutex::default(),
@@ -203,20 +217,22 @@ impl Server {
     }
 
     /// Serves until `shutdown` is done, then ends the streams, lets running requests finish and returns.
-    /// `packet_ins` and `digests` are the receiving ends of what the packet path tells.
+    /// `packet_ins` and `digests` are the receiving ends of what the packet path tells. The service for ports,
+    /// links and traces is served on `control`, and nowhere without: whoever reaches it operates the machine.
     ///
     /// # Errors
     /// If the listener fails or a thread cannot be started.
     pub async fn serve(
         &self,
         listener: impl Into<Listener>,
+        control: Option<Listener>,
         packet_ins: PacketIns,
         digests: Receiver<DigestSample>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
         let shared = &self.shared;
         let listener = listener.into();
-        tracing::info!(?listener, device_id = shared.config.device_id, "P4Runtime is served");
+        tracing::info!(?listener, ?control, device_id = shared.config.device_id, "P4Runtime is served");
         let digest_thread = {
             let shared = shared.clone();
             std::thread::Builder::new()
@@ -229,7 +245,27 @@ impl Server {
         };
         let packets = tokio::spawn(shared.clone().run_packet_ins(packet_ins));
         let idle = tokio::spawn(shared.clone().run_idle());
-        let result = crate::service::run(shared.clone(), listener, shutdown).await;
+        let p4runtime = Routes::new(Bounded::new(shared.clone()));
+        let switch = Routes::new(SwitchServer::new(SwitchService { shared: shared.clone() }));
+        let served = async {
+            let controlled = async {
+                match control {
+                    Some(control) => listener::run(shared.clone(), control, switch, false).await,
+                    None => Ok(()),
+                }
+            };
+            tokio::try_join!(listener::run(shared.clone(), listener, p4runtime, true), controlled).map(drop)
+        };
+        let ended = async {
+            shutdown.await;
+            // Streams end by themselves now; the transport waits for them.
+            shared.stopping.send_replace(true);
+            std::future::pending().await
+        };
+        let result = tokio::select! {
+            result = served => result,
+            never = ended => never,
+        };
         shared.stopping.send_replace(true);
         packets.abort();
         idle.abort();
@@ -252,7 +288,7 @@ impl Server {
         digests: Receiver<DigestSample>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), ServeError> {
-        self.serve(TcpListener::bind(address).await?, packet_ins, digests, shutdown).await
+        self.serve(TcpListener::bind(address).await?, None, packet_ins, digests, shutdown).await
     }
 }
 
@@ -281,20 +317,21 @@ impl Shared {
     #[allow(deprecated)]
     pub fn write(&self, request: &p4::WriteRequest) -> Result<(), Status> {
         self.check_device(request.device_id)?;
-        let arbiter = self.arbiter.lock();
         let role = RoleKey::new(&request.role, request.role_id);
-        arbiter.check(&role, election_id(request.election_id.as_ref()))?;
         let mut device = self.device.write();
-        let result = device.current_mut()?.batch(request, &*self.ports);
+        let arbiter = self.arbiter.lock();
+        arbiter.check(&role, election_id(request.election_id.as_ref()))?;
+        let config = device.current_mut()?;
+        if request.updates.iter().filter_map(|u| u.entity.as_ref()?.entity.as_ref()).any(is_cell) {
+            self.cell_writes.fetch_add(1, Ordering::SeqCst);
+        }
+        let result = config.batch(request, &*self.ports);
         self.counts.updates.fetch_add(request.updates.len() as u64, Ordering::Relaxed);
         if result.is_err() {
             count(&self.counts.batches_failed);
         }
         let is_digest = |u: &p4::Update| {
-            matches!(
-                u.entity.as_ref().and_then(|e| e.entity.as_ref()),
-                Some(p4::entity::Entity::DigestEntry(_))
-            )
+            matches!(u.entity.as_ref().and_then(|e| e.entity.as_ref()), Some(Entity::DigestEntry(_)))
         };
         if device.saved.is_none()
             && let Some(config) = &device.forwarding
@@ -305,27 +342,58 @@ impl Shared {
         result
     }
 
-    /// `Read`: the entities found, and the status that follows them.
-    pub fn read(&self, request: &p4::ReadRequest) -> Result<(Vec<p4::Entity>, Result<(), Status>), Status> {
+    /// `Read`: gives each entity found to `give`, whose error ends it. Entries and all else that only controllers
+    /// write are those of one moment; cells, which packets write too, are looked at one by one, and the read ends
+    /// with ABORTED when a controller writes one meanwhile. Secret parameters are shown if `secrets` says so.
+    ///
+    /// # Errors
+    /// UNKNOWN with an error for each request after all that was found; or why nothing more was.
+    pub fn read(
+        &self,
+        request: &p4::ReadRequest,
+        secrets: bool,
+        give: &mut dyn FnMut(p4::Entity) -> Result<(), Status>,
+    ) -> Result<(), Status> {
         self.check_device(request.device_id)?;
         let device = self.device.read();
-        let config = device.current()?;
-        let mut found = Vec::new();
+        let config = device.current()?.clone();
+        let cell_writes = self.cell_writes.load(Ordering::SeqCst);
+        let mut all = Vec::with_capacity(request.entities.len());
         let mut results = Vec::with_capacity(request.entities.len());
         for entity in &request.entities {
             let entity = entity.entity.as_ref().ok_or_else(|| invalid("the entity is not set"));
-            results.push(entity.and_then(|e| config.read(e, &mut found)));
+            match entity.and_then(|e| Ok((is_cell(e), config.read(e)?))) {
+                Ok(found) => {
+                    all.push(found);
+                    results.push(Ok(()));
+                }
+                Err(error) => results.push(Err(error)),
+            }
         }
-        Ok((found, batch_status("requests", &results)))
+        drop(device);
+        for (cells, found) in all {
+            for mut entity in found {
+                if cells && self.cell_writes.load(Ordering::SeqCst) != cell_writes {
+                    return Err(Status::aborted(
+                        "a controller wrote to cells while they were read: read again",
+                    ));
+                }
+                if !secrets {
+                    config.index.hide_secrets(&mut entity);
+                }
+                give(entity)?;
+            }
+        }
+        batch_status("requests", &results)
     }
 
     /// `SetForwardingPipelineConfig`.
     #[allow(deprecated)]
     pub fn set_pipeline(&self, request: p4::SetForwardingPipelineConfigRequest) -> Result<(), Status> {
         self.check_device(request.device_id)?;
-        let arbiter = self.arbiter.lock();
         let role = RoleKey::new(&request.role, request.role_id);
-        arbiter.check(&role, election_id(request.election_id.as_ref()))?;
+        let id = election_id(request.election_id.as_ref());
+        self.arbiter.lock().check(&role, id)?;
         let action = match Action::try_from(request.action) {
             Ok(Action::Unspecified) | Err(_) => {
                 return Err(Status::invalid_argument("the request has no action"));
@@ -336,10 +404,12 @@ impl Shared {
             (Action::Commit, Some(_)) => return Err(Status::invalid_argument("COMMIT takes no config")),
             (Action::Commit, None) => None,
             (_, None) => return Err(Status::invalid_argument("the request has no config")),
-            // Compiled before the lock is taken: reads go on meanwhile, packets anyway.
+            // Compiled without a lock: writes, reads and arbitration go on meanwhile, packets anyway.
             (_, Some(config)) => Some(Config::load(config)?),
         };
         let mut device = self.device.write();
+        let arbiter = self.arbiter.lock();
+        arbiter.check(&role, id)?;
         match new {
             Some(new) => device.apply(action, new, &self.switch, &*self.ports)?,
             None => device.commit(&self.switch)?,
@@ -361,9 +431,9 @@ impl Shared {
         let r#type = ResponseType::try_from(request.response_type).map_err(|_| {
             Status::invalid_argument(format!("unknown response type {}", request.response_type))
         })?;
-        let device = self.device.read();
-        let Ok(config) = device.current() else { return Ok(None) };
-        let stored = &config.stored;
+        let Ok(stored) = self.device.read().current().map(|config| config.stored.clone()) else {
+            return Ok(None);
+        };
         let with_info = matches!(r#type, ResponseType::All | ResponseType::P4infoAndCookie);
         let with_device = matches!(r#type, ResponseType::All | ResponseType::DeviceConfigAndCookie);
         Ok(Some(p4::ForwardingPipelineConfig {
@@ -376,13 +446,12 @@ impl Shared {
     /// A stream's `MasterArbitrationUpdate`.
     pub fn arbitrate(
         &self,
-        stream: u64,
-        outbox: &Outbox,
+        peer: &Peer,
         known: Option<&RoleKey>,
         message: &p4::MasterArbitrationUpdate,
     ) -> Result<RoleKey, Status> {
         let mut arbiter = self.arbiter.lock();
-        let result = arbiter.update(stream, outbox, known, message);
+        let result = arbiter.update(peer, known, message);
         self.follow_primaries(&arbiter);
         result
     }
@@ -397,20 +466,27 @@ impl Shared {
     fn follow_primaries(&self, arbiter: &Arbiter) {
         let now = arbiter.primaries();
         let before = std::mem::replace(&mut *self.primaries.write(), Arc::new(now.clone()));
-        if now.iter().any(|(stream, _)| !before.iter().any(|(s, _)| s == stream)) {
+        let was = |now: &Primary| before.iter().any(|b| b.peer.stream == now.peer.stream);
+        if !now.iter().all(was) {
             self.digests.lock().new_primary();
         }
     }
 
     /// Whether a stream is a primary's.
     pub fn is_primary(&self, stream: u64) -> bool {
-        self.primaries.read().iter().any(|(s, _)| *s == stream)
+        self.primaries.read().iter().any(|p| p.peer.stream == stream)
+    }
+
+    /// Whether the stream of the default role's primary is on that connection. A request to read does not say whose
+    /// it is; others' roles are for whoever names them.
+    pub fn is_primary_connection(&self, connection: u64) -> bool {
+        self.primaries.read().iter().any(|p| p.default_role && p.peer.connection == connection)
     }
 
     /// Tells all primaries; false if there is none, or none had room.
     fn tell(&self, update: &Update) -> bool {
         let primaries = self.primaries.read().clone();
-        primaries.iter().filter(|(_, outbox)| outbox.data(update.clone())).count() > 0
+        primaries.iter().filter(|p| p.peer.outbox.data(update.clone())).count() > 0
     }
 
     fn run_digests(&self, samples: &Receiver<DigestSample>) {
@@ -481,3 +557,7 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -2,8 +2,8 @@
 //! queue of its own; packets, digests, notifications and stream errors share another and are lost when the
 //! controller does not read. No queue grows, and nobody waits for a controller.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::{Notify, mpsc, oneshot};
 use tonic::Status;
@@ -21,7 +21,14 @@ pub struct Outbox {
     control: mpsc::Sender<Update>,
     data: mpsc::Sender<Update>,
     lost: Arc<AtomicU64>,
-    kick: Arc<Notify>,
+    end: Arc<End>,
+}
+
+/// Why the stream is to end at once, once it is.
+#[derive(Debug, Default)]
+struct End {
+    status: OnceLock<Status>,
+    said: Notify,
 }
 
 /// The receiving side, which the stream's task drains.
@@ -29,16 +36,16 @@ pub struct Outbox {
 pub struct Inbox {
     control: mpsc::Receiver<Update>,
     data: mpsc::Receiver<Update>,
-    kick: Arc<Notify>,
+    end: Arc<End>,
 }
 
 /// The queues of a new stream.
 pub fn outbox() -> (Outbox, Inbox) {
     let (control, control_out) = mpsc::channel(CONTROL_DEPTH);
     let (data, data_out) = mpsc::channel(DATA_DEPTH);
-    let kick = Arc::new(Notify::new());
-    let outbox = Outbox { control, data, lost: Arc::default(), kick: kick.clone() };
-    (outbox, Inbox { control: control_out, data: data_out, kick })
+    let end = Arc::new(End::default());
+    let outbox = Outbox { control, data, lost: Arc::default(), end: end.clone() };
+    (outbox, Inbox { control: control_out, data: data_out, end })
 }
 
 impl Outbox {
@@ -46,8 +53,14 @@ impl Outbox {
     /// role it no longer has.
     pub fn control(&self, update: Update) {
         if let Err(mpsc::error::TrySendError::Full(_)) = self.control.try_send(update) {
-            self.kick.notify_one();
+            self.end(Status::resource_exhausted("arbitration messages were not read"));
         }
+    }
+
+    /// Ends the stream at once, with nothing more sent on it. The first status counts.
+    pub fn end(&self, status: Status) {
+        let _ = self.end.status.set(status);
+        self.end.said.notify_one();
     }
 
     /// Queues what may be lost; false if it was.
@@ -84,9 +97,7 @@ impl Inbox {
     pub async fn next(&mut self, ended: &mut oneshot::Receiver<Option<Status>>) -> Next {
         tokio::select! {
             biased;
-            () = self.kick.notified() => {
-                Next::Ended(Some(Status::resource_exhausted("arbitration messages were not read")))
-            }
+            () = self.end.said.notified() => Next::Ended(self.end.status.get().cloned()),
             Some(update) = self.control.recv() => Next::Message(update),
             status = ended => Next::Ended(status.unwrap_or_default()),
             Some(update) = self.data.recv() => Next::Message(update),
@@ -97,6 +108,12 @@ impl Inbox {
     #[cfg(test)]
     pub fn try_control(&mut self) -> Option<Update> {
         self.control.try_recv().ok()
+    }
+
+    /// Whether the stream was told to end.
+    #[cfg(test)]
+    pub fn was_ended(&self) -> bool {
+        self.end.status.get().is_some()
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use crate::ports::{LinkSettings, PortError, PortStatus};
+use crate::ports::PortError;
 use crate::proto::rivulet::switch::v1 as proto;
 use crate::server::Shared;
 use crate::service::work;
@@ -57,7 +57,7 @@ impl proto::switch_server::Switch for SwitchService {
     ) -> Result<Response<proto::ListPortsResponse>, Status> {
         let mut ports = work(&self.shared, |s| Ok(s.ports.list_ports())).await?;
         ports.sort_by_key(|p| p.port);
-        Ok(Response::new(proto::ListPortsResponse { ports: ports.into_iter().map(port).collect() }))
+        Ok(Response::new(proto::ListPortsResponse { ports }))
     }
 
     async fn set_link(
@@ -65,8 +65,8 @@ impl proto::switch_server::Switch for SwitchService {
         request: Request<proto::SetLinkRequest>,
     ) -> Result<Response<proto::SetLinkResponse>, Status> {
         let r = request.into_inner();
-        let link = r.link.as_ref().map(read_link).transpose()?;
-        work(&self.shared, move |s| s.ports.set_link(r.port, link).map_err(status)).await?;
+        r.link.as_ref().map_or(Ok(()), check_link)?;
+        work(&self.shared, move |s| s.ports.set_link(r.port, r.link).map_err(status)).await?;
         Ok(Response::new(proto::SetLinkResponse {}))
     }
 
@@ -84,45 +84,11 @@ impl proto::switch_server::Switch for SwitchService {
     }
 }
 
-fn port(p: PortStatus) -> proto::Port {
-    proto::Port {
-        port: p.port,
-        interface: p.interface,
-        up: p.up,
-        packet_io: p.packet_io,
-        rx_packets: p.rx_packets,
-        rx_bytes: p.rx_bytes,
-        tx_packets: p.tx_packets,
-        tx_bytes: p.tx_bytes,
-        rx_dropped: p.rx_dropped,
-        tx_dropped: p.tx_dropped,
-        link: p.link.map(|l| proto::Link {
-            rate_bps: l.rate_bps,
-            delay_ns: l.delay_ns,
-            jitter_ns: l.jitter_ns,
-            loss: l.loss,
-            duplicate: l.duplicate,
-            reorder: l.reorder,
-            queue_packets: l.queue_packets,
-            ecn_packets: l.ecn_packets,
-        }),
-    }
-}
-
-fn read_link(l: &proto::Link) -> Result<LinkSettings, Status> {
+fn check_link(l: &proto::Link) -> Result<(), Status> {
     for (name, p) in [("loss", l.loss), ("duplicate", l.duplicate), ("reorder", l.reorder)] {
         if !(0.0..=1.0).contains(&p) {
             return Err(Status::invalid_argument(format!("{name} is a probability, not {p}")));
         }
     }
-    Ok(LinkSettings {
-        rate_bps: l.rate_bps,
-        delay_ns: l.delay_ns,
-        jitter_ns: l.jitter_ns,
-        loss: l.loss,
-        duplicate: l.duplicate,
-        reorder: l.reorder,
-        queue_packets: l.queue_packets,
-        ecn_packets: l.ecn_packets,
-    })
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rivulet_p4rt::{PortStatus, Ports, Server};
+use rivulet_p4rt::{Port, Ports, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -122,9 +122,9 @@ fn counter(text: &mut String, name: &str, help: &str, value: u64) {
 }
 
 /// One reading of a port.
-type Reading = fn(&PortStatus) -> u64;
+type Reading = fn(&Port) -> u64;
 
-fn ports(ports: &[PortStatus], text: &mut String) {
+fn ports(ports: &[Port], text: &mut String) {
     let metrics: [(&str, &str, &str, Reading); 7] = [
         ("port_up", "gauge", "Whether the link is up.", |p| u64::from(p.up)),
         ("port_rx_packets_total", "counter", "Packets that came in.", |p| p.rx_packets),
@@ -150,13 +150,7 @@ mod tests {
 
     #[test]
     fn text_format() {
-        let port = PortStatus {
-            port: 1,
-            interface: "ns:e\"0".into(),
-            up: true,
-            rx_packets: 7,
-            ..PortStatus::default()
-        };
+        let port = Port { port: 1, interface: "ns:e\"0".into(), up: true, rx_packets: 7, ..Port::default() };
         let mut text = String::new();
         ports(&[port], &mut text);
         counter(&mut text, "updates", "Updates.", 3);

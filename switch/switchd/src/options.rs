@@ -1,5 +1,6 @@
 //! What the command line means, checked.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -123,6 +124,8 @@ pub struct Options {
     pub max_port_count: usize,
     /// Address of the P4Runtime server.
     pub grpc_addr: String,
+    /// Where the service for ports, links and traces is.
+    pub control_socket: Option<PathBuf>,
     /// Files to serve TLS with.
     pub tls: Option<TlsFiles>,
     /// The port of packet-in and packet-out.
@@ -232,6 +235,8 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
     };
     let mut warnings = Vec::new();
     let tls = tls_files(target, &mut warnings)?;
+    let grpc_addr = target.get("grpc-server-addr").unwrap_or("127.0.0.1:9559");
+    warnings.extend(exposed(grpc_addr, tls.as_ref()));
     Ok(Options {
         config: None,
         p4info: path("p4info"),
@@ -244,7 +249,8 @@ fn assemble(general: &Parsed, target: &Parsed) -> Result<Options, FlagError> {
         dump_packet_data: general.number("dump-packet-data")?.unwrap_or(0),
         max_port_count: general.number("max-port-count")?.unwrap_or(512),
         tls,
-        grpc_addr: target.get("grpc-server-addr").unwrap_or("0.0.0.0:9559").into(),
+        grpc_addr: grpc_addr.into(),
+        control_socket: path("control-socket"),
         cpu_port: target.number("cpu-port")?,
         drop_port: target.number("drop-port")?.unwrap_or(511),
         priority_queues: target.number("priority-queues")?.unwrap_or(1),
@@ -290,6 +296,21 @@ impl FromStr for LinkText {
         settings.apply_all(text)?;
         Ok(LinkText(settings))
     }
+}
+
+/// What is to be said of an address that others reach, where nobody is asked who he is.
+fn exposed(addr: &str, tls: Option<&TlsFiles>) -> Option<String> {
+    let host = || addr.rsplit_once(':').map(|(host, _)| host);
+    let local = match addr.parse::<SocketAddr>() {
+        Ok(addr) => addr.ip().is_loopback(),
+        Err(_) => addr.starts_with("unix:") || host() == Some("localhost"),
+    };
+    (!local && tls.is_none_or(|t| !t.client_required)).then(|| {
+        format!(
+            "P4Runtime at {addr} takes whoever reaches it for a controller: bind it to 127.0.0.1 or unix:PATH, or use \
+             --grpc-server-ssl with --grpc-server-with-client-auth"
+        )
+    })
 }
 
 /// As BMv2 has it: the flags of TLS do nothing without `--grpc-server-ssl`, which is said.
@@ -427,7 +448,7 @@ mod tests {
         assert_eq!(o.interfaces[1], (2, "s1-eth2".parse().unwrap()));
         assert_eq!((o.log, o.pcap), (LogTarget::Console, Some("/tmp".into())));
         let warned: Vec<_> = o.warnings.iter().map(|w| w.split(' ').next().unwrap()).collect();
-        assert_eq!(warned, ["--nanolog", "--thrift-port"], "one line each");
+        assert_eq!(warned, ["P4Runtime", "--nanolog", "--thrift-port"], "one line each");
     }
 
     #[test]
@@ -437,7 +458,28 @@ mod tests {
             assert_eq!((o.config, o.cpu_port), (None, Some(510)), "{line}");
             assert_eq!(o.warnings.len(), usize::from(line.contains("json")));
         }
-        assert_eq!(run("--no-p4").unwrap().grpc_addr, "0.0.0.0:9559");
+        assert_eq!(run("--no-p4").unwrap().grpc_addr, "127.0.0.1:9559");
+    }
+
+    #[test]
+    fn an_address_that_others_reach_is_warned_of() {
+        let tls = "--grpc-server-ssl --grpc-server-cert c --grpc-server-key k --grpc-server-cacert a";
+        for (line, warned) in [
+            ("".to_owned(), false),
+            ("--grpc-server-addr 127.0.0.1:1".to_owned(), false),
+            ("--grpc-server-addr [::1]:1".to_owned(), false),
+            ("--grpc-server-addr localhost:1".to_owned(), false),
+            ("--grpc-server-addr unix:/tmp/x".to_owned(), false),
+            ("--grpc-server-addr 0.0.0.0:1".to_owned(), true),
+            ("--grpc-server-addr [::]:1".to_owned(), true),
+            ("--grpc-server-addr tor.example:1".to_owned(), true),
+            (format!("--grpc-server-addr 10.0.0.1:1 {tls}"), true),
+            (format!("--grpc-server-addr 10.0.0.1:1 {tls} --grpc-server-with-client-auth"), false),
+        ] {
+            let o = run(&format!("--no-p4 -- {line}")).unwrap();
+            assert_eq!(!o.warnings.is_empty(), warned, "{line}: {:?}", o.warnings);
+        }
+        assert_eq!(run("--no-p4 --control-socket /run/s").unwrap().control_socket, Some("/run/s".into()));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use rivulet_link::Settings;
-use rivulet_p4rt::{LinkSettings, PortError, PortStatus, Ports, TraceReport};
+use rivulet_p4rt::{Link, Port, PortError, Ports, TraceReport};
 use rivulet_pktio::{AfPacket, AfXdp, Config, Interface, OpenError, PacketIo};
 
 use crate::options::{IoChoice, MAX_PORT};
@@ -276,7 +276,7 @@ impl Ports for PortControl {
         Ok(())
     }
 
-    fn list_ports(&self) -> Vec<PortStatus> {
+    fn list_ports(&self) -> Vec<Port> {
         self.refresh();
         self.entries().iter().map(|(number, entry)| status(*number, entry)).collect()
     }
@@ -285,7 +285,7 @@ impl Ports for PortControl {
         Some(self.table().get(&port)?.up())
     }
 
-    fn set_link(&self, port: u32, link: Option<LinkSettings>) -> Result<(), PortError> {
+    fn set_link(&self, port: u32, link: Option<Link>) -> Result<(), PortError> {
         let settings = link.map(|l| settings(&l)).transpose()?;
         let missing = || PortError::NotFound(format!("port {port}"));
         let entry = self.table().get(&port).cloned().ok_or_else(missing)?;
@@ -317,11 +317,11 @@ impl Ports for PortControl {
     }
 }
 
-fn status(number: u32, entry: &Entry) -> PortStatus {
+fn status(number: u32, entry: &Entry) -> Port {
     let sum = |get: fn(&PortShared) -> &AtomicU64| {
         entry.shared.iter().map(|s| get(s).load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
     };
-    PortStatus {
+    Port {
         port: number,
         interface: entry.interface.to_string(),
         up: entry.up(),

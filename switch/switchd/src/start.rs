@@ -1,8 +1,9 @@
 //! Putting the parts together, and taking them down again.
 
+use std::fs::Permissions;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,8 @@ use anyhow::{Context as _, bail};
 use rivulet_engine::{Pipeline, Program, Switch, SwitchConfig};
 use rivulet_link::poll::{now, signal_fd};
 use rivulet_p4rt::{Listener, PacketInSender, PacketIns, Server, ServerConfig, Tls, packet_in_channel};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -25,13 +28,15 @@ use crate::worker::{Worker, WorkerConfig, WorkerCounters};
 
 /// Packets for the controller that may wait.
 const PACKET_INS: usize = 4096;
+/// Connections to a Unix socket that may wait to be accepted.
+const BACKLOG: i32 = 128;
 /// Longest that running requests may take at the end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Runs a switch until SIGINT or SIGTERM.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     // Before any thread is started, so that all of them leave the signals to the packet path.
-    let stop = signal_fd(&[libc::SIGINT, libc::SIGTERM])?;
+    let stop = signal_fd(&[Signal::INT.as_raw(), Signal::TERM.as_raw()])?;
     crate::log::init(&options.log, options.log_level).context("log file")?;
     for warning in &options.warnings {
         eprintln!("Warning: {warning}");
@@ -114,8 +119,8 @@ struct EndAll;
 
 impl Drop for EndAll {
     fn drop(&mut self) {
-        // SAFETY: plain system call, to ourselves; the signal is blocked and read from a descriptor.
-        unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
+        // To ourselves; the signal is blocked and read from a descriptor.
+        let _ = kill_process(getpid(), Signal::TERM);
     }
 }
 
@@ -215,27 +220,45 @@ fn start_logs(logs: std::sync::mpsc::Receiver<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Binds the address: HOST:PORT, or unix:PATH, which crosses network namespaces. A socket that a former
-/// switch left at the path is replaced; anything else there is an error.
+/// Binds the address: HOST:PORT, or unix:PATH, which crosses network namespaces.
 fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
-    let Some(path) = addr.strip_prefix("unix:") else {
-        let listener = runtime.block_on(TcpListener::bind(addr))?;
-        println!("Server listening on {}", listener.local_addr()?);
-        return Ok(listener.into());
+    let listener = match addr.strip_prefix("unix:") {
+        Some(path) => {
+            let listener = listen_unix(Path::new(path), None, runtime)?;
+            println!("Server listening on {addr}");
+            listener
+        }
+        None => {
+            let listener = runtime.block_on(TcpListener::bind(addr))?;
+            println!("Server listening on {}", listener.local_addr()?);
+            listener.into()
+        }
     };
+    Ok(listener)
+}
+
+/// Binds a Unix socket, with these permissions or those of the umask. One that a former switch left at the path is
+/// replaced; anything else there is an error.
+fn listen_unix(path: &Path, mode: Option<u32>, runtime: &Runtime) -> anyhow::Result<Listener> {
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            bail!("{path} is there and not a socket");
+            bail!("{} is there and not a socket", path.display());
         }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            bail!("another process listens on {path}");
+            bail!("another process listens on {}", path.display());
         }
         std::fs::remove_file(path)?;
     }
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    if let Some(mode) = mode {
+        // Nobody can connect before it listens.
+        std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    net::listen(&socket, BACKLOG)?;
     let _context = runtime.enter();
-    let listener = tokio::net::UnixListener::bind(path)?;
-    println!("Server listening on {addr}");
-    Ok(listener.into())
+    Ok(tokio::net::UnixListener::from_std(socket.into())?.into())
 }
 
 /// The P4Runtime server while it runs.
@@ -254,13 +277,19 @@ impl Grpc {
     ) -> anyhow::Result<Grpc> {
         let listener = listen(&options.grpc_addr, runtime)
             .with_context(|| format!("--grpc-server-addr {}", options.grpc_addr))?;
+        let control = options.control_socket.as_deref();
+        let control = control.map(|path| {
+            let listener = listen_unix(path, Some(0o600), runtime);
+            listener.with_context(|| format!("--control-socket {}", path.display()))
+        });
+        let control = control.transpose()?;
         let (shutdown, end) = oneshot::channel();
         let task = runtime.spawn(async move {
             let end = async {
                 // A dropped sender is the end as well.
                 let _ = end.await;
             };
-            if let Err(e) = server.serve(listener, packet_ins, digests, end).await {
+            if let Err(e) = server.serve(listener, control, packet_ins, digests, end).await {
                 tracing::error!("P4Runtime: {e}; packets go on");
             }
         });

@@ -1,16 +1,20 @@
 //! Building an [`Index`]: the checks.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 
 use rivulet_engine::{ActionId, DigestId, MatchKind, ProgramInfo};
 
-use super::{Action, Array, Digest, Field, Index, Param, Profile, Register, Table, TableAction, ValueSet};
+use super::{
+    Action, Array, Digest, Field, Index, Object, Param, Profile, Register, Table, TableAction, ValueSet,
+};
 use crate::data::DataType;
-use crate::error::{Result, UpdateError, invalid};
+use crate::error::{Result, invalid};
 use crate::packet_io::Header;
 use crate::proto::p4::config::v1 as config;
 use config::action_ref::Scope;
 use config::match_field::{Match, MatchType};
+use config::p4_ids::Prefix;
 
 /// A P4Info being checked.
 pub(super) struct Builder<'a> {
@@ -20,9 +24,13 @@ pub(super) struct Builder<'a> {
     pub ids: HashSet<u32>,
 }
 
-/// What a P4Info says of an object that the program does not have.
-fn absent(what: &str, name: &str) -> UpdateError {
-    invalid(format!("{what} {name} is in the P4Info but not in the program"))
+/// The first name that the other side does not have.
+fn unnamed<'n>(
+    program: impl Iterator<Item = &'n String>,
+    p4info: impl Iterator<Item = &'n String>,
+) -> Option<&'n String> {
+    let known: HashSet<&String> = p4info.collect();
+    program.into_iter().find(|name| !known.contains(name))
 }
 
 fn width_of(bitwidth: i32, program: u32, translated: bool, place: &str) -> Result<u32> {
@@ -59,7 +67,8 @@ impl<'a> Builder<'a> {
             self.digest(d)?;
         }
         for c in &info.controller_packet_metadata {
-            let (_, name) = self.preamble(c.preamble.as_ref(), "controller_packet_metadata")?;
+            let (_, name) =
+                self.preamble(c.preamble.as_ref(), "controller_packet_metadata", Prefix::ControllerHeader)?;
             match name {
                 "packet_in" => self.index.packet_in = Header::new(c)?,
                 "packet_out" => self.index.packet_out = Header::new(c)?,
@@ -68,16 +77,30 @@ impl<'a> Builder<'a> {
                 }
             }
         }
+        self.only_left_out()?;
         if let Some(e) = info.externs.iter().find(|e| !e.instances.is_empty()) {
             return Err(invalid(format!("extern {} is not part of v1model", e.extern_type_name)));
         }
         Ok(self.index)
     }
 
-    fn preamble(&mut self, p: Option<&'a config::Preamble>, what: &str) -> Result<(u32, &'a str)> {
+    /// Identifier and name of an object; its kind is in the identifier's highest byte (P4Runtime section 6.3).
+    fn preamble(
+        &mut self,
+        p: Option<&'a config::Preamble>,
+        what: impl Display,
+        prefix: Prefix,
+    ) -> Result<(u32, &'a str)> {
         let p = p.ok_or_else(|| invalid(format!("a {what} of the P4Info has no preamble")))?;
         if p.id == 0 {
             return Err(invalid(format!("{what} {} has the id 0", p.name)));
+        }
+        if p.id >> 24 != prefix as u32 {
+            let (id, prefix) = (p.id, prefix as u32);
+            return Err(invalid(format!(
+                "{what} {}: the id {id:#010x} does not begin with {prefix:#04x}",
+                p.name
+            )));
         }
         if !self.ids.insert(p.id) {
             return Err(invalid(format!("{what} {}: the id {:#010x} is used twice", p.name, p.id)));
@@ -85,8 +108,57 @@ impl<'a> Builder<'a> {
         Ok((p.id, &p.name))
     }
 
+    /// Notes an object that the program does not have: what no packet can reach p4c leaves out of the JSON, but
+    /// not out of the P4Info.
+    fn leave_out(&mut self, kind: Object, id: u32, name: &str) {
+        self.index.left_out.insert(id, (kind, name.to_owned()));
+    }
+
+    /// A P4Info may say more than the program, but not something else: what it names in vain must not stand
+    /// against something of its kind that it does not name.
+    fn only_left_out(&self) -> Result<()> {
+        let (index, program) = (&self.index, self.program);
+        for (kind, name) in index.left_out.values() {
+            let other = match kind {
+                Object::Table => {
+                    let tables = program.tables.iter().filter(|t| !t.hidden).map(|t| &t.name);
+                    unnamed(tables, index.tables.values().map(|t| &t.name))
+                }
+                Object::Profile => unnamed(
+                    program.profiles.iter().map(|p| &p.name),
+                    index.profiles.values().map(|p| &p.name),
+                ),
+                Object::Counter => unnamed(
+                    program.counters.iter().map(|c| &c.name),
+                    index.counters.values().map(|c| &c.name),
+                ),
+                Object::Meter => {
+                    unnamed(program.meters.iter().map(|m| &m.name), index.meters.values().map(|m| &m.name))
+                }
+                Object::Register => unnamed(
+                    program.registers.iter().map(|r| &r.name),
+                    index.registers.values().map(|r| &r.name),
+                ),
+                Object::ValueSet => unnamed(
+                    program.value_sets.iter().map(|v| &v.name),
+                    index.value_sets.values().map(|v| &v.name),
+                ),
+                Object::Digest => {
+                    unnamed(program.digests.iter().map(|d| &d.name), index.digests.values().map(|d| &d.name))
+                }
+            };
+            if let Some(other) = other {
+                return Err(invalid(format!(
+                    "{kind} {name} is in the P4Info but not in the program, whose {kind} {other} the P4Info does \
+                     not have"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn action(&mut self, action: &'a config::Action) -> Result<()> {
-        let (id, name) = self.preamble(action.preamble.as_ref(), "action")?;
+        let (id, name) = self.preamble(action.preamble.as_ref(), "action", Prefix::Action)?;
         let program = self.program;
         let all: Vec<usize> =
             (0..program.actions.len()).filter(|i| program.actions[*i].name == name).collect();
@@ -111,6 +183,9 @@ impl<'a> Builder<'a> {
                 return Err(invalid(format!("{place}: id {} is 0 or used twice", p.id)));
             }
             let width = width_of(p.bitwidth, their.width, p.type_name.is_some(), &place)?;
+            if p.annotations.iter().any(|a| a == "@secret" || a.starts_with("@secret(")) {
+                self.index.secrets.insert((id, p.id));
+            }
             params.push(Param { id: p.id, name: p.name.clone(), width });
         }
         for i in all {
@@ -128,8 +203,11 @@ impl<'a> Builder<'a> {
 
     fn profile(&mut self, profile: &'a config::ActionProfile) -> Result<()> {
         use config::action_profile::SelectorSizeSemantics;
-        let (id, name) = self.preamble(profile.preamble.as_ref(), "action profile")?;
-        let engine = self.program.profile(name).ok_or_else(|| absent("action profile", name))?;
+        let (id, name) = self.preamble(profile.preamble.as_ref(), Object::Profile, Prefix::ActionProfile)?;
+        let Some(engine) = self.program.profile(name) else {
+            self.leave_out(Object::Profile, id, name);
+            return Ok(());
+        };
         let program = &self.program.profiles[engine.index()];
         if program.has_selector != profile.with_selector {
             return Err(invalid(format!(
@@ -160,8 +238,11 @@ impl<'a> Builder<'a> {
     }
 
     fn table(&mut self, table: &'a config::Table) -> Result<()> {
-        let (id, name) = self.preamble(table.preamble.as_ref(), "table")?;
-        let engine = self.program.table(name).ok_or_else(|| absent("table", name))?;
+        let (id, name) = self.preamble(table.preamble.as_ref(), Object::Table, Prefix::Table)?;
+        let Some(engine) = self.program.table(name) else {
+            self.leave_out(Object::Table, id, name);
+            return Ok(());
+        };
         let program = &self.program.tables[engine.index()];
         let place = format!("table {name}");
         if program.key.len() != table.match_fields.len() {
@@ -232,8 +313,11 @@ impl<'a> Builder<'a> {
 
     fn direct_resources(&mut self) -> Result<()> {
         for c in &self.p4info.direct_counters {
-            let (_, name) = self.preamble(c.preamble.as_ref(), "direct counter")?;
+            let (_, name) = self.preamble(c.preamble.as_ref(), "direct counter", Prefix::DirectCounter)?;
             let place = format!("direct counter {name}");
+            if self.index.left_out.contains_key(&c.direct_table_id) {
+                continue;
+            }
             let table = self.index.tables.get_mut(&c.direct_table_id);
             let table = table.ok_or_else(|| invalid(format!("{place}: its table is not in the P4Info")))?;
             if !self.program.tables[table.engine.index()].has_counters {
@@ -242,8 +326,11 @@ impl<'a> Builder<'a> {
             table.direct_counter = true;
         }
         for m in &self.p4info.direct_meters {
-            let (_, name) = self.preamble(m.preamble.as_ref(), "direct meter")?;
+            let (_, name) = self.preamble(m.preamble.as_ref(), "direct meter", Prefix::DirectMeter)?;
             let place = format!("direct meter {name}");
+            if self.index.left_out.contains_key(&m.direct_table_id) {
+                continue;
+            }
             let table = self.index.tables.get_mut(&m.direct_table_id);
             let table = table.ok_or_else(|| invalid(format!("{place}: its table is not in the P4Info")))?;
             if self.program.tables[table.engine.index()].direct_meter.is_none() {
@@ -256,15 +343,21 @@ impl<'a> Builder<'a> {
 
     fn arrays(&mut self) -> Result<()> {
         for c in &self.p4info.counters {
-            let (id, name) = self.preamble(c.preamble.as_ref(), "counter")?;
-            let engine = self.program.counter(name).ok_or_else(|| absent("counter", name))?;
+            let (id, name) = self.preamble(c.preamble.as_ref(), Object::Counter, Prefix::Counter)?;
+            let Some(engine) = self.program.counter(name) else {
+                self.leave_out(Object::Counter, id, name);
+                continue;
+            };
             let size = self.program.counters[engine.index()].size;
             let meter_type = config::meter_spec::Type::TwoRateThreeColor;
             self.index.counters.insert(id, Array { name: name.to_owned(), engine, size, meter_type });
         }
         for m in &self.p4info.meters {
-            let (id, name) = self.preamble(m.preamble.as_ref(), "meter")?;
-            let engine = self.program.meter(name).ok_or_else(|| absent("meter", name))?;
+            let (id, name) = self.preamble(m.preamble.as_ref(), Object::Meter, Prefix::Meter)?;
+            let Some(engine) = self.program.meter(name) else {
+                self.leave_out(Object::Meter, id, name);
+                continue;
+            };
             let size = self.program.meters[engine.index()].size;
             let meter_type = meter_type(m.spec.as_ref(), &format!("meter {name}"))?;
             self.index.meters.insert(id, Array { name: name.to_owned(), engine, size, meter_type });
@@ -273,9 +366,12 @@ impl<'a> Builder<'a> {
     }
 
     fn register(&mut self, register: &'a config::Register) -> Result<()> {
-        let (id, name) = self.preamble(register.preamble.as_ref(), "register")?;
+        let (id, name) = self.preamble(register.preamble.as_ref(), Object::Register, Prefix::Register)?;
         let place = format!("register {name}");
-        let engine = self.program.register(name).ok_or_else(|| absent("register", name))?;
+        let Some(engine) = self.program.register(name) else {
+            self.leave_out(Object::Register, id, name);
+            return Ok(());
+        };
         let program = &self.program.registers[engine.index()];
         let data = DataType::resolve(register.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
         // One plain value: BMv2's registers hold nothing else.
@@ -292,9 +388,12 @@ impl<'a> Builder<'a> {
     }
 
     fn value_set(&mut self, set: &'a config::ValueSet) -> Result<()> {
-        let (id, name) = self.preamble(set.preamble.as_ref(), "value set")?;
+        let (id, name) = self.preamble(set.preamble.as_ref(), Object::ValueSet, Prefix::ValueSet)?;
         let place = format!("value set {name}");
-        let engine = self.program.value_set(name).ok_or_else(|| absent("value set", name))?;
+        let Some(engine) = self.program.value_set(name) else {
+            self.leave_out(Object::ValueSet, id, name);
+            return Ok(());
+        };
         let program = &self.program.value_sets[engine.index()];
         if program.fields.len() != set.r#match.len() {
             return Err(invalid(format!(
@@ -313,11 +412,14 @@ impl<'a> Builder<'a> {
     }
 
     fn digest(&mut self, digest: &'a config::Digest) -> Result<()> {
-        let (id, name) = self.preamble(digest.preamble.as_ref(), "digest")?;
+        let (id, name) = self.preamble(digest.preamble.as_ref(), Object::Digest, Prefix::Digest)?;
         let place = format!("digest {name}");
         let all = self.program.digests.iter().zip(0..).filter(|(d, _)| d.name == name);
         let (programs, engine): (Vec<_>, Vec<_>) = all.map(|(d, i)| (d, DigestId(i))).unzip();
-        let program = programs.first().ok_or_else(|| absent("digest", name))?;
+        let Some(program) = programs.first() else {
+            self.leave_out(Object::Digest, id, name);
+            return Ok(());
+        };
         let data = DataType::resolve(digest.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
         if let Some(other) = programs.iter().find(|p| p.fields != data.leaves()) {
             return Err(invalid(format!(

@@ -4,7 +4,7 @@
 
 mod build;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rivulet_engine as engine;
 use rivulet_engine::{ActionId, ProgramInfo};
@@ -13,6 +13,7 @@ use crate::data::DataType;
 use crate::error::{Result, invalid, not_found};
 use crate::packet_io::Header;
 use crate::proto::p4::config::v1 as config;
+use crate::proto::p4::v1 as p4;
 use config::action_ref::Scope;
 use config::match_field::MatchType;
 
@@ -39,6 +40,10 @@ pub struct Index {
     pub packet_in: Header,
     /// Metadata of packet-outs.
     pub packet_out: Header,
+    /// Kind and name of what the P4Info has and the program has not.
+    pub left_out: BTreeMap<u32, (Object, String)>,
+    /// Parameters of actions that are annotated `@secret`: action and parameter.
+    pub secrets: HashSet<(u32, u32)>,
     /// Engine's tables back to identifiers.
     pub table_ids: HashMap<engine::TableId, u32>,
     /// Engine's actions back to identifiers.
@@ -193,16 +198,77 @@ pub struct Digest {
     pub widths: Vec<u32>,
 }
 
-/// An object by its identifier: INVALID_ARGUMENT for 0, NOT_FOUND for one that is not in the P4Info.
-pub fn find<'a, T>(map: &'a BTreeMap<u32, T>, id: u32, what: &str) -> Result<&'a T> {
-    match map.get(&id) {
-        Some(object) => Ok(object),
-        None if id == 0 => Err(invalid(format!("{what} id 0"))),
-        None => Err(not_found(format!("no {what} with id {id:#010x} in the P4Info"))),
+/// Kinds of objects that are found by identifier; displayed as messages call them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// A table.
+    Table,
+    /// An action profile or selector.
+    Profile,
+    /// An indirect counter.
+    Counter,
+    /// An indirect meter.
+    Meter,
+    /// A register.
+    Register,
+    /// A parser value set.
+    ValueSet,
+    /// A digest.
+    Digest,
+}
+
+impl std::fmt::Display for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Object::Table => "table",
+            Object::Profile => "action profile",
+            Object::Counter => "counter",
+            Object::Meter => "meter",
+            Object::Register => "register",
+            Object::ValueSet => "value set",
+            Object::Digest => "digest",
+        })
     }
 }
 
 impl Index {
+    /// An object by its identifier, from the map of its kind: INVALID_ARGUMENT for 0, NOT_FOUND for one that is
+    /// not in the P4Info, or there and not in the program.
+    pub fn find<'a, T>(&self, map: &'a BTreeMap<u32, T>, id: u32, kind: Object) -> Result<&'a T> {
+        match (map.get(&id), self.left_out.get(&id)) {
+            (Some(object), _) => Ok(object),
+            (None, Some((k, name))) if *k == kind => Err(not_found(format!(
+                "{kind} {name}: the compiler left it out of the program, since no packet reaches it"
+            ))),
+            _ if id == 0 => Err(invalid(format!("{kind} id 0"))),
+            _ => Err(not_found(format!("no {kind} with id {id:#010x} in the P4Info"))),
+        }
+    }
+
+    /// Puts zeroes in the place of secret parameters, for those who may read entries but not keys.
+    pub fn hide_secrets(&self, entity: &mut p4::Entity) {
+        use p4::entity::Entity;
+        use p4::table_action::Type;
+        let hide = |action: &mut p4::Action| {
+            let id = action.action_id;
+            for param in action.params.iter_mut().filter(|p| self.secrets.contains(&(id, p.param_id))) {
+                param.value = vec![0];
+            }
+        };
+        match entity.entity.as_mut() {
+            _ if self.secrets.is_empty() => {}
+            Some(Entity::TableEntry(e)) => match e.action.as_mut().and_then(|a| a.r#type.as_mut()) {
+                Some(Type::Action(action)) => hide(action),
+                Some(Type::ActionProfileActionSet(set)) => {
+                    set.action_profile_actions.iter_mut().filter_map(|a| a.action.as_mut()).for_each(hide);
+                }
+                _ => {}
+            },
+            Some(Entity::ActionProfileMember(m)) => m.action.iter_mut().for_each(hide),
+            _ => {}
+        }
+    }
+
     /// Checks a P4Info against a program.
     ///
     /// # Errors

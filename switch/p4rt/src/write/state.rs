@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use crate::config::Config;
 use crate::error::{Result, exhausted, exists, invalid, unimplemented};
-use crate::index::find;
+use crate::index::Object;
 use crate::proto::p4::v1 as p4;
 use crate::write::matching;
 use crate::write::table::{absent, counter_data, index_in, typed_meter_config};
@@ -18,7 +18,7 @@ impl Config {
     /// Writes one cell or, without an index, all of a counter.
     pub fn write_counter(&mut self, r#type: Type, entry: &p4::CounterEntry) -> Result<()> {
         only_modify(r#type, "a counter entry")?;
-        let counter = find(&self.index.counters, entry.counter_id, "counter")?;
+        let counter = self.index.find(&self.index.counters, entry.counter_id, Object::Counter)?;
         let data = entry.data.as_ref().map(counter_data).transpose()?;
         for at in cells(entry.index.as_ref(), counter.size, &counter.name)? {
             if let Some(data) = data {
@@ -31,7 +31,7 @@ impl Config {
     /// Configures one cell or, without an index, all of a meter.
     pub fn write_meter(&mut self, r#type: Type, entry: &p4::MeterEntry) -> Result<()> {
         only_modify(r#type, "a meter entry")?;
-        let meter = find(&self.index.meters, entry.meter_id, "meter")?;
+        let meter = self.index.find(&self.index.meters, entry.meter_id, Object::Meter)?;
         if entry.counter_data.is_some() {
             return Err(unimplemented(format!("meter {}: does not count packets by colour", meter.name)));
         }
@@ -46,7 +46,7 @@ impl Config {
     /// Writes one cell or, without an index, all of a register.
     pub fn write_register(&mut self, r#type: Type, entry: &p4::RegisterEntry) -> Result<()> {
         only_modify(r#type, "a register entry")?;
-        let register = find(&self.index.registers, entry.register_id, "register")?;
+        let register = self.index.find(&self.index.registers, entry.register_id, Object::Register)?;
         let place = format_args!("register {}", register.name);
         let values = register.data.read(entry.data.as_ref(), &place)?;
         let value = values.first().ok_or_else(|| invalid(format!("{place}: no data")))?;
@@ -59,7 +59,7 @@ impl Config {
     /// Replaces the members of a value set.
     pub fn write_value_set(&mut self, r#type: Type, entry: &p4::ValueSetEntry) -> Result<()> {
         only_modify(r#type, "a value set")?;
-        let set = find(&self.index.value_sets, entry.value_set_id, "value set")?;
+        let set = self.index.find(&self.index.value_sets, entry.value_set_id, Object::ValueSet)?;
         let place = format_args!("value set {}", set.name);
         if entry.members.len() > set.size {
             return Err(exhausted(format!("{place}: {} members of {}", entry.members.len(), set.size)));
@@ -78,7 +78,7 @@ impl Config {
 
     /// Turns a digest on, changes how it is sent, or turns it off.
     pub fn write_digest(&mut self, r#type: Type, entry: &p4::DigestEntry) -> Result<()> {
-        let digest = find(&self.index.digests, entry.digest_id, "digest")?;
+        let digest = self.index.find(&self.index.digests, entry.digest_id, Object::Digest)?;
         match (r#type, self.digests.contains_key(&entry.digest_id)) {
             (Type::Insert, true) => return Err(exists(format!("digest {} is on", digest.name))),
             (Type::Modify | Type::Delete, false) => return Err(absent("digest entry", entry.digest_id)),

@@ -18,11 +18,9 @@ impl Config {
             Ok(Type::Delete) => Type::Insert,
             _ => return Vec::new(),
         };
-        let mut found = Vec::new();
-        if self.read(&before(entity, inverse), &mut found).is_err() {
-            return Vec::new();
-        }
-        found.into_iter().filter_map(|e| Some(build(inverse, e.entity?))).collect()
+        let before = before(entity, inverse);
+        let found = self.read(&before).into_iter().flatten();
+        found.filter_map(|e| Some(build(inverse, e.entity?))).collect()
     }
 }
 

@@ -147,3 +147,45 @@ async fn roles_by_number_are_understood() {
     let updates = vec![update(Type::Insert, bench.info.l2(1, 2))];
     b.send(p4::WriteRequest { role_id: 3, ..b.request(updates) }).await.unwrap();
 }
+
+/// 64 streams that only sit there do not keep a controller out, nor do as many that only claim low ids.
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_streams_give_way_to_a_controller() {
+    let bench = Bench::empty().await;
+    for ids in [false, true] {
+        let shared = bench.client().await;
+        let mut idle = Vec::new();
+        for i in 0..64 {
+            let mut c = bench.controller_on(shared.clone()).await;
+            c.role = "crowded".to_owned();
+            c.arbitrate(ids.then_some(i)).await;
+            idle.push(c);
+        }
+        let mut late = bench.controller().await;
+        late.role = "crowded".to_owned();
+        assert_eq!(late.arbitrate(Some(1000 + u64::from(ids))).await.0, Code::Ok);
+        let mut lowest = idle.remove(0);
+        let end = loop {
+            match lowest.hear().await {
+                Ok(Heard::Arbitration(_)) => {}
+                Ok(other) => panic!("{other:?}"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(end.code(), Code::ResourceExhausted, "{end:?}");
+        late.silence().await;
+    }
+}
+
+/// Names of roles that were used once and left do not keep a controller out, of the default role or of a new one.
+#[tokio::test(flavor = "multi_thread")]
+async fn roles_that_were_left_give_way() {
+    let bench = Bench::empty().await;
+    let shared = bench.client().await;
+    for i in 0..300 {
+        let mut c = bench.controller_on(shared.clone()).await;
+        c.role = format!("role {i}");
+        assert_eq!(c.arbitrate(Some(1)).await, (Code::Ok, Some(1)), "role {i}");
+    }
+    bench.primary(1).await;
+}

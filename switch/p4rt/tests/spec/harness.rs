@@ -12,8 +12,8 @@ use rivulet_p4rt::proto::p4::config::v1::P4Info;
 use rivulet_p4rt::proto::p4::v1 as p4;
 use rivulet_p4rt::proto::rivulet::switch::v1::switch_client::SwitchClient;
 use rivulet_p4rt::{
-    LinkSettings, PacketInSender, PortError, PortStatus, Ports, Server, ServerConfig, TraceReport,
-    packet_in_channel, parse_p4info,
+    Link, PacketInSender, Port, PortError, Ports, Server, ServerConfig, TraceReport, packet_in_channel,
+    parse_p4info,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
@@ -44,7 +44,7 @@ pub struct Machine {
     /// Ports there are, and whether they are up.
     pub ports: Mutex<BTreeMap<u32, bool>>,
     /// Links that were set.
-    pub links: Mutex<BTreeMap<u32, LinkSettings>>,
+    pub links: Mutex<BTreeMap<u32, Link>>,
     /// What came out, except at the CPU port.
     sent: Mutex<Vec<(u32, Vec<u8>)>>,
     /// While set, `packet_out` says it is full.
@@ -99,12 +99,12 @@ impl Ports for Machine {
         self.ports.lock().remove(&port).map(drop).ok_or_else(|| PortError::NotFound(format!("port {port}")))
     }
 
-    fn list_ports(&self) -> Vec<PortStatus> {
-        let status = |(port, up): (&u32, &bool)| PortStatus {
+    fn list_ports(&self) -> Vec<Port> {
+        let status = |(port, up): (&u32, &bool)| Port {
             port: *port,
             up: *up,
             link: self.links.lock().get(port).copied(),
-            ..PortStatus::default()
+            ..Port::default()
         };
         self.ports.lock().iter().map(status).collect()
     }
@@ -113,7 +113,7 @@ impl Ports for Machine {
         self.ports.lock().get(&port).copied()
     }
 
-    fn set_link(&self, port: u32, link: Option<LinkSettings>) -> Result<(), PortError> {
+    fn set_link(&self, port: u32, link: Option<Link>) -> Result<(), PortError> {
         let mut links = self.links.lock();
         match link {
             Some(link) => links.insert(port, link),
@@ -149,6 +149,8 @@ pub struct Bench {
     pub machine: Arc<Machine>,
     pub server: Server,
     pub address: SocketAddr,
+    /// Of the service for ports, links and traces.
+    pub control: SocketAddr,
     pub info: Names,
     shutdown: Option<oneshot::Sender<()>>,
     serving: tokio::task::JoinHandle<()>,
@@ -192,15 +194,18 @@ impl Bench {
         let server = Server::new(config, switch, machine.clone());
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let control_listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let control = control_listener.local_addr().unwrap();
         let (shutdown, stop) = oneshot::channel::<()>();
         let serving = {
             let server = server.clone();
             tokio::spawn(async move {
                 let stop = async { drop(stop.await) };
-                server.serve(listener, packet_ins, events.digests, stop).await.unwrap();
+                let control = Some(control_listener.into());
+                server.serve(listener, control, packet_ins, events.digests, stop).await.unwrap();
             })
         };
-        Bench { machine, server, address, info: Names::new(), shutdown: Some(shutdown), serving }
+        Bench { machine, server, address, control, info: Names::new(), shutdown: Some(shutdown), serving }
     }
 
     /// A server with the test program and a primary with election id 1.
@@ -216,7 +221,7 @@ impl Bench {
     }
 
     pub async fn switch_client(&self) -> SwitchClient<Channel> {
-        SwitchClient::connect(format!("http://{}", self.address)).await.unwrap()
+        SwitchClient::connect(format!("http://{}", self.control)).await.unwrap()
     }
 
     /// A port's link goes up or down, as the kernel tells it.
@@ -226,7 +231,11 @@ impl Bench {
 
     /// A controller that has said nothing yet.
     pub async fn controller(&self) -> Controller {
-        let mut client = self.client().await;
+        self.controller_on(self.client().await).await
+    }
+
+    /// The same, on a connection that is there.
+    pub async fn controller_on(&self, mut client: P4RuntimeClient<Channel>) -> Controller {
         let (say, said) = mpsc::channel(1024);
         let heard = client.stream_channel(ReceiverStream::new(said)).await.unwrap().into_inner();
         Controller { client, say, heard, role: String::new(), election_id: None }

@@ -7,6 +7,7 @@
 
 mod arbitration;
 mod batches;
+mod bounds;
 mod controller;
 mod fuzz;
 mod harness;

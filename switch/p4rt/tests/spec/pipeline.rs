@@ -163,6 +163,11 @@ async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
         info.tables[1].preamble.as_mut().unwrap().id = id;
         config
     };
+    let prefix = {
+        let mut config = config();
+        config.p4info.as_mut().unwrap().counters[0].preamble.as_mut().unwrap().id |= 0x0100_0000;
+        config
+    };
     let truncated =
         p4::ForwardingPipelineConfig { p4_device_config: JSON[..JSON.len() / 2].to_vec(), ..config() };
     let nothing = p4::ForwardingPipelineConfig { p4_device_config: Vec::new(), ..config() };
@@ -172,6 +177,7 @@ async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
         (wide, "MainIngress.routes: key hdr.ipv4.dst"),
         (register, "MainIngress.lost"),
         (twice, "used twice"),
+        (prefix, "does not begin with 0x12"),
         (truncated, "p4_device_config"),
         (nothing, "p4_device_config"),
         (no_info, "P4Info"),
@@ -185,6 +191,69 @@ async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
     }
     assert_eq!(bench.machine.packet(1, &frame(1, 1)), [(2, frame(1, 1))]);
     assert_eq!(get(&mut c, ResponseType::CookieOnly).await.unwrap().cookie.unwrap().cookie, 99);
+}
+
+/// References between tables and other annotations are for controllers: they are kept as they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn annotations_are_kept() {
+    let (bench, mut c) = Bench::new().await;
+    let text = P4INFO.replacen(
+        "  match_fields {\n",
+        "  match_fields {\n    annotations: \"@refers_to(l2, dst)\"\n",
+        3,
+    );
+    let text = text.replacen(
+        "  params {\n",
+        "  params {\n    annotations: \"@refers_to(routes, hdr.ipv4.dst)\"\n",
+        3,
+    );
+    let text = text.replacen("  preamble {\n", "  preamble {\n    annotations: \"@id(1)\"\n", 3);
+    let p4info = rivulet_p4rt::parse_p4info(text.as_bytes()).unwrap();
+    let fields = p4info.tables.iter().flat_map(|t| &t.match_fields);
+    assert_eq!(fields.filter(|m| m.annotations.iter().any(|a| a == "@refers_to(l2, dst)")).count(), 3);
+    let annotated = p4::ForwardingPipelineConfig { p4info: Some(p4info), ..config() };
+    c.set_pipeline(PipelineAction::VerifyAndCommit, Some(annotated.clone())).await.unwrap();
+    assert_eq!(get(&mut c, ResponseType::All).await.unwrap(), annotated);
+    c.insert(bench.info.l2(1, 2)).await.unwrap();
+}
+
+/// What no packet reaches p4c leaves out of the program and not out of the P4Info.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_compiler_left_out_is_not_found() {
+    let (bench, mut c) = Bench::new().await;
+    let mut larger = config();
+    let info = larger.p4info.as_mut().unwrap();
+    let renamed = |preamble: &mut Option<rivulet_p4rt::proto::p4::config::v1::Preamble>| {
+        let p = preamble.as_mut().unwrap();
+        (p.id, p.name) = (p.id + 0x8000, format!("{}_unreached", p.name));
+        p.id
+    };
+    let mut table = info.tables[0].clone();
+    let table_id = renamed(&mut table.preamble);
+    let mut counter = info.counters[0].clone();
+    let counter_id = renamed(&mut counter.preamble);
+    let mut register = info.registers[0].clone();
+    let register_id = renamed(&mut register.preamble);
+    let mut direct = info.direct_counters[0].clone();
+    renamed(&mut direct.preamble);
+    direct.direct_table_id = table_id;
+    info.tables.push(table);
+    info.counters.push(counter);
+    info.registers.push(register);
+    info.direct_counters.push(direct);
+    let p4info = larger.p4info.clone();
+    c.set_pipeline(PipelineAction::VerifyAndCommit, Some(larger)).await.unwrap();
+    assert_eq!(get(&mut c, ResponseType::P4infoAndCookie).await.unwrap().p4info, p4info);
+    let entry = p4::TableEntry { table_id, ..bench.info.l2(1, 2) };
+    let refused = c.send(c.request(vec![update(Type::Insert, entry.clone())])).await.unwrap_err();
+    assert_eq!(codes(&refused), [Code::NotFound]);
+    assert_eq!(c.read(entry).await, Err(Code::NotFound));
+    let counter = p4::CounterEntry { counter_id, index: None, data: None };
+    assert_eq!(c.read(counter).await, Err(Code::NotFound));
+    let register = p4::RegisterEntry { register_id, index: None, data: None };
+    assert_eq!(c.read(register).await, Err(Code::NotFound));
+    c.insert(bench.info.l2(1, 2)).await.unwrap();
+    assert!(!c.read(p4::TableEntry::default()).await.unwrap().is_empty(), "a wildcard passes over it");
 }
 
 /// The same program: everything stays, counters included.

@@ -6,6 +6,7 @@ const LIST: &str = include_str!("../../REQUIREMENTS.md");
 const SOURCES: &[(&str, &str)] = &[
     ("arbitration", include_str!("arbitration.rs")),
     ("batches", include_str!("batches.rs")),
+    ("bounds", include_str!("bounds.rs")),
     ("fuzz", include_str!("fuzz.rs")),
     ("pipeline", include_str!("pipeline.rs")),
     ("profiles", include_str!("profiles.rs")),

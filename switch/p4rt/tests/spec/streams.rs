@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::harness::*;
+use rivulet_p4rt::ServerConfig;
 use rivulet_p4rt::proto::p4::v1 as p4;
 use rivulet_p4rt::proto::rivulet::switch::v1 as sw;
+use rivulet_p4rt::proto::rivulet::switch::v1::switch_client::SwitchClient;
 use tonic::Code;
 
 fn packet_out(values: &[&[u8]], payload: &[u8]) -> Say {
@@ -280,6 +282,30 @@ async fn a_controller_that_vanishes_is_no_longer_primary() {
     b.arbitrate(Some(0)).await;
     drop(c);
     assert_eq!(b.hear_arbitration().await, (Code::NotFound, Some(1)));
+}
+
+/// A client that opens a stream and says nothing would be known to nobody who could end it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_begins_with_arbitration() {
+    let patience = Duration::from_millis(200);
+    let bench = Bench::with(ServerConfig { patience, ..ServerConfig::default() }).await;
+    let mut a = bench.primary(1).await;
+    let mut b = bench.controller().await;
+    assert_eq!(b.hear().await.unwrap_err().code(), Code::DeadlineExceeded);
+    assert_eq!(a.arbitrate(Some(2)).await.0, Code::Ok, "who has said who it is stays");
+}
+
+/// Whoever reaches P4Runtime does not operate the machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn ports_are_not_served_beside_p4runtime() {
+    let bench = Bench::empty().await;
+    let mut s = SwitchClient::connect(format!("http://{}", bench.address)).await.unwrap();
+    let add = sw::AddPortRequest { port: 9, interface: "veth9".to_owned() };
+    assert_eq!(s.add_port(add).await.unwrap_err().code(), Code::Unimplemented);
+    assert_eq!(bench.machine.ports.lock().get(&9), None);
+    let mut p = P4RuntimeClient::connect(format!("http://{}", bench.control)).await.unwrap();
+    let refused = p.capabilities(p4::CapabilitiesRequest { device_id: DEVICE }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
 }
 
 #[tokio::test(flavor = "multi_thread")]

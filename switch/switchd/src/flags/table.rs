@@ -123,6 +123,12 @@ pub const GENERAL: &[Flag] = &[
     flag("trace", Nothing, Ours, "print every packet's way through the program"),
     flag("trace-file", Value, Ours, "write every packet's way into this file"),
     flag("trace-json", Value, Ours, "the same as JSON, a line a packet"),
+    flag(
+        "control-socket",
+        Value,
+        Ours,
+        "serve ports, links and traces (rivulet.switch.v1) on this Unix socket, to its owner alone",
+    ),
     flag("metrics-addr", Value, Ours, "serve metrics for Prometheus at this address"),
     flag("workers", Value, Ours, "threads that process packets (default 1)"),
     flag(
@@ -136,7 +142,7 @@ pub const GENERAL: &[Flag] = &[
 /// Flags behind the separator: those of simple_switch_grpc's `main.cpp`.
 pub const TARGET: &[Flag] = &[
     flag("disable-swap", Nothing, No("a pipeline is always replaced at run time"), "disable JSON swapping"),
-    flag("grpc-server-addr", Value, Yes, "bind the P4Runtime server here (default 0.0.0.0:9559)"),
+    flag("grpc-server-addr", Value, Yes, "bind the P4Runtime server here (default 127.0.0.1:9559)"),
     flag("grpc-server-ssl", Nothing, Yes, "serve P4Runtime over TLS; needs a certificate and a key"),
     flag(
         "grpc-server-cacert",

@@ -1,6 +1,6 @@
 //! What a worker is told: ports that come and go, frames from controllers, and a descriptor to wake it by.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use rivulet_link::Settings;
 use rivulet_p4rt::TraceReport;
 use rivulet_pktio::PacketIo;
+use rustix::event::EventfdFlags;
 
 use crate::pcap::PortPcap;
 
@@ -74,9 +75,7 @@ pub struct Inbox {
 impl Inbox {
     /// Makes the wake-up descriptor unreadable again; to be called before the channels are read.
     pub fn clear(&self) {
-        let mut count = [0u8; 8];
-        // SAFETY: the buffer holds the eight octets that an eventfd gives; it does not block.
-        unsafe { libc::read(self.wake.as_raw_fd(), count.as_mut_ptr().cast(), 8) };
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
     /// Makes it readable: something was left in a channel.
@@ -93,18 +92,10 @@ impl AsFd for Inbox {
 
 /// Makes an eventfd readable; one whose counter is full is so already.
 pub(super) fn ring(eventfd: &OwnedFd) {
-    let one = 1u64.to_ne_bytes();
-    // SAFETY: eight readable octets, as an eventfd takes them.
-    unsafe { libc::write(eventfd.as_raw_fd(), one.as_ptr().cast(), 8) };
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
 /// An eventfd that does not block.
 pub(super) fn eventfd() -> std::io::Result<OwnedFd> {
-    // SAFETY: plain system call.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: just opened, nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
 }

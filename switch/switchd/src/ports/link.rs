@@ -1,10 +1,10 @@
 //! A link's settings as the service for ports has them, and as the link has them.
 
 use rivulet_link::Settings;
-use rivulet_p4rt::{LinkSettings, PortError};
+use rivulet_p4rt::{Link, PortError};
 
 /// The service's settings as the link's. There jitter is an addition to the delay, here a spread around it.
-pub(super) fn settings(l: &LinkSettings) -> Result<Settings, PortError> {
+pub(super) fn settings(l: &Link) -> Result<Settings, PortError> {
     let longest = 600_000_000_000;
     let chance = |name: &str, p: f64| {
         (0.0..=1.0).contains(&p).then_some(p).ok_or_else(|| PortError::Invalid(format!("{name} {p}: 0 to 1")))
@@ -28,9 +28,9 @@ pub(super) fn settings(l: &LinkSettings) -> Result<Settings, PortError> {
 }
 
 /// The inverse of [`settings`].
-pub(super) fn link_settings(s: &Settings) -> LinkSettings {
+pub(super) fn link_settings(s: &Settings) -> Link {
     let jitter = s.jitter.min(s.delay);
-    LinkSettings {
+    Link {
         rate_bps: s.rate.unwrap_or(0),
         delay_ns: s.delay - jitter,
         jitter_ns: 2 * jitter,
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn settings_of_the_service_go_there_and_back() {
-        let link = LinkSettings {
+        let link = Link {
             rate_bps: 10_000_000,
             delay_ns: 5_000_000,
             jitter_ns: 1_000_000,
@@ -59,12 +59,12 @@ mod tests {
             ecn_packets: 20,
         };
         assert_eq!(link_settings(&settings(&link).unwrap()), link);
-        assert!(settings(&LinkSettings::default()).unwrap().is_transparent());
+        assert!(settings(&Link::default()).unwrap().is_transparent());
         for bad in [
-            LinkSettings { loss: 1.5, ..link },
-            LinkSettings { reorder: f64::NAN, ..link },
-            LinkSettings { delay_ns: u64::MAX, ..link },
-            LinkSettings { rate_bps: u64::MAX, ..link },
+            Link { loss: 1.5, ..link },
+            Link { reorder: f64::NAN, ..link },
+            Link { delay_ns: u64::MAX, ..link },
+            Link { rate_bps: u64::MAX, ..link },
         ] {
             assert!(matches!(settings(&bad), Err(PortError::Invalid(_))), "{bad:?}");
         }

@@ -2,6 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,33 @@ fn what_it_prints_and_refuses() {
         let (ok, _, err) = output(args);
         assert!(!ok && err.contains(wanted), "{args:?}: {err}");
     }
+}
+
+/// Whoever reaches P4Runtime does not operate the machine, and by default only this machine reaches it.
+#[test]
+fn the_control_socket_is_its_owners_and_p4runtime_local() {
+    let Some(rack) = Netns::new("pio-") else { return };
+    let socket = std::env::temp_dir().join(format!("rivulet-control-{}.sock", std::process::id()));
+    let child =
+        rack.command(BIN).args(["--no-p4", "--control-socket"]).arg(&socket).stdout(Stdio::piped()).spawn();
+    let mut running = Process(child.unwrap());
+    let mut line = String::new();
+    BufReader::new(running.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "Server listening on 127.0.0.1:9559\n");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < deadline, "nobody listens on the control socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "{mode:o}");
+    let mut second = rack.command(BIN);
+    second.args(["--no-p4", "--control-socket"]).arg(&socket);
+    let taken = second.args(["--", "--grpc-server-addr", "127.0.0.1:0"]).output().unwrap();
+    let said = String::from_utf8_lossy(&taken.stderr).into_owned();
+    assert!(!taken.status.success() && said.contains("another process listens"), "{said}");
+    assert!(running.stop().success());
+    std::fs::remove_file(&socket).unwrap();
 }
 
 fn get(ns: &Netns, path: &str) -> String {

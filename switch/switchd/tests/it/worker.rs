@@ -1,14 +1,14 @@
 //! The loop over real interfaces, with a packet path of the test's own in place of the engine.
 
 use std::net::UdpSocket;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rivulet_engine::{Output, Trace};
-use rivulet_p4rt::{LinkSettings, PortError, Ports, packet_in_channel};
+use rivulet_p4rt::{Link, PortError, Ports, packet_in_channel};
 use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 use rivulet_switch::options::IoChoice;
@@ -83,8 +83,7 @@ impl Bench {
         let (control, inboxes) = PortControl::new(config).unwrap();
         let counters = Arc::new(WorkerCounters::default());
         let (sender, packet_ins) = packet_in_channel(64);
-        // SAFETY: plain system call; the descriptor it gives is nobody else's.
-        let stop = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, 0)) };
+        let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         let start = rivulet_link::poll::now();
         let worker = |(i, inbox)| {
             let config = WorkerConfig {
@@ -118,9 +117,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: eight readable octets, as an eventfd takes them.
-        unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&self.stop), one.as_ptr().cast(), 8) };
+        rustix::io::write(&self.stop, &1u64.to_ne_bytes()).unwrap();
         for thread in self.threads.drain(..) {
             assert!(thread.join().is_ok() || std::thread::panicking(), "a worker panicked");
         }
@@ -282,7 +279,7 @@ fn a_link_shapes_what_leaves_its_port() {
     bench.add(1);
     bench.add(2);
     let (mut h1, mut h2) = (bench.host(1), bench.host(2));
-    let link = LinkSettings { delay_ns: 20_000_000, ..LinkSettings::default() };
+    let link = Link { delay_ns: 20_000_000, ..Link::default() };
     bench.control.set_link(2, Some(link)).unwrap();
     let mut round_trip = || {
         let start = Instant::now();
@@ -292,7 +289,7 @@ fn a_link_shapes_what_leaves_its_port() {
     };
     assert!(round_trip() >= Duration::from_millis(20));
     assert_eq!(bench.control.list_ports()[1].link.map(|l| l.delay_ns), Some(20_000_000));
-    bench.control.set_link(2, Some(LinkSettings { loss: 1.0, ..link })).unwrap();
+    bench.control.set_link(2, Some(Link { loss: 1.0, ..link })).unwrap();
     send(&mut h1, &[frame(&[2], 1)]);
     eventually("counted", || bench.control.list_ports()[1].tx_dropped == 1);
     assert!(receive(&mut h2, 0).is_empty());
