@@ -24,7 +24,7 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
 
     // k0_prime and k1_prime are the words of K'. An epoch that is withdrawn stays a while with usable = 0.
     @id(0x01000016)
-    action set_nonce_keys(bit<32> k0, bit<32> k1, bit<32> k0_prime, bit<32> k1_prime, bit<1> usable) {
+    action set_nonce_keys(@secret bit<32> k0, @secret bit<32> k1, @secret bit<32> k0_prime, @secret bit<32> k1_prime, bit<1> usable) {
         meta.keys.k0 = k0;
         meta.keys.k1 = k1;
         meta.keys.k0_prime = k0_prime;

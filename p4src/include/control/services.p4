@@ -36,7 +36,7 @@ control Services(in headers_t hdr, inout metadata_t meta) {
     action configure(@refers_to(pools, pool) pool_id_t pool, policy_t policy,
                      @refers_to(slots, slot_set) slot_set_t spray_set, slot_t spray_mask,
                      @refers_to(slots, slot_set) slot_set_t flow_set, slot_t flow_mask, bit<1> plain_tcp,
-                     bit<32> slot_key0, bit<32> slot_key1) {
+                     @secret bit<32> slot_key0, @secret bit<32> slot_key1) {
         meta.bridged.pool = pool;
         meta.service.policy = policy;
         meta.service.spray_set = spray_set;

@@ -10,7 +10,7 @@ control Tor(inout metadata_t meta) {
     // sketches in use, a power of two, minus one. Limits: keys that one slot of a sketch takes.
     @id(0x01000001)
     action set_tor(microseconds_t clock_offset, bit<1> time_valid, bit<16> tor_id, mac_address_t mac, bit<32> ipv4,
-                   bit<128> ipv6, bit<32> sketch_key0, bit<32> sketch_key1, bit<18> sketch_mask,
+                   bit<128> ipv6, @secret bit<32> sketch_key0, @secret bit<32> sketch_key1, bit<18> sketch_mask,
                    bit<32> replay_limit, bit<32> openings_limit) {
         meta.bridged.clock = meta.carried.now + clock_offset;
         meta.bridged.time_valid = time_valid;
