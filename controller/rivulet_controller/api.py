@@ -21,11 +21,12 @@ from pydantic import BaseModel, Field
 
 from . import view
 from .audit import Audit, AuditError
-from .config import Config, ConfigError, parse
+from .config import Config, ConfigError
 from .controller import Controller
 from .keys import Kind
 from .local import with_local_parts
 from .metrics import Metrics
+from .rack_file import parse
 from .rights import Caller, Role, Tokens
 from .state import OutOfNumbers
 from .store import StoreError

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .client import ApiError, Client, default_address, leading
-from .config import ConfigError, load
+from .config import ConfigError
+from .rack_file import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a Rivulet rack and change it.")
 keys_app = typer.Typer(no_args_is_help=True, help="Keys of services.")

@@ -1,20 +1,13 @@
-"""The rack's description: one YAML file, validated, with errors that name line and field.
-
->>> config = load("rack.yaml")            # raises ConfigError
->>> config.services[0].addresses
-"""
+"""The rack's description as values, each valid in itself; references.py sees what holds between them."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-from .document import DocumentError, read
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_MEMBERS = 64
 """Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
@@ -327,7 +320,7 @@ class Etcd(_Model):
 
 
 class Config(_Model):
-    """The whole description. What pydantic cannot see, references.py checks."""
+    """The whole description."""
 
     switches: tuple[SwitchConfig, ...] = Field(min_length=1)
     replicas: tuple[Replica, ...] = Field(min_length=1)
@@ -340,55 +333,3 @@ class Config(_Model):
     def replica(self, name: str) -> Replica:
         """The replica of that name; KeyError if there is none (validation has made sure of references)."""
         return next(r for r in self.replicas if r.name == name)
-
-
-MAX_PROBLEMS = 100
-"""Most problems that are told of one file."""
-
-
-def parse(text: str, source: str = "config") -> Config:
-    """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
-    from .references import references
-
-    try:
-        document = read(text)
-    except DocumentError as error:
-        raise ConfigError([f"{source}:{error.line}: {error}"]) from None
-    if not isinstance(document.values, dict):
-        raise ConfigError([f"{source}:1: the file must hold `switches`, `replicas` and `services`"])
-    try:
-        config = Config.model_validate(document.values)
-    except ValidationError as error:
-        mistakes = list(_mistakes(error))
-    else:
-        mistakes = list(references(config))
-        if not mistakes:
-            return config
-    problems = [
-        f"{source}:{document.line(path)}: {'.'.join(map(str, path))}: {message}"
-        for path, message in mistakes[:MAX_PROBLEMS]
-    ]
-    more = [f"{source}: and {len(mistakes) - MAX_PROBLEMS} more"] if len(mistakes) > MAX_PROBLEMS else []
-    raise ConfigError(sorted(set(problems)) + more)
-
-
-def _mistakes(error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What pydantic found: path in the file, what to do."""
-    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
-    above = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
-    for item in mistakes:
-        # A list of which every item is wrong also counts as too short.
-        if item["type"] == "too_short" and item["loc"] in above:
-            continue
-        path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
-        message = {"extra_forbidden": "unknown field", "missing": "missing"}.get(item["type"])
-        yield path, message or item["msg"].removeprefix("Value error, ")
-
-
-def load(path: str | Path) -> Config:
-    """Reads and validates a file. Raises ConfigError, also for a file that cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read: {error}"]) from None
-    return parse(text, str(path))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from .agents import Agent, AgentServer
 from .clock import SteadyClock
-from .config import Config, Service, parse
+from .config import Config, Service
 from .desired import Numbers
 from .fleet import LOOK_S, Fleet, Rack
 from .health import ReplicaView
@@ -24,6 +24,7 @@ from .local import with_local_parts
 from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
+from .rack_file import parse
 from .state import Decision, OutOfNumbers, State
 from .store import Store, StoreError
 from .supervise import Loop

@@ -21,10 +21,11 @@ import uvicorn
 from . import agents as agents_door
 from .api import make_app
 from .audit import Audit
-from .config import Config, ConfigError, Etcd, load, parse
+from .config import Config, ConfigError, Etcd
 from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
+from .rack_file import load, parse
 from .rights import Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rivulet_controller.client import ApiError, Client
-from rivulet_controller.config import parse
+from rivulet_controller.rack_file import parse
 from rivulet_lab import REPOSITORY, End, Lab, Process, RackError, binary, built, shape, switches, veth
 
 ARTIFACTS = REPOSITORY / "p4src" / "build"

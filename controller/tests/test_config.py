@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rivulet_controller.config import ConfigError, load, parse
+from rivulet_controller.config import ConfigError
+from rivulet_controller.rack_file import load, parse
 
 GOOD = """\
 switches:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rivulet_controller.config import MAX_PROBLEMS, ConfigError, parse
+from rivulet_controller.config import ConfigError
 from rivulet_controller.document import MAX_BYTES, MAX_DEPTH, MAX_VALUES, DocumentError, read
+from rivulet_controller.rack_file import MAX_PROBLEMS, parse
 
 
 def billion(levels: int) -> str:

@@ -8,9 +8,10 @@ import random
 import pytest
 from sample_rack import ARP_REPLY, RACK, config, fragments, lines
 
-from rivulet_controller.config import ConfigError, parse
+from rivulet_controller.config import ConfigError
 from rivulet_controller.l2 import Learned
 from rivulet_controller.neighbours import ANSWER_S, REFRESH_S, STALE_S, Heard, Neighbours, answer, asker, question
+from rivulet_controller.rack_file import parse
 from rivulet_controller.sources import AGE_S, DOUBT_S, LEARNED_MAX, Sources
 
 VLANS = RACK.replace(

@@ -11,8 +11,8 @@ import pytest
 from harness import until
 from netrack import SWITCHES
 
-from rivulet_controller.config import parse
 from rivulet_controller.controller import Controller
+from rivulet_controller.rack_file import parse
 from rivulet_controller.store import SqliteStore
 from rivulet_lab import Lab, switches
 

@@ -12,8 +12,9 @@ from google.protobuf import text_encoding
 from harness import rack, until
 from sample_rack import NAMES, RACK
 
-from rivulet_controller.config import ConfigError, parse
+from rivulet_controller.config import ConfigError
 from rivulet_controller.keys import Key
+from rivulet_controller.rack_file import parse
 from rivulet_controller.state import State
 from rivulet_controller.store import SqliteStore
 

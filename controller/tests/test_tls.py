@@ -17,8 +17,9 @@ from netrack import needs_rack
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import agents as agents_door
-from rivulet_controller.config import ConfigError, Tls, parse
+from rivulet_controller.config import ConfigError, Tls
 from rivulet_controller.controller import Controller
+from rivulet_controller.rack_file import parse
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.tls import server_credentials
 from rivulet_lab import Lab, Process, binary

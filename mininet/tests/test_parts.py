@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rivulet_controller.config import parse
+from rivulet_controller.rack_file import parse
 from rivulet_demo.fetch import fetch
 from rivulet_demo.figure import throughput
 from rivulet_demo.meter import Meter, longest_gap, typical_mbps

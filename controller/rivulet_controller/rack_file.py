@@ -1,0 +1,65 @@
+"""The rack's file: read, validated, and every mistake told with its line.
+
+>>> config = load("rack.yaml")            # raises ConfigError
+>>> config.services[0].addresses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from .config import Config, ConfigError
+from .document import DocumentError, read
+from .references import references
+
+MAX_PROBLEMS = 100
+"""Most problems that are told of one file."""
+
+
+def parse(text: str, source: str = "config") -> Config:
+    """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
+    try:
+        document = read(text)
+    except DocumentError as error:
+        raise ConfigError([f"{source}:{error.line}: {error}"]) from None
+    if not isinstance(document.values, dict):
+        raise ConfigError([f"{source}:1: the file must hold `switches`, `replicas` and `services`"])
+    try:
+        config = Config.model_validate(document.values)
+    except ValidationError as error:
+        mistakes = list(_mistakes(error))
+    else:
+        mistakes = list(references(config))
+        if not mistakes:
+            return config
+    problems = [
+        f"{source}:{document.line(path)}: {'.'.join(map(str, path))}: {message}"
+        for path, message in mistakes[:MAX_PROBLEMS]
+    ]
+    more = [f"{source}: and {len(mistakes) - MAX_PROBLEMS} more"] if len(mistakes) > MAX_PROBLEMS else []
+    raise ConfigError(sorted(set(problems)) + more)
+
+
+def _mistakes(error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """What pydantic found: path in the file, what to do."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    above = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
+    for item in mistakes:
+        # A list of which every item is wrong also counts as too short.
+        if item["type"] == "too_short" and item["loc"] in above:
+            continue
+        path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
+        message = {"extra_forbidden": "unknown field", "missing": "missing"}.get(item["type"])
+        yield path, message or item["msg"].removeprefix("Value error, ")
+
+
+def load(path: str | Path) -> Config:
+    """Reads and validates a file. Raises ConfigError, also for a file that cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from None
+    return parse(text, str(path))
