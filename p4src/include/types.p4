@@ -87,6 +87,7 @@ const bit<16> REQUEST_SYN_BYTES   = 22;
 const bit<16> REQUEST_FIXED_BYTES = 42;
 const bit<8>  RANGE_COUNT_MAX     = 16;
 const bit<8>  RANGES_SEEN         = 4;
+const bit<8>  ATTEMPT_MAX         = 3;  // repeats of one request; a SYN and a NORMAL are not repeated
 
 const bit<8> TOR_FLAG_CHECKED    = 0x01;
 const bit<8> TOR_FLAG_TIME_VALID = 0x02;
@@ -168,7 +169,7 @@ enum bit<8> drop_reason_t {
     ICMP_ERROR_METER      = 52,
     OWN_ADDRESS           = 53,  // for the ToR itself, and nothing it answers or punts
     MULTICAST_SERVICE     = 54,  // a service packet in a group-addressed frame
-    ATTEMPT               = 55,  // not 0 in a class other than PROBE and TIMEOUT
+    ATTEMPT               = 55,  // above 3, or any in a SYN or a NORMAL
     // Egress, in the counter `egress_drops`.
     NO_NEIGHBOUR          = 56,  // the next hop has no row in `neighbours`
     NO_ENCAPSULATION      = 57,  // the replica has no row in `encapsulations`

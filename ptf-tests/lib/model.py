@@ -260,7 +260,7 @@ def _rivulet(p: Parsed, options: bytes, payload: bytes, flags: int, syn: bool) -
         u(payload, a, n) for a, n in ((22, 4), (26, 4), (30, 4), (34, 6), (40, 2))
     )
     need(count <= 16 and not (class_ == RESTART and count), "ENTRY_COUNT")
-    need(r.attempt == 0 or class_ in (PROBE, TIMEOUT), "ATTEMPT")
+    need(r.attempt == 0 or (r.attempt <= 3 and class_ != NORMAL), "ATTEMPT")
     # The switch extracts four entries at most, from the frame, before it compares lengths.
     need(len(payload) >= 42 + 8 * count, "REQUEST_LENGTH")
     need(low == r.number & 0xFFFF, "NUMBER_LOW")

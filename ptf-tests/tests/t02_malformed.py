@@ -105,8 +105,9 @@ class NumbersAndCounts(RackTest):
             self.fails(service, good.with_(range_count=count, tail=bytes(2100)[:1300]), "ENTRY_COUNT")
         self.fails(service, good.with_(name="RESTART"), "ENTRY_COUNT")
         self.fails(service, Request(name="SYN", range_count=1), "ENTRY_COUNT")
-        for name in ("NORMAL", "REKEY", "CLOSE", "RESTART"):
-            request = self.good_request(service, [] if name == "RESTART" else [(0, 1)], name=name, attempt=1)
+        self.fails(service, self.good_request(service, [(0, 1)], attempt=1), "ATTEMPT")
+        for name in ("PROBE", "TIMEOUT", "REKEY", "CLOSE", "RESTART"):
+            request = self.good_request(service, [] if name == "RESTART" else [(0, 1)], name=name, attempt=4)
             self.fails(service, request, "ATTEMPT")
         self.fails(service, Request(name="SYN", attempt=1), "ATTEMPT")
         for kinds in (0x00000001, 0x20000000, 0x10000000, 0x000000C0):

@@ -336,7 +336,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         packet.extract(hdr.continuation);
         verify(hdr.proof.range_count <= RANGE_COUNT_MAX, error.EntryCount);
         verify(hdr.option.class != CLASS_RESTART || hdr.proof.range_count == 0, error.EntryCount);
-        verify(hdr.proof.attempt == 0 || hdr.option.class == CLASS_PROBE || hdr.option.class == CLASS_TIMEOUT,
+        verify(hdr.proof.attempt == 0 || (hdr.proof.attempt <= ATTEMPT_MAX && hdr.option.class != CLASS_NORMAL),
                error.Attempt);
         verify(meta.parsed.payload_length >= REQUEST_FIXED_BYTES + ((bit<16>)hdr.proof.range_count << 3),
                error.RequestLength);
