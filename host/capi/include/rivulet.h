@@ -114,7 +114,8 @@ void msk_free_collection(msk_collection *events, int count);
 
 /* The client: a connection, requests in parallel on it (section 5.2), and their answers. */
 int msk_connect(const char *address, uint16_t port);
-/* Sends a request on a stream of its own and returns the stream's number. RESERVE, octets of output to be kept free for the
+/* Sends a request on a stream of its own and returns the stream's number. A connection has 1024 of them at a time, each until
+ * msk_read has said that its answer ends, and 65534 in all; -1 EDQUOT beyond that. RESERVE, octets of output to be kept free for the
  * answer in the paper, has no effect: every stream has 2^48 octets of its own. */
 int msk_request(int fd, const char *request, int length, int reserve);
 int msk_write(int fd, const char *data, int length);                /* on stream 0, as a socket would; blocks */

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -23,7 +24,15 @@ pub(crate) fn packet_io() -> Result<IoChoice, Box<dyn std::error::Error>> {
 /// A connection and its parallel requests.
 pub struct Client {
     stream: Stream,
-    requests: Mutex<HashMap<u16, SubStream>>,
+    requests: Mutex<Requests>,
+}
+
+/// Parallel requests: each until its answer was read to the end.
+#[derive(Default)]
+struct Requests {
+    open: HashMap<u16, Arc<SubStream>>,
+    /// The last one's number.
+    last: u16,
 }
 
 impl Client {
@@ -37,7 +46,9 @@ impl Client {
     pub fn request(&self, request: &[u8]) -> io::Result<u16> {
         let sub = self.stream.request(request)?;
         let id = sub.id();
-        self.requests.lock().insert(id, sub);
+        let mut requests = self.requests.lock();
+        requests.last = requests.last.max(id);
+        requests.open.insert(id, Arc::new(sub));
         Ok(id)
     }
 
@@ -51,8 +62,20 @@ impl Client {
         if id == 0 {
             return self.stream.read_until(into, timeout.map(|t| Instant::now() + t));
         }
-        let requests = self.requests.lock();
-        let sub = requests.get(&id).ok_or(io::ErrorKind::NotFound)?;
-        sub.read_until(into, timeout.map(|t| Instant::now() + t))
+        let sub = {
+            let requests = self.requests.lock();
+            match requests.open.get(&id) {
+                Some(sub) => sub.clone(),
+                // It was read to its end before.
+                None if id <= requests.last => return Ok(0),
+                None => return Err(io::ErrorKind::NotFound.into()),
+            }
+        };
+        let got = sub.read_until(into, timeout.map(|t| Instant::now() + t))?;
+        if got == 0 && !into.is_empty() {
+            // Another request may have its place.
+            self.requests.lock().open.remove(&id);
+        }
+        Ok(got)
     }
 }

@@ -54,6 +54,7 @@ pub unsafe extern "C" fn msk_request(
     let request = unsafe { octets(request.cast(), usize::try_from(length).unwrap_or(0)) };
     match client.request(request) {
         Ok(id) => id.into(),
+        Err(e) if e.kind() == std::io::ErrorKind::QuotaExceeded => fail(libc::EDQUOT, &e),
         Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
     }
 }

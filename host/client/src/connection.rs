@@ -10,11 +10,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rivulet_transport::Time;
 use rivulet_transport::client::{Connection, ConnectionError, Read, TcpHandshake};
 
+use crate::mailbox::Mailbox;
 use crate::port::LocalPort;
-use crate::stack::Mailbox;
 
 /// The stream that an ordinary socket sees.
 pub(crate) const MAIN: u16 = 0;
+
+/// A connection's place among those that a stack carries; free again when nobody has it any more.
+pub(crate) type Place = Arc<()>;
 
 /// What became of a connection as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,13 +56,15 @@ pub(crate) struct State {
     pub connection: Connection,
     pub connected: bool,
     pub ending: Ending,
-    /// Tasks waiting to read and to write.
-    pub readers: Vec<Waker>,
-    pub writers: Vec<Waker>,
+    /// The tasks that wait to read and to write: one each, and only its last waker counts.
+    pub reader: Option<Waker>,
+    pub writer: Option<Waker>,
     /// The last stream is gone; the stack thread may forget the connection once it is closed.
     pub abandoned: bool,
     /// What was written before the server was known to speak Rivulet, in case it does not.
     pub early: Vec<u8>,
+    /// That is being sent again, by plain TCP: what is written later waits.
+    pub resending: bool,
     /// Nothing more is written.
     pub finished: bool,
 }
@@ -77,6 +82,7 @@ pub(crate) struct Shared {
     pub plain: OnceLock<TcpStream>,
     /// Held as long as anybody may still send from it.
     pub port: Mutex<Option<LocalPort>>,
+    _place: Place,
 }
 
 impl Shared {
@@ -86,15 +92,17 @@ impl Shared {
         connection: Connection,
         port: LocalPort,
         remote: SocketAddr,
+        place: Place,
     ) -> Shared {
         let state = State {
             connection,
             connected: false,
             ending: Ending::Open,
-            readers: Vec::new(),
-            writers: Vec::new(),
+            reader: None,
+            writer: None,
             abandoned: false,
             early: Vec::new(),
+            resending: false,
             finished: false,
         };
         Shared {
@@ -106,6 +114,7 @@ impl Shared {
             mailbox,
             plain: OnceLock::new(),
             port: Mutex::new(Some(port)),
+            _place: place,
         }
     }
 
@@ -204,6 +213,6 @@ impl State {
 
     /// Wakes everybody who waits; each looks for himself whether it concerns him.
     pub fn wake_all(&mut self) {
-        self.readers.drain(..).chain(self.writers.drain(..)).for_each(Waker::wake);
+        self.reader.take().into_iter().chain(self.writer.take()).for_each(Waker::wake);
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 
 use parking_lot::MutexGuard;
 use rivulet_pktio::IoError;
@@ -12,13 +13,15 @@ use rivulet_pktio::icmp::TooBig;
 use rivulet_transport::Micros;
 use rivulet_transport::Time;
 use rivulet_transport::client::Event;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 
 use crate::address::flow;
 use crate::connection::{Ending, Shared, State};
 use crate::destinations::Destinations;
 use crate::interfaces::{Interfaces, Port};
+use crate::mailbox::Mailbox;
 use crate::next_hop::NextHop;
-use crate::stack::Mailbox;
 
 /// Octets of an Ethernet header.
 const ETHERNET: usize = 14;
@@ -32,6 +35,12 @@ const LOOK: Micros = 200_000;
 
 /// How long a stack without handles waits for its closing connections, microseconds.
 const LAST_WORDS: Micros = 300_000;
+
+/// A connection on its way to the stack thread.
+pub(crate) struct Opened {
+    pub shared: Arc<Shared>,
+    pub hop: NextHop,
+}
 
 struct Entry {
     shared: Arc<Shared>,
@@ -48,6 +57,7 @@ pub(crate) struct Driver {
     mailbox: Arc<Mailbox>,
     interfaces: Interfaces,
     destinations: Destinations,
+    opened: Receiver<Opened>,
     entries: HashMap<u32, Entry>,
     flows: HashMap<(SocketAddr, SocketAddr), u32>,
     timers: BTreeSet<(Time, u32)>,
@@ -59,11 +69,17 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub fn new(mailbox: Arc<Mailbox>, interfaces: Interfaces, destinations: Destinations) -> Driver {
+    pub fn new(
+        mailbox: Arc<Mailbox>,
+        interfaces: Interfaces,
+        destinations: Destinations,
+        opened: Receiver<Opened>,
+    ) -> Driver {
         Driver {
             mailbox,
             interfaces,
             destinations,
+            opened,
             entries: HashMap::new(),
             flows: HashMap::new(),
             timers: BTreeSet::new(),
@@ -77,12 +93,11 @@ impl Driver {
     pub fn run(mut self) {
         // Answers wait for requests: this thread comes before other work, where it may. A refusal changes
         // nothing but that.
-        // SAFETY: plain system call; 0 means the calling thread.
-        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) };
+        let _ = rustix::process::setpriority_process(None, -10);
         let mut last = None;
         loop {
             self.sleep();
-            self.mailbox.waker.clear();
+            self.mailbox.bell.clear();
             for id in std::mem::take(&mut self.blocked) {
                 self.queue(id);
             }
@@ -98,7 +113,6 @@ impl Driver {
                 }
             }
         }
-        self.mailbox.ended.store(true, Ordering::Release);
         self.interfaces.lock().clear();
     }
 
@@ -106,26 +120,28 @@ impl Driver {
     fn sleep(&mut self) {
         let now = self.mailbox.now();
         let until = self.timers.first().map_or(MAX_SLEEP, |(at, _)| at.since(now).min(MAX_SLEEP));
-        let mut fds = Vec::with_capacity(4);
-        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
-        fds.push(entry(self.mailbox.waker.as_fd().as_raw_fd(), libc::POLLIN));
-        for port in self.interfaces.lock().values() {
-            let room = if port.io.pending() > 0 { libc::POLLOUT } else { 0 };
-            fds.push(entry(port.io.as_fd().as_raw_fd(), libc::POLLIN | room));
+        // An application's thread may open an interface anew meanwhile: what is waited for is held.
+        let waiting: SmallVec<[(Arc<OwnedFd>, bool); 4]> = self
+            .interfaces
+            .lock()
+            .values()
+            .map(|port| (port.readiness.clone(), port.io.pending() > 0))
+            .collect();
+        let mut fds: SmallVec<[PollFd<'_>; 5]> = SmallVec::new();
+        fds.push(PollFd::new(&self.mailbox.bell, PollFlags::IN));
+        for (fd, room) in &waiting {
+            let room = if *room { PollFlags::OUT } else { PollFlags::empty() };
+            fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN | room));
         }
         let time =
-            libc::timespec { tv_sec: (until / 1_000_000) as i64, tv_nsec: (until % 1_000_000 * 1000) as i64 };
-        // SAFETY: pointer and length are those of the vector; the descriptors stay open because only this
-        // thread closes them.
-        unsafe {
-            libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &raw const time, std::ptr::null())
-        };
+            Timespec { tv_sec: (until / 1_000_000) as i64, tv_nsec: (until % 1_000_000 * 1000) as i64 };
+        // A signal ends the wait too; what there is to do is found out in any case.
+        let _ = poll(&mut fds, Some(&time));
     }
 
     /// New connections, and those whose application did something.
     fn take_mail(&mut self) {
-        let opened = std::mem::take(&mut *self.mailbox.opened.lock());
-        for new in opened {
+        while let Ok(new) = self.opened.try_recv() {
             let id = new.shared.id;
             self.flows.insert((new.shared.remote, new.shared.local), id);
             let (shared, hop) = (new.shared, new.hop);

@@ -4,14 +4,15 @@
 //! of that handshake, so nothing is sent twice, no second connection is made, and no round trip is lost.
 
 use std::io::{self, Write};
-use std::net::TcpStream;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::OnceLock;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 
 use rivulet_transport::client::TcpHandshake;
+use rustix::net::{SendFlags, send};
+use socket2::Socket;
 
 use crate::connection::Shared;
-use crate::port::{check, raw, set};
+use crate::port::{bind_and_connect, repaired, set};
 
 /// linux/tcp.h: queues of repair mode.
 const RECEIVE_QUEUE: i32 = 1;
@@ -42,56 +43,72 @@ struct RepairWindow {
     rcv_wup: u32,
 }
 
-/// The kernel's socket for this connection; made by whoever comes first, with everything that was written
-/// so far sent again through it.
-pub(crate) fn plain<'a>(shared: &'a Shared, handshake: &TcpHandshake) -> io::Result<&'a TcpStream> {
+/// The kernel's socket for this connection; made by whoever comes first. Does not block: what was written so far and
+/// finds no room there is sent by a thread.
+pub(crate) fn plain<'a>(shared: &'a Arc<Shared>, handshake: &TcpHandshake) -> io::Result<&'a TcpStream> {
     // Both directions may come at once; the port is taken by one of them.
     let mut port = shared.port.lock();
     if let Some(stream) = shared.plain.get() {
         return Ok(stream);
     }
     drop(port.take());
-    let mut stream = restore(shared, handshake)?;
-    let (early, finished) = {
-        let mut state = shared.state.lock();
-        (std::mem::take(&mut state.early), state.finished)
-    };
-    if !handshake.syn_data_acknowledged {
-        stream.write_all(&early)?;
+    let stream = restore(shared, handshake)?;
+    let mut state = shared.state.lock();
+    let mut early = std::mem::take(&mut state.early);
+    if handshake.syn_data_acknowledged {
+        early.clear();
     }
-    if finished {
-        stream.shutdown(std::net::Shutdown::Write)?;
+    while !early.is_empty() {
+        match send(&stream, &early, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(sent) => drop(early.drain(..sent)),
+            Err(rustix::io::Errno::WOULDBLOCK) => break,
+            Err(e) => return Err(e.into()),
+        }
     }
-    Ok(once(&shared.plain, stream))
+    if !early.is_empty() {
+        state.resending = true;
+        let (shared, stream) = (shared.clone(), stream.try_clone()?);
+        std::thread::Builder::new().name("early".into()).spawn(move || resend(&shared, stream, &early))?;
+    } else if state.finished {
+        stream.shutdown(Shutdown::Write)?;
+    }
+    // Before the state is let go: whoever says now that this is all finds it.
+    Ok(shared.plain.get_or_init(|| stream))
 }
 
-fn once(cell: &OnceLock<TcpStream>, stream: TcpStream) -> &TcpStream {
-    cell.get_or_init(|| stream)
+/// Sends the rest of what was written before plain TCP was known of. The server may first want to be read from.
+fn resend(shared: &Shared, mut stream: TcpStream, early: &[u8]) {
+    // Where it fails the socket says so to whoever uses it next.
+    let _ = stream.write_all(early);
+    let mut state = shared.state.lock();
+    state.resending = false;
+    if state.finished {
+        let _ = stream.shutdown(Shutdown::Write);
+    }
+    shared.changed.notify_all();
+}
+
+/// The same, for what comes behind everything that was written so far.
+pub(crate) fn for_writing<'a>(
+    shared: &'a Arc<Shared>,
+    handshake: &TcpHandshake,
+) -> io::Result<&'a TcpStream> {
+    let stream = plain(shared, handshake)?;
+    let mut state = shared.state.lock();
+    while state.resending {
+        shared.changed.wait(&mut state);
+    }
+    Ok(stream)
 }
 
 fn restore(shared: &Shared, handshake: &TcpHandshake) -> io::Result<TcpStream> {
-    let family = if shared.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: plain system call; the result is checked.
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` was just opened and belongs to nobody else.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    let fd = socket.as_raw_fd();
-    let tcp = |name, value: i32| set(fd, libc::IPPROTO_TCP, name, &value);
-    tcp(libc::TCP_REPAIR, 1)?;
+    let socket = repaired(shared.local)?;
     for (queue, next) in [(SEND_QUEUE, handshake.send_next), (RECEIVE_QUEUE, handshake.receive_next)] {
-        tcp(libc::TCP_REPAIR_QUEUE, queue)?;
-        set(fd, libc::IPPROTO_TCP, libc::TCP_QUEUE_SEQ, &next)?;
+        set(&socket, libc::TCP_REPAIR_QUEUE, &[queue])?;
+        set(&socket, libc::TCP_QUEUE_SEQ, &[next])?;
     }
-    let (storage, len) = raw(shared.local);
-    // SAFETY: the storage holds an address of that length.
-    check(unsafe { libc::bind(fd, (&raw const storage).cast(), len) })?;
-    let (storage, len) = raw(shared.remote);
-    // SAFETY: as above. In repair mode this sends nothing.
-    check(unsafe { libc::connect(fd, (&raw const storage).cast(), len) })?;
-    options(fd, handshake)?;
+    bind_and_connect(&socket, shared.local, shared.remote)?;
+    options(&socket, handshake)?;
     let window = u32::from(handshake.window);
     let ours = 65_535;
     let state = RepairWindow {
@@ -101,13 +118,13 @@ fn restore(shared: &Shared, handshake: &TcpHandshake) -> io::Result<TcpStream> {
         rcv_wnd: ours,
         rcv_wup: handshake.receive_next,
     };
-    set(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_WINDOW, &state)?;
-    tcp(libc::TCP_REPAIR, REPAIR_OFF_NO_PROBE)?;
-    Ok(TcpStream::from(socket))
+    set(&socket, libc::TCP_REPAIR_WINDOW, &[state])?;
+    set(&socket, libc::TCP_REPAIR, &[REPAIR_OFF_NO_PROBE])?;
+    Ok(socket.into())
 }
 
 /// What the two SYNs agreed on.
-fn options(fd: i32, handshake: &TcpHandshake) -> io::Result<()> {
+fn options(socket: &Socket, handshake: &TcpHandshake) -> io::Result<()> {
     let mut list = vec![RepairOption { code: MSS, value: handshake.mss.into() }];
     if let Some((theirs, ours)) = handshake.window_scale {
         list.push(RepairOption { code: WINDOW_SCALE, value: u32::from(theirs) | u32::from(ours) << 16 });
@@ -118,14 +135,10 @@ fn options(fd: i32, handshake: &TcpHandshake) -> io::Result<()> {
     if handshake.timestamp.is_some() {
         list.push(RepairOption { code: TIMESTAMPS, value: 0 });
     }
-    let len = std::mem::size_of_val(list.as_slice()) as libc::socklen_t;
-    // SAFETY: pointer and length are those of the list, of the structure that the option takes.
-    check(unsafe {
-        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_OPTIONS, list.as_ptr().cast(), len)
-    })?;
+    set(socket, libc::TCP_REPAIR_OPTIONS, &list)?;
     match handshake.timestamp {
         // Our clock goes on from the SYN's value, or the server takes all for old duplicates (RFC 7323 section 5).
-        Some((_, ours)) => set(fd, libc::IPPROTO_TCP, libc::TCP_TIMESTAMP, &ours),
+        Some((_, ours)) => set(socket, libc::TCP_TIMESTAMP, &[ours]),
         None => Ok(()),
     }
 }

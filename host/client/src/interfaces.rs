@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -11,8 +12,8 @@ use rivulet_pktio::{
 };
 
 use crate::claims::Claims;
+use crate::error::ConnectError;
 use crate::next_hop::NextHop;
-use crate::stack::ConnectError;
 
 /// Octets of receive queue, in the kernel's accounting: some two thousand frames, which take this thread a few
 /// milliseconds. A longer one would only be delay.
@@ -21,6 +22,8 @@ const RX_BYTES: usize = 4 << 20;
 /// One interface.
 pub(crate) struct Port {
     pub io: Box<dyn PacketIo>,
+    /// To be waited for without the lock: a copy of the descriptor, since `io` may be opened anew meanwhile.
+    pub readiness: Arc<OwnedFd>,
     pub link: LinkInfo,
     /// Which packets are ours.
     claims: Claims,
@@ -37,6 +40,7 @@ impl Port {
     pub fn reopen(&mut self) -> Result<(), ConnectError> {
         let claims = &self.claims;
         self.choice.reopen(&mut self.io, || Ok(config(claims.wide_filter()?)))?;
+        self.readiness = readiness(self.io.as_ref())?;
         if self.io.backend() == Backend::AfPacket {
             self.claims.widen();
         }
@@ -74,6 +78,10 @@ impl Port {
         self.claims.applied();
         Ok(())
     }
+}
+
+fn readiness(io: &dyn PacketIo) -> Result<Arc<OwnedFd>, ConnectError> {
+    Ok(Arc::new(io.as_fd().try_clone_to_owned().map_err(ConnectError::Descriptor)?))
 }
 
 /// How an interface is opened.
@@ -131,17 +139,11 @@ impl Interfaces {
             Ok(config(claims.insert(own).filter()?))
         })?;
         let (link, io) = (opened.io.link()?, opened.io);
+        let readiness = readiness(io.as_ref())?;
         let mut claims = claims.unwrap_or_default();
         claims.applied();
-        ports.insert(hop.index, Port { io, link, claims, choice: self.io });
+        ports.insert(hop.index, Port { io, readiness, link, claims, choice: self.io });
         Ok(link)
-    }
-
-    /// A connection that was prepared for is not opened.
-    pub fn give_up(&self, hop: &NextHop, local: u16) {
-        if let Some(port) = self.ports.lock().get_mut(&hop.index) {
-            port.give_up(local);
-        }
     }
 
     /// The interfaces, for the thread that moves the packets.

@@ -21,10 +21,13 @@
 mod address;
 mod claims;
 mod connection;
+mod core;
 mod destinations;
 mod driver;
+mod error;
 mod fallback;
 mod interfaces;
+mod mailbox;
 mod next_hop;
 mod port;
 mod stack;
@@ -32,14 +35,14 @@ mod stream;
 mod sub;
 #[cfg(feature = "tokio")]
 mod tokio_stream;
-mod wake;
 
 pub use destinations::Destination;
+pub use error::{ConnectError, MAX_CONNECTIONS};
 pub use next_hop::{NextHop, ResolveError, resolve};
 pub use port::LocalPort;
 pub use rivulet_pktio::IoChoice;
-pub use rivulet_transport::client::{Config, ConnectionError, Statistics};
-pub use stack::{ConnectError, MAX_CONNECTIONS, Stack};
+pub use rivulet_transport::client::{Config, ConnectionError, MAX_REQUESTS, Statistics};
+pub use stack::Stack;
 pub use stream::Stream;
 pub use sub::SubStream;
 #[cfg(feature = "tokio")]

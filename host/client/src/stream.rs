@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rivulet_transport::client::Statistics;
 
 use crate::connection::{Blocking, Ending, MAIN, Shared};
+use crate::core::Core;
 use crate::fallback;
-use crate::stack::Stack;
 
 /// How often somebody who waits for a connection is asked whether he still does.
 const STILL_WANTED: Duration = Duration::from_millis(100);
@@ -18,12 +18,12 @@ const STILL_WANTED: Duration = Duration::from_millis(100);
 pub struct Stream {
     pub(crate) shared: Arc<Shared>,
     /// Keeps the thread alive.
-    _stack: Stack,
+    _core: Arc<Core>,
 }
 
 impl Stream {
-    pub(crate) fn new(shared: Arc<Shared>, stack: Stack) -> Stream {
-        Stream { shared, _stack: stack }
+    pub(crate) fn new(shared: Arc<Shared>, core: Arc<Core>) -> Stream {
+        Stream { shared, _core: core }
     }
 
     /// The peer's address.
@@ -75,12 +75,15 @@ impl Stream {
 
     /// Says that nothing more is written (what `shutdown(SHUT_WR)` does).
     pub fn finish(&self) {
-        if let Some(plain) = self.shared.plain.get() {
-            let _ = plain.shutdown(std::net::Shutdown::Write);
-            return;
-        }
         let mut state = self.shared.state.lock();
         state.finished = true;
+        if let Some(plain) = self.shared.plain.get() {
+            // Whoever sends what was written before does it behind that.
+            if !state.resending {
+                let _ = plain.shutdown(std::net::Shutdown::Write);
+            }
+            return;
+        }
         state.connection.finish(MAIN);
         drop(state);
         self.shared.touch();
@@ -194,7 +197,7 @@ impl io::Write for &Stream {
         loop {
             if let Ending::PlainTcp(handshake) = state.ending {
                 drop(state);
-                let mut plain = fallback::plain(&self.shared, &handshake)?;
+                let mut plain = fallback::for_writing(&self.shared, &handshake)?;
                 return io::Write::write(&mut plain, data);
             }
             if let Some(n) = state.try_write(data, self.shared.mailbox.now())? {

@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rivulet_transport::client::RequestError;
+
 use crate::connection::{Blocking, Ending, Shared};
 use crate::stream::Stream;
 
@@ -15,7 +17,8 @@ pub struct SubStream {
 
 impl Stream {
     /// Sends `request` on a stream of its own, beside everything else on this connection; no other data
-    /// need be read before its answer. Fails with `Unsupported` towards a server of plain TCP.
+    /// need be read before its answer. A connection has [`MAX_REQUESTS`](crate::MAX_REQUESTS) of them at a time, each until it is dropped, and
+    /// 65,534 in all: `QuotaExceeded` beyond that. Fails with `Unsupported` towards a server of plain TCP.
     pub fn request(&self, request: &[u8]) -> io::Result<SubStream> {
         let mut state = self.shared.state.lock();
         if let Some(e) = state.ending.error() {
@@ -25,7 +28,8 @@ impl Stream {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let now = self.shared.mailbox.now();
-        let id = state.connection.request(request, now).ok_or(io::ErrorKind::QuotaExceeded)?;
+        let quota = |e: RequestError| io::Error::new(io::ErrorKind::QuotaExceeded, e);
+        let id = state.connection.request(request, now).map_err(quota)?;
         drop(state);
         self.shared.touch();
         Ok(SubStream { shared: self.shared.clone(), id })

@@ -4,13 +4,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use rivulet_transport::client::Statistics;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::connection::{Ending, MAIN};
-use crate::stack::{ConnectError, Stack};
+use crate::error::ConnectError;
+use crate::stack::Stack;
 use crate::stream::Stream;
 
 /// A connection for tasks.
@@ -63,6 +64,14 @@ fn plain() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "the server speaks plain TCP only")
 }
 
+/// This task is woken, and no earlier one (the contract of `poll_read` and `poll_write`).
+fn note(place: &mut Option<Waker>, waker: &Waker) {
+    match place {
+        Some(there) => there.clone_from(waker),
+        None => *place = Some(waker.clone()),
+    }
+}
+
 impl AsyncRead for AsyncStream {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -86,7 +95,7 @@ impl AsyncRead for AsyncStream {
             }
             None => {
                 // Noted under the lock that every event is told under, so none is missed.
-                state.readers.push(context.waker().clone());
+                note(&mut state.reader, context.waker());
                 Poll::Pending
             }
         }
@@ -110,7 +119,7 @@ impl AsyncWrite for AsyncStream {
                 Poll::Ready(Ok(n))
             }
             None => {
-                state.writers.push(context.waker().clone());
+                note(&mut state.writer, context.waker());
                 Poll::Pending
             }
         }

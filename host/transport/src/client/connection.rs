@@ -8,7 +8,9 @@ use super::generation::Generation;
 use super::input::Input;
 use super::output::Output;
 use super::rtt::Rtt;
-pub use super::types::{Config, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake};
+pub use super::types::{
+    Config, ConnectionError, Event, InputError, MAX_REQUESTS, Read, RequestError, Statistics, TcpHandshake,
+};
 use crate::time::{MILLISECOND, Micros, Time};
 use crate::verdict::Numbers;
 
@@ -136,6 +138,8 @@ pub struct Connection {
     pub(super) wanted_in_revival: Vec<Range<u64>>,
     pub(super) streams: BTreeMap<u16, Stream>,
     pub(super) next_stream: u16,
+    /// Room for the numbers of all streams, in the order in which they get their turn.
+    pub(super) turns: Vec<u16>,
     pub(super) rtt: Rtt,
     pub(super) retransmissions: Vec<Retransmission>,
     /// Those given up not long ago, by number and time of their request: their data is still welcome, and says how slow a replica is.
@@ -195,6 +199,7 @@ impl Connection {
             wanted_in_revival: Vec::new(),
             streams: BTreeMap::new(),
             next_stream: 1,
+            turns: Vec::new(),
             rtt: Rtt::new(config.max_backoff),
             retransmissions: Vec::new(),
             given_up: VecDeque::new(),
@@ -220,19 +225,19 @@ impl Connection {
             whole: false,
             config,
         };
-        connection.stream(0);
+        connection.open_stream(0);
         connection
     }
 
-    pub(super) fn stream(&mut self, id: u16) -> &mut Stream {
-        let (receive, send) = (self.config.receive_buffer, self.config.send_buffer);
-        self.streams.entry(id).or_insert_with(|| Stream {
-            input: Input::new(send),
-            output: Output::new(id, receive),
+    pub(super) fn open_stream(&mut self, id: u16) {
+        let stream = Stream {
+            input: Input::new(self.config.send_buffer),
+            output: Output::new(id, self.config.receive_buffer),
             told_readable: false,
             blocked_writer: false,
             told_consumed: true,
-        })
+        };
+        self.streams.insert(id, stream);
     }
 
     /// Sends the SYN even without input.
@@ -271,18 +276,24 @@ impl Connection {
         self.streams.get(&stream).map_or(0, |s| s.input.unconsumed())
     }
 
-    /// A parallel request (section 5.2): a new stream with this input. None: all streams are in use, or the data is more than the
-    /// send buffer takes.
-    pub fn request(&mut self, data: &[u8], now: Time) -> Option<u16> {
-        if data.len() > self.config.send_buffer || self.next_stream == u16::MAX {
-            return None;
+    /// A parallel request (section 5.2): a new stream with this input.
+    pub fn request(&mut self, data: &[u8], now: Time) -> Result<u16, RequestError> {
+        if data.len() > self.config.send_buffer {
+            return Err(RequestError::TooLong(self.config.send_buffer));
+        }
+        // Stream 0 is no request.
+        if self.streams.len() > MAX_REQUESTS {
+            return Err(RequestError::TooMany);
+        }
+        if self.next_stream == u16::MAX {
+            return Err(RequestError::UsedUp);
         }
         let id = self.next_stream;
         self.next_stream += 1;
-        self.stream(id);
+        self.open_stream(id);
         self.write(id, data, now);
         self.finish(id);
-        Some(id)
+        Ok(id)
     }
 
     /// Forgets a stream: nothing more is asked for it. Its number is not used again.

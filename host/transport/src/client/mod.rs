@@ -16,4 +16,6 @@ mod types;
 
 pub use connection::Connection;
 pub use suspend::ResumeError;
-pub use types::{Config, ConnectionError, Event, InputError, Read, Statistics, TcpHandshake};
+pub use types::{
+    Config, ConnectionError, Event, InputError, MAX_REQUESTS, Read, RequestError, Statistics, TcpHandshake,
+};

@@ -373,12 +373,15 @@ impl Connection {
             }
             (Body::Wait { milliseconds }, Some(at)) => {
                 let until = now + u64::from(*milliseconds) * MILLISECOND;
-                self.stream((at >> 48) as u16).output.rest(at, until);
+                if let Some(s) = self.streams.get_mut(&((at >> 48) as u16)) {
+                    s.output.rest(at, until);
+                }
             }
-            (Body::NotMine { .. }, Some(at))
-                if self.stream((at >> 48) as u16).output.refuse(at, now) >= MAX_REFUSALS =>
-            {
-                self.fail(ConnectionError::NotMine);
+            (Body::NotMine { .. }, Some(at)) => {
+                let stream = self.streams.get_mut(&((at >> 48) as u16));
+                if stream.is_some_and(|s| s.output.refuse(at, now) >= MAX_REFUSALS) {
+                    self.fail(ConnectionError::NotMine);
+                }
             }
             (Body::Error { code }, _) => {
                 let message = String::from_utf8_lossy(r.data).into_owned();
@@ -429,6 +432,13 @@ impl Connection {
         }
     }
 
+    /// Input is to be sent again, unless nobody wants the stream any more.
+    pub(super) fn input_lost(&mut self, stream: u16, range: Range<u64>, fin: bool) {
+        if let Some(s) = self.streams.get_mut(&stream) {
+            s.input.lost(range, fin);
+        }
+    }
+
     pub(super) fn settle_want(&mut self, want: Range<u64>) {
         if let Some(s) = self.streams.get_mut(&((want.start >> 48) as u16)) {
             s.output.settle(want);
@@ -452,10 +462,8 @@ impl Connection {
             if let Some(want) = want {
                 self.settle_want(want);
             }
-            if let Some((stream, range, fin)) = input
-                && let Some(s) = self.streams.get_mut(&stream)
-            {
-                s.input.lost(range, fin);
+            if let Some((stream, range, fin)) = input {
+                self.input_lost(stream, range, fin);
             }
         }
         if let Some(generation) = self.generation.as_mut() {

@@ -88,7 +88,9 @@ impl Connection {
     ) -> Asked {
         let (most, limit) = (self.want_size(full), self.largest_payload());
         let mut asked = Asked { length: fixed, ..Asked::default() };
-        let ids: ArrayVec<u16, 64> = self.streams.keys().copied().take(64).collect();
+        let mut ids = std::mem::take(&mut self.turns);
+        ids.clear();
+        ids.extend(self.streams.keys());
         let turn = self.statistics.requests as usize;
         let mut idle = 0;
         let mut at = turn;
@@ -110,7 +112,7 @@ impl Connection {
             let known = asked.uconts.iter().any(|u| Arc::ptr_eq(u, &sealed));
             let more = 16 + if known { 0 } else { 2 + sealed.len() };
             if asked.length + more > limit || (!known && asked.uconts.is_full()) {
-                self.stream(id).output.settle(range);
+                self.settle_want(range);
                 break;
             }
             let retransmit = asked.again.len() < again as usize;
@@ -125,12 +127,13 @@ impl Connection {
             let id =
                 ids.iter().copied().find(|id| self.streams.get(id).is_some_and(|s| s.input.has_packet(now)));
             if let Some(id) = id
-                && let Some(found) = self.stream(id).input.take_packet(room, now)
+                && let Some(found) = self.streams.get_mut(&id).and_then(|s| s.input.take_packet(room, now))
             {
                 asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;
                 asked.input = Some((id, found));
             }
         }
+        self.turns = ids;
         asked
     }
 
@@ -140,7 +143,7 @@ impl Connection {
             self.settle_want(range);
         }
         if let Some((stream, found)) = asked.input {
-            self.stream(stream).input.lost(found.range, found.fin);
+            self.input_lost(stream, found.range, found.fin);
         }
     }
 

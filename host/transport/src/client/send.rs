@@ -297,9 +297,7 @@ impl Connection {
             self.settle_want(want);
         }
         for (stream, range, fin) in inputs {
-            if let Some(s) = self.streams.get_mut(&stream) {
-                s.input.lost(range, fin);
-            }
+            self.input_lost(stream, range, fin);
         }
     }
 
@@ -310,7 +308,7 @@ impl Connection {
             self.settle_want(want);
         }
         if let Some((stream, range, fin)) = self.syn_input.take() {
-            self.stream(stream).input.lost(range, fin);
+            self.input_lost(stream, range, fin);
         }
         let generation = self.generation.as_ref()?;
         let Some(index) = generation.latest_continuation() else {
@@ -385,7 +383,7 @@ impl Connection {
             _ => return None,
         };
         if let Some((stream, range, fin)) = self.syn_input.take() {
-            self.stream(stream).input.lost(range, fin);
+            self.input_lost(stream, range, fin);
         }
         self.seq = self.isn;
         let length = if bare {
@@ -418,7 +416,7 @@ impl Connection {
         let Phase::Completing { cookie, attempts, .. } = self.phase else { return None };
         let attempt = attempts.min(u32::from(MAX_ATTEMPT)) as u8;
         if let Some((stream, range, fin)) = self.syn_input.take() {
-            self.stream(stream).input.lost(range, fin);
+            self.input_lost(stream, range, fin);
         }
         self.seq = self.isn.wrapping_add(1);
         self.ack = cookie.wrapping_add(1);

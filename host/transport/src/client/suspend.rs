@@ -160,7 +160,9 @@ impl Connection {
         if !r.0.is_empty() {
             return Err(ResumeError);
         }
-        connection.stream(0);
+        if !connection.streams.contains_key(&0) {
+            connection.open_stream(0);
+        }
         connection.announce();
         Ok(connection)
     }

@@ -104,6 +104,23 @@ pub enum ConnectionError {
     Reset,
 }
 
+/// Requests on streams of their own that one connection has at the same time: until each is read to its end, or forgotten.
+pub const MAX_REQUESTS: usize = 1024;
+
+/// Why there is no stream for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// There are as many as there may be.
+    #[error("{MAX_REQUESTS} requests on one connection already: end one first")]
+    TooMany,
+    /// Every number that a stream may have was given.
+    #[error("the connection has had all its {max} requests: open another", max = u16::MAX - 1)]
+    UsedUp,
+    /// It is longer than the send buffer, of so many octets.
+    #[error("a request of more than {0} octets")]
+    TooLong(usize),
+}
+
 /// A packet that was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InputError {

@@ -200,6 +200,39 @@ fn parallel_requests_share_one_connection() {
     }
 }
 
+/// All up to the limit are answered, and then there is nothing more to do; above it an error says so.
+#[test]
+fn any_number_of_parallel_requests_up_to_the_limit() {
+    use rivulet_transport::client::{MAX_REQUESTS, RequestError};
+    for count in [63, 64, 65, 200, MAX_REQUESTS] {
+        let mut w = World::new(Config::default());
+        let mut random = Random(count as u64);
+        let mut fate = |_, _: &[u8]| if random.chance(0.01) { vec![] } else { vec![RTT / 2] };
+        let size = |stream: u16| u64::from(stream) * 7 % 3000 + 1;
+        let ask = |w: &mut World| {
+            let now = rivulet_transport::Time(w.now);
+            let stream = w.client.request(b"1\n", now)?;
+            w.client.forget(stream);
+            let stream = stream + 1;
+            w.client.request(format!("{}\n", size(stream)).as_bytes(), now)
+        };
+        let streams: Vec<u16> = (0..count).map(|_| ask(&mut w).unwrap()).collect();
+        if count == MAX_REQUESTS {
+            assert_eq!(ask(&mut w), Err(RequestError::TooMany));
+        }
+        let done = |w: &World| streams.iter().all(|s| w.got(*s).len() as u64 == size(*s));
+        assert!(w.run(120_000_000, &mut fate, done), "{count}: {:?}", w.client.statistics());
+        for stream in &streams {
+            assert!(w.got(*stream) == expected(size(*stream)), "{count}: stream {stream}");
+        }
+        let sent = w.client.statistics().requests;
+        w.run(w.now + 20_000_000, &mut fate, |_| false);
+        assert!(w.client.statistics().requests <= sent + 16, "{count}: goes on: {:?}", w.client.statistics());
+        w.client.forget(streams[0]);
+        assert!(ask(&mut w).is_ok(), "{count}");
+    }
+}
+
 #[test]
 fn input_of_many_packets_goes_through_input_continuations() {
     let mut w = World::new(Config::default());

@@ -1,0 +1,76 @@
+//! How application threads reach the stack thread: what they touched, and a bell that ends its poll.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rivulet_transport::Time;
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What application threads and the stack thread share.
+pub(crate) struct Mailbox {
+    pub bell: Bell,
+    /// Connections whose application did something.
+    pub touched: Mutex<Vec<u32>>,
+    pub stop: AtomicBool,
+    started: Instant,
+}
+
+impl Mailbox {
+    pub fn new() -> io::Result<Mailbox> {
+        Ok(Mailbox {
+            bell: Bell::new()?,
+            touched: Mutex::default(),
+            stop: AtomicBool::new(false),
+            started: Instant::now(),
+        })
+    }
+
+    /// Microseconds of this stack's clock.
+    pub fn now(&self) -> Time {
+        Time(self.started.elapsed().as_micros() as u64)
+    }
+
+    /// Notes that connection `id` has something to do.
+    pub fn touch(&self, id: u32) {
+        self.touched.lock().push(id);
+        self.bell.ring();
+    }
+}
+
+/// An eventfd that is written only when the sleeper has not been woken already.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    fd: OwnedFd,
+    rung: AtomicBool,
+}
+
+impl Bell {
+    fn new() -> io::Result<Bell> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Bell { fd, rung: AtomicBool::new(false) })
+    }
+
+    /// Makes the descriptor readable.
+    pub fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // It cannot be full: it counts to 2^64.
+            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// To be called by the sleeper before it looks at what there is to do.
+    pub fn clear(&self) {
+        // Empty if nobody rang.
+        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
+        self.rung.store(false, Ordering::Release);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
