@@ -6,8 +6,8 @@
 use libc::{c_int, epoll_event};
 
 use crate::brief::Brief;
+use crate::fd::is_unconnected_tcp;
 use crate::real::{errno, real, set_errno};
-use crate::stack::is_unconnected_tcp;
 
 /// Entries that are remembered; the oldest go first.
 const MAX: usize = 4096;

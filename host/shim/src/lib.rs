@@ -13,9 +13,10 @@
 
 mod brief;
 mod epoll;
+mod fd;
 mod options;
 mod pending;
-mod protocol;
+mod question;
 mod reads;
 mod real;
 mod stack;
@@ -25,9 +26,10 @@ use std::net::SocketAddr;
 
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
+use fd::{local_of, peer_of, wants};
 use pending::Again;
+use question::failure;
 use real::{real, set_errno};
-use stack::peer_of;
 
 /// Replaces connect(2).
 ///
@@ -44,7 +46,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
         Some(Again::Anew) | None => {}
     }
     if let Some(target) = target
-        && (again.is_some() || stack::wants(fd, &target))
+        && (again.is_some() || wants(fd, &target))
     {
         match stack::connect(fd, target) {
             stack::Outcome::Done => return 0,
@@ -77,7 +79,7 @@ pub unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mu
 /// As getsockname(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    match stack::local_of(fd) {
+    match local_of(fd) {
         // SAFETY: the caller's promise about `address` and `len`.
         Some(local) => unsafe { answer_address(local, address, len) },
         // SAFETY: the caller's arguments, passed on.
@@ -91,12 +93,12 @@ unsafe fn answer_address(from: SocketAddr, address: *mut sockaddr, len: *mut soc
     if len.is_null() || address.is_null() {
         return set_errno(libc::EFAULT);
     }
-    let (storage, length) = stack::raw_address(&from);
-    // SAFETY: the caller's promise; at most `*len` octets are written, and `storage` has `length`.
+    let (raw, length) = rivulet_handoff::encode(&from);
+    // SAFETY: the caller's promise; at most `*len` octets are written, and `raw` has `length`.
     unsafe {
-        let room = (*len).min(length) as usize;
-        std::ptr::copy_nonoverlapping(storage.as_ptr(), address.cast(), room);
-        *len = length;
+        let room = (*len as usize).min(length);
+        std::ptr::copy_nonoverlapping(raw.as_ptr(), address.cast(), room);
+        *len = length as socklen_t;
     }
     0
 }
@@ -116,7 +118,7 @@ pub unsafe extern "C" fn getsockopt(
     if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) && !value.is_null() {
         // SAFETY: the caller's arguments, passed on.
         let got = unsafe { (real().getsockopt)(fd, level, name, value, len) };
-        let errno = if got == 0 { stack::failure(fd) } else { 0 };
+        let errno = if got == 0 { failure(fd) } else { 0 };
         if errno != 0 {
             // SAFETY: the kernel has just written an int there.
             unsafe { value.cast::<c_int>().write_unaligned(errno) };

@@ -9,9 +9,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use libc::{c_int, c_void, socklen_t};
 
 use crate::brief::Brief;
+use crate::fd::id_of_socket;
 use crate::pending::tcp_state;
 use crate::real::{real, set_errno};
-use crate::stack::id_of_socket;
 
 /// Options that are remembered; the oldest go first.
 const MAX: usize = 4096;

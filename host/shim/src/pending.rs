@@ -3,8 +3,9 @@
 use libc::c_int;
 
 use crate::brief::Brief;
+use crate::fd::{id_of_socket, is_nonblocking};
+use crate::question::failure;
 use crate::real::errno;
-use crate::stack::{failure, id_of_socket, is_nonblocking};
 
 /// Connections remembered; the oldest go first. More than the stack opens at once.
 const MAX: usize = 4096;

@@ -7,8 +7,9 @@ use std::ptr::null_mut;
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
+use crate::fd::ours;
+use crate::question::failure;
 use crate::real::{errno, real, set_errno};
-use crate::stack::{failure, ours};
 
 /// `got` as TCP would have said it; `wanted` is false if an empty read was asked for.
 fn judged(fd: c_int, got: ssize_t, wanted: bool) -> ssize_t {

@@ -6,40 +6,13 @@
 
 use std::mem::zeroed;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
+use crate::fd::{is_plain, note_plain, ours, wants};
+use crate::question::failure;
 use crate::real::{errno, real, set_errno};
-use crate::stack::{self, failure, ours};
-
-/// Descriptors of which it is remembered that they were no sockets.
-const KNOWN: usize = 1 << 16;
-
-/// A bit for each. One may stand for a descriptor that was closed meanwhile: then SIGPIPE comes a write too early.
-static PLAIN: [AtomicU64; KNOWN / 64] = [const { AtomicU64::new(0) }; KNOWN / 64];
-
-fn word(fd: c_int) -> Option<(&'static AtomicU64, u64)> {
-    let fd = usize::try_from(fd).ok()?;
-    Some((PLAIN.get(fd / 64)?, 1 << (fd % 64)))
-}
-
-fn is_plain(fd: c_int) -> bool {
-    word(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
-}
-
-fn note_plain(fd: c_int) {
-    if let Some((word, bit)) = word(fd) {
-        word.fetch_or(bit, Ordering::Relaxed);
-    }
-}
-
-/// A descriptor is a socket from now on.
-pub fn note_socket(fd: c_int) {
-    if let Some((word, bit)) = word(fd) {
-        word.fetch_and(!bit, Ordering::Relaxed);
-    }
-}
+use crate::stack;
 
 /// What a write gives that found its end gone.
 fn broken(fd: c_int, signal: bool) -> ssize_t {
@@ -166,7 +139,7 @@ unsafe fn fast_open(fd: c_int, flags: c_int, address: *const sockaddr, len: sock
     }
     // SAFETY: the caller's promise.
     let target = unsafe { stack::read_address(address, len) };
-    let Some(target) = target.filter(|target| stack::wants(fd, target)) else { return Ok(()) };
+    let Some(target) = target.filter(|target| wants(fd, target)) else { return Ok(()) };
     match stack::connect(fd, target) {
         stack::Outcome::Failed(errno) => Err(errno),
         stack::Outcome::Done | stack::Outcome::NoStack => Ok(()),

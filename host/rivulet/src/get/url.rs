@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::{Context, bail};
+use http::Uri;
 
 /// An `http` URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,41 +21,27 @@ pub struct Url {
 impl Url {
     /// Reads `http://HOST[:PORT][/PATH]`; the scheme may be left out.
     pub fn parse(text: &str) -> anyhow::Result<Url> {
-        let rest = match text.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some((scheme, _)) => bail!("{text}: the scheme {scheme} is not supported, only http"),
-            None => text,
-        };
-        let rest = rest.split('#').next().unwrap_or_default();
-        let (authority, target) = match rest.find(['/', '?']) {
-            Some(i) => rest.split_at(i),
-            None => (rest, "/"),
-        };
-        let target = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
-        let (host, port) = match authority.strip_prefix('[') {
-            Some(six) => {
-                let (host, rest) =
-                    six.split_once(']').with_context(|| format!("{text}: no ] behind the address"))?;
-                (host, rest.strip_prefix(':'))
-            }
-            None => match authority.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (authority, None),
-            },
-        };
-        let port = match port {
-            Some(port) => port
-                .parse()
-                .ok()
-                .filter(|p| *p != 0)
-                .with_context(|| format!("{text}: {port:?} is no port"))?,
-            None => 80,
-        };
-        let plain = |s: &str| s.bytes().all(|b| b.is_ascii_graphic());
-        if host.is_empty() || !plain(authority) || !plain(&target) || host.contains('@') {
-            bail!("{text}: not a URL (spaces and other signs stand as %XX)");
+        let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+        let uri: Uri = whole
+            .parse()
+            .with_context(|| format!("{text}: not a URL (spaces and other signs stand as %XX)"))?;
+        if uri.scheme_str() != Some("http") {
+            bail!("{text}: the scheme {} is not supported, only http", uri.scheme_str().unwrap_or_default());
         }
-        Ok(Url { host: host.to_owned(), port, target, authority: authority.to_owned() })
+        let authority = uri.authority().map_or("", |a| a.as_str());
+        let host = uri.host().filter(|host| !host.is_empty() && !authority.contains('@'));
+        let host = host.with_context(|| format!("{text}: no host"))?;
+        let port = match authority.strip_prefix(host).and_then(|rest| rest.strip_prefix(':')) {
+            Some(port) => port.parse().ok().filter(|p| *p != 0),
+            None => Some(80),
+        };
+        let target = uri.path_and_query().map_or("/", |t| t.as_str());
+        Ok(Url {
+            port: port.with_context(|| format!("{text}: that is no port"))?,
+            host: host.trim_matches(['[', ']']).to_owned(),
+            target: if target.starts_with('/') { target.to_owned() } else { format!("/{target}") },
+            authority: authority.to_owned(),
+        })
     }
 
     /// The first address of the host.

@@ -1,123 +1,215 @@
-//! The seccomp filter that shows a program's connection calls to us, and its way from the child to the parent.
+//! The seccomp filter that shows the connection calls of a command, and of all that it starts, to us, and its way from
+//! the child to the parent.
 //!
 //! seccomp(2), "user notification": the program waits in its system call until the other process has answered
 //! for it. So programs that make system calls without the C library are served like the others.
 
 use std::io;
-use std::mem::{size_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
+use libc::{c_long, sock_filter};
+use rustix::net::RecvFlags;
+
+/// linux/audit.h, and the numbers that 32-bit programs of this machine have for connect: a call of its own, and one
+/// of those behind socketcall.
 #[cfg(target_arch = "x86_64")]
-const NATIVE: u32 = 0xc000_003e;
+mod arch {
+    pub const NATIVE: u32 = 0xc000_003e;
+    pub const FOREIGN: u32 = 0x4000_0003;
+    pub const CONNECT: u32 = 362;
+    pub const SOCKETCALL: Option<u32> = Some(102);
+}
 #[cfg(target_arch = "aarch64")]
-const NATIVE: u32 = 0xc000_00b7;
+mod arch {
+    pub const NATIVE: u32 = 0xc000_00b7;
+    pub const FOREIGN: u32 = 0x4000_0028;
+    pub const CONNECT: u32 = 283;
+    pub const SOCKETCALL: Option<u32> = None;
+}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("linux/audit.h has this architecture's number");
+
+pub(super) use arch::{CONNECT as FOREIGN_CONNECT, NATIVE};
+
+/// linux/net.h: connect behind socketcall.
+const SYS_CONNECT: u32 = 3;
 
 /// Offsets in struct seccomp_data.
 const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
-/// Low halves of the second and third argument: level and name of an option.
-const LEVEL: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
-const NAME: u32 = LEVEL + 8;
 
-const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+/// The low half of an argument.
+const fn argument(index: u32) -> u32 {
+    16 + 8 * index + if cfg!(target_endian = "little") { 0 } else { 4 }
+}
 
-/// connect, getpeername, getsockname, setsockopt beyond `SOL_SOCKET`, and getsockopt of `SO_ERROR` are shown;
-/// everything else passes.
-fn program() -> [libc::sock_filter; 15] {
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let number = |n: libc::c_long| n as u32;
+const SHOW: sock_filter = returned(libc::SECCOMP_RET_USER_NOTIF);
+const ALLOW: sock_filter = returned(libc::SECCOMP_RET_ALLOW);
+
+const fn returned(what: u32) -> sock_filter {
+    sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: what }
+}
+
+const fn load(offset: u32) -> sock_filter {
+    sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: offset }
+}
+
+/// Goes on with `then` if what was loaded is `value`, else behind it.
+fn when(value: u32, then: &[sock_filter]) -> Vec<sock_filter> {
+    test(libc::BPF_JEQ, value, then)
+}
+
+/// The same if it has a bit of `mask`.
+fn when_any(mask: u32, then: &[sock_filter]) -> Vec<sock_filter> {
+    test(libc::BPF_JSET, mask, then)
+}
+
+fn test(how: u32, k: u32, then: &[sock_filter]) -> Vec<sock_filter> {
+    let code = (libc::BPF_JMP | how | libc::BPF_K) as u16;
+    let jump = sock_filter { code, jt: 0, jf: then.len() as u8, k };
+    [&[jump], then].concat()
+}
+
+/// connect, getpeername, getsockname, setsockopt beyond `SOL_SOCKET`, and getsockopt of `SO_ERROR` are shown, and so are
+/// the ways to connect past them, which cannot be answered: 32-bit calls and io_uring. Sending with `MSG_FASTOPEN` is
+/// refused as by a kernel that has it switched off, so that the program connects. Everything else passes.
+pub(super) fn program() -> Vec<sock_filter> {
+    let number = |n: c_long| n as u32;
+    let called = |n: c_long, then: &[sock_filter]| when(number(n), then);
+    let option = [
+        vec![load(argument(1))],
+        when(libc::SOL_SOCKET as u32, &[ALLOW]),
+        when(libc::SOL_NETLINK as u32, &[ALLOW]),
+        vec![SHOW],
+    ];
+    let error = [vec![load(argument(2))], when(libc::SO_ERROR as u32, &[SHOW]), vec![ALLOW]];
+    let refused = returned(libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32);
+    let flags = |index| {
+        [vec![load(argument(index))], when_any(libc::MSG_FASTOPEN as u32, &[refused]), vec![ALLOW]].concat()
+    };
+    let native = [
+        called(libc::SYS_connect, &[SHOW]),
+        called(libc::SYS_getpeername, &[SHOW]),
+        called(libc::SYS_getsockname, &[SHOW]),
+        called(libc::SYS_setsockopt, &option.concat()),
+        called(libc::SYS_getsockopt, &error.concat()),
+        called(libc::SYS_sendto, &flags(3)),
+        called(libc::SYS_sendmsg, &flags(2)),
+        called(libc::SYS_sendmmsg, &flags(3)),
+        called(libc::SYS_io_uring_setup, &[SHOW]),
+        vec![ALLOW],
+    ];
+    let multiplexed = arch::SOCKETCALL.map_or(Vec::new(), |number| {
+        when(number, &[vec![load(argument(0))], when(SYS_CONNECT, &[SHOW]), vec![ALLOW]].concat())
+    });
+    let foreign = [vec![load(NUMBER)], when(arch::CONNECT, &[SHOW]), multiplexed, vec![ALLOW]];
     [
-        step(LOAD, 0, 0, ARCHITECTURE),
-        // Calls of another architecture (32 bit) have other numbers.
-        step(EQUAL, 0, 12, NATIVE),
-        step(LOAD, 0, 0, NUMBER),
-        step(EQUAL, 9, 0, number(libc::SYS_connect)),
-        step(EQUAL, 8, 0, number(libc::SYS_getpeername)),
-        step(EQUAL, 7, 0, number(libc::SYS_getsockname)),
-        step(EQUAL, 3, 0, number(libc::SYS_setsockopt)),
-        step(EQUAL, 0, 6, number(libc::SYS_getsockopt)),
-        step(LOAD, 0, 0, NAME),
-        step(EQUAL, 3, 4, libc::SO_ERROR as u32),
-        step(LOAD, 0, 0, LEVEL),
-        step(EQUAL, 2, 0, libc::SOL_SOCKET as u32),
-        step(EQUAL, 1, 0, libc::SOL_NETLINK as u32),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
-        step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        vec![load(ARCHITECTURE)],
+        when(arch::FOREIGN, &foreign.concat()),
+        // What else the processor may run has no sockets here.
+        when(arch::NATIVE, &[vec![load(NUMBER)], native.concat()].concat()),
+        vec![ALLOW],
     ]
+    .concat()
 }
 
-/// Puts the filter on this process, for good and for its children, and sends the descriptor that hears of
-/// the calls to the other end of `to`. Makes only async-signal-safe calls: for a child between fork and exec.
-pub(super) fn install(to: i32) -> io::Result<()> {
-    let mut program = program();
+/// Puts the filter on this process, for good and for its children, and sends the descriptor that hears of the calls to
+/// the other end of `to`, or why there is none. Makes only async-signal-safe calls: for a child between fork and exec.
+pub(super) fn install(program: &mut [sock_filter], to: impl AsFd) -> io::Result<()> {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program outlives the calls.
-    let listener = unsafe {
-        let seccomp = || {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-                &raw const program,
-            )
-        };
-        let mut got = seccomp();
-        if got < 0 && *libc::__errno_location() == libc::EACCES {
-            // Without CAP_SYS_ADMIN the command must not gain privileges that we have not.
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-            got = seccomp();
+    let seccomp = || {
+        let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+        // SAFETY: the program outlives the call, which gives a descriptor of ours.
+        match unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) } {
+            // SAFETY: as above.
+            got @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(got as i32) }),
+            _ => Err(io::Error::last_os_error()),
         }
-        if got < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(got as i32)
     };
-    send(to, &listener)
+    let listener = seccomp().or_else(|e| {
+        if e.raw_os_error() != Some(libc::EACCES) {
+            return Err(e);
+        }
+        // Without CAP_SYS_ADMIN the command must not gain privileges that we have not.
+        rustix::thread::set_no_new_privs(true)?;
+        seccomp()
+    });
+    let (errno, listener) = match &listener {
+        Ok(listener) => (0, Some(listener.as_fd())),
+        Err(e) => (e.raw_os_error().unwrap_or(libc::EIO), None),
+    };
+    Ok(rivulet_handoff::send(to, &errno.to_ne_bytes(), listener)?)
 }
 
-/// Sends a descriptor.
-fn send(to: i32, what: &OwnedFd) -> io::Result<()> {
-    let (mut octet, mut control) = ([0u8], [0u64; 8]);
-    // SAFETY: every pointer is to a local that outlives the call; the buffer has room for one descriptor.
-    let sent = unsafe {
-        let mut part = libc::iovec { iov_base: octet.as_mut_ptr().cast(), iov_len: 1 };
-        let mut message: libc::msghdr = zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = libc::CMSG_SPACE(4) as usize;
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        (*header).cmsg_level = libc::SOL_SOCKET;
-        (*header).cmsg_type = libc::SCM_RIGHTS;
-        (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
-        libc::CMSG_DATA(header).cast::<i32>().write_unaligned(what.as_raw_fd());
-        libc::sendmsg(to, &raw const message, libc::MSG_NOSIGNAL)
-    };
-    if sent == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// Takes what [`install`] sent.
+pub(super) fn receive(from: impl AsFd) -> io::Result<OwnedFd> {
+    let mut errno = [0; 4];
+    match rivulet_handoff::receive(from, &mut errno, RecvFlags::empty())? {
+        (4, Some(listener)) => Ok(listener),
+        (4, None) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
-/// Takes the descriptor that [`install`] sent.
-pub(super) fn receive(from: i32) -> io::Result<OwnedFd> {
-    let (mut octet, mut control) = ([0u8], [0u64; 8]);
-    // SAFETY: as in `send`; a descriptor in the message is ours from then on.
-    unsafe {
-        let mut part = libc::iovec { iov_base: octet.as_mut_ptr().cast(), iov_len: 1 };
-        let mut message: libc::msghdr = zeroed();
-        message.msg_iov = &raw mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = size_of::<[u64; 8]>();
-        if libc::recvmsg(from, &raw mut message, libc::MSG_CMSG_CLOEXEC) != 1 {
-            return Err(io::Error::last_os_error());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the filter says of a call, as the kernel would run it (bpf, RFC 9669 has nothing of classic programs).
+    fn verdict(architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+        let mut data = [number.to_ne_bytes(), architecture.to_ne_bytes()].concat();
+        data.extend([0; 8]);
+        data.extend(arguments.iter().flat_map(|a| a.to_ne_bytes()));
+        let (mut at, mut accumulator) = (0, 0);
+        let program = program();
+        loop {
+            let step = program[at];
+            at += 1;
+            let jump = match u32::from(step.code) & !libc::BPF_K {
+                code if code == libc::BPF_RET => return step.k,
+                code if code == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
+                    accumulator = u32::from_ne_bytes(*data[step.k as usize..].first_chunk().unwrap());
+                    continue;
+                }
+                code if code == libc::BPF_JMP | libc::BPF_JEQ => accumulator == step.k,
+                code if code == libc::BPF_JMP | libc::BPF_JSET => accumulator & step.k != 0,
+                code => panic!("{code:#x}"),
+            };
+            at += usize::from(if jump { step.jt } else { step.jf });
         }
-        let header = libc::CMSG_FIRSTHDR(&raw const message);
-        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
-            return Err(io::ErrorKind::InvalidData.into());
+    }
+
+    #[test]
+    fn what_is_shown_and_what_passes() {
+        let native = |number: c_long, arguments| verdict(NATIVE, number as u32, arguments);
+        let (show, allow) = (libc::SECCOMP_RET_USER_NOTIF, libc::SECCOMP_RET_ALLOW);
+        let refused = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;
+        let (socket, tcp, fast) =
+            (libc::SOL_SOCKET as u64, libc::IPPROTO_TCP as u64, libc::MSG_FASTOPEN as u64 | 0x4000);
+        let cases = [
+            (native(libc::SYS_connect, [0; 6]), show),
+            (native(libc::SYS_getpeername, [0; 6]), show),
+            (native(libc::SYS_io_uring_setup, [0; 6]), show),
+            (native(libc::SYS_read, [0; 6]), allow),
+            (native(libc::SYS_setsockopt, [3, tcp, 1, 0, 0, 0]), show),
+            (native(libc::SYS_setsockopt, [3, socket, 1, 0, 0, 0]), allow),
+            (native(libc::SYS_getsockopt, [3, socket, libc::SO_ERROR as u64, 0, 0, 0]), show),
+            (native(libc::SYS_getsockopt, [3, socket, libc::SO_TYPE as u64, 0, 0, 0]), allow),
+            (native(libc::SYS_sendto, [3, 0, 0, fast, 0, 0]), refused),
+            (native(libc::SYS_sendto, [3, fast, fast, 0x4000, 0, 0]), allow),
+            (native(libc::SYS_sendmsg, [3, 0, fast, 0, 0, 0]), refused),
+            (native(libc::SYS_sendmmsg, [3, 0, 1, fast, 0, 0]), refused),
+            (verdict(arch::FOREIGN, arch::CONNECT, [0; 6]), show),
+            (verdict(arch::FOREIGN, libc::SYS_connect as u32, [0; 6]), allow),
+            (verdict(1, libc::SYS_connect as u32, [0; 6]), allow),
+        ];
+        for (row, (got, want)) in cases.into_iter().enumerate() {
+            assert_eq!(got, want, "row {row}");
         }
-        Ok(OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<i32>().read_unaligned()))
+        if let Some(number) = arch::SOCKETCALL {
+            let calls = [SYS_CONNECT, SYS_CONNECT + 1];
+            let said = calls.map(|call| verdict(arch::FOREIGN, number, [call.into(), 0, 0, 0, 0, 0]));
+            assert_eq!(said, [show, allow]);
+        }
     }
 }

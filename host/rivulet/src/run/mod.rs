@@ -3,19 +3,16 @@
 //! The command runs with the shim preloaded; this process is its stack. The stack outlives the command as
 //! long as some process still has a connection through it.
 
+mod account;
+mod call;
 mod door;
-mod elf;
 mod filter;
 mod opening;
-#[path = "../../../shim/src/protocol.rs"]
-#[allow(missing_docs, unreachable_pub)]
-mod protocol;
 mod pump;
 mod watch;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -37,8 +34,9 @@ const SHIM_ENV: &str = "RIVULET_SHIM";
 
 /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
 ///
-/// Programs that use the C library get a preloaded library; of static programs and those of Go the system calls
-/// are answered (seccomp). Connections to this machine's own addresses stay plain TCP.
+/// Programs that use the C library get a preloaded library; of those that do not, as static programs and those of Go, the
+/// system calls are answered (seccomp), whatever starts them. A program that cannot be caught is named on standard error.
+/// Connections to this machine's own addresses stay plain TCP.
 #[derive(Args, Debug)]
 pub struct RunArgs {
     /// connect waits for the server's answer, with its errors, as TCP's does, and gives up the round trip that
@@ -62,12 +60,10 @@ pub struct RunArgs {
 /// How a program's connections are caught.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// By system calls for static programs and those of Go, else by the preloaded library alone
+    /// By a preloaded library, and by their system calls where they do not use that
     Auto,
-    /// By a preloaded library
+    /// By the preloaded library alone; programs that do not use it stay on plain TCP and are named
     Shim,
-    /// By their system calls, and by the library where that works: a program that starts static ones
-    Syscalls,
 }
 
 /// Runs a command with its TCP connections over Rivulet; gives the exit code that a shell would show.
@@ -83,16 +79,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     door::open(&path, opener.clone()).with_context(|| format!("{}", path.display()))?;
 
     let mut child = Command::new(program);
-    child.args(arguments).env("LD_PRELOAD", preload(&shim)).env(protocol::STACK_ENV, &path);
-    let by_calls = match args.by {
-        By::Auto => elf::bypasses_libc(Path::new(program)),
-        By::Shim => false,
-        By::Syscalls => true,
-    };
+    child.args(arguments).env("LD_PRELOAD", preload(&shim)).env(rivulet_handoff::STACK_ENV, &path);
     // The child sends the descriptor that hears of its calls.
     let (from_child, to_parent) = UnixStream::pair().context("a socket pair")?;
-    let to_parent = by_calls.then_some(to_parent);
-    let in_child = to_parent.as_ref().map(AsRawFd::as_raw_fd);
+    let mut filter = filter::program();
     let parent = std::process::id();
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
@@ -102,25 +92,40 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
             if libc::getppid() as u32 != parent {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            in_child.map_or(Ok(()), filter::install)
+            filter::install(&mut filter, &to_parent)
         });
     }
     ignore_terminal_signals();
-    let mut child = match child.spawn() {
+    let spawned = child.spawn();
+    // Our copy of the child's end goes with this, so that a child that said nothing is not waited for.
+    drop(child);
+    let mut child = match spawned {
         Ok(child) => child,
         Err(e) => {
             eprintln!("rivulet run: {}: {e}", Path::new(program).display());
             return Ok(if e.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
         }
     };
-    if by_calls {
-        let listener = filter::receive(from_child.as_raw_fd()).context("seccomp")?;
-        watch::start(listener, opener.clone()).context("a thread for system calls")?;
-    }
+    let opens = args.by == By::Auto;
+    let watch = match filter::receive(&from_child) {
+        Ok(listener) => {
+            Some(watch::start(listener, opener.clone(), opens).context("a thread for system calls")?)
+        }
+        Err(e) => {
+            eprintln!(
+                "rivulet run: system calls cannot be watched ({e}): programs that do not use the C library stay on \
+                 plain TCP, and are not named"
+            );
+            None
+        }
+    };
     let status = child.wait().context("waiting for the command")?;
     // A child of the command may still be talking.
-    while opener.open_connections() > 0 && !opener.idle_since(Duration::from_secs(30)) {
+    while opener.activity().open() > 0 && !opener.activity().idle_since(Duration::from_secs(30)) {
         std::thread::sleep(Duration::from_millis(5));
+    }
+    if let Some(watch) = watch {
+        watch.end();
     }
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,

@@ -1,90 +1,22 @@
-//! Opening a connection for a program: the pair of sockets that stands for it, what `connect` returns, and how
-//! a connection ended.
+//! Opens connections for programs.
 
-use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::mem::{size_of, zeroed};
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use parking_lot::Mutex;
 use rivulet_client::{Stack, Stream};
+use rivulet_handoff::{Ask, LEAVE_TO_KERNEL, Name};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, bind, send};
 
-use super::protocol::{Ask, name};
+use super::account::{Activity, Counted, Ended, Failures, errno_of};
 use super::pump;
 
-/// Connections at the same time; each has two threads.
-const MAX_CONNECTIONS: usize = 2048;
-/// Ends that are remembered for programs that have not asked yet.
-const MAX_ENDED: usize = 1024;
 /// With `--wait`: how long connect may take, as the kernel's TCP with its defaults.
 const CONNECT: Duration = Duration::from_secs(127);
-
-/// What [`Opener::open`] gives for a destination that is known to speak plain TCP: the kernel is to connect. No
-/// connect(2) of TCP's gives this; the shim knows it by the same name.
-pub(super) const LEAVE_TO_KERNEL: i32 = libc::EPROTONOSUPPORT;
-
-/// Counts that the pumps keep.
-#[derive(Debug)]
-pub(super) struct Activity {
-    open: AtomicUsize,
-    /// Milliseconds from `started` to the last octets moved.
-    last: AtomicU64,
-    started: Instant,
-}
-
-impl Activity {
-    pub(super) fn moved(&self) {
-        self.last.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
-    }
-}
-
-/// Ends a connection's count wherever it ends.
-pub(super) struct Counted(pub(super) Arc<Activity>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// How connections failed, until somebody asks. The oldest go first.
-#[derive(Debug, Default)]
-pub(super) struct Ended(Mutex<VecDeque<(u64, i32)>>);
-
-impl Ended {
-    /// Connection `id` failed with this errno.
-    pub(super) fn put(&self, id: u64, errno: i32) {
-        let mut list = self.0.lock();
-        if list.len() >= MAX_ENDED {
-            list.pop_front();
-        }
-        list.push_back((id, errno));
-    }
-
-    /// Tells it once; 0 if there is nothing to tell.
-    pub(super) fn take(&self, id: u64) -> i32 {
-        let mut list = self.0.lock();
-        let found = list.iter().position(|(of, _)| *of == id).and_then(|at| list.remove(at));
-        found.map_or(0, |(_, errno)| errno)
-    }
-}
-
-/// What connect(2) or a later call gives for an error of the stack.
-pub(super) fn errno_of(error: &io::Error) -> i32 {
-    error.raw_os_error().unwrap_or(match error.kind() {
-        io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
-        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
-        io::ErrorKind::HostUnreachable => libc::EHOSTUNREACH,
-        io::ErrorKind::NetworkUnreachable => libc::ENETUNREACH,
-        io::ErrorKind::ConnectionAborted => libc::ECONNABORTED,
-        _ => libc::ECONNRESET,
-    })
-}
 
 /// Opens connections for programs.
 pub(super) struct Opener {
@@ -98,21 +30,12 @@ pub(super) struct Opener {
 
 impl Opener {
     pub(super) fn new(stack: Stack, wait: bool) -> Opener {
-        let activity =
-            Activity { open: AtomicUsize::new(0), last: AtomicU64::new(0), started: Instant::now() };
         let ids = AtomicU64::new(u64::from(std::process::id()) << 32);
-        Opener { stack, activity: Arc::new(activity), ended: Arc::default(), ids, wait }
+        Opener { stack, activity: Arc::new(Activity::new()), ended: Arc::default(), ids, wait }
     }
 
-    /// Connections whose program has not closed them.
-    pub(super) fn open_connections(&self) -> usize {
-        self.activity.open.load(Ordering::Acquire)
-    }
-
-    /// True if nothing moved for so long.
-    pub(super) fn idle_since(&self, time: Duration) -> bool {
-        let last = Duration::from_millis(self.activity.last.load(Ordering::Relaxed));
-        self.activity.started.elapsed().saturating_sub(last) > time
+    pub(super) fn activity(&self) -> &Activity {
+        &self.activity
     }
 
     pub(super) fn ended(&self) -> &Ended {
@@ -126,11 +49,7 @@ impl Opener {
         if self.stack.destination(ask.peer).is_some_and(|known| known.plain_tcp) {
             return Err(LEAVE_TO_KERNEL);
         }
-        if self.activity.open.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS {
-            self.activity.open.fetch_sub(1, Ordering::AcqRel);
-            return Err(libc::EMFILE);
-        }
-        let counted = Counted(self.activity.clone());
+        let counted = Counted::new(&self.activity).ok_or(libc::EMFILE)?;
         let stream = self.stack.connect_from(ask.peer, ask.bound).map_err(|e| {
             tracing::warn!(peer = %ask.peer, error = %e, "connect");
             e.errno()
@@ -150,18 +69,6 @@ impl Opener {
         let errno = if progress { libc::EINPROGRESS } else { 0 };
         let failures = Failures { ended: self.ended.clone(), id };
         Ok(Opened { errno, end, inner, filled, stream, counted, failures })
-    }
-}
-
-/// Where a connection's failure is noted.
-pub(super) struct Failures {
-    ended: Arc<Ended>,
-    id: u64,
-}
-
-impl Failures {
-    pub(super) fn note(&self, error: &io::Error) {
-        self.ended.put(self.id, errno_of(error));
     }
 }
 
@@ -202,27 +109,19 @@ impl Opened {
 /// Our end and the program's, each bound to the name of the address that it stands for.
 fn pair(id: u64, local: SocketAddr, peer: SocketAddr) -> io::Result<(UnixStream, UnixStream)> {
     let (inner, outer) = UnixStream::pair()?;
-    bind(inner.as_raw_fd(), &name(id, peer))?;
-    bind(outer.as_raw_fd(), &name(id, local))?;
+    bind(&inner, &Name { id, address: peer }.socket_address()?)?;
+    bind(&outer, &Name { id, address: local }.socket_address()?)?;
     Ok((inner, outer))
 }
 
 /// Makes the program's end unwritable, as a TCP socket is that has no answer yet: full of nothing. Gives how much.
 fn fill(end: &UnixStream) -> io::Result<usize> {
-    let nothing = [0; 16_384];
     let mut filled = 0;
     loop {
-        // SAFETY: pointer and length are those of the array.
-        let sent = unsafe {
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            libc::send(end.as_raw_fd(), nothing.as_ptr().cast(), nothing.len(), flags)
-        };
-        match usize::try_from(sent) {
+        match send(end, &[0; 16_384], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(sent) => filled += sent,
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                return if error.kind() == io::ErrorKind::WouldBlock { Ok(filled) } else { Err(error) };
-            }
+            Err(Errno::WOULDBLOCK) => return Ok(filled),
+            Err(e) => return Err(e.into()),
         }
     }
 }
@@ -239,80 +138,20 @@ fn drain(mut inner: &UnixStream, filled: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Binds a Unix socket to a path, or to an abstract name (which begins with a zero).
-pub(super) fn bind(fd: i32, path: &[u8]) -> io::Result<()> {
-    // SAFETY: all zero is a valid sockaddr_un; the name is copied within its bounds.
-    unsafe {
-        let mut address: libc::sockaddr_un = zeroed();
-        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        if path.len() >= address.sun_path.len() {
-            return Err(io::ErrorKind::InvalidFilename.into());
-        }
-        std::ptr::copy_nonoverlapping(path.as_ptr(), address.sun_path.as_mut_ptr().cast(), path.len());
-        let len = size_of::<libc::sa_family_t>() + path.len() + usize::from(path.first() != Some(&0));
-        if libc::bind(fd, (&raw const address).cast(), len as libc::socklen_t) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::protocol::{ASK, Why, address_of, id_of};
-    use super::*;
+    use std::os::fd::AsRawFd;
 
-    #[test]
-    fn asks_and_names_come_back() {
-        let four: SocketAddr = "10.0.0.1:80".parse().unwrap();
-        let six: SocketAddr = "[fd00:1:2:3:4:5:6:7]:65535".parse().unwrap();
-        for ask in [
-            Ask { peer: four, bound: None, nonblocking: true, mapped: false },
-            Ask { peer: four, bound: None, nonblocking: false, mapped: true },
-            Ask { peer: six, bound: Some(six), nonblocking: false, mapped: false },
-        ] {
-            assert_eq!(Ask::decode(&ask.encode()), Some(ask));
-        }
-        assert_eq!(Ask::decode(&[0; ASK]), None);
-        assert_eq!(Ask::decode(&[1; ASK - 1]), None);
-        let ask = Ask { peer: four, bound: None, nonblocking: false, mapped: true };
-        assert_eq!(ask.shown(four), "[::ffff:10.0.0.1]:80".parse().unwrap());
-        assert_eq!(ask.shown(six), six);
-        assert_eq!(Ask { mapped: false, ..ask }.shown(four), four);
-        for address in [four, six, ask.shown(four)] {
-            let name = name(u64::MAX, address);
-            assert!(name.len() < 108);
-            assert_eq!((address_of(&name), id_of(&name)), (Some(address), Some(u64::MAX)));
-        }
-        assert_eq!((address_of(b"\0rivulet:"), id_of(b"\0rivulet:")), (None, None));
-        assert_eq!(Why::decode(&Why { id: 7 }.encode()), Some(Why { id: 7 }));
-        assert_eq!(Why::decode(&Why { id: 7 }.encode()[..8]), None);
-    }
+    use super::*;
 
     #[test]
     fn both_ends_of_a_pair_know_their_addresses() {
         let (local, peer) = ("10.0.0.1:5000".parse().unwrap(), "10.0.0.2:80".parse().unwrap());
         let (inner, outer) = pair(7, local, peer).unwrap();
-        let get = |name: std::os::unix::net::SocketAddr| {
-            use std::os::linux::net::SocketAddrExt;
-            let mut full = vec![0];
-            full.extend_from_slice(name.as_abstract_name().unwrap());
-            address_of(&full).unwrap()
-        };
-        assert_eq!(get(outer.local_addr().unwrap()), local);
-        assert_eq!(get(outer.peer_addr().unwrap()), peer);
+        assert_eq!(Name::of(&outer), Some(Name { id: 7, address: local }));
+        assert_eq!(Name::of_peer(&outer), Some(Name { id: 7, address: peer }));
         drop(inner);
         assert!(pair(7, local, peer).is_err(), "an id is used once");
-    }
-
-    #[test]
-    fn failures_are_told_once_and_not_for_ever() {
-        let ended = Ended::default();
-        ended.put(1, libc::ECONNREFUSED);
-        assert_eq!((ended.take(1), ended.take(1), ended.take(2)), (libc::ECONNREFUSED, 0, 0));
-        (0..2 * MAX_ENDED as u64).for_each(|id| ended.put(id, libc::ETIMEDOUT));
-        assert_eq!((ended.take(0), ended.take(2 * MAX_ENDED as u64 - 1)), (0, libc::ETIMEDOUT));
-        assert!(ended.0.lock().len() < MAX_ENDED);
     }
 
     /// Not writable before the answer, writable behind it; an error where none came.

@@ -2,14 +2,16 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rivulet_client::Stream;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
-use super::opening::{Counted, Failures};
+use super::account::{Counted, Failures};
 
 const BLOCK: usize = 256 << 10;
 const STACK_SIZE: usize = 512 << 10;
@@ -45,7 +47,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
         match (&*end).read(&mut block) {
             Ok(0) => break,
             Ok(n) => {
-                counted.0.moved();
+                counted.moved();
                 if (&*stream).write_all(&block[..n]).is_err() {
                     // The other direction says why.
                     break;
@@ -79,7 +81,7 @@ fn linger(stream: &Stream, counted: &Counted) {
         }
         let now = stream.unconsumed();
         if now != left {
-            counted.0.moved();
+            counted.moved();
             (left, moved) = (now, Instant::now());
         }
     }
@@ -93,7 +95,7 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failure
         match (&*stream).read(&mut block) {
             Ok(0) => break,
             Ok(n) => {
-                counted.0.moved();
+                counted.moved();
                 // A program that reads no more (shutdown of this direction, or close) may still have something to
                 // say: what comes is passed over, and the other direction ends the connection.
                 wanted = wanted && (&*end).write_all(&block[..n]).is_ok();
@@ -114,27 +116,20 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failure
 }
 
 fn readable_within(end: &UnixStream, time: Duration) -> bool {
-    let mut entry = libc::pollfd { fd: end.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, as the count says.
-    unsafe { libc::poll(&raw mut entry, 1, time.as_millis() as i32) > 0 }
+    let time = Timespec { tv_sec: 0, tv_nsec: time.as_nanos() as i64 };
+    poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
 }
 
 /// Waits until the program has closed its end, not merely finished writing.
 fn wait_closed(end: &UnixStream) {
-    while hung_up(end, -1).is_err_and(|e| e.kind() == io::ErrorKind::Interrupted) {}
+    while hung_up(end, None) == Err(Errno::INTR) {}
 }
 
 /// Whether the program has closed its end.
-pub(super) fn is_closed(end: &impl AsRawFd) -> bool {
-    hung_up(end, 0).unwrap_or(true)
+pub(super) fn is_closed(end: &impl AsFd) -> bool {
+    hung_up(end, Some(&Timespec::default())).unwrap_or(true)
 }
 
-fn hung_up(end: &impl AsRawFd, milliseconds: i32) -> io::Result<bool> {
-    let mut entry = libc::pollfd { fd: end.as_raw_fd(), events: 0, revents: 0 };
-    // SAFETY: one entry, as the count says.
-    match unsafe { libc::poll(&raw mut entry, 1, milliseconds) } {
-        0 => Ok(false),
-        got if got > 0 => Ok(true),
-        _ => Err(io::Error::last_os_error()),
-    }
+fn hung_up(end: &impl AsFd, time: Option<&Timespec>) -> Result<bool, Errno> {
+    poll(&mut [PollFd::new(end, PollFlags::empty())], time).map(|ready| ready > 0)
 }

@@ -135,7 +135,7 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     assert!(std::fs::read(rig.out()).unwrap() == content);
 
     // What answered is remembered: the first connection of a run is taken over, the next one is the kernel's.
-    for (n, by) in (1..).zip(["shim", "syscalls"]) {
+    for (n, by) in (1..).zip(["shim", "auto"]) {
         let before = rig.client.counter("TcpActiveOpens");
         assert_eq!(before, n - 1, "nothing else was the kernel's");
         let twice = format!("curl -sSf -o {0} {1} && curl -sSf -o {0} {1}", path.display(), url("file"));

@@ -106,8 +106,6 @@ fn a_go_program_and_its_errors() {
     assert!(said.contains("connection refused"), "{said}");
 
     // A dynamic program that starts a static one.
-    let mut command = rig.client.command(RIVULET);
-    command.env("RIVULET_SHIM", shim()).args(["run", "--by", "syscalls", "--", "sh", "-c"]);
     let line = format!(
         "{} {} {} && curl -sS -o {}.2 {}",
         go.display(),
@@ -116,10 +114,42 @@ fn a_go_program_and_its_errors() {
         rig.out().display(),
         url("file")
     );
-    let out = command.arg(line).output().unwrap();
+    let out = rig.run(&["bash", "-c", &line]);
     assert!(out.status.success(), "{out:?}");
+    assert!(out.stderr.is_empty(), "{out:?}");
     assert!(std::fs::read(rig.out()).unwrap() == content);
     assert!(std::fs::read(rig.out().with_extension("2")).unwrap() == content);
     // The refused connection was begun by us and is none of the kernel's.
     assert_eq!(rig.client.counter("TcpActiveOpens"), 0);
+
+    // By the library alone the Go program is not caught, which a line says.
+    let mut command = rig.client.command(RIVULET);
+    command.env("RIVULET_SHIM", shim()).args(["run", "--by", "shim", "--", "bash", "-c", &line]);
+    let out = command.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{said}");
+    let told: Vec<&str> = said.lines().filter(|line| line.contains("plain TCP")).collect();
+    assert!(told.len() == 1 && told[0].contains(go.to_str().unwrap()), "{said}");
+    assert!(rig.client.counter("TcpActiveOpens") > 0);
+}
+
+/// What goes on behind the command's end goes on by plain TCP.
+#[test]
+fn what_outlives_its_command_connects_all_the_same() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&[]);
+    let content = rig.file("file", 300_000);
+    let (out, go) = (rig.out(), rig.dir.path().join("go"));
+    let fetch = format!("curl -sS -o {0}.part {1} && mv {0}.part {0}", out.display(), url("file"));
+    let line = format!("(while [ ! -e {} ]; do sleep 0.1; done; {fetch}) >/dev/null 2>&1 &", go.display());
+    let result = rig.run(&["sh", "-c", &line]);
+    assert!(result.status.success(), "{result:?}");
+    std::fs::write(go, "").unwrap();
+    let patience = Instant::now() + std::time::Duration::from_secs(60);
+    while !out.exists() {
+        assert!(Instant::now() < patience, "it did not connect");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(std::fs::read(out).unwrap() == content);
+    assert!(rig.client.counter("TcpActiveOpens") > 0);
 }

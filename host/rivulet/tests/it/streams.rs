@@ -1,10 +1,17 @@
 //! The client library from a program: tasks, and parallel requests on one connection. Needs root; skipped
 //! where namespaces cannot be made.
 
-use std::io::Read;
+use std::future::poll_fn;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use crate::rig::{Rig, SERVICE, request};
-use rivulet_client::Stack;
+use rivulet_client::{ConnectError, MAX_CONNECTIONS, Stack};
 use rivulet_pktio::in_netns;
 
 #[test]
@@ -50,4 +57,108 @@ fn requests_in_parallel_on_one_connection() {
     for (answer, content) in answers.unwrap().iter().zip(&contents) {
         assert!(answer.ends_with(content), "{} octets", answer.len());
     }
+}
+
+/// However often a task asks, one waker of it is kept, and the last one is woken.
+#[test]
+fn a_task_that_asks_again_and_again_leaves_one_waker() {
+    use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
+    struct Silent;
+    impl Wake for Silent {
+        fn wake(self: Arc<Self>) {}
+    }
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&[]);
+    let content = rig.file("file", 1000);
+    in_netns(Some(rig.client.name()), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let stack = Stack::start().unwrap();
+            let mut stream = stack.connect_async(format!("{SERVICE}:80").parse().unwrap()).await.unwrap();
+            let silent = Arc::new(Silent);
+            let waker = Waker::from(silent.clone());
+            let mut octets = [0; 2000];
+            for _ in 0..1000 {
+                let mut into = ReadBuf::new(&mut octets);
+                let pending = Pin::new(&mut stream).poll_read(&mut Context::from_waker(&waker), &mut into);
+                assert!(pending.is_pending());
+            }
+            assert!(Arc::strong_count(&silent) <= 3, "{} wakers are kept", Arc::strong_count(&silent));
+            stream.write_all(request("file").as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(&content) {
+                let mut into = ReadBuf::new(&mut octets);
+                let read = poll_fn(|context| match Pin::new(&mut stream).poll_read(context, &mut into) {
+                    Poll::Ready(read) => Poll::Ready(read),
+                    Poll::Pending => Poll::Pending,
+                });
+                read.await.unwrap();
+                answer.extend_from_slice(into.filled());
+            }
+        });
+    })
+    .unwrap();
+}
+
+/// What a stack carries is bounded, also when it has long taken up what was opened before.
+#[test]
+fn connections_are_bounded_by_those_that_live() {
+    let Some(rig) = Rig::new() else { return };
+    rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
+    in_netns(Some(rig.client.name()), || {
+        rustix::process::setrlimit(
+            rustix::process::Resource::Nofile,
+            rustix::process::Rlimit { current: Some(40_000), maximum: Some(40_000) },
+        )
+        .unwrap();
+        let stack = Stack::start().unwrap();
+        // Each has its own: one address has fewer ports to lend.
+        let remote = |n: usize| format!("{SERVICE}:{}", 1 + n).parse().unwrap();
+        let mut all: Vec<_> = (0..MAX_CONNECTIONS).map(|n| stack.connect(remote(n)).unwrap()).collect();
+        assert!(matches!(stack.connect(remote(0)), Err(ConnectError::TooMany)));
+        drop(all.pop());
+        let again = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            stack.connect(remote(MAX_CONNECTIONS)).is_ok()
+        });
+        assert!(again, "a place is free again");
+    })
+    .unwrap();
+}
+
+/// A server of plain TCP that speaks first, and reads nothing before that was read.
+#[test]
+fn plain_tcp_is_read_while_what_was_written_early_waits() {
+    const EARLY: usize = 200_000;
+    let Some(rig) = Rig::new() else { return };
+    rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
+    let (told, heard) = channel();
+    let server = in_netns(Some(rig.server.name()), || {
+        let listener = TcpListener::bind(format!("{SERVICE}:80")).unwrap();
+        socket2::SockRef::from(&listener).set_recv_buffer_size(4096).unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"hello").unwrap();
+            heard.recv_timeout(Duration::from_secs(60)).expect("the greeting is read");
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all).unwrap();
+            all
+        })
+    })
+    .unwrap();
+    in_netns(Some(rig.client.name()), || {
+        let stack = Stack::start().unwrap();
+        let stream = stack.connect(format!("{SERVICE}:80").parse().unwrap()).unwrap();
+        (&stream).write_all(&vec![7; EARLY]).unwrap();
+        let mut greeting = [0; 5];
+        (&stream).read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"hello");
+        told.send(()).unwrap();
+        (&stream).write_all(&[8; 10]).unwrap();
+        stream.finish();
+        let got = server.join().unwrap();
+        assert_eq!(got.len(), EARLY + 10);
+        assert!(got[..EARLY].iter().all(|b| *b == 7) && got[EARLY..] == [8; 10], "in order");
+    })
+    .unwrap();
 }

@@ -61,8 +61,13 @@ impl Rig {
 
     /// Starts a server and waits until it answers.
     pub fn serve(&self, flags: &[&str]) -> Process {
+        self.serve_dir(&self.www(), flags)
+    }
+
+    /// The same, of another folder.
+    pub fn serve_dir(&self, dir: &Path, flags: &[&str]) -> Process {
         let mut command = self.server.command(RIVULET);
-        command.arg("serve").arg(self.www()).args(["-i", "s0", "--listen", &format!("{SERVICE}:80")]);
+        command.arg("serve").arg(dir).args(["-i", "s0", "--listen", &format!("{SERVICE}:80")]);
         command.arg("--keys").arg(self.dir.path().join("keys.toml")).arg("--setup-address").args(flags);
         self.started(Process(command.spawn().unwrap()))
     }
