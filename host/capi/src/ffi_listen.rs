@@ -4,14 +4,14 @@ use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rivulet_agent::{Agent, Controllers};
 use rivulet_pktio::Interface;
 use rivulet_server::keys::KeySet;
 use rivulet_server::service::Service;
-use rivulet_server::{Config, Server};
+use rivulet_server::{Config, Server, incarnation};
 
 use crate::client::packet_io;
 use crate::ends::{End, Serving, add, fail};
@@ -94,11 +94,4 @@ fn listen(open: impl FnOnce() -> Result<(Server, Option<Agent>), Failure>) -> c_
         Ok((fd, serving)) => add(fd, End::Server(Arc::new(Mutex::new(serving)))),
         Err(e) => fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
     }
-}
-
-/// Different at every start: heartbeats of a former process are told from ours.
-fn incarnation() -> u16 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mixed = (now.as_nanos() as u64 ^ u64::from(std::process::id())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed >> 48) as u16).max(1)
 }

@@ -26,16 +26,7 @@ pub(crate) fn stopped() -> bool {
 /// The packet path comes before other work of this machine: a replica that waits for a processor for longer
 /// than the liveness bound is taken for dead. Without the right to it, it competes like everybody.
 pub(crate) fn prefer_this_thread() {
-    // SAFETY: plain system calls; 0 means the calling thread.
-    let refused = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) } != 0;
-    if refused {
+    if rustix::process::setpriority_process(None, -10).is_err() {
         tracing::debug!("no higher priority for the packet path");
     }
-}
-
-/// Different at every start: heartbeats of a former process are told from ours.
-pub(crate) fn incarnation() -> u16 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    let mixed = (now.as_nanos() as u64 ^ u64::from(std::process::id())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((mixed >> 48) as u16).max(1)
 }

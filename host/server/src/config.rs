@@ -30,6 +30,9 @@ pub enum ServerError {
     /// The interface does not say what it is.
     #[error(transparent)]
     Io(#[from] IoError),
+    /// There is no thread for the heartbeats.
+    #[error("a thread for heartbeats: {0}")]
+    Thread(#[source] std::io::Error),
     /// The kernel's TCP cannot be kept from answering.
     #[error(transparent)]
     Guard(#[from] GuardError),

@@ -10,7 +10,7 @@ use crate::running::Running;
 use crate::server::{Application, Origin, Server, common_clock};
 
 /// Octets of a sealed event besides its frame.
-const SEAL: usize = 2 + 8 + 12;
+const SEAL: usize = 2 + 8 + 1 + 12;
 /// Tells a sealed event from a user continuation under the same key.
 const EVENT: &[u8] = b"rivulet event";
 
@@ -26,7 +26,7 @@ impl Server {
         }
         self.await_room();
         self.waited(age);
-        self.handle(&event.frame, false, event.now, Origin::Detached, application);
+        self.handle(&event.frame, false, event.now, Origin::Detached { trusted: event.trusted }, application);
         self.flush();
     }
 
@@ -39,6 +39,7 @@ impl Server {
         let mut out = Vec::with_capacity(event.frame.len() + SEAL);
         out.extend_from_slice(&epoch.to_be_bytes());
         out.extend_from_slice(&event.now.0.to_be_bytes());
+        out.push(event.trusted.into());
         out.extend_from_slice(&event.frame);
         let mac = keys.seal(epoch)?.user.mac12(&[EVENT, &out]);
         out.extend_from_slice(&mac);
@@ -49,13 +50,14 @@ impl Server {
     pub fn install(&self, sealed: &[u8]) -> Result<Detached, Refusal> {
         let (body, mac) = sealed.split_last_chunk::<12>().ok_or(Refusal::Forged)?;
         let (epoch, rest) = body.split_first_chunk::<2>().ok_or(Refusal::Forged)?;
-        let (now, frame) = rest.split_first_chunk::<8>().ok_or(Refusal::Forged)?;
+        let (now, rest) = rest.split_first_chunk::<8>().ok_or(Refusal::Forged)?;
+        let (trusted, frame) = rest.split_first().ok_or(Refusal::Forged)?;
         let service = self.service_of(frame).ok_or(Refusal::Forged)?;
         let keys = service.keys.seal(u16::from_be_bytes(*epoch)).ok_or(Refusal::SealEpoch)?;
         if !equal_in_constant_time(&keys.user.mac12(&[EVENT, body]), mac) {
             return Err(Refusal::Forged);
         }
-        Ok(Detached { frame: frame.into(), now: Time(u64::from_be_bytes(*now)) })
+        Ok(Detached { frame: frame.into(), now: Time(u64::from_be_bytes(*now)), trusted: *trusted != 0 })
     }
 
     fn service_of(&self, frame: &[u8]) -> Option<&Running> {

@@ -1,7 +1,7 @@
-//! Heartbeats from the packet path: what the ToR believes a replica by.
+//! Heartbeats: what the ToR believes a replica by.
 //!
-//! One frame a pool and interval. `ready` only while keys are held, the interface works and no worker has been at its
-//! requests for longer than the bound; a replica that cannot say so is as good as silent.
+//! One frame a pool and interval. `ready` only while keys are held, the interface works and no worker of the packet path
+//! has been at one thing for as long as the bound; a replica that cannot say so is as good as silent.
 
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat, LENGTH};
 
@@ -36,14 +36,20 @@ impl Beat {
         Beat { member, incarnation, sequence: 0, next: now }
     }
 
+    /// The place that it is for.
+    #[must_use]
+    pub fn member(&self) -> &Member {
+        &self.member
+    }
+
     /// When the next heartbeat is due, microseconds.
     #[must_use]
     pub fn due(&self) -> u64 {
         self.next
     }
 
-    /// The frame that is due at `now`, none if it is too early. `oldest` is the age in microseconds of
-    /// the oldest waiting request, 0 without one. After a pause it goes on from now instead of catching up.
+    /// The frame that is due at `now`, none if it is too early. `oldest`: for how long, in microseconds, a worker has been
+    /// at one thing, 0 if none is at any. After a pause it goes on from now instead of catching up.
     pub fn frame(
         &mut self,
         now: u64,

@@ -198,10 +198,8 @@ fn words(key: &Secret<8>) -> NonceKey {
 
 fn random<const N: usize>() -> Result<Secret<N>, KeyError> {
     let mut out = [0; N];
-    match getrandom::fill(&mut out) {
-        Ok(()) => Ok(Secret(out)),
-        Err(e) => Err(KeyError::Random(io::Error::other(e.to_string()))),
-    }
+    getrandom::fill(&mut out).map_err(|e| KeyError::Random(io::Error::other(e)))?;
+    Ok(Secret(out))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod interface;
 pub mod keys;
 mod minisocket;
 mod paths;
+mod pulse;
 mod rules;
 mod running;
 mod server;
@@ -25,3 +26,11 @@ mod workers;
 pub use config::{Config, ServerError};
 pub use minisocket::{Detached, EventKind, Minisocket};
 pub use server::{Application, Server};
+
+/// A number for [`Config::incarnation`], another one at every start: heartbeats of a former process are told from ours.
+#[must_use]
+pub fn incarnation() -> u16 {
+    // Without the kernel's randomness, what still differs.
+    let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
+    (random as u16).max(1)
+}

@@ -44,6 +44,8 @@ pub struct Minisocket<'a, 'p> {
     /// The frame that brought the request, and when.
     pub(crate) frame: &'a [u8],
     pub(crate) now: Time,
+    /// The frame's ToR block was believed.
+    pub(crate) trusted: bool,
     pub(crate) detached: bool,
 }
 
@@ -52,6 +54,7 @@ pub struct Minisocket<'a, 'p> {
 pub struct Detached {
     pub(crate) frame: Box<[u8]>,
     pub(crate) now: Time,
+    pub(crate) trusted: bool,
 }
 
 impl<'p> Minisocket<'_, 'p> {
@@ -144,7 +147,7 @@ impl<'p> Minisocket<'_, 'p> {
     /// takes it up again, before the client gives it up as lost.
     pub fn detach(&mut self) -> Detached {
         self.detached = true;
-        Detached { frame: self.frame.into(), now: self.now }
+        Detached { frame: self.frame.into(), now: self.now, trusted: self.trusted }
     }
 
     /// Counts that a part of the request is refused, such as input whose continuation is not good, while the others stand: they

@@ -6,7 +6,6 @@ use rivulet_packet::Segment;
 use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
-use crate::heartbeat::Beat;
 use crate::service::Service;
 
 /// A service, and what it is served with.
@@ -14,7 +13,6 @@ pub(crate) struct Running {
     pub(crate) service: Service,
     pub(crate) keys: KeyRing,
     pub(crate) transport: Transport,
-    pub(crate) beat: Option<Beat>,
     /// The ToR named an epoch whose key is not held. New keys make it false again.
     pub(crate) behind: bool,
 }
@@ -25,15 +23,21 @@ impl Running {
         self.service.port == address.port() && self.service.addresses.contains(&address.ip())
     }
 
+    /// Whether a frame from this Ethernet address comes from the ToR, whose block is believed. Others within the rack can
+    /// send frames here too, past the ToR, with a block of their own.
+    pub(crate) fn is_from_tor(&self, source: [u8; 6]) -> bool {
+        self.service.trust_tor && self.service.member.is_some_and(|member| member.tor_mac == source)
+    }
+
     /// Both kinds of epoch are usable, and the ToR has not named a newer one.
     pub(crate) fn has_keys(&self) -> bool {
         self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && !self.behind
     }
 
-    /// A refusal may tell that this replica's keys are old, as when it cannot reach the controller: what others
+    /// A refusal of what the ToR handed on may tell that this replica's keys are old, as when it cannot reach the controller: what others
     /// seal it can only refuse, so its heartbeats say that it is not ready and the ToR leaves it out. Tells whether so.
     pub(crate) fn learn(&mut self, refusal: &Refusal, segment: &Segment<'_>) -> bool {
-        if !matches!(refusal, Refusal::SealEpoch | Refusal::NonceEpoch) || !self.service.trust_tor {
+        if !matches!(refusal, Refusal::SealEpoch | Refusal::NonceEpoch) {
             return false;
         }
         let Ok(request) = segment.request() else { return false };

@@ -28,7 +28,8 @@ pub struct Service {
     pub keys: KeySet,
     /// Its place behind a ToR; none for a server on its own.
     pub member: Option<Member>,
-    /// Frames come from a ToR that checked the proofs it marks, and overwrites what it stamps.
+    /// The ToR checks the proofs that it marks, and overwrites what it stamps: its block is believed in frames from its
+    /// Ethernet address, and in no others.
     pub trust_tor: bool,
     /// The kernel's TCP serves plain clients at the same port.
     pub plain_tcp: bool,

@@ -20,17 +20,40 @@ struct Seat {
     load: AtomicU32,
     /// Services whose keys it found to be old, a bit each.
     behind: AtomicU64,
-    /// When it began what it is doing, microseconds; 0 while it waits for packets.
+    /// When it began what it is doing, microseconds; 0 while it waits for packets: the watermark of its progress.
     busy_since: AtomicU64,
 }
 
 /// A path to a client that takes packets of so many octets at most.
 type Path = (IpAddr, u16);
 
+/// All seats of a replica.
+#[derive(Clone, Debug)]
+pub(crate) struct Seats(Arc<[Seat]>);
+
+impl Seats {
+    /// Requests in the last batches of all.
+    pub fn load(&self) -> usize {
+        self.0.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
+    }
+
+    /// Services whose keys somebody found to be old, a bit each.
+    pub fn behind(&self) -> u64 {
+        self.0.iter().fold(0, |all, seat| all | seat.behind.load(Ordering::Relaxed))
+    }
+
+    /// For how long a worker has been at one thing, microseconds: the longest of all. One that hangs is told by this.
+    pub fn oldest(&self, now: u64) -> u64 {
+        let since =
+            self.0.iter().map(|seat| seat.busy_since.load(Ordering::Relaxed)).filter(|since| *since != 0);
+        since.map(|since| now.saturating_sub(since)).max().unwrap_or(0)
+    }
+}
+
 /// A worker's place among the workers of its replica.
 #[derive(Debug)]
 pub(crate) struct Place {
-    seats: Arc<[Seat]>,
+    seats: Seats,
     index: usize,
     others: Vec<SyncSender<Path>>,
     told: Receiver<Path>,
@@ -40,12 +63,12 @@ impl Place {
     /// The only place.
     pub fn alone() -> Place {
         let (_, told) = sync_channel(0);
-        Place { seats: [Seat::default()].into(), index: 0, others: Vec::new(), told }
+        Place { seats: Seats([Seat::default()].into()), index: 0, others: Vec::new(), told }
     }
 
     /// So many places, the leader's first.
     pub fn all(count: usize) -> Vec<Place> {
-        let seats: Arc<[Seat]> = (0..count).map(|_| Seat::default()).collect();
+        let seats = Seats((0..count).map(|_| Seat::default()).collect());
         let (to, told): (Vec<_>, Vec<_>) = (0..count).map(|_| sync_channel(MAX_TOLD)).unzip();
         let others = |index| {
             let others = to.iter().enumerate().filter(move |(other, _)| *other != index);
@@ -57,7 +80,7 @@ impl Place {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.seats.len()
+        self.seats.0.len()
     }
 
     /// The one that sends heartbeats and sets up what a replica needs once.
@@ -66,7 +89,7 @@ impl Place {
     }
 
     fn own(&self) -> &Seat {
-        &self.seats[self.index]
+        &self.seats.0[self.index]
     }
 
     /// Works from `now` on, or waits.
@@ -90,22 +113,9 @@ impl Place {
         self.own().behind.store(0, Ordering::Relaxed);
     }
 
-    /// Requests in the last batches of all.
-    pub fn load(&self) -> usize {
-        self.seats.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
-    }
-
-    /// Services whose keys somebody found to be old, a bit each.
-    pub fn behind(&self) -> u64 {
-        self.seats.iter().fold(0, |all, seat| all | seat.behind.load(Ordering::Relaxed))
-    }
-
-    /// For how long another worker has been at one thing, microseconds. One that hangs is told by this.
-    pub fn oldest(&self, now: u64) -> u64 {
-        let others = self.seats.iter().enumerate().filter(|(index, _)| *index != self.index);
-        let since =
-            others.map(|(_, seat)| seat.busy_since.load(Ordering::Relaxed)).filter(|since| *since != 0);
-        since.map(|since| now.saturating_sub(since)).max().unwrap_or(0)
+    /// What all say.
+    pub fn seats(&self) -> &Seats {
+        &self.seats
     }
 
     /// Tells the others of a path. An error about a packet comes to any of them.
@@ -132,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_leader_knows_of_the_others() {
+    fn one_knows_of_all() {
         let places = Place::all(3);
         assert_eq!(places.iter().map(Place::leads).collect::<Vec<_>>(), [true, false, false]);
         for (n, place) in places.iter().enumerate() {
@@ -140,17 +150,19 @@ mod tests {
         }
         places[1].add_behind(bit(2));
         places[2].add_behind(bit(200));
-        assert_eq!((places[0].load(), places[0].behind()), (33, bit(2) | 1 << 63));
+        let seats = places[0].seats();
+        assert_eq!((seats.load(), seats.behind()), (33, bit(2) | 1 << 63));
         places[2].has_news();
-        assert_eq!(places[0].behind(), bit(2));
-        assert_eq!(places[0].oldest(500), 0, "all wait");
+        assert_eq!(seats.behind(), bit(2));
+        assert_eq!(seats.oldest(500), 0, "all wait");
         places[0].set_busy(Some(100));
-        assert_eq!(places[0].oldest(500), 0, "it speaks, so it does not hang");
+        assert_eq!(seats.oldest(500), 400, "the leader too may hang");
+        places[0].set_busy(None);
         places[1].set_busy(Some(450));
         places[2].set_busy(Some(0));
-        assert_eq!(places[0].oldest(500), 499);
+        assert_eq!(seats.oldest(500), 499);
         places[2].set_busy(None);
-        assert_eq!(places[0].oldest(500), 50);
+        assert_eq!(seats.oldest(500), 50);
     }
 
     #[test]

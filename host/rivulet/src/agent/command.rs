@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rivulet_agent::{Door, DoorConfig};
 use rivulet_pktio::Interface;
+use rivulet_server::incarnation;
 
 use super::args::{AgentArgs, user};
 use super::plain::PlainTcp;
-use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
+use crate::process::{prefer_this_thread, stop_on_signals, stopped};
 use crate::second_chance::SecondChance;
 use crate::serve::ServiceAddresses;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::rig::{Rig, SERVICE, url};
 use rivulet_packet::{
     Class, Ecn, EthHeader, RequestBuilder, RequestClass, RivuletOption, SealedContinuation, SegmentHeader,
-    SynOptions, TcpFlags, TransportContinuation,
+    SynOptions, TcpFlags, TorBlock, TransportContinuation,
 };
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 
@@ -157,4 +157,103 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
     }
     let grown = resident_kib(server.0.id()).saturating_sub(before);
     assert!(grown < 1 << 10, "grown by {grown} KiB");
+}
+
+/// A request that names keys nobody has, in a block such as the ToR stamps.
+fn of_a_later_epoch(eth: &EthHeader) -> Vec<u8> {
+    let fields = TransportContinuation {
+        seal_epoch: 77,
+        nonce_epoch: 77,
+        mss: 1400,
+        start_cwnd: 10,
+        ..Default::default()
+    };
+    let sealed = SealedContinuation { fields, mac: [0; 12] };
+    let builder = RequestBuilder { continuation: Some(&sealed), ..RequestBuilder::default() };
+    let mut payload = vec![0; 1500];
+    let length = builder.write(&mut payload).unwrap();
+    payload.truncate(length);
+    let block = TorBlock { seal_epoch: 77, nonce_epoch: 77, time_valid: true, ..TorBlock::default() };
+    block.stamp(&mut payload).unwrap();
+    frame(eth, 5000, RequestClass::Normal, builder.number_low(), &payload)
+}
+
+/// The ToR's block is the ToR's: what comes past it, from a neighbour or in a tunnel, cannot have this replica believe that
+/// its keys are old, and be excluded.
+#[test]
+fn a_block_that_is_not_the_tors_is_not_believed() {
+    let Some(rig) = Rig::new() else { return };
+    let flags = [
+        "--member",
+        &rig.member(),
+        "--trust-tor",
+        "--bound-us",
+        "5000000",
+        "--tunnel",
+        "10.88.0.2@10.88.0.1",
+    ];
+    let _server = rig.serve(&[&flags[..], &["--metrics", "127.0.0.1:9090", "--no-plain-tcp"]].concat());
+    let mut heartbeats = rig.heartbeats();
+    let mut ready = || loop {
+        std::thread::sleep(Duration::from_millis(20));
+        if let Some(last) = Rig::heard(&mut heartbeats).last() {
+            return last.ready;
+        }
+    };
+    let tor = EthHeader { dst: rig.server.mac("s0"), src: rig.client.mac("c0"), vlan: None };
+    let neighbour = EthHeader { src: [2, 0, 0, 0, 0, 0x66], ..tor };
+    let plain = of_a_later_epoch(&tor);
+    let mut tunnelled = plain[..14].to_vec();
+    let length = (20 + plain.len() - 14) as u16;
+    tunnelled.extend([
+        0x45,
+        0,
+        (length >> 8) as u8,
+        length as u8,
+        0,
+        0,
+        0,
+        0,
+        64,
+        4,
+        0,
+        0,
+        10,
+        88,
+        0,
+        1,
+        10,
+        88,
+        0,
+        2,
+    ]);
+    tunnelled.extend_from_slice(&plain[14..]);
+    let send = |frame: &[u8], refused: u64| {
+        in_netns(Some(rig.client.name()), || {
+            let interface = rivulet_pktio::Interface::new(None, "c0").unwrap();
+            let config =
+                Config { filter: Some(rivulet_pktio::Filter::new(&[]).unwrap()), ..Config::default() };
+            let mut io = AfPacket::open(&interface, config).unwrap();
+            assert_eq!(io.send(&[TxFrame::new(frame)]).unwrap(), 1);
+        })
+        .unwrap();
+        let patience = Instant::now() + Duration::from_secs(20);
+        while rig.metric("rivulet_refused_total{reason=\"seal_epoch\"}") < refused {
+            assert!(Instant::now() < patience, "not taken");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !ready() {
+        assert!(Instant::now() < patience, "never ready");
+    }
+    send(&of_a_later_epoch(&neighbour), 1);
+    assert!(ready(), "a neighbour's word");
+    send(&tunnelled, 2);
+    assert!(ready(), "what came in a tunnel");
+    send(&plain, 3);
+    let patience = Instant::now() + Duration::from_secs(20);
+    while ready() {
+        assert!(Instant::now() < patience, "the ToR itself is believed");
+    }
 }

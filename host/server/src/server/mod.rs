@@ -17,15 +17,15 @@ use rivulet_transport::server::{MinisocketCache, Policy, Refusal, ReplayMemory, 
 
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
-use crate::heartbeat::{Beat, Sender};
 use crate::interface::{Opener, awaited};
 use crate::minisocket::Minisocket;
 use crate::paths::Paths;
+use crate::pulse::Pulse;
 use crate::rules::{Filters, segments};
 use crate::running::Running;
 use crate::service::{Service, check_all};
 use crate::tunnel::{self, Tunnels};
-use crate::workers::Place;
+use crate::workers::{Place, bit};
 
 /// Uses that the replay defence remembers a horizon, 16 octets each: 65,000 requests a second at 4 s. Beyond it lets
 /// repeats pass unjudged.
@@ -53,7 +53,10 @@ pub(crate) enum Origin {
     /// From another rack's ToR.
     Tunnel,
     /// Judged before, and set aside by the application.
-    Detached,
+    Detached {
+        /// Its ToR block was believed.
+        trusted: bool,
+    },
 }
 
 /// A server on one interface, or one worker of several.
@@ -62,7 +65,6 @@ pub struct Server {
     link: LinkInfo,
     guard: Option<KernelGuard>,
     pub(crate) running: Vec<Running>,
-    incarnation: u16,
     pub(crate) counters: Counters,
     started: Instant,
     /// Requests in the last batch: the load that heartbeats tell.
@@ -73,7 +75,8 @@ pub struct Server {
     full: Option<u64>,
     /// The request being handled waited long.
     late: bool,
-    heartbeats: Sender,
+    /// The leader's: it sends the heartbeats of all.
+    pulse: Option<Pulse>,
     /// Holds the frame being handled.
     frame: Box<[u8]>,
     /// When the interface was last asked what it is, microseconds.
@@ -82,6 +85,8 @@ pub struct Server {
     reopened: u64,
     /// The application is not ready; requests are answered all the same.
     held_back: bool,
+    /// A turn was taken: before that nobody answers.
+    turned: bool,
     /// Continuations travel as differences to what the client predicts.
     delta: bool,
     paths: Paths,
@@ -124,24 +129,26 @@ impl Server {
         let opener = Opener::new(choice, place.count());
         let io = opener.open(&config.interface, &filters.outer, share)?;
         let link = io.link()?;
+        let pulse =
+            || Pulse::new(config.interface.clone(), place.seats().clone(), started, config.incarnation);
         let mut server = Server {
             io,
             link,
             guard: None,
             running: Vec::new(),
-            incarnation: config.incarnation,
             counters: Counters::default(),
             started,
             load: 0,
             waiting: 0..0,
             full: None,
             late: false,
-            heartbeats: Sender::default(),
+            pulse: place.leads().then(pulse),
             frame: vec![0; MAX_FRAME].into(),
             looked: 0,
             opener,
             reopened: 0,
             held_back: false,
+            turned: false,
             delta: true,
             paths: Paths::default(),
             place,
@@ -171,36 +178,42 @@ impl Server {
             self.io.set_filter(Some(&filters.outer))?;
             self.filters = filters;
         }
-        let now = self.now();
+        if let Some(pulse) = &mut self.pulse {
+            pulse.replace(&services).map_err(ServerError::Thread)?;
+        }
         let payload = self.payload();
         let mut running = Vec::with_capacity(services.len());
         for service in services {
             let policy = Policy {
                 payload,
                 horizon: service.horizon.as_micros() as u64,
-                trust_tor: service.trust_tor,
                 delta: self.delta,
                 ..Policy::default()
             };
             let same = |r: &&mut Running| r.service.keys.service == service.keys.service;
             let before = self.running.iter_mut().find(same);
-            let (beat, replay) = match before {
-                Some(r) => {
-                    let beat = r.beat.take().filter(|_| r.service.member == service.member);
-                    let replay = r.transport.replay.take();
-                    (beat, replay.filter(|_| r.service.horizon == service.horizon))
-                }
-                None => (None, None),
-            };
-            let beat = beat
-                .or_else(|| service.member.map(|member| Beat::new(member, self.incarnation, now)))
-                .filter(|_| self.place.leads());
+            let replay = before.and_then(|r| {
+                let replay = r.transport.replay.take();
+                replay.filter(|_| r.service.horizon == service.horizon)
+            });
             let transport = transport(policy, replay);
-            running.push(Running { keys: service.keys.ring(), service, transport, beat, behind: false });
+            running.push(Running { keys: service.keys.ring(), service, transport, behind: false });
         }
         self.running = running;
         self.place.has_news();
+        self.tell();
         Ok(())
+    }
+
+    /// What heartbeats say from now on.
+    fn tell(&self) {
+        let Some(pulse) = &self.pulse else { return };
+        let lacking = |(index, running): (usize, &Running)| if running.has_keys() { 0 } else { bit(index) };
+        let lacks = self.running.iter().enumerate().map(lacking).fold(0, |all, service| all | service);
+        pulse.tell(
+            self.link.mac,
+            if self.link.up && self.turned && !self.held_back { lacks } else { u64::MAX },
+        );
     }
 
     /// TCP payload that a packet on this interface takes.
@@ -270,7 +283,7 @@ impl Server {
     pub fn is_ready(&self) -> bool {
         !self.running.is_empty()
             && self.running.iter().all(Running::has_keys)
-            && self.place.behind() == 0
+            && self.place.seats().behind() == 0
             && self.link.up
             && !self.held_back
     }
@@ -279,6 +292,7 @@ impl Server {
     /// requests; those that come are answered.
     pub fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
+        self.tell();
     }
 
     /// Whether continuations travel as differences to what the client predicts (section 5.3), as they do unless this is
@@ -293,11 +307,12 @@ impl Server {
     /// Requests in the last batch, of all workers.
     #[must_use]
     pub fn load(&self) -> usize {
-        self.place.load()
+        self.place.seats().load()
     }
 
     /// What to wait for before the next [`turn`](Server::turn): a descriptor, and the events of poll(2). Both may be others
-    /// after each turn and each response. Heartbeats want turns in time besides.
+    /// after each turn and each response. A server behind a ToR wants turns within its liveness bound besides: one that takes
+    /// none is not ready.
     #[must_use]
     pub fn awaited(&self) -> (BorrowedFd<'_>, i16) {
         let (fd, events) = awaited(self.io.as_ref(), !self.waiting.is_empty());
@@ -327,7 +342,6 @@ pub(crate) fn common_clock() -> Time {
     Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
 }
 
-/// What keeps others from choosing numbers that collide in the replay defence.
 /// The transport of a service. Also behind a ToR that is believed it has a memory against replay: what the ToR could not judge, this
 /// replica does.
 fn transport(policy: Policy, replay: Option<ReplayMemory>) -> Transport {
@@ -339,8 +353,9 @@ fn transport(policy: Policy, replay: Option<ReplayMemory>) -> Transport {
     }
 }
 
+/// What keeps others from choosing numbers that collide in the replay defence.
 fn secret() -> u64 {
-    // It does not fail for so few octets.
+    // Without the kernel's randomness it is guessable, and the defence lets some repeats pass.
     getrandom::u64().unwrap_or_default()
 }
 

@@ -15,7 +15,6 @@ use rivulet_transport::Time;
 use rivulet_transport::server::{Refusal, Verdict, step};
 
 use super::{Application, LOOK, Origin, Server, common_clock, elapsed, payload};
-use crate::heartbeat::heartbeat_of;
 use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
 use crate::rules::segments;
@@ -32,8 +31,7 @@ const CALM: u64 = 1_000_000;
 const PATIENCE: u64 = 100_000;
 
 impl Server {
-    /// Waits until there is something to do, `longest` at most, and does it: heartbeats, then requests,
-    /// each handed to `application`.
+    /// Waits until there is something to do, `longest` at most, and does it: each request is handed to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         self.wait(!self.waiting.is_empty(), longest);
         if self.io.pending() > 0 {
@@ -43,10 +41,8 @@ impl Server {
         while let Some((client, mtu)) = self.place.told() {
             self.paths.learn(client, mtu, self.now());
         }
-        self.beat();
         self.load = 0;
         for _ in 0..MAX_BATCHES {
-            self.place.set_busy(Some(self.now()));
             if self.waiting.is_empty() {
                 self.waiting = self.take();
             }
@@ -60,14 +56,28 @@ impl Server {
             }
             self.load += before - self.waiting.len();
             self.flush();
-            self.beat();
             if !self.waiting.is_empty() {
                 break;
             }
         }
         self.load += self.waiting.len();
         self.place.set_load(self.load);
-        self.place.set_busy(None);
+        if let Some(pulse) = &self.pulse {
+            self.counters.heartbeats = pulse.sent();
+            if pulse.lost_interface() {
+                // The packet path's own socket may not have noticed.
+                self.link.up = false;
+                self.looked = self.now().saturating_sub(LOOK);
+            }
+        }
+        self.turned = true;
+        self.tell();
+        self.progress();
+    }
+
+    /// What is done next begins now.
+    fn progress(&self) {
+        self.place.set_busy(Some(self.now()));
     }
 
     /// The next batch of frames; none if there are none.
@@ -115,8 +125,7 @@ impl Server {
         false
     }
 
-    /// Waits until the responses of an event that is taken up again find room, and sends heartbeats meanwhile. What finds
-    /// none for too long is dropped.
+    /// Waits until the responses of an event that is taken up again find room. What finds none for too long is dropped.
     pub(crate) fn await_room(&mut self) {
         let until = self.now() + PATIENCE;
         while !self.has_room() {
@@ -125,7 +134,6 @@ impl Server {
                 break;
             }
             self.wait(true, Duration::from_micros(left));
-            self.beat();
         }
     }
 
@@ -135,49 +143,11 @@ impl Server {
         self.counters.late += u64::from(self.late);
     }
 
-    /// Waits for packets and room, or for room alone, until a heartbeat is due.
+    /// Waits for packets and room, or for room alone.
     fn wait(&self, room: bool, longest: Duration) {
-        let now = self.now();
-        let due =
-            self.running.iter().filter_map(|r| r.beat.as_ref()).map(|b| b.due().saturating_sub(now)).min();
-        let time = due.map_or(longest, |due| longest.min(Duration::from_micros(due)));
-        wait(self.io.as_ref(), room, time);
-    }
-
-    fn beat(&mut self) {
-        if !self.place.leads() {
-            return;
-        }
-        let now = self.now();
-        self.place.set_load(self.load);
-        let mut gone = false;
-        for (index, running) in self.running.iter_mut().enumerate() {
-            let keys = running.has_keys() && self.place.behind() & bit(index) == 0;
-            let ready = keys && self.link.up && !self.held_back;
-            let Some(beat) = &mut running.beat else { continue };
-            // A request that waits for room waits for the interface: excluding this replica would not help it, and
-            // the load tells the ToR. Any other is answered within the turn that takes it, or the loop itself has
-            // stopped and this is not reached: then the replica is silent, which the ToR takes for the same.
-            // Another worker whose loop has stopped is seen by the time that it has been at it.
-            let oldest = self.place.oldest(now);
-            let Some(frame) = beat.frame(now, self.link.mac, ready, self.place.load(), oldest) else {
-                continue;
-            };
-            match self.heartbeats.send(self.io.interface(), &frame, now) {
-                Ok(sent) => self.counters.heartbeats += u64::from(sent),
-                Err(_) => gone = true,
-            }
-            if !running.service.tunnels.is_empty() {
-                let netns = self.io.interface().netns();
-                let beat = heartbeat_of(&frame);
-                self.counters.heartbeats += self.tunnels.beat(&running.service.tunnels, beat, netns, now);
-            }
-        }
-        if gone {
-            // The packet path's own socket may not have noticed.
-            self.link.up = false;
-            self.looked = now.saturating_sub(LOOK);
-        }
+        self.place.set_busy(None);
+        wait(self.io.as_ref(), room, longest);
+        self.progress();
     }
 
     pub(crate) fn flush(&mut self) {
@@ -220,6 +190,7 @@ impl Server {
 
     /// One received frame, from its Ethernet header to the responses.
     fn frame(&mut self, index: usize, application: &mut dyn Application) {
+        self.progress();
         let counters = &mut self.counters;
         counters.frames += 1;
         // Responses are written while the request is read, and both lie in memory of the same object: the
@@ -290,10 +261,15 @@ impl Server {
             return;
         };
         let running = &mut self.running[index];
-        let fresh = origin != Origin::Detached;
-        // Between another rack's ToR and here the mark could be anybody's.
-        running.transport.policy.trust_checked = origin != Origin::Tunnel;
-        running.transport.policy.congested = self.late;
+        let fresh = !matches!(origin, Origin::Detached { .. });
+        let trusted = match origin {
+            Origin::Wire => running.is_from_tor(ethernet.src),
+            // Between another rack's ToR and here the block could be anybody's.
+            Origin::Tunnel => false,
+            Origin::Detached { trusted } => trusted,
+        };
+        let policy = &mut running.transport.policy;
+        (policy.trust_tor, policy.trust_checked, policy.congested) = (trusted, trusted, self.late);
         let verdict = if fresh {
             running.transport.accept(&segment, &running.keys, now)
         } else {
@@ -309,7 +285,7 @@ impl Server {
             Err(refusal) => {
                 tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
                 counters.refuse(&refusal);
-                if running.learn(&refusal, &segment) {
+                if trusted && running.learn(&refusal, &segment) {
                     self.place.add_behind(bit(index));
                 }
                 return;
@@ -341,6 +317,7 @@ impl Server {
             next: 0,
             frame,
             now,
+            trusted,
             detached: false,
         };
         if (kind == EventKind::Close || plan.is_for_application())

@@ -1,21 +1,21 @@
 //! ToRs of other racks: what they send comes in a tunnel, and they hear heartbeats by UDP.
 //!
-//! They never see the answers, which go the ordinary way. Their CHECKED mark is not believed: between them and this
-//! replica stands a network that could set it.
+//! They never see the answers, which go the ordinary way. Nothing of their block is believed, time, epochs or CHECKED:
+//! between them and this replica stands a network that could write it.
 
+mod beacon;
 mod device;
 mod inner;
 
-use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::IpAddr;
 use std::ops::Range;
 
 use rivulet_packet::EthHeader;
-use rivulet_packet::heartbeat::UDP_PORT;
 use rivulet_pktio::filter::{TunnelRule, UDP_PORT_GUE};
 use rivulet_pktio::guard::{GuardError, Table};
-use rivulet_pktio::{Filter, Interface, in_netns};
+use rivulet_pktio::{Filter, Interface};
 
+pub(crate) use self::beacon::Beacon;
 use self::device::Device;
 use self::inner::inner;
 use crate::service::{Service, Tunnel};
@@ -34,19 +34,10 @@ pub(crate) enum Content {
     Elsewhere,
 }
 
-/// One way to another rack's ToR.
-#[derive(Debug)]
-struct Way {
-    tunnel: Tunnel,
-    socket: Option<UdpSocket>,
-    /// When to try again, microseconds.
-    next: u64,
-}
-
 /// The tunnels of all services.
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
-    ways: Vec<Way>,
+    ways: Vec<Tunnel>,
     /// Whose plain TCP the kernel gets.
     plain: Vec<IpAddr>,
     device: Option<Device>,
@@ -71,7 +62,7 @@ impl Tunnels {
         }
         let plain = services.iter().filter(|s| s.plain_tcp && !s.tunnels.is_empty());
         let plain: Vec<IpAddr> = plain.flat_map(|s| s.addresses.iter().copied()).collect();
-        if self.ways.iter().map(|w| w.tunnel).ne(wanted.iter().copied()) {
+        if self.ways != wanted {
             if wanted.is_empty() || !leads {
                 self.guard = None;
             } else {
@@ -80,12 +71,7 @@ impl Tunnels {
                 self.guard = Some(table);
                 done?;
             }
-            let mut before = std::mem::take(&mut self.ways);
-            for tunnel in wanted {
-                let at = before.iter().position(|w| w.tunnel == tunnel);
-                let way = at.map(|at| before.swap_remove(at));
-                self.ways.push(way.unwrap_or(Way { tunnel, socket: None, next: 0 }));
-            }
+            self.ways = wanted;
         }
         if plain.is_empty() {
             self.device = None;
@@ -96,8 +82,7 @@ impl Tunnels {
 
     /// Guards them again: the kernel forgets what stood on an interface that was deleted.
     pub fn reguard(&mut self, interface: &Interface) -> Result<(), GuardError> {
-        let wanted: Vec<Tunnel> = self.ways.iter().map(|w| w.tunnel).collect();
-        self.guard.as_ref().map_or(Ok(()), |table| table.replace(&guard(interface.name(), &wanted)))
+        self.guard.as_ref().map_or(Ok(()), |table| table.replace(&guard(interface.name(), &self.ways)))
     }
 
     /// True without any.
@@ -108,8 +93,7 @@ impl Tunnels {
     /// Looks into a frame. `filter` is that of frames without a tunnel: what it lets through is for this process.
     pub fn open(&mut self, frame: &mut [u8], filter: &Filter, interface: &Interface, now: u64) -> Content {
         let Some(found) = inner(frame) else { return Content::Frame };
-        let known = |w: &Way| w.tunnel == Tunnel { local: found.destination, tor: found.source };
-        if !self.ways.iter().any(known) {
+        if !self.ways.contains(&Tunnel { local: found.destination, tor: found.source }) {
             return Content::Frame;
         }
         // The filter knows frames without a tag.
@@ -151,26 +135,6 @@ impl Tunnels {
             tracing::debug!(error = %e, "the kernel did not take a packet");
         }
     }
-
-    /// Sends a heartbeat to the ToRs of a service's tunnels; how many were sent.
-    pub fn beat(&mut self, to: &[Tunnel], heartbeat: &[u8], netns: Option<&str>, now: u64) -> u64 {
-        let mut sent = 0;
-        for way in self.ways.iter_mut().filter(|w| to.contains(&w.tunnel)) {
-            if way.socket.is_none() && now >= way.next {
-                way.next = now + RETRY;
-                way.socket = in_netns(netns, || socket(way.tunnel))
-                    .map_err(io::Error::other)
-                    .flatten()
-                    .inspect_err(|e| {
-                        tracing::warn!(local = %way.tunnel.local, tor = %way.tunnel.tor, error = %e, "no heartbeats to this ToR");
-                    })
-                    .ok();
-            }
-            // Errors are those of the network (a router's word about an earlier one): the next goes out all the same.
-            sent += way.socket.as_ref().map_or(0, |s| u64::from(s.send(heartbeat).is_ok()));
-        }
-        sent
-    }
 }
 
 /// The receive filter's rules.
@@ -196,13 +160,6 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
         6 => Some(<[u8; 16]>::try_from(packet.get(24..40)?).ok()?.into()),
         _ => None,
     }
-}
-
-fn socket(tunnel: Tunnel) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(SocketAddr::new(tunnel.local, 0))?;
-    socket.connect(SocketAddr::new(tunnel.tor, UDP_PORT))?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
 }
 
 /// Keeps the kernel, which may know no tunnels, from telling the ToRs that nobody takes them.
@@ -235,7 +192,7 @@ mod tests {
 
     fn one_way() -> Tunnels {
         let tunnel = Tunnel { local: "10.0.2.1".parse().unwrap(), tor: "10.0.3.254".parse().unwrap() };
-        Tunnels { ways: vec![Way { tunnel, socket: None, next: 0 }], ..Tunnels::default() }
+        Tunnels { ways: vec![tunnel], ..Tunnels::default() }
     }
 
     #[test]
@@ -258,19 +215,5 @@ mod tests {
         let mut strange = tunnelled(false, 80);
         strange[29] = 253;
         assert_eq!(one_way().open(&mut strange, &filter, &interface, 0), Content::Frame, "another ToR's");
-    }
-
-    #[test]
-    fn heartbeats_go_out_once_the_address_is_there() {
-        let tor = UdpSocket::bind(("127.0.0.2", UDP_PORT)).unwrap();
-        let there = Tunnel { local: "127.0.0.1".parse().unwrap(), tor: "127.0.0.2".parse().unwrap() };
-        let not_there = Tunnel { local: "192.0.2.1".parse().unwrap(), ..there };
-        let ways = [there, not_there].map(|tunnel| Way { tunnel, socket: None, next: 0 });
-        let mut tunnels = Tunnels { ways: ways.into(), ..Tunnels::default() };
-        assert_eq!(tunnels.beat(&[there], b"beat", None, 0), 1);
-        let mut octets = [0; 8];
-        assert_eq!(tor.recv(&mut octets).unwrap(), 4);
-        assert_eq!(tunnels.beat(&[not_there], b"beat", None, 0), 0, "an address that is not here");
-        assert_eq!(tunnels.beat(&[], b"beat", None, 0), 0);
     }
 }
