@@ -13,9 +13,9 @@ export UV_NATIVE_TLS=1
 # them, links), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
-# chromium: the controller's page is clicked; etcd-server: two controllers; lintian: the packages; tshark: the Wireshark
-# dissector.
-TEST_PACKAGES=(chromium etcd-server lintian tshark)
+# apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers;
+# lintian: the packages; tshark: the Wireshark dissector.
+TEST_PACKAGES=(apache2-utils chromium etcd-server lintian nginx-light tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 
@@ -48,7 +48,7 @@ if ((${#missing[@]})) && [[ " $* " != *" --no-apt "* ]]; then
     as_root=(sudo)
   fi
   apt update
-  # No recommends: mininet would pull in Open vSwitch and start its daemon; SYSTEMD_OFFLINE keeps etcd from starting.
+  # No recommends: mininet would pull in Open vSwitch and start its daemon; SYSTEMD_OFFLINE keeps etcd and nginx from starting.
   apt install -y --no-install-recommends "${missing[@]}"
 fi
 

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use super::codec::{Malformed, Reader, put_text};
 use super::object::Identity;
 use super::objects::{Lookup, MAX_NAME, Objects};
-use super::{Method, Request, Status};
+use super::{Method, RangeSpec, Request, Status};
 
 /// Version of the encoding; another one is refused.
 const VERSION: u8 = 1;
@@ -128,7 +128,9 @@ impl<'a> Answer<'a> {
         if request.if_none_match.present && request.if_none_match.matches(&identity.hash) {
             self.status = Status(304);
         } else if !request.if_range.present || request.if_range.matches(&identity.hash) {
-            match request.range.resolve(identity.size) {
+            // Ranges are defined for GET alone (RFC 9110 section 14.2).
+            let range = if self.head_only { RangeSpec::All } else { request.range };
+            match range.resolve(identity.size) {
                 Ok(None) => {}
                 Ok(Some((first, len))) => {
                     self.status = Status(206);
@@ -209,7 +211,7 @@ impl<'a> Answer<'a> {
             _ => return Err(ReadError::NotMine),
         };
         let at = part.first.checked_add(at).ok_or(ReadError::Beyond)?;
-        if object.read(at, out) { Ok(()) } else { Err(ReadError::NotMine) }
+        objects.read(&object, at, out)
     }
 
     /// The response head; a function of the fields alone.

@@ -6,13 +6,22 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Mappings at the same time; a file that finds no place is read by system calls instead.
+/// Mappings at the same time; more are refused.
 const SLOTS: usize = 4096;
+/// What is looked at, and brought into memory, at a time, octets.
+const BLOCK: usize = 256 << 10;
+/// For how long a block that was in memory is taken to be there, milliseconds.
+const GOOD_FOR: u32 = 1000;
+/// Blocks that are brought into memory together.
+const AHEAD: usize = 4;
+/// linux/mman.h, since Linux 5.14
+const MADV_POPULATE_READ: libc::c_int = 22;
 
 struct Slot {
     start: AtomicUsize,
@@ -40,6 +49,8 @@ pub(crate) struct Mapping {
     ptr: NonNull<u8>,
     len: usize,
     slot: usize,
+    /// When each block was last known to be in memory, milliseconds of the caller's clock.
+    seen: Box<[AtomicU32]>,
 }
 
 // SAFETY: the pages are only read, and the pointer stays valid until drop.
@@ -67,7 +78,56 @@ impl Mapping {
         slot.broken.store(false, Ordering::Release);
         slot.end.store(start + len, Ordering::Release);
         slot.start.store(start, Ordering::Release);
-        Ok(Mapping { ptr, len, slot: index })
+        let seen = (0..len.div_ceil(BLOCK)).map(|_| AtomicU32::new(0)).collect();
+        Ok(Mapping { ptr, len, slot: index, seen })
+    }
+
+    /// The first block of these octets that may not be in memory, so that [`Mapping::copy`] would wait for the disk.
+    pub fn missing(&self, offset: usize, len: usize, now: u32) -> Option<usize> {
+        let end = offset.saturating_add(len).min(self.len);
+        (offset / BLOCK..end.div_ceil(BLOCK)).find(|block| !self.is_resident(*block, now))
+    }
+
+    fn is_resident(&self, block: usize, now: u32) -> bool {
+        let Some(seen) = self.seen.get(block) else { return true };
+        let before = seen.load(Ordering::Relaxed);
+        if before != 0 && now.wrapping_sub(before) < GOOD_FOR {
+            return true;
+        }
+        let Range { start, end } = self.range(block);
+        let mut pages = [0u8; BLOCK / 4096];
+        // SAFETY: a part of the mapping, from a page's beginning; a page has 4096 octets at least, so there is room for all.
+        let told =
+            unsafe { libc::mincore(self.ptr.as_ptr().add(start).cast(), end - start, pages.as_mut_ptr()) };
+        let count = (end - start).div_ceil(PAGE.load(Ordering::Acquire));
+        // Where the kernel does not tell, reading is all that is left.
+        let resident = told != 0 || pages[..count].iter().all(|page| page & 1 != 0);
+        if resident {
+            seen.store(now.max(1), Ordering::Relaxed);
+        }
+        resident
+    }
+
+    /// Brings a block and those behind it into memory, however long that takes.
+    pub fn fetch(&self, block: usize, now: u32) {
+        for block in (block..self.seen.len()).take(AHEAD) {
+            let Range { start, end } = self.range(block);
+            // SAFETY: a part of the mapping, from a page's beginning.
+            let done = unsafe {
+                libc::madvise(self.ptr.as_ptr().add(start).cast(), end - start, MADV_POPULATE_READ)
+            };
+            if done != 0 {
+                // An older kernel, or a file cut short: the pages are touched.
+                for at in (start..end).step_by(PAGE.load(Ordering::Acquire)) {
+                    self.copy(at, &mut [0]);
+                }
+            }
+            self.seen[block].store(now.max(1), Ordering::Relaxed);
+        }
+    }
+
+    fn range(&self, block: usize) -> Range<usize> {
+        block * BLOCK..self.len.min((block + 1) * BLOCK)
     }
 
     /// Copies octets from `offset` on into `out`; false if the file no longer has them.
@@ -151,5 +211,22 @@ mod tests {
         assert!(!mapping.copy(0, &mut out), "and stays noted");
         drop(mapping);
         assert!(Mapping::new(&file, 100).unwrap().copy(0, &mut out[..100]), "the place is free again");
+    }
+
+    #[test]
+    fn what_is_not_in_memory_is_missing_until_it_is_fetched() {
+        let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        file.write_all(&vec![7; 3 * BLOCK + 5]).unwrap();
+        file.as_file().sync_all().unwrap();
+        let mapping = Mapping::new(file.as_file(), 3 * BLOCK + 5).unwrap();
+        // SAFETY: a plain call on an open descriptor: the page cache forgets the file.
+        unsafe { libc::posix_fadvise(file.as_file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        assert_eq!(mapping.missing(BLOCK - 1, 2, 5), Some(0));
+        mapping.fetch(0, 5);
+        for offset in [0, 3 * BLOCK + 4] {
+            assert_eq!(mapping.missing(offset, 1, 5), None);
+            assert!(mapping.copy(offset, &mut [0]));
+        }
+        assert_eq!(mapping.missing(usize::MAX, 9, 5), None, "beyond the end there is nothing to wait for");
     }
 }

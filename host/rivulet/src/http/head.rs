@@ -17,6 +17,9 @@ const SKIP_AT: usize = 256;
 /// Octets of a whole head; more is refused with 431.
 const MAX_HEAD: u32 = 64 << 10;
 
+/// Longest body that is read and forgotten, where the method has no use for one; more is refused with 413.
+const MAX_UNREAD: u64 = 1 << 20;
+
 /// What is asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
@@ -43,7 +46,12 @@ pub struct Head {
     /// The rest of a line that means nothing follows.
     skipping: bool,
     octets: u32,
+    /// A `Host` has been read.
     host: bool,
+    /// The request is of HTTP/1.0.
+    old: bool,
+    /// A `Transfer-Encoding` has been read.
+    coded: bool,
     request: Request,
 }
 
@@ -68,6 +76,14 @@ pub struct Request {
     pub close: bool,
     /// The request is to be refused with this status.
     pub refuse: Option<Status>,
+}
+
+impl Request {
+    /// Octets of the body that follows.
+    #[must_use]
+    pub fn body(&self) -> u64 {
+        self.content_length.unwrap_or(0)
+    }
 }
 
 /// What came of feeding octets to a [`Head`].
@@ -163,7 +179,11 @@ impl Head {
         if line.len() > MAX_LINE {
             return Err(431);
         }
-        self.header(name, std::str::from_utf8(value).map_err(|_| 400u16)?.trim())?;
+        // A bare CR or a NUL (RFC 9112 section 2.2, RFC 9110 section 5.5).
+        if value.iter().any(|b| matches!(b, b'\r' | b'\0')) {
+            return Err(400);
+        }
+        self.header(name, std::str::from_utf8(value).map_err(|_| 400u16)?.trim_matches([' ', '\t']))?;
         Ok(false)
     }
 
@@ -179,13 +199,11 @@ impl Head {
             return Err(400);
         }
         let request = &mut self.request;
-        request.close = match version {
-            "HTTP/1.1" => false,
-            "HTTP/1.0" => {
-                self.host = true;
-                true
-            }
-            v if v.starts_with("HTTP/") => return Err(505),
+        // A higher minor version is answered as ours is (RFC 9110 section 2.5).
+        (self.old, request.close) = match version.strip_prefix("HTTP/").map(str::as_bytes) {
+            Some(b"1.0") => (true, true),
+            Some([b'1', b'.', b'1'..=b'9']) => (false, false),
+            Some([b'0'..=b'9', b'.', b'0'..=b'9']) => return Err(505),
             _ => return Err(400),
         };
         request.method = match method {
@@ -196,13 +214,17 @@ impl Head {
             "OPTIONS" => Method::Options,
             _ => Method::Other,
         };
-        // Absolute form (a proxy's) is accepted, its authority ignored (RFC 9112 section 3.2.2).
-        let path = match target.strip_prefix("http://") {
-            Some(rest) => rest.find('/').map_or("/", |i| &rest[i..]),
-            None if target == "*" && request.method == Method::Options => "/",
-            None => target,
+        let path = target.split(['?', '#']).next().unwrap_or_default();
+        // Absolute form (a proxy's) is accepted, its authority ignored (RFC 9112 section 3.2.2); schemes know no case.
+        let path = match path.split_at_checked("http://".len()) {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http://") => match rest.find('/') {
+                _ if rest.starts_with('/') || rest.is_empty() => return Err(400),
+                Some(at) => &rest[at..],
+                None => "/",
+            },
+            _ if target == "*" && request.method == Method::Options => "/",
+            _ => path,
         };
-        let path = path.split(['?', '#']).next().unwrap_or_default();
         if !path.starts_with('/') {
             return Err(400);
         }
@@ -218,7 +240,8 @@ impl Head {
         let request = &mut self.request;
         let is = |text: &str| name.eq_ignore_ascii_case(text.as_bytes());
         if is("host") {
-            if std::mem::replace(&mut self.host, true) && !request.close {
+            // RFC 9112 section 3.2
+            if std::mem::replace(&mut self.host, true) {
                 return Err(400);
             }
         } else if is("connection") {
@@ -236,9 +259,16 @@ impl Head {
                 return Err(400);
             }
         } else if is("transfer-encoding") {
-            // Chunks could be counted in a continuation; nobody who uploads files needs them.
-            return Err(411);
-        } else if is("expect") {
+            // Coded by who knows what, or framed by a version that has no codings (RFC 9112 section 6.1).
+            if self.old {
+                return Err(400);
+            }
+            if !value.eq_ignore_ascii_case("chunked") {
+                return Err(501);
+            }
+            self.coded = true;
+        } else if is("expect") && !self.old {
+            // HTTP/1.0 has no interim answers (RFC 9110 section 10.1.1).
             if !value.eq_ignore_ascii_case("100-continue") {
                 return Err(417);
             }
@@ -255,14 +285,18 @@ impl Head {
 
     fn complete(&mut self) -> Result<(), u16> {
         // HTTP/1.1 without Host (RFC 9112 section 3.2).
-        if !self.host {
+        if !self.host && !self.old {
             return Err(400);
         }
         let request = &self.request;
-        let body = request.content_length.unwrap_or(0) > 0;
+        if self.coded {
+            // Two lengths are an attack on whoever believes the other one (RFC 9112 section 6.3). Chunks could be
+            // counted in a continuation; nobody who uploads files needs them.
+            return Err(if request.content_length.is_some() { 400 } else { 411 });
+        }
         match request.method {
             Method::Put | Method::Post if request.content_length.is_none() => Err(411),
-            Method::Get | Method::Head | Method::Options if body => Err(413),
+            Method::Get | Method::Head | Method::Options if request.body() > MAX_UNREAD => Err(413),
             _ => Ok(()),
         }
     }
@@ -270,8 +304,16 @@ impl Head {
     /// Appends the encoding that [`Head::decode`] reads.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let r = &self.request;
-        let bits =
-            [self.started, self.skipping, self.host, r.close, r.expect_continue, r.content_length.is_some()];
+        let bits = [
+            self.started,
+            self.skipping,
+            self.host,
+            r.close,
+            r.expect_continue,
+            r.content_length.is_some(),
+            self.old,
+            self.coded,
+        ];
         out.push(bits.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit)));
         out.extend_from_slice(&self.octets.to_be_bytes());
         if !self.started {
@@ -292,8 +334,15 @@ impl Head {
         let mut r = Reader(input);
         let bits = r.u8()?;
         let bit = |n: u8| bits >> n & 1 != 0;
-        let mut head =
-            Head { started: bit(0), skipping: bit(1), host: bit(2), octets: r.u32()?, ..Head::default() };
+        let mut head = Head {
+            started: bit(0),
+            skipping: bit(1),
+            host: bit(2),
+            old: bit(6),
+            coded: bit(7),
+            octets: r.u32()?,
+            ..Head::default()
+        };
         if head.started {
             let methods =
                 [Method::Get, Method::Head, Method::Put, Method::Post, Method::Options, Method::Other];
@@ -357,8 +406,23 @@ mod tests {
     #[test]
     fn persistence_follows_version_and_header() {
         assert!(whole("GET / HTTP/1.0\r\n\r\n").close);
-        assert!(!whole("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").close);
+        // Before and behind Host, as `ab -k` and others have it.
+        for fields in ["Connection: Keep-Alive\r\nHost: h\r\n", "Host: h\r\nConnection: keep-alive\r\n"] {
+            let request = whole(&format!("GET / HTTP/1.0\r\n{fields}\r\n"));
+            assert_eq!((request.refuse, request.close), (None, false), "{fields}");
+        }
+        assert_eq!(whole("GET / HTTP/1.9\r\nHost: h\r\n\r\n").refuse, None);
         assert!(whole("GET / HTTP/1.1\r\nHost: h\r\nConnection: x, Close\r\n\r\n").close);
+    }
+
+    #[test]
+    fn absolute_targets() {
+        for (target, path) in
+            [("http://h/a?b", "/a"), ("HTTP://h:80/a", "/a"), ("http://h", "/"), ("http://h?x=/secret", "/")]
+        {
+            let request = whole(&format!("GET {target} HTTP/1.1\r\nHost: h\r\n\r\n"));
+            assert_eq!((request.refuse, request.path.as_str()), (None, path), "{target}");
+        }
     }
 
     #[test]
@@ -372,7 +436,12 @@ mod tests {
             ("GET / HTTP/1.1\r\nHost: h\r\n folded: x\r\n\r\n".to_owned(), 400),
             ("GET /%00 HTTP/1.1\r\nHost: h\r\n\r\n".to_owned(), 400),
             ("GET / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(), 411),
-            ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\n".to_owned(), 413),
+            ("GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 1048577\r\n\r\n".to_owned(), 413),
+            ("GET / HTTP/1.0\r\nHost: h\r\nHost: h\r\n\r\n".to_owned(), 400),
+            ("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned(), 400),
+            ("PUT / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: gzip\r\n\r\n".to_owned(), 501),
+            ("GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n".to_owned(), 400),
+            ("GET http:///x HTTP/1.1\r\nHost: h\r\n\r\n".to_owned(), 400),
             ("POST / HTTP/1.1\r\nHost: h\r\n\r\n".to_owned(), 411),
             ("POST / HTTP/1.1\r\nHost: h\r\nContent-Length: -3\r\n\r\n".to_owned(), 400),
             (format!("GET /{long}"), 414),

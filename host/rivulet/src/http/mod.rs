@@ -7,6 +7,7 @@
 
 mod answer;
 mod codec;
+mod desk;
 mod guard;
 mod head;
 mod object;
@@ -23,7 +24,7 @@ pub use object::{Identity, Object};
 pub use objects::{Lookup, MAX_NAME, Objects};
 pub use ranges::{RangeSpec, Tags};
 pub use session::{Input, Progress, Promise, Session, Site};
-pub use upload::{Upload, Uploads, Written};
+pub use upload::{Limits, Upload, Uploads, Written};
 
 /// A status code with what this server says about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

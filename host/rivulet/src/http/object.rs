@@ -1,6 +1,6 @@
 //! One state of one file, under an identity that every replica gives it.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::guard::Mapping;
 use super::stamp::Stamp;
@@ -29,6 +29,8 @@ pub struct Object {
     pub(super) content: Content,
     /// When the stamp was last compared, microseconds of the store's clock.
     pub(super) checked: AtomicU64,
+    /// The file holds something else by now.
+    pub(super) gone: AtomicBool,
 }
 
 impl Object {
@@ -36,6 +38,10 @@ impl Object {
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
     }
 
     /// Fills `out` with the octets from `offset` on; false if the file no longer holds them.

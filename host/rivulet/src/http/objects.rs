@@ -3,6 +3,9 @@
 //! An object is known by name, size and content hash, never by inode or time, so a continuation names
 //! the same octets on every replica. The hash is computed when a file is first asked for and kept
 //! while the file's stamp (inode, size, times) stands; all of this is soft state that may be dropped.
+//!
+//! Files are opened, read and looked at by the [`Desk`]'s threads alone. Who asks waits for them for as long as he
+//! has patience: the packet path for moments only, or a slow disk would make it look dead.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,31 +14,43 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use super::answer::ReadError;
+use super::desk::{Desk, Key};
 use super::guard::Mapping;
 use super::object::{Content, Identity, Object};
 use super::stamp::Stamp;
 
+/// Files above this size are asked for before anybody does.
+const PREPARED: u64 = 1 << 20;
 /// Longest name, octets; longer ones are refused with 414 so that a continuation fits into a packet.
 pub const MAX_NAME: usize = 700;
 /// Files up to this size are held in memory; longer ones are mapped.
 const SMALL: u64 = 64 << 10;
-/// Files up to this size are hashed while the request waits; longer ones by the hashing thread.
-const HASH_AT_ONCE: u64 = 1 << 20;
 /// Objects kept; when there are more, all are forgotten.
 const MAX_OBJECTS: usize = 4000;
 /// Objects kept near a thread; when there are more, all are forgotten there.
 const MAX_NEAR: usize = 64;
 /// Octets of small files kept in memory.
 const MAX_SMALL_TOTAL: usize = 128 << 20;
-/// A file's stamp is looked at again after this time, microseconds.
+/// A file's stamp is looked at again after this time, microseconds: a changed file is noticed by then.
 const RECHECK: u64 = 20_000;
-/// Files waiting for the hashing thread.
-const MAX_QUEUE: usize = 4096;
+/// While it is looked at again, a file is taken for the same for so long, microseconds.
+const STALE: u64 = 60_000;
+/// Names that are remembered to be no files until who asked for them comes again.
+const MAX_REFUSED: usize = 1024;
+/// For how long, microseconds.
+const REFUSED: u64 = 1_000_000;
+/// Folders that are looked into in advance.
+const MAX_FOLDERS: usize = 4096;
+/// How long the packet path waits for a disk: about as long as one that has the file in memory takes.
+pub(super) const MOMENT: Duration = Duration::from_millis(1);
+/// How long others do.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What stands under a name.
 #[derive(Debug)]
@@ -60,10 +75,8 @@ struct Shared {
     started: Instant,
     objects: RwLock<Table>,
     small_total: AtomicUsize,
-    queue: Mutex<Vec<String>>,
-    /// The hashing thread has a file in hand.
-    hashing: AtomicBool,
-    wake: parking_lot::Condvar,
+    /// What was found instead of files, until who asked comes again.
+    refused: Mutex<HashMap<Box<str>, (u64, Lookup)>>,
     stop: AtomicBool,
 }
 
@@ -75,22 +88,29 @@ pub struct Objects {
     shared: Arc<Shared>,
     /// Objects that were lately asked for here: one thread's, so that it meets no other at the table of all.
     near: Option<Arc<Mutex<Table>>>,
-    _hasher: Arc<Hasher>,
+    patience: Duration,
+    desk: Arc<Closing>,
 }
 
-/// Ends the hashing thread with the last handle.
+/// Ends the threads with the last handle, in the middle of a long file too.
 #[derive(Debug)]
-struct Hasher(Arc<Shared>);
+pub(super) struct Closing(pub(super) Desk, Arc<Shared>);
 
-impl Drop for Hasher {
+impl Drop for Closing {
     fn drop(&mut self) {
-        self.0.stop.store(true, Ordering::Release);
-        self.0.wake.notify_all();
+        self.1.stop.store(true, Ordering::Release);
     }
 }
 
+/// Whether a file is still an object's.
+enum Stands {
+    Yes,
+    No,
+    Unknown,
+}
+
 impl Objects {
-    /// Serves `dir`; starts the thread that hashes long files.
+    /// Serves `dir`; starts the threads that read it. Who asks waits for the disk.
     pub fn open(dir: &Path) -> io::Result<Objects> {
         let root =
             rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -99,24 +119,33 @@ impl Objects {
             started: Instant::now(),
             objects: RwLock::default(),
             small_total: AtomicUsize::new(0),
-            queue: Mutex::default(),
-            hashing: AtomicBool::new(false),
-            wake: parking_lot::Condvar::new(),
+            refused: Mutex::default(),
             stop: AtomicBool::new(false),
         });
-        let of_thread = shared.clone();
-        std::thread::Builder::new().name("hash".into()).spawn(move || of_thread.hash_queue())?;
-        Ok(Objects { _hasher: Arc::new(Hasher(shared.clone())), shared, near: None })
+        let desk = Arc::new(Closing(Desk::open()?, shared.clone()));
+        Ok(Objects { shared, near: None, patience: PATIENCE, desk })
     }
 
-    /// The same objects for a thread of its own, which takes no lock of others for those that it has seen.
+    /// The same objects for a thread of the packet path: it takes no lock of others for those that it has seen, and what is
+    /// not at hand within moments is [`Lookup::Pending`].
     #[must_use]
     pub fn for_thread(&self) -> Objects {
-        Objects { near: Some(Arc::default()), ..self.clone() }
+        Objects { near: Some(Arc::default()), patience: MOMENT, ..self.clone() }
     }
 
-    /// Asks for the hashes of all files under `dir` (as given to [`open`](Self::open)) in advance, so
-    /// that the first request for a long one need not wait.
+    /// The same, with so much patience.
+    #[cfg(test)]
+    pub(super) fn with_patience(&self, patience: Duration) -> Objects {
+        Objects { patience, ..self.for_thread() }
+    }
+
+    /// The threads that may wait for the disk.
+    pub(super) fn desk(&self) -> Arc<Closing> {
+        self.desk.clone()
+    }
+
+    /// Asks for all files under `dir` (as given to [`open`](Self::open)) in advance, so that the first request for a long
+    /// one need not wait.
     pub fn prepare(&self, dir: &Path) {
         let mut folders = vec![(dir.to_owned(), String::new())];
         while let Some((folder, prefix)) = folders.pop() {
@@ -126,21 +155,24 @@ impl Objects {
                 let name = format!("{prefix}{name}");
                 match entry.metadata() {
                     Ok(meta) if meta.is_dir() => folders.push((entry.path(), name + "/")),
-                    Ok(meta) if meta.is_file() && meta.len() > HASH_AT_ONCE => self.shared.enqueue(&name),
+                    Ok(meta) if meta.is_file() && meta.len() > PREPARED => {
+                        let shared = self.shared.clone();
+                        let key = Key::Load(name.as_str().into());
+                        self.desk.0.ask_later(key, move || shared.load(&name));
+                    }
                     _ => {}
                 }
-                if folders.len() > MAX_QUEUE {
+                if folders.len() > MAX_FOLDERS {
                     return;
                 }
             }
         }
     }
 
-    /// True while files are being hashed: requests for them have to wait.
+    /// True while files are being read: requests for them have to wait.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        let queue = self.shared.queue.lock();
-        !queue.is_empty() || self.shared.hashing.load(Ordering::Acquire)
+        self.desk.0.is_busy()
     }
 
     /// What stands under the path of a request, which begins with `/`. A path that ends in `/` means
@@ -175,16 +207,41 @@ impl Objects {
         }
     }
 
+    /// Fills `out` with an object's octets from `offset` on.
+    pub fn read(&self, object: &Arc<Object>, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        if self.near.is_some()
+            && let Content::Mapped(mapping) = &object.content
+            && let Some(block) =
+                mapping.missing(usize::try_from(offset).unwrap_or(usize::MAX), out.len(), self.milliseconds())
+        {
+            let (of_job, now) = (object.clone(), self.milliseconds());
+            let fetch = move || {
+                if let Content::Mapped(mapping) = &of_job.content {
+                    mapping.fetch(block, now);
+                }
+            };
+            if !self.desk.0.ask(Key::Page(Arc::as_ptr(object) as usize, block), self.patience, fetch) {
+                return Err(ReadError::NotYet);
+            }
+        }
+        if object.read(offset, out) { Ok(()) } else { Err(ReadError::NotMine) }
+    }
+
+    fn milliseconds(&self) -> u32 {
+        (self.shared.now() / 1000) as u32
+    }
+
     fn named(&self, name: &str) -> Lookup {
-        let Some(near) = &self.near else { return self.shared.named(name) };
+        let Some(near) = &self.near else { return self.found(name) };
         let mut near = near.lock();
         if let Some(object) = near.get(name) {
-            if self.shared.stands(name, object) {
-                return Lookup::Found(object.clone());
-            }
-            near.remove(name);
+            match self.stands(name, object) {
+                Stands::Yes => return Lookup::Found(object.clone()),
+                Stands::Unknown => return Lookup::Pending,
+                Stands::No => near.remove(name),
+            };
         }
-        let found = self.shared.named(name);
+        let found = self.found(name);
         if let Lookup::Found(object) = &found {
             // What the table of all has forgotten is not kept here for long either.
             if near.len() >= MAX_NEAR {
@@ -194,6 +251,48 @@ impl Objects {
         }
         found
     }
+
+    /// As [`named`](Self::named), from the table of all.
+    fn found(&self, name: &str) -> Lookup {
+        let there = self.shared.objects.read().get(name).cloned();
+        match there.map(|object| (self.stands(name, &object), object)) {
+            Some((Stands::Yes, object)) => return Lookup::Found(object),
+            Some((Stands::Unknown, _)) => return Lookup::Pending,
+            Some((Stands::No, _)) | None => {}
+        }
+        let (shared, of_job) = (&self.shared, self.shared.clone());
+        let refused = || {
+            let (at, refused) = shared.refused.lock().remove(name)?;
+            (shared.now().saturating_sub(at) < REFUSED).then_some(refused)
+        };
+        if let Some(refused) = refused() {
+            return refused;
+        }
+        let owned: Box<str> = name.into();
+        if !self.desk.0.ask(Key::Load(name.into()), self.patience, move || of_job.load(&owned)) {
+            return Lookup::Pending;
+        }
+        let there = shared.objects.read().get(name).cloned();
+        there.map(Lookup::Found).or_else(refused).unwrap_or(Lookup::Pending)
+    }
+
+    /// Whether the file is still the object's. Its stamp is looked at again now and then, in time for one that is asked for
+    /// often.
+    fn stands(&self, name: &str, object: &Arc<Object>) -> Stands {
+        let age = || self.shared.now().saturating_sub(object.checked.load(Ordering::Relaxed));
+        let before = age();
+        if before > RECHECK / 2 && !object.is_gone() {
+            let (shared, owned, of_job): (_, Box<str>, _) =
+                (self.shared.clone(), name.into(), object.clone());
+            let patience = if before > RECHECK { self.patience } else { Duration::ZERO };
+            self.desk.0.ask(Key::Check(name.into()), patience, move || shared.check(&owned, &of_job));
+        }
+        match age() {
+            _ if object.is_gone() => Stands::No,
+            age if age <= STALE => Stands::Yes,
+            _ => Stands::Unknown,
+        }
+    }
 }
 
 impl Shared {
@@ -201,37 +300,19 @@ impl Shared {
         self.started.elapsed().as_micros() as u64
     }
 
-    fn named(&self, name: &str) -> Lookup {
-        match self.get(name) {
-            Some(object) => Lookup::Found(object),
-            None => self.load(name, false),
-        }
-    }
-
-    /// The object at hand, if it is still what the file holds.
-    fn get(&self, name: &str) -> Option<Arc<Object>> {
-        let object = self.objects.read().get(name)?.clone();
-        self.stands(name, &object).then_some(object)
-    }
-
-    /// Whether the file is still the object's; its stamp is looked at again now and then, and one that changed is
-    /// forgotten.
-    fn stands(&self, name: &str, object: &Arc<Object>) -> bool {
-        let now = self.now();
-        if now.saturating_sub(object.checked.load(Ordering::Relaxed)) <= RECHECK {
-            return true;
-        }
+    /// Looks at a file's stamp again; an object whose file has another one is forgotten.
+    fn check(&self, name: &str, object: &Arc<Object>) {
         let stamp = self.open_file(name).ok().and_then(|file| Stamp::of(&file).ok());
-        if stamp != Some(object.stamp) {
-            let mut objects = self.objects.write();
-            // Another thread may have put the new one there.
-            if objects.get(name).is_some_and(|there| Arc::ptr_eq(there, object)) {
-                objects.remove(name);
-            }
-            return false;
+        if stamp == Some(object.stamp) {
+            object.checked.store(self.now(), Ordering::Relaxed);
+            return;
         }
-        object.checked.store(now, Ordering::Relaxed);
-        true
+        object.gone.store(true, Ordering::Release);
+        let mut objects = self.objects.write();
+        // Another thread may have put the new one there.
+        if objects.get(name).is_some_and(|there| Arc::ptr_eq(there, object)) {
+            objects.remove(name);
+        }
     }
 
     /// Opens a file under the root; no name and no symbolic link leads out of it.
@@ -241,35 +322,34 @@ impl Shared {
         Ok(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?.into())
     }
 
-    fn load(&self, name: &str, by_hasher: bool) -> Lookup {
-        let file = match self.open_file(name) {
-            Ok(file) => file,
-            Err(e) => return refusal(&e),
+    /// Takes a file in, or notes why it is none.
+    fn load(&self, name: &str) {
+        let refused = match self.take_in(name) {
+            Ok(None) => return,
+            Ok(Some(refused)) => refused,
+            Err(e) => refusal(&e),
         };
-        let (meta, stamp) = match file.metadata().and_then(|m| Ok((m, Stamp::of(&file)?))) {
-            Ok(found) => found,
-            Err(e) => return refusal(&e),
-        };
+        let mut all = self.refused.lock();
+        if all.len() >= MAX_REFUSED {
+            all.clear();
+        }
+        all.insert(name.into(), (self.now(), refused));
+    }
+
+    fn take_in(&self, name: &str) -> io::Result<Option<Lookup>> {
+        let file = self.open_file(name)?;
+        let (meta, stamp) = (file.metadata()?, Stamp::of(&file)?);
         if meta.is_dir() {
-            return Lookup::Directory;
+            return Ok(Some(Lookup::Directory));
         }
         if !meta.is_file() {
-            return Lookup::Missing;
+            return Ok(Some(Lookup::Missing));
         }
-        if stamp.size > HASH_AT_ONCE && !by_hasher {
-            self.enqueue(name);
-            return Lookup::Pending;
+        // One that changed while it was read is asked for again.
+        if let Some(object) = self.read_in(&file, stamp)? {
+            self.insert(name, &Arc::new(object));
         }
-        match self.read_in(&file, stamp) {
-            Ok(Some(object)) => {
-                let object = Arc::new(object);
-                self.insert(name, &object);
-                Lookup::Found(object)
-            }
-            // It changed while it was read.
-            Ok(None) => Lookup::Pending,
-            Err(e) => refusal(&e),
-        }
+        Ok(None)
     }
 
     fn read_in(&self, file: &File, stamp: Stamp) -> io::Result<Option<Object>> {
@@ -307,7 +387,8 @@ impl Shared {
             Content::Mapped(Mapping::new(file, len)?)
         };
         let identity = Identity { size: stamp.size, hash };
-        Ok(Some(Object { identity, stamp, content, checked: AtomicU64::new(self.now()) }))
+        let checked = AtomicU64::new(self.now());
+        Ok(Some(Object { identity, stamp, content, checked, gone: AtomicBool::new(false) }))
     }
 
     fn insert(&self, name: &str, object: &Arc<Object>) {
@@ -322,43 +403,6 @@ impl Shared {
             self.small_total.store(memory, Ordering::Relaxed);
         }
         objects.insert(name.into(), object.clone());
-    }
-
-    fn enqueue(&self, name: &str) {
-        let mut queue = self.queue.lock();
-        if queue.len() < MAX_QUEUE && !queue.iter().any(|waiting| waiting == name) {
-            // Requests come before what was prepared in advance: the thread takes the last.
-            queue.push(name.to_owned());
-            self.wake.notify_one();
-        }
-    }
-
-    fn hash_queue(&self) {
-        loop {
-            let name = {
-                let mut queue = self.queue.lock();
-                loop {
-                    if self.stop.load(Ordering::Acquire) {
-                        return;
-                    }
-                    match queue.pop() {
-                        Some(name) => {
-                            self.hashing.store(true, Ordering::Release);
-                            break name;
-                        }
-                        None => {
-                            self.hashing.store(false, Ordering::Release);
-                            self.wake.wait(&mut queue);
-                        }
-                    }
-                }
-            };
-            if self.get(&name).is_none()
-                && let Lookup::Pending = self.load(&name, true)
-            {
-                tracing::warn!(file = name, "changed while it was hashed");
-            }
-        }
     }
 }
 
@@ -378,7 +422,6 @@ fn refusal(error: &io::Error) -> Lookup {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn found(objects: &Objects, path: &str) -> Arc<Object> {
         for _ in 0..3000 {
@@ -432,8 +475,12 @@ mod tests {
         assert!(Arc::ptr_eq(&old, &found(&two, "/x")) && Arc::ptr_eq(&old, &found(&one, "/x")));
         std::fs::write(&path, "newer").unwrap();
         std::thread::sleep(Duration::from_micros(RECHECK + 1000));
-        let new = found(&two, "/x");
-        assert_eq!(new.identity().size, 5);
+        let mut new = found(&two, "/x");
+        // On a busy machine the threads that look may be late.
+        while new.identity().size != 5 {
+            std::thread::sleep(Duration::from_millis(5));
+            new = found(&two, "/x");
+        }
         assert!(Arc::ptr_eq(&new, &found(&one, "/x")), "it was found to have changed here too");
         assert!(Arc::ptr_eq(&new, &found(&objects, "/x")), "and the new one was not forgotten for it");
         for n in 0..3 * MAX_NEAR {

@@ -33,7 +33,8 @@ impl RangeSpec {
         }
         let (first, last) = set.trim().split_once('-')?;
         let number = |s: &str| -> Option<u64> {
-            (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse().ok())?
+            // Longer than any content, and so as good as its end (RFC 9110 section 14.1.2).
+            (!s.is_empty() && s.bytes().all(|b| b.is_ascii_digit())).then(|| s.parse().unwrap_or(u64::MAX))
         };
         match (first.trim(), last.trim()) {
             ("", suffix) => Some(RangeSpec::Suffix(number(suffix)?)),
@@ -161,7 +162,9 @@ mod tests {
             ("bytes=0-1,5-6", Ok(None)),
             ("lines=0-1", Ok(None)),
             ("bytes=+1-2", Ok(None)),
-            ("bytes=99999999999999999999-", Ok(None)),
+            ("bytes=99999999999999999999-", Err(Unsatisfiable)),
+            ("bytes=5-99999999999999999999", Ok(Some((5, 95)))),
+            ("bytes=-99999999999999999999", Ok(Some((0, 100)))),
             ("", Ok(None)),
         ];
         for (text, want) in cases {

@@ -2,9 +2,11 @@
 //!
 //! The state is what an input continuation carries: the next output offset and the head being read.
 
+use std::io::ErrorKind;
+
 use rivulet_transport::operation_id;
 
-use super::answer::{Answer, ReadError};
+use super::answer::Answer;
 use super::codec::{Malformed, Reader};
 use super::head::{Fed, Head};
 use super::objects::Objects;
@@ -12,7 +14,7 @@ use super::upload::{Upload, Uploads, Written};
 use super::{MAX_ANSWER, Method, Request, Status};
 
 /// Version of the encoding; another one is refused.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// What answers are made from.
 #[derive(Clone, Debug)]
@@ -27,7 +29,8 @@ impl Site {
     /// The same for a thread of its own ([`Objects::for_thread`]).
     #[must_use]
     pub fn for_thread(&self) -> Site {
-        Site { objects: self.objects.for_thread(), uploads: self.uploads.clone() }
+        let uploads = self.uploads.as_ref().map(|uploads| uploads.behind(self.objects.desk()));
+        Site { objects: self.objects.for_thread(), uploads }
     }
 }
 
@@ -54,6 +57,8 @@ pub struct Session {
     /// No request is read any more.
     pub closed: bool,
     head: Head,
+    /// Octets of a body that nobody wants, still to be read and forgotten.
+    unread: u64,
     /// The body being received; its packets come in any order.
     body: Option<Upload>,
 }
@@ -79,7 +84,7 @@ pub struct Progress {
     pub goes_on: u64,
     /// The session is as before: the continuation that the client has stays good for what is missing.
     pub unchanged: bool,
-    /// A request waits for content that is being hashed: the rest of the input is to come again soon.
+    /// A request waits for content that is being read, or a body for the disk: the rest of the input is to come again soon.
     pub waiting: bool,
 }
 
@@ -123,6 +128,12 @@ impl Session {
             if rest.is_empty() {
                 break;
             }
+            if self.unread > 0 {
+                let most = self.unread.min(rest.len() as u64);
+                self.unread -= most;
+                progress.consumed += most as usize;
+                continue;
+            }
             let before = self.head.clone();
             match self.head.feed(rest) {
                 Fed::More(n) => {
@@ -135,9 +146,14 @@ impl Session {
                     if let Some(body) = self.begin(&request, site, id, start, date, promises) {
                         self.body = Some(body);
                         progress.consumed += n;
-                    } else if let Ok(promise) = self.promise(&request, &site.objects, date) {
+                    } else if let Ok(answer) = Answer::new(&request, &site.objects, date) {
                         progress.consumed += n;
-                        promises.push(promise);
+                        self.closed = answer.closes();
+                        if !self.closed {
+                            self.unread = request.body();
+                            self.expected(&request, date, promises);
+                        }
+                        self.tell(answer, promises);
                     } else {
                         self.head = before;
                         progress.waiting = true;
@@ -179,9 +195,7 @@ impl Session {
             self.closed = true;
             return None;
         }
-        if request.expect_continue && length > 0 {
-            self.tell(Answer::plain(Status(100), false, date), promises);
-        }
+        self.expected(request, date, promises);
         Some(Upload { id, path: request.path.clone(), length, start, date, close: request.close })
     }
 
@@ -209,16 +223,25 @@ impl Session {
             return false;
         }
         match uploads.write(&body, at, &rest[..most]) {
-            Ok(Written::Partly) => {
+            Ok(None) => {
+                progress.waiting = true;
+                progress.goes_on = body.start;
+                progress.unchanged = at > 0;
+                self.body = Some(body);
+                false
+            }
+            Ok(Some(Written::Partly)) => {
                 progress.consumed += most;
                 progress.goes_on = body.start;
                 progress.unchanged = at > 0;
                 self.body = Some(body);
                 false
             }
-            Ok(Written::Completely) => {
+            Ok(Some(Written::Completely { replaced })) => {
                 progress.consumed += most;
-                self.tell(Answer::plain(Status(201), body.close, body.date), promises);
+                // RFC 9110 section 9.3.4
+                let status = Status(if replaced { 204 } else { 201 });
+                self.tell(Answer::plain(status, body.close, body.date), promises);
                 self.closed = body.close;
                 progress.goes_on = body.start + body.length;
                 // The piece that was missing stood before others, which have been here.
@@ -226,8 +249,8 @@ impl Session {
             }
             Err(e) => {
                 tracing::warn!(path = body.path, error = %e, "upload");
-                let status = match e.raw_os_error() {
-                    Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => 507,
+                let status = match e.kind() {
+                    ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => 507,
                     _ => 500,
                 };
                 self.tell(Answer::plain(Status(status), true, body.date), promises);
@@ -237,25 +260,21 @@ impl Session {
         }
     }
 
-    fn promise(&mut self, request: &Request, objects: &Objects, date: u32) -> Result<Promise, ReadError> {
-        let answer = Answer::new(request, objects, date)?;
-        let promise = self.place(&answer);
-        self.closed = answer.closes();
-        Ok(promise)
-    }
-
-    fn tell(&mut self, answer: Answer<'_>, promises: &mut Vec<Promise>) {
-        promises.push(self.place(&answer));
+    /// A client that waits for that is told that its body is read.
+    fn expected(&mut self, request: &Request, date: u32, promises: &mut Vec<Promise>) {
+        if request.expect_continue && request.body() > 0 {
+            self.tell(Answer::plain(Status(100), false, date), promises);
+        }
     }
 
     /// The next place in the output is this answer's.
-    fn place(&mut self, answer: &Answer<'_>) -> Promise {
+    fn tell(&mut self, answer: Answer<'_>, promises: &mut Vec<Promise>) {
         let start = self.next;
         let end = start.saturating_add(answer.len());
         let mut encoded = Vec::with_capacity(MAX_ANSWER);
         answer.encode(&mut encoded);
         self.next = end;
-        Promise { start, end, answer: encoded }
+        promises.push(Promise { start, end, answer: encoded });
     }
 
     /// Appends the encoding that [`Session::decode`] reads.
@@ -263,6 +282,7 @@ impl Session {
         out.push(VERSION);
         out.push(u8::from(self.closed) | u8::from(self.body.is_some()) << 1);
         out.extend_from_slice(&self.next.to_be_bytes());
+        out.extend_from_slice(&self.unread.to_be_bytes());
         match &self.body {
             Some(body) => body.encode(out),
             None => self.head.encode(out),
@@ -275,8 +295,8 @@ impl Session {
         if r.u8()? != VERSION {
             return Err(Malformed);
         }
-        let (bits, next) = (r.u8()?, r.u64()?);
-        let mut session = Session { next, closed: bits & 1 != 0, ..Session::default() };
+        let (bits, next, unread) = (r.u8()?, r.u64()?, r.u64()?);
+        let mut session = Session { next, unread, closed: bits & 1 != 0, ..Session::default() };
         if bits & 2 == 0 {
             session.head = Head::decode(r.0)?;
         } else {
@@ -290,6 +310,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::Limits;
     use proptest::prelude::*;
 
     fn input(data: &[u8], offset: usize, fin: bool) -> Input<'_> {
@@ -301,7 +322,7 @@ mod tests {
         std::fs::write(dir.path().join("a"), "aaaa").unwrap();
         std::fs::write(dir.path().join("b"), "bb").unwrap();
         let objects = Objects::open(dir.path()).unwrap();
-        let uploads = Some(Uploads::open(dir.path(), 1 << 20).unwrap());
+        let uploads = Some(Uploads::open(dir.path(), Limits::default()).unwrap());
         (dir, Site { objects, uploads })
     }
 
@@ -317,7 +338,7 @@ mod tests {
         all
     }
 
-    const PIPELINE: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\nHEAD /b HTTP/1.1\r\nHost: h\r\n\r\n\
+    const PIPELINE: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nGET / HTTHEAD /b HTTP/1.1\r\nHost: h\r\n\r\n\
         GET /none HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\nGET /a HTTP/1.1\r\n";
 
     proptest! {
@@ -364,7 +385,8 @@ mod tests {
 
     #[test]
     fn content_being_hashed_is_waited_for_without_losing_the_request() {
-        let (dir, site) = store();
+        let (dir, mut site) = store();
+        site.objects = site.objects.with_patience(std::time::Duration::ZERO);
         std::fs::write(dir.path().join("long"), vec![1; 3 << 20]).unwrap();
         let text = b"GET /long HTTP/1.1\r\nHost: h\r\n\r\n";
         let mut session = Session::new(0);

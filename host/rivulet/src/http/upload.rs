@@ -5,34 +5,90 @@
 //! offset into a file named by the operation's id, and the octets that are there are noted beside it, under
 //! a lock. Whoever completes them gives the file its name by an atomic rename; whoever comes again finds
 //! that done and gives the same answer.
+//!
+//! What is not finished is bounded: so many octets in all, each upload for so long after its last piece.
 
+use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, ResolveFlags};
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, ResolveFlags};
 
 use super::MAX_NAME;
 use super::codec::{Malformed, Reader, put_text};
+use super::desk::Key;
+use super::objects::{Closing, MOMENT};
 
 /// Folder of uploads on their way, in the storage.
 const FOLDER: &str = ".rivulet-uploads";
-/// Separate ranges noted of one upload; a packet that would make more is not taken and comes again.
+/// Separate ranges noted of one upload; a packet that would make more ends it.
 const MAX_RANGES: usize = 4096;
 /// What a map begins with, by its state.
 const OPEN: &[u8; 8] = b"rvupload";
 const MOVING: &[u8; 8] = b"rvup-mov";
 const DONE: &[u8; 8] = b"rvup-end";
+/// Octets in front of the ranges: the state, and the upload's length or, at the end, whether it replaced a file.
+const HEADER: usize = 16;
+/// For how long a finished upload's map is kept: whoever comes again gets the same answer. Longer than any client tries.
+const REMEMBERED: Duration = Duration::from_secs(600);
+/// Between two looks at what is too old.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Results that whoever asked has not fetched; when there are more, the work is done again.
+const MAX_RESULTS: usize = 1024;
+
+/// How much may be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Longest body, octets.
+    pub body: u64,
+    /// Octets of all uploads that are not finished, by the lengths that were announced; of all replicas together.
+    pub unfinished: u64,
+    /// An upload of which nothing came for so long is given up, and its octets are removed.
+    pub expiry: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { body: 1 << 30, unfinished: 8 << 30, expiry: Duration::from_secs(3600) }
+    }
+}
 
 /// Storage for uploads. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Uploads {
-    root: Arc<OwnedFd>,
-    /// Longest body, octets.
-    max: u64,
+    store: Arc<Store>,
+    /// Whose threads wait for the disk; the caller's own without.
+    desk: Option<Arc<Closing>>,
+    _sweeper: Arc<Sweeper>,
+}
+
+type Results = HashMap<([u8; 16], u64, usize), io::Result<Written>>;
+
+#[derive(Debug)]
+struct Store {
+    root: OwnedFd,
+    folder: OwnedFd,
+    limits: Limits,
+    results: Mutex<Results>,
+    stop: Mutex<bool>,
+    stopped: Condvar,
+}
+
+/// Ends the sweeping thread with the last handle.
+#[derive(Debug)]
+struct Sweeper(Arc<Store>);
+
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        *self.0.stop.lock() = true;
+        self.0.stopped.notify_all();
+    }
 }
 
 /// A body being received: what its input continuation carries.
@@ -58,19 +114,33 @@ pub enum Written {
     /// It is there; others are missing.
     Partly,
     /// All is there, and the file has its name.
-    Completely,
+    Completely {
+        /// There was a file of this name before.
+        replaced: bool,
+    },
 }
 
 impl Uploads {
-    /// Stores under `dir`, bodies of up to `max` octets.
-    pub fn open(dir: &Path, max: u64) -> io::Result<Uploads> {
-        let root =
-            rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    /// Stores under `dir`; what was left there and is too old is removed, now and from then on.
+    pub fn open(dir: &Path, limits: Limits) -> io::Result<Uploads> {
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(dir, flags, Mode::empty())?;
         match rustix::fs::mkdirat(&root, FOLDER, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(e) => return Err(e.into()),
         }
-        Ok(Uploads { root: Arc::new(root), max })
+        let folder = rustix::fs::openat(&root, FOLDER, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        let (results, stop, stopped) = (Mutex::default(), Mutex::new(false), Condvar::new());
+        let store = Arc::new(Store { root, folder, limits, results, stop, stopped });
+        store.sweep(SystemTime::now())?;
+        let of_thread = store.clone();
+        std::thread::Builder::new().name("uploads".into()).spawn(move || of_thread.sweep_for_ever())?;
+        Ok(Uploads { _sweeper: Arc::new(Sweeper(store.clone())), store, desk: None })
+    }
+
+    /// The same for the packet path: these threads wait for the disk.
+    pub(super) fn behind(&self, desk: Arc<Closing>) -> Uploads {
+        Uploads { desk: Some(desk), ..self.clone() }
     }
 
     /// The status with which an upload is refused before its body, if it is.
@@ -82,48 +152,196 @@ impl Uploads {
             Some(403)
         } else if name.len() > MAX_NAME - 60 {
             Some(414)
-        } else if length > self.max {
+        } else if length > self.store.limits.body {
             Some(413)
         } else {
             None
         }
     }
 
-    /// Writes a piece of the body at its offset `at`.
-    pub fn write(&self, upload: &Upload, at: u64, piece: &[u8]) -> io::Result<Written> {
-        let id = u128::from_be_bytes(upload.id);
-        let (data, map) = (format!("{FOLDER}/{id:032x}.data"), format!("{FOLDER}/{id:032x}.map"));
-        // The lock goes with the descriptor, also when this process is killed.
-        let mut notes = self.create(&map)?;
-        rustix::fs::flock(&notes, FlockOperation::LockExclusive)?;
-        let mut ranges = match read_map(&mut notes)? {
-            State::Open(ranges) => ranges,
-            State::Moving => return self.finish(&mut notes, &data, upload),
-            State::Done => return Ok(Written::Completely),
+    /// Writes a piece of the body at its offset `at`. None: the disk takes its time, and the piece is to come again.
+    pub fn write(&self, upload: &Upload, at: u64, piece: &[u8]) -> io::Result<Option<Written>> {
+        let Some(desk) = &self.desk else { return self.store.write(upload, at, piece).map(Some) };
+        let key = (upload.id, at, piece.len());
+        let result = || self.store.results.lock().remove(&key).transpose();
+        if let Some(written) = result()? {
+            return Ok(Some(written));
+        }
+        let (store, upload, octets) = (self.store.clone(), upload.clone(), piece.to_vec());
+        let job = move || {
+            let written = store.write(&upload, at, &octets);
+            let mut results = store.results.lock();
+            if results.len() >= MAX_RESULTS {
+                results.clear();
+            }
+            results.insert(key, written);
         };
+        desk.0.ask(Key::Write(key.0, at, key.2), MOMENT, job);
+        result()
+    }
+}
+
+/// Names of an upload's files.
+struct Names {
+    data: String,
+    map: String,
+    done: String,
+}
+
+impl Store {
+    fn write(&self, upload: &Upload, at: u64, piece: &[u8]) -> io::Result<Written> {
+        let id = u128::from_be_bytes(upload.id);
+        let name = |what| format!("{id:032x}.{what}");
+        let names = Names { data: name("data"), map: name("map"), done: name("done") };
+        if let Ok(mut done) = self.open(&names.done, OFlags::empty())
+            && let State::Done { replaced } = read_map(&mut done)?.0
+        {
+            return Ok(Written::Completely { replaced });
+        }
+        let mut notes = self.notes(&names)?;
+        let (state, announced) = read_map(&mut notes)?;
+        let mut ranges = match state {
+            State::Open(ranges) => ranges,
+            State::Moving { replaced } => return self.finish(&mut notes, &names, upload, replaced),
+            State::Done { replaced } => return Ok(Written::Completely { replaced }),
+        };
+        if announced.is_none() {
+            self.admit(&mut notes, &names, upload.length)?;
+        }
         let end = at.checked_add(piece.len() as u64).filter(|end| *end <= upload.length);
-        let end = end.ok_or(io::ErrorKind::InvalidInput)?;
-        let file = self.create(&data)?;
+        let end = end.ok_or(ErrorKind::InvalidInput)?;
+        let file = self.open(&names.data, OFlags::CREATE)?;
         file.write_all_at(piece, at)?;
         insert(&mut ranges, at, end)?;
         let whole = upload.length == 0 || ranges == [(0, upload.length)];
         if !whole {
-            write_map(&mut notes, OPEN, &ranges)?;
+            write_map(&mut notes, OPEN, upload.length, &ranges)?;
             return Ok(Written::Partly);
         }
         file.sync_data()?;
         // From here on nobody writes into the file any more, also when this process dies before the rename.
-        write_map(&mut notes, MOVING, &[])?;
+        let replaced =
+            rustix::fs::statat(&self.root, upload.path.trim_start_matches('/'), AtFlags::empty()).is_ok();
+        write_map(&mut notes, MOVING, replaced.into(), &[])?;
         notes.sync_data()?;
-        self.finish(&mut notes, &data, upload)
+        self.finish(&mut notes, &names, upload, replaced)
     }
 
     /// All octets are there: the file gets its name.
-    fn finish(&self, notes: &mut File, data: &str, upload: &Upload) -> io::Result<Written> {
-        self.commit(data, &upload.path)?;
-        write_map(notes, DONE, &[])?;
+    fn finish(
+        &self,
+        notes: &mut File,
+        names: &Names,
+        upload: &Upload,
+        replaced: bool,
+    ) -> io::Result<Written> {
+        self.commit(&names.data, &upload.path)?;
+        write_map(notes, DONE, replaced.into(), &[])?;
         notes.sync_data()?;
-        Ok(Written::Completely)
+        rustix::fs::renameat(&self.folder, names.map.as_str(), &self.folder, names.done.as_str())?;
+        Ok(Written::Completely { replaced })
+    }
+
+    /// An upload's map, locked. The lock goes with the descriptor, also when this process is killed.
+    fn notes(&self, names: &Names) -> io::Result<File> {
+        loop {
+            let notes = self.open(&names.map, OFlags::CREATE)?;
+            rustix::fs::flock(&notes, FlockOperation::LockExclusive)?;
+            // It may have been removed, as too old, before the lock was ours.
+            if rustix::fs::fstat(&notes)?.st_nlink > 0 {
+                return Ok(notes);
+            }
+        }
+    }
+
+    /// A new upload is noted, if there is room for it. Replicas that admit at the same time do so one after the other.
+    fn admit(&self, notes: &mut File, names: &Names, length: u64) -> io::Result<()> {
+        rustix::fs::flock(&self.folder, FlockOperation::LockExclusive)?;
+        let result = self.unfinished().and_then(|before| {
+            if before.saturating_add(length) > self.limits.unfinished {
+                return Err(ErrorKind::QuotaExceeded.into());
+            }
+            write_map(notes, OPEN, length, &[])
+        });
+        let _ = rustix::fs::flock(&self.folder, FlockOperation::Unlock);
+        if result.is_err() {
+            let _ = rustix::fs::unlinkat(&self.folder, names.map.as_str(), AtFlags::empty());
+        }
+        result
+    }
+
+    /// Octets of all uploads that are not finished.
+    fn unfinished(&self) -> io::Result<u64> {
+        let mut all = 0u64;
+        for name in self.names()?.iter().filter(|name| name.ends_with(".map")) {
+            // One that is finished meanwhile is gone.
+            let Ok(mut notes) = self.open(name, OFlags::empty()) else { continue };
+            if let (State::Open(_), Some(length)) = read_map(&mut notes)? {
+                all = all.saturating_add(length);
+            }
+        }
+        Ok(all)
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.folder)? {
+            names.extend(entry?.file_name().to_str().map(str::to_owned));
+        }
+        Ok(names)
+    }
+
+    fn sweep_for_ever(&self) {
+        let mut stop = self.stop.lock();
+        while !*stop {
+            self.stopped.wait_for(&mut stop, SWEEP.min(self.limits.expiry));
+            if !*stop {
+                drop(stop);
+                if let Err(e) = self.sweep(SystemTime::now()) {
+                    tracing::warn!(error = %e, "uploads that are too old are not removed");
+                }
+                stop = self.stop.lock();
+            }
+        }
+    }
+
+    /// Removes what is too old: maps of finished uploads, and uploads that nobody goes on with.
+    fn sweep(&self, now: SystemTime) -> io::Result<()> {
+        let names = self.names()?;
+        for name in &names {
+            let Some((id, kind)) = name.split_once('.') else { continue };
+            let age = || -> io::Result<Duration> {
+                let modified = self.open(name, OFlags::empty())?.metadata()?.modified()?;
+                Ok(now.duration_since(modified).unwrap_or_default())
+            };
+            let remove = |name: &str| {
+                // Another replica may do the same.
+                let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
+            };
+            match kind {
+                "done" if age().is_ok_and(|age| age > REMEMBERED) => remove(name),
+                "map" if age().is_ok_and(|age| age > self.limits.expiry) => {
+                    let Ok(notes) = self.open(name, OFlags::empty()) else { continue };
+                    // Whoever has the lock goes on with it.
+                    if rustix::fs::flock(&notes, FlockOperation::NonBlockingLockExclusive).is_ok()
+                        && age().is_ok_and(|age| age > self.limits.expiry)
+                    {
+                        tracing::info!(upload = id, "given up: nothing came for too long");
+                        remove(&format!("{id}.data"));
+                        remove(name);
+                    }
+                }
+                // Its map went first.
+                "data"
+                    if !names.contains(&format!("{id}.map"))
+                        && age().is_ok_and(|age| age > self.limits.expiry) =>
+                {
+                    remove(name);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Gives the file its name; folders on the way are made.
@@ -133,7 +351,7 @@ impl Uploads {
         let mut at = String::new();
         for part in folder.split('/').filter(|part| !part.is_empty()) {
             at = if at.is_empty() { part.to_owned() } else { format!("{at}/{part}") };
-            match rustix::fs::mkdirat(&*self.root, at.as_str(), Mode::from_raw_mode(0o755)) {
+            match rustix::fs::mkdirat(&self.root, at.as_str(), Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -142,8 +360,8 @@ impl Uploads {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let folder = if folder.is_empty() { "." } else { folder };
-        let folder = rustix::fs::openat2(&*self.root, folder, flags, Mode::empty(), resolve)?;
-        match rustix::fs::renameat(&*self.root, data, &folder, last) {
+        let folder = rustix::fs::openat2(&self.root, folder, flags, Mode::empty(), resolve)?;
+        match rustix::fs::renameat(&self.folder, data, &folder, last) {
             // It was renamed by a process that died before it noted that.
             Err(rustix::io::Errno::NOENT) if rustix::fs::statat(&folder, last, AtFlags::empty()).is_ok() => {
                 Ok(())
@@ -152,9 +370,9 @@ impl Uploads {
         }
     }
 
-    fn create(&self, name: &str) -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        Ok(rustix::fs::openat(&*self.root, name, flags, Mode::from_raw_mode(0o644))?.into())
+    fn open(&self, name: &str, create: OFlags) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | create;
+        Ok(rustix::fs::openat(&self.folder, name, flags, Mode::from_raw_mode(0o644))?.into())
     }
 }
 
@@ -163,31 +381,35 @@ enum State {
     /// These ranges are there.
     Open(Vec<(u64, u64)>),
     /// All is there, and the file is getting its name.
-    Moving,
+    Moving { replaced: bool },
     /// It has its name.
-    Done,
+    Done { replaced: bool },
 }
 
-fn read_map(notes: &mut File) -> io::Result<State> {
+/// An upload's state, and the length that was announced; none of one that is new.
+fn read_map(notes: &mut File) -> io::Result<(State, Option<u64>)> {
     let mut bytes = Vec::new();
     notes.rewind()?;
-    notes.take(8 + 16 * MAX_RANGES as u64).read_to_end(&mut bytes)?;
-    if bytes.starts_with(DONE) {
-        return Ok(State::Done);
-    }
-    if bytes.starts_with(MOVING) {
-        return Ok(State::Moving);
-    }
+    notes.take((HEADER + 16 * MAX_RANGES) as u64).read_to_end(&mut bytes)?;
     let number = |b: &[u8]| b.iter().fold(0, |n, b| n << 8 | u64::from(*b));
-    let rest = bytes.strip_prefix(OPEN).unwrap_or_default();
-    Ok(State::Open(rest.chunks_exact(16).map(|pair| (number(&pair[..8]), number(&pair[8..]))).collect()))
+    let Some((header, rest)) = bytes.split_first_chunk::<HEADER>() else {
+        return Ok((State::Open(Vec::new()), None));
+    };
+    let (state, value) = (&header[..8], number(&header[8..]));
+    Ok(match state {
+        _ if state == DONE => (State::Done { replaced: value != 0 }, None),
+        _ if state == MOVING => (State::Moving { replaced: value != 0 }, None),
+        _ => {
+            let range = |pair: &[u8]| (number(&pair[..8]), number(&pair[8..]));
+            (State::Open(rest.chunks_exact(16).map(range).collect()), Some(value))
+        }
+    })
 }
 
-fn write_map(notes: &mut File, state: &[u8; 8], ranges: &[(u64, u64)]) -> io::Result<()> {
+fn write_map(notes: &mut File, state: &[u8; 8], value: u64, ranges: &[(u64, u64)]) -> io::Result<()> {
     let mut bytes = state.to_vec();
-    for (start, end) in ranges {
-        bytes.extend_from_slice(&start.to_be_bytes());
-        bytes.extend_from_slice(&end.to_be_bytes());
+    for number in std::iter::once(value).chain(ranges.iter().flat_map(|(start, end)| [*start, *end])) {
+        bytes.extend_from_slice(&number.to_be_bytes());
     }
     notes.rewind()?;
     notes.write_all(&bytes)?;
@@ -239,6 +461,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const PART: Option<Written> = Some(Written::Partly);
+    const WHOLE: Option<Written> = Some(Written::Completely { replaced: false });
+
     fn upload(length: u64, path: &str) -> Upload {
         Upload { id: [7; 16], path: path.into(), length, start: 100, date: 1, close: false }
     }
@@ -252,19 +477,19 @@ mod tests {
             again in prop::collection::vec(0usize..40, 0..10),
         ) {
             let dir = tempfile::tempdir().unwrap();
-            let replicas = [Uploads::open(dir.path(), 1 << 20).unwrap(), Uploads::open(dir.path(), 1 << 20).unwrap()];
+            let replicas = [(); 2].map(|()| Uploads::open(dir.path(), Limits::default()).unwrap());
             let content: Vec<u8> = (0..39 * 100 + 17).map(|i| (i * 7 % 251) as u8).collect();
             let upload = upload(content.len() as u64, "/a/b/file");
             let piece = |n: u64| &content[n as usize * 100..(n as usize * 100 + 100).min(content.len())];
             for (i, n) in order.iter().enumerate() {
                 let written = replicas[i % 2].write(&upload, n * 100, piece(*n)).unwrap();
                 let last = i + 1 == order.len();
-                prop_assert_eq!(written == Written::Completely, last);
+                prop_assert_eq!(written == WHOLE, last);
                 prop_assert_eq!(dir.path().join("a/b/file").exists(), last);
                 if let Some(j) = again.get(i).filter(|j| **j <= i) {
                     let n = order[*j];
                     let written = replicas[(i + 1) % 2].write(&upload, n * 100, piece(n)).unwrap();
-                    prop_assert_eq!(written == Written::Completely, last);
+                    prop_assert_eq!(written == WHOLE, last);
                 }
             }
             prop_assert_eq!(std::fs::read(dir.path().join("a/b/file")).unwrap(), content);
@@ -274,18 +499,97 @@ mod tests {
     #[test]
     fn a_process_that_died_while_finishing_is_made_good() {
         let dir = tempfile::tempdir().unwrap();
-        let uploads = Uploads::open(dir.path(), 100).unwrap();
+        let uploads = Uploads::open(dir.path(), Limits { body: 100, ..Limits::default() }).unwrap();
         let upload = upload(4, "/file");
-        assert_eq!(uploads.write(&upload, 0, b"ab").unwrap(), Written::Partly);
+        assert_eq!(uploads.write(&upload, 0, b"ab").unwrap(), PART);
         // As it stands when the process that had the last piece died: before the rename, and behind it.
         let at = |end: &str| dir.path().join(format!("{FOLDER}/{:032x}.{end}", u128::from_be_bytes([7; 16])));
         for renamed in [false, true] {
             std::fs::write(if renamed { dir.path().join("file") } else { at("data") }, "abcd").unwrap();
-            std::fs::write(at("map"), MOVING).unwrap();
+            std::fs::write(at("map"), [&MOVING[..], &[0; 8]].concat()).unwrap();
+            let _ = std::fs::remove_file(at("done"));
             // The last piece comes again, and then an early one.
-            assert_eq!(uploads.write(&upload, 2, b"cd").unwrap(), Written::Completely);
-            assert_eq!(uploads.write(&upload, 0, b"ab").unwrap(), Written::Completely);
+            assert_eq!(uploads.write(&upload, 2, b"cd").unwrap(), WHOLE);
+            assert_eq!(uploads.write(&upload, 0, b"ab").unwrap(), WHOLE);
+            assert!(at("done").exists() && !at("map").exists() && !at("data").exists());
             assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"abcd");
+        }
+    }
+
+    /// A thing of so many seconds ago.
+    fn age(path: &Path, seconds: u64) {
+        let then = SystemTime::now() - Duration::from_secs(seconds);
+        File::options().write(true).open(path).unwrap().set_modified(then).unwrap();
+    }
+
+    fn left(dir: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir.join(FOLDER)).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_start_removes_what_is_too_old_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = Limits { expiry: Duration::from_secs(1000), ..Limits::default() };
+        let uploads = Uploads::open(dir.path(), limits).unwrap();
+        for (id, length) in [(1, 10), (2, 10), (3, 2), (4, 2)] {
+            let upload = Upload { id: [id; 16], ..upload(length, &format!("/{id}")) };
+            uploads.write(&upload, 0, b"ab").unwrap();
+        }
+        let file = |id: u8, kind: &str| {
+            dir.path().join(FOLDER).join(format!("{}.{kind}", format!("{id:02x}").repeat(16)))
+        };
+        std::fs::write(file(5, "data"), "nobody's").unwrap();
+        for (path, seconds) in [
+            (file(1, "map"), 1100),
+            (file(2, "map"), 900),
+            (file(3, "done"), 700),
+            (file(4, "done"), 500),
+            (file(5, "data"), 1100),
+        ] {
+            age(&path, seconds);
+        }
+        drop(uploads);
+        let _uploads = Uploads::open(dir.path(), limits).unwrap();
+        let want = [file(2, "data"), file(2, "map"), file(4, "done")];
+        assert_eq!(left(dir.path()), want.map(|p| p.file_name().unwrap().to_str().unwrap().to_owned()));
+        assert_eq!(std::fs::read(dir.path().join("3")).unwrap(), b"ab", "what is finished stays");
+    }
+
+    #[test]
+    fn what_is_not_finished_is_bounded_for_all_replicas() {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = Limits { unfinished: 100, expiry: Duration::from_secs(1000), ..Limits::default() };
+        let replicas = [(); 2].map(|()| Uploads::open(dir.path(), limits).unwrap());
+        let named = |id: u8, length| Upload { id: [id; 16], ..upload(length, &format!("/{id}")) };
+        assert_eq!(replicas[0].write(&named(1, 60), 0, b"ab").unwrap(), PART);
+        let refused = replicas[1].write(&named(2, 41), 0, b"ab").unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::QuotaExceeded);
+        assert_eq!(left(dir.path()).len(), 2, "nothing is left of it");
+        assert_eq!(replicas[1].write(&named(3, 40), 0, b"ab").unwrap(), PART);
+        assert_eq!(
+            replicas[1].write(&named(1, 60), 2, b"ab").unwrap(),
+            PART,
+            "one that was admitted goes on"
+        );
+        // What is finished, and what was given up, makes room.
+        assert_eq!(replicas[0].write(&named(3, 40), 2, &[0; 38]).unwrap(), WHOLE);
+        replicas[0].store.sweep(SystemTime::now() + Duration::from_secs(1100)).unwrap();
+        assert_eq!(replicas[0].write(&named(4, 100), 0, b"ab").unwrap(), PART);
+    }
+
+    #[test]
+    fn a_file_that_was_there_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let uploads = Uploads::open(dir.path(), Limits::default()).unwrap();
+        for (id, replaced) in [(1, false), (2, true)] {
+            let upload = Upload { id: [id; 16], ..upload(1, "/file") };
+            for _ in 0..2 {
+                let written = uploads.write(&upload, 0, b"a").unwrap();
+                assert_eq!(written, Some(Written::Completely { replaced }), "whoever comes again");
+            }
         }
     }
 
@@ -294,7 +598,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
-        let uploads = Uploads::open(dir.path(), 100).unwrap();
+        let uploads = Uploads::open(dir.path(), Limits { body: 100, ..Limits::default() }).unwrap();
         for (path, length, status) in [
             ("/../x", 1, Some(403)),
             ("/", 1, Some(403)),

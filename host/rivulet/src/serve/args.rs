@@ -11,6 +11,7 @@ use rivulet_server::keys::KeySet;
 use rivulet_server::service::{Member, Service, Tunnel};
 
 use crate::agent::ControllerArgs;
+use crate::http::Limits;
 
 /// Serves the files of a directory over Rivulet and plain TCP.
 ///
@@ -77,6 +78,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "OCTETS", default_value_t = 1 << 30)]
     pub upload_max: u64,
 
+    /// Octets of all uploads that are not finished, of all replicas together
+    #[arg(long, value_name = "OCTETS", default_value_t = 8 << 30)]
+    pub upload_quota: u64,
+
+    /// An upload of which nothing came for so long is given up, seconds
+    #[arg(long, value_name = "S", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
+    pub upload_expiry: u64,
+
     /// Threads on the packet path, each with a share of the flows
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub workers: u8,
@@ -127,6 +136,12 @@ impl ServeArgs {
         };
         service.check()?;
         Ok(vec![service])
+    }
+
+    /// How much may be uploaded.
+    pub fn limits(&self) -> Limits {
+        let expiry = Duration::from_secs(self.upload_expiry);
+        Limits { body: self.upload_max, unfinished: self.upload_quota, expiry }
     }
 
     fn place(&self, text: &str) -> anyhow::Result<Member> {

@@ -6,7 +6,7 @@ use anyhow::Context;
 use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
 use rivulet_server::service::Service;
-use rivulet_server::{Config, Server};
+use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
 use super::args::ServeArgs;
@@ -15,7 +15,7 @@ use super::metrics;
 use super::stateless::Files;
 use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
-use crate::process::{incarnation, prefer_this_thread, stop_on_signals, stopped};
+use crate::process::{prefer_this_thread, stop_on_signals, stopped};
 use crate::second_chance::SecondChance;
 
 /// Between two looks at what is not on the packet path.
@@ -31,7 +31,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let objects = Objects::open(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
     objects.prepare(&args.dir);
     let uploads = match &args.upload {
-        Some(dir) => Some(Uploads::open(dir, args.upload_max).with_context(|| dir.display().to_string())?),
+        Some(dir) => Some(Uploads::open(dir, args.limits()).with_context(|| dir.display().to_string())?),
         None => None,
     };
     let site = Site { objects, uploads };

@@ -70,7 +70,8 @@ fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
     stream.set_write_timeout(Some(IDLE))?;
     stream.set_nodelay(true)?;
     let mut session = Session::new(0);
-    let (connection, mut offset) = (number(), 0);
+    // Its number, for the ids of its uploads: not one that another replica gives.
+    let (connection, mut offset) = (getrandom::u64().map_err(io::Error::other)?, 0);
     let mut input: Vec<u8> = Vec::new();
     let mut block = vec![0; BLOCK];
     let mut fin = false;
@@ -98,14 +99,6 @@ fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
         }
     }
     linger(&mut stream, &mut block)
-}
-
-/// A connection's number, for the ids of its uploads: not one that another replica gives.
-fn number() -> u64 {
-    let mut octets = [0u8; 8];
-    // SAFETY: pointer and length are those of the array; so few octets are never cut short.
-    unsafe { libc::getrandom(octets.as_mut_ptr().cast(), octets.len(), 0) };
-    u64::from_ne_bytes(octets)
 }
 
 fn send(stream: &mut TcpStream, promise: &Promise, objects: &Objects, block: &mut [u8]) -> io::Result<()> {
@@ -162,7 +155,7 @@ mod tests {
         std::fs::write(dir.path().join("long"), &content).unwrap();
         std::fs::write(dir.path().join("a"), "aaaa").unwrap();
         let objects = Objects::open(dir.path()).unwrap();
-        let uploads = Some(crate::http::Uploads::open(dir.path(), 1 << 24).unwrap());
+        let uploads = Some(crate::http::Uploads::open(dir.path(), crate::http::Limits::default()).unwrap());
         let address = listen("127.0.0.1:0".parse().unwrap(), Site { objects, uploads }).unwrap();
         // Persistent, pipelined, the second one longer than any buffer.
         let request =

@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::rig::{Rig, SERVICE, request};
 use rivulet_client::{ConnectError, MAX_CONNECTIONS, Stack};
 use rivulet_pktio::in_netns;
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 #[test]
 fn a_task_downloads() {
@@ -106,11 +107,13 @@ fn connections_are_bounded_by_those_that_live() {
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     in_netns(Some(rig.client.name()), || {
-        rustix::process::setrlimit(
-            rustix::process::Resource::Nofile,
-            rustix::process::Rlimit { current: Some(40_000), maximum: Some(40_000) },
-        )
-        .unwrap();
+        let mut files = getrlimit(Resource::Nofile);
+        files.current = files.maximum;
+        setrlimit(Resource::Nofile, files).unwrap();
+        if files.current.is_some_and(|most| most < MAX_CONNECTIONS as u64 + 1000) {
+            eprintln!("SKIPPED: {files:?} descriptors");
+            return;
+        }
         let stack = Stack::start().unwrap();
         // Each has its own: one address has fewer ports to lend.
         let remote = |n: usize| format!("{SERVICE}:{}", 1 + n).parse().unwrap();
