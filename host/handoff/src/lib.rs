@@ -10,11 +10,11 @@ mod passing;
 mod sockaddr;
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::net::addr::SocketAddrArg;
 use rustix::net::sockopt::{socket_protocol, socket_type};
-use rustix::net::{SocketAddrAny, SocketAddrUnix, SocketType, getpeername, getsockname, ipproto};
+use rustix::net::{SocketAddrUnix, SocketType, getsockname, ipproto};
 
 pub use passing::{receive, send};
 pub use sockaddr::{RAW, decode, encode};
@@ -25,6 +25,10 @@ pub const STACK_ENV: &str = "RIVULET_STACK";
 /// What the stack answers for a destination that is known to speak plain TCP: the kernel is to connect. No connect(2)
 /// of TCP's gives this.
 pub const LEAVE_TO_KERNEL: i32 = libc::EPROTONOSUPPORT;
+
+/// A fourth argument, which getsockname and getpeername do not have: the question is the shim's own, and the answer is to
+/// be the kernel's.
+pub const OURS: u32 = 0x7269_7675;
 
 /// Octets of an encoded [`Ask`].
 pub const ASK: usize = 2 + 2 * RAW;
@@ -121,21 +125,33 @@ impl Name {
         SocketAddrUnix::new_abstract_name(&name)
     }
 
-    /// The name that a descriptor of the stack's has.
+    /// The name that a descriptor of the stack's has. Keeps errno.
     pub fn of(socket: impl AsFd) -> Option<Name> {
-        Name::read(getsockname(socket).ok()?)
+        Name::read(libc::SYS_getsockname, socket.as_fd())
     }
 
-    /// The name that the other end has.
+    /// The name that the other end has. Keeps errno.
     pub fn of_peer(socket: impl AsFd) -> Option<Name> {
-        Name::read(getpeername(socket).ok()??)
+        Name::read(libc::SYS_getpeername, socket.as_fd())
     }
 
     /// Most Unix sockets have no name, or one that is not ours.
-    fn read(of: SocketAddrAny) -> Option<Name> {
-        let of = SocketAddrUnix::try_from(of).ok()?;
-        let text = std::str::from_utf8(of.abstract_name()?.strip_prefix(NAME)?).ok()?;
-        let (id, address) = text.split_once(':')?;
+    fn read(call: libc::c_long, socket: BorrowedFd<'_>) -> Option<Name> {
+        let mut raw = [0u8; size_of::<libc::sockaddr_un>()];
+        let mut length = raw.len() as libc::socklen_t;
+        // SAFETY: buffer and length are locals that fit together; errno is this thread's.
+        let done = unsafe {
+            let before = *libc::__errno_location();
+            let at = raw.as_mut_ptr();
+            let done = libc::syscall(call, socket.as_raw_fd(), at, &raw mut length, OURS as libc::c_long);
+            *libc::__errno_location() = before;
+            done
+        };
+        let name = raw.get(..length as usize).filter(|_| done == 0)?;
+        let (family, name) = name.split_first_chunk()?;
+        let of_unix = libc::c_int::from(libc::sa_family_t::from_ne_bytes(*family)) == libc::AF_UNIX;
+        let text = std::str::from_utf8(name.strip_prefix(b"\0")?.strip_prefix(NAME)?).ok()?;
+        let (id, address) = text.split_once(':').filter(|_| of_unix)?;
         Some(Name { id: u64::from_str_radix(id, 16).ok()?, address: address.parse().ok()? })
     }
 }

@@ -82,6 +82,8 @@ pub(super) fn program() -> Vec<sock_filter> {
         when(libc::SOL_NETLINK as u32, &[ALLOW]),
         vec![SHOW],
     ];
+    // The shim answers its program itself.
+    let name = [vec![load(argument(3))], when(rivulet_handoff::OURS, &[ALLOW]), vec![SHOW]].concat();
     let error = [vec![load(argument(2))], when(libc::SO_ERROR as u32, &[SHOW]), vec![ALLOW]];
     let refused = returned(libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32);
     let flags = |index| {
@@ -89,8 +91,8 @@ pub(super) fn program() -> Vec<sock_filter> {
     };
     let native = [
         called(libc::SYS_connect, &[SHOW]),
-        called(libc::SYS_getpeername, &[SHOW]),
-        called(libc::SYS_getsockname, &[SHOW]),
+        called(libc::SYS_getpeername, &name),
+        called(libc::SYS_getsockname, &name),
         called(libc::SYS_setsockopt, &option.concat()),
         called(libc::SYS_getsockopt, &error.concat()),
         called(libc::SYS_sendto, &flags(3)),
@@ -189,6 +191,7 @@ mod tests {
         let cases = [
             (native(libc::SYS_connect, [0; 6]), show),
             (native(libc::SYS_getpeername, [0; 6]), show),
+            (native(libc::SYS_getpeername, [3, 0, 0, rivulet_handoff::OURS.into(), 0, 0]), allow),
             (native(libc::SYS_io_uring_setup, [0; 6]), show),
             (native(libc::SYS_read, [0; 6]), allow),
             (native(libc::SYS_setsockopt, [3, tcp, 1, 0, 0, 0]), show),
