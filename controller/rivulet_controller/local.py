@@ -42,7 +42,8 @@ def with_local_parts(config: Config, own: Config, source: str = "") -> Config:
 
 def _other(config: Config, own: Config) -> Iterator[str]:
     """Where a configuration says other than `own` about a part of this machine."""
-    for part in PARTS:
+    # Where several controllers share a description, these are each one's own, and those in it may be another's.
+    for part in PARTS if own.etcd is None else ():
         if part in config.model_fields_set and getattr(config, part) != getattr(own, part):
             yield part
     for kind, fields in OF_EACH.items():

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rivulet_controller.config import ConfigError
+from rivulet_controller.local import with_local_parts
 from rivulet_controller.rack_file import load, parse
 
 GOOD = """\
@@ -131,3 +132,12 @@ def test_empty_binary_and_missing_files_are_errors(tmp_path) -> None:  # type: i
 
 def test_the_example_is_right() -> None:
     assert len(load(Path(__file__).parents[1] / "examples" / "rack.yaml").replicas) == 3
+
+
+def test_of_a_shared_description_each_controller_keeps_its_own_doors() -> None:
+    own = parse(GOOD + "listen: {api: 'unix:/run/one.api'}\netcd: {endpoints: ['http://127.0.0.1:2379']}\n")
+    other = parse(GOOD + "listen: {api: 'unix:/run/two.api'}\nstate: /tmp/two.db\n")
+    assert with_local_parts(other, own, "config") == own
+    alone = parse(GOOD)
+    with pytest.raises(ConfigError, match=r"config: listen: comes from the controller's own file"):
+        with_local_parts(other, alone, "config")
