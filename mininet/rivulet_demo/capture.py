@@ -26,7 +26,7 @@ _OPTION = b"\xfd\x08\x52\x56"
 _RETRANSMISSION, _GROUP, _SKIP, _WAIT, _NOT_MINE, _CHALLENGE, _ERROR = 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x88
 _FULL, _DELTA, _UCONT, _OFFSET, _PRIME, _END, _CONSUMED, _TOKEN = (1 << bit for bit in range(8))
 _NO_DATA = (_GROUP, _WAIT, _NOT_MINE, _CHALLENGE, _ERROR)
-_DELTA_BYTES = (4, 6, 4, 2, 2, 4, 1)
+_DELTA_BYTES = (4, 6, 2, 2, 2, 4, 1)
 """Bytes of the fields that the bits of a delta's bitmap announce, from the lowest bit."""
 
 
@@ -93,10 +93,9 @@ def count(pcap: Path, address: str) -> Traffic:
         header = (frame[tcp + 12] >> 4) * 4
         carried = 14 + length - tcp - header
         if frame[tcp + 20 : tcp + 24] == _OPTION:
-            options = frame[tcp + 24 : tcp + 26]
-            trailer = 4 if options[1] & 1 else 0
-            data = _data_bytes(options[0], frame[tcp + header :], carried - trailer)
-            repeated = options[0] == _RETRANSMISSION
+            kind = frame[tcp + 24]
+            data = _data_bytes(kind, frame[tcp + header :], carried)
+            repeated = kind == _RETRANSMISSION
         else:
             data = carried
             repeated = carried > 0 and _repeats(ends, frame[26:30] + frame[tcp : tcp + 4], frame, tcp, carried)
@@ -120,13 +119,13 @@ def _repeats(ends: dict[bytes, tuple[int, int]], flow: bytes, frame: bytes, tcp:
 
 
 def _data_bytes(kind: int, payload: bytes, length: int) -> int:
-    """Application bytes of a response of ours: `length` bytes without its CRC, of which `payload` is the beginning."""
+    """Application bytes of a response of ours: `length` bytes, of which `payload` is the beginning."""
     if not kind & 0x80 or kind in _NO_DATA or len(payload) < 10:
         return 0
     content = payload[8]
     at = 10
     if content & _FULL:
-        at += 72
+        at += 66
     elif content & _DELTA:
         if at >= len(payload):
             return 0
