@@ -98,6 +98,7 @@ async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Pa
             await page.until("document.querySelectorAll('[data-replica].live').length === 3", 90.0)
             for name in ("r1", "r2", "r3"):
                 await page.until(f"{rate(name)} > 20", 90.0)
+            await page.evaluate("window.confirm = () => true")
             await page.click('[data-replica="r1"] [data-action="drain"]')
             await page.until("""document.querySelector('[data-replica="r1"] .state').textContent === 'draining'""")
             # A drained replica may still stand in for one that a busy machine held up for longer than the bound.
@@ -106,7 +107,6 @@ async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Pa
             await page.click('[data-replica="r1"] [data-action="undrain"]')
             await page.until(f"{rate('r1')} > 20", 90.0)
             # Killed by a click in the middle of a download, which goes on.
-            await page.evaluate("window.confirm = () => true")
             await page.click('[data-replica="r3"] [data-action="kill"]')
             excluded = """document.querySelector('[data-replica="r3"] .state').textContent"""
             await page.until(f"['excluded', 'silent'].includes({excluded})", 90.0)
@@ -117,6 +117,7 @@ async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Pa
             await page.until(f"{rate('r3')} > 20", 90.0)
             assert page.errors == []
             if folder := os.environ.get("RIVULET_SCREENSHOTS"):
+                await page.evaluate("window.confirm = () => true")
                 await page.click('[data-replica="r2"] [data-action="drain"]')
                 await asyncio.sleep(20.0)
                 for file, size in (("page.png", (1100, 900)), ("page-phone.png", (390, 844))):
