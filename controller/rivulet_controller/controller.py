@@ -298,8 +298,7 @@ class Controller:
         """
         if not any(r.name == replica for r in self.config.replicas):
             raise KeyError(f"there is no replica {replica!r}")
-        before = self.state.copy()
-        old = before.decisions.get(replica, Decision())
+        old = self.state.decisions.get(replica, Decision())
         chosen = old.weight if weight is None else None if weight < 0 else weight
         self.state.set_decision(replica, Decision(old.draining if draining is None else draining, chosen))
         assign(self.config, self.state, self._rack.numbers)

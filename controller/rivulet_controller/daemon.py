@@ -25,7 +25,7 @@ from .config import Config, ConfigError, Etcd
 from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
-from .rack_file import load, parse
+from .rack_file import load_with_text
 from .rights import Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
@@ -58,8 +58,7 @@ def main() -> None:
     for name in ("finsy", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.CRITICAL if name == "finsy" else logging.WARNING)
     try:
-        config = load(arguments.file)
-        text = arguments.file.read_text(encoding="utf-8")
+        config, text = load_with_text(arguments.file)
         asyncio.run(_run(config, text, arguments.file))
     except Exception as error:
         if not _expected(error):
@@ -302,10 +301,8 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
         reload.clear()
         seen = now
         try:
-            text = await asyncio.to_thread(path.read_text, encoding="utf-8")
-            await controller.change(await asyncio.to_thread(parse, text, str(path)), "the file", text)
-        except (OSError, UnicodeDecodeError) as error:
-            controller.refuse_config("the file", f"{path}: cannot be read: {error}")
+            config, text = await asyncio.to_thread(load_with_text, path)
+            await controller.change(config, "the file", text)
         except ConfigError as error:
             controller.refuse_config("the file", str(error))
 

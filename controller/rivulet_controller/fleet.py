@@ -42,9 +42,6 @@ RETRY_S = 1.0
 LOOK_S = 1.0
 """How often counters are read."""
 
-WRITE_S = 1.0
-"""How often a switch is looked over for something to write, beside each time that something changed."""
-
 SETTLE_S = 1.0
 """How long after a new clock offset events may still carry the old one."""
 
@@ -154,7 +151,7 @@ class Fleet:
                     log.warning("switch %s: nonce keys cross the network to %s without `tls`", name, switch.address)
                 state.task = asyncio.create_task(link.run(), name=f"switch {name}")
                 state.loops = (
-                    Loop(f"writes to switch {name}", partial(self._keep, state), WRITE_S),
+                    Loop(f"writes to switch {name}", partial(self._keep, state)),
                     Loop(f"readings of switch {name}", partial(self._watch, state), LOOK_S),
                 )
                 self.switches[name] = state

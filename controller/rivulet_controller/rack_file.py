@@ -58,8 +58,13 @@ def _mistakes(error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], s
 
 def load(path: str | Path) -> Config:
     """Reads and validates a file. Raises ConfigError, also for a file that cannot be read."""
+    return load_with_text(path)[0]
+
+
+def load_with_text(path: str | Path) -> tuple[Config, str]:
+    """The same, with the text that it was read from. Raises ConfigError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from None
-    return parse(text, str(path))
+    return parse(text, str(path)), text

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 log = logging.getLogger("rivulet.supervise")
-
-T = TypeVar("T")
 
 HANG_S = 15.0
 """A round that takes longer counts as hung: longer than any call to a switch may take."""
@@ -21,10 +18,11 @@ class BrokenOff(Exception):
     """What was waited for was cancelled by somebody else: gRPC does so when a session breaks."""
 
 
-async def unbroken(work: Awaitable[T]) -> T:
-    """Awaits; raises CancelledError only where this task is cancelled, and BrokenOff where only its work was."""
+@contextmanager
+def unbroken() -> Iterator[None]:
+    """Around what is awaited: CancelledError leaves only where this task is cancelled, BrokenOff where its work was."""
     try:
-        return await work
+        yield
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -33,13 +31,13 @@ async def unbroken(work: Awaitable[T]) -> T:
 
 
 class Loop:
-    """Runs `round` whenever `wake` was called, and each `every_s`; ends only when cancelled.
+    """Runs `work` whenever `wake` was called, and each `every_s` if given; ends only when cancelled.
 
     >>> loop = Loop("writes to tor1", write, every_s=1.0)
     >>> loop.start(); loop.wake(); ...; await loop.stop()
     """
 
-    def __init__(self, name: str, work: Callable[[], Awaitable[object]], every_s: float) -> None:
+    def __init__(self, name: str, work: Callable[[], Awaitable[object]], every_s: float | None = None) -> None:
         self.name = name
         self.rounds = 0
         """Rounds that ended, well or not."""
@@ -83,7 +81,8 @@ class Loop:
             self._wanted.clear()
             self._began = time.monotonic()
             try:
-                await unbroken(self._work())
+                with unbroken():
+                    await self._work()
                 self.error = ""
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"

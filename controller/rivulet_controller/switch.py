@@ -22,6 +22,7 @@ from .config import SwitchConfig
 from .desired import ORDER, Fragment
 from .entry import Difference, Entry, Item, Meter, difference, from_entity
 from .names import Names
+from .supervise import BrokenOff, unbroken
 
 channel.install()
 
@@ -99,9 +100,11 @@ class SwitchLink:
         pause = RECONNECT_S[0]
         while True:
             try:
-                async with self._session() as switch:
-                    pause = RECONNECT_S[0]
-                    await self._serve(switch)
+                # finsy cancels its own tasks when one fails, and ours that waits for them.
+                with unbroken():
+                    async with self._session() as switch:
+                        pause = RECONNECT_S[0]
+                        await self._serve(switch)
                 problem = "the session ended"
             except SwitchError as error:
                 problem = str(error)
@@ -109,12 +112,6 @@ class SwitchLink:
                 problem = f"no answer at {self.config.address} within {HANDSHAKE_S:g} s"
             except fy.P4ClientError as error:
                 problem = f"no P4Runtime at {self.config.address}: {error.message or error.code.name}"
-            except asyncio.CancelledError:
-                # finsy cancels its own tasks when one fails, and ours that waits for them; we go on unless it was us.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                problem = "session failed"
             except Exception as error:
                 # finsy raises RuntimeError, ValueError and AssertionError on a broken stream: the link outlives all.
                 problem = f"session failed: {type(error).__name__}: {error}"
@@ -410,12 +407,10 @@ class SwitchLink:
 def _of_session(link: SwitchLink) -> Iterator[None]:
     """A session that breaks cancels the calls under way: an error of the session, and no order to end."""
     try:
-        yield
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise SwitchError(f"switch {link.config.name}: the session broke") from None
+        with unbroken():
+            yield
+    except BrokenOff as error:
+        raise SwitchError(f"switch {link.config.name}: {error}") from None
 
 
 def _batches(items: Iterable[Item]) -> list[list[Item]]:
