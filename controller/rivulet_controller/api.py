@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-from collections.abc import AsyncIterator
+import time
 from contextlib import suppress
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import view
 from .audit import Audit, AuditError
@@ -38,6 +39,9 @@ CLIENT_HEADER = "x-rivulet-client"
 
 CONFIG_MAX = 4 << 20
 """Longest configuration, bytes."""
+
+BODY_MAX = 64 << 10
+"""Longest body of any other request: it is read before anybody knows who asks."""
 
 LIVE_S = 1.0
 """How often the page hears."""
@@ -60,7 +64,48 @@ class Weight(BaseModel):
 class Rotation(BaseModel):
     """Body of a rotation."""
 
-    kinds: list[Literal["seal", "nonce"]] = ["seal", "nonce"]
+    kinds: list[Literal["seal", "nonce"]] = Field(default=["seal", "nonce"], max_length=2)
+
+
+class Bounded:
+    """Cuts off a request whose body is longer than what asks for it may send."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in ("/api/plan", "/api/apply"):
+            # Those read their own body, once they know who asks.
+            await self._app(scope, receive, send)
+            return
+        left = BODY_MAX
+
+        async def bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"a body has at most {BODY_MAX} bytes")
+            return message
+
+        await self._app(scope, bounded, send)
+
+
+class Live:
+    """The newest snapshot as text: made once a second, however many look."""
+
+    def __init__(self, controller: Controller, audit: Audit) -> None:
+        self._controller = controller
+        self._audit = audit
+        self._made = float("-inf")
+        self._text = ""
+
+    def text(self) -> str:
+        """JSON, at most so old as the pause between two."""
+        if time.monotonic() - self._made > 0.9 * LIVE_S:
+            self._text = json.dumps(view.snapshot(self._controller, self._audit.recent))
+            self._made = time.monotonic()
+        return self._text
 
 
 def caller(request: Request) -> Caller:
@@ -120,7 +165,8 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     """The application."""
     app = FastAPI(title="Rivulet controller", version="1", docs_url=None, redoc_url=None)
     app.state.controller, app.state.tokens = controller, tokens
-    metrics = Metrics(controller)
+    app.add_middleware(Bounded)
+    metrics, live_text = Metrics(controller), Live(controller, audit)
 
     @app.middleware("http")
     async def own_pages_only(request: Request, call_next: Any) -> Response:
@@ -169,11 +215,19 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     @app.get("/api/status")
     async def status(_: Reader) -> dict[str, Any]:
         """Everything at a glance."""
-        return view.snapshot(controller)
+        return view.snapshot(controller, audit.recent)
 
     @app.get("/api/replicas")
     async def replicas(_: Reader) -> list[dict[str, Any]]:
         return view.replicas(controller)
+
+    @app.get("/api/replicas/{name}")
+    async def one_replica(name: str, _: Reader) -> dict[str, Any]:
+        """One replica, with the states it was in."""
+        try:
+            return view.replica(controller, name)
+        except KeyError as error:
+            raise HTTPException(404, error.args[0]) from None
 
     @app.get("/api/services")
     async def services(_: Reader) -> list[dict[str, Any]]:
@@ -313,16 +367,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
                 if tokens.caller(token) is None:
                     await socket.close(4401)
                     return
-            async for text in _snapshots(controller):
-                await socket.send_text(text)
+            while True:
+                await socket.send_text(live_text.text())
+                await asyncio.sleep(LIVE_S)
 
     return app
-
-
-async def _snapshots(controller: Controller) -> AsyncIterator[str]:
-    while True:
-        yield json.dumps(view.snapshot(controller))
-        await asyncio.sleep(LIVE_S)
 
 
 def _own_host(host: str) -> bool:

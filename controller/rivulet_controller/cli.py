@@ -31,9 +31,12 @@ STYLES = {
     "excluded": "bold red",
     "unready": "red",
     "silent": "red",
+    "mute": "bold red",
     "unknown": "yellow",
 }
 BARS = " ▁▂▃▄▅▆▇█"
+BAD = ("EXCLUDED", "NO_REPLICA", "MUTE", "LEFT_OUT")
+"""Events that are bad news."""
 
 File = Annotated[Path, typer.Argument(help="the description of the rack (YAML)")]
 Replica = Annotated[str, typer.Argument(help="name of the replica")]
@@ -119,6 +122,21 @@ def services() -> None:
 def replicas() -> None:
     """The replicas: state and the reason for it."""
     console.print(_replicas({"replicas": _client().get("/api/replicas")}))
+
+
+@app.command()
+def replica(name: Replica) -> None:
+    """One replica: where it is, its last exclusion, and the states it was in."""
+    found = _client().get(f"/api/replicas/{name}")
+    console.print(_replicas({"replicas": [found]}))
+    last = found["last_exclusion"]
+    if last is None:
+        console.print("\nnot left out since the controller looks")
+    else:
+        console.print(Text(f"\nlast left out {_clock(last['time'])} by {last['by']}: {last['why']}"), soft_wrap=True)
+    for entered in found["states"]:
+        state = Text(f"{_clock(entered['time'])} {entered['state']}", style=STYLES.get(entered["state"], ""))
+        console.print(state.append(f" {entered['reason']}", style="default"), soft_wrap=True)
 
 
 @app.command()
@@ -230,43 +248,66 @@ def _switches(found: dict[str, Any]) -> Table:
 
 
 def _replicas(found: dict[str, Any]) -> Table:
-    columns = ("replica", "state", "weight", "packets/s", "heartbeats/s", "load", "excluded", "reason")
+    columns = ("replica", "switch", "state", "weight", "requests/s", "heartbeats/s", "load", "excluded", "reason")
     table = Table(*columns, box=None, title="Replicas", title_justify="left")
     for replica in found["replicas"]:
         shown = Text(replica["state"], style=STYLES.get(replica["state"], ""))
         if replica["draining"] and replica["state"] != "draining":
             shown.append(" draining", style=STYLES["draining"])
         table.add_row(
-            replica["name"], shown, str(replica["weight"]), f"{replica['packets_per_s']:.0f}",
+            replica["name"], replica["switch"], shown, str(replica["weight"]), f"{replica['requests_per_s']:.0f}",
             f"{replica['heartbeats_per_s']:.0f}", str(replica["load"]), str(replica["exclusions"]), replica["reason"],
         )  # fmt: skip
     return table
 
 
 def _services(found: list[dict[str, Any]]) -> Table:
-    table = Table("service", "address", "policy", "slots", "seal", "nonce", "packets", box=None)
+    table = Table("service", "address", "policy", "slots", "seal key", "nonce key", "packets", box=None)
     for service in found:
         where = ", ".join(service["addresses"]) + f" port {service['port']}"
         became = ", ".join(f"{outcome.lower()} {count}" for outcome, count in sorted(service["outcomes"].items()))
-        epochs = [f"{service['keys'][kind]['usable'] or '—'}" for kind in ("seal", "nonce")]
+        epochs = [_key(service["keys"][kind]) for kind in ("seal", "nonce")]
         table.add_row(service["name"], where, service["policy"], str(service["slots"]), *epochs, became)
     return table
 
 
+def _key(key: dict[str, Any]) -> str:
+    """A key's epoch, how old it is, and when the next one comes."""
+    if not key["usable"]:
+        return "—"
+    coming = f"{key['pending']} on its way" if key["pending"] else f"next in {_duration(key['rotates_in_s'])}"
+    return f"{key['usable']}, {_duration(key['age_s'])} old, {coming}"
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as the page says them."""
+    for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
+        if seconds < most:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
 def _history(found: dict[str, Any]) -> Text:
-    rates = [second["packets"] for second in found["history"]][-100:]
+    rates = [second["requests"] for second in found["history"]][-100:]
     peak = max(rates, default=0.0)
     line = "".join(BARS[round(rate / peak * (len(BARS) - 1))] for rate in rates) if peak else ""
-    return Text(f"\npackets/s (peak {peak:.0f})  {line}\n")
+    return Text(f"\nrequests/s (peak {peak:.0f})  {line}\n")
 
 
 def _event(event: dict[str, Any]) -> Text:
-    clock = time.strftime("%H:%M:%S", time.localtime(event["time"])) + f".{int(event['time'] % 1 * 1000):03d}"
-    words = f"{clock} {event['switch']} {event['kind'].lower().replace('_', ' ')}"
+    clock = f"{_clock(event['time'])}.{int(event['time'] % 1 * 1000):03d}"
+    if event["kind"] == "OPERATOR":
+        said = (f"{event['who']}:", event["what"], event["replica"], event["details"])
+        return Text(" ".join((clock, *filter(None, said))), style="cyan")
+    words = " ".join(filter(None, (clock, event["switch"], event["kind"].lower().replace("_", " "))))
     words += f" {event['replica']}" if event["replica"] else ""
     words += f" ({event['reason'].lower()})" if event["reason"] else ""
     words += f", {event['lost_before']} events before it were lost" if event["lost_before"] else ""
-    return Text(words, style="red" if event["kind"] in ("EXCLUDED", "NO_REPLICA") else "")
+    return Text(words, style="red" if event["kind"] in BAD else "")
 
 
 def main() -> None:

@@ -259,6 +259,14 @@ class Keys(_Model):
         return self
 
 
+class Mute(_Model):
+    """When a replica that heartbeats counts as mute, and whether it is left out then (mute.py)."""
+
+    after: Seconds = Field(default=5.0, ge=1.0, le=3600.0, description="for so long no response comes from it")
+    requests: int = Field(default=100, ge=10, le=1_000_000, description="of so many requests or more")
+    exclude: bool = Field(default=False, description="gets nothing new while it is mute, unless no other is live")
+
+
 def is_local(address: str) -> bool:
     """Whether only this machine reaches an address `unix:PATH` or HOST:PORT."""
     if address.startswith("unix:"):
@@ -326,6 +334,7 @@ class Config(_Model):
     replicas: tuple[Replica, ...] = Field(min_length=1)
     services: tuple[Service, ...] = Field(min_length=1)
     keys: Keys = Keys()
+    mute: Mute = Mute()
     listen: Listen = Listen()
     state: Path = Path("/var/lib/rivulet/controller.db")
     etcd: Etcd | None = Field(default=None, description="instead of the state file, for several controllers")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from .agents import Agent, AgentServer
+from .chronicle import Chronicle
 from .clock import SteadyClock
 from .config import Config, Service
 from .desired import Numbers
@@ -21,6 +22,7 @@ from .fleet import LOOK_S, Fleet, Rack
 from .health import ReplicaView
 from .keys import KeyRing, Kind, Lives
 from .local import with_local_parts
+from .lookout import Lookout
 from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
@@ -91,7 +93,12 @@ class Controller:
         self.reconciles = 0
         self.last_reconcile_s = 0.0
         self._rack = Rack(config, State(), Numbers({}, {}, {}, {}, b""))
-        self.fleet = Fleet(self._rack, self.wake, self._note, self._next_election, guard, lambda: self.agents.agents)
+        chronicle = Chronicle()
+        self.fleet = Fleet(
+            self._rack, self.wake, self._note, self._next_election, guard, lambda: self.agents.agents,
+            chronicle.excluded,
+        )  # fmt: skip
+        self.lookout = Lookout(self.fleet, chronicle, self._spare)
         self.loop = Loop("the controller", self.reconcile, TICK_S)
         self.clock = SteadyClock()
         self._store = store
@@ -125,7 +132,7 @@ class Controller:
         if kept is not None:
             self._rack.config = with_local_parts(parse(kept, "the configuration in the state"), self.local)
             self.text = kept
-        self._rack.draining = self._draining()
+        self._rack.draining = self._away()
         self._prepare(self.config)
         self._take_keys_over()
         self._tick_rings()
@@ -147,7 +154,14 @@ class Controller:
             await asyncio.gather(self.loop.stop(), history.stop())
 
     async def _remember(self) -> None:
-        self.fleet.health.remember()
+        self.lookout.look(self.config, self.agents.agents, self.view)
+
+    def _spare(self) -> None:
+        """Brings into force who gets nothing new."""
+        self._rack.draining = self._away()
+        # Not by the loop alone: it may wait for another switch.
+        self.fleet.kick()
+        self.wake()
 
     async def stop(self) -> None:
         """Ends the sessions. The switches keep what they have."""
@@ -233,7 +247,7 @@ class Controller:
         """The configuration and the state as they were before a change that was refused half way."""
         self.state.roll_back(before)
         self._rack.config = old
-        self._rack.draining = self._draining()
+        self._rack.draining = self._away()
         self._prepare(old)
         self.fleet.follow()
         try:
@@ -258,7 +272,7 @@ class Controller:
         for service in config.services:
             if service.name not in state.rings:
                 given = state.given.get(service.name)
-                fresh = KeyRing().tick(self.clock.now(), self._lives(), lambda kind, epoch: False, given=given)
+                fresh = KeyRing().tick(self.clock.now(), self.lives(), lambda kind, epoch: False, given=given)
                 state.set_ring(service.name, fresh)
         lines = {}
         for place in config.switches:
@@ -284,12 +298,12 @@ class Controller:
         """The weights in force: the operators' where there is one, else the configuration's."""
         return weights(self.config, self.state.decisions)
 
-    def _draining(self) -> frozenset[str]:
-        return frozenset(name for name, decision in self.state.decisions.items() if decision.draining)
-
     def draining(self) -> frozenset[str]:
         """The replicas that an operator drains."""
-        return self._rack.draining
+        return frozenset(name for name, decision in self.state.decisions.items() if decision.draining)
+
+    def _away(self) -> frozenset[str]:
+        return self.draining() | self.lookout.left_out()
 
     async def decide(self, replica: str, draining: bool | None = None, weight: int | None = None) -> None:
         """An operator's decision about a replica; None leaves that part as it is, weight -1 is the file's again.
@@ -310,10 +324,9 @@ class Controller:
             assign(self.config, self.state, self._rack.numbers)
             self.wake()
             raise
-        self._rack.draining = self._draining()
-        # Not by the loop alone: it may wait for another switch.
-        self.fleet.kick()
-        self.wake()
+        if draining is False:
+            self.lookout.take_back(replica)
+        self._spare()
 
     def rotate(self, service: str, kinds: frozenset[Kind]) -> None:
         """Makes new keys of a service now, whatever their age. Raises KeyError."""
@@ -329,7 +342,10 @@ class Controller:
             raise KeyError(f"there is no replica {replica!r}")
         agent = self.agents.agents.get(replica)
         readmitted = self.fleet.readmitted(replica)
-        return self.fleet.health.view(replica, agent, replica in self.draining(), place.maintenance, readmitted)
+        return self.fleet.health.view(
+            replica, agent, replica in self.draining(), place.maintenance, readmitted,
+            self.lookout.words(replica), replica in self.lookout.left_out(),
+        )  # fmt: skip
 
     def _update(self, replica: str) -> agent_pb2.Update:
         """What an agent is told. Raises KeyError."""
@@ -338,12 +354,13 @@ class Controller:
 
     # Keys
 
-    def _lives(self) -> Lives:
+    def lives(self) -> Lives:
+        """How long keys live, by the configuration in force."""
         keys = self.config.keys
         return Lives(keys.seal_rotation, keys.nonce_rotation, keys.resume, keys.horizon)
 
     def _next_time(self) -> float:
-        lives = self._lives()
+        lives = self.lives()
         return min((ring.next_change(lives) for ring in self.state.rings.values()), default=float("inf"))
 
     def _take_keys_over(self) -> None:
@@ -352,7 +369,7 @@ class Controller:
         Nothing is withdrawn for the time between, whatever the wall clocks say; what they say only makes new keys.
         """
         newest = max((ring.newest() for ring in self.state.rings.values()), default=0.0)
-        record, lives = self.state.time, self._lives()
+        record, lives = self.state.time, self.lives()
         start = max(newest, record[0] if record else 0.0)
         self.clock = SteadyClock(start or None)
         now = self.clock.now()
@@ -365,7 +382,7 @@ class Controller:
 
     def _tick_rings(self) -> None:
         """Every ring one step on."""
-        now, lives = self.clock.now(), self._lives()
+        now, lives = self.clock.now(), self.lives()
         if self.state.time is None or now - self.state.time[0] >= RECORD_S:
             self.state.set_time(now, time.time())
         for service in self.config.services:

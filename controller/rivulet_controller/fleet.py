@@ -58,6 +58,7 @@ class Rack:
     state: State
     numbers: Numbers
     draining: frozenset[str] = frozenset()
+    """Replicas that get nothing new: an operator drains them, or they are mute and left out."""
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class SwitchState:
     retry_at: float = 0.0
     lost_at: float = 0.0
     converged_at: float = 0.0
+    told: set[str] = field(default_factory=set)
+    """Replicas of which an event said since the last reading that they were excluded."""
 
 
 class Fleet:
@@ -100,6 +103,7 @@ class Fleet:
         election_id: Callable[[], Awaitable[int]],
         guard: Callable[[], None],
         agents: Callable[[], dict[str, Agent]] = dict,
+        excluded: Callable[[str, str], None] = lambda replica, switch: None,
     ) -> None:
         self.rack = rack
         self.switches: dict[str, SwitchState] = {}
@@ -113,6 +117,7 @@ class Fleet:
         self._election_id = election_id
         self._guard = guard
         self._agents = agents
+        self._excluded = excluded
         self._names: dict[Path, Names] = {}
         self._clock = RackClock()
         self.undecided = False
@@ -366,6 +371,23 @@ class Fleet:
         if replica is not None:
             log.info("switch %s: replica %s %s", link.config.name, replica, kind.lower())
             self.health.note_event(link.config.name, replica, kind)
+            if kind == "EXCLUDED":
+                switch.told.add(replica)
+                self._excluded(replica, link.config.name)
+
+    def note(self, kind: str, replica: str) -> None:
+        """An event about a replica that the controller found, and no switch."""
+        self.replica_events.append(
+            {
+                "time": time.time(),
+                "switch": "",
+                "kind": kind,
+                "replica": replica,
+                "reason": None,
+                "clock": 0,
+                "lost_before": 0,
+            }
+        )
 
     def _offset_wanted(self, switch: SwitchState, tor: Tor) -> int | None:
         """The clock offset that a switch should get, if another than it has."""
@@ -418,7 +440,13 @@ class Fleet:
         }
         new = {k: n for k, n in switch.readmitted.items() if switch.allowed.get(k, (None, 0))[0] != n}
         said = admitted(switch.link) if new else {}
-        sample = await self.health.read(switch.link, places, numbers.services)
+        place = switch.link.config
+        ports = sorted({replica.port for replica in self.rack.config.replicas if replica.switch == place.name})
+        sample = await self.health.read(switch.link, places, numbers.services, ports)
+        # Of an exclusion whose event was lost the counter tells.
+        for replica in self.health.excluded_since(switch.link.config.name) - switch.told:
+            self._excluded(replica, switch.link.config.name)
+        switch.told.clear()
         for cell, (pool, index, replica) in places.items():
             exclusions = sample.exclusions.get(cell, 0)
             if sample.returns.get(cell, 0) < exclusions:
@@ -437,12 +465,13 @@ class Fleet:
         found: dict[str, bool] = {}
         for name, switch in self.switches.items():
             sample = self.health.samples.get(name)
-            for cell, (pool, index, member) in (sample.places if sample else {}).items():
-                if member == replica and sample is not None:
-                    exclusions = sample.exclusions.get(cell, 0)
-                    count, ready = switch.allowed.get((pool, index), (None, 0))
-                    heard = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
-                    found[name] = found.get(name, True) and (heard or exclusions == 0)
+            if sample is None:
+                continue
+            for cell in sample.cells.get(replica, ()):
+                exclusions = sample.exclusions.get(cell, 0)
+                count, ready = switch.allowed.get((cell >> 6, cell & 0x3F), (None, 0))
+                heard = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
+                found[name] = found.get(name, True) and (heard or exclusions == 0)
         return found
 
 

@@ -7,11 +7,13 @@ long enough to take plain TCP again.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .agents import Agent
+from .config import Replica
+from .mute import Counted
 from .switch import SwitchLink
 
 STEADY_S = 2.0
@@ -23,11 +25,15 @@ REPORT_STALE_S = 5.0
 SERVICES_A_LOOK = 64
 """Services whose outcome counters are read in one look; the others have their turn in the next ones."""
 
+FRESH_S = 3.0
+"""A reading older than this says nothing of now."""
+
 HISTORY = 300
 """Seconds of rates that are kept for the page."""
 
 COUNTERS = {
     "packets": "replica_packets",
+    "requests": "replica_requests",
     "exclusions": "replica_exclusions",
     "returns": "replica_returns",
     "unready": "heartbeats_unready",
@@ -44,15 +50,26 @@ class Sample:
 
     at: float
     packets: dict[int, int] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)
+    """Rivulet requests among the packets."""
+    answers: dict[int, int] = field(default_factory=dict)
+    """Rivulet responses, by the port they came in at."""
     bytes: dict[int, int] = field(default_factory=dict)
     exclusions: dict[int, int] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
     heartbeats: dict[int, int] = field(default_factory=dict)
+    """Those that said that they are not ready among them."""
     unready: dict[int, int] = field(default_factory=dict)
     drops: dict[str, int] = field(default_factory=dict)
     suspects: dict[str, int] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
+    cells: dict[str, list[int]] = field(default_factory=dict)
+    """By replica, those that are its own."""
+
+    def __post_init__(self) -> None:
+        for cell, (_, _, replica) in self.places.items():
+            self.cells.setdefault(replica, []).append(cell)
 
     def ready_heartbeats(self, cell: int) -> int:
         """Heartbeats that said ready: never too few, unready ones being read first."""
@@ -65,12 +82,15 @@ class ReplicaView:
 
     name: str
     state: str
-    """live, excluded, unready, silent, draining, maintenance or unknown."""
+    """live, excluded, unready, silent, mute, draining, maintenance or unknown."""
     reason: str
     agent: bool
     ready: bool
     load: int
+    requests_per_s: float
+    requests_by_switch: dict[str, float]
     packets_per_s: float
+    """Of plain TCP too."""
     heartbeats_per_s: float
     exclusions: int
     returns: int
@@ -79,6 +99,8 @@ class ReplicaView:
     refused_total: int
     """Requests that the replica refused since it started, whatever the reason."""
     incarnation: int
+    left_out: bool
+    """The controller gives it nothing new, because it is mute."""
 
 
 class Health:
@@ -95,8 +117,10 @@ class Health:
         """An event about a replica: its steadiness starts again."""
         self._steady_since.pop((switch, replica), None)
 
-    async def read(self, link: SwitchLink, places: Mapping[int, Place], services: Mapping[str, int]) -> Sample:
-        """Reads the counters of these replicas and services. Raises what SwitchLink.counters raises."""
+    async def read(
+        self, link: SwitchLink, places: Mapping[int, Place], services: Mapping[str, int], ports: Sequence[int] = ()
+    ) -> Sample:
+        """Reads the counters of these replicas, services and ports. Raises what SwitchLink.counters raises."""
         names = link.names
         sample = Sample(time.monotonic(), places=dict(places))
         for attribute, counter in COUNTERS.items():
@@ -104,6 +128,10 @@ class Health:
             setattr(sample, attribute, {cell: packets for cell, (packets, _) in cells.items()})
             if attribute == "packets":
                 sample.bytes = {cell: size for cell, (_, size) in cells.items()}
+        # The program counts those that are not ready apart.
+        sample.heartbeats = {cell: ready + sample.unready.get(cell, 0) for cell, ready in sample.heartbeats.items()}
+        answers = await link.counters("port_answers", ports)
+        sample.answers = {port: packets for port, (packets, _) in answers.items()}
         for attribute in ("drops", "suspects"):
             found = await link.counters(attribute, names.members("drop_reason_t").values())
             reasons = {names.member("drop_reason_t", cell): packets for cell, (packets, _) in found.items() if packets}
@@ -132,6 +160,39 @@ class Health:
         difference = getattr(new, attribute).get(cell, 0) - getattr(old, attribute).get(cell, 0)
         return float(max(difference, 0) / (new.at - old.at))
 
+    def counted(self, replicas: Sequence[Replica], agents: Mapping[str, Agent]) -> dict[str, Counted]:
+        """Requests and answers, of replicas with a port of their own at a switch that was just read."""
+        now = time.monotonic()
+        places = Counter((replica.switch, replica.port) for replica in replicas)
+        found = {}
+        for replica in replicas:
+            own = self.samples.get(replica.switch)
+            if own is None or now - own.at > FRESH_S or replica.port not in own.answers:
+                continue
+            if places[replica.switch, replica.port] > 1:
+                continue
+            requests = sum(
+                sample.requests.get(cell, 0)
+                for sample in self.samples.values()
+                for cell in sample.cells.get(replica.name, ())
+            )
+            agent = agents.get(replica.name)
+            refused = agent.report.refused_total if agent is not None and agent.report is not None else 0
+            incarnation = agent.incarnation if agent is not None else 0
+            found[replica.name] = Counted(requests, own.answers[replica.port], refused, incarnation)
+        return found
+
+    def excluded_since(self, switch: str) -> set[str]:
+        """Replicas that a switch excluded between its last two readings."""
+        new, old = self.samples.get(switch), self.before.get(switch)
+        if new is None or old is None:
+            return set()
+        return {
+            replica
+            for cell, (_, _, replica) in new.places.items()
+            if cell in old.exclusions and new.exclusions.get(cell, 0) > old.exclusions[cell]
+        }
+
     def drop_rates(self, switch: str) -> dict[str, float]:
         """Drops a second by reason, between the last two readings."""
         new, old = self.samples.get(switch), self.before.get(switch)
@@ -146,7 +207,7 @@ class Health:
     def steady(self, switch: str, replica: str, agent: Agent | None) -> bool:
         """Whether a replica has been heard by this switch, and not reported as unready, for `STEADY_S`."""
         sample = self.samples.get(switch)
-        cells = [cell for cell, place in (sample.places if sample else {}).items() if place[2] == replica]
+        cells = sample.cells.get(replica, ()) if sample else ()
         heard = any(self.rate(switch, "heartbeats", c) > self.rate(switch, "unready", c) for c in cells)
         refused = agent is not None and agent.report is not None and not agent.report.ready
         key = (switch, replica)
@@ -158,7 +219,7 @@ class Health:
 
     def remember(self) -> None:
         """One second of history for the page: the sum over all switches."""
-        rates = dict.fromkeys(("packets", "bytes"), 0.0)
+        rates = dict.fromkeys(("requests", "packets", "bytes"), 0.0)
         drops = 0.0
         for switch, sample in self.samples.items():
             for attribute in rates:
@@ -167,19 +228,26 @@ class Health:
         self.history.append({"time": time.time(), **rates, "drops": drops})
 
     def view(
-        self, name: str, agent: Agent | None, draining: bool, maintenance: bool, readmitted: Mapping[str, bool]
+        self,
+        name: str,
+        agent: Agent | None,
+        draining: bool,
+        maintenance: bool,
+        readmitted: Mapping[str, bool],
+        mute: str = "",
+        left_out: bool = False,
     ) -> ReplicaView:
-        """Everything joined for one replica; `readmitted` by switch: it takes plain TCP there."""
+        """Everything joined for one replica; `readmitted` by switch: it takes plain TCP there; `mute`: in words."""
         packets = heartbeats = unready = 0.0
+        requests: dict[str, float] = {}
         exclusions = returns = 0
         silent_at = []
         looked = False
         for switch, sample in self.samples.items():
-            for cell, place in sample.places.items():
-                if place[2] != name:
-                    continue
+            for cell in sample.cells.get(name, ()):
                 looked = looked or switch in self.before
                 packets += self.rate(switch, "packets", cell)
+                requests[switch] = requests.get(switch, 0.0) + self.rate(switch, "requests", cell)
                 heartbeats += self.rate(switch, "heartbeats", cell)
                 unready += self.rate(switch, "unready", cell)
                 excluded, returned = sample.exclusions.get(cell, 0), sample.returns.get(cell, 0)
@@ -209,6 +277,8 @@ class Health:
             reason = "no heartbeat is heard"
         elif not looked:
             state, reason = "unknown", "no switch has been read twice yet"
+        elif mute:
+            state, reason = "mute", mute
         elif draining:
             state, reason = "draining", "new flows go elsewhere"
         elif agent is None:
@@ -222,6 +292,8 @@ class Health:
             agent=agent is not None,
             ready=bool(report and report.ready and not stale),
             load=report.load if report else 0,
+            requests_per_s=sum(requests.values()),
+            requests_by_switch=requests,
             packets_per_s=packets,
             heartbeats_per_s=heartbeats,
             exclusions=exclusions,
@@ -230,6 +302,7 @@ class Health:
             requests_total=report.requests_total if report else 0,
             refused_total=report.refused_total if report else 0,
             incarnation=agent.incarnation if agent else 0,
+            left_out=left_out,
         )
 
 

@@ -11,7 +11,7 @@ from . import view
 from .controller import Controller
 from .health import COUNTERS
 
-STATES = ("live", "excluded", "unready", "silent", "draining", "maintenance", "unknown")
+STATES = ("live", "excluded", "unready", "silent", "mute", "draining", "maintenance", "unknown")
 
 
 class Metrics:

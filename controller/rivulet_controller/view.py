@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
+from .config import Service
 from .controller import Controller
-from .keys import Kind
+from .keys import KeyRing, Kind
+from .keys import State as KeyState
 
 EVENTS_SHOWN = 25
-"""Newest events of each sort: about replicas, and those that packets alone can cause."""
+"""Newest events of each sort: about replicas, those that packets alone can cause, what operators did."""
+
+SERVICES_SHOWN = 200
+"""Services in a snapshot, which goes out each second; `/api/services` has all."""
+
+Action = Mapping[str, Any]
+"""A record of the audit log."""
 
 
-def snapshot(controller: Controller) -> dict[str, Any]:
-    """Everything at a glance. Times are Unix seconds, rates per second."""
+def snapshot(controller: Controller, actions: Iterable[Action] = ()) -> dict[str, Any]:
+    """Everything at a glance. Times are Unix seconds, rates per second. `actions`: what operators did, oldest first."""
     config = controller.config
     return {
         "time": time.time(),
@@ -23,16 +33,38 @@ def snapshot(controller: Controller) -> dict[str, Any]:
         "leader": controller.leading,
         "switches": switches(controller),
         "replicas": replicas(controller),
-        "services": services(controller),
-        "events": events(controller),
+        "services": services(controller, SERVICES_SHOWN),
+        "services_total": len(config.services),
+        "events": events(controller, actions),
         "history": list(controller.fleet.health.history),
     }
 
 
-def events(controller: Controller) -> list[dict[str, Any]]:
-    """The newest events, oldest first."""
-    sorts = (controller.fleet.events, controller.fleet.replica_events)
+def events(controller: Controller, actions: Iterable[Action] = ()) -> list[dict[str, Any]]:
+    """The newest events, oldest first: `kind` of a switch's is in capitals, of an operator's action OPERATOR."""
+    sorts = (controller.fleet.events, controller.fleet.replica_events, [_done(action) for action in actions])
     return sorted((e for sort in sorts for e in list(sort)[-EVENTS_SHOWN:]), key=lambda event: event["time"])
+
+
+def _done(action: Action) -> dict[str, Any]:
+    """An operator's action as an event."""
+    details = {k: v for k, v in action.items() if k not in ("time", "who", "what", "replica")}
+    return {
+        "time": action["time"],
+        "switch": "",
+        "kind": "OPERATOR",
+        "replica": action.get("replica"),
+        "reason": None,
+        "clock": 0,
+        "lost_before": 0,
+        "who": action["who"],
+        "what": action["what"],
+        "details": ", ".join(f"{k} {_words(v)}" for k, v in details.items() if v is not None),
+    }
+
+
+def _words(value: object) -> str:
+    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)[:200]
 
 
 def switches(controller: Controller) -> list[dict[str, Any]]:
@@ -68,6 +100,7 @@ def replicas(controller: Controller) -> list[dict[str, Any]]:
     return [
         {
             **asdict(controller.view(place.name)),
+            **controller.lookout.chronicle.brief(place.name),
             "switch": place.switch,
             "port": place.port,
             "ip": str(place.ip),
@@ -80,35 +113,51 @@ def replicas(controller: Controller) -> list[dict[str, Any]]:
     ]
 
 
-def services(controller: Controller) -> list[dict[str, Any]]:
-    """Each service: addresses, policy, epochs, and what became of its packets."""
-    found = []
-    for service in controller.config.services:
-        ring = controller.state.rings.get(service.name)
-        outcomes: dict[str, int] = {}
-        for sample in controller.fleet.health.samples.values():
-            for (name, outcome), count in sample.outcomes.items():
-                if name == service.name and count:
-                    outcomes[outcome] = outcomes.get(outcome, 0) + count
-        epochs = {}
-        for kind in Kind:
-            usable = ring.usable(kind) if ring else None
-            epochs[kind.value] = {
-                "usable": usable.epoch if usable else 0,
-                "accepted": [key.epoch for key in ring.accepted(kind)][-8:] if ring else [],
-                "age_s": max(controller.clock.now() - usable.since, 0.0) if usable else 0.0,
-            }
-        found.append(
-            {
-                "name": service.name,
-                "addresses": [str(address) for address in service.addresses],
-                "port": service.port,
-                "policy": service.policy,
-                "slots": service.slots,
-                "pool": service.pool_name,
-                "replicas": list(service.replicas),
-                "keys": epochs,
-                "outcomes": outcomes,
-            }
-        )
+def replica(controller: Controller, name: str) -> dict[str, Any]:
+    """One replica, with the states it was in, oldest first. Raises KeyError."""
+    found = next((one for one in replicas(controller) if one["name"] == name), None)
+    if found is None:
+        raise KeyError(f"there is no replica {name!r}")
+    return {**found, "states": controller.lookout.chronicle.states(name)}
+
+
+def services(controller: Controller, most: int | None = None) -> list[dict[str, Any]]:
+    """Each service (of the first so many): addresses, policy, keys' epochs, and what became of its packets."""
+    shown = {service.name: service for service in islice(controller.config.services, most)}
+    outcomes: dict[str, dict[str, int]] = {name: {} for name in shown}
+    for sample in controller.fleet.health.samples.values():
+        for (name, outcome), count in sample.outcomes.items():
+            if name in shown and count:
+                outcomes[name][outcome] = outcomes[name].get(outcome, 0) + count
+    return [
+        {
+            "name": service.name,
+            "addresses": [str(address) for address in service.addresses],
+            "port": service.port,
+            "policy": service.policy,
+            "slots": service.slots,
+            "pool": service.pool_name,
+            "replicas": list(service.replicas),
+            "keys": _keys(controller, service),
+            "outcomes": outcomes[service.name],
+        }
+        for service in shown.values()
+    ]
+
+
+def _keys(controller: Controller, service: Service) -> dict[str, dict[str, Any]]:
+    """By kind: the usable epoch, how old it is, in how many seconds it gets a successor, and one on its way."""
+    ring = controller.state.rings.get(service.name, KeyRing())
+    now, lives = controller.clock.now(), controller.lives()
+    found = {}
+    for kind in Kind:
+        usable, accepted = ring.usable(kind), ring.accepted(kind)
+        pending = accepted[-1].epoch if accepted and accepted[-1].state is KeyState.ACCEPTED else 0
+        found[kind.value] = {
+            "usable": usable.epoch if usable else 0,
+            "accepted": [key.epoch for key in accepted][-8:],
+            "age_s": max(now - usable.since, 0.0) if usable else 0.0,
+            "rotates_in_s": max(usable.created + lives.rotation(kind) - now, 0.0) if usable else 0.0,
+            "pending": pending,
+        }
     return found

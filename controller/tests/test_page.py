@@ -53,7 +53,11 @@ async def _traffic(switch: FakeSwitch) -> None:
         held = switch.lines()
         for replica in range(3):
             add("heartbeats", replica, 25)
-            add("replica_packets", replica, 20 * sum(f"first={replica:#x}," in line for line in held))
+            asked = 20 * sum(f"first={replica:#x}," in line for line in held)
+            # Of five packets one is plain TCP's.
+            add("replica_packets", replica, 5 * asked // 4)
+            add("replica_requests", replica, asked)
+            add("port_answers", 101 + replica, asked)
         add("drops", NAMES.value("drop_reason_t", "REPLAY"), 1)
         await asyncio.sleep(0.05)
 
