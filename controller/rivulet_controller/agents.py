@@ -20,6 +20,18 @@ from .pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
 
 log = logging.getLogger("rivulet.agents")
 
+TEXT_MAX = 300
+"""Longest text of an agent that is kept, in characters: it is logged, and shown to everybody each second."""
+
+MESSAGE_MAX = 64 << 10
+"""Longest message of an agent, bytes."""
+
+SENT_KEPT = 64
+"""Updates that an agent has not confirmed whose epochs are remembered; older ones say nothing any more."""
+
+COMPLAINT_S = 1.0
+"""An agent's errors are logged no oftener."""
+
 HELLO_TIMEOUT_S = 5.0
 """A stream that does not introduce itself by then is closed."""
 
@@ -51,6 +63,8 @@ class Agent:
             for key in keys
         )
         self._sent[update.version] = held
+        if len(self._sent) > SENT_KEPT:
+            del self._sent[min(self._sent)]
         while not self._outbox.empty():
             self._outbox.get_nowait()
         self._outbox.put_nowait(agent_pb2.ControllerMessage(update=update))
@@ -63,6 +77,7 @@ class Agent:
 
     def note(self, report: agent_pb2.Report) -> None:
         """Takes a report in: what is in force decides which keys this agent holds."""
+        report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
         self.report = report
         self.reported_at = time.monotonic()
         if report.version_in_force in self._sent:
@@ -145,6 +160,7 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             await _ended(getter)
 
     async def _read(self, agent: Agent, messages: AsyncIterator[agent_pb2.AgentMessage]) -> None:
+        complained = float("-inf")
         try:
             async for message in messages:
                 if message.WhichOneof("message") != "report":
@@ -152,8 +168,10 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
                 before = (agent.held, agent.report.ready if agent.report else None)
                 told = agent.report.error if agent.report else ""
                 agent.note(message.report)
-                if message.report.error and message.report.error != told:
-                    log.error("agent %s: %s", agent.name, message.report.error)
+                said, now = message.report.error, time.monotonic()
+                if said and said != told and now - complained >= COMPLAINT_S:
+                    complained = now
+                    log.error("agent %s: %s", agent.name, said)
                 if before != (agent.held, message.report.ready):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
@@ -181,7 +199,7 @@ async def serve(
     server: AgentServer, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> grpc.aio.Server:
     """Listens on `unix:PATH` or HOST:PORT (mutual TLS by `credentials`, or loopback)."""
-    grpc_server = grpc.aio.server()
+    grpc_server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_MAX)])
     agent_pb2_grpc.add_AgentsServicer_to_server(server, grpc_server)  # type: ignore[no-untyped-call]
     if credentials is not None:
         bound = grpc_server.add_secure_port(address, credentials)

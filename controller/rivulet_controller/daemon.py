@@ -29,12 +29,16 @@ from .rack_file import load_with_text
 from .rights import Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
-from .tls import server_credentials, stamp
+from .supervise import Loop
+from .tls import Renewing, server_credentials, stamp
 
 log = logging.getLogger("rivulet.daemon")
 
 CLAIM_S = 0.3
 """How often a controller in waiting tries to lead."""
+
+CERTIFICATE_POLL_S = 2.0
+"""How often the API's certificate is looked at for a change."""
 
 FILE_POLL_S = 0.25
 """How often the configuration file is looked at for a change."""
@@ -241,10 +245,23 @@ async def serve_api(controller: Controller, config: Config) -> None:
         ))
         for _, tls in doors
     ]  # fmt: skip
+    for server in servers:
+        server.config.load()
     serving = [
         asyncio.create_task(server.serve(sockets=[listener]))
         for server, listener in zip(servers, listeners, strict=True)
     ]
+    renewing = []
+    for server, (_, tls) in zip(servers, doors, strict=True):
+        if tls is not None and server.config.ssl is not None:
+            renewing.append(Renewing(tls, server.config.ssl))
+
+    async def renew() -> None:
+        for certificate in renewing:
+            certificate.follow()
+
+    certificates = Loop("the API's certificate", renew, CERTIFICATE_POLL_S)
+    certificates.start()
     log.info("api: listening on %s", " and ".join(address for address, _ in doors))
     try:
         ended, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
@@ -254,7 +271,7 @@ async def serve_api(controller: Controller, config: Config) -> None:
     finally:
         for server in servers:
             server.should_exit = True
-        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.gather(*serving, certificates.stop(), return_exceptions=True)
         for listener in listeners:
             listener.close()
 

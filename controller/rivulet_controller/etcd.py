@@ -20,6 +20,7 @@ import httpx
 from .config import Etcd
 from .store import StoreError
 from .switch import SwitchError
+from .tls import stamp
 
 log = logging.getLogger("rivulet.etcd")
 
@@ -34,22 +35,47 @@ MARGIN_S = 0.3
 
 
 class EtcdClient:
-    """Requests to the first endpoint that answers. Raises StoreError."""
+    """Requests to the first endpoint that answers. Raises StoreError; OSError where its certificate cannot be used."""
 
     def __init__(self, config: Etcd) -> None:
         self._endpoints = list(config.endpoints)
+        self._tls = config.tls
+        self._stamps = self._look()
+        self._renewing = threading.Lock()
+        self._http = self._opened()
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        tls = self._tls
+        return [stamp(path) for path in (tls.certificate, tls.key, tls.authority)] if tls is not None else []
+
+    def _opened(self) -> httpx.Client:
         verify: ssl.SSLContext | bool = True
-        if config.tls is not None:
-            verify = ssl.create_default_context(cafile=str(config.tls.authority))
-            verify.load_cert_chain(str(config.tls.certificate), str(config.tls.key))
-        self._http = httpx.Client(timeout=REQUEST_S, trust_env=False, verify=verify)
+        if self._tls is not None:
+            verify = ssl.create_default_context(cafile=str(self._tls.authority))
+            verify.load_cert_chain(str(self._tls.certificate), str(self._tls.key))
+        return httpx.Client(timeout=REQUEST_S, trust_env=False, verify=verify)
+
+    def _connections(self) -> httpx.Client:
+        """Those in use; new ones when the files of the certificate changed, which is renewed without a restart."""
+        with self._renewing:
+            stamps = self._look()
+            if stamps != self._stamps:
+                self._stamps = stamps
+                try:
+                    # Requests under way keep the old ones.
+                    self._http = self._opened()
+                    log.info("etcd: the certificate was read anew")
+                except OSError as error:
+                    log.error("etcd: the certificate in use stays: %s", error)
+            return self._http
 
     def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """One request; the endpoint that answered is asked first the next time."""
         problems = []
+        http = self._connections()
         for endpoint in list(self._endpoints):
             try:
-                answer = self._http.post(f"{endpoint}/v3/{path}", json=body)
+                answer = http.post(f"{endpoint}/v3/{path}", json=body)
                 if answer.status_code == 200:
                     if self._endpoints[0] != endpoint:
                         self._endpoints.remove(endpoint)

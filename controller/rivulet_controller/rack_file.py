@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from .config import Config, ConfigError
-from .document import DocumentError, read
+from .document import MAX_BYTES, DocumentError, read
 from .references import references
 
 MAX_PROBLEMS = 100
@@ -64,7 +64,9 @@ def load(path: str | Path) -> Config:
 def load_with_text(path: str | Path) -> tuple[Config, str]:
     """The same, with the text that it was read from. Raises ConfigError."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        # No more than the parser takes, and one more for it to see: a file may be of any size.
+        with Path(path).open(encoding="utf-8") as file:
+            text = file.read(MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from None
     return parse(text, str(path)), text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 import grpc
 
-from .config import Tls
+from .config import ServerTls, Tls
 
 log = logging.getLogger("rivulet.tls")
 
@@ -44,6 +45,33 @@ class Certificates:
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         return [stamp(path) for path in self._paths()]
+
+
+class Renewing:
+    """A listener's certificate in its SSLContext, followed: new connections get what the files say."""
+
+    def __init__(self, tls: ServerTls, context: ssl.SSLContext) -> None:
+        self._tls = tls
+        self._context = context
+        self._seen = self._look()
+
+    def follow(self) -> None:
+        """Looks at the files; those that cannot be used change nothing, which is said once a change."""
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            # Tried apart first: a key that is not the certificate's would leave the context with neither.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
+            self._context.load_cert_chain(self._tls.certificate, self._tls.key)
+        except OSError as error:
+            log.error("the certificate in use stays: %s: %s", self._tls.certificate, error)
+        else:
+            log.info("certificate %s was read anew", self._tls.certificate)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [stamp(path) for path in (self._tls.certificate, self._tls.key)]
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:

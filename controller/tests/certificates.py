@@ -32,6 +32,11 @@ class Authority:
         )
         return self
 
+    def renew(self, name: str, place: tuple[Path, Path], addresses: str = "") -> None:
+        """Another certificate and key in the place of these, file by file."""
+        for new, old in zip(self.sign(name, addresses), place, strict=True):
+            new.replace(old)
+
     def sign(self, name: str, addresses: str = "") -> tuple[Path, Path]:
         """A certificate for a name (and subject alternative names), and its key."""
         certificate, key, request = (self.folder / f"{self.name}-{name}.{end}" for end in ("pem", "key", "csr"))
