@@ -59,11 +59,15 @@ impl fmt::Display for Ecn {
 
 /// What Rivulet reads of an IP header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct IpHeader {
-    pub(crate) src: IpAddr,
-    pub(crate) dst: IpAddr,
-    pub(crate) ecn: Ecn,
-    pub(crate) ttl: u8,
+pub struct IpHeader {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address, of the same family.
+    pub dst: IpAddr,
+    /// The ECN field.
+    pub ecn: Ecn,
+    /// Time to live or hop limit.
+    pub ttl: u8,
 }
 
 /// EtherType of packets between addresses of this family.
@@ -71,9 +75,12 @@ pub(crate) fn ether_type(address: IpAddr) -> u16 {
     if address.is_ipv4() { eth::IPV4 } else { eth::IPV6 }
 }
 
-/// Reads an IP header that starts where `r` stands in `frame`; gives the header and where the TCP segment
-/// begins and ends. Bytes behind the end are the padding of a short frame.
-pub(crate) fn read(frame: &[u8], start: usize) -> Result<(IpHeader, usize, usize), WireError> {
+/// Reads an IP header that starts at `start` in `frame`; gives the header and where the TCP segment begins and ends.
+/// Bytes behind the end are the padding of a short frame.
+///
+/// # Errors
+/// The first rule broken: truncated, options, a fragment, not TCP, a wrong header checksum.
+pub fn read(frame: &[u8], start: usize) -> Result<(IpHeader, usize, usize), WireError> {
     match frame.get(start).map(|b| b >> 4) {
         Some(6) => read_v6(frame, start),
         _ => read_v4(frame, start),
@@ -142,8 +149,17 @@ pub(crate) fn read_v6(frame: &[u8], start: usize) -> Result<(IpHeader, usize, us
 }
 
 /// Bytes of the IP header between these addresses.
-pub(crate) fn length(address: IpAddr) -> usize {
+pub fn length(address: IpAddr) -> usize {
     if address.is_ipv4() { V4 } else { V6 }
+}
+
+/// Fills the first [`length`] bytes of `packet` with the header of a packet that carries `payload` bytes of TCP, Don't
+/// Fragment set. False, and nothing that could be sent, if they are not there.
+#[must_use]
+pub fn write_header(packet: &mut [u8], h: &IpHeader, payload: usize) -> bool {
+    let mut w = Writer::new(packet);
+    write(&mut w, h, payload);
+    w.finish().is_ok()
 }
 
 /// Writes the header of a packet with `payload` bytes of TCP, Don't Fragment set.

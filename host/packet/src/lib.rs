@@ -41,7 +41,7 @@ pub use delta::Delta;
 pub use error::{BuildError, WireError};
 pub use eth::EthHeader;
 pub use heartbeat::Heartbeat;
-pub use ip::Ecn;
+pub use ip::{Ecn, IpHeader};
 pub use lists::{MAX_UCONTS, Ucont, Uconts};
 pub use nonce::{NonceKey, TaggedNonces};
 pub use option::{Class, RequestClass, ResponseClass, RivuletOption};

@@ -49,7 +49,7 @@ impl SlotKey {
 }
 
 /// An address as the switch has it: 128 bits, IPv4 mapped into IPv6, as big-endian words.
-fn address_words(ip: IpAddr) -> [u32; 4] {
+pub fn address_words(ip: IpAddr) -> [u32; 4] {
     let bits = match ip {
         IpAddr::V4(a) => a.to_ipv6_mapped().to_bits(),
         IpAddr::V6(a) => a.to_bits(),

@@ -1,0 +1,406 @@
+//! An answer: everything of which the octets of one response are a function, in a form small enough to be remembered, or made
+//! again from the same request.
+
+use core::fmt::Write as _;
+
+use arrayvec::ArrayString;
+
+use crate::codec::{Class, MAX_ANSWER, is_bare_end};
+use crate::flight::is_boundary;
+use crate::head::{Method, Request, Target, name, names};
+use crate::objects::{Found, MAX_NAME, Object, Table};
+
+/// Longest head of a response: a location whose every octet is escaped, and the rest.
+const MAX_HEAD: usize = 3 * MAX_NAME + 600;
+/// No entry of the table.
+const NONE: u32 = u32::MAX;
+
+/// Where an answer may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// On a connection with timestamps: where no segment of any class ends, and at an odd multiple of 64, so that the next answer
+    /// begins at a multiple of 64.
+    Stamped,
+    /// On one without, whose client's first octet has this number.
+    Bare(u32),
+}
+
+/// A response as it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    status: u16,
+    close: bool,
+    head_only: bool,
+    /// Number in the table, or [`NONE`].
+    entry: u32,
+    /// Octets of the object that are sent.
+    first: u32,
+    length: u32,
+    /// Octets of white space in the head.
+    pad: u16,
+}
+
+/// What a request comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// This answer.
+    Answer(Answer),
+    /// The kernel's TCP is to answer.
+    Kernel,
+}
+
+impl Answer {
+    /// What a request is answered; a function of the request and the table.
+    #[must_use]
+    pub fn to(request: &Request<'_>, table: &Table, ends: Ends) -> Outcome {
+        let mut answer = Answer::status(200, request.close);
+        answer.head_only = request.method == Method::Head;
+        match name(request.target) {
+            Target::Bad => return Answer::bad(table, ends),
+            Target::Nowhere => answer.status = 404,
+            Target::Name(name) => match table.find(&name) {
+                Found::Kernel => return Outcome::Kernel,
+                Found::Missing => answer.status = 404,
+                Found::Folder(entry) => (answer.status, answer.entry) = (301, entry),
+                Found::Object(entry) => {
+                    answer.entry = entry;
+                    let Some(object) = table.object(entry) else { return Outcome::Kernel };
+                    answer.choose(request, object);
+                }
+            },
+        }
+        answer.ending(table, ends)
+    }
+
+    /// The answer to what breaks a rule of HTTP.
+    #[must_use]
+    pub fn bad(table: &Table, ends: Ends) -> Outcome {
+        Answer::status(400, true).ending(table, ends)
+    }
+
+    fn status(status: u16, close: bool) -> Answer {
+        Answer { status, close, head_only: false, entry: NONE, first: 0, length: 0, pad: 0 }
+    }
+
+    /// Which part of an object is sent, if any.
+    fn choose(&mut self, request: &Request<'_>, object: &Object) {
+        let size = object.body.len() as u64;
+        self.length = u32::try_from(size).unwrap_or(u32::MAX);
+        if request.if_none_match.is_some_and(|tags| names(tags, &object.hash, false)) {
+            self.status = 304;
+        } else if request.if_range.is_none_or(|tag| names(tag, &object.hash, true))
+            && let Some(range) = request.range
+            // Ranges are defined for GET alone (RFC 9110 section 14.2).
+            && !self.head_only
+        {
+            match range.resolve(size) {
+                Some((first, length)) => {
+                    (self.status, self.first, self.length) = (206, first as u32, length as u32);
+                }
+                None => self.status = 416,
+            }
+        }
+    }
+
+    /// Pads the head so that the answer ends where it may.
+    fn ending(mut self, table: &Table, ends: Ends) -> Outcome {
+        let bare = self.head(table).len() as u32 + self.body(table).len() as u32;
+        let mut length = bare.next_multiple_of(64);
+        let free = |length: u32| {
+            length % 128 == 64
+                && match ends {
+                    Ends::Stamped => Class::all().all(|class| !is_boundary(class, length)),
+                    Ends::Bare(first) => is_bare_end(first, length),
+                }
+        };
+        while !free(length) {
+            length += 64;
+        }
+        if length > MAX_ANSWER {
+            return Outcome::Kernel;
+        }
+        self.pad = (length - bare) as u16;
+        Outcome::Answer(self)
+    }
+
+    /// Whether the connection ends with it.
+    #[must_use]
+    pub fn closes(&self) -> bool {
+        self.close
+    }
+
+    /// The same, and the connection ends with it.
+    #[must_use]
+    pub fn closing(self, table: &Table, ends: Ends) -> Outcome {
+        Answer { close: true, pad: 0, ..self }.ending(table, ends)
+    }
+
+    /// Its status code.
+    #[must_use]
+    pub fn code(&self) -> u16 {
+        self.status
+    }
+
+    fn body<'t>(&self, table: &'t Table) -> &'t [u8] {
+        if self.head_only || self.status == 304 {
+            return b"";
+        }
+        match (self.status, table.object(self.entry)) {
+            (200 | 206, Some(object)) => {
+                let from = self.first as usize;
+                object.body.get(from..from + self.length as usize).unwrap_or_default()
+            }
+            _ => page(self.status),
+        }
+    }
+
+    fn head(&self, table: &Table) -> ArrayString<MAX_HEAD> {
+        let mut head = ArrayString::new();
+        // There is room for the longest name and media type that a table takes, so nothing of it is lost.
+        let _ = self.write_head(table, &mut head);
+        head
+    }
+
+    fn write_head(&self, table: &Table, head: &mut ArrayString<MAX_HEAD>) -> core::fmt::Result {
+        let status = self.status;
+        write!(
+            head,
+            "HTTP/1.1 {status} {}\r\nServer: rivulet{:2$}\r\n",
+            reason(status),
+            "",
+            usize::from(self.pad)
+        )?;
+        let object = table.object(self.entry);
+        if status != 304 {
+            let length = match (status, object) {
+                (200 | 206, Some(_)) => self.length as usize,
+                _ => page(status).len(),
+            };
+            write!(head, "Content-Length: {length}\r\n")?;
+        }
+        match object {
+            Some(object) => {
+                let kind = if status == 416 { "text/plain" } else { &object.kind };
+                if status != 304 {
+                    write!(head, "Content-Type: {kind}\r\n")?;
+                }
+                let hash = u128::from_be_bytes(object.hash);
+                write!(head, "Accept-Ranges: bytes\r\nETag: \"{hash:032x}\"\r\n")?;
+                let size = object.body.len();
+                match status {
+                    206 => {
+                        let last = u64::from(self.first) + u64::from(self.length.max(1)) - 1;
+                        write!(head, "Content-Range: bytes {}-{last}/{size}\r\n", self.first)?;
+                    }
+                    416 => write!(head, "Content-Range: bytes */{size}\r\n")?,
+                    _ => {}
+                }
+            }
+            None => {
+                if status == 301 {
+                    head.write_str("Location: /")?;
+                    for &b in table.name(self.entry).unwrap_or_default().as_bytes() {
+                        match b {
+                            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+                                head.write_char(b.into())?;
+                            }
+                            _ => write!(head, "%{b:02X}")?,
+                        }
+                    }
+                    head.write_str("/\r\n")?;
+                }
+                head.write_str("Content-Type: text/plain\r\n")?;
+            }
+        }
+        let connection = if self.close { "close" } else { "keep-alive" };
+        write!(head, "Connection: {connection}\r\n\r\n")
+    }
+
+    /// Its octets.
+    #[must_use]
+    pub fn octets<'t>(&self, table: &'t Table) -> Octets<'t> {
+        Octets { head: self.head(table), body: self.body(table) }
+    }
+}
+
+/// The octets of an answer: a head and a part of an object.
+#[derive(Clone, Debug)]
+pub struct Octets<'t> {
+    head: ArrayString<MAX_HEAD>,
+    body: &'t [u8],
+}
+
+impl Octets<'_> {
+    /// How many there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a response is never empty")]
+    pub fn len(&self) -> u32 {
+        (self.head.len() + self.body.len()) as u32
+    }
+
+    /// Fills `out` with those from `from` on; false if there are not as many.
+    #[must_use]
+    pub fn copy(&self, from: u32, out: &mut [u8]) -> bool {
+        let head = self.head.as_bytes();
+        let from = from as usize;
+        if from + out.len() > head.len() + self.body.len() {
+            return false;
+        }
+        let of_head = head.get(from..).unwrap_or_default();
+        let (first, rest) = out.split_at_mut(of_head.len().min(out.len()));
+        first.copy_from_slice(&of_head[..first.len()]);
+        let at = (from + first.len()).saturating_sub(head.len());
+        let rest_length = rest.len();
+        rest.copy_from_slice(&self.body[at..at + rest_length]);
+        true
+    }
+}
+
+fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        206 => "Partial Content",
+        301 => "Moved Permanently",
+        304 => "Not Modified",
+        400 => "Bad Request",
+        404 => "Not Found",
+        416 => "Range Not Satisfiable",
+        _ => "Unknown",
+    }
+}
+
+/// The page that goes with an answer which has no content of its own.
+fn page(status: u16) -> &'static [u8] {
+    match status {
+        301 => b"moved permanently\n",
+        400 => b"400 bad request\n",
+        404 => b"404 not found\n",
+        416 => b"416 range not satisfiable\n",
+        _ => b"",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::head::{Parsed, parse};
+    use crate::objects::Entry;
+    use proptest::prelude::*;
+
+    fn table(size: usize) -> Table {
+        let body: Box<[u8]> = (0..size).map(|n| (n % 127) as u8).collect();
+        let object = Entry::Object(Object { kind: "text/plain".into(), hash: [0x1f; 16], body });
+        let entries = vec![
+            ("a".into(), object),
+            ("dir \u{e9}".into(), Entry::Folder),
+            ("big".into(), Entry::Kernel),
+            ("\u{e9}".repeat(MAX_NAME / 2).into(), Entry::Folder),
+        ];
+        Table::new(entries, false).unwrap()
+    }
+
+    fn answered(table: &Table, text: &str, ends: Ends) -> String {
+        let Parsed::Whole(request) = parse(text.as_bytes()) else { panic!("{text}") };
+        match Answer::to(&request, table, ends) {
+            Outcome::Answer(answer) => {
+                let octets = answer.octets(table);
+                let mut out = vec![0; octets.len() as usize];
+                assert!(octets.copy(0, &mut out));
+                String::from_utf8(out).unwrap()
+            }
+            Outcome::Kernel => "kernel".into(),
+        }
+    }
+
+    #[test]
+    fn answers() {
+        let table = table(100);
+        let get = |target: &str, more: &str| {
+            answered(&table, &format!("GET {target} HTTP/1.1\r\nHost: h\r\n{more}\r\n"), Ends::Stamped)
+        };
+        let etag = "1f".repeat(16);
+        let whole = get("/a", "");
+        assert!(whole.starts_with("HTTP/1.1 200 OK\r\nServer: rivulet "), "{whole}");
+        assert!(whole.contains("\r\nContent-Length: 100\r\nContent-Type: text/plain\r\n"), "{whole}");
+        assert!(
+            whole.contains(&format!("\r\nETag: \"{etag}\"\r\nConnection: keep-alive\r\n\r\n\0\u{1}")),
+            "{whole}"
+        );
+        let part = get("/a", "Range: bytes=10-19\r\n");
+        assert!(
+            part.starts_with("HTTP/1.1 206 ")
+                && part.ends_with("\r\n\r\n\u{a}\u{b}\u{c}\r\u{e}\u{f}\u{10}\u{11}\u{12}\u{13}")
+        );
+        assert!(
+            part.contains("\r\nContent-Range: bytes 10-19/100\r\n")
+                && part.contains("\r\nContent-Length: 10\r\n")
+        );
+        assert!(get("/a", "Range: bytes=100-\r\n").contains("\r\nContent-Range: bytes */100\r\n"));
+        assert!(get("/a", "Range: bytes=1-2\r\nIf-Range: \"x\"\r\n").starts_with("HTTP/1.1 200 "));
+        assert!(
+            get("/a", &format!("Range: bytes=1-2\r\nIf-Range: \"{etag}\"\r\n")).starts_with("HTTP/1.1 206 ")
+        );
+        let same = get("/a", &format!("If-None-Match: \"{etag}\"\r\n"));
+        assert!(
+            same.starts_with("HTTP/1.1 304 ")
+                && same.ends_with("\r\n\r\n")
+                && !same.contains("Content-Length")
+        );
+        assert!(get("/dir%20%C3%A9", "").contains("\r\nLocation: /dir%20%C3%A9/\r\n"));
+        let missing = get("/x", "Connection: close\r\n");
+        assert!(missing.starts_with("HTTP/1.1 404 ") && missing.contains("\r\nConnection: close\r\n"));
+        assert!(missing.ends_with("\r\n\r\n404 not found\n"));
+        assert_eq!(get("/big", ""), "kernel");
+        assert!(get("nopath", "").contains("400 bad request\n"));
+        let longest = get(&format!("/{}", "%C3%A9".repeat(MAX_NAME / 2)), "");
+        assert!(longest.ends_with("keep-alive\r\n\r\nmoved permanently\n"), "{longest}");
+        let head = answered(&table, "HEAD /a HTTP/1.0\r\nRange: bytes=1-2\r\n\r\n", Ends::Stamped);
+        assert!(
+            head.starts_with("HTTP/1.1 200 ")
+                && head.contains("Content-Length: 100")
+                && head.ends_with("\r\n\r\n")
+        );
+        assert!(!whole.contains("Date"), "what depends on the time differs between replicas");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_the_kernels() {
+        let text = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+        let last = (14_000..16_000).rfind(|&size| answered(&table(size), text, Ends::Stamped) != "kernel");
+        assert_eq!(last, Some(15_123));
+    }
+
+    proptest! {
+        #[test]
+        fn every_answer_ends_where_none_of_its_segments_does(size in 0usize..15_000, bare: bool, seq: u32, close: bool) {
+            let table = table(size);
+            let ends = if bare { Ends::Bare(seq) } else { Ends::Stamped };
+            let text = format!("GET /a HTTP/1.1\r\nHost: h\r\n{}\r\n", if close { "Connection: close\r\n" } else { "" });
+            let answer = answered(&table, &text, ends);
+            prop_assume!(answer != "kernel");
+            let length = answer.len() as u32;
+            prop_assert_eq!(length % 128, 64);
+            prop_assert!(answer.as_bytes().ends_with(&table.object(0).unwrap().body));
+            match ends {
+                Ends::Stamped => prop_assert!(Class::all().all(|class| !is_boundary(class, length))),
+                Ends::Bare(first) => {
+                    let end = (first & 0x1fe) + length;
+                    prop_assert!(end & 0x200 != 0 && (end + 1) & 0x200 != 0);
+                }
+            }
+        }
+
+        #[test]
+        fn any_part_is_a_part_of_the_whole(size in 0usize..3000, from in 0u32..4000, length in 0usize..2000) {
+            let table = table(size);
+            let text = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+            let whole = answered(&table, text, Ends::Stamped);
+            let Parsed::Whole(request) = parse(text.as_bytes()) else { panic!() };
+            let Outcome::Answer(answer) = Answer::to(&request, &table, Ends::Stamped) else { panic!() };
+            let mut out = vec![0; length];
+            let there = whole.as_bytes().get(from as usize..from as usize + length);
+            prop_assert_eq!(answer.octets(&table).copy(from, &mut out), there.is_some());
+            prop_assert!(there.is_none_or(|there| there == out));
+        }
+    }
+}

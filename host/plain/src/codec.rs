@@ -1,0 +1,278 @@
+//! What a connection carries instead of state: the SYN cookie, which is the server's ISN, and where on the connection an
+//! acknowledgement stands.
+//!
+//! A connection that has timestamps is *stamped*, one without is *bare*. Both cookies are HalfSipHash-2-4 of the client's address
+//! and the ports under a key of the service, the lowest bits given up for what a bare acknowledgement cannot say
+//! otherwise:
+//!
+//! * stamped, 3 bits: the class of the segment size, and a zero that FIN makes a one. All positions are multiples of 8;
+//! * bare, 10 bits: eight bits of the client's own sequence number, so that a second request is not taken for the first,
+//!   and a bit that is set where the answer is at its end. Segments end at multiples of 1,024.
+
+use core::fmt;
+use core::net::SocketAddr;
+
+use rivulet_packet::nonce::half_sip_hash_words;
+use rivulet_packet::slot::address_words;
+
+/// Octets of a bare connection's segments.
+pub const BARE_SEGMENT: u32 = 1024;
+/// Octets of the longest answer: what a bare cookie reaches.
+pub const MAX_ANSWER: u32 = 15 << 10;
+/// Where the last answer of a stamped connection may begin, octets from the first one.
+pub const MAX_START: u32 = (0x1fff - FIRST_START) * 64;
+/// The first answer's number in a timestamp: what is below is the SYN-ACK's.
+pub(crate) const FIRST_START: u32 = 32;
+/// The bits of a client's sequence number that a bare cookie holds.
+const BARE_SEQUENCE: u32 = 0x1fe;
+/// The upper half of each kilobyte of a bare connection: there answers end.
+const BARE_END: u32 = 0x200;
+
+/// A key of HalfSipHash under which a service makes its cookies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct CookieKey {
+    /// First word.
+    pub k0: u32,
+    /// Second word.
+    pub k1: u32,
+}
+
+impl CookieKey {
+    /// From the 8 bytes that the controller hands out: both words little-endian.
+    #[must_use]
+    pub fn new(key: [u8; 8]) -> Self {
+        let [a, b, c, d, e, f, g, h] = key;
+        Self { k0: u32::from_le_bytes([a, b, c, d]), k1: u32::from_le_bytes([e, f, g, h]) }
+    }
+
+    fn hash(self, words: &[u32]) -> u32 {
+        half_sip_hash_words([self.k0, self.k1], words)
+    }
+}
+
+impl fmt::Debug for CookieKey {
+    // Keys do not belong in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CookieKey(..)")
+    }
+}
+
+/// The keys in force: cookies are made with the first, and read with both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CookieKeys {
+    /// The present epoch's.
+    pub current: CookieKey,
+    /// The epoch's before it, while connections of it are answered.
+    pub previous: Option<CookieKey>,
+}
+
+/// Segment sizes that a stamped cookie tells apart, octets of the client's MSS.
+const SIZES: [u16; 4] = [536, 1220, 1440, 1460];
+
+/// What a client's segments may hold: the largest known size that is not above its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class(u8);
+
+impl Class {
+    /// Of a maximum segment size; `None` for one below the smallest, 536.
+    #[must_use]
+    pub fn of(mss: u16) -> Option<Class> {
+        SIZES.iter().rposition(|&size| size <= mss).map(|n| Class(n as u8))
+    }
+
+    /// Its number, 0 to 3.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
+    /// Octets of data in a full segment beside timestamps, a multiple of 8.
+    #[must_use]
+    pub fn segment(self) -> u32 {
+        (u32::from(SIZES[usize::from(self.0 & 3)]) - 12) & !7
+    }
+
+    /// All classes.
+    pub fn all() -> impl Iterator<Item = Class> {
+        (0..4).map(Class)
+    }
+}
+
+/// Where an acknowledgement stands, octets from the first of the first answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On a connection with timestamps.
+    Stamped {
+        /// The client's class.
+        class: Class,
+        /// Octets of all answers that the client has.
+        at: u32,
+        /// It has the last one's FIN too.
+        fin: bool,
+    },
+    /// On one without, within its only answer.
+    Bare {
+        /// Octets that the client has, a multiple of [`BARE_SEGMENT`].
+        at: u32,
+        /// The bits of the client's first sequence number that the cookie holds.
+        sequence: u32,
+    },
+    /// On one without, at the end.
+    BareEnd {
+        /// The client has the FIN too.
+        fin: bool,
+    },
+}
+
+/// One connection as a cookie knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    words: [u32; 5],
+}
+
+impl Flow {
+    /// Between this client and this service. The service's address is left out: its key stands for it.
+    #[must_use]
+    pub fn new(client: SocketAddr, service: SocketAddr) -> Flow {
+        let [a, b, c, d] = address_words(client.ip());
+        Flow { words: [a, b, c, d, u32::from(client.port()) << 16 | u32::from(service.port())] }
+    }
+
+    /// The ISN of a stamped connection.
+    #[must_use]
+    pub fn stamped(&self, key: CookieKey, class: Class) -> u32 {
+        key.hash(&self.words) & !7 | u32::from(class.0) << 1
+    }
+
+    /// The ISN of a bare connection whose client's first octet has this sequence number.
+    #[must_use]
+    pub fn bare(&self, key: CookieKey, first: u32) -> u32 {
+        key.hash(&self.words) & !0x3ff | first & BARE_SEQUENCE
+    }
+
+    /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.
+    #[must_use]
+    pub fn place(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<Place> {
+        let read = |key: CookieKey| {
+            let (low, reach) =
+                if stamped { (7, MAX_START + MAX_ANSWER) } else { (0x3ff, MAX_ANSWER + 2 * BARE_SEGMENT) };
+            let distance = ack.wrapping_sub(1).wrapping_sub(key.hash(&self.words) & !low);
+            (distance < reach).then_some(distance)
+        };
+        let distance = read(keys.current).or_else(|| keys.previous.and_then(read))?;
+        Some(match (stamped, distance & BARE_END) {
+            (true, _) => Place::Stamped {
+                class: Class((distance >> 1 & 3) as u8),
+                at: distance & !7,
+                fin: distance & 1 != 0,
+            },
+            (false, 0) => Place::Bare { at: distance & !0x3ff, sequence: distance & 0x1ff },
+            (false, _) => Place::BareEnd { fin: distance & 1 != 0 },
+        })
+    }
+
+    /// Spreads flows over a table that may forget: no secret, since who fills it up only slows down himself and his neighbours.
+    pub(crate) fn spread(&self) -> u32 {
+        let [a, b, c, d, ports] = self.words;
+        (a ^ b ^ c.rotate_left(9) ^ d.rotate_left(5) ^ ports.rotate_left(16)).wrapping_mul(0x9e37_79b9) >> 8
+    }
+
+    /// What keeps a timestamp of a SYN-ACK from being made by others, 15 bits: a pad that depends on the minute.
+    #[must_use]
+    pub(crate) fn pad(&self, key: CookieKey, minute: u32, scale: u8) -> u16 {
+        let [a, b, c, d, ports] = self.words;
+        (key.hash(&[a, b, c, d, ports, minute << 3 | u32::from(scale)]) >> 17) as u16
+    }
+}
+
+/// Whether a bare connection's client can have sent its first octet with this number, as far as its cookie says.
+#[must_use]
+pub(crate) fn is_bare_start(sequence: u32, seq: u32) -> bool {
+    seq & BARE_SEQUENCE == sequence
+}
+
+/// Whether an answer of this length ends where bare answers end, on a connection whose client began at `seq`.
+#[must_use]
+pub(crate) fn is_bare_end(seq: u32, length: u32) -> bool {
+    ((seq & BARE_SEQUENCE) + length) & BARE_END != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys() -> CookieKeys {
+        CookieKeys {
+            current: CookieKey::new([1, 2, 3, 4, 5, 6, 7, 8]),
+            previous: Some(CookieKey::new([8, 7, 6, 5, 4, 3, 2, 1])),
+        }
+    }
+
+    fn flow(port: u16) -> Flow {
+        Flow::new((core::net::Ipv4Addr::new(10, 0, 0, 1), port).into(), "10.9.0.1:80".parse().unwrap())
+    }
+
+    #[test]
+    fn classes_are_the_largest_that_fit() {
+        let class = |mss| Class::of(mss).map(|c| (c.number(), c.segment()));
+        assert_eq!(class(535), None);
+        assert_eq!(class(536), Some((0, 520)));
+        assert_eq!(class(1219), Some((0, 520)));
+        assert_eq!(class(1220), Some((1, 1208)));
+        assert_eq!(class(1452), Some((2, 1424)));
+        assert_eq!(class(65535), Some((3, 1448)));
+        assert!(Class::all().all(|c| c.segment() % 8 == 0));
+    }
+
+    proptest! {
+        #[test]
+        fn a_stamped_acknowledgement_says_where_it_stands(
+            port: u16, class in 0u8..4, at in 0..(MAX_START + MAX_ANSWER) / 8, fin: bool, before: bool,
+        ) {
+            let (keys, class, at) = (keys(), Class(class), at * 8);
+            let key = if before { keys.previous.unwrap() } else { keys.current };
+            let ack = flow(port).stamped(key, class).wrapping_add(1 + at + u32::from(fin));
+            prop_assert_eq!(flow(port).place(&keys, ack, true), Some(Place::Stamped { class, at, fin }));
+            let alone = CookieKeys { previous: None, ..keys };
+            prop_assert_eq!(flow(port).place(&alone, ack, true).is_some(), !before);
+        }
+
+        #[test]
+        fn a_bare_one_does_too(port: u16, first: u32, segments in 0..15u32, end in 256..MAX_ANSWER / 2, fin: bool) {
+            let (keys, at) = (keys(), segments * BARE_SEGMENT);
+            let isn = flow(port).bare(keys.current, first);
+            let Some(Place::Bare { at: found, sequence }) = flow(port).place(&keys, isn.wrapping_add(1 + at), false)
+            else { panic!("no place") };
+            prop_assert_eq!(found, at);
+            prop_assert!(is_bare_start(sequence, first));
+            // A request that follows the first one and is shorter than a segment is not taken for it.
+            for length in (2..511).chain(515..1023) {
+                prop_assert!(!is_bare_start(sequence, first.wrapping_add(length)), "{}", length);
+            }
+            let end = end * 2;
+            prop_assume!(is_bare_end(first, end));
+            let ack = isn.wrapping_add(1 + end + u32::from(fin));
+            prop_assert_eq!(flow(port).place(&keys, ack, false), Some(Place::BareEnd { fin }));
+        }
+    }
+
+    #[test]
+    fn what_is_out_of_reach_is_not_ours() {
+        let keys = CookieKeys { previous: None, ..keys() };
+        let isn = flow(1).stamped(keys.current, Class(0));
+        for ack in [isn, isn.wrapping_add(2 + MAX_START + MAX_ANSWER)] {
+            assert_eq!(flow(1).place(&keys, ack, true), None);
+        }
+        assert_eq!(flow(2).place(&keys, isn.wrapping_add(1), true), None);
+        // A guess: two keys, each with its reach.
+        let keys = CookieKeys { previous: Some(CookieKey::new([9; 8])), ..keys };
+        let hits = |stamped| {
+            let of = |n: u32| flow(3).place(&keys, n.wrapping_mul(0x9e37_79b9), stamped).is_some();
+            (0..1 << 20).filter(|n| of(*n)).count()
+        };
+        // 2^20 guesses at (522,176 + 15,360) and (15,360 + 2,048) of 2^32, twice.
+        assert!((200..330).contains(&hits(true)), "{}", hits(true));
+        assert!((1..25).contains(&hits(false)), "{}", hits(false));
+    }
+}

@@ -1,0 +1,259 @@
+//! What is sent at once: an answer from some octet on, cut where any replica would cut it.
+//!
+//! An acknowledgement says how far the client is, and whether that is the answer's end is told from where segments end alone. So they
+//! end on grids, and answers never do:
+//!
+//! * the first segment at 1,200 octets, which every path takes, those behind it one class's segment further each;
+//! * where the first one arrived and none behind it, every 1,200 octets: the path takes no more;
+//! * where a window or a path is smaller still, every 128.
+
+use arrayvec::ArrayVec;
+use rivulet_packet::BuildError;
+use rivulet_packet::segment::TcpFlags;
+
+use crate::answer::Octets;
+use crate::codec::{BARE_SEGMENT, Class};
+use crate::segment::{Header, MAX_SACK};
+
+/// Octets of data in a segment that every path takes, also IPv6's narrowest (1,280 with headers).
+pub const EVERYWHERE: u32 = 1200;
+/// Where segments end if there is room for no more.
+pub const TINY: u32 = 128;
+/// Segments sent at once (RFC 6928), in octets of full ones with their options.
+const INITIAL_WINDOW: u32 = 10;
+
+/// Whether a segment of this class may end after so many octets of an answer.
+#[must_use]
+pub fn is_boundary(class: Class, at: u32) -> bool {
+    at.is_multiple_of(TINY) || is_full(class, at) || is_narrow(class, at)
+}
+
+fn is_full(class: Class, at: u32) -> bool {
+    let full = class.segment();
+    let first = full.min(EVERYWHERE);
+    at >= first && (at - first).is_multiple_of(full)
+}
+
+fn is_narrow(class: Class, at: u32) -> bool {
+    class.segment() > EVERYWHERE && at.is_multiple_of(EVERYWHERE)
+}
+
+/// How an answer is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Full segments of a class.
+    Full(Class),
+    /// 1,200 octets.
+    Narrow,
+    /// A bare connection's.
+    Bare,
+}
+
+impl Cut {
+    /// How a client is answered that repeats its request, having `at` octets of the answer and these beyond: if the first
+    /// segment and no full one has arrived, or what was sent since was narrow, the path takes no full ones.
+    #[must_use]
+    pub fn again(class: Class, at: u32, have: &[(u32, u32)]) -> Cut {
+        // A short last segment proves nothing, and narrow ones begin elsewhere.
+        let passed = |&(from, to): &(u32, u32)| is_full(class, from) && to - from > EVERYWHERE;
+        let narrow = at == EVERYWHERE && !have.iter().any(passed) || !is_full(class, at);
+        if is_narrow(class, at) && narrow && at > 0 { Cut::Narrow } else { Cut::Full(class) }
+    }
+
+    /// Where the segment ends that begins at `at`, at most `room` further; `None` if there is no such place.
+    fn end(self, at: u32, room: u32) -> Option<u32> {
+        let end = match self {
+            Cut::Bare => return Some((at / BARE_SEGMENT + 1) * BARE_SEGMENT).filter(|end| end - at <= room),
+            Cut::Narrow => (at / EVERYWHERE + 1) * EVERYWHERE,
+            Cut::Full(class) => {
+                let full = class.segment();
+                let first = full.min(EVERYWHERE);
+                if at < first { first } else { first + ((at - first) / full + 1) * full }
+            }
+        };
+        let end = if end - at <= room { end } else { (at + room) / TINY * TINY };
+        (end > at).then_some(end)
+    }
+}
+
+/// One segment to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its first octet in the answer.
+    pub from: u32,
+    /// Behind its last.
+    pub to: u32,
+    /// FIN is set in it.
+    pub fin: bool,
+}
+
+/// Segments sent at once, however small they are.
+pub const MAX_PIECES: usize = 16;
+
+/// The segments of a flight.
+pub(crate) type Pieces = ArrayVec<Piece, MAX_PIECES>;
+
+/// Octets `[from, to)` of the answer that the client has, beyond what it acknowledges.
+pub(crate) type Have = ArrayVec<(u32, u32), MAX_SACK>;
+
+/// What an answer is cut by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub(crate) cut: Cut,
+    /// The first octet that is sent.
+    pub(crate) from: u32,
+    /// Behind the last octet that the client's window takes.
+    pub(crate) window: u32,
+    /// Most octets in a segment on this path.
+    pub(crate) path: u32,
+    /// Octets of the answer.
+    pub(crate) length: u32,
+    /// FIN stands behind it.
+    pub(crate) closes: bool,
+}
+
+impl Span {
+    /// The segments that are sent at once: as many as an initial window has (RFC 6928), without those that the client has
+    /// already and those that are not wanted.
+    pub(crate) fn pieces(&self, have: &Have, mut wanted: impl FnMut(&Piece) -> bool) -> Pieces {
+        let mut pieces = Pieces::new();
+        let mut budget = match self.cut {
+            Cut::Full(class) => INITIAL_WINDOW * (class.segment() + 12),
+            Cut::Narrow => INITIAL_WINDOW * EVERYWHERE,
+            Cut::Bare => INITIAL_WINDOW * BARE_SEGMENT,
+        };
+        let mut from = self.from;
+        while from < self.length && !pieces.is_full() {
+            let Some(end) = self.cut.end(from, self.path) else { break };
+            let mut to = end.min(self.length);
+            let beyond = to > self.window;
+            if beyond {
+                // Less than a segment is sent only if nothing else is: a window that opens is worth waiting for.
+                let room = self.window.saturating_sub(from);
+                match self.cut.end(from, room) {
+                    Some(end) if pieces.is_empty() => to = end.min(self.length),
+                    _ => break,
+                }
+            }
+            // FIN takes a place in the window too.
+            let fin = self.closes && to == self.length && self.window > self.length;
+            let piece = Piece { from, to, fin };
+            from = to;
+            // What the client has of a segment is no reason to cut it otherwise.
+            if have.iter().any(|&(a, b)| a <= piece.from && to <= b) || !wanted(&piece) {
+                continue;
+            }
+            if to - piece.from > budget {
+                break;
+            }
+            budget -= to - piece.from;
+            pieces.push(piece);
+            if beyond {
+                break;
+            }
+        }
+        pieces
+    }
+}
+
+/// Segments of an answer, ready to be sent.
+#[derive(Clone, Debug)]
+pub struct Flight<'t> {
+    pub(crate) octets: Octets<'t>,
+    /// The headers of all segments; the sequence number is that of the answer's first octet.
+    pub(crate) header: Header,
+    pub(crate) pieces: Pieces,
+}
+
+impl Flight<'_> {
+    /// The segments, in the order in which they are sent; none if the client's window takes none.
+    #[must_use]
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Octets of the packet of a segment.
+    #[must_use]
+    pub fn length(&self, piece: &Piece) -> usize {
+        self.header.length() + (piece.to - piece.from) as usize
+    }
+
+    /// Writes the packet of a segment, from its IP header on; gives its length.
+    ///
+    /// # Errors
+    /// [`BuildError`], if the buffer has less than [`length`](Self::length) octets.
+    pub fn write(&self, piece: &Piece, packet: &mut [u8]) -> Result<usize, BuildError> {
+        let start = self.header.length();
+        let (have, need) = (packet.len(), self.length(piece));
+        let short = BuildError::BufferTooSmall { need, have };
+        let data = packet.get_mut(start..need).ok_or(short)?;
+        if !self.octets.copy(piece.from, data) {
+            return Err(BuildError::Inconsistent { what: "a segment beyond its answer" });
+        }
+        let last = piece.to == self.octets.len();
+        let flags =
+            TcpFlags::ACK | if last { TcpFlags::PSH } else { 0 } | if piece.fin { TcpFlags::FIN } else { 0 };
+        let header =
+            Header { seq: self.header.seq.wrapping_add(piece.from), flags: TcpFlags(flags), ..self.header };
+        header.finish(packet, need - start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn class() -> Class {
+        Class::of(1460).unwrap()
+    }
+
+    fn cuts(cut: Cut, length: u32, room: u32) -> Vec<u32> {
+        let mut at = 0;
+        core::iter::from_fn(|| {
+            at = cut.end(at, room).filter(|_| at < length)?;
+            Some(at.min(length))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn cuts_are_where_they_may_be() {
+        assert_eq!(cuts(Cut::Full(class()), 5000, 9000), [1200, 2648, 4096, 5000]);
+        assert_eq!(cuts(Cut::Full(Class::of(536).unwrap()), 1100, 9000), [520, 1040, 1100]);
+        assert_eq!(cuts(Cut::Narrow, 3000, 9000), [1200, 2400, 3000]);
+        assert_eq!(cuts(Cut::Bare, 3000, 9000), [1024, 2048, 3000]);
+        assert_eq!(cuts(Cut::Full(class()), 1500, 600), [512, 1024, 1200, 1500]);
+        assert_eq!(cuts(Cut::Full(class()), 1500, 127), [0u32; 0]);
+        assert_eq!(cuts(Cut::Bare, 1500, 1023), [0u32; 0]);
+        for class in Class::all() {
+            for room in [128, 200, 1200, 1300, 9000] {
+                for cut in [Cut::Full(class), Cut::Narrow] {
+                    let all = cuts(cut, 15_000, room);
+                    let narrow = class.segment() > EVERYWHERE || cut != Cut::Narrow;
+                    assert!(
+                        !narrow || all[..all.len() - 1].iter().all(|&at| is_boundary(class, at)),
+                        "{all:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_that_takes_no_full_segment_is_told_from_where_the_client_is() {
+        assert_eq!(Cut::again(class(), 0, &[]), Cut::Full(class()));
+        assert_eq!(Cut::again(class(), 1200, &[]), Cut::Narrow);
+        assert_eq!(Cut::again(class(), 1200, &[(2648, 4096)]), Cut::Full(class()));
+        assert_eq!(
+            Cut::again(class(), 1200, &[(2648, 2900)]),
+            Cut::Narrow,
+            "the last segment, which is short"
+        );
+        assert_eq!(Cut::again(class(), 1200, &[(2400, 4800)]), Cut::Narrow, "narrow ones");
+        assert_eq!(Cut::again(class(), 2400, &[(2648, 4096)]), Cut::Narrow);
+        assert_eq!(Cut::again(class(), 2648, &[]), Cut::Full(class()));
+        assert_eq!(Cut::again(class(), 1280, &[]), Cut::Full(class()));
+        let small = Class::of(536).unwrap();
+        assert_eq!(Cut::again(small, 1200, &[]), Cut::Full(small));
+    }
+}

@@ -1,0 +1,28 @@
+//! Stateless TCP: clients that know nothing of Rivulet are answered from each of their packets alone, by any replica
+//! (`docs/plain.md`).
+//!
+//! Nothing here allocates on the way of a packet, reads a clock or opens a socket. A [`Segment`] is read from an IP packet,
+//! [`Site::judge`] says what it comes to, and a [`Flight`] writes the answer's segments into the buffers that it is handed.
+//! A [`Replica`] has a [`Ring`] besides, soft state that may be dropped at any time.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod codec;
+mod flight;
+mod head;
+mod objects;
+mod segment;
+mod small;
+mod soft;
+mod stamp;
+
+pub use answer::{Answer, Ends, Octets, Outcome};
+pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place};
+pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
+pub use head::{Method, Name, Parsed, Range, Request, Target, name, parse};
+pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
+pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
+pub use small::{Cause, Reason, Site, Verdict};
+pub use soft::{Replica, Ring};
+pub use stamp::{Answering, MINUTES, Opened, Scale, Stamp, kernel_value};

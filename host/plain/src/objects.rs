@@ -1,0 +1,193 @@
+//! What is served without state: a table that never changes, so that every replica that has it gives the same octets.
+
+use core::cmp::Ordering;
+
+use rivulet_packet::nonce::half_sip_hash_32;
+
+/// Longest name, octets.
+pub const MAX_NAME: usize = 700;
+/// Longest media type, octets.
+const MAX_KIND: usize = 100;
+/// Not a secret: versions tell tables apart, they prove nothing.
+const VERSION_KEY: [u8; 8] = *b"rivulet\0";
+
+/// Some content with its identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its media type, for `Content-Type`.
+    pub kind: Box<str>,
+    /// A hash of the content; the entity tag.
+    pub hash: [u8; 16],
+    /// The content.
+    pub body: Box<[u8]>,
+}
+
+/// What stands under a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// An object that is answered here.
+    Object(Object),
+    /// A folder: ask again with a slash at the end.
+    Folder,
+    /// Something that the kernel's TCP serves.
+    Kernel,
+}
+
+/// Why a table cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// Two entries of one name.
+    #[error("a name stands twice")]
+    Twice,
+    /// A name longer than [`MAX_NAME`], or a media type that does not fit into a header.
+    #[error("a name or a media type that does not fit into a header")]
+    Long,
+}
+
+/// Entries by name, in the order of their names.
+#[derive(Clone, Debug)]
+pub struct Table {
+    entries: Box<[(Box<str>, Entry)]>,
+    unknown: bool,
+    version: u32,
+}
+
+/// What a name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// The entry of this number is an object.
+    Object(u32),
+    /// The entry of this number is a folder.
+    Folder(u32),
+    /// The kernel's.
+    Kernel,
+    /// Nothing has this name.
+    Missing,
+}
+
+impl Table {
+    /// Makes a table. With `unknown` a name that is not in it is the kernel's, without nothing has that name.
+    ///
+    /// # Errors
+    /// [`TableError`].
+    pub fn new(mut entries: Vec<(Box<str>, Entry)>, unknown: bool) -> Result<Table, TableError> {
+        entries.sort_by(|a, b| a.0.cmp(&b.0));
+        if entries.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+            return Err(TableError::Twice);
+        }
+        let fits = |(name, entry): &(Box<str>, Entry)| {
+            name.len() <= MAX_NAME
+                && match entry {
+                    Entry::Object(o) => {
+                        o.kind.len() <= MAX_KIND && o.kind.bytes().all(|b| (b' '..0x7f).contains(&b))
+                    }
+                    _ => true,
+                }
+        };
+        if entries.len() > u32::MAX as usize || !entries.iter().all(fits) {
+            return Err(TableError::Long);
+        }
+        let mut version = u32::from(unknown);
+        for (name, entry) in &entries {
+            let mut text = version.to_be_bytes().to_vec();
+            text.extend_from_slice(name.as_bytes());
+            match entry {
+                Entry::Object(object) => {
+                    text.push(0);
+                    text.extend_from_slice(&object.hash);
+                    text.extend_from_slice(object.kind.as_bytes());
+                }
+                Entry::Folder => text.push(1),
+                Entry::Kernel => text.push(2),
+            }
+            version = half_sip_hash_32(VERSION_KEY, &text);
+        }
+        Ok(Table { entries: entries.into(), unknown, version })
+    }
+
+    /// A number that is the same for equal tables; two that differ share it once in 2^32, and its lowest two bits once in four.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What stands under a name, which has no slash in front.
+    #[must_use]
+    pub fn find(&self, name: &[u8]) -> Found {
+        let compare = |entry: &(Box<str>, Entry)| -> Ordering { entry.0.as_bytes().cmp(name) };
+        match self.entries.binary_search_by(compare) {
+            Ok(n) => match self.entries[n].1 {
+                Entry::Object(_) => Found::Object(n as u32),
+                Entry::Folder => Found::Folder(n as u32),
+                Entry::Kernel => Found::Kernel,
+            },
+            Err(_) if self.unknown => Found::Kernel,
+            Err(_) => Found::Missing,
+        }
+    }
+
+    /// The object of a number.
+    #[must_use]
+    pub fn object(&self, number: u32) -> Option<&Object> {
+        match &self.entries.get(number as usize)?.1 {
+            Entry::Object(object) => Some(object),
+            _ => None,
+        }
+    }
+
+    /// The name of a number.
+    #[must_use]
+    pub fn name(&self, number: u32) -> Option<&str> {
+        Some(&self.entries.get(number as usize)?.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(hash: u8) -> Entry {
+        Entry::Object(Object { kind: "text/plain".into(), hash: [hash; 16], body: vec![hash; 9].into() })
+    }
+
+    #[test]
+    fn names_lead_to_entries_whatever_their_order() {
+        let entries = [("b", object(1)), ("a/c", object(2)), ("a", Entry::Folder), ("big", Entry::Kernel)];
+        let table = |order: [usize; 4], unknown| {
+            let entries = order.map(|n| (entries[n].0.into(), entries[n].1.clone()));
+            Table::new(entries.into(), unknown).unwrap()
+        };
+        let (one, other) = (table([0, 1, 2, 3], false), table([3, 1, 0, 2], false));
+        assert_eq!(one.version(), other.version());
+        assert_ne!(one.version(), table([0, 1, 2, 3], true).version());
+        let Found::Object(n) = one.find(b"a/c") else { panic!("not found") };
+        assert_eq!((one.object(n).unwrap().hash, one.name(n)), ([2; 16], Some("a/c")));
+        assert!(matches!(one.find(b"a"), Found::Folder(n) if one.object(n).is_none()));
+        assert_eq!((one.find(b"big"), one.find(b"bi")), (Found::Kernel, Found::Missing));
+        assert_eq!(table([0, 1, 2, 3], true).find(b"bi"), Found::Kernel);
+        assert!(one.object(99).is_none() && one.name(99).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_refused() {
+        let twice = vec![("a".into(), object(1)), ("a".into(), object(2))];
+        assert_eq!(Table::new(twice, false).unwrap_err(), TableError::Twice);
+        let long = vec![("a".repeat(MAX_NAME + 1).into(), object(1))];
+        assert_eq!(Table::new(long, false).unwrap_err(), TableError::Long);
+        let Entry::Object(o) = object(1) else { panic!() };
+        let split = Entry::Object(Object { kind: "text/plain\r\nX: y".into(), ..o });
+        assert_eq!(Table::new(vec![("a".into(), split)], false).unwrap_err(), TableError::Long);
+    }
+}

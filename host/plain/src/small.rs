@@ -1,0 +1,469 @@
+//! The server's step: a client's segment comes to what is said to it, as a function of that segment, the keys, the table of
+//! objects and the minute. Nothing of a connection is kept, so any replica comes to the same.
+//!
+//! A request is acknowledged when the client has the whole answer, not before: until then it repeats the request, which
+//! carries all that any replica has to know (where the client is, what it has beyond, its window) to send what is missing.
+
+use core::net::IpAddr;
+
+use rivulet_packet::segment::TcpFlags;
+
+use crate::answer::{Answer, Ends, Outcome};
+use crate::codec::{BARE_SEGMENT, Class, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place, is_bare_start};
+use crate::flight::{Cut, Flight, Have, Piece, Span, is_boundary};
+use crate::head::{Parsed, Request, parse};
+use crate::objects::Table;
+use crate::segment::{Header, Options, Segment, Stamps};
+use crate::stamp::{Answering, Opened, Scale, Stamp};
+
+/// The window of every segment of ours: what a client sends is taken or repeated, nothing waits here.
+const WINDOW: u16 = 0xffff;
+
+/// A service as all its replicas know it.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The keys of its cookies.
+    pub keys: CookieKeys,
+    /// What it serves.
+    pub table: Table,
+    /// Octets of the longest IP packet that leaves here.
+    pub mtu: u16,
+}
+
+/// Why nothing is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Its flags are no client's.
+    Flags,
+    /// A reset. There is nothing to reset, so a forged one does no harm.
+    Reset,
+    /// It acknowledges what nobody here sent, or is out of the cookie's reach.
+    Cookie,
+    /// Its timestamp is not one that goes with its acknowledgement.
+    Stamp,
+    /// An acknowledgement without data: the client is on its way.
+    Acknowledgement,
+    /// Data or FIN that is not this answer's request, while the client has not the whole answer.
+    Early,
+    /// The answer was begun from other objects than those here.
+    Version,
+    /// The end of the request is not in the segment.
+    Split,
+}
+
+/// Why the kernel's TCP is to take the connection over, or has it already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The SYN offers less than is needed here.
+    Syn,
+    /// The client speaks to a socket of the kernel's.
+    Adopted,
+    /// No GET and no HEAD, or a body.
+    Request,
+    /// The object is not in the table, or the answer is too long.
+    Object,
+    /// The request comes in pieces.
+    Split,
+}
+
+/// What a segment comes to.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "nothing on the way of a packet is boxed")]
+pub enum Verdict<'t> {
+    /// Nothing.
+    Drop(Reason),
+    /// One segment without data.
+    Say(Header),
+    /// Segments of an answer.
+    Answer(Flight<'t>),
+    /// The kernel's.
+    Kernel(Cause),
+}
+
+/// What is said to whom, whatever it is.
+struct Talk<'a> {
+    site: &'a Site,
+    segment: &'a Segment<'a>,
+    flow: &'a Flow,
+}
+
+/// An answer under way: what it is, and where the client's packet and the answer meet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Under {
+    pub(crate) answer: Answer,
+    /// Octets of it that the client has in order.
+    pub(crate) at: u32,
+    /// The sequence number at which the request begins: what is acknowledged.
+    pub(crate) seq: u32,
+    /// The timestamp, on a connection that has them.
+    pub(crate) stamp: Option<Answering>,
+    pub(crate) cut: Cut,
+}
+
+impl Site {
+    /// Judges a segment from a client. `minute` counts from 1970; `path` is the longest IP packet that the path to the client is
+    /// known to take.
+    #[must_use]
+    pub fn judge<'t>(&'t self, segment: &Segment<'_>, minute: u32, path: Option<u16>) -> Verdict<'t> {
+        match self.decide(segment, &Flow::new(segment.header.src, segment.header.dst), minute) {
+            Decision::Answer(under) => Verdict::Answer(self.flight(segment, &under, path, |_| true)),
+            other => other.verdict(segment),
+        }
+    }
+
+    /// What a segment comes to, before anything is made of it.
+    pub(crate) fn decide(&self, segment: &Segment<'_>, flow: &Flow, minute: u32) -> Decision {
+        let header = &segment.header;
+        if segment.has(TcpFlags::RST) {
+            return Decision::Drop(Reason::Reset);
+        }
+        if segment.has(TcpFlags::SYN) {
+            return match header.flags.0 & (TcpFlags::ACK | TcpFlags::FIN) {
+                0 => self.welcome(segment, flow, minute),
+                _ => Decision::Drop(Reason::Flags),
+            };
+        }
+        if !segment.has(TcpFlags::ACK) {
+            return Decision::Drop(Reason::Flags);
+        }
+        let stamps = header.options.stamps;
+        let Some(place) = flow.place(&self.keys, header.ack, stamps.is_some()) else {
+            return Decision::Drop(Reason::Cookie);
+        };
+        let talk = Talk { site: self, segment, flow };
+        match (place, stamps) {
+            (Place::Stamped { class, at, fin }, Some(stamps)) => {
+                talk.stamped(class, at, fin, Stamp::parse(stamps.echo), minute)
+            }
+            (Place::Bare { at, sequence }, _) => talk.bare(at, sequence),
+            (Place::BareEnd { fin }, _) => talk.bare_end(fin),
+            (Place::Stamped { .. }, None) => Decision::Drop(Reason::Stamp),
+        }
+    }
+
+    /// The longest segment that is announced to this peer.
+    fn mss(&self, peer: IpAddr) -> u16 {
+        self.mtu.saturating_sub(if peer.is_ipv4() { 40 } else { 60 }).min(1460)
+    }
+
+    /// The answer to a SYN, never longer than the SYN.
+    fn welcome(&self, segment: &Segment<'_>, flow: &Flow, minute: u32) -> Decision {
+        let header = &segment.header;
+        let offered = header.options;
+        let mss = self.mss(header.src.ip());
+        // Without the option it is 536 (RFC 9293 section 3.7.1).
+        let smaller = offered.mss.unwrap_or(536).min(mss);
+        let first = header.seq.wrapping_add(1);
+        let (isn, stamps, scale) = match (offered.stamps, Class::of(smaller)) {
+            (Some(stamps), Some(class)) => {
+                let scale = Scale::of(offered.scale.unwrap_or(0));
+                let value = Stamp::opening(flow, &self.keys, minute, first, scale);
+                let stamps = Stamps { value, echo: stamps.value };
+                (flow.stamped(self.keys.current, class), Some(stamps), offered.scale.map(|_| 0))
+            }
+            // A window that is never as large as a segment, or a path that takes none, is the kernel's affair.
+            (None, _) if u32::from(smaller).min(header.window.into()) >= BARE_SEGMENT => {
+                (flow.bare(self.keys.current, first), None, None)
+            }
+            _ => return Decision::Kernel(Cause::Syn),
+        };
+        Decision::Welcome(Header {
+            src: header.dst,
+            dst: header.src,
+            seq: isn,
+            ack: first,
+            flags: TcpFlags(TcpFlags::SYN | TcpFlags::ACK),
+            window: WINDOW,
+            options: Options {
+                mss: offered.mss.map(|_| mss),
+                scale,
+                sack_permitted: offered.sack_permitted,
+                stamps,
+                ..Options::default()
+            },
+        })
+    }
+
+    /// What of an answer is sent to a client that said this: what is wanted of it, at most an initial window.
+    pub(crate) fn flight<'t>(
+        &'t self,
+        segment: &Segment<'_>,
+        under: &Under,
+        path: Option<u16>,
+        wanted: impl FnMut(&Piece) -> bool,
+    ) -> Flight<'t> {
+        let header = &segment.header;
+        let stamps = under.stamp.and_then(|stamp| {
+            header.options.stamps.map(|theirs| Stamps { value: stamp.value(), echo: theirs.value })
+        });
+        let octets = under.answer.octets(&self.table);
+        let scale = under.stamp.map_or(Scale::default(), |stamp| stamp.scale);
+        let reply = Header {
+            src: header.dst,
+            dst: header.src,
+            seq: header.ack.wrapping_sub(under.at),
+            ack: under.seq,
+            flags: TcpFlags(TcpFlags::ACK),
+            window: WINDOW,
+            options: Options { stamps, ..Options::default() },
+        };
+        let mtu = self.mtu.min(path.unwrap_or(u16::MAX));
+        let span = Span {
+            cut: under.cut,
+            from: under.at,
+            window: under.at.saturating_add(scale.window(header.window)),
+            path: u32::from(mtu).saturating_sub(reply.length() as u32),
+            length: octets.len(),
+            closes: under.answer.closes(),
+        };
+        Flight { pieces: span.pieces(&have(segment, under.at), wanted), octets, header: reply }
+    }
+}
+
+/// A segment without data.
+fn say(segment: &Segment<'_>, flags: u8, ack: u32) -> Header {
+    let header = &segment.header;
+    // Its own timestamp again: the last one, whatever it is, so that the client's never goes back.
+    let stamps = header.options.stamps.map(|theirs| Stamps { value: theirs.echo, echo: theirs.value });
+    Header {
+        src: header.dst,
+        dst: header.src,
+        seq: header.ack,
+        ack,
+        flags: TcpFlags(flags),
+        window: WINDOW,
+        options: Options { stamps, ..Options::default() },
+    }
+}
+
+/// What the client has beyond its acknowledgement, octets of the answer of which it has `at` in order.
+pub(crate) fn have(segment: &Segment<'_>, at: u32) -> Have {
+    let ack = segment.header.ack;
+    let mut have = Have::new();
+    for &(from, to) in segment.header.options.sack.blocks() {
+        // What lies below the acknowledgement came twice (RFC 2883); what lies far beyond is nothing of ours.
+        let (from, to) = (from.wrapping_sub(ack), to.wrapping_sub(ack));
+        if from < to && to <= 2 * MAX_ANSWER {
+            let _ = have.try_push((at + from, at + to));
+        }
+    }
+    have
+}
+
+pub(crate) enum Decision {
+    Drop(Reason),
+    Kernel(Cause),
+    /// The answer to a SYN.
+    Welcome(Header),
+    /// These flags, acknowledging this.
+    Say(u8, u32),
+    Answer(Under),
+    /// So much of the answer that begins there has come, says the client, and no more than that.
+    Heard {
+        start: u32,
+        at: u32,
+    },
+}
+
+impl Decision {
+    /// What it comes to without memory. An answer is made by [`Site::flight`].
+    pub(crate) fn verdict(self, segment: &Segment<'_>) -> Verdict<'static> {
+        match self {
+            Decision::Drop(reason) => Verdict::Drop(reason),
+            Decision::Kernel(cause) => Verdict::Kernel(cause),
+            Decision::Welcome(header) => Verdict::Say(header),
+            Decision::Say(flags, ack) => Verdict::Say(say(segment, flags, ack)),
+            Decision::Answer(_) | Decision::Heard { .. } => Verdict::Drop(Reason::Acknowledgement),
+        }
+    }
+}
+
+const ACK: u8 = TcpFlags::ACK;
+const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
+
+impl Talk<'_> {
+    /// A segment says more than that it acknowledges.
+    fn speaks(&self) -> bool {
+        !self.segment.payload.is_empty() || self.segment.has(TcpFlags::FIN)
+    }
+
+    /// A connection with timestamps: what ours says when it comes back is what the client last had in order.
+    fn stamped(&self, class: Class, at: u32, fin: bool, stamp: Stamp, minute: u32) -> Decision {
+        let header = &self.segment.header;
+        let answering = match stamp {
+            Stamp::Kernel => return Decision::Kernel(Cause::Adopted),
+            Stamp::Large => return Decision::Drop(Reason::Stamp),
+            Stamp::Opening { .. } => {
+                if at != 0 || fin {
+                    return Decision::Drop(Reason::Stamp);
+                }
+                if !self.speaks() {
+                    return Decision::Heard { start: 0, at: 0 };
+                }
+                return match stamp.opens(self.flow, &self.site.keys, minute, header.seq) {
+                    // A client that goes without having asked for anything.
+                    Opened::Yes(_) if self.segment.payload.is_empty() => {
+                        Decision::Say(FIN_ACK, header.seq.wrapping_add(1))
+                    }
+                    Opened::Yes(scale) => self.ask(header.seq, self.segment.payload, class, 0, scale),
+                    Opened::No => Decision::Drop(Reason::Stamp),
+                };
+            }
+            Stamp::Answer(answering) => answering,
+        };
+        let Some(behind) = at.checked_sub(answering.start).filter(|behind| *behind <= MAX_ANSWER) else {
+            return Decision::Drop(Reason::Stamp);
+        };
+        if fin {
+            // It has all that there will ever be.
+            return match self.speaks() {
+                true => Decision::Say(ACK, self.segment.end()),
+                false => Decision::Drop(Reason::Acknowledgement),
+            };
+        }
+        let beyond = answering.beyond(header.seq);
+        if !is_boundary(class, behind) {
+            return self.has_all(class, at, answering, beyond);
+        }
+        if !self.speaks() {
+            return Decision::Heard { start: answering.start, at: behind };
+        }
+        if self.segment.payload.is_empty() || beyond >= 0 {
+            return Decision::Drop(Reason::Early);
+        }
+        if answering.version != self.version() {
+            return Decision::Drop(Reason::Version);
+        }
+        // The request again. It is the one that was answered if it ends where that one did.
+        let decision = self.ask(header.seq, self.segment.payload, class, answering.start, answering.scale);
+        match decision {
+            Decision::Answer(Under { stamp: Some(now), .. }) if now != answering => {
+                Decision::Drop(Reason::Split)
+            }
+            Decision::Answer(under) => {
+                let cut = Cut::again(class, behind, &have(self.segment, behind));
+                Decision::Answer(Under { at: behind, cut, ..under })
+            }
+            // Never another's affair in the middle of an answer.
+            Decision::Kernel(_) => Decision::Drop(Reason::Split),
+            other => other,
+        }
+    }
+
+    /// The client has the whole answer, and not its FIN.
+    fn has_all(&self, class: Class, at: u32, answering: Answering, beyond: i32) -> Decision {
+        let segment = self.segment;
+        let header = &segment.header;
+        let skip = usize::try_from(-beyond).unwrap_or(0);
+        if beyond > 0 {
+            // Another request is under way, or lost; of its answer nothing has come in order.
+            return match self.speaks() {
+                true => Decision::Drop(Reason::Early),
+                false => Decision::Heard { start: at, at: 0 },
+            };
+        }
+        if let Some(next) = segment.payload.get(skip..).filter(|next| !next.is_empty()) {
+            let seq = header.seq.wrapping_add(skip as u32);
+            return match at.is_multiple_of(64) && at <= MAX_START {
+                true => self.ask(seq, next, class, at, answering.scale),
+                false => Decision::Drop(Reason::Stamp),
+            };
+        }
+        if segment.has(TcpFlags::FIN) {
+            return match segment.payload.len() == skip {
+                true => Decision::Say(FIN_ACK, segment.end()),
+                false => Decision::Drop(Reason::Early),
+            };
+        }
+        // The request is answered, so it is acknowledged: also to a client that says no more than that it has the answer, or
+        // it would repeat the request. If the FIN was lost with the window's last octet, it comes again.
+        let closes = || {
+            let again = self.ask(header.seq, segment.payload, class, answering.start, answering.scale);
+            matches!(again, Decision::Answer(under) if under.answer.closes())
+        };
+        let flags = if !segment.payload.is_empty() && closes() { FIN_ACK } else { ACK };
+        Decision::Say(flags, segment.end())
+    }
+
+    /// A connection without timestamps, on the way through its only answer.
+    fn bare(&self, at: u32, sequence: u32) -> Decision {
+        let header = &self.segment.header;
+        if !self.speaks() {
+            return Decision::Heard { start: 0, at };
+        }
+        if !is_bare_start(sequence, header.seq) {
+            return Decision::Drop(Reason::Early);
+        }
+        if self.segment.payload.is_empty() {
+            return match at {
+                0 => Decision::Say(FIN_ACK, header.seq.wrapping_add(1)),
+                _ => Decision::Drop(Reason::Early),
+            };
+        }
+        let full = u32::from(self.site.mss(header.src.ip()));
+        match self.outcome(self.segment.payload, full, Ends::Bare(header.seq)) {
+            Ok((answer, _)) => {
+                let under = Under { answer, at, seq: header.seq, stamp: None, cut: Cut::Bare };
+                Decision::Answer(under)
+            }
+            Err(cause) if at == 0 => Decision::Kernel(cause),
+            Err(_) => Decision::Drop(Reason::Split),
+        }
+    }
+
+    /// The client has all of it.
+    fn bare_end(&self, fin: bool) -> Decision {
+        match (self.speaks(), fin) {
+            (false, _) => Decision::Drop(Reason::Acknowledgement),
+            (true, true) => Decision::Say(ACK, self.segment.end()),
+            (true, false) => Decision::Say(FIN_ACK, self.segment.end()),
+        }
+    }
+
+    fn version(&self) -> u8 {
+        (self.site.table.version() & 3) as u8
+    }
+
+    /// A request that begins at `seq`, its answer at `start`.
+    fn ask(&self, seq: u32, payload: &[u8], class: Class, start: u32, scale: Scale) -> Decision {
+        match self.outcome(payload, class.segment(), Ends::Stamped) {
+            Ok((answer, length)) => {
+                let mut answer = answer;
+                // What would begin behind the cookie's reach is not begun.
+                if !answer.closes() && start + 2 * MAX_ANSWER > MAX_START {
+                    match answer.closing(&self.site.table, Ends::Stamped) {
+                        Outcome::Answer(closing) => answer = closing,
+                        Outcome::Kernel => return Decision::Kernel(Cause::Object),
+                    }
+                }
+                let next = (seq.wrapping_add(length) & 0xfff) as u16;
+                let stamp = Answering { start, next, version: self.version(), scale };
+                Decision::Answer(Under { answer, at: 0, seq, stamp: Some(stamp), cut: Cut::Full(class) })
+            }
+            Err(cause) => Decision::Kernel(cause),
+        }
+    }
+
+    /// What a request comes to, and its octets. Of one that is longer than the client's segments, and so never seen whole, the
+    /// request line alone counts, and one octet.
+    fn outcome(&self, payload: &[u8], full: u32, ends: Ends) -> Result<(Answer, u32), Cause> {
+        let table = &self.site.table;
+        let (outcome, length) = match parse(payload) {
+            Parsed::Whole(request) => {
+                // Without timestamps a second request could not be told from the first.
+                let close = request.close || matches!(ends, Ends::Bare(_));
+                (Answer::to(&Request { close, ..request }, table, ends), request.length as u32)
+            }
+            Parsed::Line(request) if payload.len() as u32 >= full => {
+                (Answer::to(&Request { length: 1, ..request }, table, ends), 1)
+            }
+            Parsed::Line(_) | Parsed::Split => return Err(Cause::Split),
+            Parsed::Bad => (Answer::bad(table, ends), payload.len() as u32),
+            Parsed::Body | Parsed::Other => return Err(Cause::Request),
+        };
+        match outcome {
+            Outcome::Answer(answer) => Ok((answer, length)),
+            Outcome::Kernel => Err(Cause::Object),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The timestamps of a connection: what the server says in TSval, and finds again in the client's TSecr.
+//!
+//! ```text
+//! kind 0, the SYN-ACK   0            8   | 00 2 | minute 4 | sealed 15               | scale 3
+//! kind 0, an answer     start high   8   | 00 2 | start low 5 | next 12 | version 2  | scale 3
+//! kind 1                slot         8   | 01 2 | large answers: steady, 22
+//! kind 2                slot         8   | 10 2 | large answers: repair, 22
+//! kind 3                slot         8   | 11 2 | the kernel's own: its clock, 22
+//! ```
+//!
+//! All kinds of one connection grow from its first value on: the start of an answer stands on top, so that PAWS (RFC 7323
+//! section 5) rejects none of them. The value of an answer is one and the same in all its segments, from any replica, at
+//! any time.
+
+use crate::codec::{CookieKeys, FIRST_START, Flow, MAX_START};
+
+/// Shifts of windows that a timestamp tells apart; others count as the next lower one.
+const SCALES: [u8; 8] = [0, 2, 4, 6, 7, 8, 9, 11];
+/// Minutes for which a SYN-ACK's timestamp may begin an answer.
+pub const MINUTES: u32 = 14;
+/// Bits of a client's sequence number in [`Answering::next`].
+const NEXT: u32 = 0xfff;
+/// Bits of one in a SYN-ACK's value.
+const SEALED: u32 = 0x7fff;
+
+/// The window scale of a client, as a timestamp tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scale(u8);
+
+impl Scale {
+    /// Of a shift: the largest known one that is not above it, so that no window is taken for a larger one.
+    #[must_use]
+    pub fn of(shift: u8) -> Scale {
+        Scale(SCALES.iter().rposition(|&s| s <= shift).unwrap_or(0) as u8)
+    }
+
+    /// A window in octets.
+    #[must_use]
+    pub fn window(self, field: u16) -> u32 {
+        u32::from(field) << SCALES[usize::from(self.0 & 7)]
+    }
+
+    /// The number in the timestamp.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// What the timestamp of an answer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answering {
+    /// Where the answer begins, octets from the first one; a multiple of 64, at most [`MAX_START`].
+    pub start: u32,
+    /// The lowest 12 bits of the client's sequence number behind the request.
+    pub next: u16,
+    /// The lowest two bits of the version of the objects that it was made from.
+    pub version: u8,
+    /// The client's window scale.
+    pub scale: Scale,
+}
+
+impl Answering {
+    /// How far a sequence number is behind the request's end; negative for octets of the request.
+    #[must_use]
+    pub fn beyond(&self, seq: u32) -> i32 {
+        let distance = seq.wrapping_sub(u32::from(self.next)) & NEXT;
+        if distance > NEXT / 2 { distance as i32 - NEXT as i32 - 1 } else { distance as i32 }
+    }
+}
+
+/// A timestamp of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamp {
+    /// The SYN-ACK's.
+    Opening {
+        /// The lowest four bits of the minute in which it was sent.
+        minute: u8,
+        /// Bits of the client's first sequence number, under a pad that depends on the minute.
+        sealed: u16,
+        /// The client's window scale.
+        scale: Scale,
+    },
+    /// That of an answer.
+    Answer(Answering),
+    /// That of a large answer. No such answers are given yet.
+    Large,
+    /// That of a connection which the kernel's TCP has.
+    Kernel,
+}
+
+impl Stamp {
+    /// A SYN-ACK's value for a client whose first octet will have this sequence number. `minute` counts from 1970.
+    #[must_use]
+    pub fn opening(flow: &Flow, keys: &CookieKeys, minute: u32, first: u32, scale: Scale) -> u32 {
+        let sealed = (first ^ u32::from(flow.pad(keys.current, minute, scale.0))) & SEALED;
+        (minute & 15) << 18 | sealed << 3 | u32::from(scale.0)
+    }
+
+    /// Whether a SYN-ACK's value was made for this connection within the last [`MINUTES`], its client's first octet having
+    /// this number. A clock that is behind by a minute is forgiven.
+    #[must_use]
+    pub fn opens(self, flow: &Flow, keys: &CookieKeys, now: u32, first: u32) -> Opened {
+        let Stamp::Opening { minute, sealed, scale } = self else { return Opened::No };
+        let age = now.wrapping_sub(minute.into()) & 15;
+        let made = if age == 15 { now.wrapping_add(1) } else { now.wrapping_sub(age) };
+        let is = |key| u32::from(sealed ^ flow.pad(key, made, scale.0)) & SEALED == first & SEALED;
+        match is(keys.current) || keys.previous.is_some_and(is) {
+            true => Opened::Yes(scale),
+            false => Opened::No,
+        }
+    }
+
+    /// Reads a value.
+    #[must_use]
+    pub fn parse(value: u32) -> Stamp {
+        let start = value >> 24 << 5 | value >> 17 & 31;
+        let scale = Scale((value & 7) as u8);
+        match value >> 22 & 3 {
+            0 if start < FIRST_START => {
+                let (minute, sealed) = ((value >> 18 & 15) as u8, (value >> 3 & SEALED) as u16);
+                Stamp::Opening { minute, sealed, scale }
+            }
+            0 => Stamp::Answer(Answering {
+                start: (start - FIRST_START) * 64,
+                next: (value >> 5 & NEXT) as u16,
+                version: (value >> 3 & 3) as u8,
+                scale,
+            }),
+            1 | 2 => Stamp::Large,
+            _ => Stamp::Kernel,
+        }
+    }
+}
+
+/// What [`Stamp::opens`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opened {
+    /// It may begin an answer, to a client of this window scale.
+    Yes(Scale),
+    /// It may not.
+    No,
+}
+
+impl Answering {
+    /// The value.
+    #[must_use]
+    pub fn value(self) -> u32 {
+        let start = self.start.min(MAX_START) / 64 + FIRST_START;
+        start >> 5 << 24
+            | (start & 31) << 17
+            | (u32::from(self.next) & NEXT) << 5
+            | u32::from(self.version & 3) << 3
+            | u32::from(self.scale.0)
+    }
+}
+
+/// The smallest value of a socket that the kernel has: its 22 bits below the kind run for 70 minutes at a millisecond each,
+/// from the slot of the answers before it on.
+#[must_use]
+pub fn kernel_value(start: u32) -> u32 {
+    (start.min(MAX_START) / 64 + FIRST_START) >> 5 << 24 | 3 << 22
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::CookieKey;
+    use proptest::prelude::*;
+
+    fn flow() -> Flow {
+        Flow::new("10.0.0.1:4000".parse().unwrap(), "10.9.0.1:80".parse().unwrap())
+    }
+
+    fn keys() -> CookieKeys {
+        CookieKeys { current: CookieKey::new(*b"12345678"), previous: Some(CookieKey::new(*b"87654321")) }
+    }
+
+    proptest! {
+        #[test]
+        fn an_answers_value_is_read_and_grows_with_its_start(
+            start in 0..=MAX_START / 64, more in 1u32..100, next in 0u16..0x1000, version in 0u8..4, scale in 0u8..8,
+        ) {
+            let answering = Answering { start: start * 64, next, version, scale: Scale(scale) };
+            prop_assert_eq!(Stamp::parse(answering.value()), Stamp::Answer(answering));
+            let opening = Stamp::opening(&flow(), &keys(), u32::MAX, u32::MAX, Scale(7));
+            prop_assert!(opening < answering.value());
+            prop_assert!(answering.value() < kernel_value(start * 64));
+            let later = Answering { start: (start + more).min(MAX_START / 64) * 64, next: 0, version: 0, scale: Scale(0) };
+            prop_assert!(later.start == answering.start || answering.value() < later.value());
+        }
+
+        #[test]
+        fn an_opening_is_good_for_its_connection_and_its_time(minute: u32, age in 0..=MINUTES, first: u32, shift in 0u8..15) {
+            let made = |keys: &CookieKeys| Stamp::parse(Stamp::opening(&flow(), keys, minute, first, Scale::of(shift)));
+            let (stamp, now) = (made(&keys()), minute.wrapping_add(age));
+            prop_assert_eq!(stamp.opens(&flow(), &keys(), now, first), Opened::Yes(Scale::of(shift)));
+            prop_assert_eq!(stamp.opens(&flow(), &keys(), minute.wrapping_sub(1), first), Opened::Yes(Scale::of(shift)));
+            let old = CookieKeys { current: keys().previous.unwrap(), previous: None };
+            prop_assert_eq!(made(&old).opens(&flow(), &keys(), now, first), Opened::Yes(Scale::of(shift)));
+            // The next request of a client that does not wait begins elsewhere.
+            for further in [1, 17, 100, 1447, 4000] {
+                prop_assert_eq!(stamp.opens(&flow(), &keys(), now, first.wrapping_add(further)), Opened::No);
+            }
+        }
+
+        #[test]
+        fn beyond_counts_both_ways(seq: u32, distance in -2048i32..2048) {
+            let next = (seq.wrapping_sub(distance as u32) & NEXT) as u16;
+            let answering = Answering { start: 0, next, version: 0, scale: Scale(0) };
+            prop_assert_eq!(answering.beyond(seq), distance);
+        }
+    }
+
+    #[test]
+    fn an_old_opening_is_a_guess_of_fifteen_bits() {
+        let stamp = Stamp::parse(Stamp::opening(&flow(), &keys(), 1000, 77, Scale(1)));
+        let hits = |now| {
+            (0..1u32 << 15).filter(|first| stamp.opens(&flow(), &keys(), now, *first) != Opened::No).count()
+        };
+        // Sixteen minutes later the same four bits name another minute. Two keys, one number each.
+        assert_eq!((hits(1000), hits(1016)), (2, 2));
+        assert_eq!(stamp.opens(&flow(), &keys(), 1016, 77), Opened::No);
+    }
+
+    #[test]
+    fn kinds_that_are_others_are_not_taken() {
+        for slot in [0u32, 1, 255] {
+            assert_eq!(Stamp::parse(slot << 24 | 1 << 22 | 12345), Stamp::Large);
+            assert_eq!(Stamp::parse(slot << 24 | 2 << 22 | 12345), Stamp::Large);
+            assert_eq!(Stamp::parse(slot << 24 | 3 << 22 | 12345), Stamp::Kernel);
+        }
+    }
+
+    #[test]
+    fn scales_are_never_rounded_up() {
+        for shift in 0..15 {
+            assert!(Scale::of(shift).window(1) <= 1 << shift);
+        }
+        for shift in [0, 2, 6, 7, 8, 9] {
+            assert_eq!(Scale::of(shift).window(3), 3 << shift);
+        }
+    }
+}

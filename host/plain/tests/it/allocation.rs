@@ -1,0 +1,81 @@
+//! The way of a packet allocates nothing: an allocator that counts.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use rivulet_plain::{Replica, Ring, Segment, Verdict};
+
+use crate::support::client::{Client, Nature};
+use crate::support::net::{Fate, Net};
+use crate::support::{get, site};
+
+thread_local! {
+    static COUNT: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system allocator unchanged; counting touches a const-initialised thread-local alone.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.with(|c| c.set(c.get() + 1));
+        // SAFETY: the caller's contract is that of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's contract is that of `System`.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = COUNT.with(Cell::get);
+    work();
+    COUNT.with(Cell::get) - before
+}
+
+#[test]
+fn the_allocator_counts() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(vec![1u8; 100]))), 1);
+}
+
+#[test]
+fn a_packet_is_answered_without_allocating() {
+    let site = site();
+    let mut packets = Vec::new();
+    for stamps in [true, false] {
+        let nature = Nature { stamps, ..Nature::default() };
+        let mut client =
+            Client::new(nature, 4000, 9, &[get(10_000, "If-None-Match: \"x\"\r\nRange: bytes=5-\r\n")]);
+        let net = Net::new(&site);
+        net.run_with(&mut client, &mut |_, _| Fate::Arrives, &mut |packet, net, now, outcome| {
+            packets.push(packet.to_vec());
+            net.answer(&site, packet, now, outcome)
+        });
+    }
+    assert!(packets.len() > 10);
+    let mut replica = Replica { site, ring: Some(Ring::new(64)) };
+    let mut out = [0; 2048];
+    let mut sent = 0;
+    let count = allocations(|| {
+        for packet in &packets {
+            let segment = Segment::parse(packet).unwrap();
+            assert!(segment.is_intact());
+            match replica.receive(&segment, 29_000_000, None) {
+                Verdict::Say(header) => sent += header.finish(&mut out, 0).unwrap(),
+                Verdict::Answer(flight) => {
+                    for piece in flight.pieces() {
+                        sent += flight.write(piece, &mut out).unwrap();
+                    }
+                }
+                Verdict::Drop(_) | Verdict::Kernel(_) => {}
+            }
+        }
+    });
+    assert!(sent > 20_000, "{sent} octets");
+    assert_eq!(count, 0);
+}

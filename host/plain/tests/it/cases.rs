@@ -1,0 +1,260 @@
+//! What ordinary clients do.
+
+use rivulet_plain::{Cause, Site, Table};
+
+use crate::support::client::{Client, Nature};
+use crate::support::net::{Fate, Net, Outcome, Way};
+use crate::support::{SIZES, bodies, content, get, site};
+
+fn fine(_: Way, _: usize) -> Fate {
+    Fate::Arrives
+}
+
+/// Octets of an answer that a bare connection gets at once.
+const AT_ONCE: usize = 9_500;
+
+fn run(net: &Net<'_>, nature: Nature, requests: &[Vec<u8>]) -> (Client, Outcome) {
+    let mut client = Client::new(nature, 4000, 0xffff_fe00, requests);
+    // Each packet to another replica.
+    let outcome = net.run(&mut client, &mut fine, &mut |n| n);
+    (client, outcome)
+}
+
+fn closing(size: usize) -> Vec<u8> {
+    get(size, "Connection: close\r\n")
+}
+
+#[test]
+fn every_size_comes_whole_in_two_round_trips() {
+    let site = site();
+    for stamps in [true, false] {
+        for v6 in [false, true] {
+            for size in SIZES {
+                let nature = Nature { stamps, v6, ..Nature::default() };
+                let (client, outcome) = run(&Net::new(&site), nature, &[closing(size)]);
+                assert_eq!(bodies(&client.stream), [content(size)], "{size}");
+                assert!(client.is_done() && client.had_fin() && client.paws == 0, "{size}");
+                if stamps || size < AT_ONCE {
+                    assert_eq!(
+                        (client.retransmissions, outcome.milliseconds),
+                        (0, 60),
+                        "{size}: handshake, answer, end"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn each_segment_size_and_window_is_respected() {
+    let site = site();
+    for mss in [536, 900, 1220, 1400, 1440, 1460, 9000] {
+        for buffer in [300, 1100, 1300, 3000, 5000, 20_000, 60_000, 4 << 20] {
+            for stamps in [true, false] {
+                let nature = Nature { stamps, mss, buffer, shift: Some(8), ..Nature::default() };
+                let (client, outcome) = run(&Net::new(&site), nature, &[closing(5000)]);
+                if !stamps && (mss < 1024 || buffer < 1024) {
+                    assert!(outcome.kernel.iter().all(|c| *c == Cause::Syn) && !outcome.kernel.is_empty());
+                    continue;
+                }
+                // The client asserts that its window is kept.
+                assert_eq!(bodies(&client.stream), [content(5000)], "{mss} {buffer} {stamps}");
+                assert!(client.is_done(), "{mss} {buffer} {stamps}");
+            }
+        }
+    }
+    assert!(
+        run(&Net::new(&site), Nature { mss: 500, ..Nature::default() }, &[closing(1)]).1.kernel[0]
+            == Cause::Syn
+    );
+}
+
+#[test]
+fn a_connection_is_kept_alive_where_there_are_timestamps() {
+    let site = site();
+    let replicas = site.clone();
+    let net = Net { replicas: vec![&site, &replicas], ..Net::new(&site) };
+    let mut requests: Vec<_> = (0..200).map(|n| get(SIZES[n % SIZES.len()], "")).collect();
+    requests.push(closing(100));
+    let (client, outcome) = run(&net, Nature::default(), &requests);
+    let whole = bodies(&client.stream);
+    // Some 48 kB in ten answers: after half a megabyte the server ends it.
+    assert!((100..121).contains(&whole.len()), "{} answers", whole.len());
+    for (n, body) in whole.iter().enumerate() {
+        assert!(*body == content(SIZES[n % SIZES.len()]), "answer {n}");
+    }
+    assert!(client.is_done() && client.had_fin());
+    assert_eq!((client.paws, client.retransmissions, outcome.kernel.len()), (0, 0, 0));
+    // A round trip each, beside the handshake and the end.
+    assert_eq!(outcome.milliseconds, 20 * (whole.len() as u64 + 2));
+    let bare = Nature { stamps: false, ..Nature::default() };
+    let (client, _) = run(&net, bare, &requests);
+    assert_eq!(bodies(&client.stream), [content(0)], "told to close, and closed");
+    assert!(client.is_done() && String::from_utf8_lossy(&client.stream).contains("Connection: close"));
+}
+
+#[test]
+fn a_client_that_ends_a_kept_connection_is_answered() {
+    let site = site();
+    let (client, outcome) = run(&Net::new(&site), Nature::default(), &[get(2000, ""), get(100, "")]);
+    assert_eq!(bodies(&client.stream), [content(2000), content(100)]);
+    assert!(client.is_done() && client.had_fin());
+    assert_eq!((outcome.milliseconds, client.retransmissions), (80, 0));
+}
+
+#[test]
+fn requests_that_do_not_wait_are_answered_one_after_the_other() {
+    let site = site();
+    let sizes = [2000, 100, 5000, 0, 900];
+    let requests: Vec<_> = sizes.iter().map(|n| get(*n, "")).collect();
+    let want: Vec<_> = sizes.iter().map(|n| content(*n)).collect();
+    let pipelined = Nature { pipelines: true, ..Nature::default() };
+    let (client, _) = run(&Net::new(&site), pipelined.clone(), &requests);
+    assert_eq!(bodies(&client.stream), want, "segments of their own");
+    assert!(client.is_done());
+    let (client, _) = run(&Net::new(&site), pipelined, &[requests.concat()]);
+    assert_eq!(bodies(&client.stream), want, "one segment, which the client repeats");
+    // Without timestamps the first is answered, and the connection ends.
+    let bare = Nature { stamps: false, pipelines: true, ..Nature::default() };
+    let (client, _) = run(&Net::new(&site), bare, &requests);
+    assert_eq!(bodies(&client.stream), want[..1]);
+    assert!(client.is_done());
+}
+
+#[test]
+fn half_closing_clients_get_their_answer() {
+    let site = site();
+    for stamps in [true, false] {
+        for size in [0, 900, 10_000] {
+            let nature = Nature { half_close: true, stamps, ..Nature::default() };
+            let (client, _) = run(&Net::new(&site), nature, &[closing(size)]);
+            assert_eq!(bodies(&client.stream), [content(size)]);
+            assert!(client.is_done() && client.had_fin());
+        }
+    }
+}
+
+#[test]
+fn a_path_that_takes_less_than_the_interface_is_found_without_being_told() {
+    let site = site();
+    for stamps in [true, false] {
+        for v6 in [false, true] {
+            let nature = Nature { stamps, v6, ..Nature::default() };
+            let net = Net { path: 1280, ..Net::new(&site) };
+            let (client, _) = run(&net, nature.clone(), &[closing(10_000)]);
+            assert_eq!(bodies(&client.stream), [content(10_000)]);
+            // Two: that the path is narrow is known from the second on.
+            assert!(client.is_done() && client.retransmissions <= 2, "{}", client.retransmissions);
+            if stamps {
+                let net = Net { path: 700, told: Some(700), ..Net::new(&site) };
+                let (client, _) = run(&net, nature, &[closing(5000)]);
+                assert_eq!(bodies(&client.stream), [content(5000)]);
+                assert_eq!(client.retransmissions, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_stops_gets_the_rest_when_it_goes_on() {
+    let site = site();
+    for stamps in [true, false] {
+        let nature = Nature { stamps, buffer: 4000, ..Nature::default() };
+        let mut client = Client::new(nature, 4000, 9, &[closing(10_000)]);
+        client.stalled = true;
+        let net = Net { resume: Some(30_000), ..Net::new(&site) };
+        let outcome = net.run(&mut client, &mut fine, &mut |_| 0);
+        assert_eq!(bodies(&client.stream), [content(10_000)]);
+        assert!(client.is_done() && outcome.milliseconds > 30_000);
+    }
+}
+
+#[test]
+fn requests_in_pieces() {
+    let site = site();
+    // Longer than a segment: its request line counts, and the connection ends.
+    let long = get(5000, &format!("Range: bytes=1-2\r\nCookie: {}\r\n", "c".repeat(3000)));
+    for stamps in [true, false] {
+        let nature = Nature { stamps, segment: if stamps { 1448 } else { 1460 }, ..Nature::default() };
+        let (client, outcome) = run(&Net::new(&site), nature, std::slice::from_ref(&long));
+        assert_eq!(bodies(&client.stream), [content(5000)], "{stamps} {:?}", outcome.kernel);
+        assert!(client.is_done() && client.had_fin());
+        // Shorter than a segment and cut all the same: who knows what it will be when it comes again.
+        let nature = Nature { stamps, segment: 30, ..Nature::default() };
+        let (client, outcome) = run(&Net::new(&site), nature, &[closing(100)]);
+        assert!(client.stream.is_empty() && outcome.kernel[0] == Cause::Split);
+    }
+}
+
+#[test]
+fn what_is_not_in_the_table_is_the_kernels() {
+    let site = site();
+    for (text, cause) in [
+        ("POST /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx", Cause::Request),
+        ("GET /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx", Cause::Request),
+        ("\u{16}\u{3}\u{1}\u{2}", Cause::Request),
+        ("GET /big HTTP/1.1\r\nHost: h\r\n\r\n", Cause::Object),
+    ] {
+        for stamps in [true, false] {
+            let nature = Nature { stamps, ..Nature::default() };
+            let (client, outcome) = run(&Net::new(&site), nature, &[text.into()]);
+            assert!(client.stream.is_empty() && outcome.kernel[0] == cause, "{text}");
+        }
+    }
+}
+
+#[test]
+fn another_table_does_not_finish_what_one_began() {
+    let one = site();
+    let other = Site {
+        table: Table::new(vec![("5000".into(), crate::support::object(4000))], false).unwrap(),
+        ..one.clone()
+    };
+    assert_ne!(one.table.version() & 3, other.table.version() & 3);
+    let net = Net { replicas: vec![&one, &other], ..Net::new(&one) };
+    let mut client = Client::new(Nature::default(), 4000, 9, &[closing(5000)]);
+    // The second segment of the answer is lost; the request comes to the other replica, and then to the first again.
+    let mut fate = |way, n| if (way, n) == (Way::ToClient, 2) { Fate::Lost } else { Fate::Arrives };
+    let mut asked = 0;
+    net.run(&mut client, &mut fate, &mut |n| {
+        asked = n;
+        usize::from((5..9).contains(&n))
+    });
+    assert_eq!(bodies(&client.stream), [content(5000)]);
+    assert!(client.is_done() && client.retransmissions >= 2, "{} {asked}", client.retransmissions);
+}
+
+#[test]
+fn keys_change_under_a_connection() {
+    let old = site();
+    let mut new = old.clone();
+    new.keys.previous = Some(old.keys.current);
+    new.keys.current = rivulet_plain::CookieKey::new(*b"the next");
+    for stamps in [true, false] {
+        let net = Net { replicas: vec![&old, &new], ..Net::new(&old) };
+        let mut client = Client::new(Nature { stamps, ..Nature::default() }, 4000, 9, &[closing(5000)]);
+        net.run(&mut client, &mut fine, &mut |n| usize::from(n > 1));
+        assert_eq!(bodies(&client.stream), [content(5000)]);
+        assert!(client.is_done());
+    }
+}
+
+#[test]
+fn a_syn_ack_is_good_for_minutes() {
+    let site = site();
+    for (later, answered) in [(0, true), (14, true), (16, false), (30, false), (100_000, false)] {
+        let early = Net { minute: 1000, ..Net::new(&site) };
+        let mut client = Client::new(Nature::default(), 4000, 9, &[closing(100)]);
+        let late = Site { ..site.clone() };
+        // The clock of the second replica, by which the request is judged, is ahead.
+        let packets = std::cell::RefCell::new(Vec::new());
+        let outcome = early.run_with(&mut client, &mut fine, &mut |packet, net, now, outcome| {
+            packets.borrow_mut().push(packet.len());
+            let ahead = Net { minute: 1000 + later, ..Net::new(&late) };
+            let net = if packets.borrow().len() > 1 { &ahead } else { net };
+            net.answer(&late, packet, now, outcome)
+        });
+        assert_eq!(client.is_done(), answered, "{later} {outcome:?}");
+    }
+}

@@ -1,0 +1,220 @@
+//! Every pattern of lost packets of small windows, and random ones of large: what arrives is always the same, and it
+//! always arrives.
+
+use crate::support::client::{Client, Nature};
+use crate::support::net::{Fate, Net, Way};
+use crate::support::{SIZES, bodies, content, get, site};
+
+/// Each of the first packets of each way is lost or not. Segments of 520 octets, so that windows are of many.
+fn windows(stamps: bool, segments: usize) -> usize {
+    let site = site();
+    let other = site.clone();
+    let net = Net { replicas: vec![&site, &other], ..Net::new(&site) };
+    let (mss, size) = if stamps { (536, 520) } else { (1460, 1024) };
+    // Its head is some 230 octets.
+    let size = *SIZES.iter().find(|n| (**n + 300).div_ceil(size) >= segments).unwrap();
+    let nature = Nature { stamps, mss, ..Nature::default() };
+    let (back, forth) = (segments + 2, 5);
+    let mut runs = 0;
+    for lost in 0..1u32 << (back + forth) {
+        let mut client = Client::new(nature.clone(), 4000, lost, &[get(size, "Connection: close\r\n")]);
+        let mut fate = |way, n| {
+            let bit = match way {
+                Way::ToClient if n < back => n,
+                Way::ToServer if n < forth => back + n,
+                _ => return Fate::Arrives,
+            };
+            if lost >> bit & 1 == 1 { Fate::Lost } else { Fate::Arrives }
+        };
+        net.run(&mut client, &mut fate, &mut |n| n);
+        assert!(client.is_done(), "{stamps} {segments} {lost:b}: stuck");
+        assert_eq!(bodies(&client.stream), [content(size)], "{stamps} {segments} {lost:b}");
+        assert_eq!(client.paws, 0);
+        runs += 1;
+    }
+    runs
+}
+
+#[test]
+fn every_pattern_of_small_windows() {
+    let runs: usize = [1, 2, 4, 6].iter().map(|n| windows(true, *n)).sum();
+    assert_eq!(runs, 256 + 512 + 2048 + 8192);
+    assert_eq!(windows(false, 2) + windows(false, 6), 512 + 8192);
+}
+
+#[test]
+#[ignore = "long: windows of up to ten segments"]
+fn every_pattern_of_an_initial_window() {
+    assert_eq!((7..11).map(|n| windows(true, n) + windows(false, n)).sum::<usize>(), 2 * (15 << 14));
+}
+
+/// Numbers that look random, from a seed.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What replicas remember.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Memory {
+    Nothing,
+    All,
+    /// It is lost every now and then.
+    Some,
+}
+
+/// Clients of all kinds behind a network that loses, delays and repeats, their packets spread over three replicas. Gives how
+/// long they took, milliseconds.
+fn transfers(seeds: std::ops::Range<u64>, memory: Memory) -> Vec<u64> {
+    let sites = [site(), site(), site()];
+    let mut net = Net { replicas: sites.iter().collect(), ..Net::new(&sites[0]) };
+    if memory != Memory::Nothing {
+        net = net.remembering(3);
+    }
+    let (mut retransmissions, mut times, count) = (0, Vec::new(), seeds.clone().count());
+    for seed in seeds {
+        let mut dice = Dice(seed);
+        let stamps = dice.below(4) > 0;
+        let shift = [None, Some(0), Some(3), Some(7), Some(14)][dice.below(5) as usize];
+        let buffers = if shift == Some(14) { [1 << 20; 4] } else { [1200, 2000, 7000, 60_000] };
+        let nature = Nature {
+            stamps,
+            sack: dice.below(3) > 0,
+            mss: [536, 1220, 1400, 1440, 1460][dice.below(5) as usize].max(if stamps { 0 } else { 1024 }),
+            shift,
+            buffer: buffers[dice.below(4) as usize],
+            v6: dice.below(2) == 0,
+            half_close: dice.below(4) == 0,
+            pipelines: stamps && dice.below(3) == 0,
+            rto: 220,
+            segment: 1400,
+        };
+        let requests = if stamps { 1 + dice.below(4) as usize } else { 1 };
+        let sizes: Vec<usize> = (0..requests).map(|_| SIZES[dice.below(10) as usize]).collect();
+        let texts: Vec<_> = sizes.iter().map(|n| get(*n, "")).collect();
+        let mut client = Client::new(nature.clone(), 1000 + seed as u16 % 50_000, dice.next() as u32, &texts);
+        let (loss, late) = (dice.below(20), dice.below(20));
+        let (mut fates, mut choice) = (Dice(seed ^ 1 << 40), Dice(seed ^ 2 << 40));
+        let mut fate = |_, _| match fates.below(100) {
+            n if n < loss => Fate::Lost,
+            n if n < loss + late => Fate::Late(fates.below(60)),
+            n if n < loss + late + 3 => Fate::Twice(fates.below(400)),
+            _ => Fate::Arrives,
+        };
+        let outcome = net.run(&mut client, &mut fate, &mut |_| {
+            if memory == Memory::Some && choice.below(3) == 0 {
+                net.memories[choice.below(3) as usize].borrow_mut().ring.as_mut().unwrap().clear();
+            }
+            choice.next() as usize
+        });
+        let want: Vec<_> = sizes.iter().map(|n| content(*n)).collect();
+        assert!(
+            client.is_done(),
+            "seed {seed}: stuck after {} ms, {nature:?} {sizes:?}",
+            outcome.milliseconds
+        );
+        assert!(bodies(&client.stream) == want, "seed {seed}: {nature:?} {sizes:?}");
+        retransmissions += client.retransmissions;
+        times.push(outcome.milliseconds);
+    }
+    assert!(retransmissions > count / 2, "{retransmissions}: there was loss");
+    times
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    0..std::env::var("RIVULET_TRANSFERS").map_or(3000, |v| v.parse().unwrap())
+}
+
+#[test]
+fn random_transfers() {
+    transfers(seeds(), Memory::Nothing);
+}
+
+#[test]
+fn memory_changes_no_octet_whether_it_is_kept_or_lost() {
+    let (all, some) = (transfers(seeds(), Memory::All), transfers(seeds(), Memory::Some));
+    let mean = |times: &[u64]| times.iter().sum::<u64>() / times.len() as u64;
+    eprintln!("mean {} ms with memory, {} ms when it is lost now and then", mean(&all), mean(&some));
+}
+
+/// Each segment of an answer is lost once, and nothing else.
+#[test]
+fn memory_mends_a_loss_within_a_round_trip() {
+    let site = site();
+    for stamps in [true, false] {
+        let pieces = if stamps { 8 } else { 10 };
+        let size = if stamps { 10_000 } else { 9_200 };
+        let site = if stamps { site.clone() } else { crate::support::site_of(&[size]) };
+        for lost in 1..=pieces {
+            let time = |net: Net<'_>| {
+                let nature = Nature { stamps, ..Nature::default() };
+                let mut client = Client::new(nature, 4000, 9, &[get(size, "Connection: close\r\n")]);
+                let mut fate =
+                    |way, n| if (way, n) == (Way::ToClient, lost) { Fate::Lost } else { Fate::Arrives };
+                let outcome = net.run(&mut client, &mut fate, &mut |_| 0);
+                assert_eq!(bodies(&client.stream), [content(size)]);
+                (outcome.milliseconds, client.retransmissions)
+            };
+            assert_eq!(time(Net::new(&site)), (20 + 220 + 40, 1), "{lost}: the client's timer");
+            // Behind the last segment nothing tells that it was lost.
+            let want = if lost < pieces { (80, 0) } else { (280, 1) };
+            assert_eq!(time(Net::new(&site).remembering(1)), want, "{lost}");
+        }
+    }
+}
+
+/// A window that takes a tenth of the answer: each acknowledgement brings the next part, not the client's timer.
+#[test]
+fn memory_follows_a_small_window() {
+    let site = site();
+    for stamps in [true, false] {
+        let nature = Nature { stamps, buffer: 1500, ..Nature::default() };
+        let mut client = Client::new(nature, 4000, 9, &[get(10_000, "Connection: close\r\n")]);
+        let outcome = Net::new(&site).remembering(1).run(&mut client, &mut |_, _| Fate::Arrives, &mut |_| 0);
+        assert_eq!(bodies(&client.stream), [content(10_000)]);
+        // Eight or eleven windows, and not as many of the client's pauses.
+        assert!(
+            outcome.milliseconds <= 20 * 15 && client.retransmissions <= 1,
+            "{} ms",
+            outcome.milliseconds
+        );
+    }
+}
+
+/// However many connections there are, a ring is as large as it was.
+#[test]
+fn memory_is_bounded_and_stale_entries_are_not_believed() {
+    let site = site();
+    let net = Net::new(&site).remembering(1);
+    let octets = net.memories[0].borrow().ring.as_ref().unwrap().octets();
+    for n in 0..3000u32 {
+        // The same ports again and again: cookies are the same, sequence numbers and answers are not.
+        let size = SIZES[n as usize % SIZES.len()];
+        let mut client = Client::new(
+            Nature::default(),
+            4000 + n as u16 % 7,
+            n << 20,
+            &[get(size, "Connection: close\r\n")],
+        );
+        let mut dice = Dice(n.into());
+        net.run(
+            &mut client,
+            &mut |_, _| if dice.below(10) == 0 { Fate::Lost } else { Fate::Arrives },
+            &mut |_| 0,
+        );
+        assert_eq!(bodies(&client.stream), [content(size)]);
+    }
+    assert_eq!(net.memories[0].borrow().ring.as_ref().unwrap().octets(), octets);
+    assert!(octets <= 64 * 128, "{octets}");
+}

@@ -1,0 +1,351 @@
+//! A client as strict as Linux's: it acknowledges in order, echoes timestamps by RFC 7323 (also PAWS), tells SACK blocks,
+//! repeats what is not acknowledged with doubling pauses, and closes when the server has.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+use rivulet_packet::TcpFlags;
+use rivulet_plain::{Header, Options, Segment, Stamps};
+
+/// How a client is.
+#[derive(Clone, Debug)]
+pub struct Nature {
+    pub stamps: bool,
+    pub sack: bool,
+    pub mss: u16,
+    pub shift: Option<u8>,
+    /// Octets of its receive buffer.
+    pub buffer: u32,
+    pub v6: bool,
+    /// It sends FIN with its last request.
+    pub half_close: bool,
+    /// Its requests go out before answers to those in front of them are there.
+    pub pipelines: bool,
+    /// Pauses before what is not acknowledged is repeated; doubling, milliseconds.
+    pub rto: u64,
+    /// Most octets of one segment of its own.
+    pub segment: usize,
+}
+
+impl Default for Nature {
+    fn default() -> Self {
+        Nature {
+            stamps: true,
+            sack: true,
+            mss: 1460,
+            shift: Some(7),
+            buffer: 64 << 10,
+            v6: false,
+            half_close: false,
+            pipelines: false,
+            rto: 220,
+            segment: 1448,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Opening,
+    Open,
+    Closed,
+}
+
+pub struct Client {
+    nature: Nature,
+    pub addr: SocketAddr,
+    service: SocketAddr,
+    state: State,
+    /// Requests not yet sent.
+    requests: VecDeque<Vec<u8>>,
+    /// What was sent and is not acknowledged, from `una` on.
+    unacked: Vec<u8>,
+    /// Where segments ended when they were first sent, to repeat the same ones.
+    una: u32,
+    nxt: u32,
+    fin_sent: bool,
+    rcv_nxt: u32,
+    early: BTreeMap<u32, Vec<u8>>,
+    /// Sequence number of the server's FIN.
+    fin_at: Option<u32>,
+    /// All that came, in order.
+    pub stream: Vec<u8>,
+    ts_recent: u32,
+    last_ack: u32,
+    clock: u32,
+    /// When it speaks up by itself.
+    pub timer: Option<u64>,
+    backoff: u32,
+    /// Responses that the application waits for before it sends the next request: their octets.
+    pub got: usize,
+    pub paws: usize,
+    pub retransmissions: usize,
+    read: u32,
+    /// The application reads nothing.
+    pub stalled: bool,
+}
+
+impl Client {
+    pub fn new(nature: Nature, number: u16, isn: u32, requests: &[Vec<u8>]) -> Client {
+        let (addr, service) = match nature.v6 {
+            true => (format!("[fd00::1]:{number}"), "[fd00:9::1]:80"),
+            false => (format!("10.0.0.1:{number}"), "10.9.0.1:80"),
+        };
+        Client {
+            addr: addr.parse().unwrap(),
+            service: service.parse().unwrap(),
+            state: State::Opening,
+            requests: requests.iter().cloned().collect(),
+            unacked: Vec::new(),
+            una: isn,
+            nxt: isn.wrapping_add(1),
+            fin_sent: false,
+            rcv_nxt: 0,
+            early: BTreeMap::new(),
+            fin_at: None,
+            stream: Vec::new(),
+            ts_recent: 0,
+            last_ack: 0,
+            clock: isn ^ 0x5555_5555,
+            timer: None,
+            backoff: 0,
+            got: 0,
+            paws: 0,
+            retransmissions: 0,
+            read: 0,
+            stalled: false,
+            nature,
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// The server said that there is no more.
+    pub fn had_fin(&self) -> bool {
+        self.fin_at.is_some_and(|at| at.wrapping_add(1) == self.rcv_nxt)
+    }
+
+    fn window(&self) -> u32 {
+        let held = if self.stalled { self.stream.len() as u32 - self.read } else { 0 };
+        self.nature.buffer.saturating_sub(held)
+    }
+
+    fn scale(&self) -> u8 {
+        if self.nature.stamps { self.nature.shift.unwrap_or(0) } else { 0 }
+    }
+
+    fn packet(&mut self, now: u64, seq: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let syn = flags & TcpFlags::SYN != 0;
+        let shift = if syn { 0 } else { self.scale() };
+        let mut options = Options::default();
+        if self.nature.stamps {
+            let value = self.clock.wrapping_add(now as u32);
+            options.stamps = Some(Stamps { value, echo: if syn { 0 } else { self.ts_recent } });
+        }
+        if syn {
+            options.mss = Some(self.nature.mss);
+            options.sack_permitted = self.nature.sack;
+            options.scale = self.nature.shift;
+        } else if self.nature.sack {
+            let mut blocks: Vec<(u32, u32)> = Vec::new();
+            for (from, data) in &self.early {
+                let (from, to) =
+                    (self.rcv_nxt.wrapping_add(*from), self.rcv_nxt.wrapping_add(from + data.len() as u32));
+                match blocks.last_mut() {
+                    Some(last) if last.1 == from => last.1 = to,
+                    _ => blocks.push((from, to)),
+                }
+            }
+            // The newest are told; which those are does not matter here.
+            blocks.iter().rev().take(3).for_each(|block| options.sack.push(*block));
+        }
+        self.last_ack = self.rcv_nxt;
+        let header = Header {
+            src: self.addr,
+            dst: self.service,
+            seq,
+            ack: if syn { 0 } else { self.rcv_nxt },
+            flags: TcpFlags(flags),
+            window: (self.window() >> shift).min(0xffff) as u16,
+            options,
+        };
+        let mut packet = vec![0; header.length()];
+        packet.extend_from_slice(payload);
+        header.finish(&mut packet, payload.len()).unwrap();
+        packet
+    }
+
+    pub fn open(&mut self, now: u64) -> Vec<Vec<u8>> {
+        self.timer = Some(now + 1000);
+        vec![self.packet(now, self.una, TcpFlags::SYN, &[])]
+    }
+
+    /// What it sends of itself: requests whose time has come, and at the end FIN.
+    fn speak(&mut self, now: u64, out: &mut Vec<Vec<u8>>) {
+        if self.had_fin() {
+            self.requests.clear();
+        }
+        while !self.requests.is_empty()
+            && (self.nature.pipelines || super::bodies_whole(&self.stream) == self.got)
+        {
+            let request = self.requests.pop_front().unwrap();
+            self.got += 1;
+            let last = self.requests.is_empty();
+            for (n, part) in request.chunks(self.nature.segment).enumerate() {
+                let whole = (n + 1) * self.nature.segment >= request.len();
+                let fin = last && whole && self.nature.half_close;
+                let flags = TcpFlags::ACK | TcpFlags::PSH | if fin { TcpFlags::FIN } else { 0 };
+                out.push(self.packet(now, self.nxt, flags, part));
+                self.unacked.extend_from_slice(part);
+                self.nxt = self.nxt.wrapping_add(part.len() as u32 + u32::from(fin));
+                self.fin_sent |= fin;
+            }
+            self.arm(now);
+        }
+        let all = self.requests.is_empty() && super::bodies_whole(&self.stream) == self.got;
+        if (self.had_fin() || all && self.got > 0) && !self.fin_sent {
+            out.push(self.packet(now, self.nxt, TcpFlags::ACK | TcpFlags::FIN, &[]));
+            self.nxt = self.nxt.wrapping_add(1);
+            self.fin_sent = true;
+            self.arm(now);
+        }
+    }
+
+    fn arm(&mut self, now: u64) {
+        self.timer = Some(now + (self.nature.rto << self.backoff.min(9)));
+    }
+
+    /// The time of [`timer`](Self::timer) has come.
+    pub fn fire(&mut self, now: u64) -> Vec<Vec<u8>> {
+        self.timer = None;
+        self.backoff += 1;
+        if self.state == State::Opening {
+            self.timer = Some(now + (1000 << self.backoff.min(6)));
+            return vec![self.packet(now, self.una, TcpFlags::SYN, &[])];
+        }
+        if self.una == self.nxt {
+            return Vec::new();
+        }
+        self.retransmissions += 1;
+        self.arm(now);
+        let part: Vec<u8> = self.unacked.iter().take(self.nature.segment).copied().collect();
+        let fin = self.fin_sent && part.len() == self.unacked.len();
+        let flags = TcpFlags::ACK | if fin { TcpFlags::FIN } else { 0 };
+        vec![self.packet(now, self.una, flags, &part)]
+    }
+
+    /// The application takes again what comes, and the client says so.
+    pub fn resume(&mut self, now: u64) -> Vec<Vec<u8>> {
+        self.stalled = false;
+        vec![self.packet(now, self.nxt, TcpFlags::ACK, &[])]
+    }
+
+    pub fn receive(&mut self, now: u64, packet: &[u8]) -> Vec<Vec<u8>> {
+        let segment = Segment::parse(packet).expect("what servers send is well formed");
+        assert!(segment.is_intact() && segment.header.dst == self.addr && segment.header.src == self.service);
+        assert!(!segment.has(TcpFlags::RST), "nothing here is reset");
+        let header = segment.header;
+        let mut out = Vec::new();
+        if self.state == State::Closed {
+            return out;
+        }
+        if self.state == State::Opening {
+            assert!(segment.has(TcpFlags::SYN | TcpFlags::ACK) && header.ack == self.nxt);
+            assert_eq!(header.options.scale.is_some(), self.nature.stamps && self.nature.shift.is_some());
+            self.state = State::Open;
+            self.una = self.nxt;
+            self.rcv_nxt = header.seq.wrapping_add(1);
+            self.ts_recent = header.options.stamps.map_or(0, |s| s.value);
+            self.backoff = 0;
+            self.timer = None;
+            out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
+            self.speak(now, &mut out);
+            return out;
+        }
+        if segment.has(TcpFlags::SYN) {
+            return out;
+        }
+        if let Some(stamps) = header.options.stamps {
+            if (stamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
+                self.paws += 1;
+                out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
+                return out;
+            }
+            // RFC 7323 section 4.3: only what covers the last acknowledgement is echoed.
+            if (self.last_ack.wrapping_sub(header.seq) as i32) >= 0 {
+                self.ts_recent = stamps.value;
+            }
+        } else {
+            assert!(!self.nature.stamps, "timestamps in every segment");
+        }
+        let acked = header.ack.wrapping_sub(self.una);
+        assert!((header.ack.wrapping_sub(self.nxt) as i32) <= 0, "what was not sent is not acknowledged");
+        if acked as i32 > 0 {
+            let n = (acked as usize).min(self.unacked.len());
+            self.unacked.drain(..n);
+            self.una = header.ack;
+            self.backoff = 0;
+            if self.una == self.nxt { self.timer = None } else { self.arm(now) }
+        }
+        self.take(&segment);
+        if !segment.payload.is_empty() || segment.has(TcpFlags::FIN) {
+            out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
+        }
+        self.speak(now, &mut out);
+        if self.fin_sent && self.una == self.nxt && self.had_fin() {
+            self.state = State::Closed;
+            self.timer = None;
+        }
+        out
+    }
+
+    fn take(&mut self, segment: &Segment<'_>) {
+        let offset = segment.header.seq.wrapping_sub(self.rcv_nxt) as i32;
+        let end = offset + segment.payload.len() as i32;
+        assert!(end <= self.window() as i32 || self.stalled, "more than the window takes");
+        if segment.has(TcpFlags::FIN) {
+            let at = self.rcv_nxt.wrapping_add(end as u32);
+            assert!(self.fin_at.is_none_or(|before| before == at), "one end");
+            self.fin_at = Some(at);
+        }
+        if end > 0 {
+            let (from, data) = match offset {
+                ..0 => (0, &segment.payload[(-offset) as usize..]),
+                _ => (offset as u32, segment.payload),
+            };
+            let there = self.early.entry(from).or_default();
+            if there.len() < data.len() {
+                assert!(data.starts_with(there), "the same octets at the same place");
+                *there = data.to_vec();
+            } else {
+                assert!(there.starts_with(data), "the same octets at the same place");
+            }
+        }
+        while let Some((&from, _)) = self.early.first_key_value().filter(|(from, _)| **from == 0) {
+            let data = self.early.remove(&from).unwrap();
+            self.stream.extend_from_slice(&data);
+            self.rcv_nxt = self.rcv_nxt.wrapping_add(data.len() as u32);
+            let shift = data.len() as u32;
+            let early = std::mem::take(&mut self.early);
+            for (from, data) in early {
+                let (to, gone) = (from.saturating_sub(shift), shift.saturating_sub(from) as usize);
+                if gone < data.len() {
+                    self.early.insert(to, data[gone..].to_vec());
+                } else {
+                    assert!(
+                        self.stream.ends_with(&data) || gone > data.len(),
+                        "the same octets at the same place"
+                    );
+                }
+            }
+        }
+        if !self.stalled {
+            self.read = self.stream.len() as u32;
+        }
+        if self.fin_at == Some(self.rcv_nxt) {
+            self.rcv_nxt = self.rcv_nxt.wrapping_add(1);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! docs/plain-vectors.json: cookies and timestamps for whoever computes them elsewhere (the ToR, the dissector).
+//! `RIVULET_WRITE_VECTORS=1 cargo test -p rivulet-plain --test it vectors` writes it anew.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use rivulet_plain::{
+    Answering, Class, CookieKey, CookieKeys, Flow, MAX_START, Opened, Place, Scale, Stamp, kernel_value,
+};
+
+const KEYS: [[u8; 8]; 2] = [[0, 1, 2, 3, 4, 5, 6, 7], *b"\xff\xfe\xfd\xfc\x80\x40\x20\x10"];
+
+fn hex(key: [u8; 8]) -> String {
+    key.map(|b| format!("{b:02x}")).concat()
+}
+
+fn render() -> String {
+    let clients: [(IpAddr, u16); 4] = [
+        ("192.0.2.1".parse().unwrap(), 49152),
+        ("10.0.0.255".parse().unwrap(), 1),
+        ("2001:db8::1".parse().unwrap(), 65535),
+        ("fe80::a:b:c:d".parse().unwrap(), 12345),
+    ];
+    let (mut cookies, mut openings, mut places) = (Vec::new(), Vec::new(), Vec::new());
+    for key in KEYS {
+        let ring = CookieKeys { current: CookieKey::new(key), previous: None };
+        for (n, (ip, port)) in clients.into_iter().enumerate() {
+            let client = SocketAddr::new(ip, port);
+            let service_port = [80, 443, 53, 8080][n];
+            let flow = Flow::new(client, SocketAddr::new(ip, service_port));
+            let lead = format!(
+                "\"key\": \"{}\", \"client\": \"{ip}\", \"client_port\": {port}, \"service_port\": {service_port}",
+                hex(key)
+            );
+            for mss in [536, 1220, 1440, 1460] {
+                let class = Class::of(mss).unwrap();
+                let isn = flow.stamped(ring.current, class);
+                cookies.push(format!("{{{lead}, \"stamped\": true, \"mss\": {mss}, \"isn\": {isn}}}"));
+            }
+            for first in [0u32, 1, 0x1ff, 0xdead_beef, u32::MAX] {
+                let isn = flow.bare(ring.current, first);
+                cookies.push(format!("{{{lead}, \"stamped\": false, \"first\": {first}, \"isn\": {isn}}}"));
+            }
+            for (minute, first, shift) in
+                [(0u32, 0u32, 0u8), (29_000_001, 0x1234_5678, 7), (u32::MAX, u32::MAX, 14)]
+            {
+                let scale = Scale::of(shift);
+                let value = Stamp::opening(&flow, &ring, minute, first, scale);
+                assert_eq!(Stamp::parse(value).opens(&flow, &ring, minute, first), Opened::Yes(scale));
+                openings.push(format!(
+                    "{{{lead}, \"minute\": {minute}, \"first\": {first}, \"shift\": {shift}, \"value\": {value}}}"
+                ));
+            }
+            for (stamped, more) in [
+                (true, 1),
+                (true, 1449),
+                (true, 1450),
+                (true, 300_001),
+                (false, 1),
+                (false, 1025),
+                (false, 600),
+            ] {
+                let isn = if stamped {
+                    flow.stamped(ring.current, Class::of(1460).unwrap())
+                } else {
+                    flow.bare(ring.current, 0)
+                };
+                let ack = isn.wrapping_add(more);
+                let place = match flow.place(&ring, ack, stamped).unwrap() {
+                    Place::Stamped { class, at, fin } => {
+                        format!("\"class\": {}, \"at\": {at}, \"fin\": {fin}", class.number())
+                    }
+                    Place::Bare { at, sequence } => format!("\"at\": {at}, \"sequence\": {sequence}"),
+                    Place::BareEnd { fin } => format!("\"end\": true, \"fin\": {fin}"),
+                };
+                places.push(format!("{{{lead}, \"stamped\": {stamped}, \"ack\": {ack}, {place}}}"));
+            }
+        }
+    }
+    let mut answers = Vec::new();
+    for start in [0, 64, 1984, 2048, 1_000_000 / 64 * 64 % MAX_START, MAX_START] {
+        for (next, version, shift) in [(0u16, 0u8, 0u8), (0xfff, 3, 14), (0x5a5, 1, 7)] {
+            let answering = Answering { start, next, version, scale: Scale::of(shift) };
+            let value = answering.value();
+            assert_eq!(Stamp::parse(value), Stamp::Answer(answering));
+            answers.push(format!(
+                "{{\"start\": {start}, \"next\": {next}, \"version\": {version}, \"shift\": {shift}, \"value\": {value}}}"
+            ));
+        }
+        answers.push(format!("{{\"start\": {start}, \"kernel\": true, \"value\": {}}}", kernel_value(start)));
+    }
+    let mut text = String::from("{\n");
+    let sections = [("cookies", cookies), ("places", places), ("openings", openings), ("answers", answers)];
+    for (n, (name, rows)) in sections.iter().enumerate() {
+        let end = if n + 1 < sections.len() { "," } else { "" };
+        let _ = writeln!(text, "\"{name}\": [\n{}\n]{end}", rows.join(",\n"));
+    }
+    text + "}\n"
+}
+
+#[test]
+fn the_committed_file_is_what_the_code_says() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/plain-vectors.json");
+    let fresh = render();
+    let _: serde_json::Value = serde_json::from_str(&fresh).expect("JSON");
+    if std::env::var_os("RIVULET_WRITE_VECTORS").is_some() {
+        std::fs::write(&path, &fresh).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).expect("docs/plain-vectors.json");
+    let first = committed.lines().zip(fresh.lines()).position(|(a, b)| a != b);
+    assert!(committed == fresh, "docs/plain-vectors.json is stale from line {:?}", first.map(|n| n + 1));
+}

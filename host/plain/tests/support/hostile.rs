@@ -1,0 +1,98 @@
+//! Octets of anybody's as packets: what the fuzz targets run, and the test that replays their corpus.
+
+use rivulet_plain::{
+    CookieKey, CookieKeys, Entry, Flow, Object, Options, Replica, Ring, Segment, Site, Table, Target,
+    Verdict, name, parse,
+};
+
+fn site() -> Site {
+    let object = |size: usize| {
+        let body: Box<[u8]> = (0..size).map(|n| n as u8).collect();
+        Entry::Object(Object { kind: "text/plain".into(), hash: [size as u8; 16], body })
+    };
+    let entries = [10, 3000, 12_000].map(|n| (n.to_string().into(), object(n)));
+    let keys = CookieKeys { current: CookieKey::new([1; 8]), previous: Some(CookieKey::new([2; 8])) };
+    Site { keys, table: Table::new(entries.into(), true).unwrap(), mtu: 1500 }
+}
+
+/// A head and its target; nothing panics, and no more is consumed than there is.
+pub fn head(bytes: &[u8]) {
+    use rivulet_plain::Parsed::{Line, Whole};
+    if let Whole(request) | Line(request) = parse(bytes) {
+        assert!(request.length <= bytes.len());
+        if let Target::Name(name) = name(request.target) {
+            assert!(std::str::from_utf8(&name).is_ok() && !name.starts_with(b"/"));
+            assert!(!name.split(|b| *b == b'/').any(|part| part == b".."));
+        }
+    }
+    let _ = (name(bytes), Options::parse(bytes));
+}
+
+/// Packets, each two octets of length in front, come to one replica. The first octet of each says what is made right in
+/// it, so that it gets further than to the first check. Whatever comes, what is said is bounded and well formed.
+pub fn step(bytes: &[u8]) {
+    let mut replica = Replica { site: site(), ring: Some(Ring::new(4)) };
+    let mut rest = bytes;
+    let mut out = [0; 2048];
+    while let Some((&[high, low, right], more)) = rest.split_first_chunk::<3>() {
+        let length = usize::from(u16::from_be_bytes([high & 7, low])).min(more.len());
+        let (packet, more) = more.split_at(length);
+        rest = more;
+        let mut packet = packet.to_vec();
+        repair(&mut packet, right);
+        let Ok(segment) = Segment::parse(&packet) else { continue };
+        let minute = u32::from(right >> 6);
+        let mut sent = 0;
+        let mut said = |bytes: &[u8]| {
+            let reply = Segment::parse(bytes).expect("what is said is well formed");
+            assert!(reply.is_intact());
+            assert_eq!((reply.header.src, reply.header.dst), (segment.header.dst, segment.header.src));
+            sent += bytes.len();
+        };
+        match replica.receive(&segment, minute, (right & 32 != 0).then_some(600)) {
+            Verdict::Drop(_) | Verdict::Kernel(_) => {}
+            Verdict::Say(header) => {
+                let n = header.finish(&mut out, 0).expect("two addresses of one family");
+                assert!(n <= packet.len(), "{n} octets for {}", packet.len());
+                said(&out[..n]);
+            }
+            Verdict::Answer(flight) => {
+                for piece in flight.pieces() {
+                    let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
+                    assert!(n <= 1500);
+                    said(&out[..n]);
+                }
+            }
+        }
+        assert!(sent <= 16_000, "{sent} octets");
+    }
+}
+
+/// Lengths and sums of IP, and an acknowledgement that is one.
+fn repair(packet: &mut [u8], right: u8) {
+    if packet.len() < 40 {
+        return;
+    }
+    let length = packet.len() as u16;
+    packet[0] = 0x45;
+    packet[2..4].copy_from_slice(&length.to_be_bytes());
+    packet[6..8].fill(0);
+    packet[9] = 6;
+    packet[10..12].fill(0);
+    let sum: u32 = packet[..20].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+    let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+    let Ok(segment) = Segment::parse(packet) else { return };
+    let flow = Flow::new(segment.header.src, segment.header.dst);
+    let keys = site().keys;
+    let class = rivulet_plain::Class::of(1460).expect("a class");
+    let isn = match right & 3 {
+        0 => return,
+        1 => flow.bare(keys.current, segment.header.seq),
+        2 => flow.stamped(keys.current, class),
+        _ => flow.stamped(keys.current, class).wrapping_add(u32::from(packet[8]) * 8),
+    };
+    let ack =
+        isn.wrapping_add(1).wrapping_add(segment.header.ack & 0x3fff & if right & 4 != 0 { 0 } else { !0 });
+    packet[28..32].copy_from_slice(&ack.to_be_bytes());
+}
