@@ -123,18 +123,15 @@ class Health:
         """Reads the counters of these replicas, services and ports. Raises what SwitchLink.counters raises."""
         names = link.names
         sample = Sample(time.monotonic(), places=dict(places))
-        known = {counter.alias for counter in names.schema.counters}
         for attribute, counter in COUNTERS.items():
-            # A program of before the change counts all packets alike.
-            cells = await link.counters(counter if counter in known else "replica_packets", places)
+            cells = await link.counters(counter, places)
             setattr(sample, attribute, {cell: packets for cell, (packets, _) in cells.items()})
             if attribute == "packets":
                 sample.bytes = {cell: size for cell, (_, size) in cells.items()}
         # The program counts those that are not ready apart.
         sample.heartbeats = {cell: ready + sample.unready.get(cell, 0) for cell, ready in sample.heartbeats.items()}
-        if "port_answers" in known:
-            answers = await link.counters("port_answers", ports)
-            sample.answers = {port: packets for port, (packets, _) in answers.items()}
+        answers = await link.counters("port_answers", ports)
+        sample.answers = {port: packets for port, (packets, _) in answers.items()}
         for attribute in ("drops", "suspects"):
             found = await link.counters(attribute, names.members("drop_reason_t").values())
             reasons = {names.member("drop_reason_t", cell): packets for cell, (packets, _) in found.items() if packets}

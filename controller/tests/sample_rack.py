@@ -15,8 +15,6 @@ from rivulet_controller.state import State
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
 NAMES = Names(ARTIFACTS)
-ANSWERS = "port_answers" in {counter.alias for counter in NAMES.schema.counters}
-"""Whether the compiled program counts requests and answers."""
 LIVES = Lives(seal_rotation=3600.0, nonce_rotation=1800.0, resume=86400.0, horizon=4.0)
 
 RACK = """\

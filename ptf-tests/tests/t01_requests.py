@@ -32,8 +32,33 @@ class ResponseReachesTheClient(RackTest):
         payload = ip_packet(service.address, self.client, packets.TCP, segment)
         ether_type = 0x0800 if self.family == 4 else 0x86DD
         sent = packets.ethernet(TOR_MAC, host_mac(1), ether_type, payload, self.rack_vlan())
-        self.send(1, sent)
-        self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
+        with self.counts("port_answers", 1):
+            self.send(1, sent)
+            self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
+
+
+@variants
+class OnlyRequestsAndResponsesCountAsSuch(RackTest):
+    """By `replica_requests` and `port_answers` the controller finds who answers nothing: plain TCP is neither."""
+
+    def check(self) -> None:
+        service = self.add_service()
+        frame = self.plain(service, flags=packets.SYN)
+        self.send(CLIENT, frame)
+        member = service.pool.member(self.expect_plain(service, frame))
+        with self.counts("replica_packets", member), self.counts("replica_requests", member, 0):
+            self.send(CLIENT, frame)
+            self.expect_plain(service, frame)
+        before = self.switch.counters("replica_requests")
+        member = service.pool.member(self.passes(service, self.good_request(service)))
+        self.assertEqual(self.switch.counters("replica_requests"), before | {member: before.get(member, 0) + 1})
+        segment = packets.tcp(service.address, self.client, 80, 40000, payload=bytes(range(200)))
+        payload = ip_packet(service.address, self.client, packets.TCP, segment)
+        ether_type = 0x0800 if self.family == 4 else 0x86DD
+        sent = packets.ethernet(TOR_MAC, host_mac(1), ether_type, payload, self.rack_vlan())
+        with self.counts("port_answers", 1, 0):
+            self.send(1, sent)
+            self.expect(CLIENT, packets.forwarded(sent, dst=host_mac(CLIENT), src=TOR_MAC))
 
 
 @variants

@@ -4,6 +4,7 @@
 #define RIVULET_FORWARD_P4
 
 #include "../metadata.p4"
+#include "../v1model/state.p4"
 
 const bit<32> BRIDGE_TABLE_SIZE   = 16384;
 const bit<32> FLOOD_TABLE_SIZE    = 4096;
@@ -11,6 +12,8 @@ const bit<32> ROUTE_TABLE_SIZE    = 16384;
 const bit<32> NEXT_HOP_TABLE_SIZE = 16384;
 
 control Forward(in headers_t hdr, inout metadata_t meta) {
+    AnswerCounter() answer_counter;
+
     @id(0x01000023)
     action bridge_to(port_id_t port) {
         meta.decided.egress_port = port;
@@ -73,6 +76,10 @@ control Forward(in headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
+        // Which replica is mute: those behind a port answer the requests that they get, or do not.
+        if (hdr.option.isValid() && hdr.option.class[7:7] == 1) {
+            answer_counter.apply(meta.carried.ingress_port);
+        }
         if (hdr.ethernet.dst == meta.bridged.tor_mac) {
             if (meta.address.own == 1) {
                 if (meta.parsed.is_ip == 1) {

@@ -10,6 +10,7 @@ const bit<32> REPLICA_TABLE_SIZE = 8192;
 
 control Replicas(inout metadata_t meta) {
     ReplicaCounter() replica_counter;
+    RequestCounter() request_counter;
 
     @id(0x01000020)
     action rack(@refers_to(next_hops, next_hop) next_hop_t next_hop) {
@@ -48,6 +49,9 @@ control Replicas(inout metadata_t meta) {
         if (meta.decided.drop_reason == drop_reason_t.NONE) {
             meta.bridged.to_replica = 1;
             replica_counter.apply(meta.bridged.pool ++ meta.bridged.replica);
+            if (meta.decided.is_request == 1) {
+                request_counter.apply(meta.bridged.pool ++ meta.bridged.replica);
+            }
         }
     }
 }

@@ -249,6 +249,20 @@ control ReplicaCounter(in member_id_t member) {
     }
 }
 
+control RequestCounter(in member_id_t member) {
+    counter<member_id_t>(MEMBER_COUNT, CounterType.packets) replica_requests;
+    apply {
+        replica_requests.count(member);
+    }
+}
+
+control AnswerCounter(in port_id_t port) {
+    counter<port_id_t>(512, CounterType.packets) port_answers;
+    apply {
+        port_answers.count(port);
+    }
+}
+
 control ReplicaExclusionCounter(in member_id_t member) {
     counter<member_id_t>(MEMBER_COUNT, CounterType.packets) replica_exclusions;
     apply {
