@@ -217,6 +217,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         """Everything at a glance."""
         return view.snapshot(controller, audit.recent)
 
+    @app.get("/api/state")
+    async def state(_: Reader) -> dict[str, Any]:
+        """What is remembered, for a comparison with what is on disk: a digest, and how many values are not durable."""
+        return {"digest": controller.state.digest(), "unsaved": controller.state.unsaved()}
+
     @app.get("/api/replicas")
     async def replicas(_: Reader) -> list[dict[str, Any]]:
         return view.replicas(controller)

@@ -26,6 +26,7 @@ from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .rack_file import load_with_text
+from .ready import tell_ready
 from .rights import Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
@@ -111,7 +112,7 @@ async def _alone(config: Config, text: str, path: Path, reload: asyncio.Event) -
     store = SqliteStore(config.state)
     controller = Controller(config, store, text)
     try:
-        async with _background(serve_api(controller, config)):
+        async with _background(serve_api(controller, config)), _background(tell_ready(controller)):
             await _lead(controller, path, reload)
     finally:
         store.close()
@@ -125,7 +126,7 @@ async def _in_turn(config: Config, text: str, path: Path, reload: asyncio.Event,
     controller = Controller(config, store, text, leadership.guard)
     controller.leading = False
     try:
-        async with _background(serve_api(controller, config)):
+        async with _background(serve_api(controller, config)), _background(tell_ready(controller)):
             while True:
                 await _claim(leadership, controller)
                 log.info("leading since revision %d", leadership.revision)

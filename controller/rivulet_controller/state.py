@@ -7,6 +7,7 @@ never renumbers what did not change.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
@@ -125,8 +126,7 @@ class State:
         if self.rings.get(service) == ring:
             return
         self.rings[service] = ring
-        items = [{**asdict(key), "secret": key.secret.hex()} for key in ring.keys]
-        self._changes[f"keys/{service}"] = json.dumps(items).encode()
+        self._changes[f"keys/{service}"] = _ring(ring)
         self._give(service, _newest(ring))
 
     def _give(self, service: str, newest: Mapping[Kind, int]) -> None:
@@ -134,7 +134,7 @@ class State:
         known = self.given.pop(service, {})
         self.given[service] = {**known, **newest}
         if self.given[service] != known:
-            self._changes[f"given/{service}"] = json.dumps(self.given[service]).encode()
+            self._changes[f"given/{service}"] = _json(self.given[service])
         if len(self.given) > GIVEN_MAX:
             gone = next(name for name in self.given if name not in self.rings)
             del self.given[gone]
@@ -143,7 +143,7 @@ class State:
     def set_decision(self, replica: str, decision: Decision) -> None:
         """Replaces the decision about one replica."""
         self.decisions[replica] = decision
-        self._changes[f"decision/{replica}"] = json.dumps(asdict(decision)).encode()
+        self._changes[f"decision/{replica}"] = _json(asdict(decision))
 
     def number(self, kind: str, names: Iterable[str], low: int, high: int) -> dict[str, int]:
         """Numbers of these names, old ones kept. Raises OutOfNumbers."""
@@ -154,7 +154,7 @@ class State:
         merged = {**{name: n for name, n in known.items() if n not in taken}, **wanted}
         if merged != known:
             self.numbers[kind] = merged
-            self._changes[f"numbers/{kind}"] = json.dumps(merged).encode()
+            self._changes[f"numbers/{kind}"] = _json(merged)
         return wanted
 
     def set_slots(self, service: str, pairs: Pairs) -> None:
@@ -180,12 +180,12 @@ class State:
         """Replaces what a replica's agent said of its MAC address."""
         if self.macs.get(replica) != mac:
             self.macs[replica] = mac
-            self._changes[f"mac/{replica}"] = mac.replace(":", "").encode()
+            self._changes[f"mac/{replica}"] = _mac(mac)
 
     def set_time(self, steady: float, wall: float) -> None:
         """Records both clocks, for the controller that comes next."""
         self.time = (steady, wall)
-        self._changes["clock/steady"] = json.dumps(self.time).encode()
+        self._changes["clock/steady"] = _json(self.time)
 
     def next_counter(self, name: str, floor: int = 1) -> int:
         """A durable counter, incremented and returned (ToR incarnations, election ids); at least `floor`."""
@@ -220,13 +220,11 @@ class State:
         Keys of the others stay as they are now, since time went on; epochs that were given stay given.
         """
         for kind in {*self.numbers, *before.numbers}:
-            self._replace(self.numbers, before.numbers, "numbers", kind, lambda names: json.dumps(names).encode())
+            self._replace(self.numbers, before.numbers, "numbers", kind, _json)
         for service in {*self.slots, *before.slots}:
             self._replace(self.slots, before.slots, "slots", service, _flat)
         for replica in {*self.decisions, *before.decisions}:
-            self._replace(
-                self.decisions, before.decisions, "decision", replica, lambda d: json.dumps(asdict(d)).encode()
-            )
+            self._replace(self.decisions, before.decisions, "decision", replica, lambda d: _json(asdict(d)))
         for name in {*self.documents, *before.documents}:
             self._replace(self.documents, before.documents, "document", name, str.encode)
         for service in [name for name in self.rings if name not in before.rings]:
@@ -246,6 +244,33 @@ class State:
             del now[name]
             self._changes[f"{kind}/{name}"] = None
 
+    def stored(self) -> dict[str, bytes]:
+        """Everything as a store holds it once all is durable."""
+        parts: tuple[tuple[str, Mapping[str, bytes]], ...] = (
+            ("keys", {name: _ring(ring) for name, ring in self.rings.items()}),
+            ("given", {name: _json(epochs) for name, epochs in self.given.items()}),
+            ("decision", {name: _json(asdict(decision)) for name, decision in self.decisions.items()}),
+            ("numbers", {kind: _json(names) for kind, names in self.numbers.items()}),
+            ("slots", {name: _flat(pairs) for name, pairs in self.slots.items()}),
+            ("document", {name: text.encode() for name, text in self.documents.items()}),
+            ("mac", {name: _mac(mac) for name, mac in self.macs.items()}),
+            ("counter", {name: str(number).encode() for name, number in self.counters.items()}),
+            ("clock", {"steady": _json(self.time)} if self.time is not None else {}),
+            ("secret", {"derive": self.secret.hex().encode()} if self.secret else {}),
+        )
+        return {f"{kind}/{name}": value for kind, values in parts for name, value in values.items()}
+
+    def digest(self) -> str:
+        """SHA-256 of all that, by which two states are compared without showing a key."""
+        whole = hashlib.sha256()
+        for key, value in sorted(self.stored().items()):
+            whole.update(b"%d %s %d " % (len(key), key.encode(), len(value)) + value)
+        return whole.hexdigest()
+
+    def unsaved(self) -> int:
+        """How many values are not durable, those aside that are being saved."""
+        return len(self._changes)
+
     def changes(self) -> dict[str, bytes | None]:
         """What is not yet durable; the caller saves it, and gives it back with `retry` if that failed."""
         changes, self._changes = self._changes, {}
@@ -254,6 +279,18 @@ class State:
     def retry(self, changes: Mapping[str, bytes | None]) -> None:
         """Takes back changes that could not be saved; newer ones win."""
         self._changes = {**changes, **self._changes}
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _ring(ring: KeyRing) -> bytes:
+    return _json([{**asdict(key), "secret": key.secret.hex()} for key in ring.keys])
+
+
+def _mac(mac: str) -> bytes:
+    return mac.replace(":", "").encode()
 
 
 def _flat(pairs: Pairs) -> bytes:

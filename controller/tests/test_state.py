@@ -85,3 +85,34 @@ def test_numbers_stay_and_come_again_only_when_none_is_left() -> None:
     assert allocate(full, ["b", "e"], 0, 3) == {"b": 1, "e": 0}
     with pytest.raises(OutOfNumbers):
         allocate(full, ["a", "b", "c", "d", "e"], 0, 3)
+
+
+def test_the_digest_is_that_of_what_is_on_disk(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "controller.db")
+    state = State()
+    state.make_secret()
+    state.set_ring("web", KeyRing().tick(0.0, LIVES, everybody).tick(0.0, LIVES, everybody))
+    state.set_decision("r1", Decision(draining=True))
+    state.set_slots("web", ((0, 1), (1, 0)))
+    state.set_document("applied", "digest\ntext: ä")
+    state.set_mac("r1", "02:00:00:00:00:01")
+    state.set_time(12.5, 1e9)
+    state.next_counter("election")
+    state.number("service", ["web", "other"], 1, 4095)
+    assert state.unsaved() == len(state.stored()) == 10
+    assert state.digest() != State(store.load()).digest()
+    store.save(state.changes())
+    assert state.unsaved() == 0 and state.stored() == store.load()
+    before = state.copy()
+    for change in (
+        lambda: state.set_decision("r1", Decision()),
+        lambda: state.set_ring("web", state.rings["web"].tick(11.0, LIVES, everybody)),
+        lambda: state.forget_services([]),
+        lambda: state.roll_back(before),
+        lambda: state.drop_document("applied"),
+    ):
+        change()
+        assert state.digest() != State(store.load()).digest(), "what is not saved is seen"
+        store.save(state.changes())
+        assert state.digest() == State(store.load()).digest()
+    store.close()

@@ -39,6 +39,7 @@ class Machine:
 
     def __init__(self, folder: Path, packages: Path) -> None:
         self.root = folder / "root"
+        self.packages = packages
         self.started: list[subprocess.Popen[str]] = []
         command = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--propagation", "private"]
         self.keeper = subprocess.Popen(
@@ -72,6 +73,22 @@ class Machine:
             line, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True
         )
         self.started.append(popen)
+
+    def host(self, name: str, port: str, address: str, mac: str) -> None:
+        """A namespace with an interface eth0, at a port of the ToR, which routes for it."""
+        offloads = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
+        self.do("ip", "netns", "add", name)
+        self.do("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        self.do("ethtool", "-K", port, *offloads)
+        self.do("ethtool", "-K", "eth0", *offloads, space=name)
+        self.do("ip", "link", "set", port, "up")
+        for line in (
+            f"link set eth0 address {mac} up",
+            "link set lo up",
+            f"addr add {address}/24 dev eth0",
+            f"route add default via {address.rpartition('.')[0]}.254",
+        ):
+            self.do("ip", *line.split(), space=name)
 
     @property
     def log(self) -> Path:

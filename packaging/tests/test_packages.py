@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from machine import REPOSITORY, Machine
+from upgrade import NEXT, UNITS, UpgradeRack, next_version
 
 BINARIES = Path(os.environ.get("RIVULET_BIN", REPOSITORY / "target" / "release"))
 NAMES = ("rivulet", "rivulet-controller")
@@ -141,20 +142,7 @@ def test_the_units_name_what_is_installed(machine: Machine) -> None:
 def test_a_rack_of_what_is_installed_serves(machine: Machine) -> None:
     """Switch, controller, replica and client, all from the packages; and curl through the preload library."""
     for host, port, address, mac in (("c1", 1, "10.0.1.1", "01:01"), ("r1", 101, "10.0.2.1", "02:01")):
-        machine.do("ip", "netns", "add", host)
-        machine.do("ip", "link", "add", f"v{port}", "type", "veth", "peer", "name", "eth0", "netns", host)
-        machine.do("ethtool", "-K", f"v{port}", "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
-        machine.do(
-            "ethtool", "-K", "eth0", "tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off", space=host
-        )
-        machine.do("ip", "link", "set", f"v{port}", "up")
-        for line in (
-            f"link set eth0 address 02:00:00:00:{mac} up",
-            "link set lo up",
-            f"addr add {address}/24 dev eth0",
-            f"route add default via {address.rpartition('.')[0]}.254",
-        ):
-            machine.do("ip", *line.split(), space=host)
+        machine.host(host, f"v{port}", address, f"02:00:00:00:{mac}")
     machine.do("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo", space="r1")
     machine.do("mkdir", "/srv/files")
     machine.do("sh", "-c", "head -c 3000000 /dev/urandom >/srv/files/some")
@@ -174,6 +162,41 @@ def test_a_rack_of_what_is_installed_serves(machine: Machine) -> None:
     machine.do("cmp", "/tmp/got", "/srv/files/some")
     machine.do("rivulet", "run", "--", "curl", "-sSf", "-o", "/tmp/curled", url, space="c1")
     machine.do("cmp", "/tmp/curled", "/srv/files/some")
+
+
+def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine: Machine, tmp_path: Path) -> None:
+    """Two downloads at a time, over two replicas: one of this machine, one of another that is not upgraded now.
+
+    dpkg and the maintainer scripts are real, and so are users, capabilities and processes of the units; systemd is not
+    (it does not run here): systemctl.py starts and stops what the units say and keeps the order.
+    """
+    rack = UpgradeRack(machine)
+    rack.build()
+    processes = rack.processes()
+    assert len(processes) == 3 and all(processes.values()), processes
+    newer = next_version(machine.packages, tmp_path)
+    with rack.downloads() as done:
+        machine.until(lambda: bool(done), "a download ends")
+        before = len(done)
+        rack.upgrade(newer)
+        # Those that began before the last unit was back, and one more.
+        machine.until(lambda: len(done) >= before + 5, "the downloads end")
+    for name in NAMES:
+        assert machine.do("dpkg-query", "-W", "-f", "${Version}", name).endswith(NEXT)
+    broken = [one.problem for one in done if one.problem]
+    assert not broken, f"{len(broken)} of {len(done)} connections broke: {broken[0]}"
+    order = rack.order()
+    assert [(unit, what) for _, unit, what, _ in order] == [
+        (unit, what) for unit in UNITS for what in ("stopped", "started")
+    ], order
+    # Whoever is stopped leaves a rack that is whole behind, and at each stop downloads were under way.
+    for at, unit, what, described in order:
+        if what == "stopped":
+            assert described == "described", (unit, order)
+            assert any(one.began < at < one.ended for one in done), (unit, order)
+    now = rack.processes()
+    assert all(now[unit] not in (0, processes[unit]) for unit in UNITS), (processes, now)
+    rack.end()
 
 
 def test_they_leave_nothing_behind(machine: Machine, packages: Path) -> None:

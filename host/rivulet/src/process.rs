@@ -1,5 +1,8 @@
 //! What every process of ours that runs for long does.
 
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -21,6 +24,19 @@ pub(crate) fn stop_on_signals() {
 /// True once a signal said so.
 pub(crate) fn stopped() -> bool {
     STOP.load(Ordering::Acquire)
+}
+
+/// Tells systemd that this process serves (`Type=notify`, sd_notify(3)). Where nobody wants to know, nothing happens.
+pub(crate) fn tell_ready() {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let told = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to));
+    if let Err(e) = told {
+        tracing::warn!("systemd cannot be told that this process serves: {e}");
+    }
 }
 
 /// The packet path comes before other work of this machine: a replica that waits for a processor for longer

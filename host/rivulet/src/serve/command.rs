@@ -15,7 +15,7 @@ use super::metrics;
 use super::stateless::Files;
 use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
-use crate::process::{prefer_this_thread, stop_on_signals, stopped};
+use crate::process::{prefer_this_thread, stop_on_signals, stopped, tell_ready};
 use crate::second_chance::SecondChance;
 
 /// Between two looks at what is not on the packet path.
@@ -23,6 +23,9 @@ const CHORES: Duration = Duration::from_millis(5);
 
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
 const PREPARING: Duration = Duration::from_secs(30);
+
+/// systemd waits for a replica to serve, this long at most: a controller may be away for longer than a start may take.
+const STARTING: Duration = Duration::from_secs(20);
 
 /// Serves until SIGTERM or SIGINT.
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
@@ -68,7 +71,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     prefer_this_thread();
 
     let started = Instant::now();
-    let mut preparing = true;
+    let (mut preparing, mut starting) = (true, true);
     let mut chores = Instant::now();
     let mut due = Due::default();
     let mut known = (server.mac(), server.reopened());
@@ -89,6 +92,10 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         if preparing {
             preparing = site.objects.is_busy() && started.elapsed() < PREPARING;
             server.hold_back(preparing);
+        }
+        if starting && (server.is_ready() || started.elapsed() > STARTING) {
+            starting = false;
+            tell_ready();
         }
         metrics.take(0, &mut server);
         if let Some(agent) = &agent {
