@@ -283,8 +283,26 @@ def _soak(d: Json) -> str:
     )
 
 
+def _chaos(d: Json) -> str:
+    halves = [d[store] for store in ("sqlite", "etcd") if store in d]
+    rows = [
+        (kind, f"{d['back_s'][kind]['p50']:g}", f"{d['back_s'][kind]['p100']:g}", f"{d['stall_ms'][kind]['p50']:g}",
+         f"{d['stall_ms'][kind]['p100']:g}")
+        for kind in sorted(d["stall_ms"])
+    ]  # fmt: skip
+    same = sum(half["disk_is_memory"] for half in halves)
+    return (
+        f"{d['faults']} faults in {d['seconds']:g} s over {sum(half['downloads'] for half in halves)} downloads,"
+        f" {sum(half['broken'] for half in halves)} broken; {same} of {len(halves)} stores had at the end what the"
+        " leader remembered. Seconds until the rack was whole again by itself, and the longest wait of a download, ms"
+        " (rows: `bench/results/chaos.csv`):\n\n"
+        + table(("fault", "whole again p50", "p100", "wait p50", "p100"), rows)
+    )
+
+
 SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("soak", "Kills at random moments of downloads", "make bench-soak", _soak),
+    ("chaos", "Chaos: everything fails, in turn", "make bench-chaos", _chaos),
     ("figure9", "Figure 9: aggregate throughput", "make bench-figure9", _figure9),
     ("figure10", "Figure 10: small objects, one client", "make bench-figure10", _figure10),
     ("figure11", "Figure 11: memory of the server", "make bench-figure11", _figure11),
