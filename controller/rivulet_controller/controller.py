@@ -108,6 +108,10 @@ class Controller:
         self._version = 0
         self._sent: dict[str, tuple[Agent, bytes]] = {}
         self._gone: dict[str, float] = {}
+        """Since when agents that were there are not."""
+        self._there: set[str] = set()
+        """Agents that were there when it was last looked."""
+        self._began = time.monotonic()
 
     @property
     def config(self) -> Config:
@@ -128,6 +132,7 @@ class Controller:
         own; for a controller alone what was applied through the API is, until the file changes.
         """
         self._rack.state = State(await asyncio.to_thread(self._store.load))
+        self._began = time.monotonic()
         kept = self._kept()
         if kept is not None:
             self._rack.config = with_local_parts(parse(kept, "the configuration in the state"), self.local)
@@ -382,6 +387,7 @@ class Controller:
 
     def _tick_rings(self) -> None:
         """Every ring one step on."""
+        self._miss_agents()
         now, lives = self.clock.now(), self.lives()
         if self.state.time is None or now - self.state.time[0] >= RECORD_S:
             self.state.set_time(now, time.time())
@@ -398,12 +404,15 @@ class Controller:
         def held(kind: Kind, epoch: int) -> bool:
             age = abs(now - created[kind, epoch])
             clock = time.monotonic()
+            # Who was not there yet may be on the way here from the controller before this one, and serves meanwhile. A
+            # service that has no key yet does not wait for those.
+            unseen = self._began if ring.usable(kind) is not None else float("-inf")
             holders = 0
             for name in service.replicas:
                 agent = self.agents.agents.get(name)
                 if agent is not None and (service.name, kind, epoch) in agent.held:
                     holders += 1
-                elif (age if agent is not None else clock - self._gone.get(name, -1e9)) < AGENT_PATIENCE_S:
+                elif (age if agent is not None else clock - self._gone.get(name, unseen)) < AGENT_PATIENCE_S:
                     return False
             if not holders:
                 return False
@@ -427,6 +436,7 @@ class Controller:
         self._version += 1
         message.version = self._version
         self._gone.pop(name, None)
+        self._there.add(name)
         self.wake()
         return message
 
@@ -446,12 +456,15 @@ class Controller:
                     replica.name, said, replica.mac,
                 )  # fmt: skip
 
+    def _miss_agents(self) -> None:
+        """Notes who has gone, before anything is decided without them."""
+        for name in self._there - self.agents.agents.keys():
+            self._sent.pop(name, None)
+            self._gone[name] = time.monotonic()
+        self._there &= self.agents.agents.keys()
+
     def _tell_agents(self) -> None:
         """Sends each agent what it must serve, if that changed."""
-        now = time.monotonic()
-        for name in [n for n in self._sent if n not in self.agents.agents]:
-            del self._sent[name]
-            self._gone[name] = now
         for name, agent in list(self.agents.agents.items()):
             try:
                 message = self._update(name)

@@ -73,7 +73,9 @@ class SqliteStore:
                     )
                     self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    # A full disk has taken it back already.
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
                     raise
             except sqlite3.Error as error:
                 raise StoreError(f"state file {self._path}: {error}") from None

@@ -59,7 +59,9 @@ def _done(action: Action) -> dict[str, Any]:
         "lost_before": 0,
         "who": action["who"],
         "what": action["what"],
-        "details": ", ".join(f"{k} {_words(v)}" for k, v in details.items() if v is not None),
+        "details": ", ".join(
+            f"{k} {_words(v)}" for k, v in details.items() if v is not None and not isinstance(v, bool)
+        ),
     }
 
 

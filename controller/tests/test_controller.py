@@ -350,6 +350,55 @@ async def test_a_key_is_stamped_only_when_all_that_live_hold_it(
             await until(lambda: any(s.usable_seal_epoch == 1 for s in one.newest.services), "told")
 
 
+async def test_a_key_waits_for_agents_on_their_way_from_the_controller_before(
+    switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the chaos run: the first agent that came back made a key usable which the other replicas had not."""
+    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
+    agents = f"unix:{tmp_path}/agents"
+
+    def usable(controller: Controller) -> int:
+        key = controller.state.rings["web"].usable(Kind.SEAL)
+        return key.epoch if key is not None else 0
+
+    all_three = (FakeAgent(agents, name) for name in ("r1", "r2", "r3"))
+    async with running(switch, tmp_path) as controller, next(all_three), next(all_three), next(all_three):
+        await until(lambda: usable(controller) == 1, "all hold the first")
+    async with running(switch, tmp_path) as controller:
+        controller.rotate("web", frozenset({Kind.SEAL}))
+        async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"):
+            await until(lambda: 2 in [k.epoch for s in one.newest.services for k in s.seal_keys], "r1 has it")
+            rounds = controller.reconciles
+            await until(lambda: controller.reconciles > rounds + 2, "rounds pass")
+            assert usable(controller) == 1, "r3 is on its way"
+            async with FakeAgent(agents, "r3"):
+                await until(lambda: usable(controller) == 2, "all hold it")
+
+
+async def test_a_key_waits_for_an_agent_from_the_moment_it_is_gone(
+    switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the chaos run: in the round that saw it go it counted as long gone."""
+    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
+    agents = f"unix:{tmp_path}/agents"
+    async with running(switch, tmp_path) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
+        ring = lambda: controller.state.rings["web"]  # noqa: E731
+        async with FakeAgent(agents, "r3") as three:
+            await until(lambda: (k := ring().usable(Kind.SEAL)) is not None and k.epoch == 1, "all hold the first")
+            three.silent = True
+            # It has run for long.
+            controller._began = float("-inf")
+            controller.rotate("web", frozenset({Kind.SEAL}))
+            await until(
+                lambda: all(("web", Kind.SEAL, 2) in controller.agents.agents[name].held for name in ("r1", "r2")),
+                "two confirm the next",
+            )
+        await until(lambda: "r3" not in controller.agents.agents, "the third is gone")
+        rounds = controller.reconciles
+        await until(lambda: controller.reconciles > rounds + 2, "rounds pass")
+        assert (key := ring().usable(Kind.SEAL)) is not None and key.epoch == 1, "its replica serves, without the key"
+
+
 async def test_a_replica_that_never_confirms_holds_keys_up_for_a_moment_only(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +410,11 @@ async def test_a_replica_that_never_confirms_holds_keys_up_for_a_moment_only(
         await until(lambda: controller.state.rings["web"].usable(Kind.SEAL) is not None, "usable without r2")
 
 
-async def test_rotation_on_demand_and_by_time(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_rotation_on_demand_and_by_time(
+    switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # r3 never comes.
+    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 0.2)
     text = RACK + "keys: {seal_rotation: 200ms, nonce_rotation: 3000s, horizon: 100ms, resume: 1s}\n"
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path, text) as controller, FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"):

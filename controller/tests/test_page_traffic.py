@@ -119,6 +119,7 @@ async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Pa
             if folder := os.environ.get("RIVULET_SCREENSHOTS"):
                 await page.evaluate("window.confirm = () => true")
                 await page.click('[data-replica="r2"] [data-action="drain"]')
+                await page.click('[data-replica="r3"] .head')
                 await asyncio.sleep(20.0)
                 for file, size in (("page.png", (1100, 900)), ("page-phone.png", (390, 844))):
                     await page.resize(*size)

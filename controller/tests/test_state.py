@@ -1,5 +1,8 @@
 """Durable state: what is kept, for whom, and numbers that never change for what did not change."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +119,39 @@ def test_the_digest_is_that_of_what_is_on_disk(tmp_path: Path) -> None:
         store.save(state.changes())
         assert state.digest() == State(store.load()).digest()
     store.close()
+
+
+FULL = """
+import sys
+from pathlib import Path
+from rivulet_controller.store import SqliteStore, StoreError
+folder = Path(sys.argv[1])
+store = SqliteStore(folder / "controller.db")
+store.save({"a": b"1"})
+filler = (folder / "filler").open("wb", buffering=0)
+try:
+    while filler.write(b"0" * 4096):
+        pass
+except OSError:
+    pass
+for _ in range(2):
+    try:
+        store.save({"a": None, "b": bytes(100_000)})
+    except StoreError as error:
+        print(error)
+    print(store.load())
+(folder / "filler").unlink()
+filler.close()
+store.save({"a": None, "b": b"2"})
+print(store.load())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
+def test_a_full_disk_is_named_and_keeps_what_was_there(tmp_path: Path) -> None:
+    mounted = 'mount -t tmpfs -o size=512k small "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--mount", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, FULL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = f"state file {tmp_path}/controller.db: database or disk is full"
+    assert done.stdout.splitlines() == [said, "{'a': b'1'}", said, "{'a': b'1'}", "{'b': b'2'}"]
