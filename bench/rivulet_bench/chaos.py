@@ -291,8 +291,9 @@ def half(store: str, seconds: float, seed: int, files: dict[int, bytes]) -> tupl
             "etcd_ended_by_itself": rack.exits.count("etcd"),
             "disk_is_memory": same,
             "state": what,
-            "goodput": [
-                [round(one.began - zero, 2), round(one.ended - zero, 2), one.octets] for one in clients.done
+            "bars": [
+                [round(one.began - zero, 2), round(one.ended - zero, 2), float(bool(one.problem))]
+                for one in clients.done
             ],
         }  # fmt: skip
 
@@ -320,8 +321,8 @@ def main() -> int:
         writer = csv.DictWriter(file, list(Fault.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    goodput = {store: found.pop("goodput") for store, found in halves.items()}
-    draw(options.out / "chaos.png" if options.out != RESULTS else plot_path("chaos"), rows, goodput)
+    bars = {store: found.pop("bars") for store, found in halves.items()}
+    draw(options.out / "chaos.png" if options.out != RESULTS else plot_path("chaos"), rows, bars)
     kinds = sorted({row.fault for row in rows})
     summary = {
         "seconds": options.seconds,

@@ -28,13 +28,15 @@ class Row(Protocol):
 
 
 def draw(path: Path, rows: Sequence[Row], downloads: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """One part a store: downloads as bars from their begin to their end, faults as marks at the stall they cost."""
+    """One part a store: a bar for each download (begin, end, whether it broke), a mark at the stall of each fault."""
     figure, axes = pyplot.subplots(len(downloads), 1, figsize=(9, 2.9 * len(downloads)), squeeze=False)
     kinds = sorted({row.fault for row in rows})
     hue = {kind: HUES[index % len(HUES)] for index, kind in enumerate(kinds)}
     for axis, (store, ones) in zip(axes[:, 0], downloads.items(), strict=True):
-        for begin, end, _ in ones:
+        for begin, end, broken in ones:
             axis.axvspan(begin, end, ymin=0.0, ymax=0.04, color="#9ca3af", alpha=0.5, linewidth=0)
+            if broken:
+                axis.axvline(end, color="#dc2626", linewidth=1)
         for kind in kinds:
             mine = [row for row in rows if row.store == store and row.fault == kind]
             if mine:
@@ -42,7 +44,7 @@ def draw(path: Path, rows: Sequence[Row], downloads: Mapping[str, Sequence[Seque
                     [r.at_s for r in mine], [max(r.stall_ms, 1.0) for r in mine], s=22, color=hue[kind], label=kind
                 )
         axis.set_yscale("log")
-        axis.set_ylim(0.7, 30_000)
+        axis.set_ylim(0.7, 300_000)
         axis.set_ylabel("longest wait, ms")
         axis.set_title(f"{store}: {len(ones)} downloads", loc="left", fontsize=10)
         axis.grid(alpha=0.3)
