@@ -75,6 +75,10 @@ class Agent:
             self._outbox.get_nowait()
         self._outbox.put_nowait(None)
 
+    def serves(self) -> bool:
+        """Whether its replica does, as it last said: then what the agent holds is in force there."""
+        return self.report is not None and self.report.ready
+
     def note(self, report: agent_pb2.Report) -> None:
         """Takes a report in: what is in force decides which keys this agent holds."""
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]

@@ -404,13 +404,15 @@ class Controller:
         def held(kind: Kind, epoch: int) -> bool:
             age = abs(now - created[kind, epoch])
             clock = time.monotonic()
-            # Who was not there yet may be on the way here from the controller before this one, and serves meanwhile. A
-            # service that has no key yet does not wait for those.
-            unseen = self._began if ring.usable(kind) is not None else float("-inf")
+            # A service that has no key yet waits for nobody who does not serve. Later, who was not there yet may be on
+            # the way here from the controller before this one, and an agent may hold what its replica does not: one
+            # that has just started says that it is not ready, while the replica serves with the keys of before.
+            first = ring.usable(kind) is None
+            unseen = float("-inf") if first else self._began
             holders = 0
             for name in service.replicas:
                 agent = self.agents.agents.get(name)
-                if agent is not None and (service.name, kind, epoch) in agent.held:
+                if agent is not None and (service.name, kind, epoch) in agent.held and (first or agent.serves()):
                     holders += 1
                 elif (age if agent is not None else clock - self._gone.get(name, unseen)) < AGENT_PATIENCE_S:
                     return False

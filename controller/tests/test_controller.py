@@ -399,6 +399,34 @@ async def test_a_key_waits_for_an_agent_from_the_moment_it_is_gone(
         assert (key := ring().usable(Kind.SEAL)) is not None and key.epoch == 1, "its replica serves, without the key"
 
 
+async def test_a_key_waits_for_the_replica_behind_an_agent_that_has_just_started(
+    switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the chaos run: an agent that comes back holds the key at once, its replica only when it has attached."""
+    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
+    agents = f"unix:{tmp_path}/agents"
+    async with running(switch, tmp_path) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
+
+        def usable() -> int:
+            key = controller.state.rings["web"].usable(Kind.SEAL)
+            return key.epoch if key is not None else 0
+
+        async with FakeAgent(agents, "r3"):
+            await until(lambda: usable() == 1, "all hold the first")
+        fresh = FakeAgent(agents, "r3")
+        fresh.ready = False
+        async with fresh:
+            await until(lambda: bool(fresh.updates), "it is back")
+            controller.rotate("web", frozenset({Kind.SEAL}))
+            held = lambda: ("web", Kind.SEAL, 2) in controller.agents.agents["r3"].held  # noqa: E731
+            await until(held, "the agent holds it")
+            rounds = controller.reconciles
+            await until(lambda: controller.reconciles > rounds + 2, "rounds pass")
+            assert usable() == 1, "its replica may not"
+            fresh.ready = True
+            await until(lambda: usable() == 2, "it has attached")
+
+
 async def test_a_replica_that_never_confirms_holds_keys_up_for_a_moment_only(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
