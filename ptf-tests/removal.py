@@ -45,6 +45,17 @@ def meter(name: str) -> Removal:
     return Removal("checks.p4", metered, free, ("t03_checks.MetersOfWhatHasNoProofV4",))
 
 
+def heartbeat(name: str, *tests: str) -> Removal:
+    dropped = f"meta.decided.drop_reason = drop_reason_t.HEARTBEAT_{name};"
+    return Removal("heartbeats.p4", dropped, dropped.replace(f"HEARTBEAT_{name}", "NONE"), tests)
+
+
+def own_meter(name: str) -> Removal:
+    metered = f"own_as(own_class_t.{name}, drop_reason_t.METER_{name});"
+    free = metered.replace(f"METER_{name}", "NONE")
+    return Removal("own_meters.p4", metered, free, ("t17_own_meters.OwnMeters",))
+
+
 REMOVALS = {
     "key": reason("checks.p4", "KEY_UNKNOWN", "t03_checks.KeyEpochsV4"),
     "key-usable": reason("checks.p4", "KEY_NOT_USABLE", "t03_checks.KeyEpochsV4"),
@@ -99,17 +110,65 @@ REMOVALS = {
         "meta.decided.drop_reason = drop_reason_t.NONE;",
         ("t09_icmp_errors.ErrorsAreMetered",),
     ),
-    "mark-outside": Removal(
-        "ingress.p4",
-        "if (meta.carried.checked == 1 && meta.bridged.is_remote == 0) {",
-        "if (meta.carried.checked == 1) {",
-        ("t08_remote",),
-    ),
     "heartbeat-source": Removal(
         "heartbeats.p4",
         "meta.decided.drop_reason = reason;",
         "meta.heartbeat.admitted = 1;",
         ("t05_liveness.HeartbeatsFromElsewhereV4",),
+    ),
+    # A heartbeat: its tag, its number, whom it judges, and when; the answer's tag, and that of a block in a tunnel.
+    "heartbeat-key": heartbeat("KEY", "t16_heartbeats.TagsAreChecked"),
+    "heartbeat-tag": heartbeat("TAG", "t16_heartbeats.TagsAreChecked", "t16_heartbeats.TagsFromOutsideV4"),
+    "heartbeat-replay": heartbeat(
+        "REPLAY", "t16_heartbeats.ReplaysKeepNobodyAliveV4", "t16_heartbeats.NumbersOnlyGrow"
+    ),
+    "heartbeat-incarnation": heartbeat("INCARNATION", "t16_heartbeats.NumbersOnlyGrow", "t16_heartbeats.KeysRotate"),
+    "ring": Removal(
+        "judge.p4",
+        "meta.decided.resubmit = 1;",
+        "meta.decided.resubmit = 0;",
+        ("t16_heartbeats.SilenceIsFoundWithoutTraffic", "t16_heartbeats.OneHeartbeatFindsAllOfSixtyThree"),
+    ),
+    "settle": Removal(
+        "judge.p4",
+        "if (meta.pool.settled == 1 && (last",
+        "if (meta.pool.settle != 7 && (last",
+        ("t16_heartbeats.AYoungTorGivesNoVerdict",),
+    ),
+    "answer-tag": Removal(
+        "heartbeats.p4", "answer_hash.apply(hdr, meta);", "", ("t16_heartbeats.AnswersSayWhoIsAlive",)
+    ),
+    "block-tag": Removal("ingress.p4", "block_tag.apply(hdr, meta);", "", ("t08_remote.BlocksForOutsideAreTaggedV4",)),
+    "path-mtu": Removal(
+        "forward.p4",
+        "meta.bridged.mtu = meta.bridged.path_mtu;",
+        "",
+        ("t08_remote.PathsWithASmallerMtuV4",),
+    ),
+    "own-punt": own_meter("PUNT"),
+    "own-arp": own_meter("ARP"),
+    "own-solicitation": own_meter("SOLICITATION"),
+    "own-icmp": own_meter("OWN_ICMP"),
+    "own-udp": own_meter("OWN_UDP"),
+    # One meter for all: then a flood of UDP takes what neighbours' answers need.
+    "own-classes": Removal(
+        "own_meters.p4",
+        "own_meter.apply(meta.carried.ingress_port, cell, above);",
+        "own_meter.apply(meta.carried.ingress_port, own_class_t.OWN_UDP, above);",
+        ("t17_own_meters.OwnMeters",),
+    ),
+    # Slots under a key that clients do not know.
+    "slot-key-flow": Removal(
+        "half_sip_hash.p4",
+        "hash_key.apply(meta, meta.service.slot_key0, meta.service.slot_key1);",
+        "hash_key.apply(meta, 0, 0);",
+        ("t04_choice.SlotsUnderAKeyV4",),
+    ),
+    "slot-key-block": Removal(
+        "half_sip_hash.p4",
+        "nonce_tag.apply(meta, meta.service.slot_key0, meta.service.slot_key1, tag);",
+        "nonce_tag.apply(meta, 0, 0, tag);",
+        ("t04_choice.BlocksOfEightNumbersV4",),
     ),
     "third-choice": Removal(
         "pick.p4", "(meta.carried.pick * 0x9e3779b9)[31:16]", "16w0", ("t04_choice.SurvivorsShareEvenly",)

@@ -20,6 +20,7 @@ from rivulet_wire import (
     FORMER,
     FULL,
     HAS_TOKEN,
+    HEARTBEAT_VERSION,
     INPUT,
     KINDS,
     MAX_ATTEMPT,
@@ -33,6 +34,7 @@ from rivulet_wire import (
     OPTION_LENGTH,
     PAD,
     PRIME,
+    READY,
     RST,
     SYN,
     TIME_VALID,
@@ -222,22 +224,21 @@ def _uconts(r: _Reader, count: int) -> None:
 def check_request(name: str, number_low: int, payload: bytes) -> None:
     """Raises the WireError of the first rule that a request's payload breaks."""
     r = _Reader(payload, "tor_truncated", "payload")
-    _fields(r, 6, 2, 2, 2, 2)
-    flags, reserved = _fields(r, 1, 1)
-    r.rule(flags & ~(CHECKED | TIME_VALID) == 0, "tor_flags", 14)
-    r.rule(reserved == 0, "tor_reserved", 15)
+    _fields(r, 6, 2, 2, 2)
+    flags, _, _ = _fields(r, 1, 1, 4)
+    r.rule(flags & ~(CHECKED | TIME_VALID) == 0, "tor_flags", 12)
     count, attempt, kinds = _fields(r, 1, 1, 4)
-    r.rule(count <= (0 if name == "SYN" else MAX_ENTRIES), "range_count", 16)
-    r.rule(attempt <= (0 if name in ("SYN", "NORMAL") else MAX_ATTEMPT), "attempt", 17)
-    r.rule(kinds << 2 * count & 0xFFFFFFFF == 0, "range_kinds_unused", 18)
-    r.rule(kinds & kinds >> 1 & 0x55555555 == 0, "range_kinds_unknown", 18)
+    r.rule(count <= (0 if name == "SYN" else MAX_ENTRIES), "range_count", 18)
+    r.rule(attempt <= (0 if name in ("SYN", "NORMAL") else MAX_ATTEMPT), "attempt", 19)
+    r.rule(kinds << 2 * count & 0xFFFFFFFF == 0, "range_kinds_unused", 20)
+    r.rule(kinds & kinds >> 1 & 0x55555555 == 0, "range_kinds_unknown", 20)
     if name == "SYN":
         r.rule(number_low == 0, "number_low", 0)
         r.short = "tail_truncated"
     else:
         r.short = "head_truncated"
         number = _sealed_head(r)
-        r.rule(number & 0xFFFF == number_low, "number_low", 26)
+        r.rule(number & 0xFFFF == number_low, "number_low", 28)
         _check_entries(r, count, kinds)
         r.short = "tail_truncated"
         _sealed_tail(r)
@@ -386,9 +387,7 @@ def check_heartbeat(data: bytes) -> None:
     """Raises the WireError of the first rule that a heartbeat breaks; bytes behind it are a frame's padding."""
     r = _Reader(data, "heartbeat_truncated", "heartbeat")
     version, flags, _ = _fields(r, 1, 1, 2)
-    r.rule(version == 1, "heartbeat_version", 0)
-    r.rule(flags & ~0x01 == 0, "heartbeat_flags", 1)
-    r.rule(r.uint(2) < 64, "heartbeat_replica", 4)
-    _, _, reserved = _fields(r, 2, 2, 2)
-    r.rule(reserved == 0, "heartbeat_reserved", 10)
-    r.take(4)
+    r.rule(version == HEARTBEAT_VERSION, "heartbeat_version", 0)
+    r.rule(flags & ~READY == 0, "heartbeat_flags", 1)
+    r.rule(r.uint(1) < 64, "heartbeat_replica", 4)
+    _fields(r, 1, 2, 4, 4, 4)

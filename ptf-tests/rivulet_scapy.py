@@ -21,6 +21,7 @@ import struct
 from typing import Any
 
 from rivulet_wire import (
+    ANSWER,
     CLASS_NAMES,
     CLASSES,
     CONSUMED,
@@ -31,11 +32,13 @@ from rivulet_wire import (
     HAS_TOKEN,
     HEARTBEAT_ETHERTYPE,
     HEARTBEAT_PORT,
+    HEARTBEAT_VERSION,
     INPUT,
     KINDS,
     NO_UCONT,
     OFFSET,
     OPTION_KIND,
+    READY,
     SYN,
     TOKEN,
     UCONT,
@@ -45,7 +48,6 @@ from rivulet_wire import (
 from scapy.error import Scapy_Exception
 from scapy.fields import (
     BitField,
-    ByteEnumField,
     ByteField,
     ConditionalField,
     FieldLenField,
@@ -60,6 +62,8 @@ from scapy.fields import (
     StrFixedLenField,
     StrLenField,
     XIntField,
+    XLongField,
+    XShortField,
 )
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
@@ -202,11 +206,11 @@ class DeltaContinuation(_Part):
 _TOR = [
     BitField("tor_time", 0, 48),
     ShortField("stamp_id", 0),
-    ShortField("tor_exclusions", 0),
     ShortField("tor_seal_epoch", 0),
     ShortField("tor_nonce_epoch", 0),
     ByteField("tor_flags", 0),
-    ByteField("tor_reserved", 0),
+    ByteField("tor_key_epoch", 0),
+    XIntField("tor_tag", 0),
 ]
 
 
@@ -330,19 +334,45 @@ class RivuletHeartbeat(Packet):
 
     name = "Rivulet heartbeat"
     fields_desc = [
-        ByteField("version", 1),
-        ByteEnumField("flags", 1, {0: "not ready", 1: "ready"}),
+        ByteField("version", HEARTBEAT_VERSION),
+        ByteField("flags", READY),
         ShortField("pool", 0),
-        ShortField("replica", 0),
-        ShortField("incarnation", 0),
+        ByteField("replica", 0),
+        ByteField("key_epoch", 0),
         ShortField("load", 0),
-        ShortField("reserved", 0),
+        IntField("incarnation", 0),
         IntField("sequence", 0),
+        XIntField("tag", 0),
+    ]
+
+    @classmethod
+    def dispatch_hook(cls, _pkt: bytes = b"", *_args: Any, **_kargs: Any) -> type[Packet]:
+        """An answer has a flag of its own, at the same place."""
+        return RivuletAnswer if len(_pkt) >= 2 and _pkt[1] & ANSWER else cls
+
+
+class RivuletAnswer(Packet):
+    """What the ToR answers."""
+
+    name = "Rivulet heartbeat answer"
+    fields_desc = [
+        ByteField("version", HEARTBEAT_VERSION),
+        ByteField("flags", ANSWER),
+        ShortField("pool", 0),
+        ByteField("replica", 0),
+        ByteField("key_epoch", 0),
+        XShortField("tor_id", 0),
+        IntField("incarnation", 0),
+        IntField("sequence", 0),
+        XLongField("alive", 0),
+        XLongField("plain", 0),
+        XIntField("tag", 0),
     ]
 
 
 bind_layers(Ether, RivuletHeartbeat, type=HEARTBEAT_ETHERTYPE)
 bind_layers(UDP, RivuletHeartbeat, dport=HEARTBEAT_PORT)
+bind_layers(UDP, RivuletHeartbeat, sport=HEARTBEAT_PORT)
 
 
 def option(name: str | int, number_low: int = 0) -> tuple[int, bytes]:

@@ -14,12 +14,18 @@ from typing import Any
 OPTION_KIND = 253
 OPTION_LENGTH = 8
 EX_ID = 0x5256
-VERSION = 1
+VERSION = 2
 MAX_ATTEMPT = 3
 MAX_ENTRIES = MAX_WANTS = MAX_UCONTS = MAX_GROUP = 16
 NO_UCONT = 255
 HEARTBEAT_ETHERTYPE = 0x88B5
 HEARTBEAT_PORT = 34997
+HEARTBEAT_VERSION = 2
+HEARTBEAT_LENGTH = 20
+ANSWER_LENGTH = 36
+READY, SETTLED, ANSWER = 0x01, 0x40, 0x80
+TOR_BLOCK = 18
+ENTRIES_SEEN = 4
 
 REQUEST_CLASSES = {"SYN": 0, "NORMAL": 1, "PROBE": 2, "TIMEOUT": 3, "RESTART": 4, "REKEY": 5, "CLOSE": 6}
 RESPONSE_CLASSES = {
@@ -130,6 +136,34 @@ def owner(pick: int, slots: Sequence[tuple[int, int]], candidates: int) -> int |
     members = [replica for replica in range(64) if candidates >> replica & 1]
     share = (pick * 0x9E3779B9 & _MASK) >> 16
     return members[share * len(members) >> 16] if members else None
+
+
+# --- tags -------------------------------------------------------------------------------------------
+
+
+def words_key(key: bytes) -> tuple[int, int]:
+    """The words of a key as the controller hands it out."""
+    return int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
+
+
+def tag_of(key: tuple[int, int], message: bytes) -> int:
+    """Of bytes as big-endian words."""
+    assert len(message) % 4 == 0
+    return half_sip_hash(key, *(int.from_bytes(message[at : at + 4], "big") for at in range(0, len(message), 4)))
+
+
+def with_tag(key: tuple[int, int], message: bytes) -> bytes:
+    """A heartbeat or an answer, without its tag, and that."""
+    return message + tag_of(key, message).to_bytes(4, "big")
+
+
+def block_tag(key: tuple[int, int], option: bytes, sequence: int, payload: bytes) -> int:
+    """Of the ToR block at the start of a request's payload; `option` is the TCP option, 8 bytes."""
+    message = payload[:14] + payload[18:20] + option[4:8] + payload[20:24]
+    if option[4] == REQUEST_CLASSES["SYN"]:
+        return tag_of(key, message + sequence.to_bytes(4, "big"))
+    seen = 8 * min(payload[18], ENTRIES_SEEN)
+    return tag_of(key, message + payload[24:36] + payload[44 : 44 + seen])
 
 
 # --- checksums --------------------------------------------------------------------------------------

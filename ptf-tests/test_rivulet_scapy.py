@@ -67,10 +67,11 @@ def request(r: Any) -> dict[str, Any]:
         "tor": {
             "tor_time": r.tor_time,
             "tor_id": r.stamp_id,
-            "tor_exclusions": r.tor_exclusions,
             "tor_seal_epoch": r.tor_seal_epoch,
             "tor_nonce_epoch": r.tor_nonce_epoch,
             "tor_flags": r.tor_flags,
+            "tor_key_epoch": r.tor_key_epoch,
+            "tor_tag": r.tor_tag,
         },
         "attempt": r.attempt,
         "continuation": None if syn else continuation(r),
@@ -217,9 +218,33 @@ def test_heartbeats_in_the_rack_and_from_outside() -> None:
         for p in (Ether(bytes(Ether(type=0x88B5) / raw)), Ether(bytes(Ether() / IP() / UDP(dport=34997) / raw))):
             h = p[rs.RivuletHeartbeat]
             assert bool(h.flags & 1) == v["ready"]
-            for field in ("pool", "replica", "incarnation", "load", "sequence"):
+            for field in ("pool", "replica", "key_epoch", "incarnation", "load", "sequence", "tag"):
                 assert getattr(h, field) == v[field]
             assert bytes(rs.RivuletHeartbeat(**h.fields)) == raw
+        assert wire.with_tag(wire.words_key(bytes.fromhex(VECTORS["heartbeat_key"])), raw[:-4]) == raw
+
+
+def test_answers_in_the_rack_and_to_outside() -> None:
+    for v in VECTORS["answers"]:
+        raw = bytes.fromhex(v["bytes"])
+        for p in (Ether(bytes(Ether(type=0x88B5) / raw)), Ether(bytes(Ether() / IP() / UDP(sport=34997) / raw))):
+            a = p[rs.RivuletAnswer]
+            assert bool(a.flags & 0x40) == v["settled"]
+            for field in ("pool", "replica", "key_epoch", "tor_id", "incarnation", "sequence", "tag"):
+                assert getattr(a, field) == v[field]
+            assert (a.alive, a.plain) == (int(v["alive"], 16), int(v["plain"], 16))
+            assert bytes(rs.RivuletAnswer(**a.fields)) == raw
+        assert wire.with_tag(wire.words_key(bytes.fromhex(VECTORS["heartbeat_key"])), raw[:-4]) == raw
+
+
+def test_tags_of_tor_blocks() -> None:
+    key = wire.words_key(bytes.fromhex(VECTORS["block_key"]))
+    frames = {packet["name"]: bytes.fromhex(packet["frame"]) for packet in VECTORS["packets"]}
+    assert len(VECTORS["block_tags"]) >= 20
+    for name, tag in VECTORS["block_tags"]:
+        segment = Ether(frames[name])[TCP]
+        raw = bytes(segment)
+        assert wire.block_tag(key, raw[20:28], segment.seq, raw[4 * segment.dataofs :]) == tag, name
 
 
 def test_broken_heartbeats() -> None:

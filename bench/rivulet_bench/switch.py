@@ -56,7 +56,7 @@ ENGINE = REPOSITORY / "switch" / "engine"
 TOR = REPOSITORY / "p4src" / "build"
 TEMPLATES = 100
 """Requests with proofs of their own; each is sent with 65,536 numbers. The first is kept for the test of the checks."""
-COUNT_FIELDS = ("--count-at", "60,90", "--checksum-at", "50")
+COUNT_FIELDS = ("--count-at", "60,92", "--checksum-at", "50")
 """The number's low half in the option and in the continuation, and TCP's checksum, in an untagged IPv4 frame."""
 WAIT_S = 1.0
 """From the start of a switch until its clock is past the time that the requests carry."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from .keys import Kind
+from .keys import RACK_RING, Kind
 from .pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
 
 log = logging.getLogger("rivulet.agents")
@@ -61,7 +61,7 @@ class Agent:
             for service in update.services
             for kind, keys in ((Kind.SEAL, service.seal_keys), (Kind.NONCE, service.nonce_keys))
             for key in keys
-        )
+        ) | frozenset((RACK_RING, Kind.TOR, key.epoch) for service in update.services for key in service.tor_keys)
         self._sent[update.version] = held
         if len(self._sent) > SENT_KEPT:
             del self._sent[min(self._sent)]

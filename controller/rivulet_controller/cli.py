@@ -167,12 +167,12 @@ def weight(replica: Replica, value: Annotated[str, typer.Argument(help="0 to 256
 @keys_app.command()
 def rotate(
     service: Annotated[str, typer.Argument(help="name of the service")],
-    kind: Annotated[str, typer.Option(help="seal, nonce or both")] = "both",
+    kind: Annotated[str, typer.Option(help="seal, nonce, both, or tor: what replicas share with ToRs")] = "both",
 ) -> None:
     """Makes new keys now; the old ones stay accepted while anything needs them."""
-    kinds = {"both": ["seal", "nonce"], "seal": ["seal"], "nonce": ["nonce"]}.get(kind)
-    if kinds is None:
-        raise typer.BadParameter("--kind is seal, nonce or both")
+    kinds = {"both": ["seal", "nonce"]}.get(kind, [kind])
+    if kind not in ("both", "seal", "nonce", "tor"):
+        raise typer.BadParameter("--kind is seal, nonce, both or tor")
     _client().post(f"/api/services/{service}/rotate", {"kinds": kinds})
     console.print(f"{service}: new {' and '.join(kinds)} keys are on their way")
 

@@ -115,6 +115,30 @@ class ServerTls(_Model):
     key: Path
 
 
+PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class OwnMeters(_Model):
+    """Most packets a second, of each port, of what is for the ToR itself or for the controller; null: unlimited.
+
+    A flood of one kind takes nothing from the others.
+    """
+
+    punt: PacketRate | None = Field(default=100, description="EtherTypes that the controller wants to see")
+    neighbour: PacketRate | None = Field(default=500, description="ARP replies and neighbour advertisements")
+    arp: PacketRate | None = Field(default=1000, description="ARP requests, answered by the ToR")
+    solicitation: PacketRate | None = Field(default=1000, description="neighbour solicitations, answered by the ToR")
+    echo: PacketRate | None = Field(default=1000, description="answered by the ToR")
+    own_icmp: PacketRate | None = Field(default=50, description="what routers say about the ToR's tunnels")
+    own_udp: PacketRate | None = 50
+    own_other: PacketRate | None = 50
+
+    def of_classes(self) -> dict[str, int]:
+        """Those that have a limit, by the member of `own_class_t`."""
+        rates: dict[str, int | None] = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+
 class SwitchConfig(_Model):
     """A ToR: where its P4Runtime server listens and what stands around it."""
 
@@ -130,6 +154,13 @@ class SwitchConfig(_Model):
     routes: tuple[Route, ...] = ()
     take_over: bool = Field(default=False, description="replace a foreign program that the switch runs")
     tls: Tls | None = Field(default=None, description="of the P4Runtime session, since nonce keys cross it")
+    own_meters: OwnMeters = OwnMeters()
+    link_mbps: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="of all links to clients together: told if the sketch is small for it",
+    )
     pipeline: Path | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
 
     def untagged_vlan(self, port: int) -> int:
@@ -182,9 +213,6 @@ class Checks(_Model):
         default="pass",
         description="what the switch cannot judge: goes on with the mark cleared, or is dropped",
     )
-
-
-PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class Meters(_Model):
@@ -243,6 +271,7 @@ class Keys(_Model):
 
     seal_rotation: Seconds = 3600.0
     nonce_rotation: Seconds = 1800.0
+    tor_rotation: Seconds = Field(default=86400.0, ge=60.0, description="of what replicas and ToRs share")
     horizon: Seconds = 4.0
     resume: Seconds = 86400.0
 
@@ -327,6 +356,10 @@ class Etcd(_Model):
         return self
 
 
+SKETCH_MBPS = 769
+"""What the replay sketch judges: 62,500 requests a second, one for each full frame of 1,538 bytes on the wire."""
+
+
 class Config(_Model):
     """The whole description."""
 
@@ -338,6 +371,21 @@ class Config(_Model):
     listen: Listen = Listen()
     state: Path = Path("/var/lib/rivulet/controller.db")
     etcd: Etcd | None = Field(default=None, description="instead of the state file, for several controllers")
+
+    @model_validator(mode="after")
+    def _sketches(self) -> Config:
+        wide = self.wider_than_the_sketch()
+        strict = next((s.name for s in self.services if s.checks.replay != "off" and s.checks.unjudged == "drop"), None)
+        if wide and strict is not None:
+            raise ValueError(
+                f"link_mbps: the replay sketch judges {SKETCH_MBPS} Mb/s and {wide[0].name} has {wide[0].link_mbps}, so"
+                f" service {strict} with `unjudged: drop` would lose good requests: say `unjudged: pass`"
+            )
+        return self
+
+    def wider_than_the_sketch(self) -> list[SwitchConfig]:
+        """Switches whose links bring more requests than their sketch judges."""
+        return [s for s in self.switches if s.link_mbps is not None and s.link_mbps > SKETCH_MBPS]
 
     def replica(self, name: str) -> Replica:
         """The replica of that name; KeyError if there is none (validation has made sure of references)."""

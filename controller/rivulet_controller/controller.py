@@ -11,16 +11,17 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .agents import Agent, AgentServer
 from .chronicle import Chronicle
 from .clock import SteadyClock
-from .config import Config, Service
+from .config import SKETCH_MBPS, Config
 from .desired import Numbers
-from .fleet import LOOK_S, Fleet, Rack
+from .entry import Entry
+from .fleet import LOOK_S, Fleet, Rack, SwitchState
 from .health import ReplicaView
-from .keys import KeyRing, Kind, Lives
+from .keys import RACK_RING, SERVICE_KINDS, KeyRing, Kind, Lives
 from .local import with_local_parts
 from .lookout import Lookout
 from .names import NamesError
@@ -279,6 +280,9 @@ class Controller:
                 given = state.given.get(service.name)
                 fresh = KeyRing().tick(self.clock.now(), self.lives(), lambda kind, epoch: False, given=given)
                 state.set_ring(service.name, fresh)
+        if RACK_RING not in state.rings:
+            fresh = KeyRing().tick(self.clock.now(), self.lives(), lambda kind, epoch: False, kinds=(Kind.TOR,))
+            state.set_ring(RACK_RING, fresh)
         lines = {}
         for place in config.switches:
             switch = self.fleet.switches.get(place.name)
@@ -296,6 +300,11 @@ class Controller:
             for service in config.services:
                 for cell in service.meters.of_classes():
                     names.value("service_meter_t", cell.upper())
+        for switch in config.wider_than_the_sketch():
+            log.warning(
+                "switch %s: links of %d Mb/s bring more than the replay sketch judges (%d Mb/s); hosts judge the rest",
+                switch.name, switch.link_mbps, SKETCH_MBPS,
+            )  # fmt: skip
         self._rack.numbers = number(config, self.state)
         assign(config, self.state, self._rack.numbers)
 
@@ -334,10 +343,12 @@ class Controller:
         self._spare()
 
     def rotate(self, service: str, kinds: frozenset[Kind]) -> None:
-        """Makes new keys of a service now, whatever their age. Raises KeyError."""
+        """Makes new keys of a service now, or those between all replicas and ToRs. Raises KeyError."""
         if not any(s.name == service for s in self.config.services):
             raise KeyError(f"there is no service {service!r}")
-        self._rotate.setdefault(service, set()).update(kinds)
+        self._rotate.setdefault(service, set()).update(kinds & {*SERVICE_KINDS})
+        if Kind.TOR in kinds:
+            self._rotate.setdefault(RACK_RING, set()).add(Kind.TOR)
         self.wake()
 
     def view(self, replica: str) -> ReplicaView:
@@ -362,7 +373,7 @@ class Controller:
     def lives(self) -> Lives:
         """How long keys live, by the configuration in force."""
         keys = self.config.keys
-        return Lives(keys.seal_rotation, keys.nonce_rotation, keys.resume, keys.horizon)
+        return Lives(keys.seal_rotation, keys.nonce_rotation, keys.resume, keys.horizon, keys.tor_rotation)
 
     def _next_time(self) -> float:
         lives = self.lives()
@@ -395,10 +406,23 @@ class Controller:
             ring = self.state.rings.get(service.name, KeyRing())
             wanted = frozenset(self._rotate.pop(service.name, ()))
             given = self.state.given.get(service.name)
-            self.state.set_ring(service.name, ring.tick(now, lives, self._held(service, ring, now), wanted, given))
+            match = {"service": self._rack.numbers.services[service.name]}
+            held = self._held(service.name, service.replicas, match, ring, now)
+            self.state.set_ring(service.name, ring.tick(now, lives, held, wanted, given))
+        ring, given = self.state.rings.get(RACK_RING, KeyRing()), self.state.given.get(RACK_RING)
+        wanted = frozenset(self._rotate.pop(RACK_RING, ()))
+        serving = {name: None for service in self.config.services for name in service.replicas}
+        there = tuple(r.name for r in self.config.replicas if r.name in serving and not r.maintenance)
+        held = self._held(RACK_RING, there, None, ring, now)
+        self.state.set_ring(RACK_RING, ring.tick(now, lives, held, wanted, given, (Kind.TOR,)))
 
-    def _held(self, service: Service, ring: KeyRing, now: float) -> Callable[[Kind, int], bool]:
-        """Whether all that must hold a key do: every ToR that can be reached, every replica that can be."""
+    def _held(
+        self, owner: str, replicas: Iterable[str], service: dict[str, int] | None, ring: KeyRing, now: float
+    ) -> Callable[[Kind, int], bool]:
+        """Whether all that must hold a key do: every ToR that can be reached, every replica that can be.
+
+        `service` is the key of the service in tables; None: keys of the ring that replicas and ToRs share.
+        """
         created = {(key.kind, key.epoch): key.created for key in ring.keys}
 
         def held(kind: Kind, epoch: int) -> bool:
@@ -410,25 +434,40 @@ class Controller:
             first = ring.usable(kind) is None
             unseen = float("-inf") if first else self._began
             holders = 0
-            for name in service.replicas:
+            for name in replicas:
                 agent = self.agents.agents.get(name)
-                if agent is not None and (service.name, kind, epoch) in agent.held and (first or agent.serves()):
+                if agent is not None and (owner, kind, epoch) in agent.held and (first or agent.serves()):
                     holders += 1
                 elif (age if agent is not None else clock - self._gone.get(name, unseen)) < AGENT_PATIENCE_S:
                     return False
             if not holders:
                 return False
-            match = (("nonce_epoch", epoch), ("service", self._rack.numbers.services[service.name]))
             for switch in self.fleet.switches.values():
                 if not switch.link.connected:
                     # It goes on stamping what is usable now, of either kind.
                     if clock - switch.lost_at < SWITCH_PATIENCE_S:
                         return False
-                elif kind is Kind.NONCE and not switch.link.has_key(("entry", "nonce_keys", match, 0, False)):
+                elif not self._holds(switch, kind, epoch, service):
                     return False
             return True
 
         return held
+
+    def _holds(self, switch: SwitchState, kind: Kind, epoch: int, service: dict[str, int] | None) -> bool:
+        """Whether a switch that is connected has the rows of a key; a seal key has none."""
+        if kind is Kind.NONCE and service is not None:
+            match = tuple(sorted({"nonce_epoch": epoch, **service}.items()))
+            return switch.link.has_key(("entry", "nonce_keys", match, 0, False))
+        if kind is Kind.TOR:
+            fragments = self.fleet.fragments(switch.link.config.name)
+            return fragments is not None and all(
+                switch.link.has_key(item.key)
+                for name, fragment in fragments.items()
+                if name.startswith("pool ")
+                for item in fragment
+                if isinstance(item, Entry) and ("key_epoch", epoch & 0xFF) in item.match
+            )
+        return True
 
     # Agents
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from .config import Config, Keys, Replica, Service, SwitchConfig
 from .entry import Digest, Item, Meter, Multicast, default, entry
-from .keys import KeyRing, Kind, State, derived, words
+from .keys import RACK_RING, KeyRing, Kind, State, TorKeys, derived, words
 from .l2 import Hop, Learned, address_int, hop_name, l2, mac_int, next_hops, routes
 from .names import Names
 from .slots import drained, round_robin
@@ -22,7 +22,7 @@ from .state import Pairs
 ORDER = (
     "tor", "vlan_members", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
     "next_hops", "neighbours", "routes",
-    "pools", "replicas", "encapsulations", "heartbeat_sources", "second_chances", "slots",
+    "pools", "replicas", "encapsulations", "heartbeat_keys", "heartbeat_sources", "second_chances", "slots",
     "nonce_keys", "service_checks", "service_config", "services", "addresses",
 )  # fmt: skip
 """Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
@@ -40,6 +40,9 @@ EVENT_RATE = 100
 
 TOO_BIG_RATE = 100
 """ICMP too-big answers a second and port."""
+
+SETTLE_HEARTBEATS = 3
+"""Heartbeats beside the bound that a ToR which does not know a pool yet waits for before it calls anybody silent."""
 
 TUNNEL_OVERHEAD = {("ip_in_ip", 4): 20, ("ip_in_ip", 6): 40, ("gue", 4): 32, ("gue", 6): 52}
 """Bytes that a tunnel adds, by kind and IP version of the outer header."""
@@ -95,6 +98,8 @@ def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
         yield _rate("event_meter", names.value("event_kind_t", kind), EVENT_RATE)
     for port in switch.ports:
         yield _rate("too_big_meter", port, TOO_BIG_RATE)
+        for kind, rate in switch.own_meters.of_classes().items():
+            yield _rate("own_meter", port * 8 + names.value("own_class_t", kind.upper()), rate)
     yield Digest(names.digest)
 
 
@@ -124,25 +129,42 @@ class Member:
     mac: str
     """Where it is in the rack; of no meaning for a remote one."""
     remote: bool
+    keys: tuple[TorKeys, ...]
+    path_mtu: int
+    """What routers say that its tunnel takes; 0 if none said."""
 
 
 @lru_cache(maxsize=4096)
 def _pool(
-    number: int, members: tuple[Member, ...], bound_us: int, readmitted: tuple[int, ...], switch: SwitchConfig
+    number: int,
+    members: tuple[Member, ...],
+    bound_us: int,
+    settle_us: int,
+    readmitted: tuple[int, ...],
+    switch: SwitchConfig,
 ) -> Fragment:
     items: list[Item] = []
     group = COPIES_GROUPS + number
     items.append(Multicast(group, tuple((m.port, m.index) for m in sorted(members, key=lambda m: (m.port, m.index)))))
     bitmap = sum(1 << m.index for m in members)
     items.append(
-        entry("pools", {"pool": number}, "set_pool", {"members": bitmap, "bound": bound_us, "copies_group": group})
+        entry(
+            "pools",
+            {"pool": number},
+            "set_pool",
+            {"members": bitmap, "bound": bound_us, "settle": min(settle_us, 0xFFFF_FFFF), "copies_group": group},
+        )
     )
     for member, again in zip(members, readmitted, strict=True):
         replica = member.replica
         key = {"pool": number, "replica": member.index}
         if member.remote:
             overhead = TUNNEL_OVERHEAD[replica.tunnel, replica.ip.version]
-            items.append(entry("replicas", key, "remote", {"next_hop": member.hop, "overhead": overhead}))
+            usable = next((k for k in member.keys if k.usable), None)
+            block_key0, block_key1 = words(usable.block) if usable else (0, 0)
+            tunnel = {"next_hop": member.hop, "overhead": overhead, "path_mtu": member.path_mtu}
+            tag = {"key_epoch": _low(usable.epoch) if usable else 0, "block_key0": block_key0, "block_key1": block_key1}
+            items.append(entry("replicas", key, "remote", tunnel | tag))
             source = next(a for a in switch.addresses if a.version == replica.ip.version)
             items.append(
                 entry(
@@ -157,6 +179,17 @@ def _pool(
             items.append(entry("encapsulations", key, "to_rack", {"next_hop": member.hop}))
             source_key = {"pool": number, "ingress_port": member.port, "mac": mac_int(member.mac)}
             items.append(entry("second_chances", source_key, "handed_on_by", {"replica": member.index}))
+        # Of two epochs with the same low half, which are 256 apart, the newer.
+        for tor_key in {_low(k.epoch): k for k in member.keys}.values():
+            k0, k1 = words(tor_key.heartbeat)
+            items.append(
+                entry(
+                    "heartbeat_keys",
+                    {**key, "key_epoch": _low(tor_key.epoch)},
+                    "set_heartbeat_key",
+                    {"k0": k0, "k1": k1, "newest": int(tor_key.newest)},
+                )
+            )
         source_value = address_int(replica.ip) if member.remote else mac_int(member.mac)
         items.append(
             entry(
@@ -169,8 +202,19 @@ def _pool(
     return tuple(items)
 
 
+def _low(epoch: int) -> int:
+    """What is on the wire of an epoch of the keys shared with ToRs."""
+    return epoch & 0xFF
+
+
 def _members(
-    config: Config, switch: SwitchConfig, service: Service, numbers: Numbers, hops: Mapping[str, Hop]
+    config: Config,
+    switch: SwitchConfig,
+    service: Service,
+    numbers: Numbers,
+    hops: Mapping[str, Hop],
+    ring: KeyRing,
+    path_mtus: Mapping[str, int],
 ) -> tuple[Member, ...]:
     """Who is in a service's pool, as this switch reaches them.
 
@@ -182,17 +226,19 @@ def _members(
         replica = by_name[name]
         if replica.maintenance:
             continue
+        keys = ring.tor_keys(service.pool_name, name)
         if replica.switch == switch.name:
             hop = hop_name(switch, replica)
             mac = hops[hop].mac
             if mac is not None:
                 number = numbers.next_hops[switch.name][hop]
-                members.append(Member(index, replica, number, replica.port, mac, remote=False))
+                members.append(Member(index, replica, number, replica.port, mac, False, keys, 0))
         else:
             route = max((r for r in switch.routes if replica.ip in r.prefix), key=lambda r: r.prefix.prefixlen)
             host = next(h for h in switch.hosts if h.ip == route.via)
             number = numbers.next_hops[switch.name][hop_name(switch, host)]
-            members.append(Member(index, replica, number, host.port, "", remote=True))
+            path_mtu = path_mtus.get(str(replica.ip), 0)
+            members.append(Member(index, replica, number, host.port, "", True, keys, path_mtu))
     return tuple(members)
 
 
@@ -304,12 +350,14 @@ def desired(
     readmitted: Mapping[tuple[int, int], int],
     learned: frozenset[Learned] = frozenset(),
     found: Mapping[str, str] = MappingProxyType({}),
+    path_mtus: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Fragment]:
     """Everything that one switch should hold, by fragment.
 
     `weights` are the replicas' weights in force; `readmitted` holds, by (pool, replica) numbers, the exclusions after
     which a replica takes plain TCP again; `learned` are sources that events told of, `found` MAC addresses by next hop
-    that the configuration does not give. A service without a nonce key is left out: it is not live before its keys.
+    that the configuration does not give, `path_mtus` what tunnels take, by replica's address. A service without a nonce
+    key is left out: it is not live before its keys.
     """
     hops = next_hops(config, switch, found)
     live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
@@ -324,10 +372,12 @@ def desired(
     for service in config.services:
         pool, number = numbers.pools[service.pool_name], numbers.services[service.name]
         if service.pool_name not in indices:
-            members = _members(config, switch, service, numbers, hops)
+            ring = rings.get(RACK_RING, KeyRing())
+            members = _members(config, switch, service, numbers, hops, ring, path_mtus)
             again = tuple(readmitted.get((pool, m.index), 0) for m in members)
             bound = round(service.liveness * 1e6)
-            fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, again, switch)
+            settle = bound + round(SETTLE_HEARTBEATS * service.heartbeat * 1e6)
+            fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, settle, again, switch)
             indices[service.pool_name] = {m.index: weights[m.replica.name] for m in members}
             leaving[service.pool_name] = frozenset(m.index for m in members if m.replica.name in draining)
         by_index, away = indices[service.pool_name], leaving[service.pool_name]

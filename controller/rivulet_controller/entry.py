@@ -16,7 +16,20 @@ MatchValue = int | tuple[int, int]
 """Exact and optional: an integer. LPM: (value, prefix length). Ternary: (value, mask). Range: (low, high)."""
 
 
-SECRET_PARAMS = frozenset({"k0", "k1", "k0_prime", "k1_prime", "sketch_key0", "sketch_key1", "slot_key0", "slot_key1"})
+SECRET_PARAMS = frozenset(
+    {
+        "k0",
+        "k1",
+        "k0_prime",
+        "k1_prime",
+        "sketch_key0",
+        "sketch_key1",
+        "slot_key0",
+        "slot_key1",
+        "block_key0",
+        "block_key1",
+    }
+)
 """Action parameters that are keys: never printed."""
 
 

@@ -18,13 +18,14 @@ from typing import Any
 
 from .agents import Agent
 from .clock import OffsetEstimate, RackClock
-from .config import Config, SwitchConfig, is_local
+from .config import Config, IPAddress, SwitchConfig, is_local
 from .desired import Fragment, Numbers, Tor, desired, tor_of
 from .entry import Entry
 from .health import Health
 from .l2 import hop_name
 from .names import Names
 from .neighbours import Neighbours, answer, asker, question
+from .paths import Paths, too_big
 from .placing import weights
 from .sources import Sources
 from .state import State
@@ -81,6 +82,7 @@ class SwitchState:
     """The same once the row says it, with the ready heartbeats counted by then."""
     sources: Sources = field(default_factory=Sources)
     neighbours: Neighbours = field(default_factory=Neighbours)
+    paths: Paths = field(default_factory=Paths)
     sequence: int | None = None
     holds: bool = False
     """Whether it took all that it was told in this session."""
@@ -230,6 +232,7 @@ class Fleet:
             switch.readmitted,
             switch.sources.learned(),
             self._found(rack, place, switch),
+            switch.paths.mtus(),
         )
 
     def _found(self, rack: Rack, place: SwitchConfig, switch: SwitchState) -> dict[str, str]:
@@ -398,12 +401,25 @@ class Fleet:
     def _packet(self, link: SwitchLink, frame: bytes, metadata: dict[str, int]) -> None:
         """A frame that a switch hands over: an answer of a neighbour, or nothing to us."""
         switch, heard = self._state_of(link), answer(frame)
-        if switch is None or heard is None:
+        if switch is None:
+            return
+        if heard is None:
+            found = too_big(frame)
+            ours = found is not None and self._path(switch, found.source, found.destination)
+            if found is not None and ours and switch.paths.learn(found, time.monotonic()):
+                log.info("switch %s: the path to %s takes %d bytes", link.config.name, found.destination, found.mtu)
+                self._wake()
             return
         port, vlan = metadata.get("ingress_port", 0), metadata.get("vlan", 0)
         if switch.neighbours.hear(heard, port, vlan, time.monotonic()):
             log.info("switch %s: %s is at %s behind port %d", link.config.name, heard.ip, heard.mac, port)
             self._wake()
+
+    def _path(self, switch: SwitchState, source: IPAddress, destination: IPAddress) -> bool:
+        """Whether a switch sends tunnels from one address to the other."""
+        here = switch.link.config
+        beyond = (r.ip for r in self.rack.config.replicas if r.switch != here.name)
+        return source in here.addresses and destination in beyond
 
     async def _ask(self, switch: SwitchState) -> None:
         """Asks for neighbours whose time has come."""
@@ -426,7 +442,7 @@ class Fleet:
         if not switch.link.connected or switch.tor is None:
             return
         switch.lost_at = time.monotonic()
-        if switch.sources.age(time.monotonic()):
+        if switch.sources.age(time.monotonic()) | switch.paths.age(time.monotonic()):
             self._wake()
         await self._ask(switch)
         await self._look(switch, self._agents())

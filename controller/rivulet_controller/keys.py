@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 EPOCH_MAX = 0xFFFF
@@ -28,10 +28,11 @@ WITHDRAWN_S = 1.0
 
 
 class Kind(enum.StrEnum):
-    """The two kinds of key that rotate."""
+    """The kinds of key that rotate: two of each service, and one between each replica and the ToRs."""
 
     SEAL = "seal"
     NONCE = "nonce"
+    TOR = "tor"
 
 
 class State(enum.StrEnum):
@@ -43,8 +44,12 @@ class State(enum.StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32}
-"""Seal: the KDF's master. Nonce: K (8), K' (8), opening key (16), drawn independently in one go."""
+SERVICE_KINDS = (Kind.SEAL, Kind.NONCE)
+RACK_RING = "/tor"
+"""Name of the one ring of kind TOR; no service has such a name. Each replica's keys are derived from it."""
+
+SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32, Kind.TOR: 32}
+"""Seal: the KDF's master. Nonce: K (8), K' (8), opening key (16), drawn independently in one go. ToR: see `TorKeys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,18 @@ def derived(secret: bytes, purpose: str, name: str) -> bytes:
     return hashlib.blake2s(name.encode(), key=secret, person=purpose.encode(), digest_size=8).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class TorKeys:
+    """What one replica shares with the ToRs in one epoch, HalfSipHash keys of 8 bytes."""
+
+    epoch: int
+    heartbeat: bytes = field(repr=False)
+    block: bytes = field(repr=False)
+    newest: bool
+    """No key that replicas use is newer."""
+    usable: bool
+
+
 def words(key: bytes) -> tuple[int, int]:
     """The two words of a HalfSipHash key, as tables take them."""
     return int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
@@ -97,14 +114,18 @@ class Lives:
     nonce_rotation: float
     resume: float
     horizon: float
+    tor_rotation: float = 86400.0
 
     def rotation(self, kind: Kind) -> float:
         """Age at which a usable key gets a successor."""
-        return self.seal_rotation if kind is Kind.SEAL else self.nonce_rotation
+        rotations = {Kind.SEAL: self.seal_rotation, Kind.NONCE: self.nonce_rotation, Kind.TOR: self.tor_rotation}
+        return rotations[kind]
 
     def linger(self, kind: Kind) -> float:
         """How long a retired key is still accepted."""
-        return (self.resume if kind is Kind.SEAL else self.horizon) + CONFIRM_MARGIN_S
+        # A replica that cannot reach the controller goes on with the key of heartbeats that it has.
+        lives = {Kind.SEAL: self.resume, Kind.NONCE: self.horizon, Kind.TOR: self.tor_rotation}
+        return lives[kind] + CONFIRM_MARGIN_S
 
 
 def _aged(key: Key, now: float, lives: Lives) -> Key | None:
@@ -129,6 +150,21 @@ class KeyRing:
     def accepted(self, kind: Kind) -> tuple[Key, ...]:
         """The keys of one kind that replicas hold, oldest first."""
         return tuple(key for key in self.keys if key.kind is kind and key.state is not State.WITHDRAWN)
+
+    def tor_keys(self, pool: str, replica: str) -> tuple[TorKeys, ...]:
+        """What a replica of a pool shares with the ToRs, oldest first; of the ring of kind TOR."""
+        place = f"{pool}/{replica}"
+        usable = self.usable(Kind.TOR)
+        return tuple(
+            TorKeys(
+                key.epoch,
+                derived(key.secret, "beat", place),
+                derived(key.secret, "block", place),
+                key.state in (State.ACCEPTED, State.USABLE),
+                key is usable,
+            )
+            for key in self.accepted(Kind.TOR)
+        )
 
     def newest(self) -> float:
         """The latest time that any key carries; 0 without keys."""
@@ -157,6 +193,7 @@ class KeyRing:
         held_everywhere: Callable[[Kind, int], bool],
         rotate_now: frozenset[Kind] = frozenset(),
         given: Mapping[Kind, int] | None = None,
+        kinds: Sequence[Kind] = SERVICE_KINDS,
     ) -> KeyRing:
         """The ring one step on. `held_everywhere` says whether ToRs and live replicas hold an epoch.
 
@@ -167,7 +204,7 @@ class KeyRing:
         retired key's time starts again, so that nothing is withdrawn early.
         """
         ring: list[Key] = []
-        for kind in Kind:
+        for kind in kinds:
             keys = list(self.of(kind))
             keys = [replace(key, since=now) if key.state is State.RETIRED and key.since > now else key for key in keys]
             pending = next((key for key in keys if key.state is State.ACCEPTED), None)

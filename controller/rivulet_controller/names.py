@@ -16,7 +16,16 @@ from finsy.proto import p4i
 from google.protobuf import text_format
 
 ENUMS = frozenset(
-    {"check_mode_t", "drop_reason_t", "event_kind_t", "outcome_t", "policy_t", "punt_reason_t", "service_meter_t"}
+    {
+        "check_mode_t",
+        "drop_reason_t",
+        "event_kind_t",
+        "outcome_t",
+        "own_class_t",
+        "policy_t",
+        "punt_reason_t",
+        "service_meter_t",
+    }
 )
 """Enumerations that the controller uses."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from .keys import Key, KeyRing, Kind
+from .keys import RACK_RING, Key, KeyRing, Kind
 from .keys import State as KeyState
 
 Value = TypeVar("Value")
@@ -195,7 +195,7 @@ class State:
 
     def forget_services(self, live: Iterable[str]) -> None:
         """Drops keys and slots of services that are no more."""
-        keep = set(live)
+        keep = {*live, RACK_RING}
         for name in [n for n in self.rings if n not in keep]:
             del self.rings[name]
             self._changes[f"keys/{name}"] = None

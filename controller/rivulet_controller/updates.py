@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from .config import Config, Service
 from .desired import Numbers, slot_key
-from .keys import KeyRing, Kind
+from .keys import RACK_RING, KeyRing, Kind
 from .l2 import mac_int
 from .pb.rivulet.agent.v1 import agent_pb2
 from .slots import drained
@@ -38,6 +38,7 @@ def update(
             continue
         ring = rings.get(service.name, KeyRing())
         seal, nonce = ring.usable(Kind.SEAL), ring.usable(Kind.NONCE)
+        tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)
         message.services.add(
             id=numbers.services[service.name],
             name=service.name,
@@ -59,6 +60,8 @@ def update(
             usable_nonce_epoch=nonce.epoch if nonce else 0,
             horizon_us=round(config.keys.horizon * 1e6),
             tunnels=[agent_pb2.Tunnel(local=place.ip.packed, tor=other.packed) for other in others],
+            tor_keys=[agent_pb2.TorKey(epoch=k.epoch, heartbeat=k.heartbeat, block=k.block) for k in tor_keys],
+            usable_tor_epoch=next((k.epoch for k in tor_keys if k.usable), 0),
             slot_key=slot_key(numbers, service),
             slots=bytes(index for pair in _slots(config, service, numbers, slots, draining) for index in pair),
         )

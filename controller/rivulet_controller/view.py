@@ -10,7 +10,7 @@ from typing import Any
 
 from .config import Service
 from .controller import Controller
-from .keys import KeyRing, Kind
+from .keys import RACK_RING, KeyRing, Kind
 from .keys import State as KeyState
 
 EVENTS_SHOWN = 25
@@ -149,10 +149,11 @@ def services(controller: Controller, most: int | None = None) -> list[dict[str, 
 
 def _keys(controller: Controller, service: Service) -> dict[str, dict[str, Any]]:
     """By kind: the usable epoch, how old it is, in how many seconds it gets a successor, and one on its way."""
-    ring = controller.state.rings.get(service.name, KeyRing())
+    rings = controller.state.rings
     now, lives = controller.clock.now(), controller.lives()
     found = {}
     for kind in Kind:
+        ring = rings.get(RACK_RING if kind is Kind.TOR else service.name, KeyRing())
         usable, accepted = ring.usable(kind), ring.accepted(kind)
         pending = accepted[-1].epoch if accepted and accepted[-1].state is KeyState.ACCEPTED else 0
         found[kind.value] = {

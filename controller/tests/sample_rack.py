@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rivulet_controller.config import Config
@@ -58,6 +59,17 @@ def held(kind: Kind, epoch: int) -> bool:
     return True
 
 
+def numbers_of(rack: Config, state: State) -> Numbers:
+    """The numbers of names, as a state has them."""
+    return Numbers(
+        state.number("service", (s.name for s in rack.services), 1, 4095),
+        state.number("pool", (s.pool_name for s in rack.services), 0, 1023),
+        {s.pool_name: state.number(f"pool {s.pool_name}", s.replicas, 0, 63) for s in rack.services},
+        {s.name: state.number(f"next_hop {s.name}", next_hops(rack, s), 1, 65535) for s in rack.switches},
+        bytes(range(32)),
+    )
+
+
 def fragments(
     rack: Config,
     switch: str = "tor1",
@@ -67,18 +79,13 @@ def fragments(
     keys: bool = True,
     state: State | None = None,
     learned: frozenset[Learned] = frozenset(),
+    path_mtus: Mapping[str, int] | None = None,
 ) -> dict[str, Fragment]:
     """What a switch should hold, with fresh numbers, slots and usable keys."""
     state = state or State()
     weights = {r.name: r.weight for r in rack.replicas}
-    replicas = {s.pool_name: state.number(f"pool {s.pool_name}", s.replicas, 0, 63) for s in rack.services}
-    numbers = Numbers(
-        state.number("service", (s.name for s in rack.services), 1, 4095),
-        state.number("pool", (s.pool_name for s in rack.services), 0, 1023),
-        replicas,
-        {s.name: state.number(f"next_hop {s.name}", next_hops(rack, s), 1, 65535) for s in rack.switches},
-        bytes(range(32)),
-    )
+    numbers = numbers_of(rack, state)
+    replicas = numbers.replicas
     for service in rack.services:
         if keys and service.name not in state.rings:
             state.set_ring(service.name, KeyRing().tick(1.0, LIVES, held).tick(1.0, LIVES, held))
@@ -96,6 +103,7 @@ def fragments(
         draining,
         {},
         learned,
+        path_mtus=path_mtus or {},
     )
 
 

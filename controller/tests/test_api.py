@@ -155,7 +155,9 @@ async def test_plan_tells_and_apply_does(tmp_path: Path) -> None:
         before = switch.lines()
         changed = rack(switch).replace("liveness: 20ms", "liveness: 25ms")
         planned = (await client.post("/api/plan", content=changed, headers=ME)).json()
-        assert planned == {"tor1": ["~ pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7)"]}
+        assert planned == {
+            "tor1": ["~ pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7, settle=0x7918)"]
+        }
         more = rack(switch) + "  - {name: new, addresses: [10.9.0.7], port: 80, replicas: [r1], slots: 2}\n"
         planned = (await client.post("/api/plan", content=more, headers=ME)).json()["tor1"]
         assert {line[0] for line in planned if "meter" not in line} == {"+"}

@@ -70,6 +70,17 @@ def test_mistakes_name_line_and_field(old: str, new: str, line: int, words: str)
         assert any(problem.startswith(f"rack.yaml:{line}: ") for problem in found), found
 
 
+def test_links_that_bring_more_than_the_sketch_judges() -> None:
+    fast = GOOD.replace("    ports:", "    link_mbps: 1000\n    ports:")
+    assert [s.name for s in parse(fast).wider_than_the_sketch()] == ["tor1"], "hosts judge the rest"
+    assert parse(fast.replace("1000", "769")).wider_than_the_sketch() == parse(GOOD).wider_than_the_sketch() == []
+    strict = fast.replace("    liveness: 20ms", "    liveness: 20ms\n    checks: {unjudged: drop}")
+    (problem,) = problems(strict)
+    assert "link_mbps" in problem and "769 Mb/s" in problem
+    parse(strict.replace("1000", "500"))
+    parse(strict.replace("unjudged: drop", "unjudged: drop, replay: off"))
+
+
 def test_clashing_addresses_are_refused() -> None:
     clash = GOOD.replace("keys:", "  - {name: other, addresses: [10.9.0.1], port: 80, replicas: [r1]}\nkeys:")
     assert problems(clash) == ["rack.yaml:17: services.1.addresses.0: 10.9.0.1 port 80 is already served by 'web'"]

@@ -19,7 +19,7 @@ from sample_rack import ARP_REPLY, ARTIFACTS, NAMES, RACK, config
 from rivulet_controller import controller as controller_module
 from rivulet_controller.clock import FIRST_WAIT_S, signed
 from rivulet_controller.controller import Controller
-from rivulet_controller.keys import Kind
+from rivulet_controller.keys import RACK_RING, Kind
 from rivulet_controller.names import Names, NamesError
 from rivulet_controller.neighbours import question
 from rivulet_controller.store import SqliteStore
@@ -110,7 +110,9 @@ async def test_a_changed_line_is_one_write(switch: FakeSwitch, tmp_path: Path) -
         await until(lambda: as_described(controller, switch), "first apply")
         switch.writes.clear()
         assert await controller.change(config(rack(switch).replace("liveness: 20ms", "liveness: 25ms")), "a test")
-        assert switch.writes == [("MODIFY", "pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7)")]
+        assert switch.writes == [
+            ("MODIFY", "pools[pool=0x0] set_pool(bound=0x61a8, copies_group=0x400, members=0x7, settle=0x7918)")
+        ]
 
 
 async def test_a_service_comes_and_goes_without_touching_others(switch: FakeSwitch, tmp_path: Path) -> None:
@@ -315,7 +317,9 @@ async def test_a_replica_without_a_mac_is_in_when_its_agent_says_it(switch: Fake
     text = RACK.replace('port: 101, mac: "02:00:00:00:02:01",', "port: 101,")
     async with running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
-        assert "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x6)" in switch.lines()
+        assert (
+            "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x6, settle=0x6590)" in switch.lines()
+        )
         async with FakeAgent(f"unix:{tmp_path}/agents", "r1", mac=bytes.fromhex("0200000002aa")):
             await until(lambda: any("members=0x7" in line for line in switch.lines()), "a member")
             assert any("heartbeat_sources" in line and "source=0x200000002aa" in line for line in switch.lines())
@@ -457,6 +461,65 @@ async def test_rotation_on_demand_and_by_time(
         await until(lambda: controller.state.rings["web"].of(Kind.NONCE)[-1].epoch > before, "on demand")
         with pytest.raises(KeyError):
             controller.rotate("nobody", frozenset({Kind.NONCE}))
+
+
+async def test_keys_of_heartbeats_are_used_once_tor_and_replicas_hold_them(switch: FakeSwitch, tmp_path: Path) -> None:
+    def newest() -> dict[int, int]:
+        rows = [line for line in switch.lines() if line.startswith("heartbeat_keys[") and "replica=0x0" in line]
+        return {int(r.split("key_epoch=")[1].split()[0], 16): int(r.split("newest=")[1][:3], 16) for r in rows}
+
+    agents = f"unix:{tmp_path}/agents"
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: newest() == {1: 1}, "the switch has a first key")
+        assert controller.state.rings[RACK_RING].usable(Kind.TOR) is None, "no replica holds it"
+        async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"), FakeAgent(agents, "r3"):
+            await until(lambda: any(s.usable_tor_epoch == 1 for s in one.newest.services), "told to use it")
+            controller.rotate("web", frozenset({Kind.TOR}))
+            await until(lambda: any(s.usable_tor_epoch == 2 for s in one.newest.services), "its successor")
+            await until(lambda: newest() == {1: 0, 2: 1}, "the first is good until its replica leaves it")
+            keys = one.newest.services[0].tor_keys
+            assert [key.epoch for key in keys] == [1, 2] and keys[0].heartbeat != keys[1].heartbeat
+        secrets = [key.secret for key in controller.state.rings[RACK_RING].keys]
+    # Another controller goes on with them.
+    async with running(switch, tmp_path) as controller:
+        await until(lambda: controller.reconciles > 2 and connected(controller), "connected again")
+        assert [key.secret for key in controller.state.rings[RACK_RING].keys] == secrets
+        assert newest() == {1: 0, 2: 1}
+
+
+async def test_what_a_router_says_of_a_tunnel_is_used(switch: FakeSwitch, tmp_path: Path) -> None:
+    text = RACK.replace(
+        "replicas:\n",
+        """\
+  - name: tor2
+    address: 127.0.0.1:9
+    number: 2
+    mac: "02:00:00:00:00:fd"
+    addresses: [10.0.3.254, "fd00:3::fe"]
+    ports: [1]
+    hosts: [{ip: 10.0.3.1, mac: "02:00:00:00:03:01", port: 1}]
+    routes: [{prefix: 10.0.2.0/24, via: 10.0.3.1}]
+replicas:
+""",
+        1,
+    ).replace("name: r3, switch: tor1, port: 103", "name: r3, switch: tor2, port: 1")
+    quote = bytes.fromhex("450005dc000040004004000a0a0001fe0a000203") + bytes(8)
+    elsewhere = quote[:16] + bytes.fromhex("0a000202") + quote[20:]
+    not_ours = quote[:12] + bytes.fromhex("0a000909") + quote[16:]
+
+    def said(about: bytes, mtu: int) -> bytes:
+        message = bytes.fromhex("0304000000") + bytes(1) + mtu.to_bytes(2, "big") + about
+        return bytes(12) + b"\x08\x00" + bytes.fromhex("4500004000004000400100000a0000010a0001fe") + message
+
+    def path_mtus() -> set[str]:
+        return {line.split("path_mtu=")[1].rstrip(")") for line in switch.lines() if "path_mtu=" in line}
+
+    async with running(switch, tmp_path, text):
+        await until(lambda: path_mtus() == {"0x0"}, "the tunnel")
+        for frame in (said(elsewhere, 1400), said(not_ours, 1400), said(quote, 600), b"no word"):
+            switch.send_packet(frame, ingress_port=1, vlan=0)
+        switch.send_packet(said(quote, 1400), ingress_port=1, vlan=0)
+        await until(lambda: path_mtus() == {hex(1400)}, "the router's word")
 
 
 async def test_an_agent_that_the_configuration_does_not_know_is_told_so(switch: FakeSwitch, tmp_path: Path) -> None:

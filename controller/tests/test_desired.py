@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sample_rack import ARTIFACTS, NAMES, RACK, config, fragments, lines
+from sample_rack import ARTIFACTS, LIVES, NAMES, RACK, config, fragments, lines, numbers_of
 
 from rivulet_controller.config import Config
 from rivulet_controller.desired import ORDER, Tor, tor_of
 from rivulet_controller.entry import Entry, Meter, difference
-from rivulet_controller.keys import KeyRing, Kind, Lives, derived, words
+from rivulet_controller.keys import RACK_RING, KeyRing, Kind, Lives, derived, words
 from rivulet_controller.l2 import address_int
 from rivulet_controller.names import ENUMS, Names, NamesError
 from rivulet_controller.placing import number
@@ -75,7 +75,7 @@ def test_a_small_rack_line_by_line() -> None:
         "addresses[address=0xfd0000010000000000000000000000fe] own_address()",
         f"addresses[address={WEB}] service_address()",
         "addresses[address=0xfd000009000000000000000000000001] service_address()",
-        "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x7)",
+        "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x7, settle=0x6590)",
         "replicas[pool=0x0 replica=0x0] rack(next_hop=0x2)",
         "replicas[pool=0x0 replica=0x1] rack(next_hop=0x3)",
         "replicas[pool=0x0 replica=0x2] rack(next_hop=0x4)",
@@ -191,7 +191,7 @@ def test_draining_and_maintenance() -> None:
     assert all(line.startswith("slots[") for line in before ^ away), "draining touches slots alone"
     assert not any("first=0x0" in line for line in away if line.startswith("slots["))
     out = lines(fragments(config(RACK.replace("ip: 10.0.2.2}", "ip: 10.0.2.2, maintenance: true}"))))
-    assert "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x5)" in out
+    assert "pools[pool=0x0] set_pool(bound=0x4e20, copies_group=0x400, members=0x5, settle=0x6590)" in out
     assert "multicast[1024] 101 103#2" in out
 
 
@@ -203,12 +203,78 @@ def test_until_the_clock_is_known_every_source_may_tell_it() -> None:
 
 def test_replicas_of_another_rack_are_reached_by_tunnel() -> None:
     found = lines(fragments(config(TWO_RACKS), "tor2"))
-    assert "replicas[pool=0x0 replica=0x0] remote(next_hop=0x1, overhead=0x14)" in found
+    assert (
+        "replicas[pool=0x0 replica=0x0] remote(block_key0=…, block_key1=…, key_epoch=0x0, next_hop=0x1, overhead=0x14,"
+        " path_mtu=0x0)" in found
+    )
     assert "encapsulations[pool=0x0 replica=0x0] ip_in_ip_v4(dst=0xa000201, next_hop=0x1, src=0xa0003fe)" in found
     assert (
         "heartbeat_sources[ingress_port=0x1 pool=0x0 remote=0x1 replica=0x0 source=0xffff0a000201]"
         " admit_heartbeat(readmitted=0x0)" in found
     )
+
+
+def test_each_replica_shares_keys_of_its_own_with_the_tors() -> None:
+    def held(kind: Kind, epoch: int) -> bool:
+        return True
+
+    state, rack = State(), config(TWO_RACKS)
+    ring = KeyRing().tick(1.0, LIVES, held, kinds=(Kind.TOR,)).tick(1.0, LIVES, held, kinds=(Kind.TOR,))
+    # A successor that is on its way, and one that was replaced: all of them are taken, the newest two open anew.
+    ring = ring.tick(90_000.0, LIVES, lambda kind, epoch: False, kinds=(Kind.TOR,))
+    state.set_ring(RACK_RING, ring)
+    parts = {name: fragments(rack, name, state=state)["pool web"] for name in ("tor1", "tor2")}
+    rows = {
+        name: {
+            (dict(i.match)["replica"], dict(i.match)["key_epoch"]): dict(i.params)
+            for i in part
+            if isinstance(i, Entry) and i.table == "heartbeat_keys"
+        }
+        for name, part in parts.items()
+    }
+    assert set(rows["tor1"]) == {(index, epoch) for index in range(3) for epoch in (1, 2)}
+    assert rows["tor1"] == rows["tor2"], "a heartbeat has one tag for all ToRs"
+    assert len({(row["k0"], row["k1"]) for row in rows["tor1"].values()}) == 6
+    assert all(row["newest"] == 1 for row in rows["tor1"].values()), "none was replaced yet"
+    remote = next(i for i in parts["tor2"] if isinstance(i, Entry) and i.action == "remote")
+    told = update(rack, "r1", numbers_of(rack, state), state.rings, state.slots, frozenset()).services[0]
+    keys = {key.epoch: key for key in told.tor_keys}
+    assert (sorted(keys), told.usable_tor_epoch) == ([1, 2], 1)
+    assert words(keys[1].heartbeat) == (rows["tor1"][0, 1]["k0"], rows["tor1"][0, 1]["k1"])
+    params = dict(remote.params)
+    assert (params["key_epoch"], words(keys[1].block)) == (1, (params["block_key0"], params["block_key1"]))
+    # Its successor is held by all.
+    state.set_ring(RACK_RING, ring.tick(90_001.0, LIVES, held, kinds=(Kind.TOR,)))
+    newest = {
+        dict(i.match)["key_epoch"]: dict(i.params)["newest"]
+        for i in fragments(rack, "tor1", state=state)["pool web"]
+        if isinstance(i, Entry) and i.table == "heartbeat_keys"
+    }
+    assert newest == {1: 0, 2: 1}
+    assert words(keys[1].heartbeat)[0] != words(keys[1].block)[0]
+    text = " ".join(lines(fragments(rack, "tor2", state=state))) + repr(state.rings)
+    assert f"{params['block_key0']:x}" not in text and keys[1].heartbeat.hex() not in text
+
+
+def test_what_is_for_the_switch_itself_is_metered_unless_told_otherwise() -> None:
+    cells = NAMES.members("own_class_t")
+
+    def rates(rack: Config) -> dict[int, int]:
+        items = fragments(rack)["switch"]
+        return {i.index: i.cir for i in items if isinstance(i, Meter) and i.meter == "own_meter"}
+
+    meters = rates(config())
+    assert meters.keys() == {port * 8 + cell for port in (1, 101, 102, 103) for cell in cells.values()}
+    meters = rates(config(RACK.replace("    hosts:", "    own_meters: {echo: null, own_udp: 7}\n    hosts:")))
+    assert 8 + cells["ECHO"] not in meters and meters[8 + cells["OWN_UDP"]] == 7
+
+
+def test_a_path_that_takes_less_is_the_tunnels_alone() -> None:
+    state, rack = State(), config(TWO_RACKS)
+    before = lines(fragments(rack, "tor2", state=state))
+    after = lines(fragments(rack, "tor2", state=state, path_mtus={"10.0.2.1": 1400}))
+    (changed,) = after - before
+    assert changed.startswith("replicas[pool=0x0 replica=0x0] remote(") and "path_mtu=0x578" in changed
 
 
 def test_round_robin_has_an_order_of_its_own() -> None:

@@ -37,7 +37,10 @@ def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRa
     report(test="download", switch=rack.switch, mbit_per_s=round(result["mbit_per_s"], 1))
     entries = set(rack.client.get("/api/switches/tor1/entries"))
     assert "services[address=0xffff0a090001 port=0x50] set_service(service=0x1)" in entries
-    assert f"pools[pool=0x0] set_pool(bound={LIVENESS_MS * 1000:#x}, copies_group=0x400, members=0x7)" in entries
+    assert (
+        f"pools[pool=0x0] set_pool(bound={LIVENESS_MS * 1000:#x}, copies_group=0x400, members=0x7,"
+        f" settle={LIVENESS_MS * 1300:#x})" in entries
+    )
     assert "multicast[1024] 101 102#1 103#2" in entries
     checks = next(line for line in entries if line.startswith("service_checks"))
     assert "seal_epoch=0x1" in checks and "nonce_epoch=0x1" in checks

@@ -35,7 +35,7 @@ _IP, _TCP = 14, 34
 _PAYLOAD = _TCP + 28
 _OPTION = b"\xfd\x08\x52\x56"
 _NORMAL = 1
-_SUM = _PAYLOAD + 42 + 4
+_SUM = _PAYLOAD + 44 + 4
 """Where the first proof entry has its sum (docs/wire-format.md)."""
 
 
@@ -66,7 +66,7 @@ def is_request_with_proof(frame: bytes) -> bool:
         and frame[_IP + 9] == 6
         and frame[_TCP + 20 : _TCP + 24] == _OPTION
         and frame[_TCP + 24] == _NORMAL
-        and frame[_PAYLOAD + 16] > 0
+        and frame[_PAYLOAD + 18] > 0
     )
 
 
@@ -84,10 +84,10 @@ def syn(mac: bytes, rng: random.Random) -> bytes:
     """A Rivulet SYN from an address that nobody has."""
     source = bytes((10, 0, 1, rng.randint(100, 250)))
     target = bytes(int(part) for part in SERVICE_V4.split("."))
-    options = _OPTION + bytes((0, 0x10, 0, 0))
+    options = _OPTION + bytes((0, 0x20, 0, 0))
     options += bytes.fromhex("020405a00402080a") + rng.randbytes(4) + bytes(4) + bytes.fromhex("03030e00")
     # ToR block and counts are 0; then hold 0, covers 1, and nothing wanted.
-    payload = bytes(22) + bytes((0, 0, 1, 0, 0, 0))
+    payload = bytes(24) + bytes((0, 0, 1, 0, 0, 0))
     tcp = struct.pack(">HH", rng.randint(1024, 65535), SERVICE_PORT) + rng.randbytes(4) + bytes(4)
     tcp += bytes((12 << 4, 0x02)) + b"\xff\xff" + bytes(4) + options + payload
     ip = bytearray(struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0x4000, 64, 6, 0) + source + target)

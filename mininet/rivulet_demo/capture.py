@@ -18,7 +18,7 @@ from rivulet_lab import Process, RackError
 from .rack import Rack
 
 SNAP_BYTES = 256
-"""Enough for every header of ours with its proof (160 bytes is what the switch reads), little enough to keep."""
+"""Enough for every header of ours with its proof (162 bytes is what the switch reads), little enough to keep."""
 
 _OPTION = b"\xfd\x08\x52\x56"
 """Kind, length and ExID of our TCP option, which is always the first one (docs/wire-format.md)."""

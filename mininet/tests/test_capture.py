@@ -84,7 +84,7 @@ def test_a_forgery_differs_in_the_sum_alone_and_has_right_checksums() -> None:
     frame = request()
     made = attacker.forged(frame, random.Random(3))
     differing = {place for place, (a, b) in enumerate(zip(frame, made, strict=True)) if a != b}
-    total = 14 + 20 + 28 + 42 + 4
+    total = 14 + 20 + 28 + 44 + 4
     assert differing & set(range(total, total + 4))
     assert differing <= set(range(total, total + 4)) | {50, 51}
     pseudo = made[26:34] + struct.pack(">HH", 6, len(made) - 34)

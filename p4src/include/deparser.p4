@@ -38,6 +38,8 @@ control PacketDeparser(packet_out packet, in headers_t hdr) {
         packet.emit(hdr.entry2);
         packet.emit(hdr.entry3);
         packet.emit(hdr.heartbeat);
+        packet.emit(hdr.live_sets);
+        packet.emit(hdr.heartbeat_tag);
     }
 }
 

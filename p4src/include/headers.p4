@@ -153,13 +153,13 @@ header syn_options_h {
 
 // Fields that the ToR overwrites; outside every MAC.
 header tor_block_h {
-    bit<48> time;
-    bit<16> tor_id;
-    bit<16> exclusions;
-    bit<16> seal_epoch;
-    bit<16> nonce_epoch;
-    bit<8>  flags;
-    bit<8>  reserved;
+    bit<48>     time;
+    bit<16>     tor_id;
+    bit<16>     seal_epoch;
+    bit<16>     nonce_epoch;
+    bit<8>      flags;
+    key_epoch_t key_epoch;
+    bit<32>     tag;  // for a replica beyond the rack
 }
 
 header proof_h {
@@ -183,15 +183,26 @@ header entry_h {
     bit<32> sum;
 }
 
+// A heartbeat, and the answer to it.
 header heartbeat_h {
-    bit<8>  version;
-    bit<8>  flags;
-    bit<16> pool;
-    bit<16> replica;
-    bit<16> incarnation;
-    bit<16> load;
-    bit<16> reserved;
-    bit<32> sequence;
+    bit<8>      version;
+    bit<8>      flags;
+    bit<16>     pool;
+    bit<8>      replica;
+    key_epoch_t key_epoch;
+    bit<16>     load;  // in an answer: the ToR's id
+    bit<32>     incarnation;
+    bit<32>     sequence;
+}
+
+// Of an answer: who is alive, and who of these takes plain TCP.
+header live_sets_h {
+    member_set_t alive;
+    member_set_t plain;
+}
+
+header heartbeat_tag_h {
+    bit<32> tag;
 }
 
 struct headers_t {
@@ -229,6 +240,8 @@ struct headers_t {
     entry_h        entry2;
     entry_h        entry3;
     heartbeat_h    heartbeat;
+    live_sets_h    live_sets;
+    heartbeat_tag_h heartbeat_tag;
 }
 
 #endif

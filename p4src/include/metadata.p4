@@ -95,6 +95,8 @@ struct keys_t {
     bit<32>       k1;
     bit<32>       k0_prime;
     bit<32>       k1_prime;
+    bit<32>       block_key0;       // by `replicas`: of the ToR block for one beyond the rack
+    bit<32>       block_key1;
 }
 
 // The four words of HalfSipHash, and the result of a message that has ended.
@@ -141,7 +143,9 @@ struct verdict_t {
 struct pool_t {
     member_set_t  members;
     bit<32>       bound;
+    bit<32>       settle;
     bit<16>       copies_group;
+    bit<1>        settled;          // this ToR has known the pool for long enough to give verdicts
 }
 
 // Who is alive, and the choice of one who is.
@@ -165,9 +169,12 @@ struct sums_t {
 struct heartbeat_t {
     bit<1>        ours;             // one for this ToR
     bit<1>        admitted;         // on the port and from the source of its replica
+    bit<1>        judging;          // a later pass, about the next member
     bit<1>        ready;
-    bit<1>        first;            // its replica was never heard before
     bit<1>        third;            // ready, and the third such within the bound
+    bit<1>        newest;           // its key is the newest
+    bit<32>       key0;
+    bit<32>       key1;
     bit<16>       readmitted;       // exclusions after which plain TCP is allowed again
 }
 
@@ -196,7 +203,7 @@ struct bridged_t {
     bit<1>        to_copies;        // one copy a live member
     bit<1>        is_remote;
     bit<1>        handed_on;        // a replica had no socket for it
-    bit<1>        mark;             // say so to the replica: the sums are right
+    bit<8>        flags;            // of the ToR block, or of the answer to a heartbeat
     bit<1>        time_valid;
     vlan_id_t     vlan;             // of the frame as received; 0 untagged
     vlan_id_t     vlan_out;         // to send with
@@ -205,6 +212,7 @@ struct bridged_t {
     member_set_t  alive;            // members that are not excluded
     next_hop_t    next_hop;
     bit<16>       mtu;
+    bit<16>       path_mtu;         // of the tunnel, 0: that of the next hop
     bit<16>       overhead;         // bytes of the tunnel's headers
     bit<16>       entropy;          // of the flow, for a tunnel's source port
     mac_address_t tor_mac;
@@ -212,7 +220,9 @@ struct bridged_t {
     bit<128>      tor_ipv6;
     bit<16>       tor_id;
     microseconds_t clock;           // the common clock
-    bit<16>       exclusions;
+    key_epoch_t   key_epoch;
+    bit<32>       tag;              // of the ToR block, or of the answer to a heartbeat
+    member_set_t  plain;            // members that take plain TCP
     epoch_t       seal_epoch;
     epoch_t       nonce_epoch;
 }
@@ -221,10 +231,10 @@ struct bridged_t {
 struct tor_block_t {
     bit<48>       time;
     bit<16>       tor_id;
-    bit<16>       exclusions;
     bit<16>       seal_epoch;
     bit<16>       nonce_epoch;
     bit<16>       flags;
+    bit<32>       tag;
 }
 
 // Written by the egress, for the checksums and the end of the packet.
@@ -235,6 +245,7 @@ struct written_t {
     bit<16>       old_checksum;
     tor_block_t   old_block;
     bit<1>        fresh_neighbour;  // checksum of a neighbour advertisement that we wrote
+    bit<1>        fresh_heartbeat6; // UDP checksum of an answer to a heartbeat
     bit<1>        fresh_too_big4;
     bit<1>        fresh_too_big6_tcp;
     bit<1>        fresh_too_big6_udp;

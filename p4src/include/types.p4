@@ -24,6 +24,8 @@ typedef bit<16>  slot_set_t;
 typedef bit<16>  slot_t;
 typedef bit<16>  next_hop_t;
 typedef bit<16>  epoch_t;
+// Low half of the epoch of a key between a replica and the ToRs.
+typedef bit<8>   key_epoch_t;
 
 const ether_type_t ETHER_TYPE_IPV4      = 0x0800;
 const ether_type_t ETHER_TYPE_ARP       = 0x0806;
@@ -70,7 +72,7 @@ const bit<8> TCP_URG = 0x20;
 // The Rivulet option (docs/wire-format.md).
 const bit<32> OPTION_LEAD    = 0xfd085256;  // kind 253 (RFC 4727, RFC 6994), length 8, ExID "RV"
 const bit<32> OPTION_LEAD_ANY_LENGTH = 0xff00ffff;  // mask: kind and ExID
-const bit<4>  OPTION_VERSION = 1;
+const bit<4>  OPTION_VERSION = 2;
 const bit<4>  DATA_OFFSET_SEGMENT = 7;   // option only
 const bit<4>  DATA_OFFSET_SYN     = 12;  // option and one block of 20 bytes
 
@@ -83,8 +85,8 @@ const bit<8> CLASS_REKEY   = 0x05;
 const bit<8> CLASS_CLOSE   = 0x06;
 
 // Offsets of the switch's part within the TCP payload, bytes.
-const bit<16> REQUEST_SYN_BYTES   = 22;
-const bit<16> REQUEST_FIXED_BYTES = 42;
+const bit<16> REQUEST_SYN_BYTES   = 24;
+const bit<16> REQUEST_FIXED_BYTES = 44;
 const bit<8>  RANGE_COUNT_MAX     = 16;
 const bit<8>  RANGES_SEEN         = 4;
 const bit<8>  ATTEMPT_MAX         = 3;  // repeats of one request; a SYN and a NORMAL are not repeated
@@ -92,12 +94,12 @@ const bit<8>  ATTEMPT_MAX         = 3;  // repeats of one request; a SYN and a N
 const bit<8> TOR_FLAG_CHECKED    = 0x01;
 const bit<8> TOR_FLAG_TIME_VALID = 0x02;
 
-const bit<8> HEARTBEAT_VERSION    = 1;
-const bit<8> HEARTBEAT_FLAG_READY = 0x01;
-
-// Exclusions are told to clients at most once a second for a service, and only of replicas up for 10 s.
-const microseconds_t EXCLUSION_INTERVAL = 1000000;
-const microseconds_t EXCLUSION_UP_TIME  = 10000000;
+const bit<8> HEARTBEAT_VERSION      = 2;
+const bit<8> HEARTBEAT_FLAG_READY   = 0x01;
+const bit<8> HEARTBEAT_FLAG_SETTLED = 0x40;  // of an answer: this ToR gives verdicts
+const bit<8> HEARTBEAT_FLAG_ANSWER  = 0x80;
+const bit<16> HEARTBEAT_BYTES = 20;
+const bit<16> HEARTBEAT_ANSWER_BYTES = 36;
 
 // Replay slots are 2^22 microseconds = 4.19 s, no shorter than any horizon.
 const bit<8> REPLAY_SLOT_SHIFT = 22;
@@ -177,7 +179,21 @@ enum bit<8> drop_reason_t {
     COPY_SOURCE           = 59,  // a flooded copy for the port the frame came from
     // Meters.
     METER_UNPROVED        = 60,  // TIMEOUT and CLOSE without a proof
-    METER_RANGES          = 61   // more than four ranges
+    METER_RANGES          = 61,  // more than four ranges
+    // Heartbeats on the right port from the right source.
+    HEARTBEAT_KEY         = 62,  // no key of that epoch
+    HEARTBEAT_TAG         = 63,  // not made with it
+    HEARTBEAT_INCARNATION = 64,  // of an older start of the replica, or under an older key than one before
+    HEARTBEAT_REPLAY      = 65,  // a sequence number that is not above all before
+    // What is for the ToR itself or for the controller, above the meter of its class (own_class_t).
+    METER_PUNT            = 66,
+    METER_NEIGHBOUR       = 67,
+    METER_ARP             = 68,
+    METER_SOLICITATION    = 69,
+    METER_ECHO            = 70,
+    METER_OWN_ICMP        = 71,
+    METER_OWN_UDP         = 72,
+    METER_OWN_OTHER       = 73
 }
 
 // What became of a packet: the counter `fates`.
@@ -226,6 +242,21 @@ enum bit<8> punt_reason_t {
     OWN_ADDRESS = 3   // unicast to an address of the ToR
 }
 
+// Classes of what is for the ToR itself or for the controller; cell of `own_meter`: ingress port * 8 + this.
+enum bit<3> own_class_t {
+    PUNT         = 0,  // to the controller by table `punts`
+    NEIGHBOUR    = 1,  // to the controller: ARP replies and neighbour advertisements
+    ARP          = 2,  // answered
+    SOLICITATION = 3,  // answered
+    ECHO         = 4,  // answered
+    OWN_ICMP     = 5,  // to the controller: too-big for a tunnel of ours, and other errors
+    OWN_UDP      = 6,  // to the controller
+    OWN_OTHER    = 7   // to the controller
+}
+
+// What the register of heartbeats says of one.
+enum bit<2> newer_t { NEWER = 0, REPLAY = 1, OLDER = 2 }
+
 // Each check is off, counted only, or enforced.
 enum bit<2> check_mode_t { OFF = 0, COUNT = 1, ENFORCE = 2 }
 
@@ -246,7 +277,8 @@ enum bit<2> quote_t {
 }
 
 // What the ToR itself answers.
-enum bit<3> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6 }
+enum bit<3> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6,
+                      HEARTBEAT = 7 }
 
 // What the parser requires, one for each reason.
 error {

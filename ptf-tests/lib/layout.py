@@ -41,6 +41,7 @@ class Pool:
     id: int
     ports: list[int]
     bound: int
+    settle: int = 0
     hop_base: int = 0
     heard: int = 0
     sent: Counter[int] = field(default_factory=Counter)

@@ -119,8 +119,8 @@ def parse(frame: bytes) -> Parsed:
         need(len(body) >= 28, "TRUNCATED")
         p.arp = body[:28]
     elif p.ether_type == ETH_HEARTBEAT:
-        need(len(body) >= 16, "TRUNCATED")
-        p.heartbeat = body[:16]
+        need(len(body) >= 20, "TRUNCATED")
+        p.heartbeat = body[:20]
         need(heartbeat_well_formed(p.heartbeat), "HEARTBEAT_FORM")
     elif p.ether_type == ETH_IPV4:
         _ipv4(p, body)
@@ -130,7 +130,7 @@ def parse(frame: bytes) -> Parsed:
 
 
 def heartbeat_well_formed(beat: bytes) -> bool:
-    return beat[0] == 1 and beat[1] <= 1 and u(beat, 4, 2) < 64 and u(beat, 10, 2) == 0
+    return beat[0] == 2 and beat[1] <= 1 and beat[4] < 64
 
 
 def _ipv4(p: Parsed, body: bytes) -> None:
@@ -174,8 +174,8 @@ def _udp(p: Parsed, rest: bytes) -> None:
     need(len(rest) >= 8, "TRUNCATED")
     length = u(rest, 4, 2)
     need(8 <= length <= len(p.l4), "UDP_HEADER")
-    if u(rest, 2, 2) == 34997 and length == 24:
-        p.heartbeat = p.l4[8:24]
+    if u(rest, 2, 2) == 34997 and length == 28:
+        p.heartbeat = p.l4[8:28]
 
 
 def _icmp(p: Parsed, rest: bytes) -> None:
@@ -235,7 +235,7 @@ def _tcp(p: Parsed, rest: bytes) -> None:
 
 def _rivulet(p: Parsed, options: bytes, payload: bytes, flags: int, syn: bool) -> None:
     class_, low = options[4], u(options, 6, 2)
-    need(options[5] >> 4 == 1 and options[5] & 0xE == 0, "OPTION_VERSION")
+    need(options[5] >> 4 == 2 and options[5] & 0xF == 0, "OPTION_VERSION")
     if class_ & 0x80:
         p.response = True
         return
@@ -248,27 +248,27 @@ def _rivulet(p: Parsed, options: bytes, payload: bytes, flags: int, syn: bool) -
         if not payload:
             p.bare_syn = True
             return
-        need(len(payload) >= 22, "REQUEST_LENGTH")
-        need(payload[16] == 0, "ENTRY_COUNT")
-        need(payload[17] == 0, "ATTEMPT")
-        need(u(payload, 18, 4) == 0, "ENTRY_KINDS")
+        need(len(payload) >= 24, "REQUEST_LENGTH")
+        need(payload[18] == 0, "ENTRY_COUNT")
+        need(payload[19] == 0, "ATTEMPT")
+        need(u(payload, 20, 4) == 0, "ENTRY_KINDS")
         return
     need(class_ != SYN_CLASS and flags & 0x34 == 0x10 and bool(flags & 1) == (class_ == CLOSE), "CLASS_FLAGS")
-    need(len(payload) >= 42, "REQUEST_LENGTH")
-    count, r.attempt, kinds = payload[16], payload[17], u(payload, 18, 4)
+    need(len(payload) >= 44, "REQUEST_LENGTH")
+    count, r.attempt, kinds = payload[18], payload[19], u(payload, 20, 4)
     r.tag, r.number, r.base, r.time, r.epoch = (
-        u(payload, a, n) for a, n in ((22, 4), (26, 4), (30, 4), (34, 6), (40, 2))
+        u(payload, a, n) for a, n in ((24, 4), (28, 4), (32, 4), (36, 6), (42, 2))
     )
     need(count <= 16 and not (class_ == RESTART and count), "ENTRY_COUNT")
     need(r.attempt == 0 or (r.attempt <= 3 and class_ != NORMAL), "ATTEMPT")
     # The switch extracts four entries at most, from the frame, before it compares lengths.
-    need(len(payload) >= 42 + 8 * count, "REQUEST_LENGTH")
+    need(len(payload) >= 44 + 8 * count, "REQUEST_LENGTH")
     need(low == r.number & 0xFFFF, "NUMBER_LOW")
     all_kinds = [kinds >> (30 - 2 * i) & 3 for i in range(16)]
     r.kinds = all_kinds[:count]
     late = [k < 2 for k in r.kinds]
     need(not any(all_kinds[count:]) and late == sorted(late, reverse=True), "ENTRY_KINDS")
-    r.entries = [(u(payload, a, 2), u(payload, a + 2, 2), u(payload, a + 4, 4)) for a in range(42, 42 + 8 * count, 8)]
+    r.entries = [(u(payload, a, 2), u(payload, a + 2, 2), u(payload, a + 4, 4)) for a in range(44, 44 + 8 * count, 8)]
     p.request = r
 
 

@@ -10,7 +10,20 @@ import ipaddress
 import struct
 from dataclasses import dataclass, field, replace
 
-from rivulet_wire import CLASSES, EX_ID, KINDS, OPTION_KIND, VERSION, internet_checksum, range_sum
+from rivulet_wire import (
+    ANSWER,
+    CLASSES,
+    EX_ID,
+    HEARTBEAT_VERSION,
+    KINDS,
+    OPTION_KIND,
+    SETTLED,
+    TOR_BLOCK,
+    VERSION,
+    internet_checksum,
+    range_sum,
+    with_tag,
+)
 
 FIN, SYN, RST, PSH, ACK, URG = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 ICMP, TCP, UDP, ICMPV6 = 1, 6, 17, 58
@@ -167,7 +180,7 @@ class Request:
     attempt: int = 0
     range_count: int | None = None
     range_kinds: int | None = None
-    tor_block: bytes = bytes(16)
+    tor_block: bytes = bytes(TOR_BLOCK)
     tail: bytes = bytes(range(86)) + b"GET /"
     kind: int = OPTION_KIND
     length: int = 8
@@ -216,10 +229,31 @@ class Request:
         return replace(self, **fields)  # type: ignore[arg-type]
 
 
+# What every replica of the tests shares with the ToR, unless a test gives it something else.
+BEAT_KEY, BLOCK_KEY, KEY_EPOCH = (0xBEA70001, 0xBEA70002), (0xB10C0001, 0xB10C0002), 5
+
+
 def heartbeat(
-    pool: int, replica: int, *, version: int = 1, flags: int = 1, load: int = 0, reserved: int = 0, sequence: int = 1
+    pool: int,
+    replica: int,
+    *,
+    version: int = HEARTBEAT_VERSION,
+    flags: int = 1,
+    load: int = 0,
+    incarnation: int = 7,
+    sequence: int = 1,
+    key: tuple[int, int] = BEAT_KEY,
+    key_epoch: int = KEY_EPOCH,
 ) -> bytes:
-    return struct.pack("!BBHHHHHI", version, flags, pool, replica, 7, load, reserved, sequence)
+    head = struct.pack("!BBHBBHII", version, flags, pool, replica, key_epoch, load, incarnation, sequence)
+    return with_tag(key, head)
+
+
+def heartbeat_answer(beat: bytes, tor_id: int, alive: int, plain: int, settled: bool = True) -> bytes:
+    """The answer to a heartbeat, under the same key."""
+    flags = ANSWER | (SETTLED if settled else 0)
+    head = beat[:1] + bytes([flags]) + beat[2:6] + struct.pack("!H", tor_id) + beat[8:16]
+    return with_tag(BEAT_KEY, head + struct.pack("!QQ", alive, plain))
 
 
 # ---- taking apart ----
@@ -317,7 +351,7 @@ def forwarded(
     if stamp is not None:
         l4 = frame.l4 - frame.l3
         header = (l3[l4 + 12] >> 4) * 4
-        l3[l4 + header : l4 + header + 16] = stamp
+        l3[l4 + header : l4 + header + TOR_BLOCK] = stamp
         end = frame.end - frame.l3
         l3[l4:end] = with_checksum(frame.src, frame.dst, TCP, bytes(l3[l4:end]), 16)
     tag = b"" if vlan is None else struct.pack("!HH", 0x8100, vlan)
@@ -325,11 +359,13 @@ def forwarded(
 
 
 def tor_block(data: bytes) -> bytes:
-    """The 16 bytes that the ToR overwrites, of a frame with a request."""
+    """The 18 bytes that the ToR overwrites, of a frame with a request."""
     frame = parse(data)
     at = frame.l4 + (data[frame.l4 + 12] >> 4) * 4
-    return data[at : at + 16]
+    return data[at : at + TOR_BLOCK]
 
 
-def stamp(time: int, tor_id: int, exclusions: int, seal_epoch: int, nonce_epoch: int, flags: int) -> bytes:
-    return time.to_bytes(6, "big") + struct.pack("!HHHHBB", tor_id, exclusions, seal_epoch, nonce_epoch, flags, 0)
+def stamp(
+    time: int, tor_id: int, seal_epoch: int, nonce_epoch: int, flags: int, key_epoch: int = 0, tag: int = 0
+) -> bytes:
+    return time.to_bytes(6, "big") + struct.pack("!HHHBBI", tor_id, seal_epoch, nonce_epoch, flags, key_epoch, tag)

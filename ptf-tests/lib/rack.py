@@ -19,6 +19,7 @@ from typing import Any
 
 import packets
 import ptf
+from answers import WithoutAnswers
 from layout import (
     ALL_CHECKS,
     BLOCK,
@@ -163,7 +164,7 @@ class RackTest(Traffic):
 
     def setUp(self) -> None:
         super().setUp()
-        self.dataplane = ptf.dataplane_instance
+        self.dataplane = WithoutAnswers(ptf.dataplane_instance)
         self.dataplane.flush()
         self.switch = the_switch()
         self.switch.drop_events()
@@ -203,9 +204,12 @@ class RackTest(Traffic):
         alive: bool = True,
         pool_id: int | None = None,
         members: int | None = None,
+        settle: int | None = None,
     ) -> Pool:
-        """A pool with one replica on each of `ports`, all heard of unless `alive` is False."""
+        """A pool with one replica on each of `ports`, all heard of unless `alive` is False: then who is never heard is
+        silent from the first packet on, else for as long as the bound nobody is."""
         pool = Pool(next(_pools) if pool_id is None else pool_id, list(ports), bound)
+        pool.settle = settle if settle is not None else bound if alive else 0
         pool.hop_base = TAGGED_HOPS if self.vlan else 0
         group = pool.id
         self.switch.insert_group(group, [(port, replica) for replica, port in enumerate(pool.ports)])
@@ -217,6 +221,7 @@ class RackTest(Traffic):
             "set_pool",
             members=full if members is None else members,
             bound=bound,
+            settle=pool.settle,
             copies_group=group,
         )
         for replica, port in enumerate(pool.ports):
@@ -228,6 +233,24 @@ class RackTest(Traffic):
                 self.beat(pool, replica)
         return pool
 
+    def set_pool(self, pool: Pool, **changes: int) -> None:
+        """Changes what the switch knows of a pool: members, bound, settle."""
+        full = (1 << len(pool.ports)) - 1
+        values = {"members": full, "bound": pool.bound, "settle": pool.settle, "copies_group": pool.id} | changes
+        self.modify("pools", {"pool": pool.id}, "set_pool", **values)
+
+    def share_key(
+        self,
+        pool: Pool,
+        replica: int,
+        key: tuple[int, int] = packets.BEAT_KEY,
+        epoch: int = packets.KEY_EPOCH,
+        newest: int = 1,
+    ) -> None:
+        """The ToR takes heartbeats of this replica under this key."""
+        match = {"pool": pool.id, "replica": replica, "key_epoch": epoch}
+        self.insert("heartbeat_keys", match, "set_heartbeat_key", k0=key[0], k1=key[1], newest=newest)
+
     def admit(self, pool: Pool, replica: int, readmitted: int = 0, modify: bool = False) -> None:
         port = pool.ports[replica]
         key = {
@@ -238,6 +261,8 @@ class RackTest(Traffic):
             "source": int.from_bytes(host_mac(port), "big"),
         }
         (self.modify if modify else self.insert)("heartbeat_sources", key, "admit_heartbeat", readmitted=readmitted)
+        if not modify:
+            self.share_key(pool, replica)
 
     def beat(self, pool: Pool, replica: int, flags: int = 1, load: int = 0) -> None:
         """One heartbeat, as the replica sends it."""

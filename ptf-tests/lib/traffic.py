@@ -174,7 +174,6 @@ class Traffic(BaseTest):
         *,
         flags: int = CHECKED | TIME_VALID,
         replicas: Sequence[int] | None = None,
-        exclusions: int = 0,
     ) -> int:
         """The request must reach a replica of the pool, stamped; says which."""
         port, got = self.receive()
@@ -186,7 +185,7 @@ class Traffic(BaseTest):
         block = packets.tor_block(got)
         stamped = int.from_bytes(block[:6], "big")
         self.assertLess(abs(stamped - self.clock()), 10_000_000, "the stamp is not the ToR's clock")
-        wanted_block = packets.stamp(stamped, TOR_ID, exclusions, service.seal_epoch, service.epoch, flags)
+        wanted_block = packets.stamp(stamped, TOR_ID, service.seal_epoch, service.epoch, flags)
         wanted = packets.forwarded(sent, dst=host_mac(port), src=TOR_MAC, vlan=self.rack_vlan(), stamp=wanted_block)
         self.same(wanted, got)
         return replica

@@ -120,8 +120,7 @@ class ThirdChoice(Spraying):
         pool, slots = service.pool, self.even_slots(service.pool)
         alive = [r for r in range(8) if r not in dead]
         members = sum(1 << r for r in alive)
-        pool_entry = {"members": members, "bound": pool.bound, "copies_group": pool.id}
-        self.modify("pools", {"pool": pool.id}, "set_pool", **pool_entry)
+        self.set_pool(pool, members=members)
         wanted = [0.0] * 8
         for first, second in slots:
             taken = [first] if first in alive else [second] if second in alive else alive
@@ -233,7 +232,7 @@ class SlotsUnderAKey(Spraying):
                 moved += first != owner(flow_hash((7, 7), client, address, sport, service.port), slots, 0b111)
         self.assertGreater(moved, 50, "two keys of three replicas should differ in two of three flows")
         for alive in (0b011, 0b101, 0b110, 0b010):
-            self.modify("pools", {"pool": pool.id}, "set_pool", members=alive, bound=pool.bound, copies_group=pool.id)
+            self.set_pool(pool, members=alive)
             for sport in range(20000, 20064):
                 frame = self.plain(service, sport)
                 self.send(CLIENT, frame)
@@ -249,7 +248,7 @@ class RemovingOneReplicaMovesItsSlotsOnly(Spraying):
         ports = [1, 2, 3, 4] * 4
         pool = self.add_pool([1, 2, 3, 4])
         # 16 replicas on four ports: told apart by the counter of each.
-        self.modify("pools", {"pool": pool.id}, "set_pool", members=0xFFFF, bound=pool.bound, copies_group=pool.id)
+        self.set_pool(pool, members=0xFFFF)
         pool.ports = ports
         for replica in range(4, 16):
             key = {"pool": pool.id, "replica": replica}

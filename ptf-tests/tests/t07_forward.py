@@ -156,7 +156,7 @@ class TransitRivulet(RackTest):
 
     def check(self) -> None:
         service = self.add_service()
-        request = self.good_request(service, tor_block=b"\x01" * 16)
+        request = self.good_request(service, tor_block=b"\x01" * 18)
         other = CLIENTS[self.family]
         src = ip("10.9.9.9") if self.family == 4 else ip("2001:db8:9::9")
         segment = request.segment(src, other, 40000, 80)

@@ -6,8 +6,9 @@ import time
 
 import packets
 from layout import CLIENT, TOR, TOR_MAC, UPLINK, host_mac
-from packets import CHECKED, TIME_VALID, Request, ip, number
+from packets import BLOCK_KEY, CHECKED, KEY_EPOCH, TIME_VALID, Entry, Request, ip, number
 from rack import RackTest, families, variants
+from rivulet_wire import block_tag
 
 TUNNEL_SRC = {4: ip("192.0.2.253"), 6: ip("2001:db8::fd")}
 TUNNEL_DST = {4: ip("203.0.113.9"), 6: ip("2001:db8:f::9")}
@@ -20,12 +21,12 @@ class Remote(RackTest):
     def add_remote(self, kind: str, outer: int, mtu: int = 1500):
         """A service whose one replica is remote."""
         pool = self.add_pool([UPLINK], alive=False)
-        hop = 500 + self.new_id()
+        self.hop = hop = 500 + self.new_id()
         self.insert("next_hops", {"next_hop": hop}, "set_next_hop", port=UPLINK, mtu=mtu)
         macs = {"src_mac": int.from_bytes(TOR_MAC, "big"), "dst_mac": int.from_bytes(host_mac(UPLINK), "big")}
         self.insert("neighbours", {"next_hop": hop}, "set_neighbour", vlan=0, **macs)
         key = {"pool": pool.id, "replica": 0}
-        self.modify("replicas", key, "remote", next_hop=hop, overhead=OVERHEAD[kind, outer])
+        self.reach(pool, hop, OVERHEAD[kind, outer])
         src, dst = TUNNEL_SRC[outer], TUNNEL_DST[outer]
         self.modify("encapsulations", key, f"{kind}_v{outer}", next_hop=hop, src=int(src), dst=int(dst))
         source = {"pool": pool.id, "replica": 0, "ingress_port": UPLINK, "remote": 1, "source": number(dst)}
@@ -34,11 +35,26 @@ class Remote(RackTest):
             self.remote_beat(pool, outer)
         return self.add_service(pool)
 
+    def reach(self, pool, hop: int, overhead: int, **changes: int) -> None:
+        """The replica is reached by a tunnel."""
+        values = {"path_mtu": 0, "key_epoch": KEY_EPOCH, "block_key0": BLOCK_KEY[0], "block_key1": BLOCK_KEY[1]}
+        key = {"pool": pool.id, "replica": 0}
+        self.modify("replicas", key, "remote", next_hop=hop, overhead=overhead, **(values | changes))
+
     def remote_beat(self, pool, outer: int, src=None, port: int = UPLINK) -> None:
         src, tor = src or TUNNEL_DST[outer], TOR[outer]
-        datagram = packets.udp(src, tor, 40000, 34997, packets.heartbeat(pool.id, 0))
+        pool.heard += 1
+        datagram = packets.udp(src, tor, 40000, 34997, packets.heartbeat(pool.id, 0, sequence=pool.heard))
         packet = packets.ip_packet(src, tor, packets.UDP, datagram)
         self.send(port, packets.ethernet(TOR_MAC, host_mac(port), 0x0800 if outer == 4 else 0x86DD, packet))
+
+    def tagged(self, inner: packets.Frame, flags: int) -> None:
+        """The ToR block of this request has the tag that belongs to it."""
+        segment = inner.data[inner.l4 :]
+        payload = segment[(segment[12] >> 4) * 4 :]
+        sequence, tag = (int.from_bytes(part, "big") for part in (segment[4:8], payload[14:18]))
+        self.assertEqual((payload[12], payload[13]), (flags, KEY_EPOCH), "flags and key epoch")
+        self.assertEqual(tag, block_tag(BLOCK_KEY, segment[20:28], sequence, payload), "the tag of the ToR block")
 
     def expect_tunnel(self, service, kind: str, outer: int, inner_packet: bytes, tos: int = 0) -> None:
         port, got = self.receive()
@@ -69,7 +85,7 @@ def inner_of(sent: bytes, stamp: bytes | None) -> bytes:
 
 @variants
 class Tunnels(Remote):
-    """IP-in-IP and GUE, each over IPv4 and IPv6; the checked mark is cleared for whoever is not in the rack."""
+    """IP-in-IP and GUE, each over IPv4 and IPv6; the ToR block of a request is tagged."""
 
     def check(self) -> None:
         for kind, outer in OVERHEAD:
@@ -84,10 +100,8 @@ class Tunnels(Remote):
             inner = packets.parse(
                 bytes(12) + struct.pack("!H", 0x0800 if self.family == 4 else 0x86DD) + got[inner_at:]
             )
-            at = inner.l4 + 28
-            block = inner.data[at : at + 16]
-            self.assertEqual(block[14], TIME_VALID, f"the mark must be cleared, the flags are {block[14]:#x}")
             self.assertEqual(inner.problems, [])
+            self.tagged(inner, CHECKED | TIME_VALID)
             # Once more, byte for byte, plain TCP.
             plain = self.plain(service)
             self.send(CLIENT, plain)
@@ -128,7 +142,7 @@ class TooBigForTheTunnel(Remote):
                 with self.counts("service_outcomes", self.outcome(service, "ANSWERED")):
                     self.send(CLIENT, frame)
                     self.expect_too_big(frame, room)
-            request = self.good_request(service, tail=b"y" * 1300, tor_block=bytes(range(16)))
+            request = self.good_request(service, tail=b"y" * 1300, tor_block=bytes(range(18)))
             frame = self.to_service(service, request)
             self.send(CLIENT, frame)
             self.expect_too_big(frame, room)
@@ -235,15 +249,53 @@ class HeartbeatsFromOutside(Remote):
 
 
 @variants
-class RackMarkIsNotForOutside(Remote):
-    """The same request: marked for a replica in the rack, unmarked for one beyond it."""
+class BlocksForOutsideAreTagged(Remote):
+    """Whatever the class and the proof: in the rack the block is bare, beyond it tagged under the replica's key."""
 
     def check(self) -> None:
         service = self.add_service()
         self.passes(service, self.good_request(service), flags=CHECKED | TIME_VALID)
         remote = self.add_remote("ip_in_ip", 4)
-        self.send(CLIENT, self.to_service(remote, self.good_request(remote)))
-        _, got = self.receive()
-        self.assertEqual(got[packets.parse(got).l4 + (20 if self.family == 4 else 40) + 28 + 14], TIME_VALID)
-        self.send(CLIENT, self.to_service(remote, Request(name="SYN")))
-        self.receive()
+        ranges = [(2 * i, 2 * i + 1) for i in range(4)]
+        mark = Entry(2, 1, 1, 0)
+        good = self.good_request
+        cases = [(good(remote, ranges[:n]), CHECKED | TIME_VALID) for n in range(1, 5)]
+        marked = good(remote)
+        cases += [
+            (marked.with_(entries=(*marked.entries, mark)), CHECKED | TIME_VALID),
+            (good(remote, [(2 * i, 2 * i) for i in range(6)]), TIME_VALID),
+            (good(remote, [], name="TIMEOUT", attempt=2), TIME_VALID),
+            (good(remote, [], name="RESTART"), TIME_VALID),
+            (good(remote, name="CLOSE"), CHECKED | TIME_VALID),
+            (Request(name="SYN"), TIME_VALID),
+        ]
+        for request, flags in cases:
+            frame = self.to_service(remote, request)
+            self.send(CLIENT, frame)
+            port, got = self.receive()
+            self.assertEqual(port, UPLINK)
+            inner_at = packets.parse(got).l4
+            ether_type = struct.pack("!H", 0x0800 if self.family == 4 else 0x86DD)
+            inner = packets.parse(bytes(12) + ether_type + got[inner_at:])
+            with self.subTest(request.name, entries=len(request.entries)):
+                self.assertEqual(inner.problems, [])
+                self.tagged(inner, flags)
+
+
+@variants
+class PathsWithASmallerMtu(TooBigForTheTunnel):
+    """Routers said that they take less than the next hop does: what fits to the byte is sent, one more is answered."""
+
+    def check(self) -> None:
+        service = self.add_remote("gue", 4, mtu=1500)
+        hop = self.hop
+        head = (20 if self.family == 4 else 40) + 20
+        for path_mtu, taken in ((1400, 1400), (1600, 1500), (0, 1500)):
+            self.reach(service.pool, hop, OVERHEAD["gue", 4], path_mtu=path_mtu)
+            room = taken - OVERHEAD["gue", 4]
+            fits = self.plain(service, options=b"", payload=b"x" * (room - head))
+            self.send(CLIENT, fits)
+            self.expect_tunnel(service, "gue", 4, inner_of(fits, None))
+            frame = self.plain(service, options=b"", payload=b"x" * (room - head + 1))
+            self.send(CLIENT, frame)
+            self.expect_too_big(frame, room)

@@ -85,7 +85,7 @@ class ErrorsOfRivulet(IcmpErrors):
         with self.drops("TTL_EXPIRED"):
             self.send(CLIENT, self.from_client(0x0800 if self.family == 4 else 0x86DD, packet))
         # One falls silent and is found out; the copies go to the others.
-        self.modify("pools", {"pool": pool.id}, "set_pool", members=7, bound=1_000_000, copies_group=pool.id)
+        self.set_pool(pool, bound=1_000_000, settle=1_000_000)
         for replica in (0, 2):
             self.keep_beating(pool, [replica], 0.05)
         time.sleep(1.5)

@@ -86,7 +86,7 @@ class Vectors(RackTest):
         port, got = self.dataplane_receive()
         block = packets.tor_block(got)
         wanted_block = packets.stamp(
-            int.from_bytes(block[:6], "big"), TOR_ID, 0, self.service.seal_epoch, self.service.epoch, flags
+            int.from_bytes(block[:6], "big"), TOR_ID, self.service.seal_epoch, self.service.epoch, flags
         )
         self.same(packets.forwarded(frame, dst=host_mac(port), src=TOR_MAC, stamp=wanted_block), got)
 
@@ -219,6 +219,6 @@ class HeartbeatVectors(Vectors):
                 self.send(1, packets.ethernet(TOR_MAC, host_mac(1), 0x88B5, body))
         for vector in VECTORS["invalid_heartbeats"]:
             body = bytes.fromhex(vector["bytes"])
-            with self.subTest(vector["name"]), self.drops("TRUNCATED" if len(body) < 16 else "HEARTBEAT_FORM"):
+            with self.subTest(vector["name"]), self.drops("TRUNCATED" if len(body) < 20 else "HEARTBEAT_FORM"):
                 self.send(1, packets.ethernet(TOR_MAC, host_mac(1), 0x88B5, body, pad=False))
         self.assertIn(4, TOR)

@@ -327,9 +327,9 @@ class ForgedMark(Attack):
 
     def check(self) -> None:
         service = self.add_service(modes=dict.fromkeys(layout.ALL_CHECKS, OFF))
-        marked = self.good_request(service, tor_block=bytes(14) + b"\x03\x00", entries=(Entry(0, 0, 3, 1),))
+        marked = self.good_request(service, tor_block=bytes(12) + b"\x03" + bytes(5), entries=(Entry(0, 0, 3, 1),))
         self.passes(service, marked, flags=TIME_VALID)
-        self.passes(service, Request(name="SYN", tor_block=bytes(14) + b"\x03\x00"), flags=TIME_VALID)
+        self.passes(service, Request(name="SYN", tor_block=bytes(12) + b"\x03" + bytes(5)), flags=TIME_VALID)
         # What carries no ToR block has none to believe.
         frame = self.plain(service, options=b"", payload=bytes(range(48)))
         self.send(CLIENT, frame)

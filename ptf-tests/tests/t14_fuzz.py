@@ -120,7 +120,7 @@ class Fuzz(RackTest):
             epoch=service.epoch,
             entries=tuple(entries),
             attempt=rng.choice((0, 1)) if name in ("PROBE", "TIMEOUT") else 0,
-            tor_block=rng.randbytes(16),
+            tor_block=rng.randbytes(18),
         )
 
     def seed_icmp(self, rng: random.Random, service) -> bytes:
@@ -262,8 +262,8 @@ class Fuzz(RackTest):
         parsed = packets.parse(bytes(out))
         at = parsed.l4 + (out[parsed.l4 + 12] >> 4) * 4
         service = self.services[parsed.dst.version]
-        block = packets.stamp(0, layout.TOR_ID, 0, service.seal_epoch, service.epoch, int(verdict.detail))
-        out[at : at + 16] = block
+        block = packets.stamp(0, layout.TOR_ID, service.seal_epoch, service.epoch, int(verdict.detail))
+        out[at : at + 18] = block
         out[parsed.l4 + 16 : parsed.l4 + 18] = b"\0\0"
         return bytes(out)
 
@@ -276,7 +276,7 @@ class Fuzz(RackTest):
             at = parsed.l4
             if frame[at + 20] == 253 and frame[at + 21] == 8 and frame[at + 22 : at + 24] == b"RV":
                 header = (frame[at + 12] >> 4) * 4
-                if frame[at + 24] < 0x80 and parsed.end >= at + header + 22:
+                if frame[at + 24] < 0x80 and parsed.end >= at + header + 24:
                     out[at + header : at + header + 6] = bytes(6)
                     out[at + 16 : at + 18] = b"\0\0"
         return bytes(out)

@@ -61,7 +61,7 @@ impl Agent {
     pub fn start(
         controllers: Controllers,
         name: &str,
-        incarnation: u16,
+        incarnation: u32,
         mac: [u8; 6],
     ) -> Result<Agent, AgentError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -119,11 +119,6 @@ impl Agent {
 }
 
 /// Who speaks.
-pub(crate) fn hello(name: &str, incarnation: u16, mac: [u8; 6]) -> Hello {
-    Hello {
-        name: name.to_owned(),
-        incarnation: incarnation.into(),
-        mac: mac.to_vec(),
-        version: env!("CARGO_PKG_VERSION").into(),
-    }
+pub(crate) fn hello(name: &str, incarnation: u32, mac: [u8; 6]) -> Hello {
+    Hello { name: name.to_owned(), incarnation, mac: mac.to_vec(), version: env!("CARGO_PKG_VERSION").into() }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rivulet_packet::slot::{Slot, SlotKey};
-use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
+use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret, TorKeys};
 use rivulet_server::service::{Member, Service, ServiceError, Slots, Tunnel, check_all};
 
 use crate::proto;
@@ -62,12 +62,25 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
             })
         })
         .collect::<Result<_, ConvertError>>()?;
+    let tor = from
+        .tor_keys
+        .iter()
+        .map(|k| {
+            Ok(TorKeys {
+                epoch: small(k.epoch, "tor_keys.epoch")?,
+                heartbeat: secret(&k.heartbeat).ok_or(bad("tor_keys.heartbeat", "8 octets"))?,
+                block: secret(&k.block).ok_or(bad("tor_keys.block", "8 octets"))?,
+            })
+        })
+        .collect::<Result<_, ConvertError>>()?;
     let keys = KeySet {
         service: small(from.id, "id")?,
         usable_seal: small(from.usable_seal_epoch, "usable_seal_epoch")?,
         usable_nonce: small(from.usable_nonce_epoch, "usable_nonce_epoch")?,
+        usable_tor: small(from.usable_tor_epoch, "usable_tor_epoch")?,
         seal,
         nonce,
+        tor,
     };
     let member = Member {
         pool: small(from.pool, "pool")?,
@@ -119,6 +132,7 @@ fn secret<const N: usize>(octets: &[u8]) -> Option<Secret<N>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rivulet_packet::TorKey;
 
     fn good() -> proto::Service {
         proto::Service {
@@ -146,6 +160,8 @@ mod tests {
             tunnels: vec![proto::Tunnel { local: vec![10, 0, 2, 1], tor: vec![10, 0, 3, 254] }],
             slot_key: vec![4; 8],
             slots: vec![0, 1, 1, 0],
+            tor_keys: vec![proto::TorKey { epoch: 0x105, heartbeat: vec![5; 8], block: vec![6; 8] }],
+            usable_tor_epoch: 0x105,
         }
     }
 
@@ -158,6 +174,9 @@ mod tests {
         assert_eq!(service.addresses[0].to_string(), "10.9.0.1");
         assert_eq!(service.member.unwrap().replica, 2);
         assert_eq!(service.tunnels[0].tor.to_string(), "10.0.3.254");
+        assert_eq!(service.keys.beat_key(), Some((5, TorKey::new([5; 8]))));
+        assert_eq!(service.keys.block_key(5), Some(TorKey::new([6; 8])));
+        assert_eq!(service.keys.block_key(6), None);
         let slots = service.slots.as_ref().unwrap();
         assert_eq!(slots.key, SlotKey::new([4; 8]));
         assert_eq!(&slots.pairs[..], [Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]);
@@ -166,7 +185,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 13] = [
+        let cases: [(&str, Change); 16] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -178,6 +197,9 @@ mod tests {
             ("tunnels.tor", |s| s.tunnels[0].tor.clear()),
             ("slot_key", |s| s.slot_key.clear()),
             ("slots", |s| s.slots.push(0)),
+            ("tor_keys.heartbeat", |s| s.tor_keys[0].heartbeat.push(0)),
+            ("tor_keys.block", |s| s.tor_keys[0].block.clear()),
+            ("ToRs' keys", |s| s.usable_tor_epoch = 9),
             ("power of two", |s| s.slots.extend([0, 1])),
             ("a tunnel", |s| s.tunnels[0].local = vec![0xfd; 16]),
         ];

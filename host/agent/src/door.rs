@@ -46,7 +46,7 @@ pub struct DoorConfig {
     /// Ethernet address of the interface towards the ToR.
     pub mac: [u8; 6],
     /// What heartbeats of this process carry.
-    pub incarnation: u16,
+    pub incarnation: u32,
     /// Path of the socket for serving processes.
     pub socket: PathBuf,
     /// The user, besides root and our own, who may open it; it becomes his.
@@ -301,8 +301,8 @@ impl Agents for Entrance {
             let text = format!("this is the agent of replica {:?}, not of {:?}", shared.name, hello.name);
             return Err(tonic::Status::not_found(text));
         }
-        if hello.mac.len() != 6 || hello.incarnation > u16::MAX.into() {
-            return Err(tonic::Status::invalid_argument("`mac` or `incarnation` is out of range"));
+        if hello.mac.len() != 6 {
+            return Err(tonic::Status::invalid_argument("`mac` is not 6 octets"));
         }
         let id = {
             let mut speakers = shared.speakers.lock();

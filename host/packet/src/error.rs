@@ -59,7 +59,6 @@ wire_errors! {
     NumberLow = "number_low", "byte {0}: the number is not the one in the option";
     TorTruncated = "tor_truncated", "byte {0}: the ToR block ends early";
     TorFlags = "tor_flags", "byte {0}: an unknown flag in the ToR block";
-    TorReserved = "tor_reserved", "byte {0}: the reserved byte of the ToR block is not 0";
     RangeCount = "range_count", "byte {0}: more than 16 proof entries, or a SYN with any";
     Attempt = "attempt", "byte {0}: an attempt above 3, or any in a SYN or a NORMAL";
     RangeKindsUnused = "range_kinds_unused", "byte {0}: a kind for an entry that is not there";
@@ -101,10 +100,9 @@ wire_errors! {
     GroupTruncated = "group_truncated", "byte {0}: the group ends early";
     SkipBeyond = "skip_beyond", "byte {0}: a skipped region that is empty or ends beyond 2^64 bytes";
     HeartbeatTruncated = "heartbeat_truncated", "byte {0}: the heartbeat ends early";
-    HeartbeatVersion = "heartbeat_version", "byte {0}: the version of the heartbeat is not 1";
-    HeartbeatFlags = "heartbeat_flags", "byte {0}: an unknown flag in the heartbeat";
+    HeartbeatVersion = "heartbeat_version", "byte {0}: the version of the heartbeat is not 2";
+    HeartbeatFlags = "heartbeat_flags", "byte {0}: a flag that a heartbeat or an answer does not have";
     HeartbeatReplica = "heartbeat_replica", "byte {0}: a replica index of 64 or more";
-    HeartbeatReserved = "heartbeat_reserved", "byte {0}: the reserved field of the heartbeat is not 0";
 }
 
 /// A packet that cannot be built as asked.

@@ -1,20 +1,59 @@
-//! What a replica tells the ToR every millisecond or two.
+//! What a replica tells the ToR every millisecond or two, and what the ToR answers.
 
 use core::fmt;
 
 use crate::bytes::{Reader, Writer};
 use crate::error::{BuildError, WireError};
+use crate::nonce::half_sip_hash_words;
 
 /// EtherType within the rack (IEEE 802 local experimental).
 pub const ETHER_TYPE: u16 = 0x88b5;
 /// UDP port of the ToR for replicas beyond the rack.
 pub const UDP_PORT: u16 = 34997;
 /// Length in bytes; a frame's padding may follow.
-pub const LENGTH: usize = 16;
+pub const LENGTH: usize = 20;
+/// Length of an answer in bytes; a frame's padding may follow.
+pub const ANSWER_LENGTH: usize = 36;
 /// Most replicas of a pool.
-pub const MAX_REPLICAS: u16 = 64;
-const VERSION: u8 = 1;
+pub const MAX_REPLICAS: u8 = 64;
+const VERSION: u8 = 2;
 const FLAG_READY: u8 = 0x01;
+const FLAG_SETTLED: u8 = 0x40;
+const FLAG_ANSWER: u8 = 0x80;
+
+/// A key that a replica shares with the ToRs: of its heartbeats and their answers, or of the ToR blocks in its tunnels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TorKey([u32; 2]);
+
+impl TorKey {
+    /// From the 8 bytes that the controller hands out: both words little-endian.
+    pub const fn new(key: [u8; 8]) -> Self {
+        let [a, b, c, d, e, f, g, h] = key;
+        Self([u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])])
+    }
+
+    /// The tag of a message of whole words.
+    pub(crate) fn tag(self, words: &[u32]) -> u32 {
+        half_sip_hash_words(self.0, words)
+    }
+
+    /// Of bytes, a multiple of four and 32 at most, as big-endian words.
+    fn tag_of(self, bytes: &[u8]) -> u32 {
+        let mut words = [0; ANSWER_LENGTH / 4];
+        let (chunks, _) = bytes.as_chunks::<4>();
+        for (word, chunk) in words.iter_mut().zip(chunks) {
+            *word = u32::from_be_bytes(*chunk);
+        }
+        self.tag(&words[..chunks.len().min(words.len())])
+    }
+}
+
+impl fmt::Debug for TorKey {
+    // Keys do not belong in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TorKey(..)")
+    }
+}
 
 /// One heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -24,61 +63,164 @@ pub struct Heartbeat {
     /// Pool of the replica.
     pub pool: u16,
     /// Index in the pool, 0 to 63.
-    pub replica: u16,
-    /// Changes with every start of the serving process.
-    pub incarnation: u16,
+    pub replica: u8,
+    /// Low half of the epoch of the key of the tag.
+    pub key_epoch: u8,
     /// Requests waiting, saturating.
     pub load: u16,
-    /// Grows by one a heartbeat.
+    /// Grows with every start of the serving process: the second of it.
+    pub incarnation: u32,
+    /// Grows with every heartbeat of an incarnation.
     pub sequence: u32,
+    /// HalfSipHash of all before it, under the replica's key.
+    pub tag: u32,
 }
 
 impl Heartbeat {
-    /// Reads a heartbeat; bytes behind it (the padding of a short frame) are ignored.
+    /// Reads a heartbeat; bytes behind it (the padding of a short frame) are ignored. The tag is not verified yet
+    /// ([`Self::verify`]).
     ///
     /// # Errors
     /// The `Heartbeat` errors.
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new(bytes, WireError::HeartbeatTruncated);
-        let (version, flags, pool) = (r.u8()?, r.u8()?, r.u16()?);
-        if version != VERSION {
-            return Err(WireError::HeartbeatVersion(0));
-        }
-        if flags & !FLAG_READY != 0 {
-            return Err(WireError::HeartbeatFlags(1));
-        }
-        let replica = r.u16()?;
-        if replica >= MAX_REPLICAS {
-            return Err(WireError::HeartbeatReplica(4));
-        }
-        let (incarnation, load, reserved) = (r.u16()?, r.u16()?, r.u16()?);
-        if reserved != 0 {
-            return Err(WireError::HeartbeatReserved(10));
-        }
-        let sequence = r.u32()?;
-        Ok(Self { ready: flags & FLAG_READY != 0, pool, replica, incarnation, load, sequence })
+        let (flags, pool, replica) = read_head(&mut r, FLAG_READY, 0)?;
+        let (key_epoch, load) = (r.u8()?, r.u16()?);
+        let (incarnation, sequence, tag) = (r.u32()?, r.u32()?, r.u32()?);
+        let ready = flags & FLAG_READY != 0;
+        Ok(Self { ready, pool, replica, key_epoch, load, incarnation, sequence, tag })
     }
 
-    /// Writes the 16 bytes.
+    /// Writes the 20 bytes.
     ///
     /// # Errors
     /// [`BuildError::BufferTooSmall`], or [`BuildError::TooMany`] for a replica index of 64 or more.
     pub fn write(&self, buf: &mut [u8]) -> Result<usize, BuildError> {
-        if self.replica >= MAX_REPLICAS {
-            let (have, most) = (usize::from(self.replica) + 1, usize::from(MAX_REPLICAS));
-            return Err(BuildError::TooMany { what: "replicas", have, most });
-        }
+        check(self.replica)?;
         let mut w = Writer::new(buf);
         w.u8(VERSION);
         w.u8(if self.ready { FLAG_READY } else { 0 });
         w.u16(self.pool);
-        w.u16(self.replica);
-        w.u16(self.incarnation);
+        w.u8(self.replica);
+        w.u8(self.key_epoch);
         w.u16(self.load);
-        w.u16(0);
+        w.u32(self.incarnation);
         w.u32(self.sequence);
+        w.u32(self.tag);
         w.finish()
     }
+
+    /// The same under this key; a replica index of 64 or more has no tag.
+    #[must_use]
+    pub fn tagged(self, key: TorKey) -> Self {
+        let mut bytes = [0; LENGTH];
+        let tag = self.write(&mut bytes).map_or(0, |_| key.tag_of(&bytes[..LENGTH - 4]));
+        Self { tag, ..self }
+    }
+
+    /// Whether the tag was made with this key.
+    pub fn verify(&self, key: TorKey) -> bool {
+        self.tagged(key).tag == self.tag
+    }
+}
+
+/// The ToR's answer to a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Answer {
+    /// The ToR has known the pool for long enough to tell who is silent. Before that everybody passes for alive.
+    pub settled: bool,
+    /// Pool of the heartbeat.
+    pub pool: u16,
+    /// Its replica.
+    pub replica: u8,
+    /// Its key epoch; the answer's tag is under the same key.
+    pub key_epoch: u8,
+    /// Switch number and incarnation of the ToR.
+    pub tor_id: u16,
+    /// Of the heartbeat.
+    pub incarnation: u32,
+    /// Of the heartbeat.
+    pub sequence: u32,
+    /// Bit r: replica r is not excluded.
+    pub alive: u64,
+    /// Bit r: replica r takes plain TCP, too.
+    pub plain: u64,
+    /// HalfSipHash of all before it.
+    pub tag: u32,
+}
+
+impl Answer {
+    /// Reads an answer; bytes behind it are ignored. The tag is not verified yet ([`Self::verify`]).
+    ///
+    /// # Errors
+    /// The `Heartbeat` errors.
+    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new(bytes, WireError::HeartbeatTruncated);
+        let (flags, pool, replica) = read_head(&mut r, FLAG_SETTLED | FLAG_ANSWER, FLAG_ANSWER)?;
+        let (key_epoch, tor_id) = (r.u8()?, r.u16()?);
+        let (incarnation, sequence) = (r.u32()?, r.u32()?);
+        let (alive, plain, tag) = (r.u64()?, r.u64()?, r.u32()?);
+        let settled = flags & FLAG_SETTLED != 0;
+        Ok(Self { settled, pool, replica, key_epoch, tor_id, incarnation, sequence, alive, plain, tag })
+    }
+
+    /// Writes the 36 bytes.
+    ///
+    /// # Errors
+    /// [`BuildError::BufferTooSmall`], or [`BuildError::TooMany`] for a replica index of 64 or more.
+    pub fn write(&self, buf: &mut [u8]) -> Result<usize, BuildError> {
+        check(self.replica)?;
+        let mut w = Writer::new(buf);
+        w.u8(VERSION);
+        w.u8(FLAG_ANSWER | if self.settled { FLAG_SETTLED } else { 0 });
+        w.u16(self.pool);
+        w.u8(self.replica);
+        w.u8(self.key_epoch);
+        w.u16(self.tor_id);
+        w.u32(self.incarnation);
+        w.u32(self.sequence);
+        w.u64(self.alive);
+        w.u64(self.plain);
+        w.u32(self.tag);
+        w.finish()
+    }
+
+    /// The same under this key; a replica index of 64 or more has no tag.
+    #[must_use]
+    pub fn tagged(self, key: TorKey) -> Self {
+        let mut bytes = [0; ANSWER_LENGTH];
+        let tag = self.write(&mut bytes).map_or(0, |_| key.tag_of(&bytes[..ANSWER_LENGTH - 4]));
+        Self { tag, ..self }
+    }
+
+    /// Whether the tag was made with this key.
+    pub fn verify(&self, key: TorKey) -> bool {
+        self.tagged(key).tag == self.tag
+    }
+}
+
+/// Version, flags (some of `known`, all of `must`), pool, replica.
+fn read_head(r: &mut Reader<'_>, known: u8, must: u8) -> Result<(u8, u16, u8), WireError> {
+    let (version, flags, pool) = (r.u8()?, r.u8()?, r.u16()?);
+    if version != VERSION {
+        return Err(WireError::HeartbeatVersion(0));
+    }
+    if flags & !known != 0 || flags & must != must {
+        return Err(WireError::HeartbeatFlags(1));
+    }
+    let replica = r.u8()?;
+    if replica >= MAX_REPLICAS {
+        return Err(WireError::HeartbeatReplica(4));
+    }
+    Ok((flags, pool, replica))
+}
+
+fn check(replica: u8) -> Result<(), BuildError> {
+    if replica < MAX_REPLICAS {
+        return Ok(());
+    }
+    let (have, most) = (usize::from(replica) + 1, usize::from(MAX_REPLICAS));
+    Err(BuildError::TooMany { what: "replicas", have, most })
 }
 
 impl fmt::Display for Heartbeat {
@@ -89,5 +231,12 @@ impl fmt::Display for Heartbeat {
             "heartbeat {} of {}/{}: {ready}, load {}",
             self.sequence, self.pool, self.replica, self.load
         )
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sequence, pool, replica, alive, tor_id, .. } = self;
+        write!(f, "answer to heartbeat {sequence} of {pool}/{replica}: alive {alive:x}, ToR {tor_id:04x}")
     }
 }

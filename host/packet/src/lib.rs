@@ -40,7 +40,7 @@ pub use continuation::{Mac, SealedContinuation, TransportContinuation};
 pub use delta::Delta;
 pub use error::{BuildError, WireError};
 pub use eth::EthHeader;
-pub use heartbeat::Heartbeat;
+pub use heartbeat::{Answer, Heartbeat, TorKey};
 pub use ip::{Ecn, IpHeader};
 pub use lists::{MAX_UCONTS, Ucont, Uconts};
 pub use nonce::{NonceKey, TaggedNonces};

@@ -12,7 +12,7 @@ pub const LENGTH: usize = 8;
 /// Experiment identifier (RFC 6994), "RV".
 pub const EX_ID: u16 = 0x5256;
 /// Version of the wire format.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Set in the class of every response.
 pub const RESPONSE_BIT: u8 = 0x80;
 
@@ -174,6 +174,15 @@ impl RivuletOption {
             return Err(WireError::OptionFlags(start + 5));
         }
         Ok(Self { class, number_low })
+    }
+
+    /// The four bytes behind the ExID as an integer.
+    pub(crate) fn low_word(self) -> u32 {
+        u32::from_be_bytes([self.class.to_wire(), VERSION << 4, 0, 0]) | u32::from(self.number_low)
+    }
+
+    pub(crate) fn is_syn(self) -> bool {
+        self.class == Class::Request(RequestClass::Syn)
     }
 
     pub(crate) fn write(&self, w: &mut Writer<'_>) {

@@ -9,12 +9,14 @@ use crate::error::{BuildError, WireError};
 use crate::lists::{self, MAX_UCONTS, Ucont, Uconts, read_token};
 use crate::option::RequestClass;
 use crate::proof::{self, MAX_ENTRIES, Proof, ProofEntry};
-use crate::tor::TorBlock;
+use crate::tor::{self, TorBlock};
 
 /// Highest attempt: a request other than SYN and NORMAL may be sent so often again.
 pub const MAX_ATTEMPT: u8 = 3;
 /// Most wants of one request.
 pub const MAX_WANTS: usize = 16;
+/// Bytes of payload that every request has: the ToR block, counts and kinds, the fields from `hold` on.
+pub const FIXED: usize = tor::LENGTH + 12;
 /// Bytes of a want.
 pub const WANT: usize = 16;
 /// `ucont` of a want or an input that names no user continuation.
@@ -162,7 +164,7 @@ impl<'a> Request<'a> {
             r.section(WireError::HeadTruncated);
             c.fields.read_head(&mut r)?;
             if c.fields.number as u16 != number_low {
-                return Err(WireError::NumberLow(26));
+                return Err(WireError::NumberLow(28));
             }
             proof = Proof::read(&mut r, count, kinds)?;
             r.section(WireError::TailTruncated);
@@ -244,18 +246,18 @@ fn most_attempts(class: RequestClass) -> u8 {
 #[inline]
 fn check_counts(class: RequestClass, entries: u8, attempt: u8, kinds: u32) -> Result<(), WireError> {
     if usize::from(entries) > if class == RequestClass::Syn { 0 } else { MAX_ENTRIES } {
-        return Err(WireError::RangeCount(16));
+        return Err(WireError::RangeCount(18));
     }
     if attempt > most_attempts(class) {
-        return Err(WireError::Attempt(17));
+        return Err(WireError::Attempt(19));
     }
     // checked_shl: a count of 16 leaves no unused kinds, and a shift by 32 is none.
     if kinds.checked_shl(2 * u32::from(entries)).unwrap_or(0) != 0 {
-        return Err(WireError::RangeKindsUnused(18));
+        return Err(WireError::RangeKindsUnused(20));
     }
     // Both bits of a pair: there is no fourth kind.
     if kinds & kinds >> 1 & 0x5555_5555 != 0 {
-        return Err(WireError::RangeKindsUnknown(18));
+        return Err(WireError::RangeKindsUnknown(20));
     }
     Ok(())
 }
@@ -429,7 +431,7 @@ impl RequestBuilder<'_> {
     pub fn length(&self) -> usize {
         let sealed = if self.continuation.is_some() { SealedContinuation::LENGTH } else { 0 };
         let uconts: usize = self.uconts.iter().map(|u| 2 + u.len()).sum();
-        let length = 28
+        let length = FIXED
             + sealed
             + self.proof.len() * proof::ENTRY
             + self.wants.len() * WANT

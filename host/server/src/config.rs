@@ -12,8 +12,8 @@ pub struct Config {
     pub interface: Interface,
     /// What is served from the start; may be empty.
     pub services: Vec<Service>,
-    /// Changes with every start of the process; heartbeats carry it.
-    pub incarnation: u16,
+    /// Grows with every start of the process; heartbeats carry it or a greater one.
+    pub incarnation: u32,
     /// What moves the packets. AF_XDP is for one worker: with several `AfXdp` is an error, and `Auto` is AF_PACKET.
     pub io: IoChoice,
 }

@@ -29,6 +29,12 @@ pub struct Counters {
     pub too_big: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
+    /// Answers of ToRs to heartbeats.
+    pub answers: u64,
+    /// Answers that were not believed: another key, another process's, or come twice.
+    pub answers_refused: u64,
+    /// Requests in tunnels whose ToR block was not believed: no tag, a wrong one, or of long ago.
+    pub untagged: u64,
 }
 
 impl Counters {
@@ -46,6 +52,9 @@ impl Counters {
             (&mut self.late, other.late),
             (&mut self.too_big, other.too_big),
             (&mut self.heartbeats, other.heartbeats),
+            (&mut self.answers, other.answers),
+            (&mut self.answers_refused, other.answers_refused),
+            (&mut self.untagged, other.untagged),
         ];
         for (sum, more) in sums {
             *sum += more;

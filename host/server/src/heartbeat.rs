@@ -1,13 +1,18 @@
 //! Heartbeats: what the ToR believes a replica by.
 //!
-//! One frame a pool and interval. `ready` only while keys are held, the interface works and no worker of the packet path
+//! One frame a pool and interval, tagged under a key that the ToR has too. The ToR answers each with the set of members that
+//! are alive, under the same key, so a replica knows who is gone without asking anybody.
+//! `ready` only while keys are held, the interface works and no worker of the packet path
 //! has been at one thing for as long as the bound; a replica that cannot say so is as good as silent.
 
-use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat, LENGTH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use rivulet_packet::heartbeat::{Answer, ETHER_TYPE, Heartbeat, LENGTH, TorKey};
+use rivulet_pktio::filter::Rule;
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, IoError, OpenError, PacketIo, TxFrame};
 
 use crate::interface::SEEK;
+use crate::keys::KeySet;
 use crate::service::Member;
 
 /// Octets of a frame, without the padding that the device adds.
@@ -19,21 +24,37 @@ pub fn heartbeat_of(frame: &[u8; FRAME]) -> &[u8] {
     &frame[FRAME - LENGTH..]
 }
 
+/// A process that shares a key with the ToR and is not answered for so long begins anew, microseconds: another one may have
+/// taken this place and be gone.
+const RENEW: u64 = 1_000_000;
+
 /// The beat of one place in a pool.
 #[derive(Debug)]
 pub struct Beat {
     member: Member,
-    incarnation: u16,
-    sequence: u32,
+    /// With the low half of its epoch.
+    key: Option<(u8, TorKey)>,
+    /// The key before that: answers to what was sent under it may be under way.
+    former: Option<(u8, TorKey)>,
+    /// The least that it begins with.
+    incarnation: u32,
+    /// What the next heartbeat carries.
+    number: (u32, u32),
     /// When the next is due, microseconds.
     next: u64,
+    /// When it was last answered or began, microseconds.
+    renewed: u64,
+    /// What the rack's ToR answered.
+    live: Option<Live>,
 }
 
 impl Beat {
-    /// Beats from now on.
+    /// Beats from now on, in an incarnation that is not below this one.
     #[must_use]
-    pub fn new(member: Member, incarnation: u16, now: u64) -> Beat {
-        Beat { member, incarnation, sequence: 0, next: now }
+    pub fn new(member: Member, keys: &KeySet, incarnation: u32, now: u64) -> Beat {
+        let number = begin(incarnation);
+        let key = keys.beat_key();
+        Beat { member, key, former: None, incarnation, number, next: now, renewed: now, live: None }
     }
 
     /// The place that it is for.
@@ -42,10 +63,24 @@ impl Beat {
         &self.member
     }
 
+    /// Its key may be another from now on.
+    pub fn set_keys(&mut self, keys: &KeySet) {
+        let key = keys.beat_key();
+        if key != self.key {
+            self.former = std::mem::replace(&mut self.key, key);
+        }
+    }
+
     /// When the next heartbeat is due, microseconds.
     #[must_use]
     pub fn due(&self) -> u64 {
         self.next
+    }
+
+    /// What the rack's ToR said last; none before it answered.
+    #[must_use]
+    pub fn live(&self) -> Option<&Live> {
+        self.live.as_ref()
     }
 
     /// The frame that is due at `now`, none if it is too early. `oldest`: for how long, in microseconds, a worker has been
@@ -62,17 +97,29 @@ impl Beat {
             return None;
         }
         let interval = self.member.heartbeat.as_micros() as u64;
+        if self.key.is_some() && now > self.renewed + RENEW {
+            self.number = begin(self.incarnation).max(self.number);
+            self.renewed = now;
+        }
         self.next = if self.next + interval > now { self.next + interval } else { now + interval };
         let ready = keys && u128::from(oldest) < self.member.bound.as_micros();
+        let (key_epoch, key) = self.key.unzip();
         let beat = Heartbeat {
             ready,
             pool: self.member.pool,
-            replica: self.member.replica,
-            incarnation: self.incarnation,
+            // Below 64, as `Service::check` has seen.
+            replica: self.member.replica as u8,
+            key_epoch: key_epoch.unwrap_or(0),
             load: u16::try_from(load).unwrap_or(u16::MAX),
-            sequence: self.sequence,
+            incarnation: self.number.0,
+            sequence: self.number.1,
+            tag: 0,
         };
-        self.sequence = self.sequence.wrapping_add(1);
+        self.number = match self.number.1.checked_add(1) {
+            Some(sequence) => (self.number.0, sequence),
+            None => (self.number.0.saturating_add(1), 0),
+        };
+        let beat = key.map_or(beat, |key| beat.tagged(key));
         let mut frame = [0; FRAME];
         frame[..6].copy_from_slice(&self.member.tor_mac);
         frame[6..12].copy_from_slice(&source);
@@ -81,6 +128,58 @@ impl Beat {
         beat.write(&mut frame[14..]).ok()?;
         Some(frame)
     }
+
+    /// A frame that may be the answer of the rack's ToR; whether it is one, and is believed.
+    pub fn answered(&mut self, frame: &[u8], now: u64) -> bool {
+        let from_tor = frame.get(6..12) == Some(&self.member.tor_mac[..]);
+        let answer = frame.get(14..).filter(|_| from_tor && frame[12..14] == ETHER_TYPE.to_be_bytes());
+        match answer.and_then(|bytes| self.judge(bytes, self.live.as_ref(), now)) {
+            Some(live) => {
+                (self.live, self.renewed) = (Some(live), now);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// What an answer says, if it answers a heartbeat of this process under its key, and one that came after that of `before`.
+    pub(crate) fn judge(&self, bytes: &[u8], before: Option<&Live>, now: u64) -> Option<Live> {
+        let answer = Answer::parse(bytes).ok()?;
+        let keys = [self.key, self.former];
+        let (_, key) = keys.into_iter().flatten().find(|(epoch, _)| *epoch == answer.key_epoch)?;
+        let number = (answer.incarnation, answer.sequence);
+        let right = (answer.pool, u16::from(answer.replica)) == (self.member.pool, self.member.replica)
+            && number < self.number
+            && before.is_none_or(|before| before.number < number)
+            && answer.verify(key);
+        let Answer { tor_id, settled, alive, plain, .. } = answer;
+        right.then_some(Live { number, tor_id, settled, alive, plain, at: now })
+    }
+}
+
+/// Who is alive, as a ToR last answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// Of the heartbeat that it answers.
+    number: (u32, u32),
+    /// Switch number and incarnation of the ToR.
+    pub tor_id: u16,
+    /// The ToR has known the pool for long enough to tell; before that everybody passes for alive.
+    pub settled: bool,
+    /// Bit r: replica r is not excluded.
+    pub alive: u64,
+    /// Bit r: and takes plain TCP.
+    pub plain: u64,
+    /// When the answer came, microseconds of the process's own clock.
+    pub at: u64,
+}
+
+/// Where incarnation and sequence begin: above all that any process of this replica sent before, as long as the host's clock
+/// does not go back. The incarnation is a second; where in it the sequence begins, no process has got before.
+fn begin(least: u32) -> (u32, u32) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let second = u32::try_from(since.as_secs()).unwrap_or(u32::MAX);
+    (second.max(least), since.subsec_micros() << 11)
 }
 
 /// The socket that heartbeats leave by. One of its own, around the interface's queueing discipline, so that they are not
@@ -118,29 +217,57 @@ impl Sender {
             Err(_) => Ok(false),
         }
     }
+
+    /// Hands on what the ToR sent since.
+    pub(crate) fn receive(&mut self, mut take: impl FnMut(&[u8])) {
+        let Some(socket) = &mut self.socket else { return };
+        // Bounded: whoever floods this costs as much as that many heartbeats. Errors are the sender's to find.
+        for _ in 0..MAX_BATCHES {
+            let count = socket.recv().unwrap_or(0);
+            for index in 0..count {
+                take(socket.frame(index).data);
+            }
+            if count < BATCH {
+                break;
+            }
+        }
+    }
 }
 
-/// A packet socket that receives nothing.
-fn open(interface: &Interface) -> Result<AfPacket, OpenError> {
-    let filter = Some(Filter::new(&[])?);
-    let config = Config { batch: 1, promiscuous: false, qdisc_bypass: true, filter, ..Config::default() };
+/// Answers taken at once.
+const BATCH: usize = 16;
+/// And how often before the next heartbeat.
+const MAX_BATCHES: usize = 4;
+
+/// A packet socket for heartbeats and what answers them.
+pub fn open(interface: &Interface) -> Result<AfPacket, OpenError> {
+    let filter = Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)])?);
+    let config = Config { batch: BATCH, promiscuous: false, qdisc_bypass: true, filter, ..Config::default() };
     AfPacket::open(interface, config)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::{Secret, TorKeys};
     use std::time::Duration;
 
+    const TOR: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const OWN: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    fn keys(epoch: u16) -> KeySet {
+        let tor = TorKeys { epoch, heartbeat: Secret([epoch as u8; 8]), block: Secret([1; 8]) };
+        KeySet { tor: vec![tor], usable_tor: epoch, ..KeySet::generate(1).unwrap() }
+    }
+
+    fn key(epoch: u16) -> TorKey {
+        TorKey::new([epoch as u8; 8])
+    }
+
     fn beat() -> Beat {
-        let member = Member {
-            pool: 3,
-            replica: 7,
-            tor_mac: [2, 0, 0, 0, 0, 1],
-            heartbeat: Duration::from_millis(2),
-            bound: Duration::from_millis(20),
-        };
-        Beat::new(member, 99, 1000)
+        let (heartbeat, bound) = (Duration::from_millis(2), Duration::from_millis(20));
+        let member = Member { pool: 3, replica: 7, tor_mac: TOR, heartbeat, bound };
+        Beat::new(member, &keys(5), 0, 1000)
     }
 
     fn read(frame: &[u8; FRAME]) -> Heartbeat {
@@ -150,19 +277,35 @@ mod tests {
     #[test]
     fn pace_and_sequence() {
         let mut beat = beat();
-        let mac = [2, 0, 0, 0, 0, 9];
-        assert_eq!(beat.frame(999, mac, true, 0, 0), None);
-        let first = beat.frame(1000, mac, true, 5, 0).unwrap();
-        assert_eq!((&first[..6], &first[6..12]), (&[2, 0, 0, 0, 0, 1][..], &mac[..]));
+        assert_eq!(beat.frame(999, OWN, true, 0, 0), None);
+        let frame = beat.frame(1000, OWN, true, 5, 0).unwrap();
+        assert_eq!((&frame[..6], &frame[6..12]), (&TOR[..], &OWN[..]));
+        let first = read(&frame);
+        assert!(first.verify(key(5)));
+        let Heartbeat { incarnation, sequence, tag, .. } = first;
         assert_eq!(
-            read(&first),
-            Heartbeat { ready: true, pool: 3, replica: 7, incarnation: 99, load: 5, sequence: 0 }
+            first,
+            Heartbeat { ready: true, pool: 3, replica: 7, key_epoch: 5, load: 5, incarnation, sequence, tag }
         );
-        assert_eq!(beat.frame(2999, mac, true, 0, 0), None);
-        assert_eq!(read(&beat.frame(3001, mac, true, 0, 0).unwrap()).sequence, 1);
+        assert_eq!(beat.frame(2999, OWN, true, 0, 0), None);
+        assert_eq!(read(&beat.frame(3001, OWN, true, 0, 0).unwrap()).sequence, sequence + 1);
         assert_eq!(beat.due(), 5000, "no drift");
-        assert_eq!(read(&beat.frame(50_000, mac, true, 70_000, 0).unwrap()).load, u16::MAX);
+        let late = read(&beat.frame(50_000, OWN, true, 70_000, 0).unwrap());
+        assert_eq!(late.load, u16::MAX);
+        assert_eq!((late.incarnation, late.sequence), (incarnation, sequence + 2));
         assert_eq!(beat.due(), 52_000, "no catching up");
+    }
+
+    #[test]
+    fn incarnation_and_sequence_only_grow() {
+        let mut beat = beat();
+        beat.number = (9, u32::MAX);
+        let number = |frame: &[u8; FRAME]| (read(frame).incarnation, read(frame).sequence);
+        assert_eq!(number(&beat.frame(1000, OWN, true, 0, 0).unwrap()), (9, u32::MAX));
+        assert_eq!(number(&beat.frame(3000, OWN, true, 0, 0).unwrap()), (10, 0), "the sequence wrapped");
+        let (one, other) = (begin(0), begin(0));
+        assert!(one <= other);
+        assert_eq!(begin(u32::MAX).0, u32::MAX, "not below what the process says it is");
     }
 
     #[test]
@@ -172,5 +315,76 @@ mod tests {
             let frame = beat().frame(1000, [0; 6], keys, 0, oldest).unwrap();
             assert_eq!(read(&frame).ready, ready, "{keys} {oldest}");
         }
+    }
+
+    /// The answer to a heartbeat, with a change that comes before the tag and one that comes after.
+    fn answer(to: &Heartbeat, change: impl Fn(&mut Answer), key: TorKey, damage: Option<usize>) -> Vec<u8> {
+        let Heartbeat { pool, replica, key_epoch, incarnation, sequence, .. } = *to;
+        let (settled, tor_id, alive, plain, tag) = (true, 0x0102, 0b1101, 0b1001, 0);
+        let mut answer =
+            Answer { settled, pool, replica, key_epoch, tor_id, incarnation, sequence, alive, plain, tag };
+        change(&mut answer);
+        let mut frame = vec![0; 14 + 36];
+        frame[..6].copy_from_slice(&OWN);
+        frame[6..12].copy_from_slice(&TOR);
+        frame[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
+        answer.tagged(key).write(&mut frame[14..]).unwrap();
+        if let Some(at) = damage {
+            frame[at] ^= 1;
+        }
+        frame
+    }
+
+    #[test]
+    fn an_answer_is_believed_under_the_key_for_a_heartbeat_that_was_sent_and_once() {
+        let mut beat = beat();
+        let sent = read(&beat.frame(1000, OWN, true, 0, 0).unwrap());
+        for damage in (6..12).chain(12..14).chain(14..50) {
+            assert!(!beat.answered(&answer(&sent, |_| {}, key(5), Some(damage)), 1500), "octet {damage}");
+        }
+        type Change = fn(&mut Answer);
+        let changes: [Change; 5] = [
+            |a| a.pool += 1,
+            |a| a.replica += 1,
+            |a| a.incarnation += 1,
+            |a| a.sequence += 1,
+            |a| a.key_epoch += 1,
+        ];
+        for (n, change) in changes.iter().enumerate() {
+            assert!(!beat.answered(&answer(&sent, change, key(5), None), 1500), "change {n}");
+        }
+        assert!(!beat.answered(&answer(&sent, |_| {}, key(6), None), 1500), "another key");
+        assert!(!beat.answered(&[], 1500) && !beat.answered(&[0; 14], 1500));
+        assert_eq!(beat.live(), None);
+        assert!(beat.answered(&answer(&sent, |_| {}, key(5), None), 1500));
+        let live = *beat.live().unwrap();
+        assert_eq!((live.alive, live.plain, live.settled, live.at), (0b1101, 0b1001, true, 1500));
+        assert!(!beat.answered(&answer(&sent, |a| a.alive = 0, key(5), None), 1600), "answered before");
+        // Under a new key, also what is still under way under the old one.
+        let old = read(&beat.frame(3000, OWN, true, 0, 0).unwrap());
+        beat.set_keys(&keys(6));
+        let new = read(&beat.frame(5000, OWN, true, 0, 0).unwrap());
+        assert!(new.key_epoch == 6 && new.verify(key(6)));
+        assert!(beat.answered(&answer(&old, |_| {}, key(5), None), 5100));
+        assert!(beat.answered(&answer(&new, |_| {}, key(6), None), 5200));
+    }
+
+    #[test]
+    fn who_is_not_answered_any_more_begins_anew() {
+        let mut beat = beat();
+        let sent = read(&beat.frame(1000, OWN, true, 0, 0).unwrap());
+        assert!(beat.answered(&answer(&sent, |_| {}, key(5), None), 1500));
+        let (mut now, mut last) = (1000, sent);
+        while now < 3_000_000 {
+            now += 2000;
+            let next = read(&beat.frame(now, OWN, true, 0, 0).unwrap());
+            if (next.incarnation, next.sequence) != (last.incarnation, last.sequence + 1) {
+                assert!(now > 1500 + RENEW);
+                assert!((next.incarnation, next.sequence) > (last.incarnation, last.sequence));
+                return;
+            }
+            last = next;
+        }
+        panic!("it went on as if it were answered");
     }
 }

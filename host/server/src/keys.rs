@@ -22,7 +22,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rivulet_packet::NonceKey;
+use rivulet_packet::{NonceKey, TorKey};
 use rivulet_transport::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
@@ -91,6 +91,19 @@ pub struct NonceEpoch {
     pub opening: Secret<16>,
 }
 
+/// What this replica and the ToRs share in one epoch. Under the first they believe its heartbeats and it their answers,
+/// under the second it believes what ToRs beyond the rack stamp.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TorKeys {
+    /// 1 to 65,535; its low half is on the wire.
+    pub epoch: u16,
+    /// Of heartbeats and their answers.
+    pub heartbeat: Secret<8>,
+    /// Of ToR blocks in tunnels.
+    pub block: Secret<8>,
+}
+
 /// All keys of one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -101,10 +114,16 @@ pub struct KeySet {
     pub usable_seal: u16,
     /// Newest nonce epoch to be used where no ToR names one; 0: none yet, and this replica is not ready.
     pub usable_nonce: u16,
+    /// Epoch of the key of heartbeats; 0 without a ToR.
+    #[serde(default)]
+    pub usable_tor: u16,
     /// Live seal epochs.
     pub seal: Vec<SealKey>,
     /// Live nonce epochs.
     pub nonce: Vec<NonceEpoch>,
+    /// Live epochs of the keys shared with the ToRs; none without one.
+    #[serde(default)]
+    pub tor: Vec<TorKeys>,
 }
 
 /// Why keys are not accepted.
@@ -129,7 +148,9 @@ impl KeySet {
     pub fn generate(service: u16) -> Result<KeySet, KeyError> {
         let seal = SealKey { epoch: 1, master: random()? };
         let nonce = NonceEpoch { epoch: 1, k: random()?, k_prime: random()?, opening: random()? };
-        let set = KeySet { service, usable_seal: 1, usable_nonce: 1, seal: vec![seal], nonce: vec![nonce] };
+        let (seal, nonce) = (vec![seal], vec![nonce]);
+        let set =
+            KeySet { service, usable_seal: 1, usable_nonce: 1, usable_tor: 0, seal, nonce, tor: Vec::new() };
         set.check()?;
         Ok(set)
     }
@@ -159,15 +180,34 @@ impl KeySet {
         let distinct = |epochs: &[u16]| epochs.iter().enumerate().all(|(i, e)| !epochs[..i].contains(e));
         let seal: Vec<u16> = self.seal.iter().map(|k| k.epoch).collect();
         let nonce: Vec<u16> = self.nonce.iter().map(|k| k.epoch).collect();
+        let tor: Vec<u16> = self.tor.iter().map(|k| k.epoch).collect();
         rule(self.service != 0, "the service number is 0")?;
-        rule(!seal.contains(&0) && !nonce.contains(&0), "an epoch is 0")?;
-        rule(seal.len() <= MAX_EPOCHS && nonce.len() <= MAX_EPOCHS, "more than 64 epochs of one kind")?;
-        rule(distinct(&seal) && distinct(&nonce), "an epoch stands twice")?;
+        rule(![&seal, &nonce, &tor].iter().any(|epochs| epochs.contains(&0)), "an epoch is 0")?;
+        rule(
+            [&seal, &nonce, &tor].iter().all(|epochs| epochs.len() <= MAX_EPOCHS),
+            "more than 64 epochs of one kind",
+        )?;
+        rule(distinct(&seal) && distinct(&nonce) && distinct(&tor), "an epoch stands twice")?;
         // 0: none is usable yet; keys are held everywhere before the first is.
         let usable = |epochs: &[u16], epoch| epoch == 0 || epochs.contains(&epoch);
         rule(usable(&seal, self.usable_seal), "the usable seal epoch has no key")?;
         rule(usable(&nonce, self.usable_nonce), "the usable nonce epoch has no key")?;
+        rule(usable(&tor, self.usable_tor), "the usable epoch of the ToRs' keys has no key")?;
         rule(self.nonce.iter().all(|n| n.k != n.k_prime), "K and K' of an epoch are equal")
+    }
+
+    /// The key of heartbeats with the low half of its epoch, if there is one.
+    #[must_use]
+    pub fn beat_key(&self) -> Option<(u8, TorKey)> {
+        let of = self.tor.iter().find(|k| k.epoch == self.usable_tor)?;
+        Some((of.epoch as u8, TorKey::new(of.heartbeat.0)))
+    }
+
+    /// The key of ToR blocks of the newest epoch with this low half.
+    #[must_use]
+    pub fn block_key(&self, epoch: u8) -> Option<TorKey> {
+        let of = self.tor.iter().rev().find(|k| k.epoch as u8 == epoch)?;
+        Some(TorKey::new(of.block.0))
     }
 
     /// The keys in the form that the transport works with.

@@ -25,12 +25,12 @@ mod workers;
 
 pub use config::{Config, ServerError};
 pub use minisocket::{Detached, EventKind, Minisocket};
+pub use pulse::PoolView;
 pub use server::{Application, Server};
 
-/// A number for [`Config::incarnation`], another one at every start: heartbeats of a former process are told from ours.
+/// A number for [`Config::incarnation`]: the second of the start, so that heartbeats of a former process are told from ours.
 #[must_use]
-pub fn incarnation() -> u16 {
-    // Without the kernel's randomness, what still differs.
-    let random = getrandom::u32().unwrap_or_else(|_| std::process::id());
-    (random as u16).max(1)
+pub fn incarnation() -> u32 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(since.as_secs()).unwrap_or(u32::MAX)
 }

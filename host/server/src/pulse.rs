@@ -3,6 +3,7 @@
 //! So that they still mean something they are bound to the progress of the packet path: each of its workers notes when it
 //! began what it is doing, and one that has been at one thing for as long as the bound makes this replica not ready.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -11,17 +12,30 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rivulet_pktio::Interface;
 
-use crate::heartbeat::{Beat, Sender, heartbeat_of};
+use crate::heartbeat::{Beat, Live, Sender, heartbeat_of};
 use crate::service::{Service, Tunnel};
 use crate::tunnel::Beacon;
 use crate::workers::{Seats, bit};
 
-/// The beat of one service.
+/// The beat of one place in a pool, for all services that share it.
 struct Beating {
     beat: Beat,
-    /// The service's index.
-    service: usize,
+    /// The services, a bit each; ready while one of them is.
+    services: u64,
     beacons: Vec<Beacon>,
+}
+
+/// What a ToR last said of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolView {
+    /// The pool.
+    pub pool: u16,
+    /// Address of a ToR beyond the rack; none for the rack's own.
+    pub tor: Option<IpAddr>,
+    /// Who is alive.
+    pub live: Live,
+    /// How old that is.
+    pub age: Duration,
 }
 
 #[derive(Default)]
@@ -39,6 +53,8 @@ struct Shared {
     /// The interface's Ethernet address.
     mac: AtomicU64,
     sent: AtomicU64,
+    /// Answers that were believed, and that were not.
+    answers: [AtomicU64; 2],
     gone: AtomicBool,
 }
 
@@ -49,18 +65,19 @@ pub(crate) struct Pulse {
     interface: Interface,
     seats: Seats,
     started: Instant,
-    incarnation: u16,
+    incarnation: u32,
 }
 
 impl Pulse {
     /// Nothing is sent before [`Pulse::replace`].
-    pub(crate) fn new(interface: Interface, seats: Seats, started: Instant, incarnation: u16) -> Pulse {
+    pub(crate) fn new(interface: Interface, seats: Seats, started: Instant, incarnation: u32) -> Pulse {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
             unready: AtomicU64::new(u64::MAX),
             mac: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            answers: [const { AtomicU64::new(0) }; 2],
             gone: AtomicBool::new(false),
         });
         Pulse { shared, thread: None, interface, seats, started, incarnation }
@@ -73,18 +90,35 @@ impl Pulse {
         let mut before = std::mem::take(&mut state.beats);
         for (service, of) in services.iter().enumerate() {
             let Some(member) = of.member else { continue };
-            let same =
-                before.iter().position(|b| *b.beat.member() == member).map(|at| before.swap_remove(at));
-            let (beat, mut known) = match same {
-                Some(same) => (same.beat, same.beacons),
-                None => (Beat::new(member, self.incarnation, now), Vec::new()),
+            let place = |b: &Beating| (b.beat.member().pool, b.beat.member().replica);
+            // One beat a place, since its numbers only grow.
+            let at = match state.beats.iter().position(|b| place(b) == (member.pool, member.replica)) {
+                Some(at) => at,
+                None => {
+                    let same = before.iter().position(|b| *b.beat.member() == member);
+                    let mut beating = match same.map(|at| before.swap_remove(at)) {
+                        Some(same) => Beating { services: 0, ..same },
+                        None => {
+                            let beat = Beat::new(member, &of.keys, self.incarnation, now);
+                            Beating { beat, services: 0, beacons: Vec::new() }
+                        }
+                    };
+                    beating.beat.set_keys(&of.keys);
+                    let place = &services[service..];
+                    let wanted =
+                        |t: &Tunnel| place.iter().any(|s| s.member == Some(member) && s.tunnels.contains(t));
+                    beating.beacons.retain(|beacon| wanted(&beacon.tunnel));
+                    state.beats.push(beating);
+                    state.beats.len() - 1
+                }
             };
-            let beacon = |tunnel: &Tunnel| {
-                let at = known.iter().position(|b| b.tunnel == *tunnel);
-                at.map_or_else(|| Beacon::new(*tunnel), |at| known.swap_remove(at))
-            };
-            let beacons = of.tunnels.iter().map(beacon).collect();
-            state.beats.push(Beating { beat, service, beacons });
+            let beating = &mut state.beats[at];
+            beating.services |= bit(service);
+            for tunnel in &of.tunnels {
+                if !beating.beacons.iter().any(|beacon| beacon.tunnel == *tunnel) {
+                    beating.beacons.push(Beacon::new(*tunnel));
+                }
+            }
         }
         let any = !state.beats.is_empty();
         drop(state);
@@ -108,6 +142,30 @@ impl Pulse {
     /// Heartbeats sent since the start.
     pub(crate) fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
+    }
+
+    /// Answers of ToRs that were believed, and that were not.
+    pub(crate) fn answers(&self) -> [u64; 2] {
+        [0, 1].map(|i| self.shared.answers[i].load(Ordering::Relaxed))
+    }
+
+    /// What the ToRs last said, of each pool.
+    pub(crate) fn views(&self) -> Vec<PoolView> {
+        let now = elapsed(self.started);
+        let state = self.shared.state.lock();
+        let view = |b: &Beating, tor, live: &Live| PoolView {
+            pool: b.beat.member().pool,
+            tor,
+            live: *live,
+            age: Duration::from_micros(now.saturating_sub(live.at)),
+        };
+        let mut views = Vec::new();
+        for b in &state.beats {
+            views.extend(b.beat.live().map(|live| view(b, None, live)));
+            let beyond = |beacon: &Beacon| beacon.live.map(|live| view(b, Some(beacon.tunnel.tor), &live));
+            views.extend(b.beacons.iter().filter_map(beyond));
+        }
+        views
     }
 
     /// Whether the interface was found to be deleted, since this was last asked.
@@ -141,8 +199,25 @@ impl Shared {
                     self.changed.wait_for(&mut state, Duration::from_micros(due - now));
                 }
                 Some(_) => {
+                    // Those to the last heartbeats came meanwhile.
+                    self.receive(&mut state.beats, &mut sender, now);
                     state.beats.iter_mut().for_each(|b| self.send(b, &mut sender, interface, seats, now))
                 }
+            }
+        }
+    }
+
+    /// Takes what ToRs answered.
+    fn receive(&self, beats: &mut [Beating], sender: &mut Sender, now: u64) {
+        let count = |believed: bool| self.answers[usize::from(!believed)].fetch_add(1, Ordering::Relaxed);
+        sender.receive(|frame| {
+            count(beats.iter_mut().any(|b| b.beat.answered(frame, now)));
+        });
+        for Beating { beat, beacons, .. } in beats {
+            for beacon in beacons {
+                beacon.receive(beat, now, |believed| {
+                    count(believed);
+                });
             }
         }
     }
@@ -153,7 +228,7 @@ impl Shared {
         // A request that waits for room waits for the interface: excluding this replica would not help it, and the load
         // tells the ToR. Any other is answered within the turn that takes it, or its worker has stopped.
         let oldest = seats.oldest(now);
-        let ready = unready & bit(b.service) == 0;
+        let ready = b.services & !unready != 0;
         let Some(frame) = b.beat.frame(now, [2, 3, 4, 5, 6, 7].map(|i| mac[i]), ready, seats.load(), oldest)
         else {
             return;

@@ -7,6 +7,7 @@ use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
 use crate::service::Service;
+use crate::tunnel::Blocks;
 
 /// A service, and what it is served with.
 pub(crate) struct Running {
@@ -15,9 +16,20 @@ pub(crate) struct Running {
     pub(crate) transport: Transport,
     /// The ToR named an epoch whose key is not held. New keys make it false again.
     pub(crate) behind: bool,
+    /// What was seen of blocks in tunnels.
+    blocks: Blocks,
 }
 
 impl Running {
+    pub(crate) fn new(service: Service, transport: Transport) -> Running {
+        Running { keys: service.keys.ring(), service, transport, behind: false, blocks: Blocks::default() }
+    }
+
+    /// Whether the ToR block of a request that came in a tunnel is believed.
+    pub(crate) fn is_tagged(&mut self, segment: &Segment<'_>, now: u64) -> bool {
+        self.service.trust_tor && self.blocks.believes(&self.service.keys, segment, now)
+    }
+
     /// Whether this is the service's address and port.
     pub(crate) fn serves(&self, address: SocketAddr) -> bool {
         self.service.port == address.port() && self.service.addresses.contains(&address.ip())

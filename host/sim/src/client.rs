@@ -288,7 +288,7 @@ impl Client {
 /// Entries of the proof in a request that was just built: its count stands at a constant place.
 fn proof_length(packet: &[u8]) -> Option<usize> {
     let tcp = if packet.first()? >> 4 == 4 { 20 } else { 40 };
-    packet.get(tcp + 28 + 16).map(|n| usize::from(*n)).filter(|_| packet[tcp + 13] & 0x02 == 0)
+    packet.get(tcp + 28 + 18).map(|n| usize::from(*n)).filter(|_| packet[tcp + 13] & 0x02 == 0)
 }
 
 impl Node for Client {

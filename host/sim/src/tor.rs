@@ -326,11 +326,11 @@ impl Node for Tor {
             let block = TorBlock {
                 time: clock,
                 id: self.config.id,
-                exclusions: 0,
                 seal_epoch: self.config.epochs.0,
                 nonce_epoch: self.config.epochs.1,
                 checked: checked && self.config.time_valid,
                 time_valid: self.config.time_valid,
+                ..TorBlock::default()
             };
             let payload = segment.payload.as_ptr() as usize - bytes.as_ptr() as usize;
             stamp(bytes, payload, &block);

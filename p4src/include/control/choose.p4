@@ -6,20 +6,20 @@
 
 #include "../metadata.p4"
 #include "../v1model/state.p4"
+#include "judge.p4"
 #include "pick.p4"
 
 control Choose(in headers_t hdr, inout metadata_t meta) {
     Slots() slots;
     Loads() loads;
     PickMember() pick_member;
-    LastHeard() when_heard;
+    Silence() silence;
 
     replica_id_t   less_loaded;
     bit<16>        first_load;
     bit<16>        second_load;
     member_set_t   others;
-    microseconds_t last;
-    microseconds_t silence;
+    bit<1>         silent;
 
     apply {
         meta.choice.candidates = meta.bridged.alive;
@@ -49,12 +49,8 @@ control Choose(in headers_t hdr, inout metadata_t meta) {
             }
             pick_member.apply(meta);
             if (meta.choice.chosen == 1) {
-                when_heard.apply(meta.bridged.pool ++ meta.bridged.replica, last);
-                // A heartbeat may have come between the passes: then the difference is negative, not large.
-                silence = meta.carried.now - last;
-                if (last == 0 || (silence[47:47] == 0 && silence > (bit<48>)meta.pool.bound)) {
-                    meta.decided.resubmit = 1;
-                }
+                silence.apply(meta, meta.bridged.replica, silent);
+                meta.decided.resubmit = silent;
             }
         }
         if (meta.decided.drop_reason != drop_reason_t.NONE) {
@@ -64,7 +60,7 @@ control Choose(in headers_t hdr, inout metadata_t meta) {
             meta.decided.resubmit = 0;
         } else if (meta.decided.resubmit == 1) {
             // Each pass excludes one more of 64, so here only if others return meanwhile.
-            if (meta.carried.resubmits == 64) {
+            if (meta.carried.resubmits == RESUBMITS_MAX) {
                 meta.decided.drop_reason = drop_reason_t.NO_REPLICA;
                 meta.decided.resubmit = 0;
             } else {

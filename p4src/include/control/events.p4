@@ -23,7 +23,9 @@ control Events(inout metadata_t meta) {
             } else if (((bit<8>)meta.decided.drop_reason >= (bit<8>)drop_reason_t.KEY_UNKNOWN
                         && (bit<8>)meta.decided.drop_reason <= (bit<8>)drop_reason_t.METER_RESTART)
                        || meta.decided.drop_reason == drop_reason_t.METER_UNPROVED
-                       || meta.decided.drop_reason == drop_reason_t.METER_RANGES) {
+                       || meta.decided.drop_reason == drop_reason_t.METER_RANGES
+                       || ((bit<8>)meta.decided.drop_reason >= (bit<8>)drop_reason_t.HEARTBEAT_KEY
+                           && (bit<8>)meta.decided.drop_reason <= (bit<8>)drop_reason_t.HEARTBEAT_REPLAY)) {
                 meta.decided.event_kind = event_kind_t.CHECK_FAILED;
             } else if (meta.verdict.unjudged != drop_reason_t.NONE) {
                 meta.decided.event_kind = event_kind_t.UNJUDGED;

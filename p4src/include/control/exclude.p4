@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The members that no packet goes to, and those that no plain TCP goes to. A packet that found a replica silent
-// excludes it, so the event is edge-triggered; a third ready heartbeat takes it back. Each set is read once a pass.
+// The members that no packet goes to, and those that no plain TCP goes to. A packet or a heartbeat that found a
+// replica silent excludes it, so the event is edge-triggered; a third ready heartbeat takes it back. Each set is read once
+// a pass.
 #ifndef RIVULET_EXCLUDE_P4
 #define RIVULET_EXCLUDE_P4
 
@@ -10,9 +11,7 @@
 control Exclude(inout metadata_t meta) {
     PoolSet() excluded;          // no packet goes there
     PoolSet() not_readmitted;    // no plain TCP goes there
-    UpSince() up_since;
     ExclusionCount() exclusion_count;
-    PoolExclusions() pool_exclusions;
     ReplicaExclusionCounter() exclusion_counter;
     ReplicaReturnCounter() return_counter;
 
@@ -27,9 +26,6 @@ control Exclude(inout metadata_t meta) {
     member_set_t   was_not_readmitted;
     bit<1>         returned;
     bit<1>         fell;
-    bit<1>         start;        // of its life
-    bit<1>         counted;      // its fall is one that requests are told of
-    microseconds_t since;
     bit<16>        count;        // of its exclusions
 
     apply {
@@ -38,10 +34,9 @@ control Exclude(inout metadata_t meta) {
         readmit = 0;
         returned = 0;
         fell = 0;
-        counted = 0;
         count = 0;
         subject = meta.carried.silent_replica;
-        if (meta.heartbeat.ours == 1) {
+        if (meta.heartbeat.ours == 1 && meta.heartbeat.judging == 0) {
             subject = meta.bridged.replica;
         }
         member = meta.bridged.pool ++ subject;
@@ -55,10 +50,8 @@ control Exclude(inout metadata_t meta) {
             silent = subject_bit;
         }
         excluded.apply(meta.bridged.pool, silent, back, was_excluded, now_excluded);
-        start = meta.heartbeat.first;
         if ((was_excluded & back) != 0) {
             returned = 1;
-            start = 1;
             return_counter.apply(member);
         }
         if ((silent & ~was_excluded) != 0) {
@@ -67,13 +60,8 @@ control Exclude(inout metadata_t meta) {
         }
 
         if (meta.heartbeat.ours == 1 || fell == 1) {
-            up_since.apply(member, start, meta.carried.now, since);
-            if (fell == 1 && meta.carried.now - since >= EXCLUSION_UP_TIME) {
-                counted = 1;
-            }
             exclusion_count.apply(member, fell, count);
         }
-        pool_exclusions.apply(meta.bridged.pool, counted, meta.carried.now, meta.bridged.exclusions);
 
         // Plain TCP: out with the exclusion, back only when the controller has seen that many exclusions.
         if (meta.heartbeat.ready == 1 && returned == 0 && (now_excluded & subject_bit) == 0

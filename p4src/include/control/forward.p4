@@ -131,6 +131,9 @@ control NextHops(in headers_t hdr, inout metadata_t meta) {
             meta.decided.drop_reason = drop_reason_t.TTL_EXPIRED;
         } else if (meta.bridged.to_copies == 0) {
             next_hops.apply();
+            if (meta.bridged.path_mtu != 0 && meta.bridged.path_mtu < meta.bridged.mtu) {
+                meta.bridged.mtu = meta.bridged.path_mtu;
+            }
         }
     }
 }

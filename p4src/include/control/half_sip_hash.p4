@@ -115,6 +115,93 @@ control FlowHash(inout metadata_t meta) {
     }
 }
 
+// meta.hash.result of a heartbeat, under its replica's key: all of it before the tag.
+control HeartbeatHash(in headers_t hdr, inout metadata_t meta) {
+    HashKey() hash_key;
+    HashWord() hash_word;
+    HashEnd() hash_end;
+
+    apply {
+        hash_key.apply(meta, meta.heartbeat.key0, meta.heartbeat.key1);
+        hash_word.apply(meta, hdr.heartbeat.version ++ hdr.heartbeat.flags ++ hdr.heartbeat.pool);
+        hash_word.apply(meta, hdr.heartbeat.replica ++ hdr.heartbeat.key_epoch ++ hdr.heartbeat.load);
+        hash_word.apply(meta, hdr.heartbeat.incarnation);
+        hash_word.apply(meta, hdr.heartbeat.sequence);
+        hash_end.apply(meta, 16);
+    }
+}
+
+// meta.bridged.tag of the answer to a heartbeat, under the same key.
+control AnswerHash(in headers_t hdr, inout metadata_t meta) {
+    HashKey() hash_key;
+    HashWord() hash_word;
+    HashEnd() hash_end;
+
+    apply {
+        hash_key.apply(meta, meta.heartbeat.key0, meta.heartbeat.key1);
+        hash_word.apply(meta, HEARTBEAT_VERSION ++ meta.bridged.flags ++ hdr.heartbeat.pool);
+        hash_word.apply(meta, hdr.heartbeat.replica ++ hdr.heartbeat.key_epoch ++ meta.bridged.tor_id);
+        hash_word.apply(meta, hdr.heartbeat.incarnation);
+        hash_word.apply(meta, hdr.heartbeat.sequence);
+        hash_word.apply(meta, meta.bridged.alive[63:32]);
+        hash_word.apply(meta, meta.bridged.alive[31:0]);
+        hash_word.apply(meta, meta.bridged.plain[63:32]);
+        hash_word.apply(meta, meta.bridged.plain[31:0]);
+        hash_end.apply(meta, 32);
+        meta.bridged.tag = meta.hash.result;
+    }
+}
+
+// meta.bridged.tag of the ToR block for a replica beyond the rack, under that replica's block key: the block, and what of the
+// request it says something about.
+control BlockTag(in headers_t hdr, inout metadata_t meta) {
+    HashKey() hash_key;
+    HashWord() hash_word;
+    HashEnd() hash_end;
+    bit<8> length;
+
+    apply {
+        hash_key.apply(meta, meta.keys.block_key0, meta.keys.block_key1);
+        hash_word.apply(meta, meta.bridged.clock[47:16]);
+        hash_word.apply(meta, meta.bridged.clock[15:0] ++ meta.bridged.tor_id);
+        hash_word.apply(meta, meta.bridged.seal_epoch ++ meta.bridged.nonce_epoch);
+        hash_word.apply(meta, meta.bridged.flags ++ meta.bridged.key_epoch ++ hdr.proof.range_count ++ hdr.proof.attempt);
+        hash_word.apply(meta, hdr.option.class ++ hdr.option.version ++ hdr.option.flags ++ hdr.option.number_low);
+        hash_word.apply(meta, hdr.proof.range_kinds);
+        length = 28;
+        if (hdr.continuation.isValid()) {
+            hash_word.apply(meta, hdr.continuation.tag);
+            hash_word.apply(meta, hdr.continuation.number);
+            hash_word.apply(meta, hdr.continuation.base);
+            length = 36;
+            if (hdr.entry0.isValid()) {
+                hash_word.apply(meta, hdr.entry0.first ++ hdr.entry0.last);
+                hash_word.apply(meta, hdr.entry0.sum);
+                length = 44;
+            }
+            if (hdr.entry1.isValid()) {
+                hash_word.apply(meta, hdr.entry1.first ++ hdr.entry1.last);
+                hash_word.apply(meta, hdr.entry1.sum);
+                length = 52;
+            }
+            if (hdr.entry2.isValid()) {
+                hash_word.apply(meta, hdr.entry2.first ++ hdr.entry2.last);
+                hash_word.apply(meta, hdr.entry2.sum);
+                length = 60;
+            }
+            if (hdr.entry3.isValid()) {
+                hash_word.apply(meta, hdr.entry3.first ++ hdr.entry3.last);
+                hash_word.apply(meta, hdr.entry3.sum);
+                length = 68;
+            }
+        } else {
+            hash_word.apply(meta, hdr.tcp.sequence);
+        }
+        hash_end.apply(meta, length);
+        meta.bridged.tag = meta.hash.result;
+    }
+}
+
 // meta.hash.result for eight consecutive numbers of a connection and one attempt, under the same key.
 control BlockHash(inout metadata_t meta, in bit<32> tag, in bit<32> number, in bit<8> attempt) {
     NonceTag() nonce_tag;

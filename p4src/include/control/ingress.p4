@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All decisions about a packet, in this order:
 //
-//   malformed -> drop                                  heartbeat -> admit, note, consume
+//   malformed -> drop                                  heartbeat -> admit, note, judge the next, answer
 //   packet-out, punted types -> port, controller       ARP, solicitation, echo for us -> answer
 //   Tor, Ports, Addresses                              service -> Admission, Liveness, Replicas
 //                                                      the rest -> Forward
@@ -17,6 +17,7 @@
 #include "forward.p4"
 #include "heartbeats.p4"
 #include "liveness.p4"
+#include "own_meters.p4"
 #include "ports.p4"
 #include "replicas.p4"
 #include "service_path.p4"
@@ -32,6 +33,8 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
     Admission() admission;
     Liveness() liveness;
     Replicas() replicas;
+    BlockTag() block_tag;
+    OwnMetering() own_metering;
     Forward() forward;
     NextHops() next_hops;
     TooBigChoice() too_big_choice;
@@ -70,6 +73,10 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
         }
 
         if (meta.decided.drop_reason == drop_reason_t.NONE
+            && (meta.bridged.punt != punt_reason_t.NONE || meta.bridged.answer != answer_t.NONE)) {
+            own_metering.apply(hdr, meta);
+        }
+        if (meta.decided.drop_reason == drop_reason_t.NONE
             && (meta.heartbeat.admitted == 1 || meta.decided.is_service == 1)) {
             liveness.apply(hdr, meta);
         }
@@ -82,9 +89,14 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
                 replicas.apply(meta);
                 meta.bridged.stamp = meta.decided.is_request;
                 meta.bridged.entropy = meta.carried.pick[15:0];
-                // For hosts whose frames come from their own ToR.
-                if (meta.carried.checked == 1 && meta.bridged.is_remote == 0) {
-                    meta.bridged.mark = 1;
+                if (meta.bridged.time_valid == 1) {
+                    meta.bridged.flags = TOR_FLAG_TIME_VALID;
+                }
+                if (meta.carried.checked == 1) {
+                    meta.bridged.flags = meta.bridged.flags | TOR_FLAG_CHECKED;
+                }
+                if (meta.bridged.is_remote == 1 && meta.bridged.stamp == 1 && hdr.tor_block.isValid()) {
+                    block_tag.apply(hdr, meta);
                 }
             }
         }
@@ -109,7 +121,6 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             meta.decided.egress_port = CPU_PORT;
         } else if (meta.heartbeat.ours == 1) {
             meta.bridged.fate = fate_t.HEARTBEAT;
-            meta.decided.egress_port = DROP_PORT;
         } else if (meta.bridged.answer != answer_t.NONE) {
             meta.bridged.fate = fate_t.ANSWERED;
         } else if (meta.decided.is_service == 1) {

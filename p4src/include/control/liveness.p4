@@ -4,28 +4,39 @@
 // ago the packet is not forwarded: it is resubmitted with the index, and the second pass sets the bit and chooses
 // again. No controller takes part.
 //
+// A heartbeat judges the next member of the ring (judge.p4), and is answered with what came of it.
+//
 // Hardware: a heartbeat writes last_heard before it clears the bit, a packet reads the bits before it knows
-// whose last_heard to read. In one pipeline the heartbeat takes a second pass; BMv2 needs none.
+// whose last_heard to read. In one pipeline the heartbeat takes one pass more; BMv2 needs none for that.
 #ifndef RIVULET_LIVENESS_P4
 #define RIVULET_LIVENESS_P4
 
 #include "../metadata.p4"
 #include "choose.p4"
 #include "exclude.p4"
+#include "heartbeats.p4"
+#include "judge.p4"
 #include "note.p4"
 
 control Liveness(in headers_t hdr, inout metadata_t meta) {
+    KnownSince() known_since;
     Note() note;
+    Judge() judge;
     Exclude() exclude;
+    NextOfRing() next_of_ring;
+    AnswerHeartbeat() answer_heartbeat;
     Choose() choose;
+    microseconds_t since;
 
-    // members: bit r for replica r. bound: silence in microseconds after which a replica is excluded. copies_group:
-    // multicast group with one copy a member, its instance the replica index.
+    // members: bit r for replica r. bound: silence in microseconds after which a replica is excluded. settle: for how many
+    // microseconds a ToR that does not know the pool yet calls nobody silent. copies_group: multicast group with one copy a
+    // member, its instance the replica index.
     @id(0x0100001b)
-    action set_pool(member_set_t members, bit<32> bound,
+    action set_pool(member_set_t members, bit<32> bound, bit<32> settle,
                     @refers_to(builtin::multicast_group_table, multicast_group_id) bit<16> copies_group) {
         meta.pool.members = members;
         meta.pool.bound = bound;
+        meta.pool.settle = settle;
         meta.pool.copies_group = copies_group;
     }
 
@@ -46,11 +57,25 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
     apply {
         pools.apply();
         if (meta.decided.drop_reason == drop_reason_t.NONE) {
+            known_since.apply(meta.bridged.pool, meta.carried.now, since);
+            if (meta.carried.now - since >= (bit<48>)meta.pool.settle) {
+                meta.pool.settled = 1;
+            }
             if (meta.heartbeat.ours == 1) {
-                note.apply(hdr, meta);
+                // The controller may have given the pool other members between the passes, never the replica another pool.
+                if (meta.heartbeat.judging == 1) {
+                    judge.apply(meta);
+                } else {
+                    note.apply(hdr, meta);
+                }
             }
             exclude.apply(meta);
-            if (meta.heartbeat.ours == 0) {
+            if (meta.heartbeat.ours == 1) {
+                next_of_ring.apply(meta);
+                if (meta.decided.resubmit == 0) {
+                    answer_heartbeat.apply(hdr, meta);
+                }
+            } else {
                 choose.apply(hdr, meta);
             }
         }

@@ -18,13 +18,9 @@ control Note(in headers_t hdr, inout metadata_t meta) {
         member = meta.bridged.pool ++ meta.bridged.replica;
         hear.apply(member, meta.carried.now, meta.heartbeat.ready, last, before_last);
         set_load.apply(member, hdr.heartbeat.load);
-        if (meta.heartbeat.ready == 1) {
-            if (last == 0) {
-                meta.heartbeat.first = 1;
-            }
-            if (before_last != 0 && meta.carried.now - before_last <= (bit<48>)meta.pool.bound) {
-                meta.heartbeat.third = 1;
-            }
+        if (meta.heartbeat.ready == 1 && before_last != 0
+            && meta.carried.now - before_last <= (bit<48>)meta.pool.bound) {
+            meta.heartbeat.third = 1;
         }
     }
 }

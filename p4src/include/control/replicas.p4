@@ -18,12 +18,18 @@ control Replicas(inout metadata_t meta) {
         meta.bridged.routed = 1;
     }
 
-    // overhead: bytes of the tunnel's headers. The mark is for hosts whose frames come from their own ToR.
+    // overhead: bytes of the tunnel's headers. path_mtu: the longest packet with them that routers say they take, 0 if none
+    // said. block_key: what the ToR block is tagged with, since its frames could be anybody's.
     @id(0x01000021)
-    action remote(@refers_to(next_hops, next_hop) next_hop_t next_hop, bit<16> overhead) {
+    action remote(@refers_to(next_hops, next_hop) next_hop_t next_hop, bit<16> overhead, bit<16> path_mtu,
+                  key_epoch_t key_epoch, @secret bit<32> block_key0, @secret bit<32> block_key1) {
         meta.bridged.next_hop = next_hop;
         meta.bridged.routed = 1;
         meta.bridged.overhead = overhead;
+        meta.bridged.path_mtu = path_mtu;
+        meta.bridged.key_epoch = key_epoch;
+        meta.keys.block_key0 = block_key0;
+        meta.keys.block_key1 = block_key1;
         meta.bridged.is_remote = 1;
     }
 

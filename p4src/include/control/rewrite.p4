@@ -17,23 +17,17 @@ control Stamp(inout headers_t hdr, in bridged_t bridged, inout written_t written
         written.old_checksum = ~hdr.tcp.checksum;
         written.old_block.time = ~hdr.tor_block.time;
         written.old_block.tor_id = ~hdr.tor_block.tor_id;
-        written.old_block.exclusions = ~hdr.tor_block.exclusions;
         written.old_block.seal_epoch = ~hdr.tor_block.seal_epoch;
         written.old_block.nonce_epoch = ~hdr.tor_block.nonce_epoch;
-        written.old_block.flags = ~(hdr.tor_block.flags ++ hdr.tor_block.reserved);
+        written.old_block.flags = ~(hdr.tor_block.flags ++ hdr.tor_block.key_epoch);
+        written.old_block.tag = ~hdr.tor_block.tag;
         hdr.tor_block.time = bridged.clock;
         hdr.tor_block.tor_id = bridged.tor_id;
-        hdr.tor_block.exclusions = bridged.exclusions;
         hdr.tor_block.seal_epoch = bridged.seal_epoch;
         hdr.tor_block.nonce_epoch = bridged.nonce_epoch;
-        hdr.tor_block.reserved = 0;
-        hdr.tor_block.flags = 0;
-        if (bridged.time_valid == 1) {
-            hdr.tor_block.flags = TOR_FLAG_TIME_VALID;
-        }
-        if (bridged.mark == 1) {
-            hdr.tor_block.flags = hdr.tor_block.flags | TOR_FLAG_CHECKED;
-        }
+        hdr.tor_block.flags = bridged.flags;
+        hdr.tor_block.key_epoch = bridged.key_epoch;
+        hdr.tor_block.tag = bridged.tag;
     }
 }
 

@@ -19,6 +19,7 @@ struct carried_t {
     @field_list(1) microseconds_t now;           // local clock of the first pass
     @field_list(1) bit<7>         resubmits;     // passes before this one
     @field_list(1) bit<1>         silent;        // the pass before found a replica silent: this one
+    @field_list(1) bit<1>         judging;       // a heartbeat, noted before: is this one silent?
     @field_list(1) pool_id_t      silent_pool;
     @field_list(1) replica_id_t   silent_replica;
     @field_list(1) bit<32>        pick;          // the policy's number: same slot in each pass

@@ -30,10 +30,10 @@ control ComputeChecksums(inout headers_t hdr, inout metadata_t meta) {
 
         update_checksum(meta.written.repair_tcp == 1,
             { meta.written.old_checksum, meta.written.old_block.time, meta.written.old_block.tor_id,
-              meta.written.old_block.exclusions, meta.written.old_block.seal_epoch,
-              meta.written.old_block.nonce_epoch, meta.written.old_block.flags,
-              hdr.tor_block.time, hdr.tor_block.tor_id, hdr.tor_block.exclusions, hdr.tor_block.seal_epoch,
-              hdr.tor_block.nonce_epoch, hdr.tor_block.flags, hdr.tor_block.reserved },
+              meta.written.old_block.seal_epoch, meta.written.old_block.nonce_epoch, meta.written.old_block.flags,
+              meta.written.old_block.tag,
+              hdr.tor_block.time, hdr.tor_block.tor_id, hdr.tor_block.seal_epoch, hdr.tor_block.nonce_epoch,
+              hdr.tor_block.flags, hdr.tor_block.key_epoch, hdr.tor_block.tag },
             hdr.tcp.checksum, HashAlgorithm.csum16);
 
         update_checksum(meta.written.fresh_neighbour == 1,
@@ -41,6 +41,12 @@ control ComputeChecksums(inout headers_t hdr, inout metadata_t meta) {
               hdr.icmp.code, hdr.icmp.rest, hdr.neighbour.target, hdr.link_option.type, hdr.link_option.length,
               hdr.link_option.mac },
             hdr.icmp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.written.fresh_heartbeat6 == 1,
+            { hdr.ipv6.src, hdr.ipv6.dst, meta.written.icmp6_length, 24w0, PROTOCOL_UDP, hdr.udp.src_port,
+              hdr.udp.dst_port, hdr.udp.length, hdr.heartbeat.version, hdr.heartbeat.flags, hdr.heartbeat.pool,
+              hdr.heartbeat.replica, hdr.heartbeat.key_epoch, hdr.heartbeat.load, hdr.heartbeat.incarnation,
+              hdr.heartbeat.sequence, hdr.live_sets.alive, hdr.live_sets.plain, hdr.heartbeat_tag.tag },
+            hdr.udp.checksum, HashAlgorithm.csum16);
         update_checksum(meta.written.fresh_too_big4 == 1 && !hdr.ipv4_options.isValid(),
             { hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest, IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum,
               hdr.quote_l4.src_port, hdr.quote_l4.dst_port, hdr.quote_l4.sequence },

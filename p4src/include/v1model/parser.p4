@@ -49,8 +49,9 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_heartbeat {
         packet.extract(hdr.heartbeat);
+        packet.extract(hdr.heartbeat_tag);
         verify(hdr.heartbeat.version == HEARTBEAT_VERSION && (hdr.heartbeat.flags & ~HEARTBEAT_FLAG_READY) == 0
-               && hdr.heartbeat.replica < 64 && hdr.heartbeat.reserved == 0, error.HeartbeatForm);
+               && hdr.heartbeat.replica < 64, error.HeartbeatForm);
         transition accept;
     }
 
@@ -253,7 +254,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         packet.extract(hdr.udp);
         verify(hdr.udp.length >= UDP_HEADER_BYTES && hdr.udp.length <= meta.parsed.l4_length, error.UdpHeader);
         transition select(hdr.udp.dst_port, hdr.udp.length) {
-            (UDP_PORT_HEARTBEAT, 24): parse_remote_heartbeat;
+            (UDP_PORT_HEARTBEAT, UDP_HEADER_BYTES + HEARTBEAT_BYTES): parse_remote_heartbeat;
             default:                  accept;
         }
     }
@@ -261,6 +262,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     // Whether it is for us is known later, so its form is judged there.
     state parse_remote_heartbeat {
         packet.extract(hdr.heartbeat);
+        packet.extract(hdr.heartbeat_tag);
         transition accept;
     }
 
@@ -318,7 +320,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
 
     state parse_option {
         packet.extract(hdr.option);
-        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.OptionVersion);
+        verify(hdr.option.version == OPTION_VERSION && hdr.option.flags == 0, error.OptionVersion);
         transition select(hdr.option.class) {
             0x80 &&& 0x80: accept;  // a response: the client's business
             default:       check_request;
@@ -388,7 +390,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     state parse_option_syn {
         packet.extract(hdr.option);
         packet.extract(hdr.syn_options);
-        verify(hdr.option.version == OPTION_VERSION && (hdr.option.flags & 0xe) == 0, error.OptionVersion);
+        verify(hdr.option.version == OPTION_VERSION && hdr.option.flags == 0, error.OptionVersion);
         transition select(hdr.option.class) {
             0x80 &&& 0x80: accept;
             default:       check_opening;

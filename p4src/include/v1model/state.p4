@@ -50,14 +50,42 @@ control LastHeard(in member_id_t member, out microseconds_t last) {
     }
 }
 
-// Since when each member has been up.
-control UpSince(in member_id_t member, in bit<1> start, in microseconds_t now, out microseconds_t since) {
-    register<microseconds_t, member_id_t>(MEMBER_COUNT) up_since;
+// The newest heartbeat of each member: epoch of its key, incarnation, sequence. What is not above it is refused and changes
+// nothing. A key that is the newest opens anew, whatever was sent under one before.
+control Newest(in member_id_t member, in key_epoch_t epoch, in bit<1> newest_key, in bit<32> incarnation, in bit<32> sequence,
+               out newer_t verdict) {
+    register<bit<72>, member_id_t>(MEMBER_COUNT) newest_heartbeats;
+    bit<72> cell;
     apply {
         @atomic {
-            up_since.read(since, member);
-            if (start == 1) {
-                up_since.write(member, now);
+            newest_heartbeats.read(cell, member);
+            verdict = newer_t.NEWER;
+            if (cell[71:64] != epoch) {
+                // 0: none yet.
+                if (newest_key == 0 && cell != 0) {
+                    verdict = newer_t.OLDER;
+                }
+            } else if (incarnation < cell[63:32]) {
+                verdict = newer_t.OLDER;
+            } else if (incarnation == cell[63:32] && sequence <= cell[31:0]) {
+                verdict = newer_t.REPLAY;
+            }
+            if (verdict == newer_t.NEWER) {
+                newest_heartbeats.write(member, epoch ++ incarnation ++ sequence);
+            }
+        }
+    }
+}
+
+// Since when this ToR knows a pool: the first heartbeat or packet since the program was loaded.
+control KnownSince(in pool_id_t pool, in microseconds_t now, out microseconds_t since) {
+    register<microseconds_t, pool_id_t>(POOL_COUNT) known_since;
+    apply {
+        @atomic {
+            known_since.read(since, pool);
+            if (since == 0) {
+                since = now;
+                known_since.write(pool, now);
             }
         }
     }
@@ -72,22 +100,6 @@ control ExclusionCount(in member_id_t member, in bit<1> increment, out bit<16> c
             if (increment == 1) {
                 count = count + 1;
                 exclusion_count.write(member, count);
-            }
-        }
-    }
-}
-
-// Exclusions of each pool that are stamped into requests: at most one a second.
-control PoolExclusions(in pool_id_t pool, in bit<1> increment, in microseconds_t now, out bit<16> count) {
-    register<bit<64>, pool_id_t>(POOL_COUNT) pool_exclusions;
-    bit<64> cell;
-    apply {
-        @atomic {
-            pool_exclusions.read(cell, pool);
-            count = cell[15:0];
-            if (increment == 1 && (cell[63:16] == 0 || now - cell[63:16] >= EXCLUSION_INTERVAL)) {
-                count = count + 1;
-                pool_exclusions.write(pool, now ++ count);
             }
         }
     }
@@ -307,6 +319,18 @@ control IcmpErrorMeter(in service_id_t service, out bit<1> above) {
     bit<2> color;
     apply {
         icmp_error_meter.execute_meter(service, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
+control OwnMeter(in port_id_t port, in own_class_t kind, out bit<1> above) {
+    meter<bit<12>>(4096, MeterType.packets) own_meter;
+    bit<2> color;
+    apply {
+        own_meter.execute_meter(port ++ (bit<3>)kind, color);
         above = 0;
         if (color == 2) {
             above = 1;

@@ -250,8 +250,8 @@ fn tor(here: &Path, trace: &str) -> Vec<(String, f64)> {
                 let at = p.time_at;
                 path.process(now, p.port, &p.frame, &mut |_: u32, head: &[u8], rest: &[u8]| {
                     out += 1;
-                    // The flags of the ToR block, 20 bytes before the request's time.
-                    let flags = at.wrapping_sub(20);
+                    // The flags of the ToR block, 24 bytes before the request's time.
+                    let flags = at.wrapping_sub(24);
                     let byte = head.get(flags).or_else(|| rest.get(flags.wrapping_sub(head.len())));
                     checked += u64::from(byte.is_some_and(|b| b & 1 == 1));
                 });

@@ -34,9 +34,9 @@ fn responses() {
 fn heartbeats() {
     replay("heartbeat", |b| {
         if let Ok(h) = Heartbeat::parse(b) {
-            let mut again = [0; 16];
+            let mut again = [0; 20];
             h.write(&mut again).unwrap();
-            assert_eq!(again, b[..16]);
+            assert_eq!(again, b[..20]);
         }
     });
 }

@@ -201,12 +201,12 @@ fn a_stamp_does_not_change_the_repaired_checksum() {
     let h = header(false, RequestClass::Normal.into(), b.number_low());
     let mut f = frame(&h, &EthHeader::default(), &payload[..n]);
     let at = 14 + h.payload_offset();
-    let old: [u8; 16] = f[at..at + 16].try_into().unwrap();
+    let old: [u8; 18] = f[at..at + 18].try_into().unwrap();
     let tor = TorBlock { time: 1 << 40, id: 5, checked: true, ..TorBlock::default() };
     tor.stamp(&mut f[at..]).unwrap();
     let sum_at = 14 + 20 + 16;
     let sum = u16::from_be_bytes([f[sum_at], f[sum_at + 1]]);
-    let new = checksum::replace(sum, &old, &f[at..at + 16]);
+    let new = checksum::replace(sum, &old, &f[at..at + 18]);
     f[sum_at..sum_at + 2].copy_from_slice(&new.to_be_bytes());
     let (_, s) = Segment::parse_frame(&f).unwrap();
     s.verify().unwrap();

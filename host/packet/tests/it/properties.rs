@@ -186,11 +186,28 @@ proptest! {
     }
 
     #[test]
-    fn heartbeats_round_trip(ready: bool, h: [u16; 3], replica in 0u16..64, sequence: u32, padding in 0usize..40) {
-        let h = Heartbeat { ready, pool: h[0], replica, incarnation: h[1], load: h[2], sequence };
+    fn heartbeats_round_trip(ready: bool, h: [u16; 2], replica in 0u8..64, key_epoch: u8, n: [u32; 3], key: [u8; 8], padding in 0usize..40) {
+        let h = Heartbeat { ready, pool: h[0], replica, key_epoch, load: h[1], incarnation: n[0], sequence: n[1], tag: n[2] };
+        prop_assert!(h.tagged(TorKey::new(key)).verify(TorKey::new(key)));
+        let other = Heartbeat { sequence: n[1] ^ 1, ..h.tagged(TorKey::new(key)) };
+        prop_assert!(!other.verify(TorKey::new(key)));
         let mut buf = [0; 64];
-        prop_assert_eq!(h.write(&mut buf), Ok(16));
-        prop_assert_eq!(Heartbeat::parse(&buf[..16 + padding]), Ok(h));
+        prop_assert_eq!(h.write(&mut buf), Ok(20));
+        prop_assert_eq!(Heartbeat::parse(&buf[..20 + padding]), Ok(h));
+    }
+
+    #[test]
+    fn answers_round_trip(settled: bool, h: [u16; 2], replica in 0u8..64, key_epoch: u8, n: [u32; 3], sets: [u64; 2], key: [u8; 8], padding in 0usize..24) {
+        let [pool, tor_id] = h;
+        let [incarnation, sequence, tag] = n;
+        let [alive, plain] = sets;
+        let a = Answer { settled, pool, replica, key_epoch, tor_id, incarnation, sequence, alive, plain, tag };
+        prop_assert!(a.tagged(TorKey::new(key)).verify(TorKey::new(key)));
+        let other = Answer { alive: alive ^ 1, ..a.tagged(TorKey::new(key)) };
+        prop_assert!(!other.verify(TorKey::new(key)));
+        let mut buf = [0; 64];
+        prop_assert_eq!(a.write(&mut buf), Ok(36));
+        prop_assert_eq!(Answer::parse(&buf[..36 + padding]), Ok(a));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rivulet_agent::Status;
-use rivulet_pktio::{AfPacket, Config, Filter, Interface, LinkInfo, PacketIo, TxFrame};
+use rivulet_pktio::{AfPacket, Interface, LinkInfo, PacketIo, TxFrame};
 use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::Service;
 
@@ -49,8 +49,9 @@ pub(super) struct PlainTcp {
     link: LinkInfo,
     looked: Instant,
     started: Instant,
-    incarnation: u16,
-    beats: Vec<(u16, Beat)>,
+    incarnation: u32,
+    /// One a place in a pool, with the numbers of its services: ready while one of them is.
+    beats: Vec<(Vec<u16>, Beat)>,
     board: Arc<Mutex<Board>>,
 }
 
@@ -58,13 +59,10 @@ impl PlainTcp {
     /// Opens the interface for sending and starts to check. With `path` a GET of it must be answered.
     pub(super) fn open(
         interface: &Interface,
-        incarnation: u16,
+        incarnation: u32,
         path: Option<String>,
     ) -> anyhow::Result<PlainTcp> {
-        // Nothing is received: a filter without rules accepts nothing.
-        let filter = Some(Filter::new(&[])?);
-        let config = Config { promiscuous: false, qdisc_bypass: true, filter, ..Config::default() };
-        let io = AfPacket::open(interface, config)?;
+        let io = rivulet_server::heartbeat::open(interface)?;
         let link = io.link()?;
         let board = Arc::new(Mutex::new(Board::default()));
         let of_thread = Arc::downgrade(&board);
@@ -84,8 +82,23 @@ impl PlainTcp {
     pub(super) fn replace(&mut self, services: &[Service]) {
         let now = self.now();
         let plain = || services.iter().filter(|s| s.plain_tcp);
-        let beat = |s: &Service| Some((s.keys.service, Beat::new(s.member?, self.incarnation, now)));
-        self.beats = plain().filter_map(beat).collect();
+        let mut before = std::mem::take(&mut self.beats);
+        for service in plain() {
+            let Some(member) = service.member else { continue };
+            let of =
+                |beat: &Beat| (beat.member().pool, beat.member().replica) == (member.pool, member.replica);
+            if let Some((services, _)) = self.beats.iter_mut().find(|(_, beat)| of(beat)) {
+                services.push(service.keys.service);
+                continue;
+            }
+            let same = before.iter().position(|(_, beat)| *beat.member() == member);
+            let mut beat = match same.map(|at| before.swap_remove(at)) {
+                Some((_, beat)) => beat,
+                None => Beat::new(member, &service.keys, self.incarnation, now),
+            };
+            beat.set_keys(&service.keys);
+            self.beats.push((vec![service.keys.service], beat));
+        }
         let mut board = self.board.lock();
         board.services = plain().cloned().collect();
         let Board { services, found } = &mut *board;
@@ -109,12 +122,17 @@ impl PlainTcp {
             }
         }
         let now = self.now();
+        // Those to the last heartbeats came meanwhile. An error is the sender's to find.
+        for index in 0..self.io.recv().unwrap_or(0) {
+            let frame = self.io.frame(index).data;
+            self.beats.iter_mut().any(|(_, beat)| beat.answered(frame, now));
+        }
         {
             let board = self.board.lock();
-            for (service, beat) in &mut self.beats {
-                let health = board.found.get(service);
-                let ready = health.is_some_and(Health::is_good);
-                let load = health.map_or(0, |h| h.load.into());
+            for (services, beat) in &mut self.beats {
+                let health = || services.iter().filter_map(|service| board.found.get(service));
+                let ready = health().any(Health::is_good);
+                let load = health().map(|h| usize::from(h.load)).sum();
                 if let Some(frame) = beat.frame(now, self.link.mac, ready, load, 0) {
                     // A heartbeat that finds no room is one that did not come; the next one follows soon.
                     let _ = self.io.send(&[TxFrame::new(&frame)]);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rivulet_pktio::Stats;
-use rivulet_server::Server;
 use rivulet_server::counters::Counters;
+use rivulet_server::{PoolView, Server};
 use rivulet_transport::server::Refusal;
 
 /// What is told, as of a few milliseconds ago.
@@ -19,6 +19,7 @@ pub struct Snapshot {
     io: Stats,
     ready: bool,
     load: usize,
+    pools: Vec<PoolView>,
 }
 
 /// Shared between the packet path, each of whose workers fills its own place now and then, and whoever asks.
@@ -40,6 +41,7 @@ impl Shared {
             io,
             ready: server.is_ready(),
             load: server.load(),
+            pools: server.pools(),
         };
         if let Some(place) = self.0.get(worker) {
             *place.lock() = snapshot;
@@ -122,6 +124,26 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("terminated_total", "counter", "Trickles that it terminated.", &[("", c.terminated)]);
     metric("responses_total", "counter", "Responses handed to the interface.", &[("", c.responses)]);
     metric("heartbeats_total", "counter", "Heartbeats sent.", &[("", c.heartbeats)]);
+    let help = "Answers of ToRs to heartbeats.";
+    metric("tor_answers_total", "counter", help, &[("", c.answers)]);
+    let help = "Answers that were not believed.";
+    metric("tor_answers_refused_total", "counter", help, &[("", c.answers_refused)]);
+    let labels: Vec<String> = s.pools.iter().map(pool_labels).collect();
+    let rows = |value: fn(&PoolView) -> u64| -> Vec<(&str, u64)> {
+        labels.iter().map(String::as_str).zip(s.pools.iter().map(value)).collect()
+    };
+    let help = "Members that the ToR holds for alive, bit r for replica r.";
+    metric("pool_alive", "gauge", help, &rows(|p| p.live.alive));
+    let help = "And that take plain TCP.";
+    metric("pool_plain", "gauge", help, &rows(|p| p.live.plain));
+    let help = "1 once the ToR has known the pool for long enough to tell.";
+    metric("pool_settled", "gauge", help, &rows(|p| p.live.settled.into()));
+    let help = "Age of the ToR's last answer, microseconds.";
+    metric("pool_answer_age_us", "gauge", help, &rows(|p| p.age.as_micros() as u64));
+    let help = "Switch number and incarnation of the ToR.";
+    metric("pool_tor_id", "gauge", help, &rows(|p| p.live.tor_id.into()));
+    let help = "Requests in tunnels whose ToR block was not believed.";
+    metric("untagged_total", "counter", help, &[("", c.untagged)]);
     let help = "Requests that waited longer than 10 ms, as the interface is slower than what is asked for.";
     metric("late_requests_total", "counter", help, &[("", c.late)]);
     let help = "Routers that found a response too big for its path.";
@@ -144,6 +166,14 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("ready", "gauge", "1 while this replica serves.", &[("", u64::from(s.ready))]);
     metric("load", "gauge", "Requests in the last batch.", &[("", s.load as u64)]);
     out
+}
+
+/// Whose word it is: of the rack's own ToR without an address.
+fn pool_labels(view: &PoolView) -> String {
+    match view.tor {
+        None => format!("{{pool=\"{}\"}}", view.pool),
+        Some(tor) => format!("{{pool=\"{}\",tor=\"{tor}\"}}", view.pool),
+    }
 }
 
 fn sum(a: Stats, b: Stats) -> Stats {

@@ -20,7 +20,7 @@ use crate::counters::Counters;
 use crate::interface::{Opener, awaited};
 use crate::minisocket::Minisocket;
 use crate::paths::Paths;
-use crate::pulse::Pulse;
+use crate::pulse::{PoolView, Pulse};
 use crate::rules::{Filters, segments};
 use crate::running::Running;
 use crate::service::{Service, check_all};
@@ -197,7 +197,7 @@ impl Server {
                 replay.filter(|_| r.service.horizon == service.horizon)
             });
             let transport = transport(policy, replay);
-            running.push(Running { keys: service.keys.ring(), service, transport, behind: false });
+            running.push(Running::new(service, transport));
         }
         self.running = running;
         self.place.has_news();
@@ -219,6 +219,12 @@ impl Server {
     /// TCP payload that a packet on this interface takes.
     fn payload(&self) -> u16 {
         payload(self.link.mtu)
+    }
+
+    /// What the ToRs said of the pools in their last answers to heartbeats; the leader of several workers knows it.
+    #[must_use]
+    pub fn pools(&self) -> Vec<PoolView> {
+        self.pulse.as_ref().map(Pulse::views).unwrap_or_default()
     }
 
     /// Asks the interface now and then what it is: its MTU or Ethernet address may change, and it may be

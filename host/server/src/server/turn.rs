@@ -64,6 +64,7 @@ impl Server {
         self.place.set_load(self.load);
         if let Some(pulse) = &self.pulse {
             self.counters.heartbeats = pulse.sent();
+            [self.counters.answers, self.counters.answers_refused] = pulse.answers();
             if pulse.lost_interface() {
                 // The packet path's own socket may not have noticed.
                 self.link.up = false;
@@ -265,7 +266,11 @@ impl Server {
         let trusted = match origin {
             Origin::Wire => running.is_from_tor(ethernet.src),
             // Between another rack's ToR and here the block could be anybody's.
-            Origin::Tunnel => false,
+            Origin::Tunnel => {
+                let tagged = running.is_tagged(&segment, elapsed(self.started));
+                counters.untagged += u64::from(!tagged);
+                tagged
+            }
             Origin::Detached { trusted } => trusted,
         };
         let policy = &mut running.transport.policy;

@@ -3,11 +3,15 @@
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
-use rivulet_packet::heartbeat::UDP_PORT;
+use rivulet_packet::heartbeat::{ANSWER_LENGTH, UDP_PORT};
 use rivulet_pktio::in_netns;
 
 use super::RETRY;
+use crate::heartbeat::{Beat, Live};
 use crate::service::Tunnel;
+
+/// Answers taken before the next heartbeat.
+const MAX_ANSWERS: usize = 64;
 
 /// A socket to one ToR, opened once the address is there.
 #[derive(Debug)]
@@ -16,11 +20,13 @@ pub(crate) struct Beacon {
     socket: Option<UdpSocket>,
     /// When to try again, microseconds.
     next: u64,
+    /// What this ToR last answered.
+    pub live: Option<Live>,
 }
 
 impl Beacon {
     pub(crate) fn new(tunnel: Tunnel) -> Beacon {
-        Beacon { tunnel, socket: None, next: 0 }
+        Beacon { tunnel, socket: None, next: 0, live: None }
     }
 
     /// Sends a heartbeat; whether it was sent.
@@ -38,6 +44,23 @@ impl Beacon {
         }
         // Errors are those of the network (a router's word about an earlier one): the next goes out all the same.
         self.socket.as_ref().is_some_and(|socket| socket.send(heartbeat).is_ok())
+    }
+
+    /// Takes what the ToR answered to heartbeats of `beat`, telling of each whether it is believed.
+    pub(crate) fn receive(&mut self, beat: &Beat, now: u64, mut told: impl FnMut(bool)) {
+        let Some(socket) = &self.socket else { return };
+        let mut answer = [0; ANSWER_LENGTH];
+        for _ in 0..MAX_ANSWERS {
+            match socket.recv(&mut answer) {
+                Ok(length) => {
+                    let live = beat.judge(&answer[..length], self.live.as_ref(), now);
+                    told(live.is_some());
+                    self.live = live.or(self.live);
+                }
+                // Also a router's word about an earlier heartbeat, which is not a datagram to take.
+                Err(_) => break,
+            }
+        }
     }
 }
 

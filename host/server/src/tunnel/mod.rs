@@ -1,9 +1,10 @@
 //! ToRs of other racks: what they send comes in a tunnel, and they hear heartbeats by UDP.
 //!
-//! They never see the answers, which go the ordinary way. Nothing of their block is believed, time, epochs or CHECKED:
-//! between them and this replica stands a network that could write it.
+//! They never see the answers, which go the ordinary way. Between them and this replica stands a network that could write
+//! their block, so it is believed only under a tag that they and this replica alone can make.
 
 mod beacon;
+mod block;
 mod device;
 mod inner;
 
@@ -16,6 +17,7 @@ use rivulet_pktio::guard::{GuardError, Table};
 use rivulet_pktio::{Filter, Interface};
 
 pub(crate) use self::beacon::Beacon;
+pub(crate) use self::block::Blocks;
 use self::device::Device;
 use self::inner::inner;
 use crate::service::{Service, Tunnel};

@@ -1,5 +1,6 @@
 //! What a connection sends, and when (section 4).
 
+use rivulet_packet::request::FIXED;
 use rivulet_packet::{
     Class, Ecn, EntryKind, MAX_ATTEMPT, ProofEntry, RequestClass, SealedContinuation, TransportContinuation,
 };
@@ -144,7 +145,7 @@ impl Connection {
         packet: &mut [u8],
     ) -> Option<usize> {
         let proof = self.generation.as_ref()?.proof(index);
-        let fixed = 28 + SealedContinuation::LENGTH + proof.len() * 8;
+        let fixed = FIXED + SealedContinuation::LENGTH + proof.len() * 8;
         // A regenerated trickle may come too late: its number was declared lost, and so is what it would bring.
         let generation = self.generation.as_ref()?;
         let alive = go.new.iter().any(|n| generation.is_open(generation.index(n)));
@@ -326,7 +327,7 @@ impl Connection {
             Revival::None => return None,
         };
         let attempt = attempts.min(MAX_ATTEMPT);
-        let fixed = 28 + SealedContinuation::LENGTH + self.generation.as_ref()?.proof(index).len() * 8;
+        let fixed = FIXED + SealedContinuation::LENGTH + self.generation.as_ref()?.proof(index).len() * 8;
         let asked = match class {
             RequestClass::Restart => Asked::default(),
             // What is asked for again brings no data.
@@ -391,7 +392,7 @@ impl Connection {
         } else {
             let limit = self.largest_payload().saturating_sub(20);
             let token = self.config.token.clone();
-            let fixed = 28 + 20 + token.as_ref().map_or(0, |t| 1 + t.len());
+            let fixed = FIXED + 20 + token.as_ref().map_or(0, |t| 1 + t.len());
             let asked = self.collect(0, 0, true, true, fixed, now);
             let pad_to = if asked.input.is_some() { limit } else { LEAST_SYN };
             let shape = Shape {
@@ -424,7 +425,7 @@ impl Connection {
         let blank =
             SealedContinuation { fields: TransportContinuation { mss, ..Default::default() }, mac: [0; 12] };
         let asked = match attempt {
-            0 => self.collect(0, 0, true, true, 28 + SealedContinuation::LENGTH, now),
+            0 => self.collect(0, 0, true, true, FIXED + SealedContinuation::LENGTH, now),
             _ => Asked::default(),
         };
         let shape = Shape {

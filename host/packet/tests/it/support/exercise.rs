@@ -9,6 +9,9 @@ pub fn exercise(frame: &[u8]) {
     if let Err(e) = Heartbeat::parse(frame) {
         within(e, frame);
     }
+    if let Err(e) = Answer::parse(frame) {
+        within(e, frame);
+    }
     if let Some(packet) = frame.get(14..)
         && let Err(e) = Segment::parse_packet(packet)
     {
@@ -61,7 +64,7 @@ pub fn exercise_request(class: RequestClass, number_low: u16, payload: &[u8]) {
     // Padding is never read, and the flag for it may stand where there is none.
     let end = payload.len() - r.padding;
     let body_flags =
-        27 + if r.continuation.is_some() { SealedContinuation::LENGTH + proof.len() * 8 } else { 0 };
+        29 + if r.continuation.is_some() { SealedContinuation::LENGTH + proof.len() * 8 } else { 0 };
     again[body_flags] = payload[body_flags];
     assert_eq!(&again[..end], &payload[..end]);
 }

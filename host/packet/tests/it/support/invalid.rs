@@ -47,7 +47,7 @@ fn find(name: &str) -> Spec {
 }
 
 /// Where the fields behind the MAC start in a request without entries.
-const HOST: usize = 42 + continuation::TAIL + MAC;
+const HOST: usize = 44 + continuation::TAIL + MAC;
 /// Bytes of a MAC, and of a whole continuation.
 const MAC: usize = continuation::MAC;
 const FULL: usize = SealedContinuation::LENGTH;
@@ -96,7 +96,7 @@ const HEADERS: &[(&str, &str, &str, Edit)] = &[
     }),
     ("a SYN with a third data offset", "the smallest SYN with data", "option_missing", |f| f[66] = 0xb0),
     ("an option of 4 bytes", "the smallest request", "option_length", |f| f[55] = 4),
-    ("version 2", "the smallest request", "option_version", |f| f[59] = 0x20),
+    ("version 1", "the smallest request", "option_version", |f| f[59] = 0x10),
     ("an unknown option flag", "the smallest request", "option_flags", |f| f[59] |= 2),
     ("request class 7", "the smallest request", "class_unknown", |f| f[58] = 7),
     ("response class 0x89", "the smallest request", "class_unknown", |f| f[58] = 0x89),
@@ -114,37 +114,36 @@ fn cut_ip(f: &mut Vec<u8>, length: usize) {
 }
 
 /// (fault, packet it starts from, the error it must give, what is done to the payload). Offsets are those of the wire format; in the
-/// packets used, the tail starts at 42 + 8 * entries.
+/// packets used, the tail starts at 44 + 8 * entries.
 const PAYLOADS: &[(&str, &str, &str, Edit)] = &[
-    ("a ToR block cut", "the smallest request", "tor_truncated", |p| p.truncate(15)),
-    ("counts cut", "the smallest request", "tor_truncated", |p| p.truncate(21)),
-    ("an unknown ToR flag", "the smallest request", "tor_flags", |p| p[14] = 4),
-    ("a reserved byte of the ToR", "the smallest request", "tor_reserved", |p| p[15] = 1),
-    ("17 entries", "the smallest request", "range_count", |p| p[16] = 17),
-    ("255 entries", "the smallest request", "range_count", |p| p[16] = 255),
-    ("a SYN with an entry", "the smallest SYN with data", "range_count", |p| p[16] = 1),
-    ("an attempt of a NORMAL", "the smallest request", "attempt", |p| p[17] = 1),
-    ("a fifth attempt", "PROBE, ipv4", "attempt", |p| p[17] = 4),
-    ("a kind of no entry", "the smallest request", "range_kinds_unused", |p| p[18] = 0x40),
+    ("a ToR block cut", "the smallest request", "tor_truncated", |p| p.truncate(17)),
+    ("counts cut", "the smallest request", "tor_truncated", |p| p.truncate(23)),
+    ("an unknown ToR flag", "the smallest request", "tor_flags", |p| p[12] = 4),
+    ("17 entries", "the smallest request", "range_count", |p| p[18] = 17),
+    ("255 entries", "the smallest request", "range_count", |p| p[18] = 255),
+    ("a SYN with an entry", "the smallest SYN with data", "range_count", |p| p[18] = 1),
+    ("an attempt of a NORMAL", "the smallest request", "attempt", |p| p[19] = 1),
+    ("a fifth attempt", "PROBE, ipv4", "attempt", |p| p[19] = 4),
+    ("a kind of no entry", "the smallest request", "range_kinds_unused", |p| p[20] = 0x40),
     ("a kind behind the last entry", "1 ranges across the wrap of numbers", "range_kinds_unused", |p| {
-        p[21] = 1
+        p[23] = 1
     }),
-    ("a sealed head cut", "the smallest request", "head_truncated", |p| p.truncate(41)),
-    ("another number than the option's", "the smallest request", "number_low", |p| p[29] ^= 1),
-    ("entries cut", "4 ranges across the wrap of numbers", "entry_truncated", |p| p.truncate(42 + 31)),
-    ("an empty range", "1 ranges across the wrap of numbers", "entry_empty", |p| (p[43], p[45]) = (5, 4)),
-    ("a range that goes back", "2 ranges across the wrap of numbers", "entry_order", |p| p[51] = 4),
-    ("a range twice", "2 ranges across the wrap of numbers", "entry_order", |p| p.copy_within(42..50, 50)),
-    ("a range behind a mark", "ranges and marks", "entry_range_late", |p| p[19] &= 0x3f),
-    ("a mark of two numbers", "ranges and marks", "entry_mark", |p| p[42 + 24 + 3] += 1),
-    ("a mark with a sum", "ranges and marks", "entry_mark", |p| p[42 + 24 + 7] = 1),
-    ("the fourth kind", "ranges and marks", "range_kinds_unknown", |p| p[19] |= 0x40),
+    ("a sealed head cut", "the smallest request", "head_truncated", |p| p.truncate(43)),
+    ("another number than the option's", "the smallest request", "number_low", |p| p[31] ^= 1),
+    ("entries cut", "4 ranges across the wrap of numbers", "entry_truncated", |p| p.truncate(44 + 31)),
+    ("an empty range", "1 ranges across the wrap of numbers", "entry_empty", |p| (p[45], p[47]) = (5, 4)),
+    ("a range that goes back", "2 ranges across the wrap of numbers", "entry_order", |p| p[53] = 4),
+    ("a range twice", "2 ranges across the wrap of numbers", "entry_order", |p| p.copy_within(44..52, 52)),
+    ("a range behind a mark", "ranges and marks", "entry_range_late", |p| p[21] &= 0x3f),
+    ("a mark of two numbers", "ranges and marks", "entry_mark", |p| p[44 + 24 + 3] += 1),
+    ("a mark with a sum", "ranges and marks", "entry_mark", |p| p[44 + 24 + 7] = 1),
+    ("the fourth kind", "ranges and marks", "range_kinds_unknown", |p| p[21] |= 0x40),
     ("a sealed tail cut", "the smallest request", "tail_truncated", |p| p.truncate(HOST - MAC - 1)),
     ("a MAC cut", "the smallest request", "tail_truncated", |p| p.truncate(HOST - 1)),
     ("host fields cut", "the smallest request", "tail_truncated", |p| p.truncate(HOST + 5)),
-    ("host fields of a SYN cut", "the smallest SYN with data", "tail_truncated", |p| p.truncate(27)),
-    ("an unknown flag in the tail", "the smallest request", "continuation_flags", |p| p[42 + 20] = 8),
-    ("a reserved byte of the tail", "the smallest request", "continuation_reserved", |p| p[42 + 21] = 1),
+    ("host fields of a SYN cut", "the smallest SYN with data", "tail_truncated", |p| p.truncate(29)),
+    ("an unknown flag in the tail", "the smallest request", "continuation_flags", |p| p[44 + 20] = 8),
+    ("a reserved byte of the tail", "the smallest request", "continuation_reserved", |p| p[44 + 21] = 1),
     ("a request that covers nothing", "the smallest request", "covers", |p| p[HOST + 2] = 0),
     ("a request that covers three", "the smallest request", "covers", |p| p[HOST + 2] = 3),
     ("17 wants", "the smallest request", "want_count", |p| p[HOST + 3] = 17),
@@ -292,11 +291,11 @@ pub fn heartbeat_bytes() -> Vec<(&'static str, Vec<u8>)> {
     let mut b = vec![0; heartbeat::LENGTH];
     valid::heartbeat_list()[0].write(&mut b).expect("a heartbeat");
     let edits: [(&str, Edit); 6] = [
-        ("a heartbeat of 15 bytes", |b| b.truncate(15)),
-        ("version 2", |b| b[0] = 2),
+        ("a heartbeat of 19 bytes", |b| b.truncate(19)),
+        ("version 1", |b| b[0] = 1),
         ("an unknown flag", |b| b[1] = 2),
-        ("replica 64", |b| b[5] = 64),
-        ("a reserved field", |b| b[11] = 1),
+        ("replica 64", |b| b[4] = 64),
+        ("an answer", |b| b[1] = 0x80),
         ("nothing", |b| b.clear()),
     ];
     edits

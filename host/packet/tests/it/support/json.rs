@@ -39,9 +39,10 @@ fn delta(d: &Delta) -> Value {
 
 fn tor(t: &TorBlock) -> Value {
     json!({
-        "tor_time": t.time, "tor_id": t.id, "tor_exclusions": t.exclusions,
+        "tor_time": t.time, "tor_id": t.id,
         "tor_seal_epoch": t.seal_epoch, "tor_nonce_epoch": t.nonce_epoch,
         "tor_flags": u8::from(t.checked) | u8::from(t.time_valid) << 1,
+        "tor_key_epoch": t.key_epoch, "tor_tag": t.tag,
     })
 }
 

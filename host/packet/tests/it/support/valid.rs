@@ -114,11 +114,12 @@ pub fn bodies() -> Vec<Spec> {
     let tor = TorBlock {
         time: 0xffff_ffff_fffe,
         id: 0x0104,
-        exclusions: 6,
         seal_epoch: 0x0a0c,
         nonce_epoch: NONCE,
         checked: true,
         time_valid: true,
+        key_epoch: 9,
+        tag: 0x0bad_cafe,
     };
     let full = RequestBuilder {
         tor,
@@ -284,16 +285,29 @@ pub fn packets() -> Vec<Value> {
 
 pub fn heartbeat_list() -> Vec<Heartbeat> {
     vec![
-        Heartbeat { ready: true, pool: 1, replica: 0, incarnation: 7, load: 3, sequence: 1 },
+        Heartbeat {
+            ready: true,
+            pool: 1,
+            replica: 0,
+            key_epoch: 5,
+            incarnation: 7,
+            load: 3,
+            sequence: 1,
+            tag: 0,
+        }
+        .tagged(BEAT_KEY),
         Heartbeat {
             ready: false,
             pool: 0xffff,
             replica: 63,
-            incarnation: 0xffff,
+            key_epoch: 0xff,
+            incarnation: u32::MAX,
             load: 0xffff,
             sequence: u32::MAX,
-        },
-        Heartbeat::default(),
+            tag: 0,
+        }
+        .tagged(BEAT_KEY),
+        Heartbeat::default().tagged(BEAT_KEY),
     ]
 }
 
@@ -305,8 +319,58 @@ pub fn heartbeats() -> Vec<Value> {
             h.write(&mut b).expect("a heartbeat");
             serde_json::json!({
                 "bytes": json::hex(&b), "ready": h.ready, "pool": h.pool, "replica": h.replica,
-                "incarnation": h.incarnation, "load": h.load, "sequence": h.sequence,
+                "key_epoch": h.key_epoch, "incarnation": h.incarnation, "load": h.load, "sequence": h.sequence,
+                "tag": h.tag,
             })
         })
         .collect()
+}
+
+/// The key of the heartbeats and answers of the vectors.
+pub const BEAT_KEY: TorKey = TorKey::new([0x20, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x27]);
+/// The key of the ToR blocks.
+pub const BLOCK_KEY: TorKey = TorKey::new([0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x36, 0x37]);
+
+pub fn answer_list() -> Vec<Answer> {
+    let answer = Answer {
+        settled: true,
+        pool: 1,
+        replica: 3,
+        key_epoch: 5,
+        tor_id: 0x0102,
+        incarnation: 7,
+        sequence: 9,
+        alive: 0x8000_0000_0000_000d,
+        plain: 9,
+        tag: 0,
+    };
+    vec![answer.tagged(BEAT_KEY), Answer { settled: false, alive: u64::MAX, ..answer }.tagged(BEAT_KEY)]
+}
+
+pub fn answers() -> Vec<Value> {
+    answer_list()
+        .iter()
+        .map(|a| {
+            let mut b = [0; heartbeat::ANSWER_LENGTH];
+            a.write(&mut b).expect("an answer");
+            serde_json::json!({
+                "bytes": json::hex(&b), "settled": a.settled, "pool": a.pool, "replica": a.replica,
+                "key_epoch": a.key_epoch, "tor_id": a.tor_id, "incarnation": a.incarnation,
+                "sequence": a.sequence, "alive": format!("{:016x}", a.alive),
+                "plain": format!("{:016x}", a.plain), "tag": a.tag,
+            })
+        })
+        .collect()
+}
+
+/// Requests with the tag that their ToR blocks have in a tunnel: `[name of the packet, tag]`.
+pub fn block_tags() -> Vec<Value> {
+    let tag = |s: &Spec| {
+        let frame = s.frame();
+        let (_, segment) = Segment::parse_frame(&frame).expect("a frame");
+        let request = matches!(segment.option.class, Class::Request(_)) && !segment.payload.is_empty();
+        let tag = request.then(|| tor::tag(BLOCK_KEY, segment.option, segment.seq, segment.payload))??;
+        Some(serde_json::json!([s.name, tag]))
+    };
+    specs().iter().filter_map(tag).collect()
 }
