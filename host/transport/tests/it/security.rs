@@ -14,7 +14,7 @@ fn collect(folder: &Path, names: &mut BTreeSet<String>) {
         let text = std::fs::read_to_string(&entry).unwrap();
         let mut is_test = extension == "py";
         for line in text.lines().map(str::trim_start) {
-            let words = ["fn ", "async fn ", "def ", "class "];
+            let words = ["fn ", "async fn ", "def ", "async def ", "class "];
             if let Some(rest) = words.iter().find_map(|w| line.strip_prefix(w)).filter(|_| is_test) {
                 names.insert(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
                 is_test = extension == "py";
