@@ -155,7 +155,7 @@ class HostRig(Lab):
             keys.write_text(self.run("s", [binary("rivulet"), "keygen"]))
             keys.chmod(0o600)
         # The metrics are told in the namespace, to whoever asks from there.
-        listen = ["--listen", f"{SERVICE}:{RIVULET_PORT}", "--keys", str(keys), "--no-plain-tcp"]
+        listen = ["--listen", f"{SERVICE}:{RIVULET_PORT}", "--keys", str(keys), "--plain", "none"]
         command = [binary("rivulet"), "serve", str(self.www), "-i", "s0", *listen]
         server = self._start("rivulet", [*command, "--metrics", f"127.0.0.1:{METRICS_PORT}", *more], "serving")
         server.flags = more

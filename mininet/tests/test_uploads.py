@@ -40,7 +40,7 @@ def standing(tmp_path: Path) -> Iterator[Standing]:
     values = Parameters(
         rate_mbit=10.0, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=tmp_path, live=False
     )
-    with standing_rack("uploads", values, serve=("--no-plain-tcp", "--upload", str(storage))) as rack:
+    with standing_rack("uploads", values, serve=("--plain", "none", "--upload", str(storage))) as rack:
         yield rack
 
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rivulet_packet::slot::{Slot, SlotKey};
 use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret, TorKeys};
-use rivulet_server::service::{Member, Service, ServiceError, Slots, Tunnel, check_all};
+use rivulet_server::service::{Member, Plain, Service, ServiceError, Slots, Tunnel, check_all};
 
 use crate::proto;
 
@@ -110,7 +110,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         keys,
         member: Some(member),
         trust_tor: from.trust_tor,
-        plain_tcp: from.plain_tcp,
+        plain: if from.plain_tcp { Plain::Kernel } else { Plain::None },
         horizon: Duration::from_micros(from.horizon_us.into()),
         tunnels,
         slots,

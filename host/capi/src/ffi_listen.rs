@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rivulet_agent::{Agent, Controllers};
 use rivulet_pktio::Interface;
 use rivulet_server::keys::KeySet;
-use rivulet_server::service::Service;
+use rivulet_server::service::{Plain, Service};
 use rivulet_server::{Config, Server, incarnation};
 
 use crate::client::packet_io;
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn msk_listen(
             keys: KeySet::read(Path::new(keys))?,
             member: None,
             trust_tor: false,
-            plain_tcp: false,
+            plain: Plain::None,
             horizon: HORIZON,
             tunnels: Vec::new(),
             slots: None,

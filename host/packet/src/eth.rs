@@ -49,6 +49,14 @@ impl EthHeader {
         Ok((Self { dst, src, vlan }, ether_type))
     }
 
+    /// Fills the first [`Self::length`] bytes of `frame`; false if they are not there.
+    #[must_use]
+    pub fn fill(&self, frame: &mut [u8], ether_type: u16) -> bool {
+        let mut w = Writer::new(frame);
+        self.write(&mut w, ether_type);
+        w.finish().is_ok()
+    }
+
     pub(crate) fn write(&self, w: &mut Writer<'_>, ether_type: u16) {
         w.bytes(&self.dst);
         w.bytes(&self.src);

@@ -57,13 +57,13 @@ impl fmt::Debug for CookieKey {
     }
 }
 
-/// The keys in force: cookies are made with the first, and read with both.
+/// The keys in force: cookies are made with the first, and read with all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CookieKeys {
     /// The present epoch's.
     pub current: CookieKey,
-    /// The epoch's before it, while connections of it are answered.
-    pub previous: Option<CookieKey>,
+    /// The epoch's before it, while connections of it are answered, and the next one's, which others may use already.
+    pub others: [Option<CookieKey>; 2],
 }
 
 /// Segment sizes that a stamped cookie tells apart, octets of the client's MSS.
@@ -159,7 +159,8 @@ impl Flow {
             let distance = ack.wrapping_sub(1).wrapping_sub(key.hash(&self.words) & !low);
             (distance < reach).then_some(distance)
         };
-        let distance = read(keys.current).or_else(|| keys.previous.and_then(read))?;
+        let distance =
+            read(keys.current).or_else(|| keys.others.iter().flatten().find_map(|key| read(*key)))?;
         Some(match (stamped, distance & BARE_END) {
             (true, _) => Place::Stamped {
                 class: Class((distance >> 1 & 3) as u8),
@@ -205,7 +206,7 @@ mod tests {
     fn keys() -> CookieKeys {
         CookieKeys {
             current: CookieKey::new([1, 2, 3, 4, 5, 6, 7, 8]),
-            previous: Some(CookieKey::new([8, 7, 6, 5, 4, 3, 2, 1])),
+            others: [Some(CookieKey::new([8, 7, 6, 5, 4, 3, 2, 1])), None],
         }
     }
 
@@ -231,10 +232,10 @@ mod tests {
             port: u16, class in 0u8..4, at in 0..(MAX_START + MAX_ANSWER) / 8, fin: bool, before: bool,
         ) {
             let (keys, class, at) = (keys(), Class(class), at * 8);
-            let key = if before { keys.previous.unwrap() } else { keys.current };
+            let key = if before { keys.others[0].unwrap() } else { keys.current };
             let ack = flow(port).stamped(key, class).wrapping_add(1 + at + u32::from(fin));
             prop_assert_eq!(flow(port).place(&keys, ack, true), Some(Place::Stamped { class, at, fin }));
-            let alone = CookieKeys { previous: None, ..keys };
+            let alone = CookieKeys { others: [None; 2], ..keys };
             prop_assert_eq!(flow(port).place(&alone, ack, true).is_some(), !before);
         }
 
@@ -259,14 +260,14 @@ mod tests {
 
     #[test]
     fn what_is_out_of_reach_is_not_ours() {
-        let keys = CookieKeys { previous: None, ..keys() };
+        let keys = CookieKeys { others: [None; 2], ..keys() };
         let isn = flow(1).stamped(keys.current, Class(0));
         for ack in [isn, isn.wrapping_add(2 + MAX_START + MAX_ANSWER)] {
             assert_eq!(flow(1).place(&keys, ack, true), None);
         }
         assert_eq!(flow(2).place(&keys, isn.wrapping_add(1), true), None);
         // A guess: two keys, each with its reach.
-        let keys = CookieKeys { previous: Some(CookieKey::new([9; 8])), ..keys };
+        let keys = CookieKeys { others: [None, Some(CookieKey::new([9; 8]))], ..keys };
         let hits = |stamped| {
             let of = |n: u32| flow(3).place(&keys, n.wrapping_mul(0x9e37_79b9), stamped).is_some();
             (0..1 << 20).filter(|n| of(*n)).count()

@@ -23,6 +23,6 @@ pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
 pub use head::{Method, Name, Parsed, Range, Request, Target, name, parse};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
-pub use small::{Cause, Reason, Site, Verdict};
+pub use small::{Cause, Reason, Site, Verdict, refusal};
 pub use soft::{Replica, Ring};
 pub use stamp::{Answering, MINUTES, Opened, Scale, Stamp, kernel_value};

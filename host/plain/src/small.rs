@@ -5,6 +5,7 @@
 //! carries all that any replica has to know (where the client is, what it has beyond, its window) to send what is missing.
 
 use core::net::IpAddr;
+use std::sync::Arc;
 
 use rivulet_packet::segment::TcpFlags;
 
@@ -25,7 +26,7 @@ pub struct Site {
     /// The keys of its cookies.
     pub keys: CookieKeys,
     /// What it serves.
-    pub table: Table,
+    pub table: Arc<Table>,
     /// Octets of the longest IP packet that leaves here.
     pub mtu: u16,
 }
@@ -263,6 +264,17 @@ pub(crate) enum Decision {
         start: u32,
         at: u32,
     },
+}
+
+/// The end of a connection that nobody takes: to who is refused it is as if nobody listened.
+#[must_use]
+pub fn refusal(segment: &Segment<'_>) -> Header {
+    let header = &segment.header;
+    let (flags, seq) = match segment.has(TcpFlags::ACK) {
+        true => (TcpFlags::RST, header.ack),
+        false => (TcpFlags::RST | TcpFlags::ACK, 0),
+    };
+    Header { seq, window: 0, options: Options::default(), ..say(segment, flags, segment.end()) }
 }
 
 impl Decision {

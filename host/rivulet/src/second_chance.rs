@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use rivulet_packet::option::EX_ID;
 use rivulet_pktio::Interface;
 use rivulet_pktio::guard::{GuardError, Table, with_option};
-use rivulet_server::service::Service;
+use rivulet_server::service::{Plain, Service};
 
 /// Connections of each address family that are remembered.
 const CONNECTIONS: u32 = 65536;
@@ -77,7 +77,7 @@ impl SecondChance {
 /// Sets and chains, empty without a service of plain TCP behind a ToR.
 fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) -> String {
     let (mut ingress, mut egress) = (String::new(), String::new());
-    for service in services.filter(|s| s.plain_tcp) {
+    for service in services.filter(|s| s.plain == Plain::Kernel) {
         let Some(member) = service.member else { continue };
         for &address in &service.addresses {
             rules(&mut ingress, &mut egress, interface, address, service.port, mac, member.tor_mac);
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn service(plain_tcp: bool, member: bool) -> Service {
+    fn service(plain: bool, member: bool) -> Service {
         let place = Member {
             pool: 1,
             replica: 0,
@@ -164,7 +164,7 @@ mod tests {
             keys: KeySet::generate(1).unwrap(),
             member: member.then_some(place),
             trust_tor: true,
-            plain_tcp,
+            plain: if plain { Plain::Kernel } else { Plain::None },
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: None,
@@ -174,8 +174,8 @@ mod tests {
     #[test]
     fn only_plain_tcp_behind_a_tor_is_handed_on() {
         let mac = [2, 0, 0, 0, 0, 1];
-        for (plain_tcp, member) in [(true, false), (false, true), (false, false)] {
-            assert_eq!(body("r1-eth0", [service(plain_tcp, member)].iter(), mac), "");
+        for (plain, member) in [(true, false), (false, true), (false, false)] {
+            assert_eq!(body("r1-eth0", [service(plain, member)].iter(), mac), "");
         }
         let text = body("r1-eth0", [service(true, true)].iter(), mac);
         for part in [

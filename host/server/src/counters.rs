@@ -35,6 +35,12 @@ pub struct Counters {
     pub answers_refused: u64,
     /// Requests in tunnels whose ToR block was not believed: no tag, a wrong one, or of long ago.
     pub untagged: u64,
+    /// Segments of plain clients that were judged.
+    pub plain: u64,
+    /// Of these, such that brought an answer or a part of one.
+    pub plain_answered: u64,
+    /// Of these, such that are nothing for stateless TCP, and were refused.
+    pub plain_refused: u64,
 }
 
 impl Counters {
@@ -55,6 +61,9 @@ impl Counters {
             (&mut self.answers, other.answers),
             (&mut self.answers_refused, other.answers_refused),
             (&mut self.untagged, other.untagged),
+            (&mut self.plain, other.plain),
+            (&mut self.plain_answered, other.plain_answered),
+            (&mut self.plain_refused, other.plain_refused),
         ];
         for (sum, more) in sums {
             *sum += more;

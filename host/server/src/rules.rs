@@ -6,13 +6,13 @@ use rivulet_packet::option::EX_ID;
 use rivulet_pktio::filter::{Rule, TcpRule, TunnelRule};
 use rivulet_pktio::{Filter, OpenError};
 
-use crate::service::Service;
+use crate::service::{Plain, Service};
 
-/// Segments of ours to the services. Other ports of a service address are the kernel's: what is closed there is
-/// refused, what speaks plain TCP answers.
+/// Segments of ours to the services, and plain ones where those are answered here too. Other ports of a service address are
+/// the kernel's: what is closed there is refused, what speaks plain TCP answers.
 pub(crate) fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<TcpRule> {
     let rule = |s: &Service| TcpRule {
-        exid: Some(EX_ID),
+        exid: (s.plain != Plain::Stateless).then_some(EX_ID),
         destinations: s.addresses.clone(),
         destination_ports: vec![s.port..=s.port],
     };

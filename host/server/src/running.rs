@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use rivulet_packet::Segment;
+use rivulet_plain::Replica;
 use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
@@ -14,6 +15,8 @@ pub(crate) struct Running {
     pub(crate) service: Service,
     pub(crate) keys: KeyRing,
     pub(crate) transport: Transport,
+    /// For plain clients, if they are answered without state.
+    pub(crate) plain: Option<Replica>,
     /// The ToR named an epoch whose key is not held. New keys make it false again.
     pub(crate) behind: bool,
     /// What was seen of blocks in tunnels.
@@ -22,7 +25,7 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(service: Service, transport: Transport) -> Running {
-        Running { keys: service.keys.ring(), service, transport, behind: false, blocks: Blocks::default() }
+        Running { keys: service.keys.ring(), service, transport, plain: None, behind: false, blocks: Blocks::default() }
     }
 
     /// Whether the ToR block of a request that came in a tunnel is believed.

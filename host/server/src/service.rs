@@ -31,14 +31,49 @@ pub struct Service {
     /// The ToR checks the proofs that it marks, and overwrites what it stamps: its block is believed in frames from its
     /// Ethernet address, and in no others.
     pub trust_tor: bool,
-    /// The kernel's TCP serves plain clients at the same port.
-    pub plain_tcp: bool,
+    /// What becomes of clients that speak plain TCP at the same port.
+    pub plain: Plain,
     /// Age up to which an ordinary request is fresh.
     pub horizon: Duration,
     /// ToRs of other racks that send here too.
     pub tunnels: Vec<Tunnel>,
     /// How the ToR spreads flows over the replicas; none for a server on its own.
     pub slots: Option<Slots>,
+}
+
+/// What becomes of clients that speak plain TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Plain {
+    /// Nobody answers them.
+    None,
+    /// The kernel's TCP does.
+    #[default]
+    Kernel,
+    /// They are answered from each of their packets alone (`docs/plain.md`).
+    Stateless,
+}
+
+impl std::str::FromStr for Plain {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Plain::None),
+            "kernel" => Ok(Plain::Kernel),
+            "stateless" => Ok(Plain::Stateless),
+            _ => Err("want none, kernel or stateless".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for Plain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Plain::None => "none",
+            Plain::Kernel => "kernel",
+            Plain::Stateless => "stateless",
+        })
+    }
 }
 
 /// Key and slots of the ToR's choice: with the set of live replicas they tell who has a flow.
@@ -181,7 +216,7 @@ mod tests {
                 bound: Duration::from_millis(20),
             }),
             trust_tor: true,
-            plain_tcp: true,
+            plain: Plain::Kernel,
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: Some(Slots {

@@ -208,7 +208,7 @@ fn what_is_not_in_the_table_is_the_kernels() {
 fn another_table_does_not_finish_what_one_began() {
     let one = site();
     let other = Site {
-        table: Table::new(vec![("5000".into(), crate::support::object(4000))], false).unwrap(),
+        table: Table::new(vec![("5000".into(), crate::support::object(4000))], false).unwrap().into(),
         ..one.clone()
     };
     assert_ne!(one.table.version() & 3, other.table.version() & 3);
@@ -229,7 +229,7 @@ fn another_table_does_not_finish_what_one_began() {
 fn keys_change_under_a_connection() {
     let old = site();
     let mut new = old.clone();
-    new.keys.previous = Some(old.keys.current);
+    new.keys.others[0] = Some(old.keys.current);
     new.keys.current = rivulet_plain::CookieKey::new(*b"the next");
     for stamps in [true, false] {
         let net = Net { replicas: vec![&old, &new], ..Net::new(&old) };

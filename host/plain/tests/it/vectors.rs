@@ -24,7 +24,7 @@ fn render() -> String {
     ];
     let (mut cookies, mut openings, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for key in KEYS {
-        let ring = CookieKeys { current: CookieKey::new(key), previous: None };
+        let ring = CookieKeys { current: CookieKey::new(key), others: [None; 2] };
         for (n, (ip, port)) in clients.into_iter().enumerate() {
             let client = SocketAddr::new(ip, port);
             let service_port = [80, 443, 53, 8080][n];

@@ -11,8 +11,8 @@ fn site() -> Site {
         Entry::Object(Object { kind: "text/plain".into(), hash: [size as u8; 16], body })
     };
     let entries = [10, 3000, 12_000].map(|n| (n.to_string().into(), object(n)));
-    let keys = CookieKeys { current: CookieKey::new([1; 8]), previous: Some(CookieKey::new([2; 8])) };
-    Site { keys, table: Table::new(entries.into(), true).unwrap(), mtu: 1500 }
+    let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [Some(CookieKey::new([2; 8])), None] };
+    Site { keys, table: Table::new(entries.into(), true).unwrap().into(), mtu: 1500 }
 }
 
 /// A head and its target; nothing panics, and no more is consumed than there is.

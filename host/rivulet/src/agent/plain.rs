@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rivulet_agent::Status;
 use rivulet_pktio::{AfPacket, Interface, LinkInfo, PacketIo, TxFrame};
 use rivulet_server::heartbeat::Beat;
-use rivulet_server::service::Service;
+use rivulet_server::service::{Plain, Service};
 
 /// Between two checks.
 const CHECK: Duration = Duration::from_millis(50);
@@ -81,7 +81,7 @@ impl PlainTcp {
     /// These are the services from now on.
     pub(super) fn replace(&mut self, services: &[Service]) {
         let now = self.now();
-        let plain = || services.iter().filter(|s| s.plain_tcp);
+        let plain = || services.iter().filter(|s| s.plain == Plain::Kernel);
         let mut before = std::mem::take(&mut self.beats);
         for service in plain() {
             let Some(member) = service.member else { continue };

@@ -320,7 +320,8 @@ const PATH: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS
     .add(b'}')
     .add(b'\\');
 
-fn content_type(name: &str) -> &'static str {
+/// The media type of what has this name.
+pub(crate) fn content_type(name: &str) -> &'static str {
     let name = if name.ends_with('/') { "index.html" } else { name };
     match mime_guess::from_path(name).first_raw() {
         Some("text/html") => "text/html; charset=utf-8",

@@ -17,6 +17,7 @@ mod session;
 mod stamp;
 mod upload;
 
+pub(crate) use answer::content_type;
 pub use answer::{Answer, MAX_ANSWER, ReadError};
 pub use codec::Malformed;
 pub use head::{Fed, Head, Method, Request};

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use rivulet_pktio::IoChoice;
 use rivulet_server::keys::KeySet;
-use rivulet_server::service::{Member, Service, Tunnel};
+use rivulet_server::service::{Member, Plain, Service, Tunnel};
 
 use crate::agent::ControllerArgs;
 use crate::http::Limits;
@@ -66,9 +66,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "MS", default_value_t = 4000)]
     pub horizon_ms: u64,
 
-    /// Serve Rivulet clients only
-    #[arg(long)]
-    pub no_plain_tcp: bool,
+    /// What becomes of clients of plain TCP: none, kernel, or stateless (small files from each packet alone)
+    #[arg(long, value_name = "HOW", default_value_t)]
+    pub plain: Plain,
 
     /// Store what clients PUT and POST in this directory, which all replicas share (it may be DIR)
     #[arg(long, value_name = "DIR")]
@@ -129,7 +129,7 @@ impl ServeArgs {
             keys,
             member: self.member.as_deref().map(|text| self.place(text)).transpose()?,
             trust_tor: self.trust_tor,
-            plain_tcp: !self.no_plain_tcp,
+            plain: self.plain,
             horizon: Duration::from_millis(self.horizon_ms),
             tunnels: self.tunnel.clone(),
             slots: None,

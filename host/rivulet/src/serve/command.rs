@@ -1,11 +1,12 @@
 //! The serving process: the packet path, of one thread or several, the agent and the kernel's listeners beside it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
-use rivulet_server::service::Service;
+use rivulet_server::service::{Plain, Service};
 use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
@@ -13,6 +14,7 @@ use super::args::ServeArgs;
 use super::listeners::Listeners;
 use super::metrics;
 use super::stateless::Files;
+use super::table;
 use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
 use crate::process::{prefer_this_thread, stop_on_signals, stopped, tell_ready};
@@ -49,6 +51,13 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let mut servers = Server::open_workers(&config, args.workers.into())?;
     for server in &mut servers {
         server.set_delta(!args.no_delta);
+    }
+    if args.plain == Plain::Stateless {
+        let table = table::read(&args.dir, args.upload.is_some())
+            .with_context(|| format!("objects for stateless TCP in {}", args.dir.display()))?;
+        tracing::info!(entries = table.len(), version = table.version(), "objects for stateless TCP");
+        let table = Arc::new(table);
+        servers.iter_mut().for_each(|server| server.set_objects(table.clone()));
     }
     let mut server = servers.remove(0);
     let mut files = Files::new(site.for_thread());

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use rivulet_server::service::Service;
+use rivulet_server::service::{Plain, Service};
 
 use super::plain;
 use crate::http::Site;
@@ -31,7 +31,7 @@ impl Listeners {
         if again {
             self.tried = Instant::now();
         }
-        for socket in services.filter(|s| s.plain_tcp).flat_map(Service::sockets) {
+        for socket in services.filter(|s| s.plain == Plain::Kernel).flat_map(Service::sockets) {
             if self.open.contains(&socket) || self.failed.contains(&socket) && !again {
                 continue;
             }

@@ -148,6 +148,11 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("late_requests_total", "counter", help, &[("", c.late)]);
     let help = "Routers that found a response too big for its path.";
     metric("path_too_big_total", "counter", help, &[("", c.too_big)]);
+    metric("plain_total", "counter", "Segments of plain TCP judged without state.", &[("", c.plain)]);
+    let help = "Segments of plain TCP that brought an answer or a part of one.";
+    metric("plain_answered_total", "counter", help, &[("", c.plain_answered)]);
+    let help = "Segments of plain TCP that are nothing for stateless TCP, and were refused.";
+    metric("plain_refused_total", "counter", help, &[("", c.plain_refused)]);
     let labels: Vec<String> = Refusal::NAMES.iter().map(|name| format!("{{reason=\"{name}\"}}")).collect();
     let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(c.refused.iter().copied()).collect();
     metric("refused_total", "counter", "Requests refused, by reason.", &rows);

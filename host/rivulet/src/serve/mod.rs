@@ -7,6 +7,7 @@ mod listeners;
 pub mod metrics;
 pub mod plain;
 pub mod stateless;
+mod table;
 mod workers;
 
 pub(crate) use address::ServiceAddresses;

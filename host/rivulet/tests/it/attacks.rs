@@ -109,7 +109,7 @@ fn resident_kib(pid: u32) -> u64 {
 #[test]
 fn floods_are_refused_by_reason_and_leave_nothing() {
     let Some(rig) = Rig::new() else { return };
-    let server = rig.serve(&["--metrics", "127.0.0.1:9090", "--no-plain-tcp"]);
+    let server = rig.serve(&["--metrics", "127.0.0.1:9090", "--plain", "none"]);
     let content = rig.file("file", 5_000_000);
     let eth = EthHeader { dst: rig.server.mac("s0"), src: rig.client.mac("c0"), vlan: None };
     // All of it once before it is measured: memory of fixed size becomes resident as it is used, the replay
@@ -192,7 +192,7 @@ fn a_block_that_is_not_the_tors_is_not_believed() {
         "--tunnel",
         "10.88.0.2@10.88.0.1",
     ];
-    let _server = rig.serve(&[&flags[..], &["--metrics", "127.0.0.1:9090", "--no-plain-tcp"]].concat());
+    let _server = rig.serve(&[&flags[..], &["--metrics", "127.0.0.1:9090", "--plain", "none"]].concat());
     let mut heartbeats = rig.heartbeats();
     let mut ready = || loop {
         std::thread::sleep(Duration::from_millis(20));

@@ -37,7 +37,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
     rig.server.run(&format!("tc qdisc add dev s0 root tbf rate 60mbit burst 16kb limit {limit}"));
     let member = rig.member();
     let flags =
-        ["--metrics", "127.0.0.1:9090", "--no-plain-tcp", "--member", &member, "--heartbeat-us", "5000"];
+        ["--metrics", "127.0.0.1:9090", "--plain", "none", "--member", &member, "--heartbeat-us", "5000"];
     let _server = rig.serve(&flags);
     let content = rig.file("file", 100_000);
     let address = format!("{SERVICE}:80").parse().unwrap();

@@ -77,7 +77,7 @@ fn an_interrupted_download_goes_on() {
 #[test]
 fn unmodified_programs() {
     let Some(rig) = Rig::new() else { return };
-    let _server = rig.serve(&["--no-plain-tcp"]);
+    let _server = rig.serve(&["--plain", "none"]);
     let content = rig.file("file", 3_000_000);
     let out = rig.out();
     let path = out.to_str().unwrap();

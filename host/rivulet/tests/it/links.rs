@@ -20,7 +20,7 @@ fn shape(rig: &Rig, rate: &str) {
 #[test]
 fn an_mtu_that_changes() {
     let Some(rig) = Rig::new() else { return };
-    let _server = rig.serve(&["--no-plain-tcp"]);
+    let _server = rig.serve(&["--plain", "none"]);
     shape(&rig, "10mbit");
     let content = rig.file("file", 8_000_000);
     let download = rig.download(&[]);
@@ -36,7 +36,7 @@ fn an_mtu_that_changes() {
 #[test]
 fn an_interface_that_goes_down_and_up() {
     let Some(rig) = Rig::new() else { return };
-    let _server = rig.serve(&["--no-plain-tcp"]);
+    let _server = rig.serve(&["--plain", "none"]);
     shape(&rig, "10mbit");
     let content = rig.file("file", 8_000_000);
     let download = rig.download(&[]);
@@ -117,7 +117,7 @@ impl Routed {
 #[test]
 fn a_path_that_takes_less_downwards() {
     let Some(Routed { rig, router }) = Routed::new() else { return };
-    let server = rig.serve(&["--no-plain-tcp", "--metrics", "127.0.0.1:9090"]);
+    let server = rig.serve(&["--plain", "none", "--metrics", "127.0.0.1:9090"]);
     shape(&rig, "20mbit");
     let content = rig.file("file", 6_000_000);
     let download = rig.download(&[]);
@@ -134,7 +134,7 @@ fn a_path_that_takes_less_upwards() {
     let Some(Routed { rig, router }) = Routed::new() else { return };
     let storage = rig.dir.path().join("storage");
     std::fs::create_dir(&storage).unwrap();
-    let _server = rig.serve(&["--no-plain-tcp", "--upload", storage.to_str().unwrap()]);
+    let _server = rig.serve(&["--plain", "none", "--upload", storage.to_str().unwrap()]);
     shape(&rig, "20mbit");
     let content = rig.file("source", 5_000_000);
     let mut command = rig.client.command(RIVULET);
@@ -156,7 +156,7 @@ fn a_path_that_takes_less_upwards() {
 #[test]
 fn a_full_disk_at_the_client() {
     let Some(rig) = Rig::new() else { return };
-    let _server = rig.serve(&["--no-plain-tcp"]);
+    let _server = rig.serve(&["--plain", "none"]);
     let content = rig.file("file", 3_000_000);
     let disk = rig.dir.path().join("disk");
     std::fs::create_dir(&disk).unwrap();
@@ -192,7 +192,7 @@ fn out_of_descriptors() {
         // Longer than what is kept in memory: each is mapped.
         rig.file(name, 300_000);
     }
-    let server = rig.serve(&["--no-plain-tcp"]);
+    let server = rig.serve(&["--plain", "none"]);
     let pid = server.0.id();
     let limit = |n: u64| {
         let limit = libc::rlimit { rlim_cur: n, rlim_max: 4096 };
@@ -249,7 +249,7 @@ fn killed_again_and_again() {
     // And more while a server starts, on a busy machine much more: the download must not end before the last kill.
     let size = 20_000_000 + 3 * STEP * kills;
     let content = rig.file("file", size as usize);
-    let start = || rig.serve(&["--no-plain-tcp"]);
+    let start = || rig.serve(&["--plain", "none"]);
     let mut server: Process = start();
     let download = rig.download(&[]);
     for kill in 0..kills {

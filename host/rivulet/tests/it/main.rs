@@ -13,6 +13,7 @@ mod rig;
 mod rotation;
 mod slow;
 mod sockets;
+mod stateless;
 mod streams;
 mod survival;
 mod workers;

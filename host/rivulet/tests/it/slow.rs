@@ -281,7 +281,7 @@ fn a_slow_disk_has_nobody_excluded() {
     fs::write(storage.join("cold"), &cold).unwrap();
     fs::write(storage.join("warm"), "warm").unwrap();
     let (bound, disk_text) = (BOUND.as_micros().to_string(), disk.to_str().unwrap().to_owned());
-    let flags = ["--member", &rig.member(), "--bound-us", &bound, "--upload", &disk_text, "--no-plain-tcp"];
+    let flags = ["--member", &rig.member(), "--bound-us", &bound, "--upload", &disk_text, "--plain", "none"];
     let server = rig.serve_dir(&disk, &flags);
     let mut heartbeats = rig.heartbeats();
     let until = Instant::now() + Duration::from_secs(60);

@@ -72,7 +72,7 @@ fn upload(method: &str) {
     rig.client.shape("c0", RATE);
     let storage = rig.dir.path().join("storage");
     std::fs::create_dir(&storage).unwrap();
-    let flags = ["--no-plain-tcp", "--upload", storage.to_str().unwrap()];
+    let flags = ["--plain", "none", "--upload", storage.to_str().unwrap()];
     let content = rig.file("source", 10_000_000);
     let mut server = rig.serve(&flags);
     let source = rig.www().join("source");

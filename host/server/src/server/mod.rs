@@ -3,15 +3,18 @@
 //! One thread, one interface; several of them share an interface's flows ([`Server::open_workers`]). In steady state nothing is allocated and nothing is kept from one packet to
 //! the next except soft state that may be dropped at any time.
 
+mod plain;
 mod turn;
 
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::{AfPacket, Backend, IoChoice, LinkInfo, OpenError, PacketIo, Stats};
+use rivulet_plain::Table;
 use rivulet_transport::Time;
 use rivulet_transport::server::{MinisocketCache, Policy, Refusal, ReplayMemory, Server as Transport};
 
@@ -93,6 +96,8 @@ pub struct Server {
     place: Place,
     filters: Filters,
     tunnels: Tunnels,
+    /// What plain clients are served without state.
+    table: Option<Arc<Table>>,
 }
 
 impl Server {
@@ -154,6 +159,7 @@ impl Server {
             place,
             filters,
             tunnels: Tunnels::default(),
+            table: None,
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -197,7 +203,9 @@ impl Server {
                 replay.filter(|_| r.service.horizon == service.horizon)
             });
             let transport = transport(policy, replay);
-            running.push(Running::new(service, transport));
+            let mut served = Running::new(service, transport);
+            served.plain = plain::replica(&served.service, &served.keys, self.table.as_ref(), self.link.mtu);
+            running.push(served);
         }
         self.running = running;
         self.place.has_news();
@@ -247,7 +255,18 @@ impl Server {
         let payload = self.payload();
         for running in &mut self.running {
             running.transport.policy.payload = payload;
+            if let Some(plain) = &mut running.plain {
+                plain.site.mtu = plain::mtu(link.mtu);
+            }
         }
+    }
+
+    /// Serves plain clients these objects, where a service answers them without state. All replicas are to have the same.
+    pub fn set_objects(&mut self, table: Arc<Table>) {
+        for running in &mut self.running {
+            running.plain = plain::replica(&running.service, &running.keys, Some(&table), self.link.mtu);
+        }
+        self.table = Some(table);
     }
 
     /// Ethernet address of the interface.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use rivulet_packet::{EthHeader, Segment};
+use rivulet_packet::{EthHeader, Segment, WireError};
 use rivulet_pktio::icmp::TooBig;
 use rivulet_pktio::{Checksum, IoError, PacketIo};
 use rivulet_transport::MAX_RESPONSES;
@@ -241,6 +241,10 @@ impl Server {
         let counters = &mut self.counters;
         let (ethernet, segment) = match Segment::parse_frame(frame) {
             Ok(parsed) => parsed,
+            Err(WireError::OptionMissing(_)) => {
+                self.plain(frame, verify);
+                return;
+            }
             Err(e) => {
                 match TooBig::parse(frame) {
                     Some(error) => {

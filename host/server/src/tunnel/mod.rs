@@ -20,7 +20,7 @@ pub(crate) use self::beacon::Beacon;
 pub(crate) use self::block::Blocks;
 use self::device::Device;
 use self::inner::inner;
-use crate::service::{Service, Tunnel};
+use crate::service::{Plain, Service, Tunnel};
 
 /// A heartbeat's socket, or the device, that could not be opened is tried again after this time, microseconds.
 const RETRY: u64 = 1_000_000;
@@ -62,7 +62,7 @@ impl Tunnels {
                 wanted.push(*tunnel);
             }
         }
-        let plain = services.iter().filter(|s| s.plain_tcp && !s.tunnels.is_empty());
+        let plain = services.iter().filter(|s| s.plain == Plain::Kernel && !s.tunnels.is_empty());
         let plain: Vec<IpAddr> = plain.flat_map(|s| s.addresses.iter().copied()).collect();
         if self.ways != wanted {
             if wanted.is_empty() || !leads {

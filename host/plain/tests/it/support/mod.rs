@@ -27,7 +27,7 @@ pub fn object(size: usize) -> Entry {
 pub const SIZES: [usize; 10] = [0, 1, 100, 900, 1100, 2000, 5000, 10_000, 13_000, 14_000];
 
 pub fn keys() -> CookieKeys {
-    CookieKeys { current: CookieKey::new(*b"current!"), previous: Some(CookieKey::new(*b"previous")) }
+    CookieKeys { current: CookieKey::new(*b"current!"), others: [Some(CookieKey::new(*b"previous")), None] }
 }
 
 pub fn site() -> Site {
@@ -40,7 +40,7 @@ pub fn site_of(sizes: &[usize]) -> Site {
         sizes.iter().map(|n| (n.to_string().into(), object(*n))).collect();
     entries.push(("folder".into(), Entry::Folder));
     entries.push(("big".into(), Entry::Kernel));
-    Site { keys: keys(), table: Table::new(entries, false).unwrap(), mtu: 1500 }
+    Site { keys: keys(), table: Table::new(entries, false).unwrap().into(), mtu: 1500 }
 }
 
 pub fn get(size: usize, more: &str) -> Vec<u8> {

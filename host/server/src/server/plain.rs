@@ -1,0 +1,98 @@
+//! The other door of the turn: segments of plain clients, answered without state (`docs/plain.md`).
+
+use std::sync::Arc;
+
+use rivulet_packet::EthHeader;
+use rivulet_plain::{CookieKey, CookieKeys, Replica, Ring, Segment, Site, Table, Verdict, refusal};
+use rivulet_transport::KeyRing;
+
+use super::{Server, common_clock};
+use crate::service::{Plain, Service};
+
+/// Answers under way that are remembered, some 7 MB; one that finds another in its place takes it.
+const REMEMBERED: usize = 1 << 16;
+/// Microseconds in the unit of time of a SYN-ACK.
+const MINUTE: u64 = 60_000_000;
+
+/// What answers the plain clients of a service without state; `None` where others do, or before there are keys and objects.
+pub(super) fn replica(
+    service: &Service,
+    keys: &KeyRing,
+    table: Option<&Arc<Table>>,
+    mtu: u32,
+) -> Option<Replica> {
+    if service.plain != Plain::Stateless {
+        return None;
+    }
+    let (current, others) = keys.cookies()?;
+    let keys =
+        CookieKeys { current: CookieKey::new(current), others: others.map(|key| key.map(CookieKey::new)) };
+    let site = Site { keys, table: table?.clone(), mtu: self::mtu(mtu) };
+    Some(Replica { site, ring: Some(Ring::new(REMEMBERED)) })
+}
+
+/// The longest packet of a plain connection on this interface.
+pub(super) fn mtu(link: u32) -> u16 {
+    u16::try_from(link).unwrap_or(u16::MAX)
+}
+
+impl Server {
+    /// Judges a frame of plain TCP and says what comes of it.
+    pub(super) fn plain(&mut self, frame: &[u8], verify: bool) {
+        let Ok((ethernet, ether_type)) = EthHeader::parse(frame) else { return };
+        let Some(Ok(segment)) = frame.get(ethernet.length()..).map(Segment::parse) else {
+            self.counters.damaged += 1;
+            return;
+        };
+        if verify && !segment.is_intact() {
+            self.counters.damaged += 1;
+            return;
+        }
+        let now = self.now();
+        let path = self.paths.mtu(segment.header.src.ip(), now);
+        let Some(running) = self.running.iter_mut().find(|r| r.serves(segment.header.dst)) else {
+            self.counters.not_ours += 1;
+            return;
+        };
+        let Some(replica) = &mut running.plain else {
+            self.counters.not_ours += 1;
+            return;
+        };
+        self.counters.plain += 1;
+        let ethernet = EthHeader {
+            dst: running.service.member.map_or(ethernet.src, |member| member.tor_mac),
+            src: self.link.mac,
+            vlan: ethernet.vlan,
+        };
+        let minute = (common_clock().0 / MINUTE) as u32;
+        let (io, counters, lead) = (self.io.as_mut(), &mut self.counters, ethernet.length());
+        // Straight into the memory that is sent from.
+        let mut send =
+            |length: usize, write: &mut dyn FnMut(&mut [u8]) -> bool| match io.reserve(lead + length) {
+                Some(room) => {
+                    if ethernet.fill(room, ether_type) && write(&mut room[lead..]) {
+                        io.commit(lead + length);
+                    } else {
+                        counters.unbuilt += 1;
+                    }
+                }
+                None => counters.unsent += 1,
+            };
+        match replica.receive(&segment, minute, path) {
+            Verdict::Drop(reason) => tracing::trace!(client = %segment.header.src, ?reason, "plain"),
+            Verdict::Say(header) => send(header.length(), &mut |room| header.finish(room, 0).is_ok()),
+            Verdict::Answer(flight) => {
+                for piece in flight.pieces() {
+                    send(flight.length(piece), &mut |room| flight.write(piece, room).is_ok());
+                }
+                counters.plain_answered += 1;
+            }
+            Verdict::Kernel(cause) => {
+                tracing::debug!(client = %segment.header.src, ?cause, "nothing for stateless TCP: refused");
+                let header = refusal(&segment);
+                send(header.length(), &mut |room| header.finish(room, 0).is_ok());
+                counters.plain_refused += 1;
+            }
+        }
+    }
+}
