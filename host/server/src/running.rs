@@ -25,7 +25,14 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn new(service: Service, transport: Transport) -> Running {
-        Running { keys: service.keys.ring(), service, transport, plain: None, behind: false, blocks: Blocks::default() }
+        Running {
+            keys: service.keys.ring(),
+            service,
+            transport,
+            plain: None,
+            behind: false,
+            blocks: Blocks::default(),
+        }
     }
 
     /// Whether the ToR block of a request that came in a tunnel is believed.

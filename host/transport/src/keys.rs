@@ -83,6 +83,9 @@ impl Drop for NonceKeys {
     }
 }
 
+/// A cookie key to make cookies with, and others to read them with.
+pub type Cookies = ([u8; 8], [Option<[u8; 8]>; 2]);
+
 /// The live keys of one service.
 pub struct KeyRing {
     service: u32,
@@ -158,7 +161,7 @@ impl KeyRing {
     }
 
     /// The cookie keys of plain TCP: that of the epoch that is sealed with, and those of up to two others, the newest.
-    pub fn cookies(&self) -> Option<([u8; 8], [Option<[u8; 8]>; 2])> {
+    pub fn cookies(&self) -> Option<Cookies> {
         let current = self.seal(self.usable_seal)?.cookie;
         let mut others =
             self.seal.iter().rev().filter(|(e, _)| *e != self.usable_seal).map(|(_, keys)| keys.cookie);

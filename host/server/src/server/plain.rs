@@ -9,7 +9,7 @@ use rivulet_transport::KeyRing;
 use super::{Server, common_clock};
 use crate::service::{Plain, Service};
 
-/// Answers under way that are remembered, some 7 MB; one that finds another in its place takes it.
+/// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
 const REMEMBERED: usize = 1 << 16;
 /// Microseconds in the unit of time of a SYN-ACK.
 const MINUTE: u64 = 60_000_000;
