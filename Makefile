@@ -31,8 +31,8 @@ setup: ## install what the other commands need (Debian packages, Python environm
 setup-test: setup ## and what only tests need (chromium, etcd, tshark); tests of what is missing are skipped, visibly
 	@scripts/setup.sh --test
 
-build/protos/.complete: switch/p4rt/protos.txt switch/p4rt/fetch_protos.py
-	python3 switch/p4rt/fetch_protos.py build/protos
+build/protos/.complete: switch/p4rt-proto/protos.txt switch/p4rt-proto/fetch_protos.py
+	python3 switch/p4rt-proto/fetch_protos.py build/protos
 	touch $@
 
 protos: build/protos/.complete ## fetch the P4Runtime definitions that the switch is built from

@@ -3,7 +3,8 @@
 
 scripts/test.py PART...: `make test` and `make test-long` name theirs. The first part that fails is the last. The last
 line counts the tests of all parts. What is built is built once, in the profile `ci`, and every part runs those binaries
-(RIVULET_BIN). Needs nothing but Python.
+(RIVULET_BIN). Parts that wait more than they compute run beside the others; what they print comes when they end. Needs
+nothing but Python.
 """
 
 from __future__ import annotations
@@ -39,9 +40,13 @@ LONG = {
     "RIVULET_FUZZ": "100000",
     "RIVULET_KILLS": "100",
     "RIVULET_TRANSFERS": "100000",
+    "RIVULET_CONNECTIONS": "100000",
 }
 """What tests do more of in `make test-long`."""
 DEMOS = ("failover", "sick", "attack", "switch-restart")
+BESIDE = ("packages", "ptf", "demos")
+"""Parts that run one after the other beside `rust` and `python`, in network namespaces of their own: they wait for
+clocks and links half of their time."""
 
 
 class PartFailed(Exception):
@@ -60,12 +65,24 @@ class Outcome:
 
 
 @dataclass
+class Took:
+    """What one part took."""
+
+    part: str
+    seconds: float
+    cpu: float
+    """Seconds of all processors."""
+
+
+@dataclass
 class Run:
     """What was asked for, and what came of it."""
 
     long: bool = False
     only: str = ""
     outcomes: list[Outcome] = field(default_factory=list)
+    times: list[Took] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     programs: list[tuple[str, Path, str]] = field(default_factory=list)
     """Test programs: name, folder of the crate, path."""
 
@@ -288,29 +305,79 @@ PARTS: dict[str, Callable[[Run], None]] = {
 }
 
 
+class Beside:
+    """Parts that run beside those of this process, in one of their own, with what they print in a file."""
+
+    def __init__(self, options: argparse.Namespace, parts: list[str]) -> None:
+        self.log, self.report = LOGS / "beside.log", LOGS / "beside.json"
+        self.report.unlink(missing_ok=True)
+        flags = [*(["--long"] if options.long else []), *(["--only", options.only] if options.only else [])]
+        command = [sys.executable, "-u", __file__, *flags, "--report", str(self.report), *parts]
+        print(f"\n=== {', '.join(parts)}: beside the following, see {self.log.relative_to(ROOT)}", flush=True)
+        self.process = subprocess.Popen(command, stdout=self.log.open("w"), stderr=subprocess.STDOUT)
+
+    def join(self, run: Run) -> None:
+        """Waits for them, shows what they printed and adds what came of them."""
+        if self.process.poll() is None:
+            print(f"\n=== waiting for what runs beside, see {self.log.relative_to(ROOT)}", flush=True)
+        code = self.process.wait()
+        print(self.log.read_text(errors="replace"), end="", flush=True)
+        if not self.report.exists():
+            run.problems.append(f"what ran beside ended with {code} and no report")
+            return
+        found = json.loads(self.report.read_text())
+        run.outcomes += [Outcome(**outcome) for outcome in found["outcomes"]]
+        run.times += [Took(**took) for took in found["times"]]
+        run.problems += found["problems"]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--long", action="store_true", help="what `make test` leaves out, in place of what it runs")
     parser.add_argument("--only", default="", help="programs (rust), tests (pytest, ptf) or removals of this name")
+    parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     options = parser.parse_args()
     os.environ.update({"RIVULET_BIN": str(BINARIES), **(LONG if options.long else {})})
     LOGS.mkdir(parents=True, exist_ok=True)
-    run = Run(options.long, options.only)
-    times: list[tuple[str, float, float]] = []
-    problem = ""
+    run, began = Run(options.long, options.only), time.monotonic()
+    aside = [part for part in options.parts if part in BESIDE]
+    if options.report or not {"rust", "python"} & set(options.parts):
+        aside = []
+    beside: Beside | None = None
     for part in options.parts:
-        print(f"\n=== {part}", flush=True)
-        began, cpu = time.monotonic(), cpu_s()
-        try:
-            PARTS[part](run)
-        except PartFailed as e:
-            problem = f"{part} failed: {e}"
-        times.append((part, time.monotonic() - began, cpu_s() - cpu))
-        if problem:
+        if part in aside:
+            continue
+        if aside and not beside and part in ("rust", "python"):
+            beside = Beside(options, aside)
+        work(run, part)
+        if run.problems:
             break
-    summary(run, times, options.parts, problem)
-    return 1 if problem or run.count("failed") else 0
+    if beside:
+        beside.join(run)
+    if options.report:
+        options.report.write_text(
+            json.dumps(
+                {
+                    key: [vars(x) if key != "problems" else x for x in getattr(run, key)]
+                    for key in ("outcomes", "times", "problems")
+                }
+            )
+        )
+    else:
+        summary(run, time.monotonic() - began, options.parts)
+    return 1 if run.problems or run.count("failed") else 0
+
+
+def work(run: Run, part: str) -> None:
+    """One part; a problem of the run if it fails."""
+    print(f"\n=== {part}", flush=True)
+    began, cpu = time.monotonic(), cpu_s()
+    try:
+        PARTS[part](run)
+    except PartFailed as e:
+        run.problems.append(f"{part} failed: {e}")
+    run.times.append(Took(part, time.monotonic() - began, cpu_s() - cpu))
 
 
 def cpu_s() -> float:
@@ -319,7 +386,7 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def summary(run: Run, times: list[tuple[str, float, float]], parts: list[str], problem: str) -> None:
+def summary(run: Run, seconds: float, parts: list[str]) -> None:
     """Prints what took how long, what was left out and what failed; the last line counts."""
     print(f"\n=== the {SLOWEST} slowest tests")
     for outcome in sorted(run.outcomes, key=lambda outcome: -outcome.seconds)[:SLOWEST]:
@@ -330,19 +397,20 @@ def summary(run: Run, times: list[tuple[str, float, float]], parts: list[str], p
         for outcome in skipped:
             print(f"{outcome.name}: {outcome.why}")
     print("\n=== parts: time, and time of the processors")
-    for part, seconds, cpu in times:
-        print(f"{minutes(seconds)}  {minutes(cpu)}  {part}")
-    for part in parts[len(times) :]:
-        print(f"    -       -    {part}: not run")
-    total = sum(seconds for _, seconds, _ in times)
-    print(f"{minutes(total)}  {minutes(sum(cpu for _, _, cpu in times))}  together\n")
+    took = {took.part: took for took in run.times}
+    for part in parts:
+        known = took.get(part)
+        print(
+            f"{minutes(known.seconds)}  {minutes(known.cpu)}  {part}" if known else f"    -       -    {part}: not run"
+        )
+    print(f"{minutes(seconds)}  {minutes(sum(took.cpu for took in run.times))}  together\n")
     for outcome in run.outcomes:
         if outcome.how == "failed":
             print(f"FAILED {outcome.name}")
-    if problem:
+    for problem in run.problems:
         print(problem)
     counts = f"{run.count('passed')} passed, {run.count('failed')} failed, {len(skipped)} skipped"
-    print(f"{counts} in {total:.0f}s", flush=True)
+    print(f"{counts} in {seconds:.0f}s", flush=True)
 
 
 def minutes(seconds: float) -> str:

@@ -67,7 +67,6 @@ mod p4info;
 mod packet_io;
 mod parts;
 mod ports;
-pub mod proto;
 mod read;
 mod server;
 mod service;
@@ -81,6 +80,7 @@ pub use listener::Listener;
 pub use p4info::parse as parse_p4info;
 pub use packet_io::{PacketInSender, PacketIns, packet_in_channel};
 pub use ports::{Link, Port, PortError, Ports, TraceReport};
+pub use rivulet_p4rt_proto as proto;
 pub use server::{ServeError, Server, ServerConfig, Totals};
 pub use tls::Tls;
 
