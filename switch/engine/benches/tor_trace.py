@@ -97,7 +97,7 @@ class Bench(rack.RackTest):
         return pool.sent[replica]  # nobody has to be waited for
 
     def share_key(self, pool: layout.Pool, replica: int, **fields: int) -> None:
-        """Two keys that are both the newest: heartbeats that come again and again, under one and the other, are taken."""
+        """Two keys, both the newest: heartbeats that come again and again, under one and the other, are taken."""
         for epoch in EPOCHS:
             super().share_key(pool, replica, epoch=epoch)
 
