@@ -234,9 +234,11 @@ mod tests {
             let (keys, class, at) = (keys(), Class(class), at * 8);
             let key = if before { keys.others[0].unwrap() } else { keys.current };
             let ack = flow(port).stamped(key, class).wrapping_add(1 + at + u32::from(fin));
+            // One of the other key's is within this one's reach once in 8,000.
+            let alone = flow(port).place(&CookieKeys { others: [None; 2], ..keys }, ack, true);
+            prop_assume!(alone.is_none() || !before);
+            prop_assert_eq!(alone.is_some(), !before);
             prop_assert_eq!(flow(port).place(&keys, ack, true), Some(Place::Stamped { class, at, fin }));
-            let alone = CookieKeys { others: [None; 2], ..keys };
-            prop_assert_eq!(flow(port).place(&alone, ack, true).is_some(), !before);
         }
 
         #[test]
@@ -252,9 +254,10 @@ mod tests {
                 prop_assert!(!is_bare_start(sequence, first.wrapping_add(length)), "{}", length);
             }
             let end = end * 2;
-            prop_assume!(is_bare_end(first, end));
-            let ack = isn.wrapping_add(1 + end + u32::from(fin));
-            prop_assert_eq!(flow(port).place(&keys, ack, false), Some(Place::BareEnd { fin }));
+            if is_bare_end(first, end) {
+                let ack = isn.wrapping_add(1 + end + u32::from(fin));
+                prop_assert_eq!(flow(port).place(&keys, ack, false), Some(Place::BareEnd { fin }));
+            }
         }
     }
 
