@@ -127,10 +127,20 @@ fn half_closing_clients_get_their_answer() {
     let site = site();
     for stamps in [true, false] {
         for size in [0, 900, 10_000] {
-            let nature = Nature { half_close: true, stamps, ..Nature::default() };
-            let (client, _) = run(&Net::new(&site), nature, &[closing(size)]);
-            assert_eq!(bodies(&client.stream), [content(size)]);
-            assert!(client.is_done() && client.had_fin());
+            for apart in [false, true] {
+                let nature = Nature { half_close: !apart, fin_apart: apart, stamps, ..Nature::default() };
+                // Also if all of the answer is lost once: FIN alone is not acknowledged, or the request would not come again.
+                for lost in 0..=12 {
+                    let mut client = Client::new(nature.clone(), 4000, 7, &[closing(size)]);
+                    let mut fate = |way, n| match way {
+                        Way::ToClient if (1..=lost).contains(&n) => Fate::Lost,
+                        _ => Fate::Arrives,
+                    };
+                    Net::new(&site).run(&mut client, &mut fate, &mut |n| n);
+                    assert_eq!(bodies(&client.stream), [content(size)]);
+                    assert!(client.is_done() && client.had_fin());
+                }
+            }
         }
     }
 }
@@ -152,6 +162,21 @@ fn a_path_that_takes_less_than_the_interface_is_found_without_being_told() {
                 assert_eq!(bodies(&client.stream), [content(5000)]);
                 assert_eq!(client.retransmissions, 0);
             }
+        }
+    }
+}
+
+/// The window takes the answer and not its FIN, or just both.
+#[test]
+fn a_window_as_large_as_the_answer() {
+    let site = site();
+    for stamps in [true, false] {
+        let nature = Nature { stamps, shift: Some(0), ..Nature::default() };
+        let length = run(&Net::new(&site), nature.clone(), &[closing(2000)]).0.stream.len() as u32;
+        for buffer in length - 1..length + 2 {
+            let (client, _) = run(&Net::new(&site), Nature { buffer, ..nature.clone() }, &[closing(2000)]);
+            assert_eq!(bodies(&client.stream), [content(2000)]);
+            assert!(client.is_done() && client.had_fin(), "{buffer}");
         }
     }
 }

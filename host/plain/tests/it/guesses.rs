@@ -57,6 +57,41 @@ fn every_guess_is_counted() {
     }
 }
 
+/// Whatever options a SYN has, the answer has no more.
+#[test]
+fn a_syn_ack_is_never_longer_than_the_syn() {
+    let site = site();
+    let mut answered = 0;
+    for offered in 0..32u32 {
+        let is = |bit: u32| offered >> bit & 1 == 1;
+        let options = Options {
+            mss: is(0).then_some(if is(4) { 9000 } else { 1300 }),
+            scale: is(1).then_some(7),
+            sack_permitted: is(2),
+            stamps: is(3).then_some(Stamps { value: 5, echo: 0 }),
+            ..Options::default()
+        };
+        let header = Header {
+            src: "[fd00::1]:4000".parse().unwrap(),
+            dst: "[fd00:9::1]:80".parse().unwrap(),
+            seq: 7,
+            ack: 0,
+            flags: TcpFlags(TcpFlags::SYN),
+            window: 0xffff,
+            options,
+        };
+        let mut packet = vec![0; header.length()];
+        header.finish(&mut packet, 0).unwrap();
+        if let Verdict::Say(reply) = site.judge(&Segment::parse(&packet).unwrap(), 1000, None) {
+            assert!(reply.length() <= packet.len(), "{options:?}");
+            assert_eq!(reply.options.scale.is_some(), options.scale.is_some() && options.stamps.is_some());
+            answered += 1;
+        }
+    }
+    // Without timestamps and without an MSS there is room for 536 octets only, which is the kernel's affair.
+    assert_eq!(answered, 24);
+}
+
 #[test]
 fn a_reset_is_nothing() {
     let site = site();

@@ -96,6 +96,7 @@ fn transfers(seeds: std::ops::Range<u64>, memory: Memory) -> Vec<u64> {
             buffer: buffers[dice.below(4) as usize],
             v6: dice.below(2) == 0,
             half_close: dice.below(4) == 0,
+            fin_apart: dice.below(4) == 0,
             pipelines: stamps && dice.below(3) == 0,
             rto: 220,
             segment: 1400,

@@ -5,6 +5,7 @@ mod cases;
 mod corpus;
 mod guesses;
 mod losses;
+mod memory;
 mod stacks;
 mod support;
 mod vectors;

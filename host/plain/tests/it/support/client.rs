@@ -19,6 +19,8 @@ pub struct Nature {
     pub v6: bool,
     /// It sends FIN with its last request.
     pub half_close: bool,
+    /// It sends FIN behind its last request, in a segment of its own.
+    pub fin_apart: bool,
     /// Its requests go out before answers to those in front of them are there.
     pub pipelines: bool,
     /// Pauses before what is not acknowledged is repeated; doubling, milliseconds.
@@ -37,6 +39,7 @@ impl Default for Nature {
             buffer: 64 << 10,
             v6: false,
             half_close: false,
+            fin_apart: false,
             pipelines: false,
             rto: 220,
             segment: 1448,
@@ -205,7 +208,8 @@ impl Client {
             self.arm(now);
         }
         let all = self.requests.is_empty() && super::bodies_whole(&self.stream) == self.got;
-        if (self.had_fin() || all && self.got > 0) && !self.fin_sent {
+        let apart = self.nature.fin_apart && self.requests.is_empty() && self.got > 0;
+        if (self.had_fin() || all && self.got > 0 || apart) && !self.fin_sent {
             out.push(self.packet(now, self.nxt, TcpFlags::ACK | TcpFlags::FIN, &[]));
             self.nxt = self.nxt.wrapping_add(1);
             self.fin_sent = true;
@@ -304,7 +308,8 @@ impl Client {
     fn take(&mut self, segment: &Segment<'_>) {
         let offset = segment.header.seq.wrapping_sub(self.rcv_nxt) as i32;
         let end = offset + segment.payload.len() as i32;
-        assert!(end <= self.window() as i32 || self.stalled, "more than the window takes");
+        let fin = i32::from(segment.has(TcpFlags::FIN));
+        assert!(end + fin <= self.window() as i32 || end <= 0 || self.stalled, "more than the window takes");
         if segment.has(TcpFlags::FIN) {
             let at = self.rcv_nxt.wrapping_add(end as u32);
             assert!(self.fin_at.is_none_or(|before| before == at), "one end");
