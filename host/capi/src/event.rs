@@ -137,8 +137,9 @@ fn answer_wants(msk: &mut Minisocket<'_, '_>) {
 /// What the want of head `index` gets, up to `room` octets.
 pub fn wanted<'d>(msk: &Minisocket<'_, '_>, index: usize, room: usize, data: &'d mut [u8]) -> Answer<'d> {
     let Some(want) = msk.heads().get(index).and_then(|head| head.want) else { return Answer::None };
-    let Ok(c) = msk.output_continuation(index) else {
-        return Answer::Error { code: 400, message: "a continuation that is not of this connection" };
+    let c = match msk.output_continuation(index) {
+        Ok(c) => c,
+        Err(refusal) => return refusal.answer(),
     };
     let Some(source) = Source::decode(c.opaque) else {
         return Answer::Error { code: 400, message: "a continuation of another service" };

@@ -139,9 +139,7 @@ impl Files {
         let Some(want) = head.want else { return Say::None };
         let c = match msk.output_continuation(index) {
             Ok(c) => c,
-            Err(_) => {
-                return Say::Error { code: 400, message: "a continuation that is not of this connection" };
-            }
+            Err(refusal) => return refusal.answer(),
         };
         let Ok(answer) = Answer::decode(c.opaque) else {
             return Say::Error { code: 400, message: "a continuation of another service" };

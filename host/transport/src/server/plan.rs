@@ -205,9 +205,10 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// [`Refusal::User`]: it names none, one of another connection, an input continuation, or one that does not cover the range.
+    /// [`Refusal::SealEpoch`]: this ring has not the key that sealed it; another replica may. [`Refusal::answer`] is what to say.
     pub fn output_continuation(&self, want: &Want, keys: &KeyRing) -> Result<UserContinuation<'a>, Refusal> {
         let sealed = want.ucont.and_then(|i| self.request.as_ref()?.ucont(i)).ok_or(Refusal::User)?;
-        let opened = ucont::open(keys, self.next.connection, sealed).map_err(|_| Refusal::User)?;
+        let opened = ucont::open(keys, self.next.connection, sealed)?;
         let covers = opened.valid_start <= want.offset && want.offset < opened.valid_end;
         if opened.input || !covers { Err(Refusal::User) } else { Ok(opened) }
     }
@@ -231,7 +232,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Errors
     /// [`Refusal::User`]: input in the middle of a stream without an input continuation, or one that is of another connection or
-    /// stream, or not good for this offset.
+    /// stream, or not good for this offset. [`Refusal::SealEpoch`]: this ring has not the key that sealed it.
     pub fn input(&self, keys: &KeyRing) -> Result<Option<InputEvent<'a>>, Refusal> {
         let Some(request) = self.request.as_ref().filter(|_| self.is_for_application()) else {
             return Ok(None);
@@ -242,7 +243,7 @@ impl<'a> Plan<'a> {
             None => return Err(Refusal::User),
             Some(i) => {
                 let sealed = request.ucont(i).ok_or(Refusal::User)?;
-                let c = ucont::open(keys, self.next.connection, sealed).map_err(|_| Refusal::User)?;
+                let c = ucont::open(keys, self.next.connection, sealed)?;
                 let good = c.input && c.stream == input.stream && c.valid_start <= input.offset;
                 if !good || input.offset > c.valid_end {
                     return Err(Refusal::User);

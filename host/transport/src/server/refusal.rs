@@ -2,6 +2,8 @@
 
 use rivulet_packet::WireError;
 
+use super::Answer;
+use crate::ucont::UcontError;
 use crate::verdict::VerdictError;
 
 /// A request that is dropped without an answer.
@@ -63,6 +65,16 @@ impl Refusal {
         "verdict",
     ];
 
+    /// What an application says to a want whose continuation was refused. A key that is not here may have reached the other
+    /// replicas before: the client asks them. Nothing else gets better by asking again.
+    #[must_use]
+    pub fn answer(&self) -> Answer<'static> {
+        match self {
+            Self::SealEpoch => Answer::NotMine { code: 503 },
+            _ => Answer::Error { code: 400, message: "a continuation that is not of this connection" },
+        }
+    }
+
     /// The name to count it under.
     pub fn name(&self) -> &'static str {
         match self {
@@ -80,5 +92,11 @@ impl Refusal {
             Self::Cookie => "cookie",
             Self::User => "user",
         }
+    }
+}
+
+impl From<UcontError> for Refusal {
+    fn from(e: UcontError) -> Refusal {
+        if e == UcontError::Epoch { Refusal::SealEpoch } else { Refusal::User }
     }
 }

@@ -416,6 +416,32 @@ fn probes_bring_no_data() {
     assert!(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap().length <= packet.len());
 }
 
+/// Not an attack, but refused as one without telling epochs from forgeries: a replica that was cut off from its controller
+/// meets a user continuation which another sealed under a newer key. The client is to ask elsewhere, not to give up.
+#[test]
+fn a_continuation_of_a_newer_epoch_is_another_replicas() {
+    let behind = support::keys();
+    let mut ahead = support::keys();
+    ahead.add_seal(2, &[0x22; 16]);
+    let opened = |epoch| {
+        let ucont = steady::output_continuation_of(&ahead, epoch);
+        let proof = [steady::original(&behind, &steady::fields(), 0, 39)];
+        let packet = steady::packet(RequestClass::Normal, &steady::sealed(&behind), &proof, &ucont);
+        let segment = Segment::parse_packet(&packet).unwrap();
+        let Ok(Verdict::Respond(plan)) = step(&segment, &behind, Time(steady::NOW), &Policy::default())
+        else {
+            panic!()
+        };
+        let want = plan.heads().iter().find_map(|head| head.want).unwrap();
+        plan.output_continuation(&want, &behind).map(|_| ())
+    };
+    assert_eq!(opened(1), Ok(()));
+    let refusal = opened(2).unwrap_err();
+    assert_eq!(refusal, Refusal::SealEpoch);
+    assert!(matches!(refusal.answer(), Answer::NotMine { .. }), "{:?}", refusal.answer());
+    assert!(matches!(Refusal::User.answer(), Answer::Error { code: 400, .. }));
+}
+
 /// Defence: the cookie is a PRF of addresses and ISN.
 #[test]
 fn a_guessed_cookie_opens_nothing() {

@@ -43,6 +43,11 @@ pub fn original(keys: &KeyRing, c: &TransportContinuation, first: u16, last: u16
 }
 
 pub fn output_continuation(keys: &KeyRing) -> Vec<u8> {
+    output_continuation_of(keys, 1)
+}
+
+/// The same, sealed under this epoch.
+pub fn output_continuation_of(keys: &KeyRing, epoch: u16) -> Vec<u8> {
     let mut out = vec![0; MAX_UCONT];
     let what = UserContinuation {
         input: false,
@@ -52,7 +57,7 @@ pub fn output_continuation(keys: &KeyRing) -> Vec<u8> {
         identity: [9; 16],
         opaque: b"0123456789abcdef",
     };
-    let n = seal_user(keys, 1, CONNECTION, 0, &what, &mut out).unwrap();
+    let n = seal_user(keys, epoch, CONNECTION, 0, &what, &mut out).unwrap();
     out.truncate(n);
     out
 }
