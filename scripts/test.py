@@ -145,6 +145,8 @@ def build(run: Run) -> None:
 
 def rust(run: Run) -> None:
     """Unit, property and integration tests, and the examples of the documentation."""
+    if not run.programs:
+        raise PartFailed("there are no test programs: name the part `build` before it")
     bad = []
     for name, folder, program in run.programs:
         if run.only not in name:
