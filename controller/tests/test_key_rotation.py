@@ -20,7 +20,7 @@ from rivulet_controller import clock as clock_module
 from rivulet_controller import controller as controller_module
 from rivulet_controller.agents import Agent
 from rivulet_controller.controller import AGENT_PATIENCE_S, Controller
-from rivulet_controller.keys import Kind
+from rivulet_controller.keys import RACK_RING, KeyRing, Kind
 from rivulet_controller.keys import State as KeyState
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 
@@ -53,7 +53,7 @@ class World:
     """True time, a wall clock that lies, three agents, one ToR, and a controller that may start again."""
 
     def __init__(self, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.rng = rng
+        self.rng, self.monkeypatch = rng, monkeypatch
         self.true = 1000.0
         self.lie = 1.7e9
         fake = SimpleNamespace(time=lambda: self.true + self.lie, monotonic=lambda: self.true)
@@ -74,9 +74,11 @@ class World:
         """A new controller over the same store; every agent must register again."""
         self.controller = Controller(config(TEXT), self.store)
         await self.controller.start()
-        link = SimpleNamespace(connected=not self.tor_gone, has_key=self._tor_has)
+        link = SimpleNamespace(connected=not self.tor_gone, has_key=self._tor_has, config=SimpleNamespace(name="tor1"))
         state: Any = SimpleNamespace(link=link, lost_at=self.true)
         self.controller.fleet.switches["tor1"] = state
+        # Rows of heartbeat keys: this ToR has them at once.
+        self.monkeypatch.setattr(self.controller.fleet, "fragments", lambda _name: {})
         self.link, self.switch = link, state
 
     def _tor_has(self, key: tuple[Any, ...]) -> bool:
@@ -120,14 +122,20 @@ class World:
                 self.requests.append((self.true, kind, epoch))
         self._check_requests()
 
+    def _owner(self, kind: Kind) -> str:
+        return RACK_RING if kind is Kind.TOR else "web"
+
+    def _ring(self, kind: Kind) -> KeyRing:
+        return self.controller.state.rings.get(self._owner(kind), KeyRing())
+
     def _usable(self, kind: Kind) -> int:
-        key = self.controller.state.rings["web"].usable(kind)
+        key = self._ring(kind).usable(kind)
         return key.epoch if key else 0
 
     def _check_held(self, kind: Kind, epoch: int, holds: Mapping[str, frozenset[tuple[str, Kind, int]]]) -> None:
         """Every replica that counts holds a key at the moment it comes into use."""
-        key = next(k for k in self.controller.state.rings["web"].of(kind) if k.epoch == epoch)
-        holders = [name for name, held in holds.items() if ("web", kind, epoch) in held]
+        key = next(k for k in self._ring(kind).of(kind) if k.epoch == epoch)
+        holders = [name for name, held in holds.items() if (self._owner(kind), kind, epoch) in held]
         assert holders, "a key that nobody holds came into use"
         for name in holds:
             waited = self.controller.clock.now() - key.created
@@ -137,15 +145,14 @@ class World:
 
     def _check_requests(self) -> None:
         """What was stamped is accepted for as long as it is fresh, by true time."""
-        ring = self.controller.state.rings["web"]
-        accepted = {kind: {k.epoch for k in ring.accepted(kind)} for kind in Kind}
+        accepted = {kind: {k.epoch for k in self._ring(kind).accepted(kind)} for kind in Kind}
         fresh = {Kind.SEAL: RESUME, Kind.NONCE: HORIZON}
         self.requests = [r for r in self.requests if self.true - r[0] < fresh[r[1]]]
         # The newest of an epoch is the one that needs it longest.
         for kind, epoch in {(kind, epoch) for _, kind, epoch in self.requests}:
             assert epoch in accepted[kind], f"{kind} epoch {epoch} was withdrawn while requests carry it"
         for kind in Kind:
-            keys = ring.of(kind)
+            keys = self._ring(kind).of(kind)
             assert sum(k.state is KeyState.USABLE for k in keys) <= 1
             assert sum(k.state is KeyState.ACCEPTED for k in keys) <= 1
             assert [k.epoch for k in keys] == sorted(k.epoch for k in keys)
@@ -201,6 +208,7 @@ async def test_no_request_outlives_its_key_whatever_happens(seed: int, monkeypat
     seal = [at for at in world.usable_seen[Kind.SEAL] if at > began]
     nonce = [at for at in world.usable_seen[Kind.NONCE] if at > began]
     assert len(seal) >= 11 and len(nonce) >= 3, (seal, nonce)
+    assert world.usable_seen[Kind.TOR], "a key of heartbeats came into use"
 
 
 async def test_a_clock_that_jumps_ahead_withdraws_nothing_early(monkeypatch: pytest.MonkeyPatch) -> None:
