@@ -44,9 +44,9 @@ LONG = {
 }
 """What tests do more of in `make test-long`."""
 DEMOS = ("failover", "sick", "attack", "switch-restart")
-BESIDE = ("packages", "ptf", "demos")
-"""Parts that run one after the other beside `rust` and `python`, in network namespaces of their own: they wait for
-clocks and links half of their time."""
+BESIDE = (("packages", "demos"), ("ptf",))
+"""Lanes of parts that run, one after the other, beside `rust` and `python`, in network namespaces of their own: they
+wait for clocks and links half of their time."""
 
 
 class PartFailed(Exception):
@@ -311,7 +311,8 @@ class Beside:
     """Parts that run beside those of this process, in one of their own, with what they print in a file."""
 
     def __init__(self, options: argparse.Namespace, parts: list[str]) -> None:
-        self.log, self.report = LOGS / "beside.log", LOGS / "beside.json"
+        name = "-".join(parts)
+        self.log, self.report = LOGS / f"beside-{name}.log", LOGS / f"beside-{name}.json"
         self.report.unlink(missing_ok=True)
         flags = [*(["--long"] if options.long else []), *(["--only", options.only] if options.only else [])]
         command = [sys.executable, "-u", __file__, *flags, "--report", str(self.report), *parts]
@@ -343,20 +344,20 @@ def main() -> int:
     os.environ.update({"RIVULET_BIN": str(BINARIES), **(LONG if options.long else {})})
     LOGS.mkdir(parents=True, exist_ok=True)
     run, began = Run(options.long, options.only), time.monotonic()
-    aside = [part for part in options.parts if part in BESIDE]
+    lanes = [[part for part in lane if part in options.parts] for lane in BESIDE]
     if options.report or not {"rust", "python"} & set(options.parts):
-        aside = []
-    beside: Beside | None = None
+        lanes = []
+    beside: list[Beside] = []
     for part in options.parts:
-        if part in aside:
+        if any(part in lane for lane in lanes):
             continue
-        if aside and not beside and part in ("rust", "python"):
-            beside = Beside(options, aside)
+        if not beside and part in ("rust", "python"):
+            beside = [Beside(options, lane) for lane in lanes if lane]
         work(run, part)
         if run.problems:
             break
-    if beside:
-        beside.join(run)
+    for lane in beside:
+        lane.join(run)
     if options.report:
         options.report.write_text(
             json.dumps(

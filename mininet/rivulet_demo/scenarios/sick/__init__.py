@@ -131,13 +131,15 @@ def _seen(standing: Standing, name: str) -> None:
 def _rotate_without(standing: Standing, name: str) -> None:
     """Cuts a replica off from the controller and rotates the keys; waits until the new ones are in use without it."""
     api = Client(f"unix:{standing.rack.folder / 'api.sock'}")
+    kinds = ("seal", "nonce")
 
     def epochs() -> list[int]:
-        return [kind["usable"] for kind in api.get("/api/services")[0]["keys"].values()]
+        keys = api.get("/api/services")[0]["keys"]
+        return [keys[kind]["usable"] for kind in kinds]
 
     before = epochs()
     standing.replicas.cut(name)
-    api.post("/api/services/files/rotate", {"kinds": ["seal", "nonce"]})
+    api.post("/api/services/files/rotate", {"kinds": kinds})
 
     def used() -> bool:
         # The controller waits some seconds for a replica that does not confirm.
