@@ -31,6 +31,7 @@ parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inou
         meta.service = {...};
         meta.checks = {...};
         meta.keys = {...};
+        meta.cookie = {...};
         meta.hash = {...};
         meta.nonce = {...};
         meta.proof = {...};

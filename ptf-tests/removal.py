@@ -56,6 +56,11 @@ def own_meter(name: str) -> Removal:
     return Removal("own_meters.p4", metered, free, ("t17_own_meters.OwnMeters",))
 
 
+def cookie(name: str, *tests: str) -> Removal:
+    dropped = f"meta.decided.drop_reason = drop_reason_t.{name};"
+    return Removal("cookies.p4", dropped, dropped.replace(name, "NONE"), tests)
+
+
 REMOVALS = {
     "key": reason("checks.p4", "KEY_UNKNOWN", "t03_checks.KeyEpochsV4"),
     "key-usable": reason("checks.p4", "KEY_NOT_USABLE", "t03_checks.KeyEpochsV4"),
@@ -156,6 +161,38 @@ REMOVALS = {
         "own_meter.apply(meta.carried.ingress_port, cell, above);",
         "own_meter.apply(meta.carried.ingress_port, own_class_t.OWN_UDP, above);",
         ("t17_own_meters.OwnMeters",),
+    ),
+    # Stateless TCP: the cookie, both its keys, what it is made of; handshakes; meters; who gets what.
+    "cookie": cookie("COOKIE", "t18_cookies.OnlyWhatACookieReachesV4"),
+    "cookie-handshake": cookie("HANDSHAKE", "t18_cookies.HandshakesEndAtTheTorV4"),
+    "cookie-meter": cookie("METER_PLAIN", "t18_cookies.Metered"),
+    "cookie-uncookied": cookie("METER_UNCOOKIED", "t18_cookies.Metered"),
+    "cookie-flags": Removal(
+        "cookies.p4",
+        "(hdr.tcp.flags & (TCP_FIN | TCP_RST)) != 0",
+        "(hdr.tcp.flags & (TCP_FIN | TCP_RST)) == (TCP_FIN | TCP_RST)",
+        ("t18_cookies.OddSynsV4",),
+    ),
+    "cookie-two-keys": Removal(
+        "cookies.p4",
+        "cookie_hash.apply(meta, meta.cookie.other0, meta.cookie.other1);",
+        "cookie_hash.apply(meta, meta.cookie.current0, meta.cookie.current1);",
+        ("t18_cookies.OnlyWhatACookieReachesV4",),
+    ),
+    "cookie-pad": Removal(
+        "cookies.p4",
+        "(first[14:0] ^ meta.hash.result[31:17])",
+        "first[14:0]",
+        ("t18_cookies.SynsOfKnownStacksV4",),
+    ),
+    "cookie-by-flow": Removal(
+        "cookies.p4", "meta.flow.by_flow = 0;", "meta.flow.by_flow = 1;", ("t18_cookies.WhoGetsWhatV4",)
+    ),
+    "cookie-opening-by-flow": Removal(
+        "cookies.p4",
+        "|| hdr.stamps.echo[31:24] != 0",
+        "|| hdr.stamps.echo[31:24] != 0xff",
+        ("t18_cookies.WhoGetsWhatV4",),
     ),
     # Slots under a key that clients do not know.
     "slot-key-flow": Removal(

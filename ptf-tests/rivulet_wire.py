@@ -72,35 +72,39 @@ def load_vectors(path: Path | None = None) -> dict[str, Any]:
 # --- nonces -----------------------------------------------------------------------------------------
 
 
-def half_sip_hash(key: tuple[int, int], *words: int) -> int:
-    """HalfSipHash-2-4 of a message of these 32-bit words, as an integer."""
-    k0, k1 = key
-
+def _sip_rounds(v: tuple[int, int, int, int], n: int) -> tuple[int, int, int, int]:
     def rotl(x: int, n: int) -> int:
         return (x << n | x >> (32 - n)) & _MASK
 
-    v0, v1, v2, v3 = k0, k1, 0x6C796765 ^ k0, 0x74656462 ^ k1
+    v0, v1, v2, v3 = v
+    for _ in range(n):
+        v0 = (v0 + v1) & _MASK
+        v1 = rotl(v1, 5) ^ v0
+        v0 = rotl(v0, 16)
+        v2 = (v2 + v3) & _MASK
+        v3 = rotl(v3, 8) ^ v2
+        v0 = (v0 + v3) & _MASK
+        v3 = rotl(v3, 7) ^ v0
+        v2 = (v2 + v1) & _MASK
+        v1 = rotl(v1, 13) ^ v2
+        v2 = rotl(v2, 16)
+    return v0, v1, v2, v3
 
-    def rounds(n: int) -> None:
-        nonlocal v0, v1, v2, v3
-        for _ in range(n):
-            v0 = (v0 + v1) & _MASK
-            v1 = rotl(v1, 5) ^ v0
-            v0 = rotl(v0, 16)
-            v2 = (v2 + v3) & _MASK
-            v3 = rotl(v3, 8) ^ v2
-            v0 = (v0 + v3) & _MASK
-            v3 = rotl(v3, 7) ^ v0
-            v2 = (v2 + v1) & _MASK
-            v1 = rotl(v1, 13) ^ v2
-            v2 = rotl(v2, 16)
 
-    for word in (*words, (4 * len(words) & 0xFF) << 24):
-        v3 ^= word
-        rounds(2)
-        v0 ^= word
-    v2 ^= 0xFF
-    rounds(4)
+def sip_state(key: tuple[int, int], *words: int) -> tuple[int, int, int, int]:
+    """HalfSipHash-2-4's state behind these words of a message."""
+    k0, k1 = key
+    v = k0, k1, 0x6C796765 ^ k0, 0x74656462 ^ k1
+    for word in words:
+        v0, v1, v2, v3 = _sip_rounds((v[0], v[1], v[2], v[3] ^ word), 2)
+        v = v0 ^ word, v1, v2, v3
+    return v
+
+
+def half_sip_hash(key: tuple[int, int], *words: int) -> int:
+    """HalfSipHash-2-4 of a message of these 32-bit words, as an integer."""
+    v0, v1, v2, v3 = sip_state(key, *words, (4 * len(words) & 0xFF) << 24)
+    _, v1, _, v3 = _sip_rounds((v0, v1, v2 ^ 0xFF, v3), 4)
     return v1 ^ v3
 
 

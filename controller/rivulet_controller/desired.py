@@ -23,7 +23,7 @@ ORDER = (
     "tor", "vlan_members", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
     "next_hops", "neighbours", "routes",
     "pools", "replicas", "encapsulations", "heartbeat_keys", "heartbeat_sources", "second_chances", "slots",
-    "nonce_keys", "service_checks", "service_config", "services", "addresses",
+    "nonce_keys", "cookie_keys", "service_checks", "service_config", "services", "addresses",
 )  # fmt: skip
 """Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
 
@@ -321,7 +321,7 @@ def _service(
                 "spray_mask": mask,
                 "flow_set": flow_set(number),
                 "flow_mask": mask,
-                "plain_tcp": int(service.plain_tcp),
+                "plain": int(service.plain_tcp),
                 "slot_key0": slot_key0,
                 "slot_key1": slot_key1,
             },

@@ -70,7 +70,7 @@ def trace(items: Iterable[Item], names: Names, address: IPAddress, port: int, ri
     config = hit("service_config", why("SERVICE_UNCONFIGURED"), service=number)
     if config is None:
         return steps
-    if not rivulet and not config["plain_tcp"]:
+    if not rivulet and not config["plain"]:
         steps.append(Step("service_config", "", "plain TCP: dropped as PLAIN_TCP_REFUSED"))
         return steps
     if rivulet:

@@ -28,6 +28,10 @@ control PacketDeparser(packet_out packet, in headers_t hdr) {
         packet.emit(hdr.quoted_ipv6);
         packet.emit(hdr.quote_l4);
         packet.emit(hdr.tcp);
+        packet.emit(hdr.stamps);
+        packet.emit(hdr.syn12);
+        packet.emit(hdr.syn20);
+        packet.emit(hdr.syn24);
         packet.emit(hdr.option);
         packet.emit(hdr.syn_options);
         packet.emit(hdr.tor_block);

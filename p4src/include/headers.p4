@@ -135,6 +135,26 @@ header tcp_h {
     bit<16> urgent;
 }
 
+// Timestamps where common stacks put them, first of the options of a plain segment (RFC 7323).
+header stamps_h {
+    bit<32> lead;  // STAMPS_LEAD
+    bit<32> value;
+    bit<32> echo;
+}
+
+// All options of a plain SYN whose layout is known (syn_layout_t), by their length.
+header syn12_h {
+    bit<96> options;
+}
+
+header syn20_h {
+    bit<160> options;
+}
+
+header syn24_h {
+    bit<192> options;
+}
+
 // The Rivulet option, first of the TCP options (docs/wire-format.md, as all that follows).
 header option_h {
     bit<8>  kind;
@@ -230,6 +250,10 @@ struct headers_t {
     ipv6_h         quoted_ipv6;
     quote_l4_h     quote_l4;
     tcp_h          tcp;
+    stamps_h       stamps;
+    syn12_h        syn12;
+    syn20_h        syn20;
+    syn24_h        syn24;
     option_h       option;
     syn_options_h  syn_options;
     tor_block_h    tor_block;

@@ -20,6 +20,7 @@ struct parsed_t {
     bit<1>        is_fragment;
     bit<1>        has_extension;    // an IPv6 extension header
     quote_t       quote;
+    syn_layout_t  syn_layout;
 }
 
 // What becomes of the packet.
@@ -57,6 +58,7 @@ struct flow_t {
     bit<16>       service_port;
     bit<16>       client_port;
     bit<32>       hash;
+    bit<12>       client_cell;      // of `plain_meter`
     bit<1>        by_flow;          // choose by flow, not by the policy
     replica_id_t  handed_on_by;     // the replica that had no socket for it
 }
@@ -70,7 +72,7 @@ struct service_t {
     slot_t        spray_mask;
     slot_set_t    flow_set;
     slot_t        flow_mask;
-    bit<1>        plain_tcp;
+    plain_t       plain;
     bit<32>       slot_key0;        // slots are chosen by hashes under this key
     bit<32>       slot_key1;
 }
@@ -113,6 +115,18 @@ struct hash_state_t {
     bit<32>       v1;
     bit<32>       v2;
     bit<32>       v3;
+}
+
+// By `cookie_keys`, and what is found with them.
+struct cookie_t {
+    bit<32>       current0;
+    bit<32>       current1;
+    bit<32>       other0;           // of the epoch before, or after
+    bit<32>       other1;
+    bit<16>       mtu;              // of the replicas, bytes of an IP packet
+    hash_state_t  flow;             // the hash's state behind the connection's words
+    bit<32>       hash;             // of the connection
+    bit<32>       distance;         // octets from the ISN to what a segment acknowledges
 }
 
 struct nonce_t {
@@ -225,6 +239,10 @@ struct bridged_t {
     member_set_t  plain;            // members that take plain TCP
     epoch_t       seal_epoch;
     epoch_t       nonce_epoch;
+    syn_layout_t  syn_layout;       // of the SYN to answer with a cookie
+    bit<32>       isn;
+    bit<32>       stamp_value;      // TSval of its answer
+    bit<16>       mss;              // announced in it
 }
 
 // The ToR block before it is overwritten, complemented (RFC 1624).
@@ -250,6 +268,11 @@ struct written_t {
     bit<1>        fresh_too_big6_tcp;
     bit<1>        fresh_too_big6_udp;
     bit<32>       icmp6_length;     // upper-layer length for the pseudo header
+    bit<1>        fresh_syn_ack;    // checksum of a SYN-ACK that we wrote; zeros in front of or behind fields add nothing
+    ip_address_t  pseudo_src;
+    ip_address_t  pseudo_dst;
+    bit<16>       tcp_length;
+    bit<192>      syn_options;
 }
 
 struct metadata_t {
@@ -262,6 +285,7 @@ struct metadata_t {
     service_t     service;
     checks_t      checks;
     keys_t        keys;
+    cookie_t      cookie;
     hash_t        hash;
     nonce_t       nonce;
     proof_t       proof;

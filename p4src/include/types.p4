@@ -69,6 +69,9 @@ const bit<8> TCP_RST = 0x04;
 const bit<8> TCP_ACK = 0x10;
 const bit<8> TCP_URG = 0x20;
 
+// The first word of aligned timestamps: two NOPs, kind 8, length 10 (RFC 7323 appendix A).
+const bit<32> STAMPS_LEAD = 0x0101080a;
+
 // The Rivulet option (docs/wire-format.md).
 const bit<32> OPTION_LEAD    = 0xfd085256;  // kind 253 (RFC 4727, RFC 6994), length 8, ExID "RV"
 const bit<32> OPTION_LEAD_ANY_LENGTH = 0xff00ffff;  // mask: kind and ExID
@@ -193,7 +196,12 @@ enum bit<8> drop_reason_t {
     METER_ECHO            = 70,
     METER_OWN_ICMP        = 71,
     METER_OWN_UDP         = 72,
-    METER_OWN_OTHER       = 73
+    METER_OWN_OTHER       = 73,
+    // Plain TCP to a stateless service (docs/plain.md).
+    COOKIE                = 74,  // acknowledges what nobody here sent, or out of the cookie's reach
+    HANDSHAKE             = 75,  // bare acknowledgement of a SYN-ACK: nobody waits for it
+    METER_PLAIN           = 76,  // the client sends more than its share
+    METER_UNCOOKIED       = 77   // above the rate of what shows no cookie: SYNs of rare layouts, adopted connections
 }
 
 // What became of a packet: the counter `fates`.
@@ -219,7 +227,8 @@ enum bit<4> outcome_t {
     ICMP_ERROR    = 5,   // steered to a replica, or to all live members
     ANSWERED      = 6,   // ICMP too-big sent instead of forwarding
     DROPPED       = 7,   // the reason is in `drops`
-    HANDED_ON     = 8    // PLAIN_SEGMENT that a replica had no socket for, to the other candidate
+    HANDED_ON     = 8,   // PLAIN_SEGMENT that a replica had no socket for, to the other candidate
+    COOKIE        = 9    // PLAIN_SYN that the ToR answered with a cookie
 }
 
 // Kinds of the `event` digest.
@@ -263,6 +272,19 @@ enum bit<2> check_mode_t { OFF = 0, COUNT = 1, ENFORCE = 2 }
 // How a service picks a replica for a Rivulet request.
 enum bit<2> policy_t { BLOCK = 0, ROUND_ROBIN = 1, RANDOM = 2, LEAST_LOADED = 3 }
 
+// Who serves plain TCP: nobody, the kernels of the replicas, any replica without state, or kernels with TRODS.
+enum bit<2> plain_t { NONE = 0, KERNEL = 1, STATELESS = 2, TRODS = 3 }
+
+// How the options of a plain SYN stand, for those that the ToR can answer. N is a NOP, E the end of the list.
+enum bit<3> syn_layout_t {
+    NONE       = 0,  // any other: a replica answers
+    LINUX      = 1,  // MSS, SACK permitted, timestamps, N, window scale
+    FREEBSD    = 2,  // MSS, N, window scale, SACK permitted, timestamps; Windows with timestamps too
+    MACOS      = 3,  // MSS, N, window scale, N, N, timestamps, SACK permitted, E, E
+    WINDOWS    = 4,  // MSS, N, window scale, N, N, SACK permitted
+    LINUX_BARE = 5   // MSS, N, N, SACK permitted, N, window scale
+}
+
 // Cell of `service_meters`: service * 8 + this. TIMEOUT: with a proof; UNPROVED: whatever else has none.
 enum bit<3> service_meter_t { SYN = 0, TIMEOUT = 1, RESTART = 2, UNPROVED = 3, RANGES = 4 }
 
@@ -277,8 +299,8 @@ enum bit<2> quote_t {
 }
 
 // What the ToR itself answers.
-enum bit<3> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6,
-                      HEARTBEAT = 7 }
+enum bit<4> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6,
+                      HEARTBEAT = 7, COOKIE = 8 }
 
 // What the parser requires, one for each reason.
 error {

@@ -127,9 +127,10 @@ def tcp(
     options: bytes = b"",
     payload: bytes = b"",
     data_offset: int | None = None,
+    window: int = 0xFFFF,
 ) -> bytes:
     offset = 5 + len(options) // 4 if data_offset is None else data_offset
-    head = struct.pack("!HHIIBBHHH", sport, dport, sequence, acknowledgement, offset << 4, flags, 0xFFFF, 0, 0)
+    head = struct.pack("!HHIIBBHHH", sport, dport, sequence, acknowledgement, offset << 4, flags, window, 0, 0)
     return with_checksum(src, dst, TCP, head + options + payload, 16)
 
 

@@ -28,6 +28,7 @@ from layout import (
     CLOCK_OFFSET,
     ENFORCE,
     FOREVER,
+    KERNEL,
     OFF,
     OPENINGS_LIMIT,
     PORTS,
@@ -102,6 +103,12 @@ def set_tor(switch: Switch, **changes: int) -> None:
         "openings_limit": OPENINGS_LIMIT,
     }
     switch.set_default("tor", "set_tor", **(values | changes))
+
+
+def cookie_keys(keys: Sequence[tuple[int, int]], mtu: int) -> dict[str, int]:
+    """Parameters of `set_cookie_keys`: one key, or the usable one and another."""
+    (current0, current1), (other0, other1) = keys[0], keys[-1]
+    return {"current0": current0, "current1": current1, "other0": other0, "other1": other1, "mtu": mtu}
 
 
 def variants(cls: type) -> type:
@@ -348,7 +355,9 @@ class RackTest(Traffic):
         *,
         policy: int = BLOCK,
         slots: Sequence[tuple[int, int]] | None = None,
-        plain_tcp: int = 1,
+        plain: int = KERNEL,
+        cookies: Sequence[tuple[int, int]] = (),
+        mtu: int = 1500,
         drop_unjudged: int = 0,
         horizon: int = 4_000_000,
         family: int | None = None,
@@ -356,7 +365,10 @@ class RackTest(Traffic):
         usable: int = 1,
         slot_key: tuple[int, int] | None = None,
     ) -> Service:
-        """A service with keys, all checks enforced unless `modes` says otherwise."""
+        """A service with keys, all checks enforced unless `modes` says otherwise.
+
+        `cookies`: keys of a stateless one's SYN cookies, the usable one first.
+        """
         pool = pool or self.add_pool()
         service_id = self.new_id()
         family = family or self.family
@@ -399,10 +411,12 @@ class RackTest(Traffic):
             spray_mask=mask,
             flow_set=slot_set,
             flow_mask=mask,
-            plain_tcp=plain_tcp,
+            plain=plain,
             slot_key0=words[4],
             slot_key1=words[5],
         )
+        if cookies:
+            self.insert("cookie_keys", {"service": service.id}, "set_cookie_keys", **cookie_keys(cookies, mtu))
         self.insert("services", {"address": number(address), "port": service.port}, "set_service", service=service.id)
         self.insert("addresses", {"address": number(address)}, "service_address")
         self.heard(pool)

@@ -4,7 +4,7 @@
 import struct
 
 import packets
-from layout import CLIENT, TOR_MAC, host_mac
+from layout import CLIENT, NO_PLAIN, TOR_MAC, host_mac
 from packets import ACK, FIN, RST, SYN, URG, Entry, Request
 from rack import RackTest, families, variants
 
@@ -232,7 +232,7 @@ class NotForAService(RackTest):
     """Another port, another protocol, a response, a group address: nothing of it reaches a replica."""
 
     def check(self) -> None:
-        service = self.add_service(plain_tcp=0)
+        service = self.add_service(plain=NO_PLAIN)
         with self.drops("NOT_SERVED"):
             segment = packets.tcp(self.client, service.address, 40000, 81)
             self.send(CLIENT, self.ip_frame(service.address, packets.TCP, segment))
@@ -278,7 +278,7 @@ class ServiceHalfInstalled(RackTest):
                 "spray_mask": 0,
                 "flow_set": 65000,
                 "flow_mask": 0,
-                "plain_tcp": 1,
+                "plain": 1,
                 "slot_key0": 0,
                 "slot_key1": 0,
             }

@@ -6,6 +6,7 @@
 #include "../metadata.p4"
 #include "../v1model/state.p4"
 #include "answers.p4"
+#include "cookies.p4"
 #include "heartbeats.p4"
 #include "rewrite.p4"
 #include "too_big.p4"
@@ -15,6 +16,7 @@ control Write(inout headers_t hdr, in bridged_t bridged, inout written_t written
               in bit<16> copy) {
     AnswerRewrite() answer_rewrite;
     AnswerHeartbeatRewrite() answer_heartbeat_rewrite;
+    CookieRewrite() cookie_rewrite;
     TooBigRewrite() too_big_rewrite;
     Rewrite() rewrite;
     EgressDropCounter() egress_drop_counter;
@@ -43,6 +45,8 @@ control Write(inout headers_t hdr, in bridged_t bridged, inout written_t written
                 too_big_rewrite.apply(hdr, bridged, written);
             } else if (bridged.answer == answer_t.HEARTBEAT) {
                 answer_heartbeat_rewrite.apply(hdr, bridged, written);
+            } else if (bridged.answer == answer_t.COOKIE) {
+                cookie_rewrite.apply(hdr, bridged, written);
             } else if (bridged.answer != answer_t.NONE) {
                 answer_rewrite.apply(hdr, bridged, written);
             }

@@ -24,6 +24,9 @@ control Events(inout metadata_t meta) {
                         && (bit<8>)meta.decided.drop_reason <= (bit<8>)drop_reason_t.METER_RESTART)
                        || meta.decided.drop_reason == drop_reason_t.METER_UNPROVED
                        || meta.decided.drop_reason == drop_reason_t.METER_RANGES
+                       || meta.decided.drop_reason == drop_reason_t.COOKIE
+                       || meta.decided.drop_reason == drop_reason_t.METER_PLAIN
+                       || meta.decided.drop_reason == drop_reason_t.METER_UNCOOKIED
                        || ((bit<8>)meta.decided.drop_reason >= (bit<8>)drop_reason_t.HEARTBEAT_KEY
                            && (bit<8>)meta.decided.drop_reason <= (bit<8>)drop_reason_t.HEARTBEAT_REPLAY)) {
                 meta.decided.event_kind = event_kind_t.CHECK_FAILED;

@@ -105,6 +105,8 @@ control FlowHash(inout metadata_t meta) {
         hash_word.apply(meta, meta.flow.client_address[95:64]);
         hash_word.apply(meta, meta.flow.client_address[63:32]);
         hash_word.apply(meta, meta.flow.client_address[31:0]);
+        // A number of the client under the same key, for nothing.
+        meta.flow.client_cell = (meta.hash.v1 ^ meta.hash.v3)[11:0];
         hash_word.apply(meta, meta.flow.service_address[127:96]);
         hash_word.apply(meta, meta.flow.service_address[95:64]);
         hash_word.apply(meta, meta.flow.service_address[63:32]);
@@ -112,6 +114,44 @@ control FlowHash(inout metadata_t meta) {
         hash_word.apply(meta, meta.flow.client_port ++ meta.flow.service_port);
         hash_end.apply(meta, 36);
         meta.flow.hash = meta.hash.result;
+    }
+}
+
+// meta.cookie.hash of a plain connection under a key of its service's cookies (docs/plain.md). The service's address is left
+// out: its key stands for it.
+control CookieHash(inout metadata_t meta, in bit<32> k0, in bit<32> k1) {
+    HashKey() hash_key;
+    HashWord() hash_word;
+    HashEnd() hash_end;
+
+    apply {
+        hash_key.apply(meta, k0, k1);
+        hash_word.apply(meta, meta.flow.client_address[127:96]);
+        hash_word.apply(meta, meta.flow.client_address[95:64]);
+        hash_word.apply(meta, meta.flow.client_address[63:32]);
+        hash_word.apply(meta, meta.flow.client_address[31:0]);
+        hash_word.apply(meta, meta.flow.client_port ++ meta.flow.service_port);
+        meta.cookie.flow.v0 = meta.hash.v0;
+        meta.cookie.flow.v1 = meta.hash.v1;
+        meta.cookie.flow.v2 = meta.hash.v2;
+        meta.cookie.flow.v3 = meta.hash.v3;
+        hash_end.apply(meta, 20);
+        meta.cookie.hash = meta.hash.result;
+    }
+}
+
+// meta.hash.result of the same words and one more.
+control PadHash(inout metadata_t meta, in bit<32> word) {
+    HashWord() hash_word;
+    HashEnd() hash_end;
+
+    apply {
+        meta.hash.v0 = meta.cookie.flow.v0;
+        meta.hash.v1 = meta.cookie.flow.v1;
+        meta.hash.v2 = meta.cookie.flow.v2;
+        meta.hash.v3 = meta.cookie.flow.v3;
+        hash_word.apply(meta, word);
+        hash_end.apply(meta, 24);
     }
 }
 

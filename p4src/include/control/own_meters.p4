@@ -62,7 +62,7 @@ control OwnMetering(in headers_t hdr, inout metadata_t meta) {
 
     apply {
         punt = (bit<8>)meta.bridged.punt;
-        answer = 5w0 ++ (bit<3>)meta.bridged.answer;
+        answer = 4w0 ++ (bit<4>)meta.bridged.answer;
         advertisement = 0;
         icmp = 0;
         udp = 0;

@@ -46,6 +46,9 @@ control Slots(in headers_t hdr, inout metadata_t meta) {
         if (meta.carried.resubmits == 0) {
             if (meta.flow.by_flow == 1) {
                 meta.carried.pick = meta.flow.hash;
+            } else if (meta.service.policy == policy_t.BLOCK && !hdr.continuation.isValid()) {
+                // A segment of stateless TCP: any replica will do, and one that remembers the answer goes on sooner.
+                meta.carried.pick = meta.flow.hash;
             } else if (meta.service.policy == policy_t.BLOCK) {
                 block_hash.apply(meta, hdr.continuation.tag, hdr.continuation.number, hdr.proof.attempt);
                 meta.carried.pick = meta.hash.result;

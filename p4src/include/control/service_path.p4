@@ -6,6 +6,7 @@
 #include "../metadata.p4"
 #include "../v1model/state.p4"
 #include "checks.p4"
+#include "cookies.p4"
 #include "half_sip_hash.p4"
 #include "second_chance.p4"
 #include "services.p4"
@@ -14,6 +15,7 @@
 control Admission(in headers_t hdr, inout metadata_t meta) {
     Services() services;
     Checks() checks;
+    Cookies() cookies;
     SecondChance() second_chance;
     FlowHash() flow_hash;
     IcmpErrorMeter() icmp_error_meter;
@@ -34,7 +36,8 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
         } else {
             services.apply(hdr, meta);
             if (hdr.icmp.isValid()) {
-                if (meta.parsed.quote == quote_t.PLAIN) {
+                // Of a stateless service any replica may have sent what is quoted.
+                if (meta.parsed.quote == quote_t.PLAIN && meta.service.plain != plain_t.STATELESS) {
                     meta.flow.by_flow = 1;
                 }
             } else if (!hdr.option.isValid() || hdr.option.class == CLASS_SYN) {
@@ -51,7 +54,7 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
                 // An error about a response of ours comes to the address that the response came from.
                 if (meta.service.hit == 0 || meta.flow.service_address != meta.parsed.dst) {
                     meta.decided.drop_reason = drop_reason_t.ICMP_QUOTE;
-                } else if (meta.parsed.quote == quote_t.PLAIN) {
+                } else if (meta.flow.by_flow == 1) {
                     meta.decided.outcome = outcome_t.ICMP_ERROR;
                 } else {
                     meta.bridged.to_copies = 1;
@@ -85,9 +88,13 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
                 if ((hdr.tcp.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN) {
                     meta.decided.outcome = outcome_t.PLAIN_SYN;
                 }
-                if (meta.service.plain_tcp == 0) {
+                if (meta.service.plain == plain_t.NONE) {
                     meta.decided.drop_reason = drop_reason_t.PLAIN_TCP_REFUSED;
-                } else if (meta.decided.outcome == outcome_t.PLAIN_SEGMENT) {
+                } else if (meta.service.plain == plain_t.STATELESS) {
+                    cookies.apply(hdr, meta);
+                }
+                if (meta.decided.drop_reason == drop_reason_t.NONE && meta.flow.by_flow == 1
+                    && meta.decided.outcome == outcome_t.PLAIN_SEGMENT) {
                     second_chance.apply(hdr, meta);
                 }
             }

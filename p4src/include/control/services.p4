@@ -35,7 +35,7 @@ control Services(in headers_t hdr, inout metadata_t meta) {
     @id(0x01000012)
     action configure(@refers_to(pools, pool) pool_id_t pool, policy_t policy,
                      @refers_to(slots, slot_set) slot_set_t spray_set, slot_t spray_mask,
-                     @refers_to(slots, slot_set) slot_set_t flow_set, slot_t flow_mask, bit<1> plain_tcp,
+                     @refers_to(slots, slot_set) slot_set_t flow_set, slot_t flow_mask, plain_t plain,
                      @secret bit<32> slot_key0, @secret bit<32> slot_key1) {
         meta.bridged.pool = pool;
         meta.service.policy = policy;
@@ -43,7 +43,7 @@ control Services(in headers_t hdr, inout metadata_t meta) {
         meta.service.spray_mask = spray_mask;
         meta.service.flow_set = flow_set;
         meta.service.flow_mask = flow_mask;
-        meta.service.plain_tcp = plain_tcp;
+        meta.service.plain = plain;
         meta.service.slot_key0 = slot_key0;
         meta.service.slot_key1 = slot_key1;
     }

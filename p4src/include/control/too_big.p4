@@ -52,6 +52,10 @@ control TooBigChoice(in headers_t hdr, inout metadata_t meta) {
 control TooBigRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
         // Nothing behind what is quoted.
+        hdr.stamps.setInvalid();
+        hdr.syn12.setInvalid();
+        hdr.syn20.setInvalid();
+        hdr.syn24.setInvalid();
         hdr.option.setInvalid();
         hdr.syn_options.setInvalid();
         hdr.tor_block.setInvalid();

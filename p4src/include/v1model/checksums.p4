@@ -47,6 +47,11 @@ control ComputeChecksums(inout headers_t hdr, inout metadata_t meta) {
               hdr.heartbeat.replica, hdr.heartbeat.key_epoch, hdr.heartbeat.load, hdr.heartbeat.incarnation,
               hdr.heartbeat.sequence, hdr.live_sets.alive, hdr.live_sets.plain, hdr.heartbeat_tag.tag },
             hdr.udp.checksum, HashAlgorithm.csum16);
+        update_checksum(meta.written.fresh_syn_ack == 1,
+            { meta.written.pseudo_src, meta.written.pseudo_dst, meta.written.tcp_length, 8w0, PROTOCOL_TCP,
+              hdr.tcp.src_port, hdr.tcp.dst_port, hdr.tcp.sequence, hdr.tcp.acknowledgement, hdr.tcp.data_offset,
+              hdr.tcp.reserved, hdr.tcp.flags, hdr.tcp.window, hdr.tcp.urgent, meta.written.syn_options },
+            hdr.tcp.checksum, HashAlgorithm.csum16);
         update_checksum(meta.written.fresh_too_big4 == 1 && !hdr.ipv4_options.isValid(),
             { hdr.outer_icmp.type, hdr.outer_icmp.code, hdr.outer_icmp.rest, IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum,
               hdr.quote_l4.src_port, hdr.quote_l4.dst_port, hdr.quote_l4.sequence },

@@ -6,8 +6,11 @@
 #define RIVULET_V1MODEL_PARSER_P4
 
 #include "../metadata.p4"
+#include "syn_parser.p4"
 
 parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) {
+    SynParser() syn_parser;
+
     state start {
         packet.extract(hdr.ethernet);
         meta.parsed.l2_length = 14;
@@ -286,7 +289,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         transition select(packet.lookahead<bit<32>>(), hdr.tcp.data_offset, hdr.tcp.flags) {
             (OPTION_LEAD, DATA_OFFSET_SEGMENT, 0 &&& TCP_SYN):   parse_option;
             (OPTION_LEAD, DATA_OFFSET_SYN, TCP_SYN &&& TCP_SYN): parse_option_syn;
-            (_, _, TCP_SYN &&& TCP_SYN):                        accept;
+            (_, _, TCP_SYN &&& TCP_SYN):                        parse_plain_syn;
+            (STAMPS_LEAD, 8 &&& 8, _):                          parse_stamps;
             (OPTION_LEAD &&& OPTION_LEAD_ANY_LENGTH, _, _):                  misplaced_option;
             (0x01000000 &&& 0xff000000, 7 &&& 7, _):            look_behind_padding;
             (0x01000000 &&& 0xff000000, 8 &&& 8, _):            look_behind_padding;
@@ -300,17 +304,30 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
             (0x0101fd0052560000 &&& 0xffffff00ffff0000, _): misplaced_option;
             (0x010101fd00525600 &&& 0xffffffff00ffff00, _): misplaced_option;
             (0x01010101fd005256 &&& 0xffffffffff00ffff, _): misplaced_option;
-            (0x0101080a00000000 &&& 0xffffffff00000000, 10 &&& 14): look_behind_timestamps;
-            (0x0101080a00000000 &&& 0xffffffff00000000, 12 &&& 12): look_behind_timestamps;
             default:                                         accept;
         }
     }
 
-    state look_behind_timestamps {
-        transition select(packet.lookahead<bit<128>>()[31:0]) {
+    // They say which connection it is to a stateless service.
+    state parse_stamps {
+        packet.extract(hdr.stamps);
+        transition select(hdr.tcp.data_offset) {
+            8:       accept;
+            9:       accept;
+            default: look_behind_stamps;
+        }
+    }
+
+    state look_behind_stamps {
+        transition select(packet.lookahead<bit<32>>()) {
             OPTION_LEAD &&& OPTION_LEAD_ANY_LENGTH: misplaced_option;
             default:                   accept;
         }
+    }
+
+    state parse_plain_syn {
+        syn_parser.apply(packet, hdr.tcp.data_offset, hdr.syn12, hdr.syn20, hdr.syn24, meta.parsed.syn_layout);
+        transition accept;
     }
 
     state misplaced_option {

@@ -314,6 +314,32 @@ control ServiceMeter(in service_id_t service, in service_meter_t kind, out bit<1
     }
 }
 
+// By client: cells are shared by those whose addresses fall together.
+control PlainMeter(in bit<12> cell, out bit<1> above) {
+    meter<bit<12>>(4096, MeterType.packets) plain_meter;
+    bit<2> color;
+    apply {
+        plain_meter.execute_meter(cell, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
+// Of a stateless service: what shows no cookie.
+control UncookiedMeter(in service_id_t service, out bit<1> above) {
+    meter<service_id_t>(4096, MeterType.packets) uncookied_meter;
+    bit<2> color;
+    apply {
+        uncookied_meter.execute_meter(service, color);
+        above = 0;
+        if (color == 2) {
+            above = 1;
+        }
+    }
+}
+
 control IcmpErrorMeter(in service_id_t service, out bit<1> above) {
     meter<service_id_t>(4096, MeterType.packets) icmp_error_meter;
     bit<2> color;

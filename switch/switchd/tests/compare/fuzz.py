@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[4]
 sys.path[:0] = [str(ROOT / "ptf-tests" / part) for part in ("lib", "tests", "")]
 
+import cookies  # noqa: E402
 import layout  # noqa: E402
 import packets  # noqa: E402
 import rack  # noqa: E402
@@ -149,6 +150,7 @@ class Compare(Fuzz):
         self.random = random.Random(seed)
         self.reasons = self.switch.info.enum("drop_reason_t")
         self.entries, self.groups = [], []
+        self.cookies: dict[int, list[cookies.Key]] = {}
         self.sentinel = 0
         self.seen: Counter[str] = Counter()
         for wire in wires:
@@ -195,7 +197,7 @@ class Compare(Fuzz):
         self.switch.delete(list(reversed(self.entries)))
         for group in self.groups:
             self.switch.delete_group(group)
-        self.entries, self.groups = [], []
+        self.entries, self.groups, self.cookies = [], [], {}
 
     # ---- random entries ----
 
@@ -253,18 +255,50 @@ class Compare(Fuzz):
         modes = {
             check: rng.choices((layout.OFF, layout.COUNT, layout.ENFORCE), (1, 2, 7))[0] for check in layout.ALL_CHECKS
         }
-        return self.add_service(
+        plain = rng.choices((layout.NO_PLAIN, layout.KERNEL, layout.STATELESS), (1, 3, 3))[0]
+        keys = [(rng.getrandbits(32), rng.getrandbits(32)) for _ in range(rng.randrange(1, 3))]
+        service = self.add_service(
             pool,
             family=family,
             policy=rng.choice((layout.BLOCK, layout.ROUND_ROBIN, layout.ROUND_ROBIN)),
             slots=self.even_slots(pool, 1 << rng.randrange(7)),
-            plain_tcp=int(rng.random() < 0.8),
+            plain=plain,
+            cookies=keys if plain == layout.STATELESS else (),
+            mtu=rng.choice((1280, 1500, 9000)),
             drop_unjudged=rng.randrange(2),
             usable=int(rng.random() < 0.9),
             modes=modes,
         )
+        if plain == layout.STATELESS:
+            self.cookies[service.id] = keys
+        return service
 
     # ---- batches ----
+
+    def seed_frame(self, rng: random.Random, clock: int) -> bytes:
+        """Also what clients of stateless services send."""
+        service = self.services[rng.choice((4, 6))]
+        keys = self.cookies.get(service.id)
+        if keys is None or rng.random() < 0.5:
+            return super().seed_frame(rng, clock)
+        self.family, self.client = service.address.version, layout.CLIENTS[service.address.version]
+        sport = rng.randrange(1024, 65536)
+        if rng.random() < 0.4:
+            layout_ = rng.choice([*cookies.LAYOUTS.values(), "mss", "mss sack ts ws nop"])
+            options = cookies.options(layout_, rng.choice((500, 1000, 1300, 1448, 1460)), rng.randrange(16), 1, 2)
+            sequence = rng.getrandbits(32)
+            return self.plain(service, sport, flags=packets.SYN, sequence=sequence, options=options)
+        flow, key = cookies.words(self.client, sport, service.port), rng.choice(keys)
+        flags = rng.choice((packets.ACK, packets.ACK, packets.ACK | packets.FIN, packets.RST))
+        fields: dict[str, Any] = {"flags": flags, "payload": rng.choice((b"", b"GET / HTTP/1.1\r\n\r\n"))}
+        at = rng.choice((0, 8, 1448, 17_000, 537_000, 538_000, 1 << 30))
+        if rng.random() < 0.7:
+            echo = rng.choice((cookies.answer_value(at % 522_000), cookies.kernel_value(rng.randrange(256)), 77))
+            acknowledgement = cookies.stamped_isn(key, flow, 1460) + 1 + at
+            fields["options"] = cookies.stamps(1, echo)
+        else:
+            acknowledgement, fields["options"] = cookies.bare_isn(key, flow, rng.getrandbits(32)) + 1 + at, b""
+        return self.plain(service, sport, acknowledgement=acknowledgement % (1 << 32), **fields)
 
     def marks(self, port: int) -> tuple[list[bytes], set[tuple[int, bytes]]]:
         """Frames that end a batch, sent into a port, and how each port shows that it is through."""

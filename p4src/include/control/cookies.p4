@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plain TCP to a stateless service (docs/plain.md): the ToR answers a SYN with a cookie, drops what acknowledges none of
+// ours and what only completes a handshake, meters the rest and says how its replica is chosen. Nothing is kept.
+#ifndef RIVULET_COOKIES_P4
+#define RIVULET_COOKIES_P4
+
+#include "../metadata.p4"
+#include "../v1model/state.p4"
+#include "answers.p4"
+#include "half_sip_hash.p4"
+
+// With timestamps the lowest 3 bits of an ISN are the class of the segment size and a zero, without them the lowest 10 are
+// bits of the client's sequence number.
+const bit<32> STAMPED_LOW    = 0x7;
+const bit<32> BARE_LOW       = 0x3ff;
+const bit<32> BARE_SEQUENCE  = 0x1fe;
+// Octets behind the ISN that can be acknowledged: where the last answer may begin, and the longest one.
+const bit<32> STAMPED_REACH  = 522176 + 15360;
+const bit<32> BARE_REACH     = 15360 + 2048;
+// A bare connection's segment.
+const bit<16> BARE_SEGMENT   = 1024;
+// A unit of the time in a SYN-ACK's timestamp is 2^26 microseconds of the common clock, 67 s.
+const bit<8>  MINUTE_SHIFT   = 26;
+// Kind of a timestamp, its bits 23 and 22: answers of up to 15 kB, and sockets of a replica's kernel.
+const bit<2>  STAMP_SMALL    = 0;
+const bit<2>  STAMP_KERNEL   = 3;
+const bit<16> MSS_MAX        = 1460;
+// Without the option (RFC 9293 section 3.7.1), and the smallest of a class.
+const bit<16> MSS_DEFAULT    = 536;
+
+// What a SYN offers, and the answer to it: meta.bridged. `answered` 0: a replica does it.
+control Welcome(in headers_t hdr, inout metadata_t meta, out bit<1> answered) {
+    PadHash() pad_hash;
+    bit<16> mss;       // the smaller of what both sides take
+    bit<8>  shift;     // of the client's window
+    bit<3>  scale;     // its number in the timestamp
+    bit<2>  class;
+    bit<1>  stamped;
+    bit<32> first;     // sequence number of the client's first octet
+    bit<22> minute;
+
+    apply {
+        stamped = 1;
+        mss = 0;
+        shift = 0;
+        if (meta.parsed.syn_layout == syn_layout_t.LINUX) {
+            mss = hdr.syn20.options[143:128];
+            shift = hdr.syn20.options[7:0];
+        } else if (meta.parsed.syn_layout == syn_layout_t.FREEBSD) {
+            mss = hdr.syn20.options[143:128];
+            shift = hdr.syn20.options[103:96];
+        } else if (meta.parsed.syn_layout == syn_layout_t.MACOS) {
+            mss = hdr.syn24.options[175:160];
+            shift = hdr.syn24.options[135:128];
+        } else if (meta.parsed.syn_layout != syn_layout_t.NONE) {
+            mss = hdr.syn12.options[79:64];
+            stamped = 0;
+        }
+        meta.bridged.mss = meta.cookie.mtu - IPV4_HEADER_BYTES - 20;
+        if (hdr.ipv6.isValid()) {
+            meta.bridged.mss = meta.cookie.mtu - IPV6_HEADER_BYTES - 20;
+        }
+        if (meta.bridged.mss > MSS_MAX) {
+            meta.bridged.mss = MSS_MAX;
+        }
+        if (meta.bridged.mss < mss) {
+            mss = meta.bridged.mss;
+        }
+
+        answered = 1;
+        if (meta.parsed.syn_layout == syn_layout_t.NONE || meta.bridged.time_valid == 0 || hdr.ipv4_options.isValid()
+            || (stamped == 1 && mss < MSS_DEFAULT)
+            || (stamped == 0 && (mss < BARE_SEGMENT || hdr.tcp.window < BARE_SEGMENT))) {
+            answered = 0;
+        } else {
+            first = hdr.tcp.sequence + 1;
+            if (stamped == 1) {
+                class = 0;
+                if (mss >= 1460) {
+                    class = 3;
+                } else if (mss >= 1440) {
+                    class = 2;
+                } else if (mss >= 1220) {
+                    class = 1;
+                }
+                meta.bridged.isn = (meta.cookie.hash & ~STAMPED_LOW) | (29w0 ++ class ++ 1w0);
+                // The largest shift known that is not above the client's.
+                scale = 0;
+                if (shift >= 11) {
+                    scale = 7;
+                } else if (shift >= 9) {
+                    scale = 6;
+                } else if (shift == 8) {
+                    scale = 5;
+                } else if (shift == 7) {
+                    scale = 4;
+                } else if (shift == 6) {
+                    scale = 3;
+                } else if (shift >= 4) {
+                    scale = 2;
+                } else if (shift >= 2) {
+                    scale = 1;
+                }
+                minute = (meta.bridged.clock >> MINUTE_SHIFT)[21:0];
+                pad_hash.apply(meta, 7w0 ++ minute ++ scale);
+                meta.bridged.stamp_value = 10w0 ++ minute[3:0] ++ (first[14:0] ^ meta.hash.result[31:17]) ++ scale;
+            } else {
+                meta.bridged.isn = (meta.cookie.hash & ~BARE_LOW) | (first & BARE_SEQUENCE);
+            }
+            meta.bridged.syn_layout = meta.parsed.syn_layout;
+            meta.bridged.answer = answer_t.COOKIE;
+            meta.decided.outcome = outcome_t.COOKIE;
+            meta.decided.egress_port = meta.carried.ingress_port;
+            meta.bridged.vlan_out = meta.bridged.vlan;
+        }
+    }
+}
+
+// How far behind an ISN of ours a segment acknowledges, under either key (the current one's hash is made): meta.cookie.distance.
+// `found` 0: out of reach.
+control Distance(in headers_t hdr, inout metadata_t meta, out bit<1> found) {
+    CookieHash() cookie_hash;
+    bit<32> low;
+    bit<32> reach;
+
+    apply {
+        low = BARE_LOW;
+        reach = BARE_REACH;
+        if (hdr.stamps.isValid()) {
+            low = STAMPED_LOW;
+            reach = STAMPED_REACH;
+        }
+        found = 1;
+        meta.cookie.distance = hdr.tcp.acknowledgement - 1 - (meta.cookie.hash & ~low);
+        if (meta.cookie.distance >= reach) {
+            cookie_hash.apply(meta, meta.cookie.other0, meta.cookie.other1);
+            meta.cookie.distance = hdr.tcp.acknowledgement - 1 - (meta.cookie.hash & ~low);
+            if (meta.cookie.distance >= reach) {
+                found = 0;
+            }
+        }
+    }
+}
+
+// Sets decided.drop_reason, or bridged.answer, or flow.by_flow as the replica is to be chosen.
+control Cookies(in headers_t hdr, inout metadata_t meta) {
+    CookieHash() cookie_hash;
+    Welcome() welcome;
+    Distance() distance;
+    UncookiedMeter() uncookied_meter;
+    PlainMeter() plain_meter;
+    bit<1> shows;      // one that must show a cookie
+    bit<1> cookied;    // it does
+    bit<1> answered;
+    bit<1> above;
+    bit<32> octets;    // of the answers, that the client has
+
+    // The usable epoch's key and that of the epoch before it, or after it. mtu: of the replicas.
+    @id(0x01000038)
+    action set_cookie_keys(@secret bit<32> current0, @secret bit<32> current1, @secret bit<32> other0,
+                           @secret bit<32> other1, bit<16> mtu) {
+        meta.cookie.current0 = current0;
+        meta.cookie.current1 = current1;
+        meta.cookie.other0 = other0;
+        meta.cookie.other1 = other1;
+        meta.cookie.mtu = mtu;
+    }
+
+    @id(0x01000039)
+    action no_cookie_keys(drop_reason_t reason) {
+        meta.decided.drop_reason = reason;
+    }
+
+    // Keys of a stateless service's cookies.
+    @id(0x0200001b)
+    table cookie_keys {
+        key = { meta.service.id : exact @name("service") @refers_to(service_config, service); }
+        actions = { set_cookie_keys; @defaultonly no_cookie_keys; }
+        const default_action = no_cookie_keys(drop_reason_t.SERVICE_UNCONFIGURED);
+        size = 4096;
+    }
+
+    apply {
+        // An answer under way goes to anybody. What begins one, and what may be a socket's of a kernel, goes where its flow goes: a
+        // kernel that adopts it will see the rest.
+        if (meta.decided.outcome == outcome_t.PLAIN_SEGMENT && hdr.stamps.isValid()
+            && (hdr.tcp.flags & TCP_RST) == 0 && hdr.stamps.echo[23:22] != STAMP_KERNEL
+            && (hdr.stamps.echo[23:22] != STAMP_SMALL || hdr.stamps.echo[31:24] != 0)) {
+            meta.flow.by_flow = 0;
+        }
+        if (meta.carried.resubmits == 0) {
+            cookie_keys.apply();
+        }
+        if (meta.carried.resubmits == 0 && meta.decided.drop_reason == drop_reason_t.NONE) {
+            shows = 0;
+            cookied = 0;
+            answered = 0;
+            if (meta.decided.outcome == outcome_t.PLAIN_SYN) {
+                if ((hdr.tcp.flags & (TCP_FIN | TCP_RST)) != 0) {
+                    meta.decided.drop_reason = drop_reason_t.CLASS_FLAGS;
+                }
+            } else if ((hdr.tcp.flags & TCP_RST) != 0) {
+                // For a socket, if one has it.
+            } else if ((hdr.tcp.flags & (TCP_SYN | TCP_ACK)) != TCP_ACK) {
+                meta.decided.drop_reason = drop_reason_t.CLASS_FLAGS;
+            } else if (hdr.stamps.isValid() && hdr.stamps.echo[23:22] == STAMP_KERNEL) {
+                // Its positions are the kernel's.
+            } else {
+                shows = 1;
+            }
+            if (shows == 1 || meta.parsed.syn_layout != syn_layout_t.NONE) {
+                cookie_hash.apply(meta, meta.cookie.current0, meta.cookie.current1);
+            }
+            if (shows == 1) {
+                distance.apply(hdr, meta, cookied);
+                octets = meta.cookie.distance & ~STAMPED_LOW;
+                if (!hdr.stamps.isValid()) {
+                    octets = meta.cookie.distance & ~BARE_SEQUENCE;
+                }
+                if (cookied == 0) {
+                    // Without timestamps it may be the kernel's, whose answers are longer.
+                    if (hdr.stamps.isValid()) {
+                        meta.decided.drop_reason = drop_reason_t.COOKIE;
+                    }
+                } else if (octets == 0 && meta.parsed.payload_length == 0 && (hdr.tcp.flags & TCP_FIN) == 0) {
+                    meta.decided.drop_reason = drop_reason_t.HANDSHAKE;
+                }
+            } else if (meta.decided.outcome == outcome_t.PLAIN_SYN && meta.decided.drop_reason == drop_reason_t.NONE) {
+                welcome.apply(hdr, meta, answered);
+            }
+            if (answered == 0 && meta.decided.drop_reason == drop_reason_t.NONE && cookied == 0) {
+                uncookied_meter.apply(meta.service.id, above);
+                if (above == 1) {
+                    meta.decided.drop_reason = drop_reason_t.METER_UNCOOKIED;
+                }
+            }
+            if (answered == 0 && meta.decided.drop_reason == drop_reason_t.NONE) {
+                plain_meter.apply(meta.flow.client_cell, above);
+                if (above == 1) {
+                    meta.decided.drop_reason = drop_reason_t.METER_PLAIN;
+                }
+            }
+        }
+    }
+}
+
+// Makes the SYN-ACK of the SYN: its options stand where they stood, so it is no longer.
+control CookieRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
+    apply {
+        hdr.ethernet.dst = hdr.ethernet.src;
+        hdr.ethernet.src = bridged.tor_mac;
+        bit<16> port = hdr.tcp.dst_port;
+        hdr.tcp.dst_port = hdr.tcp.src_port;
+        hdr.tcp.src_port = port;
+        hdr.tcp.acknowledgement = hdr.tcp.sequence + 1;
+        hdr.tcp.sequence = bridged.isn;
+        hdr.tcp.reserved = 0;
+        hdr.tcp.flags = TCP_SYN | TCP_ACK;  // without ECN
+        hdr.tcp.window = 0xffff;
+        hdr.tcp.urgent = 0;
+        // A window scale exactly where there are timestamps, of no shift.
+        if (bridged.syn_layout == syn_layout_t.LINUX) {
+            hdr.syn20.options = 16w0x0204 ++ bridged.mss ++ 32w0x0402080a ++ bridged.stamp_value ++ hdr.syn20.options[95:64]
+                                ++ 32w0x01030300;
+            written.syn_options = hdr.syn20.options ++ 32w0;
+        } else if (bridged.syn_layout == syn_layout_t.FREEBSD) {
+            hdr.syn20.options = 16w0x0204 ++ bridged.mss ++ 32w0x01030300 ++ 32w0x0402080a ++ bridged.stamp_value
+                                ++ hdr.syn20.options[63:32];
+            written.syn_options = hdr.syn20.options ++ 32w0;
+        } else if (bridged.syn_layout == syn_layout_t.MACOS) {
+            hdr.syn24.options = 16w0x0204 ++ bridged.mss ++ 32w0x01030300 ++ 32w0x0101080a ++ bridged.stamp_value
+                                ++ hdr.syn24.options[95:64] ++ 32w0x04020000;
+            written.syn_options = hdr.syn24.options;
+        } else {
+            if (bridged.syn_layout == syn_layout_t.WINDOWS) {
+                hdr.syn12.options = 16w0x0204 ++ bridged.mss ++ 32w0x01010101 ++ 32w0x01010402;
+            } else {
+                hdr.syn12.options = 16w0x0204 ++ bridged.mss ++ 32w0x01010402 ++ 32w0x01010101;
+            }
+            written.syn_options = hdr.syn12.options ++ 96w0;
+        }
+        written.tcp_length = 10w0 ++ hdr.tcp.data_offset ++ 2w0;
+        if (hdr.ipv4.isValid()) {
+            bit<32> asked = hdr.ipv4.dst;
+            hdr.ipv4.dst = hdr.ipv4.src;
+            hdr.ipv4.src = asked;
+            hdr.ipv4.tos = hdr.ipv4.tos & 0xfc;
+            hdr.ipv4.identification = 0;
+            hdr.ipv4.dont_fragment = 1;
+            hdr.ipv4.ttl = HOP_LIMIT;
+            hdr.ipv4.total_length = IPV4_HEADER_BYTES + written.tcp_length;
+            written.truncate_length = hdr.ipv4.total_length;
+            written.pseudo_src = 96w0 ++ hdr.ipv4.src;
+            written.pseudo_dst = 96w0 ++ hdr.ipv4.dst;
+        } else {
+            bit<128> asked = hdr.ipv6.dst;
+            hdr.ipv6.dst = hdr.ipv6.src;
+            hdr.ipv6.src = asked;
+            hdr.ipv6.traffic_class = hdr.ipv6.traffic_class & 0xfc;
+            hdr.ipv6.hop_limit = HOP_LIMIT;
+            hdr.ipv6.payload_length = written.tcp_length;
+            written.truncate_length = IPV6_HEADER_BYTES + written.tcp_length;
+            written.pseudo_src = hdr.ipv6.src;
+            written.pseudo_dst = hdr.ipv6.dst;
+        }
+        written.fresh_syn_ack = 1;
+    }
+}
+
+#endif
