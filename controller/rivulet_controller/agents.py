@@ -59,7 +59,11 @@ class Agent:
         held: Held = frozenset(
             (service.name, kind, key.epoch)
             for service in update.services
-            for kind, keys in ((Kind.SEAL, service.seal_keys), (Kind.NONCE, service.nonce_keys))
+            for kind, keys in (
+                (Kind.SEAL, service.seal_keys),
+                (Kind.NONCE, service.nonce_keys),
+                (Kind.COOKIE, service.cookie_keys),
+            )
             for key in keys
         ) | frozenset((RACK_RING, Kind.TOR, key.epoch) for service in update.services for key in service.tor_keys)
         self._sent[update.version] = held

@@ -64,7 +64,7 @@ class Weight(BaseModel):
 class Rotation(BaseModel):
     """Body of a rotation."""
 
-    kinds: list[Literal["seal", "nonce", "tor"]] = Field(default=["seal", "nonce"], max_length=3)
+    kinds: list[Literal["seal", "nonce", "cookie", "tor"]] = Field(default=["seal", "nonce"], max_length=4)
 
 
 class Bounded:

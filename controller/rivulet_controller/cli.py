@@ -167,12 +167,15 @@ def weight(replica: Replica, value: Annotated[str, typer.Argument(help="0 to 256
 @keys_app.command()
 def rotate(
     service: Annotated[str, typer.Argument(help="name of the service")],
-    kind: Annotated[str, typer.Option(help="seal, nonce, both, or tor: what replicas share with ToRs")] = "both",
+    kind: Annotated[
+        str,
+        typer.Option(help="seal, nonce, both, cookie: of stateless TCP, or tor: what replicas share with ToRs"),
+    ] = "both",
 ) -> None:
     """Makes new keys now; the old ones stay accepted while anything needs them."""
     kinds = {"both": ["seal", "nonce"]}.get(kind, [kind])
-    if kind not in ("both", "seal", "nonce", "tor"):
-        raise typer.BadParameter("--kind is seal, nonce, both or tor")
+    if kind not in ("both", "seal", "nonce", "cookie", "tor"):
+        raise typer.BadParameter("--kind is seal, nonce, both, cookie or tor")
     _client().post(f"/api/services/{service}/rotate", {"kinds": kinds})
     console.print(f"{service}: new {' and '.join(kinds)} keys are on their way")
 
@@ -262,12 +265,16 @@ def _replicas(found: dict[str, Any]) -> Table:
 
 
 def _services(found: list[dict[str, Any]]) -> Table:
-    table = Table("service", "address", "policy", "slots", "seal key", "nonce key", "packets", box=None)
+    columns = ("service", "address", "policy", "plain", "slots", "seal key", "nonce key", "cookie key", "packets")
+    table = Table(*columns, box=None)
     for service in found:
         where = ", ".join(service["addresses"]) + f" port {service['port']}"
         became = ", ".join(f"{outcome.lower()} {count}" for outcome, count in sorted(service["outcomes"].items()))
+        stateless = service["plain"] == "stateless"
         epochs = [_key(service["keys"][kind]) for kind in ("seal", "nonce")]
-        table.add_row(service["name"], where, service["policy"], str(service["slots"]), *epochs, became)
+        epochs.append(_key(service["keys"]["cookie"]) if stateless else "—")
+        row = (service["name"], where, service["policy"], service["plain"], str(service["slots"]), *epochs, became)
+        table.add_row(*row)
     return table
 
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 MAX_MEMBERS = 64
 """Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
@@ -197,6 +197,9 @@ class Replica(_Model):
     tunnel: Literal["ip_in_ip", "gue"] = Field(default="ip_in_ip", description="from switches of other racks")
 
 
+PlainMode = Literal["none", "kernel", "stateless", "trods"]
+
+
 CheckMode = Literal["off", "count", "enforce"]
 
 
@@ -249,13 +252,23 @@ class Service(_Model):
     meters: Meters = Meters()
     heartbeat: Seconds = 0.002
     liveness: Seconds = 0.020
-    plain_tcp: bool = True
+    plain: PlainMode = Field(
+        default="kernel",
+        description="clients of plain TCP: refused, the kernel's, or answered from each packet alone (docs/plain.md)",
+    )
     trust_tor: bool = True
 
     @property
     def pool_name(self) -> str:
         """The pool: the one named, else one of its own."""
         return self.pool or self.name
+
+    @field_validator("plain")
+    @classmethod
+    def _there(cls, plain: PlainMode) -> PlainMode:
+        if plain == "trods":
+            raise ValueError("trods: not there yet; say none, kernel or stateless")
+        return plain
 
     @model_validator(mode="after")
     def _sane(self) -> Service:
@@ -272,6 +285,9 @@ class Keys(_Model):
     seal_rotation: Seconds = 3600.0
     nonce_rotation: Seconds = 1800.0
     tor_rotation: Seconds = Field(default=86400.0, ge=60.0, description="of what replicas and ToRs share")
+    cookie_rotation: Seconds = Field(
+        default=43200.0, ge=60.0, le=86400.0, description="of stateless TCP; a cookie is good for one to two of these"
+    )
     horizon: Seconds = 4.0
     resume: Seconds = 86400.0
 

@@ -373,7 +373,9 @@ class Controller:
     def lives(self) -> Lives:
         """How long keys live, by the configuration in force."""
         keys = self.config.keys
-        return Lives(keys.seal_rotation, keys.nonce_rotation, keys.resume, keys.horizon, keys.tor_rotation)
+        return Lives(
+            keys.seal_rotation, keys.nonce_rotation, keys.resume, keys.horizon, keys.tor_rotation, keys.cookie_rotation
+        )
 
     def _next_time(self) -> float:
         lives = self.lives()

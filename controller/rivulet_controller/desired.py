@@ -321,7 +321,7 @@ def _service(
                 "spray_mask": mask,
                 "flow_set": flow_set(number),
                 "flow_mask": mask,
-                "plain": int(service.plain_tcp),
+                "plain": int(service.plain != "none"),
                 "slot_key0": slot_key0,
                 "slot_key1": slot_key1,
             },

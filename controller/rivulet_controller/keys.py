@@ -1,8 +1,9 @@
-"""Key rings: the seal and nonce keys of one service, rotated by epoch.
+"""Key rings: the seal, nonce and cookie keys of one service, rotated by epoch.
 
 A key is first *accepted* (on its way to every ToR and every live replica), then, once all of them hold it,
 *usable* (the ToR stamps its epoch into requests), then *retired* by its successor and withdrawn when no
-continuation needs it any more: after the resume time for seal keys, after the horizon for nonce keys.
+continuation needs it any more: after the resume time for seal keys, after the horizon for nonce keys, after another
+rotation for cookie keys.
 
 Pure: time comes in as an argument, randomness from `secrets`. Nothing here is ever logged:
 `Key` hides its secret.
@@ -28,10 +29,11 @@ WITHDRAWN_S = 1.0
 
 
 class Kind(enum.StrEnum):
-    """The kinds of key that rotate: two of each service, and one between each replica and the ToRs."""
+    """The kinds of key that rotate: three of each service, and one between each replica and the ToRs."""
 
     SEAL = "seal"
     NONCE = "nonce"
+    COOKIE = "cookie"
     TOR = "tor"
 
 
@@ -44,12 +46,13 @@ class State(enum.StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-SERVICE_KINDS = (Kind.SEAL, Kind.NONCE)
+SERVICE_KINDS = (Kind.SEAL, Kind.NONCE, Kind.COOKIE)
 RACK_RING = "/tor"
 """Name of the one ring of kind TOR; no service has such a name. Each replica's keys are derived from it."""
 
-SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32, Kind.TOR: 32}
-"""Seal: the KDF's master. Nonce: K (8), K' (8), opening key (16), drawn independently in one go. ToR: see `TorKeys`."""
+SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32, Kind.COOKIE: 8, Kind.TOR: 32}
+"""Seal: the KDF's master. Nonce: K (8), K' (8), opening key (16), drawn independently in one go. Cookie: a key of
+HalfSipHash. ToR: see `TorKeys`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +118,28 @@ class Lives:
     resume: float
     horizon: float
     tor_rotation: float = 86400.0
+    cookie_rotation: float = 43200.0
 
     def rotation(self, kind: Kind) -> float:
         """Age at which a usable key gets a successor."""
-        rotations = {Kind.SEAL: self.seal_rotation, Kind.NONCE: self.nonce_rotation, Kind.TOR: self.tor_rotation}
+        rotations = {
+            Kind.SEAL: self.seal_rotation,
+            Kind.NONCE: self.nonce_rotation,
+            Kind.COOKIE: self.cookie_rotation,
+            Kind.TOR: self.tor_rotation,
+        }
         return rotations[kind]
 
     def linger(self, kind: Kind) -> float:
         """How long a retired key is still accepted."""
-        # A replica that cannot reach the controller goes on with the key of heartbeats that it has.
-        lives = {Kind.SEAL: self.resume, Kind.NONCE: self.horizon, Kind.TOR: self.tor_rotation}
+        # A replica that cannot reach the controller goes on with the key of heartbeats that it has; a connection keeps
+        # the cookie that it began with.
+        lives = {
+            Kind.SEAL: self.resume,
+            Kind.NONCE: self.horizon,
+            Kind.COOKIE: self.cookie_rotation,
+            Kind.TOR: self.tor_rotation,
+        }
         return lives[kind] + CONFIRM_MARGIN_S
 
 
@@ -165,6 +180,18 @@ class KeyRing:
             )
             for key in self.accepted(Kind.TOR)
         )
+
+    def cookies(self) -> tuple[Key, Key] | None:
+        """What a ToR makes cookies with, and the other one that it reads them with; None before one is usable.
+
+        The other is the successor once there is one, so that every ToR reads its cookies before any makes them; by then
+        the predecessor's connections are a rotation old. Where there is only one key, both are that.
+        """
+        usable = self.usable(Kind.COOKIE)
+        if usable is None:
+            return None
+        others = [key for key in self.accepted(Kind.COOKIE) if key is not usable]
+        return usable, others[-1] if others else usable
 
     def newest(self) -> float:
         """The latest time that any key carries; 0 without keys."""

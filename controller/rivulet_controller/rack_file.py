@@ -15,6 +15,12 @@ from .config import Config, ConfigError
 from .document import MAX_BYTES, DocumentError, read
 from .references import references
 
+REPLACED = {
+    "plain_tcp": "replaced by `plain`: say `plain: kernel` for true (or nothing, it is the default), `plain: none` for"
+    " false",
+}
+"""Fields that there were, and what to say now."""
+
 MAX_PROBLEMS = 100
 """Most problems that are told of one file."""
 
@@ -52,7 +58,8 @@ def _mistakes(error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], s
         if item["type"] == "too_short" and item["loc"] in above:
             continue
         path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
-        message = {"extra_forbidden": "unknown field", "missing": "missing"}.get(item["type"])
+        unknown = REPLACED.get(str(path[-1]) if path else "", "unknown field")
+        message = {"extra_forbidden": unknown, "missing": "missing"}.get(item["type"])
         yield path, message or item["msg"].removeprefix("Value error, ")
 
 

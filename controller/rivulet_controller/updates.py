@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .config import Config, Service
+from .config import Config, PlainMode, Service
 from .desired import Numbers, slot_key
 from .keys import RACK_RING, KeyRing, Kind
 from .l2 import mac_int
 from .pb.rivulet.agent.v1 import agent_pb2
 from .slots import drained
 from .state import Pairs
+
+PLAIN: Mapping[PlainMode, agent_pb2.Plain] = {
+    "none": agent_pb2.PLAIN_NONE,
+    "kernel": agent_pb2.PLAIN_KERNEL,
+    "stateless": agent_pb2.PLAIN_STATELESS,
+    "trods": agent_pb2.PLAIN_TRODS,
+}
+"""What becomes of plain TCP, as agents are told."""
 
 
 def update(
@@ -37,7 +45,7 @@ def update(
         if replica not in service.replicas or place.maintenance:
             continue
         ring = rings.get(service.name, KeyRing())
-        seal, nonce = ring.usable(Kind.SEAL), ring.usable(Kind.NONCE)
+        seal, nonce, cookie = (ring.usable(kind) for kind in (Kind.SEAL, Kind.NONCE, Kind.COOKIE))
         tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)
         message.services.add(
             id=numbers.services[service.name],
@@ -50,7 +58,7 @@ def update(
             heartbeat_interval_us=round(service.heartbeat * 1e6),
             liveness_bound_us=round(service.liveness * 1e6),
             trust_tor=service.trust_tor,
-            plain_tcp=service.plain_tcp,
+            plain=PLAIN[service.plain],
             seal_keys=[agent_pb2.SealKey(epoch=k.epoch, master=k.secret) for k in ring.accepted(Kind.SEAL)],
             nonce_keys=[
                 agent_pb2.NonceKey(epoch=k.epoch, k=k.k, k_prime=k.k_prime, opening=k.opening)
@@ -62,6 +70,8 @@ def update(
             tunnels=[agent_pb2.Tunnel(local=place.ip.packed, tor=other.packed) for other in others],
             tor_keys=[agent_pb2.TorKey(epoch=k.epoch, heartbeat=k.heartbeat, block=k.block) for k in tor_keys],
             usable_tor_epoch=next((k.epoch for k in tor_keys if k.usable), 0),
+            cookie_keys=[agent_pb2.CookieKey(epoch=k.epoch, key=k.secret) for k in ring.accepted(Kind.COOKIE)],
+            usable_cookie_epoch=cookie.epoch if cookie else 0,
             slot_key=slot_key(numbers, service),
             slots=bytes(index for pair in _slots(config, service, numbers, slots, draining) for index in pair),
         )

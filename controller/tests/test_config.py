@@ -40,6 +40,9 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
     assert config.services[0].liveness == pytest.approx(0.020)
     assert config.keys.seal_rotation == 3600.0
     assert config.services[0].policy == "block"
+    assert (config.services[0].plain, config.keys.cookie_rotation) == ("kernel", 43200.0)
+    for plain in ("none", "kernel", "stateless"):
+        assert parse(GOOD.replace("    liveness: 20ms", f"    plain: {plain}")).services[0].plain == plain
     assert config.replica("r2").weight == 2
 
 
@@ -59,6 +62,21 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
         ("nonce_rotation: 20 min", "nonce_rotation: 2h", 17, "an hour at most"),
         ("seal_rotation: 1h", "seal_rotation: 1s", 17, "more than 60 keys would be live"),
         ("    liveness: 20ms", "    slots: 100", 12, "100 is not a power of two"),
+        (
+            "    liveness: 20ms",
+            "    plain: sometimes",
+            16,
+            "services.0.plain: Input should be 'none', 'kernel', 'stateless'",
+        ),
+        ("    liveness: 20ms", "    plain: trods", 16, "services.0.plain: trods: not there yet; say none, kernel or"),
+        (
+            "    liveness: 20ms",
+            "    plain_tcp: false",
+            16,
+            "services.0.plain_tcp: replaced by `plain`: say `plain: kernel`",
+        ),
+        ("    liveness: 20ms", "    plain: false", 16, "services.0.plain: Input should be 'none'"),
+        ("seal_rotation: 1h", "cookie_rotation: 2d", 17, "keys.cookie_rotation: Input should be less than or equal to"),
         ("services:", "services: [", 11, "not YAML"),
     ],
 )

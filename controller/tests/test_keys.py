@@ -4,9 +4,19 @@ import random
 
 import pytest
 
-from rivulet_controller.keys import CONFIRM_MARGIN_S, EPOCH_MAX, WITHDRAWN_S, KeyRing, Kind, Lives, State, next_epoch
+from rivulet_controller.keys import (
+    CONFIRM_MARGIN_S,
+    EPOCH_MAX,
+    SERVICE_KINDS,
+    WITHDRAWN_S,
+    KeyRing,
+    Kind,
+    Lives,
+    State,
+    next_epoch,
+)
 
-LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0)
+LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0, cookie_rotation=50.0)
 
 
 def nobody(kind: Kind, epoch: int) -> bool:
@@ -19,11 +29,11 @@ def everybody(kind: Kind, epoch: int) -> bool:
 
 def test_a_key_is_not_usable_before_all_hold_it() -> None:
     ring = KeyRing().tick(0.0, LIVES, nobody)
-    assert [key.state for key in ring.keys] == [State.ACCEPTED, State.ACCEPTED]
+    assert [key.state for key in ring.keys] == [State.ACCEPTED] * len(SERVICE_KINDS)
     ring = ring.tick(1000.0, LIVES, nobody)
-    assert ring.usable(Kind.SEAL) is None and len(ring.keys) == 2
+    assert ring.usable(Kind.SEAL) is None and len(ring.keys) == len(SERVICE_KINDS)
     ring = ring.tick(1001.0, LIVES, everybody)
-    assert ring.usable(Kind.SEAL) is not None and ring.usable(Kind.NONCE) is not None
+    assert all(ring.usable(kind) is not None for kind in SERVICE_KINDS)
 
 
 def test_rotation_keeps_the_old_key_until_the_last_continuation_that_needs_it() -> None:
@@ -60,6 +70,29 @@ def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
     withdrawn = next(k for k in ring.of(Kind.NONCE) if k.epoch == 1)
     assert withdrawn.state is State.WITHDRAWN, "the ToRs refuse it before they forget it"
     assert 1 not in [k.epoch for k in ring.tick(gone + WITHDRAWN_S, LIVES, nobody).of(Kind.NONCE)]
+
+
+def test_a_cookie_key_is_read_before_it_is_used_and_a_rotation_longer() -> None:
+    ring = KeyRing().tick(0.0, LIVES, nobody)
+    assert ring.cookies() is None, "nobody holds it"
+    ring = ring.tick(0.0, LIVES, everybody)
+
+    def epochs() -> tuple[int, int]:
+        pair = ring.cookies()
+        assert pair is not None
+        return pair[0].epoch, pair[1].epoch
+
+    assert epochs() == (1, 1)
+    ring = ring.tick(50.0, LIVES, nobody)
+    assert epochs() == (1, 2), "the successor is read before anybody makes cookies with it"
+    ring = ring.tick(51.0, LIVES, everybody)
+    assert epochs() == (2, 1)
+    ring = ring.tick(100.0, LIVES, nobody)
+    assert epochs() == (2, 3) and [k.epoch for k in ring.accepted(Kind.COOKIE)] == [1, 2, 3]
+    ring = ring.tick(51.0 + 50.0 + CONFIRM_MARGIN_S, LIVES, everybody)
+    assert epochs() == (3, 2) and [k.epoch for k in ring.accepted(Kind.COOKIE)] == [2, 3]
+    assert {len(key.secret) for key in ring.of(Kind.COOKIE)} == {8}
+    assert not any(key.state is State.WITHDRAWN for key in ring.of(Kind.COOKIE)), "a switch has no word for that"
 
 
 def test_a_clock_that_jumps_back_withdraws_nothing_early_and_rotates() -> None:

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rivulet_packet::slot::{Slot, SlotKey};
-use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret, TorKeys};
+use rivulet_server::keys::{CookieEpoch, KeySet, NonceEpoch, SealKey, Secret, TorKeys};
 use rivulet_server::service::{Member, Plain, Service, ServiceError, Slots, Tunnel, check_all};
 
 use crate::proto;
@@ -73,14 +73,30 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
             })
         })
         .collect::<Result<_, ConvertError>>()?;
+    let cookie = from
+        .cookie_keys
+        .iter()
+        .map(|k| {
+            let key = secret(&k.key).ok_or(bad("cookie_keys.key", "8 octets"))?;
+            Ok(CookieEpoch { epoch: small(k.epoch, "cookie_keys.epoch")?, key })
+        })
+        .collect::<Result<_, ConvertError>>()?;
+    let plain = match proto::Plain::try_from(from.plain) {
+        Ok(proto::Plain::None) => Plain::None,
+        Ok(proto::Plain::Kernel) => Plain::Kernel,
+        Ok(proto::Plain::Stateless) => Plain::Stateless,
+        Ok(proto::Plain::Trods) | Err(_) => return Err(bad("plain", "none, kernel or stateless")),
+    };
     let keys = KeySet {
         service: small(from.id, "id")?,
         usable_seal: small(from.usable_seal_epoch, "usable_seal_epoch")?,
         usable_nonce: small(from.usable_nonce_epoch, "usable_nonce_epoch")?,
         usable_tor: small(from.usable_tor_epoch, "usable_tor_epoch")?,
+        usable_cookie: small(from.usable_cookie_epoch, "usable_cookie_epoch")?,
         seal,
         nonce,
         tor,
+        cookie,
     };
     let member = Member {
         pool: small(from.pool, "pool")?,
@@ -110,7 +126,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         keys,
         member: Some(member),
         trust_tor: from.trust_tor,
-        plain: if from.plain_tcp { Plain::Kernel } else { Plain::None },
+        plain,
         horizon: Duration::from_micros(from.horizon_us.into()),
         tunnels,
         slots,
@@ -146,7 +162,7 @@ mod tests {
             heartbeat_interval_us: 2000,
             liveness_bound_us: 20_000,
             trust_tor: true,
-            plain_tcp: true,
+            plain: proto::Plain::Stateless.into(),
             seal_keys: vec![proto::SealKey { epoch: 3, master: vec![1; 16] }],
             nonce_keys: vec![proto::NonceKey {
                 epoch: 4,
@@ -162,6 +178,8 @@ mod tests {
             slots: vec![0, 1, 1, 0],
             tor_keys: vec![proto::TorKey { epoch: 0x105, heartbeat: vec![5; 8], block: vec![6; 8] }],
             usable_tor_epoch: 0x105,
+            cookie_keys: [7u8, 8].map(|n| proto::CookieKey { epoch: n.into(), key: vec![n; 8] }).into(),
+            usable_cookie_epoch: 7,
         }
     }
 
@@ -177,15 +195,30 @@ mod tests {
         assert_eq!(service.keys.beat_key(), Some((5, TorKey::new([5; 8]))));
         assert_eq!(service.keys.block_key(5), Some(TorKey::new([6; 8])));
         assert_eq!(service.keys.block_key(6), None);
+        let cookies: Vec<_> = service.keys.cookie.iter().map(|c| (c.epoch, c.key.0)).collect();
+        assert_eq!((service.keys.usable_cookie, &cookies[..]), (7, &[(7, [7; 8]), (8, [8; 8])][..]));
         let slots = service.slots.as_ref().unwrap();
         assert_eq!(slots.key, SlotKey::new([4; 8]));
         assert_eq!(&slots.pairs[..], [Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]);
     }
 
     #[test]
+    fn the_mode_of_plain_tcp_arrives() {
+        let plain = |number: i32| {
+            let service = proto::Service { plain: number, ..good() };
+            services(&proto::Update { version: 1, services: vec![service] }).map(|services| services[0].plain)
+        };
+        assert!(matches!(plain(0), Ok(Plain::None)) && matches!(plain(1), Ok(Plain::Kernel)));
+        assert!(matches!(plain(2), Ok(Plain::Stateless)));
+        for number in [3, 4, -1] {
+            assert!(plain(number).unwrap_err().to_string().contains("plain is not none, kernel or stateless"));
+        }
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_by_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 16] = [
+        let cases: [(&str, Change); 19] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -200,6 +233,9 @@ mod tests {
             ("tor_keys.heartbeat", |s| s.tor_keys[0].heartbeat.push(0)),
             ("tor_keys.block", |s| s.tor_keys[0].block.clear()),
             ("ToRs' keys", |s| s.usable_tor_epoch = 9),
+            ("cookie_keys.key", |s| s.cookie_keys[0].key.push(0)),
+            ("cookie_keys.epoch", |s| s.cookie_keys[0].epoch = 65_536),
+            ("usable cookie epoch", |s| s.usable_cookie_epoch = 9),
             ("power of two", |s| s.slots.extend([0, 1])),
             ("a tunnel", |s| s.tunnels[0].local = vec![0xfd; 16]),
         ];

@@ -24,7 +24,12 @@ impl Due {
 
     /// It could not be taken up; a newer one comes in its place.
     pub fn again(&mut self, version: u64, services: Vec<Service>) {
-        self.0 = Some((version, services, Instant::now() + AGAIN));
+        self.later(version, services, AGAIN);
+    }
+
+    /// Something that it needs is not there yet: the same, after this time.
+    pub fn later(&mut self, version: u64, services: Vec<Service>, after: Duration) {
+        self.0 = Some((version, services, Instant::now() + after));
     }
 }
 

@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 use rivulet_agent::proto::agent_message::Message as FromAgent;
 use rivulet_agent::proto::agents_server::{Agents, AgentsServer};
 use rivulet_agent::proto::controller_message::Message as FromController;
-use rivulet_agent::proto::{AgentMessage, ControllerMessage, NonceKey, Report, SealKey, Service, Update};
+use rivulet_agent::proto::{
+    AgentMessage, ControllerMessage, NonceKey, Plain, Report, SealKey, Service, Update,
+};
 use rivulet_agent::{Agent, Controllers, Door, DoorConfig, Status, TlsFiles};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
@@ -100,7 +102,7 @@ fn service() -> Service {
         heartbeat_interval_us: 2000,
         liveness_bound_us: 20_000,
         trust_tor: true,
-        plain_tcp: true,
+        plain: Plain::Kernel.into(),
         seal_keys: vec![SealKey { epoch: 3, master: vec![1; 16] }],
         nonce_keys: vec![NonceKey { epoch: 4, k: vec![1; 8], k_prime: vec![2; 8], opening: vec![3; 16] }],
         usable_seal_epoch: 3,

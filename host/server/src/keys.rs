@@ -17,12 +17,21 @@
 //! k_prime = "08090a0b0c0d0e0f"
 //! opening = "000102030405060708090a0b0c0d0e0f"
 //! ```
+//!
+//! and, for plain clients that are answered without state, `usable_cookie = 1` with
+//!
+//! ```toml
+//! [[cookie]]
+//! epoch = 1
+//! key = "0001020304050607"
+//! ```
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rivulet_packet::{NonceKey, TorKey};
+use rivulet_plain::{CookieKey, CookieKeys};
 use rivulet_transport::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
@@ -104,6 +113,16 @@ pub struct TorKeys {
     pub block: Secret<8>,
 }
 
+/// An epoch of the cookies of stateless TCP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CookieEpoch {
+    /// 1 to 65,535; it is nowhere on the wire.
+    pub epoch: u16,
+    /// The words k0 and k1, the octets of each little-endian.
+    pub key: Secret<8>,
+}
+
 /// All keys of one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -117,6 +136,9 @@ pub struct KeySet {
     /// Epoch of the key of heartbeats; 0 without a ToR.
     #[serde(default)]
     pub usable_tor: u16,
+    /// Epoch of the key that cookies are made with; 0: none yet, and plain clients are not answered without state.
+    #[serde(default)]
+    pub usable_cookie: u16,
     /// Live seal epochs.
     pub seal: Vec<SealKey>,
     /// Live nonce epochs.
@@ -124,6 +146,9 @@ pub struct KeySet {
     /// Live epochs of the keys shared with the ToRs; none without one.
     #[serde(default)]
     pub tor: Vec<TorKeys>,
+    /// Live epochs of cookies, oldest first.
+    #[serde(default)]
+    pub cookie: Vec<CookieEpoch>,
 }
 
 /// Why keys are not accepted.
@@ -144,13 +169,21 @@ pub enum KeyError {
 }
 
 impl KeySet {
-    /// Fresh keys for `service`, epoch 1 of both kinds.
+    /// Fresh keys for `service`, epoch 1 of each kind but that of ToRs.
     pub fn generate(service: u16) -> Result<KeySet, KeyError> {
         let seal = SealKey { epoch: 1, master: random()? };
         let nonce = NonceEpoch { epoch: 1, k: random()?, k_prime: random()?, opening: random()? };
-        let (seal, nonce) = (vec![seal], vec![nonce]);
-        let set =
-            KeySet { service, usable_seal: 1, usable_nonce: 1, usable_tor: 0, seal, nonce, tor: Vec::new() };
+        let set = KeySet {
+            service,
+            usable_seal: 1,
+            usable_nonce: 1,
+            usable_tor: 0,
+            usable_cookie: 1,
+            seal: vec![seal],
+            nonce: vec![nonce],
+            tor: Vec::new(),
+            cookie: vec![CookieEpoch { epoch: 1, key: random()? }],
+        };
         set.check()?;
         Ok(set)
     }
@@ -181,18 +214,18 @@ impl KeySet {
         let seal: Vec<u16> = self.seal.iter().map(|k| k.epoch).collect();
         let nonce: Vec<u16> = self.nonce.iter().map(|k| k.epoch).collect();
         let tor: Vec<u16> = self.tor.iter().map(|k| k.epoch).collect();
+        let cookie: Vec<u16> = self.cookie.iter().map(|k| k.epoch).collect();
+        let kinds = [&seal, &nonce, &tor, &cookie];
         rule(self.service != 0, "the service number is 0")?;
-        rule(![&seal, &nonce, &tor].iter().any(|epochs| epochs.contains(&0)), "an epoch is 0")?;
-        rule(
-            [&seal, &nonce, &tor].iter().all(|epochs| epochs.len() <= MAX_EPOCHS),
-            "more than 64 epochs of one kind",
-        )?;
-        rule(distinct(&seal) && distinct(&nonce) && distinct(&tor), "an epoch stands twice")?;
+        rule(!kinds.iter().any(|epochs| epochs.contains(&0)), "an epoch is 0")?;
+        rule(kinds.iter().all(|epochs| epochs.len() <= MAX_EPOCHS), "more than 64 epochs of one kind")?;
+        rule(kinds.iter().all(|epochs| distinct(epochs)), "an epoch stands twice")?;
         // 0: none is usable yet; keys are held everywhere before the first is.
         let usable = |epochs: &[u16], epoch| epoch == 0 || epochs.contains(&epoch);
         rule(usable(&seal, self.usable_seal), "the usable seal epoch has no key")?;
         rule(usable(&nonce, self.usable_nonce), "the usable nonce epoch has no key")?;
         rule(usable(&tor, self.usable_tor), "the usable epoch of the ToRs' keys has no key")?;
+        rule(usable(&cookie, self.usable_cookie), "the usable cookie epoch has no key")?;
         rule(self.nonce.iter().all(|n| n.k != n.k_prime), "K and K' of an epoch are equal")
     }
 
@@ -208,6 +241,15 @@ impl KeySet {
     pub fn block_key(&self, epoch: u8) -> Option<TorKey> {
         let of = self.tor.iter().rev().find(|k| k.epoch as u8 == epoch)?;
         Some(TorKey::new(of.block.0))
+    }
+
+    /// What cookies are made with, and what they are read with besides: the two newest other epochs. None while none is usable.
+    #[must_use]
+    pub fn cookies(&self) -> Option<CookieKeys> {
+        let key = |of: &CookieEpoch| CookieKey::new(of.key.0);
+        let current = self.cookie.iter().find(|k| k.epoch == self.usable_cookie).map(key)?;
+        let mut others = self.cookie.iter().rev().filter(|k| k.epoch != self.usable_cookie).map(key);
+        Some(CookieKeys { current, others: [others.next(), others.next()] })
     }
 
     /// The keys in the form that the transport works with.
@@ -262,9 +304,33 @@ mod tests {
     fn keys_may_be_held_before_any_is_usable() {
         let set = KeySet { usable_seal: 0, usable_nonce: 0, ..KeySet::generate(7).unwrap() };
         set.check().unwrap();
+        assert_eq!(KeySet { usable_cookie: 0, ..set.clone() }.cookies(), None);
         let ring = set.ring();
         assert_eq!((ring.sealing_epoch(0), ring.opening_epoch(0)), (0, 0), "so the heartbeat says not ready");
         assert_eq!((ring.sealing_epoch(1), ring.opening_epoch(1)), (1, 1), "what the ToR names is used");
+    }
+
+    #[test]
+    fn cookies_are_made_with_the_usable_epoch_and_read_with_the_newest_others() {
+        let epochs = |list: &[u16]| -> Vec<CookieEpoch> {
+            list.iter().map(|&epoch| CookieEpoch { epoch, key: Secret([epoch as u8; 8]) }).collect()
+        };
+        let found = |list: &[u16], usable_cookie| {
+            let set = KeySet { cookie: epochs(list), usable_cookie, ..KeySet::generate(7).unwrap() };
+            set.check().unwrap();
+            set.cookies()
+        };
+        let key = |epoch: u8| CookieKey::new([epoch; 8]);
+        let keys = |current, others: [Option<u8>; 2]| CookieKeys { current: key(current), others: others.map(|o| o.map(key)) };
+        assert_eq!(found(&[1, 2, 3], 2), Some(keys(2, [Some(3), Some(1)])));
+        assert_eq!(found(&[1, 2, 3, 4], 3), Some(keys(3, [Some(4), Some(2)])));
+        assert_eq!(found(&[9], 9), Some(keys(9, [None, None])));
+        assert_eq!((found(&[9], 0), found(&[], 0)), (None, None));
+        // A file of before has none.
+        let set = KeySet { cookie: Vec::new(), usable_cookie: 0, ..KeySet::generate(7).unwrap() };
+        let text = set.to_toml().replace("usable_cookie = 0\n", "").replace("cookie = []\n", "");
+        assert!(!text.contains("cookie"));
+        assert_eq!(toml::from_str::<KeySet>(&text).unwrap(), set);
     }
 
     #[test]
@@ -279,6 +345,9 @@ mod tests {
         let good = KeySet::generate(7).unwrap().to_toml();
         let cases = [
             good.replace("usable_seal = 1", "usable_seal = 2"),
+            good.replace("usable_cookie = 1", "usable_cookie = 2"),
+            good.clone() + "[[cookie]]\nepoch = 1\nkey = \"0001020304050607\"\n",
+            good.clone() + "[[cookie]]\nepoch = 2\nkey = \"00010203040506\"\n",
             good.replace("service = 7", "service = 0"),
             good.replace("service = 7", "service = 70000"),
             good.replace("epoch = 1", "epoch = 0"),

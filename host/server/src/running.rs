@@ -7,7 +7,7 @@ use rivulet_plain::Replica;
 use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
-use crate::service::Service;
+use crate::service::{Plain, Service};
 use crate::tunnel::Blocks;
 
 /// A service, and what it is served with.
@@ -51,9 +51,11 @@ impl Running {
         self.service.trust_tor && self.service.member.is_some_and(|member| member.tor_mac == source)
     }
 
-    /// Both kinds of epoch are usable, and the ToR has not named a newer one.
-    pub(crate) fn has_keys(&self) -> bool {
-        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && !self.behind
+    /// Both kinds of epoch are usable, and the ToR has not named a newer one; plain clients that are to be answered without
+    /// state can be.
+    pub(crate) fn is_complete(&self) -> bool {
+        let plain = self.service.plain != Plain::Stateless || self.plain.is_some();
+        self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && plain && !self.behind
     }
 
     /// A refusal of what the ToR handed on may tell that this replica's keys are old, as when it cannot reach the controller: what others

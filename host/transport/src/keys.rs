@@ -30,14 +30,6 @@ pub struct SealKeys {
     pub challenge: MacKey,
     /// New generations when the nonce epoch of the old one is gone.
     pub generation: MacKey,
-    /// The cookie of plain TCP: a key of HalfSipHash, which the ToR may have.
-    pub cookie: [u8; 8],
-}
-
-impl Drop for SealKeys {
-    fn drop(&mut self) {
-        self.cookie.zeroize();
-    }
 }
 
 impl SealKeys {
@@ -51,7 +43,6 @@ impl SealKeys {
             token: MacKey::new(&key(b"token")),
             challenge: MacKey::new(&key(b"challenge")),
             generation: MacKey::new(&key(b"generation")),
-            cookie: key(b"cookie").first_chunk().copied().unwrap_or_default(),
         }
     }
 }
@@ -82,9 +73,6 @@ impl Drop for NonceKeys {
         }
     }
 }
-
-/// A cookie key to make cookies with, and others to read them with.
-pub type Cookies = ([u8; 8], [Option<[u8; 8]>; 2]);
 
 /// The live keys of one service.
 pub struct KeyRing {
@@ -160,14 +148,6 @@ impl KeyRing {
         if named_by_tor != 0 && self.seal(named_by_tor).is_some() { named_by_tor } else { self.usable_seal }
     }
 
-    /// The cookie keys of plain TCP: that of the epoch that is sealed with, and those of up to two others, the newest.
-    pub fn cookies(&self) -> Option<Cookies> {
-        let current = self.seal(self.usable_seal)?.cookie;
-        let mut others =
-            self.seal.iter().rev().filter(|(e, _)| *e != self.usable_seal).map(|(_, keys)| keys.cookie);
-        Some((current, [others.next(), others.next()]))
-    }
-
     /// The nonce epoch to open connections in, chosen as in [`KeyRing::sealing_epoch`].
     pub fn opening_epoch(&self, named_by_tor: u16) -> u16 {
         if named_by_tor != 0 && self.nonce(named_by_tor).is_some() { named_by_tor } else { self.usable_nonce }
@@ -214,8 +194,6 @@ mod tests {
         ring.use_seal(20);
         assert_eq!(ring.sealing_epoch(13), 13);
         assert_eq!(ring.sealing_epoch(12), 20, "the ToR names an epoch that is gone");
-        let cookie = |epoch: u16| ring.seal(epoch).map(|keys| keys.cookie);
-        assert_eq!(ring.cookies(), Some((cookie(20).unwrap(), [cookie(76), cookie(75)])));
         ring.withdraw_seal(20);
         assert!(ring.seal(20).is_none());
     }

@@ -137,7 +137,7 @@ mod ucont;
 mod verdict;
 
 pub use history::ProofError;
-pub use keys::{Cookies, KeyRing, MAX_EPOCHS, MacKey, NonceKeys, SealKeys, equal_in_constant_time};
+pub use keys::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys, SealKeys, equal_in_constant_time};
 pub use nonces::sums_are_right;
 pub use opening::{OpenedBy, Opening, TOKEN_LENGTH, TOKEN_LIFETIME, address_token, open_connection};
 pub use seal::seal_continuation;

@@ -66,8 +66,9 @@ pub struct ServeArgs {
     #[arg(long, value_name = "MS", default_value_t = 4000)]
     pub horizon_ms: u64,
 
-    /// What becomes of clients of plain TCP: none, kernel, or stateless (small files from each packet alone)
-    #[arg(long, value_name = "HOW", default_value_t)]
+    /// What becomes of clients of plain TCP: none, kernel, or stateless (small files from each packet alone); a controller
+    /// says it itself
+    #[arg(long, value_name = "HOW", default_value_t, conflicts_with = "controllers")]
     pub plain: Plain,
 
     /// Store what clients PUT and POST in this directory, which all replicas share (it may be DIR)
@@ -117,7 +118,11 @@ impl ServeArgs {
                 false => Ok(Vec::new()),
             };
         };
-        let keys = KeySet::read(keys)?;
+        let file = keys;
+        let keys = KeySet::read(file)?;
+        if self.plain == Plain::Stateless && keys.usable_cookie == 0 {
+            bail!("{}: no usable cookie key, which --plain stateless needs (rivulet keygen writes one)", file.display());
+        }
         let port = self.listen.first().context("--listen is missing")?.port();
         if self.listen.iter().any(|a| a.port() != port) {
             bail!("all addresses of --listen have one port");

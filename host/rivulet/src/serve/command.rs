@@ -1,20 +1,19 @@
 //! The serving process: the packet path, of one thread or several, the agent and the kernel's listeners beside it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
-use rivulet_server::service::{Plain, Service};
+use rivulet_server::service::Service;
 use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
 use super::args::ServeArgs;
 use super::listeners::Listeners;
 use super::metrics;
+use super::shelf::{SOON, Shelf, Wanted};
 use super::stateless::Files;
-use super::table;
 use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
 use crate::process::{prefer_this_thread, stop_on_signals, stopped, tell_ready};
@@ -52,11 +51,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     for server in &mut servers {
         server.set_delta(!args.no_delta);
     }
-    if args.plain == Plain::Stateless {
-        let table = table::read(&args.dir, args.upload.is_some())
-            .with_context(|| format!("objects for stateless TCP in {}", args.dir.display()))?;
-        tracing::info!(entries = table.len(), version = table.version(), "objects for stateless TCP");
-        let table = Arc::new(table);
+    let mut shelf = Shelf::new(&args.dir, args.upload.is_some());
+    if let Some(table) = shelf.await_table(&config.services)? {
         servers.iter_mut().for_each(|server| server.set_objects(table.clone()));
     }
     let mut server = servers.remove(0);
@@ -110,10 +106,11 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         if let Some(agent) = &agent {
             if let Some((version, services)) = due.take(&agent.updates) {
                 let setup = args.setup_address;
-                if take_up((&mut server, &workers), version, &services, &mut addresses, setup, &mut status) {
-                    second_chance.ensure(server.services(), server.mac(), server.reopened());
-                } else {
-                    due.again(version, services);
+                let mut place = Place { server: &mut server, workers: &workers, shelf: &mut shelf };
+                match place.take_up(version, &services, &mut addresses, setup, &mut status) {
+                    Taken::Up => second_chance.ensure(server.services(), server.mac(), server.reopened()),
+                    Taken::NotYet => due.later(version, services, SOON),
+                    Taken::Failed => due.again(version, services),
                 }
             }
             fill(&server, &metrics, &mut status);
@@ -125,31 +122,71 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes an update of the controller up; false if it could not be, and what was served before still is.
-fn take_up(
-    (server, workers): (&mut Server, &Workers),
-    version: u64,
-    services: &[Service],
-    addresses: &mut ServiceAddresses,
-    setup: bool,
-    status: &mut Status,
-) -> bool {
-    let result = if setup { ensure(addresses, services) } else { Ok(()) };
-    match result.and_then(|()| server.replace(services.to_vec()).map_err(Into::into)) {
-        Ok(()) => {
-            workers.replace(services);
-            (status.version, status.error) = (version, String::new());
-            report(server);
-            true
-        }
-        Err(e) => {
-            let error = format!("{e:#}");
-            if error != status.error {
-                tracing::error!(version, error, "update not taken up");
-                status.error = error;
+/// What serves.
+struct Place<'a> {
+    server: &'a mut Server,
+    workers: &'a Workers,
+    shelf: &'a mut Shelf,
+}
+
+/// What became of an update.
+enum Taken {
+    Up,
+    /// Its objects are being read.
+    NotYet,
+    /// It could not be.
+    Failed,
+}
+
+impl Place<'_> {
+    /// Takes an update of the controller up; unless it could be, what was served before still is.
+    fn take_up(
+        &mut self,
+        version: u64,
+        services: &[Service],
+        addresses: &mut ServiceAddresses,
+        setup: bool,
+        status: &mut Status,
+    ) -> Taken {
+        match self.try_up(services, addresses, setup) {
+            Ok(true) => {
+                (status.version, status.error) = (version, String::new());
+                report(self.server);
+                Taken::Up
             }
-            false
+            Ok(false) => Taken::NotYet,
+            Err(e) => {
+                let error = format!("{e:#}");
+                if error != status.error {
+                    tracing::error!(version, error, "update not taken up");
+                    status.error = error;
+                }
+                Taken::Failed
+            }
         }
+    }
+
+    /// False while its objects are not there.
+    fn try_up(
+        &mut self,
+        services: &[Service],
+        addresses: &mut ServiceAddresses,
+        setup: bool,
+    ) -> anyhow::Result<bool> {
+        match self.shelf.wanted(services)? {
+            Wanted::NotYet => return Ok(false),
+            Wanted::This(table) => {
+                self.workers.set_objects(&table);
+                self.server.set_objects(table);
+            }
+            Wanted::Nothing => {}
+        }
+        if setup {
+            ensure(addresses, services)?;
+        }
+        self.server.replace(services.to_vec())?;
+        self.workers.replace(services);
+        Ok(true)
     }
 }
 

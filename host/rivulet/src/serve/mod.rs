@@ -6,6 +6,7 @@ mod command;
 mod listeners;
 pub mod metrics;
 pub mod plain;
+mod shelf;
 pub mod stateless;
 mod table;
 mod workers;

@@ -1,10 +1,12 @@
 //! The packet path's other threads: each serves its share of the flows by itself.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rivulet_plain::Table;
 use rivulet_server::Server;
 use rivulet_server::service::Service;
 
@@ -16,11 +18,17 @@ use crate::process::{prefer_this_thread, stopped};
 /// Between two looks at what is not on the packet path.
 const CHORES: Duration = Duration::from_millis(5);
 
+/// What a worker is told.
+enum Change {
+    Services(Vec<Service>),
+    Objects(Arc<Table>),
+}
+
 /// Threads that end when the process is told to stop.
 pub(super) struct Workers(Vec<Worker>);
 
 struct Worker {
-    services: Sender<Vec<Service>>,
+    changes: Sender<Change>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -33,13 +41,13 @@ impl Workers {
     ) -> anyhow::Result<Workers> {
         let mut workers = Workers(Vec::with_capacity(servers.len()));
         for (index, server) in (1..).zip(servers) {
-            let (services, changes) = channel();
+            let (to_worker, changes) = channel();
             let (files, metrics) = (Files::new(site.for_thread()), metrics.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("worker {index}"))
                 .spawn(move || work(index, server, files, &changes, &metrics))
                 .context("a worker's thread")?;
-            workers.0.push(Worker { services, thread: Some(thread) });
+            workers.0.push(Worker { changes: to_worker, thread: Some(thread) });
         }
         Ok(workers)
     }
@@ -48,7 +56,14 @@ impl Workers {
     pub(super) fn replace(&self, services: &[Service]) {
         for worker in &self.0 {
             // One that has ended is found by `check`.
-            let _ = worker.services.send(services.to_vec());
+            let _ = worker.changes.send(Change::Services(services.to_vec()));
+        }
+    }
+
+    /// What plain clients are served without state.
+    pub(super) fn set_objects(&self, table: &Arc<Table>) {
+        for worker in &self.0 {
+            let _ = worker.changes.send(Change::Objects(table.clone()));
         }
     }
 
@@ -78,7 +93,7 @@ fn work(
     index: usize,
     mut server: Server,
     mut files: Files,
-    changes: &Receiver<Vec<Service>>,
+    changes: &Receiver<Change>,
     metrics: &metrics::Shared,
 ) {
     prefer_this_thread();
@@ -89,10 +104,15 @@ fn work(
             continue;
         }
         chores = Instant::now();
-        while let Ok(services) = changes.try_recv() {
-            if let Err(e) = server.replace(services) {
-                // The leader took the same up; what differs can only be this socket's filter.
-                tracing::error!(worker = index, error = %e, "update not taken up");
+        while let Ok(change) = changes.try_recv() {
+            match change {
+                Change::Objects(table) => server.set_objects(table),
+                Change::Services(services) => {
+                    if let Err(e) = server.replace(services) {
+                        // The leader took the same up; what differs can only be this socket's filter.
+                        tracing::error!(worker = index, error = %e, "update not taken up");
+                    }
+                }
             }
         }
         metrics.take(index, &mut server);

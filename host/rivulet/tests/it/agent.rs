@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use crate::rig::{RIVULET, Rig, url};
 use prost::Message;
-use rivulet_agent::proto::{NonceKey, SealKey, Service, Update};
+use rivulet_agent::proto::{NonceKey, Plain, SealKey, Service, Update};
 use rivulet_packet::heartbeat::{ETHER_TYPE, Heartbeat};
 use rivulet_pktio::filter::Rule;
 use rivulet_pktio::testing::{Process, eventually};
@@ -27,7 +27,7 @@ fn kept(rig: &Rig) {
         heartbeat_interval_us: 10_000,
         liveness_bound_us: 100_000,
         trust_tor: false,
-        plain_tcp: true,
+        plain: Plain::Kernel.into(),
         seal_keys: vec![SealKey { epoch: 1, master: vec![1; 16] }],
         nonce_keys: vec![NonceKey { epoch: 1, k: vec![1; 8], k_prime: vec![2; 8], opening: vec![3; 16] }],
         usable_seal_epoch: 1,

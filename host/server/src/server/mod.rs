@@ -204,7 +204,7 @@ impl Server {
             });
             let transport = transport(policy, replay);
             let mut served = Running::new(service, transport);
-            served.plain = plain::replica(&served.service, &served.keys, self.table.as_ref(), self.link.mtu);
+            served.plain = plain::replica(&served.service, self.table.as_ref(), self.link.mtu);
             running.push(served);
         }
         self.running = running;
@@ -216,7 +216,7 @@ impl Server {
     /// What heartbeats say from now on.
     fn tell(&self) {
         let Some(pulse) = &self.pulse else { return };
-        let lacking = |(index, running): (usize, &Running)| if running.has_keys() { 0 } else { bit(index) };
+        let lacking = |(index, running): (usize, &Running)| if running.is_complete() { 0 } else { bit(index) };
         let lacks = self.running.iter().enumerate().map(lacking).fold(0, |all, service| all | service);
         pulse.tell(
             self.link.mac,
@@ -264,7 +264,7 @@ impl Server {
     /// Serves plain clients these objects, where a service answers them without state. All replicas are to have the same.
     pub fn set_objects(&mut self, table: Arc<Table>) {
         for running in &mut self.running {
-            running.plain = plain::replica(&running.service, &running.keys, Some(&table), self.link.mtu);
+            running.plain = plain::replica(&running.service, Some(&table), self.link.mtu);
         }
         self.table = Some(table);
     }
@@ -307,7 +307,7 @@ impl Server {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.running.is_empty()
-            && self.running.iter().all(Running::has_keys)
+            && self.running.iter().all(Running::is_complete)
             && self.place.seats().behind() == 0
             && self.link.up
             && !self.held_back

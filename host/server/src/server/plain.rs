@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use rivulet_packet::EthHeader;
-use rivulet_plain::{CookieKey, CookieKeys, Replica, Ring, Segment, Site, Table, Verdict, refusal};
-use rivulet_transport::KeyRing;
+use rivulet_plain::{Replica, Ring, Segment, Site, Table, Verdict, refusal};
 
 use super::{Server, common_clock};
 use crate::service::{Plain, Service};
@@ -15,19 +14,11 @@ const REMEMBERED: usize = 1 << 16;
 const MINUTE_SHIFT: u32 = 26;
 
 /// What answers the plain clients of a service without state; `None` where others do, or before there are keys and objects.
-pub(super) fn replica(
-    service: &Service,
-    keys: &KeyRing,
-    table: Option<&Arc<Table>>,
-    mtu: u32,
-) -> Option<Replica> {
+pub(super) fn replica(service: &Service, table: Option<&Arc<Table>>, mtu: u32) -> Option<Replica> {
     if service.plain != Plain::Stateless {
         return None;
     }
-    let (current, others) = keys.cookies()?;
-    let keys =
-        CookieKeys { current: CookieKey::new(current), others: others.map(|key| key.map(CookieKey::new)) };
-    let site = Site { keys, table: table?.clone(), mtu: self::mtu(mtu) };
+    let site = Site { keys: service.keys.cookies()?, table: table?.clone(), mtu: self::mtu(mtu) };
     Some(Replica { site, ring: Some(Ring::new(REMEMBERED)) })
 }
 

@@ -1,0 +1,139 @@
+//! The table of stateless TCP, read when it is first wanted, on a thread of its own: a directory may be large, and the packet
+//! path waits for no disk.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context;
+use rivulet_plain::Table;
+use rivulet_server::service::{Plain, Service};
+
+use super::table;
+
+/// It is asked again whether the table is there after this time.
+pub(super) const SOON: Duration = Duration::from_millis(20);
+
+/// The objects of a directory, when they are there.
+pub(super) struct Shelf {
+    dir: PathBuf,
+    /// A name that is not there is the kernel's.
+    unknown: bool,
+    state: State,
+}
+
+enum State {
+    Unread,
+    Reading(JoinHandle<anyhow::Result<Table>>),
+    There,
+}
+
+/// What services need of the table.
+pub(super) enum Wanted {
+    /// Nothing, or what is there already.
+    Nothing,
+    /// This, which has just been read.
+    This(Arc<Table>),
+    /// What is not there yet.
+    NotYet,
+}
+
+impl Shelf {
+    pub(super) fn new(dir: &Path, unknown: bool) -> Shelf {
+        Shelf { dir: dir.to_owned(), unknown, state: State::Unread }
+    }
+
+    /// What these services need. What could not be read is read again the next time.
+    pub(super) fn wanted(&mut self, services: &[Service]) -> anyhow::Result<Wanted> {
+        if services.iter().all(|service| service.plain != Plain::Stateless) {
+            return Ok(Wanted::Nothing);
+        }
+        match std::mem::replace(&mut self.state, State::Unread) {
+            State::There => {
+                self.state = State::There;
+                Ok(Wanted::Nothing)
+            }
+            State::Unread => {
+                let (dir, unknown) = (self.dir.clone(), self.unknown);
+                let reader = move || {
+                    table::read(&dir, unknown)
+                        .with_context(|| format!("objects for stateless TCP in {}", dir.display()))
+                };
+                let thread = std::thread::Builder::new().name("objects".into()).spawn(reader);
+                self.state = State::Reading(thread.context("a thread for the objects")?);
+                Ok(Wanted::NotYet)
+            }
+            State::Reading(thread) if !thread.is_finished() => {
+                self.state = State::Reading(thread);
+                Ok(Wanted::NotYet)
+            }
+            State::Reading(thread) => {
+                let table = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("reading the objects failed")))?;
+                tracing::info!(entries = table.len(), version = table.version(), "objects for stateless TCP");
+                self.state = State::There;
+                Ok(Wanted::This(Arc::new(table)))
+            }
+        }
+    }
+
+    /// The table that these services need, waiting for it.
+    pub(super) fn await_table(&mut self, services: &[Service]) -> anyhow::Result<Option<Arc<Table>>> {
+        loop {
+            match self.wanted(services)? {
+                Wanted::Nothing => return Ok(None),
+                Wanted::This(table) => return Ok(Some(table)),
+                Wanted::NotYet => std::thread::sleep(SOON),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rivulet_server::keys::KeySet;
+
+    fn service(plain: Plain) -> Service {
+        Service {
+            name: "www".into(),
+            addresses: vec!["10.9.0.1".parse().unwrap()],
+            port: 80,
+            keys: KeySet::generate(1).unwrap(),
+            member: None,
+            trust_tor: false,
+            plain,
+            horizon: Duration::from_secs(4),
+            tunnels: Vec::new(),
+            slots: None,
+        }
+    }
+
+    #[test]
+    fn it_is_read_once_and_only_if_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), "a").unwrap();
+        let mut shelf = Shelf::new(dir.path(), false);
+        for plain in [Plain::None, Plain::Kernel] {
+            assert!(shelf.await_table(&[service(plain)]).unwrap().is_none());
+        }
+        assert!(matches!(shelf.state, State::Unread));
+        let services = [service(Plain::Kernel), service(Plain::Stateless)];
+        assert_eq!(shelf.await_table(&services).unwrap().map(|table| table.len()), Some(1));
+        assert!(shelf.await_table(&services).unwrap().is_none(), "it was given");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said_and_tried_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let www = dir.path().join("www");
+        let mut shelf = Shelf::new(&www, false);
+        let services = [service(Plain::Stateless)];
+        for _ in 0..2 {
+            let error = format!("{:#}", shelf.await_table(&services).unwrap_err());
+            assert!(error.contains("objects for stateless TCP in") && error.contains("www"), "{error}");
+        }
+        std::fs::create_dir(&www).unwrap();
+        assert!(shelf.await_table(&services).unwrap().is_some());
+    }
+}
