@@ -155,6 +155,9 @@ class SwitchConfig(_Model):
     take_over: bool = Field(default=False, description="replace a foreign program that the switch runs")
     tls: Tls | None = Field(default=None, description="of the P4Runtime session, since nonce keys cross it")
     own_meters: OwnMeters = OwnMeters()
+    plain_meter: PacketRate | None = Field(
+        default=20_000, description="packets a second of one client's address to stateless services; null: unlimited"
+    )
     link_mbps: int | None = Field(
         default=None,
         ge=1,
@@ -229,11 +232,14 @@ class Meters(_Model):
     restart: PacketRate | None = 1000
     unproved: PacketRate | None = Field(default=1000, description="TIMEOUT and CLOSE without one")
     ranges: PacketRate | None = Field(default=10_000, description="proofs of more than four ranges")
+    uncookied: PacketRate | None = Field(
+        default=5000, description="to a stateless service, what shows no cookie: rare SYNs, resets, adopted connections"
+    )
     icmp_error: PacketRate | None = 100
 
     def of_classes(self) -> dict[str, int]:
         """Those by class of request, by the member of `service_meter_t`."""
-        cells = ("syn", "timeout", "restart", "unproved", "ranges")
+        cells = ("syn", "timeout", "restart", "unproved", "ranges", "uncookied")
         rates: dict[str, int | None] = {cell: getattr(self, cell) for cell in cells}
         return {cell: rate for cell, rate in rates.items() if rate is not None}
 

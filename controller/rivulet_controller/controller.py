@@ -21,7 +21,7 @@ from .desired import Numbers
 from .entry import Entry
 from .fleet import LOOK_S, Fleet, Rack, SwitchState
 from .health import ReplicaView
-from .keys import RACK_RING, SERVICE_KINDS, KeyRing, Kind, Lives
+from .keys import RACK_RING, SERVICE_KINDS, KeyRing, Kind, Lives, words
 from .local import with_local_parts
 from .lookout import Lookout
 from .names import NamesError
@@ -449,14 +449,18 @@ class Controller:
                     # It goes on stamping what is usable now, of either kind.
                     if clock - switch.lost_at < SWITCH_PATIENCE_S:
                         return False
-                elif not self._holds(switch, kind, epoch, service):
+                elif not self._holds(switch, kind, epoch, service, ring):
                     return False
             return True
 
         return held
 
-    def _holds(self, switch: SwitchState, kind: Kind, epoch: int, service: dict[str, int] | None) -> bool:
+    def _holds(
+        self, switch: SwitchState, kind: Kind, epoch: int, service: dict[str, int] | None, ring: KeyRing
+    ) -> bool:
         """Whether a switch that is connected has the rows of a key; a seal key has none."""
+        if kind is Kind.COOKIE and service is not None:
+            return self._reads(switch, epoch, service, ring)
         if kind is Kind.NONCE and service is not None:
             match = tuple(sorted({"nonce_epoch": epoch, **service}.items()))
             return switch.link.has_key(("entry", "nonce_keys", match, 0, False))
@@ -470,6 +474,16 @@ class Controller:
                 if isinstance(item, Entry) and ("key_epoch", epoch & 0xFF) in item.match
             )
         return True
+
+    def _reads(self, switch: SwitchState, epoch: int, service: dict[str, int], ring: KeyRing) -> bool:
+        """Whether a switch reads cookies of an epoch: it has two keys, of a service that it answers without state."""
+        match = tuple(sorted(service.items()))
+        row = switch.link.parameters(("entry", "cookie_keys", match, 0, False))
+        if row is None:
+            config = switch.link.parameters(("entry", "service_config", match, 0, False))
+            return config is None or config["plain"] != switch.link.names.value("plain_t", "STATELESS")
+        key = next(key for key in ring.of(Kind.COOKIE) if key.epoch == epoch)
+        return words(key.secret) in ((row["current0"], row["current1"]), (row["other0"], row["other1"]))
 
     # Agents
 

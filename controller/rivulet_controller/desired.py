@@ -41,8 +41,14 @@ EVENT_RATE = 100
 TOO_BIG_RATE = 100
 """ICMP too-big answers a second and port."""
 
+PLAIN_CELLS = 4096
+"""Cells of `plain_meter`: a client has the one that its address falls to."""
+
 SETTLE_HEARTBEATS = 3
 """Heartbeats beside the bound that a ToR which does not know a pool yet waits for before it calls anybody silent."""
+
+MTU_MIN = 576
+"""Of a pool that has no members now."""
 
 TUNNEL_OVERHEAD = {("ip_in_ip", 4): 20, ("ip_in_ip", 6): 40, ("gue", 4): 32, ("gue", 6): 52}
 """Bytes that a tunnel adds, by kind and IP version of the outer header."""
@@ -109,6 +115,12 @@ def _rate(meter: str, index: int, rate: int) -> Meter:
     return Meter(meter, index, rate, burst, rate, burst)
 
 
+@lru_cache(maxsize=64)
+def _plain_meters(rate: int) -> Fragment:
+    """The same for every client."""
+    return tuple(_rate("plain_meter", cell, rate) for cell in range(PLAIN_CELLS))
+
+
 def _addresses(config: Config, switch: SwitchConfig, live: frozenset[str]) -> Iterator[Item]:
     own = {address_int(address) for address in switch.addresses}
     for value in sorted(own):
@@ -132,6 +144,8 @@ class Member:
     keys: tuple[TorKeys, ...]
     path_mtu: int
     """What routers say that its tunnel takes; 0 if none said."""
+    mtu: int
+    """The longest IP packet of a client that comes to it as it is."""
 
 
 @lru_cache(maxsize=4096)
@@ -232,13 +246,15 @@ def _members(
             mac = hops[hop].mac
             if mac is not None:
                 number = numbers.next_hops[switch.name][hop]
-                members.append(Member(index, replica, number, replica.port, mac, False, keys, 0))
+                members.append(Member(index, replica, number, replica.port, mac, False, keys, 0, hops[hop].mtu))
         else:
             route = max((r for r in switch.routes if replica.ip in r.prefix), key=lambda r: r.prefix.prefixlen)
             host = next(h for h in switch.hosts if h.ip == route.via)
-            number = numbers.next_hops[switch.name][hop_name(switch, host)]
+            hop = hop_name(switch, host)
+            number = numbers.next_hops[switch.name][hop]
             path_mtu = path_mtus.get(str(replica.ip), 0)
-            members.append(Member(index, replica, number, host.port, "", True, keys, path_mtu))
+            mtu = min(path_mtu or hops[hop].mtu, hops[hop].mtu) - TUNNEL_OVERHEAD[replica.tunnel, replica.ip.version]
+            members.append(Member(index, replica, number, host.port, "", True, keys, path_mtu, mtu))
     return tuple(members)
 
 
@@ -270,9 +286,23 @@ def spray_set(service: Service, number: int) -> int:
     return 2 * number + 1 if service.policy == "round_robin" else flow_set(number)
 
 
+def _plain(service: Service, number: int, ring: KeyRing, mtu: int, items: list[Item]) -> str:
+    """Who serves a service's plain TCP, by the member of `plain_t`; of a stateless one the keys of its cookies.
+
+    Before one of them is usable its plain TCP goes by flow: no replica is ready to answer it then.
+    """
+    keys = ring.cookies() if service.plain == "stateless" else None
+    if keys is None:
+        return "KERNEL" if service.plain == "stateless" else service.plain.upper()
+    (current0, current1), (other0, other1) = (words(key.secret) for key in keys)
+    row = {"current0": current0, "current1": current1, "other0": other0, "other1": other1, "mtu": mtu}
+    items.append(entry("cookie_keys", {"service": number}, "set_cookie_keys", row))
+    return "STATELESS"
+
+
 @lru_cache(maxsize=16384)
 def _service(
-    service: Service, number: int, pool: int, ring: KeyRing, keys: Keys, names: Names, slot_key: bytes
+    service: Service, number: int, pool: int, ring: KeyRing, keys: Keys, names: Names, slot_key: bytes, mtu: int
 ) -> Fragment:
     items: list[Item] = []
     for key in ring.of(Kind.NONCE):
@@ -307,6 +337,7 @@ def _service(
             },
         )
     )
+    plain = _plain(service, number, ring, mtu, items)
     mask = service.slots - 1
     slot_key0, slot_key1 = words(slot_key)
     items.append(
@@ -321,7 +352,7 @@ def _service(
                 "spray_mask": mask,
                 "flow_set": flow_set(number),
                 "flow_mask": mask,
-                "plain": int(service.plain != "none"),
+                "plain": names.value("plain_t", plain),
                 "slot_key0": slot_key0,
                 "slot_key1": slot_key1,
             },
@@ -367,7 +398,10 @@ def desired(
         "routes": tuple(routes(config, switch, hops, numbers.next_hops[switch.name])),
         "addresses": tuple(_addresses(config, switch, live)),
     }
+    if switch.plain_meter is not None and any(service.plain == "stateless" for service in config.services):
+        fragments["plain meters"] = _plain_meters(switch.plain_meter)
     indices: dict[str, dict[int, int]] = {}
+    mtus: dict[str, int] = {}
     leaving: dict[str, frozenset[int]] = {}
     for service in config.services:
         pool, number = numbers.pools[service.pool_name], numbers.services[service.name]
@@ -378,6 +412,7 @@ def desired(
             bound = round(service.liveness * 1e6)
             settle = bound + round(SETTLE_HEARTBEATS * service.heartbeat * 1e6)
             fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, settle, again, switch)
+            mtus[service.pool_name] = min((m.mtu for m in members), default=MTU_MIN)
             indices[service.pool_name] = {m.index: weights[m.replica.name] for m in members}
             leaving[service.pool_name] = frozenset(m.index for m in members if m.replica.name in draining)
         by_index, away = indices[service.pool_name], leaving[service.pool_name]
@@ -389,8 +424,9 @@ def desired(
             fragments[f"spray {service.name}"] = _slot_set(spray_set(service, number), spray)
         if service.name in live:
             fragments[f"service {service.name}"] = _service(
-                service, number, pool, rings[service.name], config.keys, names, slot_key(numbers, service)
-            )
+                service, number, pool, rings[service.name], config.keys, names, slot_key(numbers, service),
+                mtus[service.pool_name],
+            )  # fmt: skip
     return fragments
 
 

@@ -26,6 +26,10 @@ SECRET_PARAMS = frozenset(
         "sketch_key1",
         "slot_key0",
         "slot_key1",
+        "current0",
+        "current1",
+        "other0",
+        "other1",
         "block_key0",
         "block_key1",
     }

@@ -21,6 +21,7 @@ ENUMS = frozenset(
         "drop_reason_t",
         "event_kind_t",
         "outcome_t",
+        "plain_t",
         "own_class_t",
         "policy_t",
         "punt_reason_t",

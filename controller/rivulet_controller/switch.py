@@ -289,6 +289,11 @@ class SwitchLink:
         """Whether the switch has an item of this key."""
         return key in self._actual
 
+    def parameters(self, key: tuple[Any, ...]) -> dict[str, int] | None:
+        """The action's parameters of the entry of this key; None if the switch has none."""
+        item = self._actual.get(key)
+        return dict(item.params) if isinstance(item, Entry) else None
+
     def tor_parameters(self) -> dict[str, int]:
         """The parameters of the `tor` table's default action; empty if it is not set."""
         for item in self._actual.values():

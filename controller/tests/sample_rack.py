@@ -45,6 +45,22 @@ services:
     liveness: 20ms
 """
 
+TWO_RACKS = RACK.replace(
+    "replicas:\n  - {name: r1",
+    """\
+  - name: tor2
+    address: 127.0.0.1:9560
+    number: 2
+    mac: "02:00:00:00:00:fd"
+    addresses: [10.0.3.254, "fd00:3::fe"]
+    ports: [1]
+    hosts: [{ip: 10.0.3.1, mac: "02:00:00:00:03:01", port: 1, mtu: 1600}]
+    routes: [{prefix: 10.0.2.0/24, via: 10.0.3.1}]
+replicas:
+  - {name: r1""",
+)
+"""The same with a second switch, to which the replicas are remote."""
+
 ARP_REPLY = bytes.fromhex("0200000000fe020000000101080600010800060400020200000001010a0001010200000000fe0a0001fe")
 """10.0.1.1 is at 02:00:00:00:01:01, to the ToR."""
 

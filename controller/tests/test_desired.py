@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sample_rack import ARTIFACTS, LIVES, NAMES, RACK, config, fragments, lines, numbers_of
+from sample_rack import ARTIFACTS, LIVES, NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of
 
 from rivulet_controller.config import Config
 from rivulet_controller.desired import ORDER, Tor, tor_of
@@ -18,20 +18,6 @@ from rivulet_controller.state import State
 from rivulet_controller.updates import update
 
 WEB = f"{address_int(config().services[0].addresses[0]):#x}"
-TWO_RACKS = RACK.replace(
-    "replicas:\n  - {name: r1",
-    """\
-  - name: tor2
-    address: 127.0.0.1:9560
-    number: 2
-    mac: "02:00:00:00:00:fd"
-    addresses: [10.0.3.254, "fd00:3::fe"]
-    ports: [1]
-    hosts: [{ip: 10.0.3.1, mac: "02:00:00:00:03:01", port: 1, mtu: 1600}]
-    routes: [{prefix: 10.0.2.0/24, via: 10.0.3.1}]
-replicas:
-  - {name: r1""",
-)
 
 
 def everything(text: str) -> list[Entry]:
@@ -48,6 +34,7 @@ def everything(text: str) -> list[Entry]:
         RACK
         + "    policy: round_robin\n    meters: {syn: 100, timeout: 10, restart: 1}\n    checks: {unjudged: drop}\n",
         RACK.replace("ip: 10.0.2.2}", "ip: 10.0.2.2, maintenance: true}"),
+        TWO_RACKS + "    plain: stateless\n",
     ],
 )
 def test_every_entry_encodes_against_the_committed_p4info(text: str) -> None:
@@ -309,7 +296,9 @@ def test_the_artifacts_alone_are_enough(tmp_path: Path) -> None:
     alone = Names(Path(shutil.copytree(ARTIFACTS, tmp_path / "p4")))
     for enum in ENUMS:
         assert alone.members(enum) == NAMES.members(enum) != {}
-    assert alone.members("service_meter_t").keys() == {"SYN", "TIMEOUT", "RESTART", "UNPROVED", "RANGES"}
+    assert alone.members("service_meter_t").keys() == {
+        "SYN", "TIMEOUT", "RESTART", "UNPROVED", "RANGES", "UNCOOKIED"
+    }  # fmt: skip
     with pytest.raises(NamesError, match="does not define"):
         alone.value("event_kind_t", "PARTY")
     with pytest.raises(NamesError, match="run `make p4`"):

@@ -14,18 +14,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sample_rack import RACK, config
+from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import clock as clock_module
 from rivulet_controller import controller as controller_module
 from rivulet_controller.agents import Agent
 from rivulet_controller.controller import AGENT_PATIENCE_S, Controller
-from rivulet_controller.keys import RACK_RING, KeyRing, Kind
+from rivulet_controller.keys import RACK_RING, KeyRing, Kind, words
 from rivulet_controller.keys import State as KeyState
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 
 HORIZON, RESUME = 1.0, 20.0
-TEXT = RACK + f"keys: {{seal_rotation: 1s, nonce_rotation: 3s, horizon: {HORIZON}s, resume: {RESUME}s}}\n"
+LIVES = f"keys: {{seal_rotation: 1s, nonce_rotation: 3s, horizon: {HORIZON}s, resume: {RESUME}s}}\n"
+TEXT = f"{RACK}    plain: stateless\n{LIVES}"
+COOKIE_LIFE = 60.0
+"""A cookie is good for at least the rotation, 12 h unless told otherwise; the model is over before."""
 STEP = 0.05
 
 
@@ -65,16 +68,27 @@ class World:
         """Until when an agent confirms nothing."""
         self.tor_keys: set[int] = set()
         self.stamps = (0, 0)
+        self.cookies: tuple[int, int] | None = None
+        """Epochs that the ToR makes cookies with, and reads besides."""
+        self.told_cookie: dict[str, int] = {}
+        """The epoch that each agent was last told to make cookies with."""
         self.tor_gone = False
         self.tor_lost_at = 0.0
-        self.requests: list[tuple[float, Kind, int]] = []
+        self.requests: dict[tuple[Kind, int], float] = {}
+        """When the last request was made that carries an epoch: the newest needs its key longest."""
         self.usable_seen: dict[Kind, list[float]] = {kind: [] for kind in Kind}
 
     async def start(self) -> None:
         """A new controller over the same store; every agent must register again."""
         self.controller = Controller(config(TEXT), self.store)
         await self.controller.start()
-        link = SimpleNamespace(connected=not self.tor_gone, has_key=self._tor_has, config=SimpleNamespace(name="tor1"))
+        link = SimpleNamespace(
+            connected=not self.tor_gone,
+            has_key=self._tor_has,
+            parameters=self._tor_row,
+            names=NAMES,
+            config=SimpleNamespace(name="tor1"),
+        )
         state: Any = SimpleNamespace(link=link, lost_at=self.true)
         self.controller.fleet.switches["tor1"] = state
         # Rows of heartbeat keys: this ToR has them at once.
@@ -83,6 +97,17 @@ class World:
 
     def _tor_has(self, key: tuple[Any, ...]) -> bool:
         return dict(key[2])["nonce_epoch"] in self.tor_keys
+
+    def _tor_row(self, key: tuple[Any, ...]) -> dict[str, int] | None:
+        stateless = self.cookies is not None
+        if key[1] == "service_config":
+            return {"plain": NAMES.value("plain_t", "STATELESS" if stateless else "KERNEL")}
+        if self.cookies is None:
+            return None
+        secrets = {k.epoch: k.secret for k in self.controller.state.rings["web"].of(Kind.COOKIE)}
+        # Of a key that is forgotten the ToR still has some words.
+        both = [words(secrets.get(epoch, bytes(8))) for epoch in self.cookies]
+        return dict(zip(("current0", "current1", "other0", "other1"), both[0] + both[1], strict=True))
 
     def connect(self, name: str) -> None:
         agent = Agent(name, 1, bytes(6), "model", self.true)
@@ -94,6 +119,8 @@ class World:
         while not agent._outbox.empty():
             message = agent._outbox.get_nowait()
             if message is not None:
+                (service,) = message.update.services
+                self.told_cookie[agent.name] = service.usable_cookie_epoch
                 agent.note(agent_pb2.Report(version_in_force=message.update.version, ready=True))
 
     async def step(self) -> None:
@@ -110,6 +137,8 @@ class World:
             self.switch.lost_at = self.true
             self.tor_keys = {k.epoch for k in ring.accepted(Kind.NONCE)}
             self.stamps = (self._usable(Kind.SEAL), self._usable(Kind.NONCE))
+            pair = ring.cookies()
+            self.cookies = (pair[0].epoch, pair[1].epoch) if pair else None
         for name, agent in controller.agents.agents.items():
             if self.true >= self.late.get(name, 0.0):
                 self._take_up(agent)
@@ -119,8 +148,20 @@ class World:
                 self._check_held(kind, now, holds)
         for kind, epoch in zip((Kind.SEAL, Kind.NONCE), self.stamps, strict=True):
             if epoch:
-                self.requests.append((self.true, kind, epoch))
+                self.requests[kind, epoch] = self.true
+        self._check_cookies()
         self._check_requests()
+
+    def _check_cookies(self) -> None:
+        """What the ToR or a replica makes, the ToR reads: there is one ToR here, and with more each is waited for."""
+        if self.cookies is None:
+            return
+        makers = {name: self.told_cookie[name] for name in self.controller.agents.agents if name in self.told_cookie}
+        for name, epoch in makers.items():
+            if epoch and self.true >= self.late.get(name, 0.0):
+                assert epoch in self.cookies, f"{name} makes cookies of epoch {epoch}, the ToR reads {self.cookies}"
+        for epoch in {self.cookies[0], *makers.values()} - {0}:
+            self.requests[Kind.COOKIE, epoch] = self.true
 
     def _owner(self, kind: Kind) -> str:
         return RACK_RING if kind is Kind.TOR else "web"
@@ -146,10 +187,9 @@ class World:
     def _check_requests(self) -> None:
         """What was stamped is accepted for as long as it is fresh, by true time."""
         accepted = {kind: {k.epoch for k in self._ring(kind).accepted(kind)} for kind in Kind}
-        fresh = {Kind.SEAL: RESUME, Kind.NONCE: HORIZON}
-        self.requests = [r for r in self.requests if self.true - r[0] < fresh[r[1]]]
-        # The newest of an epoch is the one that needs it longest.
-        for kind, epoch in {(kind, epoch) for _, kind, epoch in self.requests}:
+        fresh = {Kind.SEAL: RESUME, Kind.NONCE: HORIZON, Kind.COOKIE: COOKIE_LIFE}
+        self.requests = {key: at for key, at in self.requests.items() if self.true - at < fresh[key[0]]}
+        for kind, epoch in self.requests:
             assert epoch in accepted[kind], f"{kind} epoch {epoch} was withdrawn while requests carry it"
         for kind in Kind:
             keys = self._ring(kind).of(kind)

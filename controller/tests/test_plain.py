@@ -1,16 +1,22 @@
-"""Plain TCP of a service: what agents are told of its mode and of its cookie keys."""
+"""Plain TCP of a service: what agents and switches are told of its mode and of its cookie keys."""
 
 from __future__ import annotations
 
 import pytest
-from sample_rack import LIVES, RACK, config, fragments, held, numbers_of
+from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, numbers_of
 
-from rivulet_controller.keys import KeyRing, Kind
+from rivulet_controller.entry import Entry, Meter
+from rivulet_controller.keys import KeyRing, Kind, words
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.state import State
 from rivulet_controller.updates import update
 
 STATELESS = RACK + "    plain: stateless\n"
+
+
+def nobody(kind: Kind, epoch: int) -> bool:
+    """As if nobody held any key."""
+    return False
 
 
 def told(text: str, state: State) -> agent_pb2.Service:
@@ -37,9 +43,6 @@ def test_agents_are_told_of_the_mode(text: str, mode: agent_pb2.Plain) -> None:
 
 
 def test_agents_hold_cookie_keys_before_they_use_them() -> None:
-    def nobody(kind: Kind, epoch: int) -> bool:
-        return False
-
     state, ring = State(), KeyRing().tick(1.0, LIVES, nobody)
     state.set_ring("web", ring)
     service = told(RACK, state)
@@ -52,3 +55,75 @@ def test_agents_hold_cookie_keys_before_they_use_them() -> None:
     state.set_ring("web", ring.tick(3.0, LIVES, held))
     service = told(STATELESS, state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1, 2], 2)
+
+
+def row(text: str, state: State, switch: str = "tor1") -> tuple[int, dict[str, int] | None]:
+    """The service's mode at a switch, and the parameters of its cookie keys."""
+    part = fragments(config(text), switch, state=state)["service web"]
+    entries = [item for item in part if isinstance(item, Entry)]
+    (mode,) = (dict(item.params)["plain"] for item in entries if item.action == "configure")
+    found = [dict(item.params) for item in entries if item.table == "cookie_keys"]
+    return mode, found[0] if found else None
+
+
+def test_switches_are_told_of_the_mode_and_of_two_keys() -> None:
+    state, modes = State(), NAMES.members("plain_t")
+    for plain in ("none", "kernel"):
+        assert row(RACK + f"    plain: {plain}\n", state) == (modes[plain.upper()], None)
+    mode, found = row(STATELESS, state)
+    assert mode == modes["STATELESS"] and found is not None
+    (first,) = state.rings["web"].of(Kind.COOKIE)
+    assert (found["current0"], found["current1"]) == (found["other0"], found["other1"]) == words(first.secret)
+    assert found["current0"].to_bytes(4, "little") + found["current1"].to_bytes(4, "little") == first.secret
+    # A successor is read by every switch before it is used by any.
+    ring = state.rings["web"].tick(2.0, LIVES, nobody, frozenset({Kind.COOKIE}))
+    state.set_ring("web", ring)
+    second = ring.of(Kind.COOKIE)[1]
+    _, found = row(STATELESS, state)
+    assert found is not None and words(first.secret) == (found["current0"], found["current1"])
+    assert words(second.secret) == (found["other0"], found["other1"])
+    state.set_ring("web", ring.tick(3.0, LIVES, held))
+    _, found = row(STATELESS, state)
+    assert found is not None and words(second.secret) == (found["current0"], found["current1"])
+    assert words(first.secret) == (found["other0"], found["other1"])
+    text = " ".join(lines(fragments(config(STATELESS), state=state)))
+    assert "cookie_keys[service=0x1] set_cookie_keys(current0=…, current1=…, mtu=0x5dc, other0=…, other1=…)" in text
+
+
+def test_a_switch_answers_no_syn_before_a_cookie_key_is_usable() -> None:
+    state = State()
+    state.set_ring("web", KeyRing().tick(1.0, LIVES, nobody))
+    assert row(STATELESS, state) == (NAMES.value("plain_t", "KERNEL"), None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "switch", "mtu"),
+    [
+        ("", "", "tor1", 1500),
+        ("ip: 10.0.2.2}", "ip: 10.0.2.2, mtu: 1400}", "tor1", 1400),
+        ("ip: 10.0.2.2}", "ip: 10.0.2.2, mtu: 1400, maintenance: true}", "tor1", 1500),
+        # From another rack through a tunnel: 1600 bytes up to its next hop.
+        ("", "", "tor2", 1580),
+        ("ip: 10.0.2.2}", "ip: 10.0.2.2, tunnel: gue}", "tor2", 1568),
+    ],
+)
+def test_what_clients_may_send_is_what_every_replica_takes(old: str, new: str, switch: str, mtu: int) -> None:
+    _, found = row(TWO_RACKS.replace(old, new, 1) + "    plain: stateless\n", State(), switch)
+    assert found is not None and found["mtu"] == mtu
+
+
+def test_what_routers_say_of_a_tunnel_counts_too() -> None:
+    part = fragments(config(TWO_RACKS + "    plain: stateless\n"), "tor2", path_mtus={"10.0.2.1": 1400})["service web"]
+    (mtu,) = (dict(i.params)["mtu"] for i in part if isinstance(i, Entry) and i.table == "cookie_keys")
+    assert mtu == 1380
+
+
+def test_every_client_has_the_same_meter_where_there_is_a_stateless_service() -> None:
+    def rates(text: str) -> dict[int, int]:
+        items = [item for part in fragments(config(text)).values() for item in part]
+        return {item.index: item.cir for item in items if isinstance(item, Meter) and item.meter == "plain_meter"}
+
+    assert rates(RACK) == {}
+    assert rates(STATELESS) == dict.fromkeys(range(4096), 20_000)
+    assert rates(STATELESS.replace("    hosts:", "    plain_meter: 7\n    hosts:", 1)) == dict.fromkeys(range(4096), 7)
+    assert rates(STATELESS.replace("    hosts:", "    plain_meter: null\n    hosts:", 1)) == {}
