@@ -101,6 +101,11 @@ SCENARIOS := $(subst _,-,$(notdir $(patsubst %/,%,$(dir $(wildcard mininet/rivul
 .PHONY: demo $(addprefix demo-,$(SCENARIOS))
 demo: demo-failover ## kill replicas in the middle of a download and see the same connection finish
 
+.PHONY: setup-browser
+setup-browser: setup
+	@scripts/setup.sh --browser
+
+demo-stateless: setup-browser
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
 	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--test] [--deb] [--no-apt]; --test adds what only tests need, --deb what looks at packages.
+# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--no-apt]; --test adds what only tests need, --deb what looks at
+# packages, --browser what demo-stateless looks at its page with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +19,7 @@ PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mi
 TEST_PACKAGES=(apache2-utils chromium etcd-server libfaketime lintian nginx-light tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
+[[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 

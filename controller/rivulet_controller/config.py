@@ -233,13 +233,14 @@ class Meters(_Model):
     unproved: PacketRate | None = Field(default=1000, description="TIMEOUT and CLOSE without one")
     ranges: PacketRate | None = Field(default=10_000, description="proofs of more than four ranges")
     uncookied: PacketRate | None = Field(
-        default=5000, description="to a stateless service, what shows no cookie: rare SYNs, resets, adopted connections"
+        default=50_000,
+        description="to a stateless service, what shows no cookie: rare SYNs, resets, all of adopted connections",
     )
     icmp_error: PacketRate | None = 100
 
     def of_classes(self) -> dict[str, int]:
         """Those by class of request, by the member of `service_meter_t`."""
-        cells = ("syn", "timeout", "restart", "unproved", "ranges", "uncookied")
+        cells = ("syn", "timeout", "restart", "unproved", "ranges")
         rates: dict[str, int | None] = {cell: getattr(self, cell) for cell in cells}
         return {cell: rate for cell, rate in rates.items() if rate is not None}
 

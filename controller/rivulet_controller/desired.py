@@ -365,6 +365,8 @@ def _service(
         items.append(_rate("service_meters", number * 8 + names.value("service_meter_t", cell.upper()), rate))
     if service.meters.icmp_error is not None:
         items.append(_rate("icmp_error_meter", number, service.meters.icmp_error))
+    if service.meters.uncookied is not None and service.plain == "stateless":
+        items.append(_rate("uncookied_meter", number, service.meters.uncookied))
     return tuple(items)
 
 

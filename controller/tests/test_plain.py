@@ -127,3 +127,13 @@ def test_every_client_has_the_same_meter_where_there_is_a_stateless_service() ->
     assert rates(STATELESS) == dict.fromkeys(range(4096), 20_000)
     assert rates(STATELESS.replace("    hosts:", "    plain_meter: 7\n    hosts:", 1)) == dict.fromkeys(range(4096), 7)
     assert rates(STATELESS.replace("    hosts:", "    plain_meter: null\n    hosts:", 1)) == {}
+
+
+def test_what_shows_no_cookie_is_metered_by_service() -> None:
+    def rates(text: str) -> dict[int, int]:
+        items = fragments(config(text))["service web"]
+        return {item.index: item.cir for item in items if isinstance(item, Meter) and item.meter == "uncookied_meter"}
+
+    assert (rates(RACK), rates(STATELESS)) == ({}, {1: 50_000})
+    assert rates(STATELESS + "    meters: {uncookied: 9}\n") == {1: 9}
+    assert rates(STATELESS + "    meters: {uncookied: null}\n") == {}

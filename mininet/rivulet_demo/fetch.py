@@ -34,7 +34,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
     connections = 0
     shown = 0.0
     if live is not None:
-        _show(live, 0)
+        show_live(live, 0)
     while meter.count < size and time.monotonic() - started < deadline_s:
         connections += 1
         command = [*via, "curl", "-sS", "--fail", "-N", "--connect-timeout", "3"]
@@ -48,7 +48,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
                 meter.take(data, now)
                 if live is not None and now - shown > 0.1:
                     shown = now
-                    _show(live, meter.count)
+                    show_live(live, meter.count)
             error = curl.stderr.read().decode(errors="replace").strip()
         if curl.returncode != 0:
             failures.append(
@@ -59,7 +59,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
             failures.append({"at": time.monotonic(), "exit": 0, "bytes": meter.count, "message": "ended early"})
             time.sleep(RETRY_S)
     if live is not None:
-        _show(live, meter.count)
+        show_live(live, meter.count)
     return {
         "bytes": meter.count,
         "complete": meter.count == size,
@@ -73,7 +73,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
     }
 
 
-def _show(live: Path, count: int) -> None:
+def show_live(live: Path, count: int) -> None:
     """Replaces the file whole, so that a reader never sees it empty."""
     fresh = live.with_name(live.name + ".new")
     fresh.write_text(str(count))

@@ -5,6 +5,7 @@ One SVG drawn by matplotlib serves both outputs: a PNG, and an HTML page that ne
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Samples = Sequence[tuple[float, int]]
@@ -58,31 +60,25 @@ def throughput(samples: Samples, start: float, end: float, bin_s: float) -> tupl
     return [(place + 0.5) * bin_s for place in range(count)], [value / bin_s / 1e6 for value in bits]
 
 
-def draw(
-    flows: Mapping[str, Samples], marks: Sequence[Mark], start: float, end: float, title: str, bin_s: float = 0.1
-) -> Figure:
-    """One panel a flow, the same axes, so that they can be compared by eye."""
-    colours = ["#0b6e4f", "#b23a48", "#31528a", "#8a6d31"]
-    figure, axes = pyplot.subplots(
-        len(flows), 1, figsize=(11, 2.6 * len(flows) + 0.6), sharex=True, sharey=True, squeeze=False
-    )
-    for axis, (name, samples), colour in zip(axes[:, 0], flows.items(), colours, strict=False):
-        x, y = throughput(samples, start, end, bin_s)
-        axis.fill_between(x, y, step="mid", alpha=0.25, color=colour, linewidth=0)
-        axis.step(x, y, where="mid", color=colour, linewidth=1.4)
-        axis.set_title(name, loc="left", fontsize=10, color=colour)
-        axis.set_ylabel("Mb/s")
-        axis.set_ylim(bottom=0)
-        axis.grid(axis="y", alpha=0.3)
-        for spine in ("top", "right"):
-            axis.spines[spine].set_visible(False)
-        for mark in marks:
-            axis.axvline(
-                mark.at, color="#b23a48" if mark.harm else "#6a9f58", linewidth=1, linestyle="-" if mark.harm else ":"
-            )
-    top = axes[0, 0]
+COLOURS = ("#0b6e4f", "#b23a48", "#31528a", "#8a6d31")
+
+
+def quiet(axis: Axes) -> None:
+    """No more lines than are needed."""
+    axis.grid(axis="y", alpha=0.3)
+    for spine in ("top", "right"):
+        axis.spines[spine].set_visible(False)
+
+
+def rule(axis: Axes, mark: Mark) -> None:
+    """A line where something was done."""
+    axis.axvline(mark.at, color="#b23a48" if mark.harm else "#6a9f58", linewidth=1, linestyle="-" if mark.harm else ":")
+
+
+def mark_top(axis: Axes, marks: Sequence[Mark]) -> None:
+    """Says beside the lines what was done."""
     for mark in marks:
-        top.annotate(
+        axis.annotate(
             mark.words,
             (mark.at, 1.0),
             xycoords=("data", "axes fraction"),
@@ -92,6 +88,26 @@ def draw(
             va="top",
             color="#b23a48" if mark.harm else "#4a7f38",
         )
+
+
+def draw(
+    flows: Mapping[str, Samples], marks: Sequence[Mark], start: float, end: float, title: str, bin_s: float = 0.1
+) -> Figure:
+    """One panel a flow, the same axes, so that they can be compared by eye."""
+    figure, axes = pyplot.subplots(
+        len(flows), 1, figsize=(11, 2.6 * len(flows) + 0.6), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, (name, samples), colour in zip(axes[:, 0], flows.items(), COLOURS, strict=False):
+        x, y = throughput(samples, start, end, bin_s)
+        axis.fill_between(x, y, step="mid", alpha=0.25, color=colour, linewidth=0)
+        axis.step(x, y, where="mid", color=colour, linewidth=1.4)
+        axis.set_title(name, loc="left", fontsize=10, color=colour)
+        axis.set_ylabel("Mb/s")
+        axis.set_ylim(bottom=0)
+        quiet(axis)
+        for mark in marks:
+            rule(axis, mark)
+    mark_top(axes[0, 0], marks)
     axes[-1, 0].set_xlabel("seconds")
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     figure.tight_layout()
@@ -103,7 +119,7 @@ _PAGE = """<!doctype html>
 <title>{title}</title>
 <style>
 body{{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1c2321;background:#fff}}
-svg{{width:100%;height:auto}} table{{border-collapse:collapse;margin:1rem 0}}
+svg,img{{width:100%;height:auto}} table{{border-collapse:collapse;margin:1rem 0}}
 td,th{{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:right}}
 td:first-child,th:first-child{{text-align:left}}
 pre{{background:#f4f4f2;padding:1rem;overflow-x:auto;white-space:pre-wrap}}
@@ -112,12 +128,21 @@ pre{{background:#f4f4f2;padding:1rem;overflow-x:auto;white-space:pre-wrap}}
 {svg}
 <table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>
 <pre>{words}</pre>
+{picture}
 </body></html>
 """
 
 
-def save(figure: Figure, png: Path, page: Path, title: str, table: Sequence[Sequence[str]], words: str) -> None:
-    """Writes the PNG and the page. The first row of `table` is its head."""
+def save(
+    figure: Figure,
+    png: Path,
+    page: Path,
+    title: str,
+    table: Sequence[Sequence[str]],
+    words: str,
+    picture: Path | None = None,
+) -> None:
+    """Writes the PNG and the page. The first row of `table` is its head; `picture`: a PNG to show in the page too."""
     figure.savefig(png, dpi=140)
     svg = io.StringIO()
     figure.savefig(svg, format="svg")
@@ -131,6 +156,9 @@ def save(figure: Figure, png: Path, page: Path, title: str, table: Sequence[Sequ
             head="".join(f"<th>{cell}</th>" for cell in escaped[0]),
             rows="".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in escaped[1:]),
             words=html.escape(words),
+            picture=""
+            if picture is None
+            else f'<img alt="" src="data:image/png;base64,{base64.b64encode(picture.read_bytes()).decode()}">',
         ),
         encoding="utf-8",
     )

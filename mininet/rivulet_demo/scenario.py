@@ -118,6 +118,8 @@ class Standing:
     """On which host each client runs."""
     notes: dict[str, dict[str, int]] = field(default_factory=dict)
     """What a scenario wants to remember of the switch's counters."""
+    unit: tuple[str, int] = ("MB", MEGA)
+    """What clients are shown to have, and how much of what they write is one."""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """What must be done before the rack goes, such as thawing what was frozen."""
 
@@ -125,13 +127,16 @@ class Standing:
         self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None, address: str = ""
     ) -> None:
         """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address`: not from the service."""
-        result = self.rack.folder / f"fetch-{name}.json"
-        for old in (result, self.rack.folder / f"live-{name}"):
+        self.program(name, host, "fetch", address or url(path), str(size or self.parameters.size), "--via", via)
+
+    def program(self, name: str, host: str, module: str, *arguments: str) -> None:
+        """Starts a program of the demo's as a client on a host; it says in files how far it is, and what came of it."""
+        result, live = self.rack.folder / f"{module}-{name}.json", self.rack.folder / f"live-{name}"
+        for old in (result, live):
             old.unlink(missing_ok=True)
         # Scheduled at once too: what kept it from reading would be taken for a stall of the network.
-        command = [*prompt(), sys.executable, "-m", "rivulet_demo.fetch"]
-        command += [address or url(path), str(size or self.parameters.size)]
-        command += ["--out", str(result), "--via", via, "--live", str(self.rack.folder / f"live-{name}")]
+        command = [*prompt(), sys.executable, "-m", f"rivulet_demo.{module}", *arguments]
+        command += ["--out", str(result), "--live", str(live)]
         self.hosts[name] = host
         self.clients[name] = (self.rack.start(f"client-{name}", command, self.rack.spaces[host]), result)
 
@@ -149,12 +154,16 @@ class Standing:
             return int((self.rack.folder / f"live-{name}").read_text())
         return 0
 
-    def result(self, name: str) -> dict[str, Any]:
-        """What a client measured; RackError if it left nothing."""
+    def left(self, name: str) -> Any:
+        """What a client wrote at its end; RackError if it left nothing."""
         process, path = self.clients[name]
         if not path.exists():
             raise RackError(f"client {name} ended without a result; its log ends:\n{process.last_lines()}")
-        loaded: dict[str, Any] = json.loads(path.read_text())
+        return json.loads(path.read_text())
+
+    def result(self, name: str) -> dict[str, Any]:
+        """What a downloading client measured."""
+        loaded: dict[str, Any] = self.left(name)
         loaded["sha256_ok"] = loaded["sha256"] == self.sha256
         return loaded
 
@@ -196,15 +205,18 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
         if now - then < 0.3:
             rates.setdefault(name, (now, count, 0.0))
             return last
-        rates[name] = (now, count, (count - before) * 8 / (now - then) / 1e6)
+        rates[name] = (now, count, (count - before) / (now - then))
         return rates[name][2]
 
     def picture() -> Group:
-        clients = Table("client", "MB", "Mb/s", "", title=None, box=None, padding=(0, 2))
+        unit, one = standing.unit
+        clients = Table(
+            "client", unit, "Mb/s" if unit == "MB" else "a second", "", title=None, box=None, padding=(0, 2)
+        )
         for name in standing.clients:
-            speed = rate(name)
+            speed = rate(name) * (8 / MEGA if unit == "MB" else 1 / one)
             bar = "█" * round(30 * min(1.0, speed / standing.parameters.rate_mbit))
-            clients.add_row(name, f"{standing.so_far(name) / MEGA:.1f}", f"{speed:.1f}", Text(bar, style="green"))
+            clients.add_row(name, f"{standing.so_far(name) / one:.1f}", f"{speed:.1f}", Text(bar, style="green"))
         table = Table("replica", "process", "switch says", "packets", "exclusions", box=None, padding=(0, 2))
         switch = standing.watch.view
         for host in standing.rack.spec.of("replica"):
@@ -226,7 +238,8 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
             nonlocal shown
             if time.monotonic() - shown > 5.0:
                 shown = time.monotonic()
-                each = ", ".join(f"{n} {standing.so_far(n) / MEGA:.0f} MB" for n in standing.clients)
+                unit, one = standing.unit
+                each = ", ".join(f"{n} {standing.so_far(n) / one:.0f} {unit}" for n in standing.clients)
                 console.print(f"  {each}; alive: {', '.join(standing.replicas.alive()) or 'none'}")
 
         yield line
@@ -249,12 +262,14 @@ def standing_rack(
     api: str = "",
     relayed: Sequence[str] = (),
     serve: Sequence[str] = (),
+    www: Path | None = None,
     **settings: Any,
 ) -> Iterator[Standing]:
     """A rack with switch, controller and replicas up, checked to have the wanted delay.
 
     The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. The agents of
     the replicas in `relayed` reach the controller through a relay. `serve`: more flags of the serving processes.
+    `www`: the folder to serve, in place of one with a file of the wanted size.
     """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -262,8 +277,11 @@ def standing_rack(
         old.unlink()
     spec = values.spec(**settings)
     step = _step
-    step(f"a file of {values.size_mb:g} MB")
-    sha256 = make_file(values.out / "www", "file.bin", values.size)
+    sha256 = ""
+    if www is None:
+        step(f"a file of {values.size_mb:g} MB")
+        www = values.out / "www"
+        sha256 = make_file(www, "file.bin", values.size)
     step("namespaces and links")
     with running_rack(spec, folder, values.switch) as standing:
         switch_socket, agents = folder / "switch.sock", folder / "agents.sock"
@@ -272,7 +290,7 @@ def standing_rack(
         step("the controller")
         start_controller(standing, switch_socket, agents, api or f"unix:{folder / 'api.sock'}")
         names = [host.name for host in spec.of("replica")]
-        replicas = Replicas(standing, values.out / "www", agents, flags=serve)
+        replicas = Replicas(standing, www, agents, flags=serve)
         step(f"replicas {', '.join(names)}")
         for replica in relayed:
             replicas.relay(replica)()

@@ -65,6 +65,8 @@ class RackSpec:
     liveness_ms: float = 20.0
     slots: int = 128
     weights: dict[str, int] = field(default_factory=dict)
+    services: tuple[tuple[str, int, str], ...] = (("files", SERVICE_PORT, "kernel"),)
+    """Name, port, and who serves plain TCP."""
     meters: dict[str, int] = field(default_factory=dict)
     """What the ToR lets through of requests without a proof, packets a second by kind (none: unlimited)."""
 
@@ -108,9 +110,10 @@ class RackSpec:
             ],
             "services": [
                 {
-                    "name": "files",
+                    "name": name,
                     "addresses": [SERVICE_V4, SERVICE_V6],
-                    "port": SERVICE_PORT,
+                    "port": port,
+                    "plain": plain,
                     "replicas": [host.name for host in self.of("replica")],
                     "policy": self.policy,
                     "slots": self.slots,
@@ -118,6 +121,7 @@ class RackSpec:
                     "liveness": f"{self.liveness_ms:g}ms",
                     "meters": self.meters,
                 }
+                for name, port, plain in self.services
             ],
             "listen": {"agents": agents, "api": api},
             "state": state,

@@ -16,6 +16,7 @@ import pytest
 
 from rivulet_demo.scenario import Parameters, Standing, standing_rack
 from rivulet_demo.services import url
+from rivulet_demo.spec import SERVICE_PORT
 from rivulet_lab import Process, built
 
 SIZE_MB = 10.0
@@ -40,7 +41,8 @@ def standing(tmp_path: Path) -> Iterator[Standing]:
     values = Parameters(
         rate_mbit=10.0, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=tmp_path, live=False
     )
-    with standing_rack("uploads", values, serve=("--plain", "none", "--upload", str(storage))) as rack:
+    services = (("files", SERVICE_PORT, "none"),)
+    with standing_rack("uploads", values, serve=("--upload", str(storage)), services=services) as rack:
         yield rack
 
 

@@ -25,4 +25,4 @@ pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
 pub use small::{Cause, Reason, Site, Verdict, refusal};
 pub use soft::{Replica, Ring};
-pub use stamp::{Answering, MINUTES, Opened, Scale, Stamp, kernel_value};
+pub use stamp::{Answering, MINUTES, Opened, Scale, Stamp, kernel_value, minute};

@@ -23,6 +23,13 @@ const NEXT: u32 = 0xfff;
 /// Bits of one in a SYN-ACK's value.
 const SEALED: u32 = 0x7fff;
 
+/// The time of a SYN-ACK: the common clock, microseconds of which ToRs have the lowest 48 bits, in units of 2^26 of them (67 s;
+/// a switch cannot divide). It begins anew every nine years.
+#[must_use]
+pub fn minute(clock: u64) -> u32 {
+    (clock >> 26) as u32 & 0x3f_ffff
+}
+
 /// The window scale of a client, as a timestamp tells it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scale(u8);
@@ -225,6 +232,13 @@ mod tests {
         // Sixteen minutes later the same four bits name another minute. Two keys, one number each.
         assert_eq!((hits(1000), hits(1016)), (2, 2));
         assert_eq!(stamp.opens(&flow(), &keys(), 1016, 77), Opened::No);
+    }
+
+    #[test]
+    fn time_is_the_same_at_a_switch_that_has_48_bits_of_it() {
+        let now = 1_795_363_488_000_000u64;
+        assert_eq!(minute(now), minute(now & ((1 << 48) - 1)));
+        assert_eq!((minute(now + (1 << 26)), minute((1 << 48) - 1)), (minute(now) + 1, (1 << 22) - 1));
     }
 
     #[test]

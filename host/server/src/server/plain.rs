@@ -10,8 +10,6 @@ use crate::service::{Plain, Service};
 
 /// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
 const REMEMBERED: usize = 1 << 16;
-/// The unit of time of a SYN-ACK is 2^26 microseconds, 67 s: ToRs say the same, and a switch cannot divide.
-const MINUTE_SHIFT: u32 = 26;
 
 /// What answers the plain clients of a service without state; `None` where others do, or before there are keys and objects.
 pub(super) fn replica(service: &Service, table: Option<&Arc<Table>>, mtu: u32) -> Option<Replica> {
@@ -55,7 +53,7 @@ impl Server {
             src: self.link.mac,
             vlan: ethernet.vlan,
         };
-        let minute = (common_clock().0 >> MINUTE_SHIFT) as u32;
+        let minute = rivulet_plain::minute(common_clock().0);
         let (io, counters, lead) = (self.io.as_mut(), &mut self.counters, ethernet.length());
         // Straight into the memory that is sent from.
         let mut send =
