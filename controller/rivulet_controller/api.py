@@ -15,7 +15,7 @@ from contextlib import suppress
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,6 +24,7 @@ from . import view
 from .audit import Audit, AuditError
 from .config import Config, ConfigError
 from .controller import Controller
+from .cookie import Segment
 from .keys import Kind
 from .local import with_local_parts
 from .metrics import Metrics
@@ -246,16 +247,34 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         return sorted(str(item) for item in controller.fleet.switches[name].link.items())
 
     @app.get("/api/switches/{name}/trace")
-    async def packet(name: str, address: str, port: int, _: Reader, rivulet: bool = True) -> list[dict[str, str]]:
-        """The way of a packet to an address and port through the switch's tables."""
+    async def packet(
+        name: str,
+        address: str,
+        port: int,
+        _: Reader,
+        rivulet: bool = True,
+        client: str = "",
+        client_port: Annotated[int, Query(ge=0, le=0xFFFF)] = 0,
+        ack: Annotated[int | None, Query(ge=0, le=0xFFFF_FFFF)] = None,
+        tsecr: Annotated[int | None, Query(ge=0, le=0xFFFF_FFFF)] = None,
+        data: bool = False,
+    ) -> list[dict[str, str]]:
+        """The way of a packet to an address and port through the switch's tables.
+
+        Of a plain segment `client`, `client_port` and `ack` (absolute, not relative to the ISN) say what becomes of it
+        at a stateless service, with `tsecr` where it has timestamps.
+        """
         if name not in controller.fleet.switches:
             raise HTTPException(404, f"there is no switch {name!r}")
         try:
             where = ipaddress.ip_address(address)
+            segment = None
+            if ack is not None and client:
+                segment = Segment(ipaddress.ip_address(client), client_port, ack, tsecr, data)
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         link = controller.fleet.switches[name].link
-        steps = trace(link.items(), link.names, where, port, rivulet)
+        steps = trace(link.items(), link.names, where, port, rivulet, segment)
         return [{"table": s.table, "row": s.row, "meaning": s.meaning} for s in steps]
 
     async def decide(who: str, what: str, name: str, **decision: Any) -> dict[str, str]:

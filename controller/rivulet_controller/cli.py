@@ -194,9 +194,23 @@ def trace(
     address: Annotated[str, typer.Argument(help="destination address")],
     port: Annotated[int, typer.Argument(help="destination port")],
     plain: Annotated[bool, typer.Option(help="plain TCP instead of a Rivulet request")] = False,
+    client: Annotated[
+        str, typer.Option(help="of a plain segment, ADDRESS:PORT: what becomes of it at a stateless service")
+    ] = "",
+    ack: Annotated[int, typer.Option(min=0, max=0xFFFF_FFFF, help="its acknowledgement, as it is on the wire")] = 0,
+    tsecr: Annotated[
+        int, typer.Option(min=-1, max=0xFFFF_FFFF, help="its timestamp's echo; -1: it has no timestamps")
+    ] = -1,
+    data: Annotated[bool, typer.Option(help="it carries data or FIN")] = False,
 ) -> None:
     """The way of a packet through a switch's tables: why it goes where, or is gone."""
-    query = {"address": address, "port": port, "rivulet": not plain}
+    query: dict[str, str | int | bool] = {"address": address, "port": port, "rivulet": not (plain or client)}
+    if client:
+        host, _, number = client.rpartition(":")
+        if not host or not number.isdigit():
+            raise typer.BadParameter("--client is ADDRESS:PORT; an IPv6 address in brackets")
+        query |= {"client": host.strip("[]"), "client_port": int(number), "ack": ack, "data": data}
+        query |= {"tsecr": tsecr} if tsecr >= 0 else {}
     for step in _client().get(f"/api/switches/{switch}/trace", **query):
         console.print(Text(step["table"], style="bold"), Text(step["row"] or "—"), soft_wrap=True)
         if step["meaning"]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .config import IPAddress
+from .cookie import Segment, Words, judge
 from .entry import Entry, Item, MatchValue
 from .l2 import address_int
 from .names import Names
@@ -25,8 +26,18 @@ class Step:
     meaning: str
 
 
-def trace(items: Iterable[Item], names: Names, address: IPAddress, port: int, rivulet: bool = True) -> list[Step]:
-    """The steps of a TCP packet to an address and port; `rivulet`: it carries our option and is no SYN."""
+def trace(
+    items: Iterable[Item],
+    names: Names,
+    address: IPAddress,
+    port: int,
+    rivulet: bool = True,
+    segment: Segment | None = None,
+) -> list[Step]:
+    """The steps of a TCP packet to an address and port; `rivulet`: it carries our option and is no SYN.
+
+    `segment` is what a plain one shows; without it all that may become of one is told.
+    """
     rows: dict[str, list[Entry]] = {}
     tor = None
     for item in items:
@@ -70,9 +81,24 @@ def trace(items: Iterable[Item], names: Names, address: IPAddress, port: int, ri
     config = hit("service_config", why("SERVICE_UNCONFIGURED"), service=number)
     if config is None:
         return steps
-    if not rivulet and not config["plain"]:
+    if not rivulet and config["plain"] == names.value("plain_t", "NONE"):
         steps.append(Step("service_config", "", "plain TCP: dropped as PLAIN_TCP_REFUSED"))
         return steps
+    spray = rivulet
+    if not rivulet and config["plain"] == names.value("plain_t", "STATELESS"):
+        keys = hit("cookie_keys", why("SERVICE_UNCONFIGURED"), service=number)
+        if keys is None:
+            return steps
+        if segment is None:
+            steps += _stateless(bool(timed))
+        else:
+            pairs: list[Words] = [(keys["current0"], keys["current1"]), (keys["other0"], keys["other1"])]
+            verdict = judge(pairs, segment, port)
+            steps.append(Step("cookies", "", verdict.meaning))
+            if verdict.reason:
+                names.value("drop_reason_t", verdict.reason)
+                return steps
+            spray = not verdict.by_flow
     if rivulet:
         if hit("service_checks", why("SERVICE_UNCONFIGURED"), service=number) is None:
             return steps
@@ -82,12 +108,29 @@ def trace(items: Iterable[Item], names: Names, address: IPAddress, port: int, ri
     pool = hit("pools", why("SERVICE_UNCONFIGURED"), pool=config["pool"])
     if pool is None:
         return steps
-    return steps + _choice(rows, config, rivulet)
+    return steps + _choice(rows, config, spray)
 
 
-def _choice(rows: dict[str, list[Entry]], config: dict[str, int], rivulet: bool) -> list[Step]:
+def _stateless(timed: bool) -> list[Step]:
+    """What becomes of plain segments to a stateless service (docs/plain.md, "At the ToR")."""
+    syn = "with options as common stacks put them: answered here, with a cookie; any other: by flow to a replica"
+    if not timed:
+        syn = "by flow to a replica, which answers: the clock is not known yet"
+    found = {
+        "a SYN": syn,
+        "bare acknowledgement of the SYN-ACK": "nobody waits for it: dropped as HANDSHAKE",
+        "acknowledgement that no cookie reaches, with timestamps": "dropped as COOKIE",
+        "without timestamps, or a reset": "by flow to a replica, metered (METER_UNCOOKIED)",
+        "segment of an answer under way": "to any live replica, as the policy says; block: by flow",
+        "anything else": "begins an answer, or is of a socket that a kernel has: by flow to a replica",
+        "more than the client's share": "dropped as METER_PLAIN",
+    }
+    return [Step("cookies", what, meaning) for what, meaning in found.items()]
+
+
+def _choice(rows: dict[str, list[Entry]], config: dict[str, int], spray: bool) -> list[Step]:
     """The slots' shares and where each candidate is."""
-    slot_set = config["spray_set"] if rivulet else config["flow_set"]
+    slot_set = config["spray_set"] if spray else config["flow_set"]
     slots = [r for r in rows.get("slots", []) if dict(r.match)["slot_set"] == slot_set]
     firsts = Counter(dict(r.params)["first"] for r in slots)
     shares = ", ".join(f"replica {index}: {count}/{len(slots)}" for index, count in sorted(firsts.items()))

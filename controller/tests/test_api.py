@@ -216,6 +216,11 @@ async def test_the_trace_of_a_packet_says_why_it_is_gone(tmp_path: Path) -> None
         assert (await way(address="10.0.2.3", port=1))[-1]["row"].startswith("routes[destination=0xffff0a000203/0x80]")
         assert (await way(address="8.8.8.8", port=1))[-1]["row"].startswith("routes[destination=0xffff00000000/0x60]")
         assert (await client.get("/api/switches/tor1/trace", params={"address": "x", "port": 1})).status_code == 422
+        plain = {"address": "10.9.0.1", "port": 80, "rivulet": False, "client": "192.0.2.1", "ack": 1}
+        assert (await way(**plain))[-1]["table"] == "replicas", "the kernel's: no cookie is asked for"
+        for bad in ({"ack": 1 << 32}, {"tsecr": -1}, {"client": "x"}, {"client_port": 65536}):
+            answer = await client.get("/api/switches/tor1/trace", params={**plain, **bad})
+            assert answer.status_code == 422, bad
 
 
 @asynccontextmanager
@@ -421,11 +426,18 @@ async def test_rivuletctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert (await run("weight", "r2", "9"))[0] == 0 and controller.weights()["r2"] == 9
         assert (await run("weight", "r2", "default"))[0] == 0 and controller.weights()["r2"] == 1
         assert (await run("weight", "r2", "heavy"))[0] == 2
-        assert (await run("keys", "rotate", "web", "--kind", "seal"))[0] == 0
+        assert [(await run("keys", "rotate", "web", "--kind", kind))[0] for kind in ("seal", "cookie", "x")] == [
+            0,
+            0,
+            2,
+        ]
         code, text = await run("drain", "-y", "r9")
         assert code == 1 and "there is no replica 'r9'" in text
         assert "web" in (await run("services"))[1]
         assert "NOT_SERVED" in (await run("trace", "tor1", "10.9.0.1", "81"))[1]
+        asked = ("trace", "tor1", "10.9.0.1", "80", "--client", "[2001:db8::1]:4000", "--ack", "7", "--tsecr", "9")
+        assert "replicas" in (await run(*asked))[1]
+        assert (await run(*asked[:4], "--client", "nobody"))[0] == 2
         assert (await run("config"))[1].startswith(controller.text.rstrip())
         assert "set_pool" in (await run("entries", "tor1", "--match", "pools["))[1]
         file = tmp_path / "new.yaml"
