@@ -38,6 +38,9 @@ HELLO_TIMEOUT_S = 5.0
 Held = frozenset[tuple[str, Kind, int]]
 """Epochs held, as (service name, kind, epoch)."""
 
+Plain = frozenset[tuple[str, int]]
+"""How plain TCP is served, as (service name, number of the mode in agent.proto)."""
+
 
 @dataclass(slots=True)
 class Agent:
@@ -51,7 +54,8 @@ class Agent:
     report: agent_pb2.Report | None = None
     reported_at: float = 0.0
     held: Held = frozenset()
-    _sent: dict[int, Held] = field(default_factory=dict)
+    plain: Plain = frozenset()
+    _sent: dict[int, tuple[Held, Plain]] = field(default_factory=dict)
     _outbox: asyncio.Queue[agent_pb2.ControllerMessage | None] = field(default_factory=lambda: asyncio.Queue(maxsize=2))
 
     def send(self, update: agent_pb2.Update) -> None:
@@ -66,7 +70,8 @@ class Agent:
             )
             for key in keys
         ) | frozenset((RACK_RING, Kind.TOR, key.epoch) for service in update.services for key in service.tor_keys)
-        self._sent[update.version] = held
+        plain: Plain = frozenset((service.name, service.plain) for service in update.services)
+        self._sent[update.version] = held, plain
         if len(self._sent) > SENT_KEPT:
             del self._sent[min(self._sent)]
         while not self._outbox.empty():
@@ -89,7 +94,7 @@ class Agent:
         self.report = report
         self.reported_at = time.monotonic()
         if report.version_in_force in self._sent:
-            self.held = self._sent[report.version_in_force]
+            self.held, self.plain = self._sent[report.version_in_force]
             for version in [v for v in self._sent if v < report.version_in_force]:
                 del self._sent[version]
 
@@ -173,14 +178,14 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             async for message in messages:
                 if message.WhichOneof("message") != "report":
                     continue
-                before = (agent.held, agent.report.ready if agent.report else None)
+                before = (agent.held, agent.plain, agent.report.ready if agent.report else None)
                 told = agent.report.error if agent.report else ""
                 agent.note(message.report)
                 said, now = message.report.error, time.monotonic()
                 if said and said != told and now - complained >= COMPLAINT_S:
                     complained = now
                     log.error("agent %s: %s", agent.name, said)
-                if before != (agent.held, message.report.ready):
+                if before != (agent.held, agent.plain, message.report.ready):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
             return

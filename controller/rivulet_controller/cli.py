@@ -284,7 +284,7 @@ def _services(found: list[dict[str, Any]]) -> Table:
     for service in found:
         where = ", ".join(service["addresses"]) + f" port {service['port']}"
         became = ", ".join(f"{outcome.lower()} {count}" for outcome, count in sorted(service["outcomes"].items()))
-        stateless = service["plain"] == "stateless"
+        stateless = "stateless" in service["plain"]
         epochs = [_key(service["keys"][kind]) for kind in ("seal", "nonce")]
         epochs.append(_key(service["keys"]["cookie"]) if stateless else "—")
         row = (service["name"], where, service["policy"], service["plain"], str(service["slots"]), *epochs, became)

@@ -263,6 +263,9 @@ class Service(_Model):
         default="kernel",
         description="clients of plain TCP: refused, the kernel's, or answered from each packet alone (docs/plain.md)",
     )
+    plain_drain: Seconds = Field(
+        default=60.0, le=86400.0, description="how long connections of before go on after `plain` changed"
+    )
     trust_tor: bool = True
 
     @property

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from .agents import Agent, AgentServer
 from .chronicle import Chronicle
 from .clock import SteadyClock
-from .config import SKETCH_MBPS, Config
+from .config import SKETCH_MBPS, Config, Service
 from .desired import Numbers
 from .entry import Entry
 from .fleet import LOOK_S, Fleet, Rack, SwitchState
@@ -24,6 +24,7 @@ from .health import ReplicaView
 from .keys import RACK_RING, SERVICE_KINDS, KeyRing, Kind, Lives, words
 from .local import with_local_parts
 from .lookout import Lookout
+from .modes import Mode, next_change, settled, step
 from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
@@ -32,7 +33,7 @@ from .state import Decision, OutOfNumbers, State
 from .store import Store, StoreError
 from .supervise import Loop
 from .switch import SwitchError
-from .updates import update
+from .updates import PLAIN, update
 
 log = logging.getLogger("rivulet.controller")
 
@@ -276,6 +277,8 @@ class Controller:
         trial = Rack(config, state, number(config, state), self._rack.draining)
         assign(config, state, trial.numbers)
         for service in config.services:
+            # As it will be in the end, however long it takes to get there.
+            state.set_mode(service.name, settled(service.plain))
             if service.name not in state.rings:
                 given = state.given.get(service.name)
                 fresh = KeyRing().tick(self.clock.now(), self.lives(), lambda kind, epoch: False, given=given)
@@ -366,7 +369,8 @@ class Controller:
     def _update(self, replica: str) -> agent_pb2.Update:
         """What an agent is told. Raises KeyError."""
         rack = self._rack
-        return update(self.config, replica, rack.numbers, self.state.rings, self.state.slots, rack.draining)
+        state = self.state
+        return update(self.config, replica, rack.numbers, state.rings, state.slots, rack.draining, state.modes)
 
     # Keys
 
@@ -379,7 +383,10 @@ class Controller:
 
     def _next_time(self) -> float:
         lives = self.lives()
-        return min((ring.next_change(lives) for ring in self.state.rings.values()), default=float("inf"))
+        times = [ring.next_change(lives) for ring in self.state.rings.values()]
+        drains = {service.name: service.plain_drain for service in self.config.services}
+        times += [next_change(mode, drains.get(name, 0.0)) for name, mode in self.state.modes.items()]
+        return min(times, default=float("inf"))
 
     def _take_keys_over(self) -> None:
         """Goes on with the keys that a controller before this one made, maybe on another machine.
@@ -411,12 +418,58 @@ class Controller:
             match = {"service": self._rack.numbers.services[service.name]}
             held = self._held(service.name, service.replicas, match, ring, now)
             self.state.set_ring(service.name, ring.tick(now, lives, held, wanted, given))
+        self._step_modes(now)
         ring, given = self.state.rings.get(RACK_RING, KeyRing()), self.state.given.get(RACK_RING)
         wanted = frozenset(self._rotate.pop(RACK_RING, ()))
         serving = {name: None for service in self.config.services for name in service.replicas}
         there = tuple(r.name for r in self.config.replicas if r.name in serving and not r.maintenance)
         held = self._held(RACK_RING, there, None, ring, now)
         self.state.set_ring(RACK_RING, ring.tick(now, lives, held, wanted, given, (Kind.TOR,)))
+
+    # Plain TCP
+
+    def _step_modes(self, now: float) -> None:
+        """Every service's plain TCP one step nearer to what the configuration says."""
+        for service in self.config.services:
+            mode = self.state.modes.get(service.name)
+            if mode is None:
+                self.state.set_mode(service.name, settled(service.plain))
+            elif not mode.is_settled or mode.replicas != service.plain:
+                told, held = self._told(service, mode), self._at_tors(service, mode)
+                after = step(mode, service.plain, now, service.plain_drain, told, held)
+                if (str(after), after.tors) != (str(mode), mode.tors):
+                    log.info("service %s: plain TCP is %s", service.name, after)
+                    # Switches and agents are told in this round; what they make of it counts in the next.
+                    self.wake()
+                self.state.set_mode(service.name, after)
+
+    def _told(self, service: Service, mode: Mode) -> bool:
+        """Whether replicas serve plain TCP as they were told. Who is not there counts as lost after a while, as with a
+        key; one that is there and does not serve so, as when its objects cannot be read, holds the change up.
+        """
+        wanted, clock = (service.name, PLAIN[mode.replicas]), time.monotonic()
+        maintained = {replica.name for replica in self.config.replicas if replica.maintenance}
+        for name in (name for name in service.replicas if name not in maintained):
+            agent = self.agents.agents.get(name)
+            if agent is None and clock - self._gone.get(name, self._began) < AGENT_PATIENCE_S:
+                return False
+            if agent is not None and wanted not in agent.plain:
+                return False
+        return True
+
+    def _at_tors(self, service: Service, mode: Mode) -> bool:
+        """Whether switches serve plain TCP as they were told; who cannot be reached is waited for as with a key."""
+        match = (("service", self._rack.numbers.services[service.name]),)
+        for switch in self.fleet.switches.values():
+            if not switch.link.connected:
+                if time.monotonic() - switch.lost_at < SWITCH_PATIENCE_S:
+                    return False
+                continue
+            row = switch.link.parameters(("entry", "service_config", match, 0, False))
+            stateless = switch.link.names.value("plain_t", "STATELESS")
+            if row is not None and (row["plain"] == stateless) != (mode.tors == "stateless"):
+                return False
+        return True
 
     def _held(
         self, owner: str, replicas: Iterable[str], service: dict[str, int] | None, ring: KeyRing, now: float

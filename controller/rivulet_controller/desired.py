@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
-from .config import Config, Keys, Replica, Service, SwitchConfig
+from .config import Config, Keys, PlainMode, Replica, Service, SwitchConfig
 from .entry import Digest, Item, Meter, Multicast, default, entry
 from .keys import RACK_RING, KeyRing, Kind, State, TorKeys, derived, words
 from .l2 import Hop, Learned, address_int, hop_name, l2, mac_int, next_hops, routes
+from .modes import Mode
 from .names import Names
 from .slots import drained, round_robin
 from .state import Pairs
@@ -286,14 +287,14 @@ def spray_set(service: Service, number: int) -> int:
     return 2 * number + 1 if service.policy == "round_robin" else flow_set(number)
 
 
-def _plain(service: Service, number: int, ring: KeyRing, mtu: int, items: list[Item]) -> str:
+def _plain(plain: PlainMode, number: int, ring: KeyRing, mtu: int, items: list[Item]) -> str:
     """Who serves a service's plain TCP, by the member of `plain_t`; of a stateless one the keys of its cookies.
 
     Before one of them is usable its plain TCP goes by flow: no replica is ready to answer it then.
     """
-    keys = ring.cookies() if service.plain == "stateless" else None
+    keys = ring.cookies() if plain == "stateless" else None
     if keys is None:
-        return "KERNEL" if service.plain == "stateless" else service.plain.upper()
+        return "KERNEL" if plain == "stateless" else plain.upper()
     (current0, current1), (other0, other1) = (words(key.secret) for key in keys)
     row = {"current0": current0, "current1": current1, "other0": other0, "other1": other1, "mtu": mtu}
     items.append(entry("cookie_keys", {"service": number}, "set_cookie_keys", row))
@@ -302,7 +303,15 @@ def _plain(service: Service, number: int, ring: KeyRing, mtu: int, items: list[I
 
 @lru_cache(maxsize=16384)
 def _service(
-    service: Service, number: int, pool: int, ring: KeyRing, keys: Keys, names: Names, slot_key: bytes, mtu: int
+    service: Service,
+    number: int,
+    pool: int,
+    ring: KeyRing,
+    keys: Keys,
+    names: Names,
+    slot_key: bytes,
+    mtu: int,
+    plain: PlainMode,
 ) -> Fragment:
     items: list[Item] = []
     for key in ring.of(Kind.NONCE):
@@ -337,7 +346,7 @@ def _service(
             },
         )
     )
-    plain = _plain(service, number, ring, mtu, items)
+    served = _plain(plain, number, ring, mtu, items)
     mask = service.slots - 1
     slot_key0, slot_key1 = words(slot_key)
     items.append(
@@ -352,7 +361,7 @@ def _service(
                 "spray_mask": mask,
                 "flow_set": flow_set(number),
                 "flow_mask": mask,
-                "plain": names.value("plain_t", plain),
+                "plain": names.value("plain_t", served),
                 "slot_key0": slot_key0,
                 "slot_key1": slot_key1,
             },
@@ -365,7 +374,7 @@ def _service(
         items.append(_rate("service_meters", number * 8 + names.value("service_meter_t", cell.upper()), rate))
     if service.meters.icmp_error is not None:
         items.append(_rate("icmp_error_meter", number, service.meters.icmp_error))
-    if service.meters.uncookied is not None and service.plain == "stateless":
+    if service.meters.uncookied is not None and plain == "stateless":
         items.append(_rate("uncookied_meter", number, service.meters.uncookied))
     return tuple(items)
 
@@ -384,13 +393,15 @@ def desired(
     learned: frozenset[Learned] = frozenset(),
     found: Mapping[str, str] = MappingProxyType({}),
     path_mtus: Mapping[str, int] = MappingProxyType({}),
+    modes: Mapping[str, Mode] = MappingProxyType({}),
 ) -> dict[str, Fragment]:
     """Everything that one switch should hold, by fragment.
 
     `weights` are the replicas' weights in force; `readmitted` holds, by (pool, replica) numbers, the exclusions after
     which a replica takes plain TCP again; `learned` are sources that events told of, `found` MAC addresses by next hop
-    that the configuration does not give, `path_mtus` what tunnels take, by replica's address. A service without a nonce
-    key is left out: it is not live before its keys.
+    that the configuration does not give, `path_mtus` what tunnels take, by replica's address, `modes` how plain TCP is
+    served, by service, where that is on its way to what the configuration says. A service without a nonce key is left
+    out: it is not live before its keys.
     """
     hops = next_hops(config, switch, found)
     live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
@@ -400,7 +411,8 @@ def desired(
         "routes": tuple(routes(config, switch, hops, numbers.next_hops[switch.name])),
         "addresses": tuple(_addresses(config, switch, live)),
     }
-    if switch.plain_meter is not None and any(service.plain == "stateless" for service in config.services):
+    plains = {s.name: modes[s.name].tors if s.name in modes else s.plain for s in config.services}
+    if switch.plain_meter is not None and "stateless" in plains.values():
         fragments["plain meters"] = _plain_meters(switch.plain_meter)
     indices: dict[str, dict[int, int]] = {}
     mtus: dict[str, int] = {}
@@ -427,7 +439,7 @@ def desired(
         if service.name in live:
             fragments[f"service {service.name}"] = _service(
                 service, number, pool, rings[service.name], config.keys, names, slot_key(numbers, service),
-                mtus[service.pool_name],
+                mtus[service.pool_name], plains[service.name],
             )  # fmt: skip
     return fragments
 

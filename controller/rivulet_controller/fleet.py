@@ -233,6 +233,7 @@ class Fleet:
             switch.sources.learned(),
             self._found(rack, place, switch),
             switch.paths.mtus(),
+            rack.state.modes,
         )
 
     def _found(self, rack: Rack, place: SwitchConfig, switch: SwitchState) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from .keys import RACK_RING, Key, KeyRing, Kind
 from .keys import State as KeyState
+from .modes import Mode
 
 Value = TypeVar("Value")
 
@@ -74,6 +75,8 @@ class State:
         self.decisions: dict[str, Decision] = {}
         self.numbers: dict[str, dict[str, int]] = {}
         self.slots: dict[str, Pairs] = {}
+        self.modes: dict[str, Mode] = {}
+        """How each service's plain TCP is served, by replicas and by ToRs."""
         self.counters: dict[str, int] = {}
         self.documents: dict[str, str] = {}
         self.secret = b""
@@ -103,6 +106,8 @@ class State:
                 self.numbers[name] = {str(k): int(v) for k, v in json.loads(value).items()}
             case "slots":
                 self.slots[name] = tuple(zip(value[::2], value[1::2], strict=True))
+            case "mode":
+                self.modes[name] = Mode(**json.loads(value))
             case "document":
                 self.documents[name] = value.decode()
             case "clock":
@@ -164,6 +169,12 @@ class State:
         self.slots[service] = pairs
         self._changes[f"slots/{service}"] = _flat(pairs)
 
+    def set_mode(self, service: str, mode: Mode) -> None:
+        """Replaces how plain TCP of a service is served."""
+        if self.modes.get(service) != mode:
+            self.modes[service] = mode
+            self._changes[f"mode/{service}"] = _json(asdict(mode))
+
     def set_document(self, name: str, text: str) -> None:
         """Replaces a text, such as the configuration that several controllers share."""
         if self.documents.get(name) == text:
@@ -194,7 +205,7 @@ class State:
         return self.counters[name]
 
     def forget_services(self, live: Iterable[str]) -> None:
-        """Drops keys and slots of services that are no more."""
+        """Drops keys, slots and modes of services that are no more."""
         keep = {*live, RACK_RING}
         for name in [n for n in self.rings if n not in keep]:
             del self.rings[name]
@@ -202,6 +213,9 @@ class State:
         for name in [n for n in self.slots if n not in keep]:
             del self.slots[name]
             self._changes[f"slots/{name}"] = None
+        for name in [n for n in self.modes if n not in keep]:
+            del self.modes[name]
+            self._changes[f"mode/{name}"] = None
 
     def copy(self) -> State:
         """Another state with the same values, for trying something out."""
@@ -210,12 +224,12 @@ class State:
         other.given = {service: dict(epochs) for service, epochs in self.given.items()}
         other.numbers = {kind: dict(names) for kind, names in self.numbers.items()}
         other.slots, other.counters, other.macs = dict(self.slots), dict(self.counters), dict(self.macs)
-        other.documents = dict(self.documents)
+        other.documents, other.modes = dict(self.documents), dict(self.modes)
         other.secret = self.secret
         return other
 
     def roll_back(self, before: State) -> None:
-        """Numbers, slots, decisions and documents as they were; keys of services that were not there go.
+        """Numbers, slots, modes, decisions and documents as they were; keys of services that were not there go.
 
         Keys of the others stay as they are now, since time went on; epochs that were given stay given.
         """
@@ -223,6 +237,8 @@ class State:
             self._replace(self.numbers, before.numbers, "numbers", kind, _json)
         for service in {*self.slots, *before.slots}:
             self._replace(self.slots, before.slots, "slots", service, _flat)
+        for service in {*self.modes, *before.modes}:
+            self._replace(self.modes, before.modes, "mode", service, lambda mode: _json(asdict(mode)))
         for replica in {*self.decisions, *before.decisions}:
             self._replace(self.decisions, before.decisions, "decision", replica, lambda d: _json(asdict(d)))
         for name in {*self.documents, *before.documents}:
@@ -252,6 +268,7 @@ class State:
             ("decision", {name: _json(asdict(decision)) for name, decision in self.decisions.items()}),
             ("numbers", {kind: _json(names) for kind, names in self.numbers.items()}),
             ("slots", {name: _flat(pairs) for name, pairs in self.slots.items()}),
+            ("mode", {name: _json(asdict(mode)) for name, mode in self.modes.items()}),
             ("document", {name: text.encode() for name, text in self.documents.items()}),
             ("mac", {name: _mac(mac) for name, mac in self.macs.items()}),
             ("counter", {name: str(number).encode() for name, number in self.counters.items()}),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from .config import Config, PlainMode, Service
 from .desired import Numbers, slot_key
 from .keys import RACK_RING, KeyRing, Kind
 from .l2 import mac_int
+from .modes import Mode, settled
 from .pb.rivulet.agent.v1 import agent_pb2
 from .slots import drained
 from .state import Pairs
@@ -28,8 +30,12 @@ def update(
     rings: Mapping[str, KeyRing],
     slots: Mapping[str, Pairs],
     draining: frozenset[str],
+    modes: Mapping[str, Mode] = MappingProxyType({}),
 ) -> agent_pb2.Update:
-    """The update for one replica, without a version. Raises KeyError if the configuration has no such replica."""
+    """The update for one replica, without a version. Raises KeyError if the configuration has no such replica.
+
+    `modes`: how plain TCP is served, by service, where that is on its way to what the configuration says.
+    """
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
         raise KeyError(replica)
@@ -46,6 +52,7 @@ def update(
             continue
         ring = rings.get(service.name, KeyRing())
         seal, nonce, cookie = (ring.usable(kind) for kind in (Kind.SEAL, Kind.NONCE, Kind.COOKIE))
+        mode = modes.get(service.name) or settled(service.plain)
         tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)
         message.services.add(
             id=numbers.services[service.name],
@@ -58,7 +65,8 @@ def update(
             heartbeat_interval_us=round(service.heartbeat * 1e6),
             liveness_bound_us=round(service.liveness * 1e6),
             trust_tor=service.trust_tor,
-            plain=PLAIN[service.plain],
+            plain=PLAIN[mode.replicas],
+            plain_drains=PLAIN[mode.drains] if mode.drains != mode.replicas else agent_pb2.PLAIN_NONE,
             seal_keys=[agent_pb2.SealKey(epoch=k.epoch, master=k.secret) for k in ring.accepted(Kind.SEAL)],
             nonce_keys=[
                 agent_pb2.NonceKey(epoch=k.epoch, k=k.k, k_prime=k.k_prime, opening=k.opening)

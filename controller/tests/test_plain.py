@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from harness import as_described, rack, running, until
 from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, numbers_of
 
 from rivulet_controller.entry import Entry, Meter
@@ -137,3 +143,73 @@ def test_what_shows_no_cookie_is_metered_by_service() -> None:
     assert (rates(RACK), rates(STATELESS)) == ({}, {1: 50_000})
     assert rates(STATELESS + "    meters: {uncookied: 9}\n") == {1: 9}
     assert rates(STATELESS + "    meters: {uncookied: null}\n") == {}
+
+
+@pytest.fixture
+async def switch() -> AsyncIterator[FakeSwitch]:
+    async with FakeSwitch(NAMES) as fake:
+        yield fake
+
+
+def line(switch: FakeSwitch, table: str) -> str:
+    """The one row of a table."""
+    return next((line for line in switch.lines() if line.startswith(f"{table}[")), "")
+
+
+async def test_a_change_of_mode_reaches_replicas_and_switches_in_order(switch: FakeSwitch, tmp_path: Path) -> None:
+    agents = f"unix:{tmp_path}/agents"
+    drain = "    plain_drain: 500ms\n"
+    async with running(switch, tmp_path, RACK + drain) as controller:
+        fakes = [FakeAgent(agents, name) for name in ("r1", "r2", "r3")]
+        async with fakes[0] as one, fakes[1], fakes[2] as three:
+            await until(lambda: controller.state.rings["web"].usable(Kind.COOKIE) is not None, "usable")
+            await until(lambda: as_described(controller, switch), "all rows")
+            assert "plain=0x1" in line(switch, "service_config") and line(switch, "cookie_keys") == ""
+            three.silent = True
+            config_now = rack(switch, STATELESS + drain)
+            assert await controller.change(config(config_now), "a test", config_now)
+
+            def told(agent: FakeAgent) -> tuple[int, int]:
+                (service,) = agent.newest.services
+                return service.plain, service.plain_drains
+
+            both = (agent_pb2.PLAIN_STATELESS, agent_pb2.PLAIN_KERNEL)
+            await until(lambda: told(one) == told(three) == both, "replicas are stateless, and kernels drain")
+            rounds = controller.reconciles
+            controller.wake()
+            await until(lambda: controller.reconciles > rounds + 1, "rounds pass")
+            assert "plain=0x1" in line(switch, "service_config"), "r3 has not confirmed"
+            assert str(controller.state.modes["web"]) == "stateless, ToRs still kernel, kernel drains"
+            three.silent = False
+            await until(lambda: "plain=0x2" in line(switch, "service_config"), "the ToR answers SYNs")
+            assert "set_cookie_keys" in line(switch, "cookie_keys")
+            await until(lambda: told(one) == (agent_pb2.PLAIN_STATELESS, agent_pb2.PLAIN_NONE), "nothing drains")
+            # A cookie key that r3 does not hold is read by the ToR, and used by nobody.
+            three.silent = True
+            controller.rotate("web", frozenset({Kind.COOKIE}))
+            first, second = 1, 2
+            await until(lambda: [k.epoch for k in one.newest.services[0].cookie_keys] == [first, second], "given")
+            assert one.newest.services[0].usable_cookie_epoch == first
+            three.silent = False
+            await until(lambda: one.newest.services[0].usable_cookie_epoch == second, "used")
+            # Back: the ToR first.
+            config_now = rack(switch, RACK + drain)
+            assert await controller.change(config(config_now), "a test", config_now)
+            assert "plain=0x1" in line(switch, "service_config")
+            both = (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_STATELESS)
+            await until(lambda: told(one) == both, "the kernel serves, and stateless connections drain")
+            await until(lambda: told(one) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE), "over")
+            assert line(switch, "cookie_keys") == "" and controller.state.modes["web"].is_settled
+
+
+async def test_a_controller_that_starts_again_finds_the_mode_as_it_was(switch: FakeSwitch, tmp_path: Path) -> None:
+    agents = f"unix:{tmp_path}/agents"
+    async with running(switch, tmp_path, STATELESS) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
+        async with FakeAgent(agents, "r3"):
+            await until(lambda: "plain=0x2" in line(switch, "service_config"), "stateless from the start")
+            await until(lambda: as_described(controller, switch), "all meters too")
+        assert controller.state.modes["web"].is_settled
+    before = switch.lines()
+    async with running(switch, tmp_path, STATELESS) as controller:
+        await until(lambda: "tor1" in controller.fleet.switches and controller.fleet.converged(), "as described")
+        assert switch.lines() == before and controller.fleet.switches["tor1"].link.writes == 0

@@ -81,11 +81,16 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
             Ok(CookieEpoch { epoch: small(k.epoch, "cookie_keys.epoch")?, key })
         })
         .collect::<Result<_, ConvertError>>()?;
-    let plain = match proto::Plain::try_from(from.plain) {
-        Ok(proto::Plain::None) => Plain::None,
-        Ok(proto::Plain::Kernel) => Plain::Kernel,
-        Ok(proto::Plain::Stateless) => Plain::Stateless,
-        Ok(proto::Plain::Trods) | Err(_) => return Err(bad("plain", "none, kernel or stateless")),
+    let mode = |number, field| match proto::Plain::try_from(number) {
+        Ok(proto::Plain::None) => Ok(Plain::None),
+        Ok(proto::Plain::Kernel) => Ok(Plain::Kernel),
+        Ok(proto::Plain::Stateless) => Ok(Plain::Stateless),
+        Ok(proto::Plain::Trods) | Err(_) => Err(bad(field, "none, kernel or stateless")),
+    };
+    let plain = mode(from.plain, "plain")?;
+    let drains = match mode(from.plain_drains, "plain_drains")? {
+        Plain::None => plain,
+        drains => drains,
     };
     let keys = KeySet {
         service: small(from.id, "id")?,
@@ -127,6 +132,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         member: Some(member),
         trust_tor: from.trust_tor,
         plain,
+        drains,
         horizon: Duration::from_micros(from.horizon_us.into()),
         tunnels,
         slots,
@@ -180,6 +186,7 @@ mod tests {
             usable_tor_epoch: 0x105,
             cookie_keys: [7u8, 8].map(|n| proto::CookieKey { epoch: n.into(), key: vec![n; 8] }).into(),
             usable_cookie_epoch: 7,
+            plain_drains: proto::Plain::Kernel.into(),
         }
     }
 
@@ -205,14 +212,25 @@ mod tests {
     #[test]
     fn the_mode_of_plain_tcp_arrives() {
         let plain = |number: i32| {
-            let service = proto::Service { plain: number, ..good() };
+            let service = proto::Service { plain: number, plain_drains: 0, ..good() };
             services(&proto::Update { version: 1, services: vec![service] }).map(|services| services[0].plain)
         };
         assert!(matches!(plain(0), Ok(Plain::None)) && matches!(plain(1), Ok(Plain::Kernel)));
         assert!(matches!(plain(2), Ok(Plain::Stateless)));
         for number in [3, 4, -1] {
-            assert!(plain(number).unwrap_err().to_string().contains("plain is not none, kernel or stateless"));
+            assert!(
+                plain(number).unwrap_err().to_string().contains("plain is not none, kernel or stateless")
+            );
         }
+        let drains = |plain: i32, plain_drains: i32| {
+            let service = proto::Service { plain, plain_drains, ..good() };
+            services(&proto::Update { version: 1, services: vec![service] })
+                .map(|services| services[0].drains)
+        };
+        assert!(matches!(drains(1, 2), Ok(Plain::Stateless)) && matches!(drains(2, 1), Ok(Plain::Kernel)));
+        assert!(matches!(drains(1, 0), Ok(Plain::Kernel)) && matches!(drains(0, 0), Ok(Plain::None)));
+        assert!(drains(0, 1).unwrap_err().to_string().contains("nothing drains"));
+        assert!(drains(1, 3).unwrap_err().to_string().contains("plain_drains"));
     }
 
     #[test]

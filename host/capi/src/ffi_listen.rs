@@ -45,6 +45,7 @@ pub unsafe extern "C" fn msk_listen(
             member: None,
             trust_tor: false,
             plain: Plain::None,
+            drains: Plain::None,
             horizon: HORIZON,
             tunnels: Vec::new(),
             slots: None,

@@ -6,12 +6,15 @@
 //! that was killed leaves its table behind, deliberately: until it is back, the kernel stays silent
 //! towards its peers. The next [`KernelGuard`] in that namespace removes the tables of the dead.
 
+mod draining;
+
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 
 use crate::filter::TcpRule;
 use crate::in_netns;
+pub use draining::Share;
 
 const PREFIX: &str = "rivulet_guard_";
 const TCP_HEADER_LONGER_THAN_20: &str = "@th,96,4 >= 6";
@@ -87,8 +90,17 @@ impl KernelGuard {
     /// processes. The interfaces stand in `netns` (a name of `ip netns` or a path), or in the
     /// namespace of the calling thread.
     pub fn install(netns: Option<&str>, interfaces: &[&str], rules: &[TcpRule]) -> Result<Self, GuardError> {
+        Self::install_sharing(netns, interfaces, &whole(rules))
+    }
+
+    /// The same with a share of each rule's segments for the kernel.
+    pub fn install_sharing(
+        netns: Option<&str>,
+        interfaces: &[&str],
+        rules: &[(TcpRule, Share)],
+    ) -> Result<Self, GuardError> {
         let guard = KernelGuard { table: Table::new(netns) };
-        guard.update(interfaces, rules)?;
+        guard.share(interfaces, rules)?;
         // Only now, so that there is no moment between the dead process's drop and ours.
         remove_stale(netns)?;
         Ok(guard)
@@ -98,20 +110,31 @@ impl KernelGuard {
     /// this is to be called when one was made anew, because the kernel forgets the drop with the
     /// interface; since then the drop waits for interfaces of that name.
     pub fn update(&self, interfaces: &[&str], rules: &[TcpRule]) -> Result<(), GuardError> {
-        let mut script = String::new();
+        self.share(interfaces, &whole(rules))
+    }
+
+    /// The same with a share of each rule's segments for the kernel. What it has at present is looked up anew.
+    pub fn share(&self, interfaces: &[&str], rules: &[(TcpRule, Share)]) -> Result<(), GuardError> {
+        let mut script = draining::sets(self.table.netns.as_deref(), rules)?;
+        let (mut ingress, mut egress) = (String::new(), String::new());
+        for (rule, share) in rules {
+            draining::lines(rule, *share, &mut ingress, &mut egress);
+        }
         for (i, name) in interfaces.iter().enumerate() {
             if crate::Interface::new(None, name).is_err() || name.contains(['"', '\\']) {
                 return Err(GuardError::Name((*name).into()));
             }
-            let _ = writeln!(script, " chain ingress_{i} {{");
-            let _ =
-                writeln!(script, "  type filter hook ingress device \"{name}\" priority 0; policy accept;");
-            for rule in rules {
-                for line in rule_lines(rule) {
-                    let _ = writeln!(script, "  {line} counter drop");
-                }
+            // Not every kernel knows the hook of what leaves.
+            let leaves = (!egress.is_empty()).then_some(("egress", &egress));
+            for (hook, lines) in [("ingress", &ingress)].into_iter().chain(leaves) {
+                let _ = writeln!(script, " chain {hook}_{i} {{");
+                let _ = writeln!(
+                    script,
+                    "  type filter hook {hook} device \"{name}\" priority 0; policy accept;"
+                );
+                script.push_str(lines);
+                let _ = writeln!(script, " }}");
             }
-            let _ = writeln!(script, " }}");
         }
         self.table.replace(&script)
     }
@@ -121,6 +144,11 @@ impl KernelGuard {
     pub fn table(&self) -> &str {
         self.table.name()
     }
+}
+
+/// Of none of these segments the kernel has any.
+fn whole(rules: &[TcpRule]) -> Vec<(TcpRule, Share)> {
+    rules.iter().map(|rule| (rule.clone(), Share::None)).collect()
 }
 
 /// Removes the tables of processes that are no more, and returns how many there were.

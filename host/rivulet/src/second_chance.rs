@@ -77,7 +77,8 @@ impl SecondChance {
 /// Sets and chains, empty without a service of plain TCP behind a ToR.
 fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) -> String {
     let (mut ingress, mut egress) = (String::new(), String::new());
-    for service in services.filter(|s| s.plain == Plain::Kernel) {
+    // While connections without state go on, that there is no socket says nothing.
+    for service in services.filter(|s| s.plain == Plain::Kernel && s.drains == Plain::Kernel) {
         let Some(member) = service.member else { continue };
         for &address in &service.addresses {
             rules(&mut ingress, &mut egress, interface, address, service.port, mac, member.tor_mac);
@@ -165,6 +166,7 @@ mod tests {
             member: member.then_some(place),
             trust_tor: true,
             plain: if plain { Plain::Kernel } else { Plain::None },
+            drains: if plain { Plain::Kernel } else { Plain::None },
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: None,

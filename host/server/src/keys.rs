@@ -321,7 +321,10 @@ mod tests {
             set.cookies()
         };
         let key = |epoch: u8| CookieKey::new([epoch; 8]);
-        let keys = |current, others: [Option<u8>; 2]| CookieKeys { current: key(current), others: others.map(|o| o.map(key)) };
+        let keys = |current, others: [Option<u8>; 2]| CookieKeys {
+            current: key(current),
+            others: others.map(|o| o.map(key)),
+        };
         assert_eq!(found(&[1, 2, 3], 2), Some(keys(2, [Some(3), Some(1)])));
         assert_eq!(found(&[1, 2, 3, 4], 3), Some(keys(3, [Some(4), Some(2)])));
         assert_eq!(found(&[9], 9), Some(keys(9, [None, None])));

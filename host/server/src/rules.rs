@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use rivulet_packet::option::EX_ID;
 use rivulet_pktio::filter::{Rule, TcpRule, TunnelRule};
+use rivulet_pktio::guard::Share;
 use rivulet_pktio::{Filter, OpenError};
 
 use crate::service::{Plain, Service};
@@ -11,12 +12,32 @@ use crate::service::{Plain, Service};
 /// Segments of ours to the services, and plain ones where those are answered here too. Other ports of a service address are
 /// the kernel's: what is closed there is refused, what speaks plain TCP answers.
 pub(crate) fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<TcpRule> {
-    let rule = |s: &Service| TcpRule {
-        exid: (s.plain != Plain::Stateless).then_some(EX_ID),
-        destinations: s.addresses.clone(),
-        destination_ports: vec![s.port..=s.port],
-    };
-    services.into_iter().map(rule).collect()
+    services.into_iter().map(|s| segment(s, s.answers_plain())).collect()
+}
+
+fn segment(service: &Service, plain: bool) -> TcpRule {
+    TcpRule {
+        exid: (!plain).then_some(EX_ID),
+        destinations: service.addresses.clone(),
+        destination_ports: vec![service.port..=service.port],
+    }
+}
+
+/// The kernel's share of them. While plain TCP changes hands, connections that began before go on; of those without state
+/// nobody knows, so what the kernel has no socket for it does not refuse.
+pub(crate) fn shares<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<(TcpRule, Share)> {
+    let mut shares = Vec::new();
+    for service in services {
+        match (service.plain, service.drains) {
+            (Plain::Stateless, Plain::Kernel) => shares.push((segment(service, true), Share::Present)),
+            (Plain::Kernel, Plain::Stateless) => {
+                shares.push((segment(service, false), Share::None));
+                shares.push((segment(service, true), Share::Silent));
+            }
+            _ => shares.push((segment(service, service.answers_plain()), Share::None)),
+        }
+    }
+    shares
 }
 
 /// What a server takes: segments of the services, and errors about what was sent from their addresses. Without services

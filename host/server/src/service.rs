@@ -33,6 +33,8 @@ pub struct Service {
     pub trust_tor: bool,
     /// What becomes of clients that speak plain TCP at the same port.
     pub plain: Plain,
+    /// What became of them before, while what began then goes on; the same where nothing changes.
+    pub drains: Plain,
     /// Age up to which an ordinary request is fresh.
     pub horizon: Duration,
     /// ToRs of other racks that send here too.
@@ -147,6 +149,10 @@ impl Service {
             !self.horizon.is_zero() && self.horizon <= Duration::from_secs(3600),
             "the horizon is not within an hour",
         )?;
+        rule(
+            self.plain == self.drains || self.plain != Plain::None && self.drains != Plain::None,
+            "nothing drains from or to no plain TCP",
+        )?;
         rule(self.tunnels.len() <= MAX_TUNNELS, "more than 16 tunnels")?;
         rule(self.tunnels.is_empty() || self.member.is_some(), "tunnels without a place in a pool")?;
         let one_host = |a: IpAddr| !a.is_unspecified() && !a.is_multicast();
@@ -172,6 +178,12 @@ impl Service {
             rule(member.bound >= member.heartbeat, "the liveness bound is below the heartbeat interval")?;
         }
         Ok(())
+    }
+
+    /// Whether plain segments are answered here without state: now, or what began so.
+    #[must_use]
+    pub fn answers_plain(&self) -> bool {
+        self.plain == Plain::Stateless || self.drains == Plain::Stateless
     }
 
     /// Addresses with the port.
@@ -217,6 +229,7 @@ mod tests {
             }),
             trust_tor: true,
             plain: Plain::Kernel,
+            drains: Plain::Kernel,
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: Some(Slots {
@@ -234,7 +247,7 @@ mod tests {
     fn what_is_out_of_range_is_refused() {
         service().check().unwrap();
         type Change = fn(&mut Service);
-        let cases: [(&str, Change); 14] = [
+        let cases: [(&str, Change); 16] = [
             ("the port", |s| s.port = 0),
             ("no address", |s| s.addresses.clear()),
             ("one host's", |s| s.addresses.push("224.0.0.1".parse().unwrap())),
@@ -248,6 +261,8 @@ mod tests {
             ("of one family", |s| s.tunnels = vec![tunnel("fd00:2::1")]),
             ("power of two", |s| s.slots.as_mut().unwrap().pairs = Arc::new([])),
             ("above 63", |s| s.slots.as_mut().unwrap().pairs = Arc::new([Slot { first: 0, second: 64 }])),
+            ("nothing drains", |s| s.plain = Plain::None),
+            ("nothing drains", |s| s.drains = Plain::None),
             ("two hosts'", |s| s.tunnels = vec![tunnel("0.0.0.0")]),
         ];
         for (part, change) in cases {

@@ -40,6 +40,8 @@ struct Health {
 #[derive(Debug, Default)]
 struct Board {
     services: Vec<Service>,
+    /// A service that is to be answered without state, which no other program does.
+    stateless: Option<String>,
     found: HashMap<u16, Health>,
 }
 
@@ -101,7 +103,8 @@ impl PlainTcp {
         }
         let mut board = self.board.lock();
         board.services = plain().cloned().collect();
-        let Board { services, found } = &mut *board;
+        board.stateless = services.iter().find(|s| s.plain == Plain::Stateless).map(|s| s.name.clone());
+        let Board { services, found, .. } = &mut *board;
         found.retain(|id, _| services.iter().any(|s| s.keys.service == *id));
     }
 
@@ -151,9 +154,10 @@ impl PlainTcp {
             Some(Health { trouble: Some(why), .. }) => Some(format!("{}: {why}", s.name)),
             _ => Some(format!("{}: not checked", s.name)),
         });
-        let reason = match trouble {
-            None if board.services.is_empty() => "no service of plain TCP is configured".into(),
-            trouble => trouble.unwrap_or_default(),
+        let reason = match (&board.stateless, trouble) {
+            (Some(name), _) => format!("{name}: stateless TCP is for `rivulet serve`"),
+            (_, None) if board.services.is_empty() => "no service of plain TCP is configured".into(),
+            (_, trouble) => trouble.unwrap_or_default(),
         };
         let load = board.found.values().map(|h| u32::from(h.load)).sum();
         Status { ready: reason.is_empty() && self.link.up, reason, load, ..Status::default() }

@@ -121,7 +121,10 @@ impl ServeArgs {
         let file = keys;
         let keys = KeySet::read(file)?;
         if self.plain == Plain::Stateless && keys.usable_cookie == 0 {
-            bail!("{}: no usable cookie key, which --plain stateless needs (rivulet keygen writes one)", file.display());
+            bail!(
+                "{}: no usable cookie key, which --plain stateless needs (rivulet keygen writes one)",
+                file.display()
+            );
         }
         let port = self.listen.first().context("--listen is missing")?.port();
         if self.listen.iter().any(|a| a.port() != port) {
@@ -135,6 +138,7 @@ impl ServeArgs {
             member: self.member.as_deref().map(|text| self.place(text)).transpose()?,
             trust_tor: self.trust_tor,
             plain: self.plain,
+            drains: self.plain,
             horizon: Duration::from_millis(self.horizon_ms),
             tunnels: self.tunnel.clone(),
             slots: None,

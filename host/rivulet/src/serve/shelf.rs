@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rivulet_plain::Table;
-use rivulet_server::service::{Plain, Service};
+use rivulet_server::service::Service;
 
 use super::table;
 
@@ -46,7 +46,7 @@ impl Shelf {
 
     /// What these services need. What could not be read is read again the next time.
     pub(super) fn wanted(&mut self, services: &[Service]) -> anyhow::Result<Wanted> {
-        if services.iter().all(|service| service.plain != Plain::Stateless) {
+        if !services.iter().any(Service::answers_plain) {
             return Ok(Wanted::Nothing);
         }
         match std::mem::replace(&mut self.state, State::Unread) {
@@ -69,7 +69,8 @@ impl Shelf {
                 Ok(Wanted::NotYet)
             }
             State::Reading(thread) => {
-                let table = thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("reading the objects failed")))?;
+                let table =
+                    thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("reading the objects failed")))?;
                 tracing::info!(entries = table.len(), version = table.version(), "objects for stateless TCP");
                 self.state = State::There;
                 Ok(Wanted::This(Arc::new(table)))
@@ -93,6 +94,7 @@ impl Shelf {
 mod tests {
     use super::*;
     use rivulet_server::keys::KeySet;
+    use rivulet_server::service::Plain;
 
     fn service(plain: Plain) -> Service {
         Service {
@@ -103,6 +105,7 @@ mod tests {
             member: None,
             trust_tor: false,
             plain,
+            drains: plain,
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: None,

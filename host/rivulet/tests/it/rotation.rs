@@ -35,6 +35,7 @@ fn service(epochs: &[u16]) -> Service {
         member: None,
         trust_tor: false,
         plain: rivulet_server::service::Plain::None,
+        drains: rivulet_server::service::Plain::None,
         horizon: Duration::from_secs(4),
         tunnels: Vec::new(),
         slots: None,

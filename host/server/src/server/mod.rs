@@ -24,7 +24,7 @@ use crate::interface::{Opener, awaited};
 use crate::minisocket::Minisocket;
 use crate::paths::Paths;
 use crate::pulse::{PoolView, Pulse};
-use crate::rules::{Filters, segments};
+use crate::rules::{Filters, segments, shares};
 use crate::running::Running;
 use crate::service::{Service, check_all};
 use crate::tunnel::{self, Tunnels};
@@ -170,16 +170,16 @@ impl Server {
     pub fn replace(&mut self, services: Vec<Service>) -> Result<(), ServerError> {
         check_all(&services)?;
         let addresses: Vec<IpAddr> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
-        let rules = segments(&services);
+        let (rules, shares) = (segments(&services), shares(&services));
         let tunnels = tunnel::rules(&services);
         let filters = Filters::new(&rules, &addresses, &tunnels)?;
         self.tunnels.replace(&services, self.io.interface(), self.place.leads())?;
-        if rules != segments(self.services()) || tunnels != tunnel::rules(self.services()) {
+        if shares != crate::rules::shares(self.services()) || tunnels != tunnel::rules(self.services()) {
             let (netns, name) = (self.io.interface().netns(), self.io.interface().name());
             match &self.guard {
                 _ if addresses.is_empty() || !self.place.leads() => self.guard = None,
-                Some(guard) => guard.update(&[name], &rules)?,
-                None => self.guard = Some(KernelGuard::install(netns, &[name], &rules)?),
+                Some(guard) => guard.share(&[name], &shares)?,
+                None => self.guard = Some(KernelGuard::install_sharing(netns, &[name], &shares)?),
             }
             self.io.set_filter(Some(&filters.outer))?;
             self.filters = filters;
@@ -216,7 +216,8 @@ impl Server {
     /// What heartbeats say from now on.
     fn tell(&self) {
         let Some(pulse) = &self.pulse else { return };
-        let lacking = |(index, running): (usize, &Running)| if running.is_complete() { 0 } else { bit(index) };
+        let lacking =
+            |(index, running): (usize, &Running)| if running.is_complete() { 0 } else { bit(index) };
         let lacks = self.running.iter().enumerate().map(lacking).fold(0, |all, service| all | service);
         pulse.tell(
             self.link.mac,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rivulet_packet::EthHeader;
+use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_plain::{Replica, Ring, Segment, Site, Table, Verdict, refusal};
 
 use super::{Server, common_clock};
@@ -11,9 +11,10 @@ use crate::service::{Plain, Service};
 /// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
 const REMEMBERED: usize = 1 << 16;
 
-/// What answers the plain clients of a service without state; `None` where others do, or before there are keys and objects.
+/// What answers the plain clients of a service without state, or goes on with those that it answered; `None` where others do, or
+/// before there are keys and objects.
 pub(super) fn replica(service: &Service, table: Option<&Arc<Table>>, mtu: u32) -> Option<Replica> {
-    if service.plain != Plain::Stateless {
+    if !service.answers_plain() {
         return None;
     }
     let site = Site { keys: service.keys.cookies()?, table: table?.clone(), mtu: self::mtu(mtu) };
@@ -47,6 +48,11 @@ impl Server {
             self.counters.not_ours += 1;
             return;
         };
+        let drains = running.service.plain != Plain::Stateless;
+        if drains && segment.has(TcpFlags::SYN) {
+            // What begins is the kernel's, which has this segment too.
+            return;
+        }
         self.counters.plain += 1;
         let ethernet = EthHeader {
             dst: running.service.member.map_or(ethernet.src, |member| member.tor_mac),
@@ -75,6 +81,9 @@ impl Server {
                     send(flight.length(piece), &mut |room| flight.write(piece, room).is_ok());
                 }
                 counters.plain_answered += 1;
+            }
+            Verdict::Kernel(cause) if drains => {
+                tracing::trace!(client = %segment.header.src, ?cause, "plain: the kernel's");
             }
             Verdict::Kernel(cause) => {
                 tracing::debug!(client = %segment.header.src, ?cause, "nothing for stateless TCP: refused");

@@ -17,7 +17,7 @@ use rivulet_transport::server::{Refusal, Verdict, step};
 use super::{Application, LOOK, Origin, Server, common_clock, elapsed, payload};
 use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
-use crate::rules::segments;
+use crate::rules::shares;
 use crate::tunnel::Content;
 use crate::workers::bit;
 
@@ -181,9 +181,9 @@ impl Server {
 
     /// The kernel forgets what guarded an interface that was deleted.
     fn reguard(&mut self) {
-        let rules = segments(self.services());
+        let rules = shares(self.services());
         let name = self.io.interface().name();
-        let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.update(&[name], &rules));
+        let guarded = self.guard.as_ref().map_or(Ok(()), |guard| guard.share(&[name], &rules));
         if let Err(e) = guarded.and_then(|()| self.tunnels.reguard(self.io.interface())) {
             tracing::warn!(error = %e, "the kernel may answer for this interface");
         }

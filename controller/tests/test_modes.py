@@ -1,0 +1,97 @@
+"""A change of how plain TCP is served: no ToR spreads segments over kernels, and what began before drains."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import get_args
+
+import pytest
+
+from rivulet_controller.config import PlainMode
+from rivulet_controller.modes import Mode, next_change, settled, step
+
+DRAIN = 10.0
+MODES = [mode for mode in get_args(PlainMode) if mode != "trods"]
+
+
+def walk(mode: Mode, wanted: PlainMode, told: bool = True, held: bool = True) -> list[Mode]:
+    """The stages up to the last, seconds apart."""
+    found = [mode]
+    for now in range(100):
+        mode = step(mode, wanted, float(now), DRAIN, told, held)
+        if (mode.replicas, mode.drains, mode.tors) != (found[-1].replicas, found[-1].drains, found[-1].tors):
+            found.append(mode)
+    return found
+
+
+def stages(found: list[Mode]) -> list[tuple[str, str, str]]:
+    return [(mode.replicas, mode.drains, mode.tors) for mode in found]
+
+
+def test_to_stateless_replicas_first_and_the_kernels_connections_go_on() -> None:
+    found = walk(settled("kernel"), "stateless")
+    assert stages(found) == [
+        ("kernel", "kernel", "kernel"),
+        ("stateless", "kernel", "kernel"),
+        ("stateless", "kernel", "stateless"),
+        ("stateless", "stateless", "stateless"),
+    ]
+    assert found[2].since - found[1].since >= DRAIN
+    assert next_change(found[1], DRAIN) == found[1].since + DRAIN
+    assert str(found[1]) == "stateless, ToRs still kernel, kernel drains" and str(found[3]) == "stateless"
+
+
+def test_to_the_kernel_tors_first_and_stateless_connections_go_on() -> None:
+    found = walk(settled("stateless"), "kernel")
+    assert stages(found) == [
+        ("stateless", "stateless", "stateless"),
+        ("stateless", "stateless", "kernel"),
+        ("kernel", "stateless", "kernel"),
+        ("kernel", "kernel", "kernel"),
+    ]
+    mode = settled("stateless")
+    first = step(mode, "kernel", 0.0, DRAIN, True, True)
+    assert step(first, "kernel", 1e6, DRAIN, True, False) == first, "a ToR still answers SYNs"
+
+
+@pytest.mark.parametrize(("old", "new"), list(itertools.permutations(MODES, 2)))
+def test_every_change_arrives(old: PlainMode, new: PlainMode) -> None:
+    assert stages(walk(settled(old), new))[-1] == (new, new, new)
+    if "none" in (old, new):
+        assert not any(mode.drains != mode.replicas for mode in walk(settled(old), new)), "there is nothing to drain"
+
+
+def test_a_replica_that_does_not_confirm_holds_it_up_and_the_drain_begins_with_the_last() -> None:
+    mode = step(settled("kernel"), "stateless", 0.0, DRAIN, True, True)
+    mode = step(mode, "stateless", 50.0, DRAIN, False, True)
+    assert (mode.tors, mode.since) == ("kernel", 50.0)
+    assert step(mode, "stateless", 50.0 + DRAIN - 0.1, DRAIN, True, True) == mode
+    assert step(mode, "stateless", 50.0 + DRAIN, DRAIN, True, True).tors == "stateless"
+
+
+def test_a_clock_that_goes_back_ends_no_drain_early() -> None:
+    mode = step(settled("kernel"), "stateless", 1000.0, DRAIN, True, True)
+    back = step(mode, "stateless", 5.0, DRAIN, True, True)
+    assert (back.tors, back.since) == ("kernel", 5.0)
+    assert step(back, "stateless", 5.0 + DRAIN, DRAIN, True, True).tors == "stateless"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_wanted_and_whenever_it_is_confirmed(seed: int) -> None:
+    rng = random.Random(seed)
+    mode, wanted, now = settled("kernel"), "kernel", 0.0
+    for _ in range(2000):
+        if rng.random() < 0.1:
+            wanted = rng.choice(MODES)
+        now += rng.choice((0.1, 1.0, 5.0))
+        told, held = rng.random() < 0.7, rng.random() < 0.7
+        before, mode = mode, step(mode, wanted, now, DRAIN, told, held)
+        assert mode.tors != "stateless" or mode.replicas == "stateless", "a ToR spreads over kernels"
+        if mode.tors == "stateless" != before.tors:
+            assert told and before.replicas == "stateless", "a replica may not have it in force"
+        if before.replicas == "stateless" != mode.replicas:
+            assert held and before.tors != "stateless", "a ToR may still answer SYNs"
+        assert "none" not in (mode.replicas, mode.drains) or mode.replicas == mode.drains
+    mode = Mode(mode.replicas, mode.drains, mode.tors)
+    assert walk(mode, wanted)[-1].is_settled and walk(mode, wanted)[-1].tors == wanted

@@ -1,0 +1,155 @@
+"""Stateless TCP in a real rack: curl, the ToR's cookies, any replica; and changes of mode under running connections."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from netrack import SERVICE, NetRack, needs_rack
+from test_drain import troubles, whole
+
+from rivulet_lab import Process
+
+pytestmark = needs_rack
+
+FOREVER, SHORT = "6h", "1s"
+"""A drain that no test outlives, and one that is over soon."""
+
+TWICE = r"""
+import pathlib, socket, sys, time
+folder, service = pathlib.Path(sys.argv[1]), sys.argv[2]
+with socket.create_connection((service, 80), 30) as s:
+    def ask():
+        s.sendall(b"GET /small HTTP/1.1\r\nHost: h\r\n\r\n")
+        text = b""
+        while not text.endswith(b"\r\n\r\nsmall"):
+            data = s.recv(4096)
+            assert data, "the connection ended"
+            text += data
+        assert text.startswith(b"HTTP/1.1 200 OK\r\n"), text
+    ask()
+    (folder / "asked").touch()
+    while not (folder / "again").exists():
+        time.sleep(0.05)
+    ask()
+"""
+"""A client that asks twice on one connection, the second time when it is told to."""
+
+
+def describe(rack: NetRack, plain: str, drain: str = SHORT) -> None:
+    """Changes the file: the mode, and how long what began before goes on."""
+    rack.yaml.write_text(
+        rack.description().replace("    port: 80\n", f"    port: 80\n    plain: {plain}\n    plain_drain: {drain}\n")
+    )
+
+
+def mode(rack: NetRack) -> str:
+    """How plain TCP is served, as the controller says."""
+    return str(rack.client.get("/api/services")[0]["plain"])
+
+
+def until_mode(rack: NetRack, words: str) -> None:
+    rack.until(lambda: mode(rack) == words, f"plain TCP is {words}")
+
+
+def fetch(rack: NetRack) -> None:
+    """A small file by curl, on a connection of its own."""
+    assert rack.spaces["c1"].run(*rack.curl("small")) == "small"
+
+
+def count(rack: NetRack, read: Callable[[], int]) -> Callable[[], int]:
+    """How much a reading of the switch has grown since now."""
+    rack.look()
+    before = read()
+
+    def grown() -> int:
+        rack.look()
+        return read() - before
+
+    return grown
+
+
+def drops(rack: NetRack, reason: str) -> int:
+    return int(rack.status()["switches"][0]["drops"].get(reason, 0))
+
+
+def outcomes(rack: NetRack, outcome: str) -> int:
+    return int(rack.client.get("/api/services")[0]["outcomes"].get(outcome, 0))
+
+
+@pytest.mark.parametrize("rack", ["embedded"], indirect=True)
+def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: NetRack) -> None:
+    rack.until(rack.take_plain_tcp, "all take plain TCP")
+    flow, server, out = slow_flow(rack)
+    # Replicas become stateless, and what their kernels have goes on.
+    describe(rack, "stateless", FOREVER)
+    until_mode(rack, "stateless, ToRs still kernel, kernel drains")
+    rack.until(lambda: all(r["ready"] for r in rack.status()["replicas"]), "all serve so")
+    before = rack.accepted()
+    for _ in range(10):
+        fetch(rack)
+    assert rack.accepted() == before, "no kernel took part"
+    assert flow.running(), "it must outlive the change"
+    assert whole(rack, flow, out), f"a connection of {server}'s kernel broke: {troubles(rack)}"
+    # Then the ToR answers.
+    describe(rack, "stateless", SHORT)
+    until_mode(rack, "stateless")
+    rack.until(rack.as_described, "and the ToR")
+    cookies, shakes = count(rack, lambda: outcomes(rack, "COOKIE")), count(rack, lambda: drops(rack, "HANDSHAKE"))
+    for _ in range(10):
+        fetch(rack)
+    assert rack.accepted() == before and cookies() >= 10 and shakes() >= 10
+    rack.end("r1")
+    for _ in range(10):
+        fetch(rack)
+    rack.start_replica("r1")
+    rack.until(rack.all_live, "all are back")
+    # Cookies of before are read when the key is another.
+    client, ask = twice(rack)
+    rack.client.post("/api/services/files/rotate", {"kinds": ["cookie"]})
+    rack.until(lambda: rack.client.get("/api/services")[0]["keys"]["cookie"]["usable"] == 2, "another key")
+    rack.until(rack.as_described, "at the ToR too")
+    fetch(rack)
+    ask()
+    assert client.popen.wait(60) == 0, "a connection broke with the key"
+    # And back.
+    client, ask = twice(rack)
+    describe(rack, "kernel", FOREVER)
+    until_mode(rack, "kernel, stateless drains")
+    rack.until(lambda: takes_over(rack), "the kernel has what begins")
+    ask()
+    assert client.popen.wait(60) == 0, "a connection without state broke"
+    flow, _, out = slow_flow(rack)
+    rack.yaml.write_text(rack.description())
+    until_mode(rack, "kernel")
+    assert whole(rack, flow, out), f"a kernel's connection of the change broke: {troubles(rack)}"
+
+
+def slow_flow(rack: NetRack) -> tuple[Process, str, Path]:
+    """A download by a kernel's TCP that lasts for a change, who serves it, and where it goes."""
+    out = rack.folder / f"slow-{time.monotonic_ns()}"
+    before = rack.accepted()
+    slowly = rack.curl("big", "--max-time", "120", "--limit-rate", "200k", "-o", str(out))
+    flow = rack.start(out.name, slowly, rack.spaces["c1"], stdout=None)
+    rack.until(lambda: rack.accepted() != before and out.exists(), "somebody serves it")
+    return flow, next(name for name, count in rack.accepted().items() if count != before[name]), out
+
+
+def takes_over(rack: NetRack) -> bool:
+    """Whether a kernel accepts what begins now."""
+    before = rack.accepted()
+    fetch(rack)
+    return rack.accepted() != before
+
+
+def twice(rack: NetRack) -> tuple[Process, Callable[[], None]]:
+    """A client that has asked once, and what has it ask again."""
+    folder = Path(rack.folder) / f"twice-{len(list(Path(rack.folder).glob('twice-*')))}"
+    folder.mkdir()
+    command = [sys.executable, "-c", TWICE, str(folder), SERVICE]
+    client = rack.start(folder.name, command, rack.spaces["c1"], stdout=None)
+    rack.until((folder / "asked").exists, "it has its first answer")
+    return client, (folder / "again").touch
