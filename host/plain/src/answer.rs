@@ -230,6 +230,13 @@ pub struct Octets<'t> {
     body: &'t [u8],
 }
 
+impl<'t> Octets<'t> {
+    /// These and nothing before them.
+    pub(crate) fn of(body: &'t [u8]) -> Octets<'t> {
+        Octets { head: ArrayString::new(), body }
+    }
+}
+
 impl Octets<'_> {
     /// How many there are.
     #[must_use]

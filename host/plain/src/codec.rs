@@ -24,9 +24,9 @@ pub const MAX_START: u32 = (0x1fff - FIRST_START) * 64;
 /// The first answer's number in a timestamp: what is below is the SYN-ACK's.
 pub(crate) const FIRST_START: u32 = 32;
 /// The bits of a client's sequence number that a bare cookie holds.
-const BARE_SEQUENCE: u32 = 0x1fe;
+pub(crate) const BARE_SEQUENCE: u32 = 0x1fe;
 /// The upper half of each kilobyte of a bare connection: there answers end.
-const BARE_END: u32 = 0x200;
+pub(crate) const BARE_END: u32 = 0x200;
 
 /// A key of HalfSipHash under which a service makes its cookies.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,6 +92,11 @@ impl Class {
         (u32::from(SIZES[usize::from(self.0 & 3)]) - 12) & !7
     }
 
+    /// Of a number; its lowest two bits count.
+    pub(crate) fn numbered(number: u32) -> Class {
+        Class((number & 3) as u8)
+    }
+
     /// All classes.
     pub fn all() -> impl Iterator<Item = Class> {
         (0..4).map(Class)
@@ -150,17 +155,22 @@ impl Flow {
         key.hash(&self.words) & !0x3ff | first & BARE_SEQUENCE
     }
 
-    /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.
-    #[must_use]
-    pub fn place(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<Place> {
+    /// Octets from the cookie's hash to an acknowledgement, its low bits included; `None` if it is none of ours, or out of
+    /// reach.
+    pub(crate) fn distance(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<u32> {
         let read = |key: CookieKey| {
             let (low, reach) =
                 if stamped { (7, MAX_START + MAX_ANSWER) } else { (0x3ff, MAX_ANSWER + 2 * BARE_SEGMENT) };
             let distance = ack.wrapping_sub(1).wrapping_sub(key.hash(&self.words) & !low);
             (distance < reach).then_some(distance)
         };
-        let distance =
-            read(keys.current).or_else(|| keys.others.iter().flatten().find_map(|key| read(*key)))?;
+        read(keys.current).or_else(|| keys.others.iter().flatten().find_map(|key| read(*key)))
+    }
+
+    /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.
+    #[must_use]
+    pub fn place(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<Place> {
+        let distance = self.distance(keys, ack, stamped)?;
         Some(match (stamped, distance & BARE_END) {
             (true, _) => Place::Stamped {
                 class: Class((distance >> 1 & 3) as u8),

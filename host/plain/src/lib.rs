@@ -3,26 +3,32 @@
 //!
 //! Nothing here allocates on the way of a packet, reads a clock or opens a socket. A [`Segment`] is read from an IP packet,
 //! [`Site::judge`] says what it comes to, and a [`Flight`] writes the answer's segments into the buffers that it is handed.
+//! Where a back end gives the answers, [`Relay::judge`] comes to a question, and [`Relay::answer`] to the flight.
 //! A [`Replica`] has a [`Ring`] besides, soft state that may be dropped at any time.
 
 #![forbid(unsafe_code)]
 
 mod answer;
 mod codec;
+pub mod dns;
 mod flight;
 mod head;
 mod objects;
+mod relay;
 mod segment;
 mod small;
 mod soft;
 mod stamp;
+mod whole;
 
 pub use answer::{Answer, Ends, Octets, Outcome};
 pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place};
 pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
 pub use head::{Method, Name, Parsed, Range, Request, Target, name, parse};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
+pub use relay::{Ask, Judged, Protocol, Relay};
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
 pub use small::{Cause, Reason, Site, Verdict, refusal};
 pub use soft::{Replica, Ring};
 pub use stamp::{Answering, MINUTES, Opened, Scale, Stamp, kernel_value, minute};
+pub use whole::Whole;

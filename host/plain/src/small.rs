@@ -18,7 +18,7 @@ use crate::segment::{Header, Options, Segment, Stamps};
 use crate::stamp::{Answering, Opened, Scale, Stamp};
 
 /// The window of every segment of ours: what a client sends is taken or repeated, nothing waits here.
-const WINDOW: u16 = 0xffff;
+pub(crate) const WINDOW: u16 = 0xffff;
 
 /// A service as all its replicas know it.
 #[derive(Clone, Debug)]
@@ -50,6 +50,8 @@ pub enum Reason {
     Version,
     /// The end of the request is not in the segment.
     Split,
+    /// What the back end answers now is not what it answered when the answer was begun: the connection has to end.
+    Changed,
 }
 
 /// Why the kernel's TCP is to take the connection over, or has it already.
@@ -59,7 +61,7 @@ pub enum Cause {
     Syn,
     /// The client speaks to a socket of the kernel's.
     Adopted,
-    /// No GET and no HEAD, or a body.
+    /// No GET and no HEAD, or a body; no ordinary query of DNS.
     Request,
     /// The object is not in the table, or the answer is too long.
     Object,
@@ -119,10 +121,7 @@ impl Site {
             return Decision::Drop(Reason::Reset);
         }
         if segment.has(TcpFlags::SYN) {
-            return match header.flags.0 & (TcpFlags::ACK | TcpFlags::FIN) {
-                0 => self.welcome(segment, flow, minute),
-                _ => Decision::Drop(Reason::Flags),
-            };
+            return welcome(&self.keys, self.mss(header.src.ip()), segment, flow, minute);
         }
         if !segment.has(TcpFlags::ACK) {
             return Decision::Drop(Reason::Flags);
@@ -144,45 +143,7 @@ impl Site {
 
     /// The longest segment that is announced to this peer.
     fn mss(&self, peer: IpAddr) -> u16 {
-        self.mtu.saturating_sub(if peer.is_ipv4() { 40 } else { 60 }).min(1460)
-    }
-
-    /// The answer to a SYN, never longer than the SYN.
-    fn welcome(&self, segment: &Segment<'_>, flow: &Flow, minute: u32) -> Decision {
-        let header = &segment.header;
-        let offered = header.options;
-        let mss = self.mss(header.src.ip());
-        // Without the option it is 536 (RFC 9293 section 3.7.1).
-        let smaller = offered.mss.unwrap_or(536).min(mss);
-        let first = header.seq.wrapping_add(1);
-        let (isn, stamps, scale) = match (offered.stamps, Class::of(smaller)) {
-            (Some(stamps), Some(class)) => {
-                let scale = Scale::of(offered.scale.unwrap_or(0));
-                let value = Stamp::opening(flow, &self.keys, minute, first, scale);
-                let stamps = Stamps { value, echo: stamps.value };
-                (flow.stamped(self.keys.current, class), Some(stamps), offered.scale.map(|_| 0))
-            }
-            // A window that is never as large as a segment, or a path that takes none, is the kernel's affair.
-            (None, _) if u32::from(smaller).min(header.window.into()) >= BARE_SEGMENT => {
-                (flow.bare(self.keys.current, first), None, None)
-            }
-            _ => return Decision::Kernel(Cause::Syn),
-        };
-        Decision::Welcome(Header {
-            src: header.dst,
-            dst: header.src,
-            seq: isn,
-            ack: first,
-            flags: TcpFlags(TcpFlags::SYN | TcpFlags::ACK),
-            window: WINDOW,
-            options: Options {
-                mss: offered.mss.map(|_| mss),
-                scale,
-                sack_permitted: offered.sack_permitted,
-                stamps,
-                ..Options::default()
-            },
-        })
+        longest_segment(self.mtu, peer)
     }
 
     /// What of an answer is sent to a client that said this: what is wanted of it, at most an initial window.
@@ -221,8 +182,59 @@ impl Site {
     }
 }
 
+/// The longest segment that is announced to a peer, by an interface that sends IP packets of `mtu` octets.
+pub(crate) fn longest_segment(mtu: u16, peer: IpAddr) -> u16 {
+    mtu.saturating_sub(if peer.is_ipv4() { 40 } else { 60 }).min(1460)
+}
+
+/// The answer to a SYN, never longer than the SYN; `mss` is the longest segment that is announced to its client.
+pub(crate) fn welcome(
+    keys: &CookieKeys,
+    mss: u16,
+    segment: &Segment<'_>,
+    flow: &Flow,
+    minute: u32,
+) -> Decision {
+    let header = &segment.header;
+    if header.flags.0 & (TcpFlags::ACK | TcpFlags::FIN) != 0 {
+        return Decision::Drop(Reason::Flags);
+    }
+    let offered = header.options;
+    // Without the option it is 536 (RFC 9293 section 3.7.1).
+    let smaller = offered.mss.unwrap_or(536).min(mss);
+    let first = header.seq.wrapping_add(1);
+    let (isn, stamps, scale) = match (offered.stamps, Class::of(smaller)) {
+        (Some(stamps), Some(class)) => {
+            let scale = Scale::of(offered.scale.unwrap_or(0));
+            let value = Stamp::opening(flow, keys, minute, first, scale);
+            let stamps = Stamps { value, echo: stamps.value };
+            (flow.stamped(keys.current, class), Some(stamps), offered.scale.map(|_| 0))
+        }
+        // A window that is never as large as a segment, or a path that takes none, is the kernel's affair.
+        (None, _) if u32::from(smaller).min(header.window.into()) >= BARE_SEGMENT => {
+            (flow.bare(keys.current, first), None, None)
+        }
+        _ => return Decision::Kernel(Cause::Syn),
+    };
+    Decision::Welcome(Header {
+        src: header.dst,
+        dst: header.src,
+        seq: isn,
+        ack: first,
+        flags: TcpFlags(TcpFlags::SYN | TcpFlags::ACK),
+        window: WINDOW,
+        options: Options {
+            mss: offered.mss.map(|_| mss),
+            scale,
+            sack_permitted: offered.sack_permitted,
+            stamps,
+            ..Options::default()
+        },
+    })
+}
+
 /// A segment without data.
-fn say(segment: &Segment<'_>, flags: u8, ack: u32) -> Header {
+pub(crate) fn say(segment: &Segment<'_>, flags: u8, ack: u32) -> Header {
     let header = &segment.header;
     // Its own timestamp again: the last one, whatever it is, so that the client's never goes back.
     let stamps = header.options.stamps.map(|theirs| Stamps { value: theirs.echo, echo: theirs.value });
@@ -290,8 +302,8 @@ impl Decision {
     }
 }
 
-const ACK: u8 = TcpFlags::ACK;
-const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
+pub(crate) const ACK: u8 = TcpFlags::ACK;
+pub(crate) const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
 
 impl Talk<'_> {
     /// A segment says more than that it acknowledges.

@@ -41,6 +41,11 @@ impl Scale {
         Scale(SCALES.iter().rposition(|&s| s <= shift).unwrap_or(0) as u8)
     }
 
+    /// Of a number in a timestamp; its lowest three bits count.
+    pub(crate) fn numbered(number: u32) -> Scale {
+        Scale((number & 7) as u8)
+    }
+
     /// A window in octets.
     #[must_use]
     pub fn window(self, field: u16) -> u32 {

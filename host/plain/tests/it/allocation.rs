@@ -3,11 +3,12 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use rivulet_plain::{Replica, Ring, Segment, Verdict};
+use rivulet_plain::{Judged, Protocol, Relay, Replica, Ring, Segment, Verdict};
 
 use crate::support::client::{Client, Nature};
+use crate::support::name_server::{query, translated};
 use crate::support::net::{Fate, Net};
-use crate::support::{get, site};
+use crate::support::{get, keys, site};
 
 thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
@@ -78,4 +79,59 @@ fn a_packet_is_answered_without_allocating() {
     });
     assert!(sent > 20_000, "{sent} octets");
     assert_eq!(count, 0);
+}
+
+#[test]
+fn nor_is_a_back_ends_answer() {
+    let relay = Relay { keys: keys(), protocol: Protocol::Dns, deterministic: true, mtu: 1500 };
+    let queries = [query(1, 4000, true), query(2, 30, false)].concat();
+    let octets = translated(&queries, 0);
+    for stamps in [true, false] {
+        let nature = Nature { stamps, ..Nature::default() };
+        let mut client = Client::new(nature, 4000, 9, std::slice::from_ref(&queries));
+        let site = site();
+        let (mut out, mut sent) = ([0; 2048], 0);
+        Net::new(&site).run_with(&mut client, &mut |_, _| Fate::Arrives, &mut |packet, net, _, _| {
+            let mut replies = Vec::with_capacity(16);
+            let mut lengths = [0; 16];
+            let mut count = 0;
+            let mut all = vec![0; 1 << 16];
+            let made = allocations(|| {
+                let segment = Segment::parse(packet).unwrap();
+                let verdict = match relay.judge(&segment, net.minute) {
+                    Judged::Ask(ask) => relay.answer(&segment, &ask, Some(&octets), None),
+                    Judged::Say(header) => Verdict::Say(header),
+                    Judged::Drop(reason) => Verdict::Drop(reason),
+                    Judged::Kernel(cause) => Verdict::Kernel(cause),
+                };
+                let mut put = |bytes: &[u8]| {
+                    all[sent..sent + bytes.len()].copy_from_slice(bytes);
+                    sent += bytes.len();
+                    lengths[count] = bytes.len();
+                    count += 1;
+                };
+                match verdict {
+                    Verdict::Say(header) => {
+                        let n = header.finish(&mut out, 0).unwrap();
+                        put(&out[..n]);
+                    }
+                    Verdict::Answer(flight) => {
+                        for piece in flight.pieces() {
+                            let n = flight.write(piece, &mut out).unwrap();
+                            put(&out[..n]);
+                        }
+                    }
+                    Verdict::Drop(_) | Verdict::Kernel(_) => {}
+                }
+            });
+            assert_eq!(made, 0);
+            let mut at = sent - lengths[..count].iter().sum::<usize>();
+            for length in &lengths[..count] {
+                replies.push(all[at..at + length].to_vec());
+                at += length;
+            }
+            replies
+        });
+        assert!(client.stream == octets && sent > 4000);
+    }
 }

@@ -24,3 +24,13 @@ fn heads() {
 fn packets_of_hostile_clients() {
     replay("plain_step", hostile::step);
 }
+
+#[test]
+fn messages_of_dns() {
+    replay("plain_dns", hostile::dns);
+}
+
+#[test]
+fn packets_to_a_service_with_a_back_end() {
+    replay("plain_relay", hostile::relay);
+}

@@ -6,6 +6,7 @@ mod corpus;
 mod guesses;
 mod losses;
 mod memory;
+mod relay;
 mod stacks;
 mod support;
 mod vectors;

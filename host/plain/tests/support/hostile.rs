@@ -1,8 +1,9 @@
 //! Octets of anybody's as packets: what the fuzz targets run, and the test that replays their corpus.
 
+use rivulet_plain::dns::{self, MAX_DATAGRAM, Reply};
 use rivulet_plain::{
-    CookieKey, CookieKeys, Entry, Flow, Object, Options, Replica, Ring, Segment, Site, Table, Target,
-    Verdict, name, parse,
+    CookieKey, CookieKeys, Entry, Flow, Judged, Object, Options, Protocol, Relay, Replica, Ring, Segment,
+    Site, Table, Target, Verdict, name, parse,
 };
 
 fn site() -> Site {
@@ -61,6 +62,79 @@ pub fn step(bytes: &[u8]) {
                     let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
                     assert!(n <= 1500);
                     said(&out[..n]);
+                }
+            }
+        }
+        assert!(sent <= 16_000, "{sent} octets");
+    }
+}
+
+/// The data of a segment as queries, and a datagram in answer to each; two octets of the first one's length stand in front. The first
+/// octet says whether number and question of the datagram are made right.
+pub fn dns(bytes: &[u8]) {
+    let Some((&[right, high, low], rest)) = bytes.split_first_chunk::<3>() else { return };
+    let (data, datagram) = rest.split_at(usize::from(u16::from_be_bytes([high & 7, low])).min(rest.len()));
+    let mut datagram = datagram.to_vec();
+    let Ok(queries) = dns::queries(data) else { return };
+    assert_eq!(queries.iter().map(|query| query.message().len() + 2).sum::<usize>(), data.len());
+    for query in &queries {
+        let sent = query.datagram(0x1234);
+        assert!(sent.len() <= MAX_DATAGRAM && sent[..2] == [0x12, 0x34]);
+        // What goes to the back end is a query like the client's.
+        let framed = [&(sent.len() as u16).to_be_bytes()[..], &sent].concat();
+        assert!(sent.len() > dns::MAX_QUERY || dns::queries(&framed).is_ok());
+        if right & 1 != 0 && datagram.len() >= sent.len() {
+            datagram[..2].copy_from_slice(&sent[..2]);
+            datagram[2] = 0x80 | datagram[2] & 2;
+            datagram[4..6].copy_from_slice(&[0, 1]);
+            let question = 12..query.message().len().min(datagram.len());
+            datagram[question.clone()].copy_from_slice(&query.message()[question]);
+        }
+        let _ = (dns::number(&datagram), dns::is_answer(query.message(), &datagram));
+        if let Reply::Answer(opt) = query.judge(0x1234, &datagram) {
+            let mut out = Vec::new();
+            if query.append(&datagram, opt, 15 << 10, &mut out) {
+                assert!(out.len() <= datagram.len() + 2 && out[2..4] == query.message()[..2]);
+            } else {
+                assert!(out.is_empty());
+            }
+        }
+    }
+}
+
+/// Packets as for [`step`], to a service with a back end, which answers with what is left of the input.
+pub fn relay(bytes: &[u8]) {
+    let mut rest = bytes;
+    let mut out = [0; 2048];
+    while let Some((&[high, low, right], more)) = rest.split_first_chunk::<3>() {
+        let length = usize::from(u16::from_be_bytes([high & 7, low])).min(more.len());
+        let (packet, more) = more.split_at(length);
+        rest = more;
+        let mut packet = packet.to_vec();
+        repair(&mut packet, right);
+        let Ok(segment) = Segment::parse(&packet) else { continue };
+        let protocol = if right & 8 != 0 { Protocol::Dns } else { Protocol::Http };
+        let relay = Relay { keys: site().keys, protocol, deterministic: right & 16 != 0, mtu: 1500 };
+        let verdict = match relay.judge(&segment, u32::from(right >> 6)) {
+            Judged::Drop(_) | Judged::Kernel(_) => continue,
+            Judged::Say(header) => Verdict::Say(header),
+            Judged::Ask(ask) => {
+                assert!(ask.length > 0 && ask.length <= segment.payload.len());
+                relay.answer(&segment, &ask, Some(more), (right & 32 != 0).then_some(600))
+            }
+        };
+        let mut sent = 0;
+        match verdict {
+            Verdict::Drop(_) | Verdict::Kernel(_) => {}
+            Verdict::Say(header) => {
+                let n = header.finish(&mut out, 0).expect("two addresses of one family");
+                assert!(n <= packet.len(), "{n} octets for {}", packet.len());
+            }
+            Verdict::Answer(flight) => {
+                for piece in flight.pieces() {
+                    let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
+                    assert!(n <= 1500 && Segment::parse(&out[..n]).expect("well formed").is_intact());
+                    sent += n;
                 }
             }
         }

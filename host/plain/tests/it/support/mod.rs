@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "tests")]
 
 pub mod client;
+pub mod name_server;
 pub mod net;
 
 use rivulet_plain::{CookieKey, CookieKeys, Entry, Object, Site, Table};

@@ -194,7 +194,7 @@ impl<'s> Net<'s> {
 }
 
 /// The packets that come of a verdict.
-fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> Vec<Vec<u8>> {
+pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     match verdict {
         Verdict::Drop(_) => {}

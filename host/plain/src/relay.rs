@@ -1,0 +1,296 @@
+//! The step for a service whose answers a back end gives: a program that speaks UDP, one datagram each way.
+//!
+//! A request is not answered at once, but comes to a question to the back end ([`Judged::Ask`]); with its answer the same
+//! segment comes to the answer's segments ([`Relay::answer`]). What is in between may be lost: the client repeats its request, and
+//! the back end is asked again. A connection has one request and one answer, which ends with FIN.
+//!
+//! The octets of an answer are the back end's, so nothing can be padded, and they may be others the next time. So an answer
+//! is given in one segment, which the client has whole or not at all; one that needs more is given only if the back end is
+//! said to answer the same whenever and wherever it is asked.
+
+use rivulet_packet::segment::TcpFlags;
+
+use crate::answer::Octets;
+use crate::codec::{BARE_END, BARE_SEGMENT, BARE_SEQUENCE, Class, CookieKeys, Flow, MAX_ANSWER};
+use crate::dns::{self, Fault};
+use crate::flight::{Cut, Flight, Piece, Pieces, Span, is_boundary};
+use crate::head::{Parsed, parse};
+use crate::segment::{Header, Options, Segment, Stamps};
+use crate::small::{
+    ACK, Cause, Decision, FIN_ACK, Reason, Verdict, WINDOW, have, longest_segment, say, welcome,
+};
+use crate::stamp::{Opened, Scale, Stamp};
+use crate::whole::Whole;
+
+/// What a back end speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// DNS over UDP.
+    Dns,
+    /// A request of HTTP in a datagram, and the whole response in another.
+    Http,
+}
+
+/// A service as all its replicas know it.
+#[derive(Clone, Copy, Debug)]
+pub struct Relay {
+    /// The keys of its cookies.
+    pub keys: CookieKeys,
+    /// What the back end speaks.
+    pub protocol: Protocol,
+    /// The back end answers the same octets to the same request, whichever replica asks, now and a minute later.
+    pub deterministic: bool,
+    /// Octets of the longest IP packet that leaves here.
+    pub mtu: u16,
+}
+
+/// A request for the back end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Octets of the segment's data that are the request.
+    pub length: usize,
+    /// Octets of the answer that the client has; FIN counts.
+    at: u32,
+    by: By,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// With timestamps, nothing sent yet.
+    Opening(Class, Scale),
+    /// With timestamps, this answer under way.
+    Answer(Whole),
+    /// Without.
+    Bare,
+}
+
+/// What a segment comes to before the back end is asked.
+#[derive(Clone, Debug)]
+pub enum Judged {
+    /// Nothing.
+    Drop(Reason),
+    /// One segment without data.
+    Say(Header),
+    /// A question to the back end.
+    Ask(Ask),
+    /// The kernel's.
+    Kernel(Cause),
+}
+
+impl Relay {
+    /// Judges a segment from a client at a [`minute`](crate::minute).
+    #[must_use]
+    pub fn judge(&self, segment: &Segment<'_>, minute: u32) -> Judged {
+        let header = &segment.header;
+        let flow = Flow::new(header.src, header.dst);
+        if segment.has(TcpFlags::RST) {
+            return Judged::Drop(Reason::Reset);
+        }
+        if segment.has(TcpFlags::SYN) {
+            let mss = longest_segment(self.mtu, header.src.ip());
+            return match welcome(&self.keys, mss, segment, &flow, minute).verdict(segment) {
+                Verdict::Say(header) => Judged::Say(header),
+                Verdict::Kernel(cause) => Judged::Kernel(cause),
+                Verdict::Drop(reason) => Judged::Drop(reason),
+                Verdict::Answer(_) => Judged::Drop(Reason::Flags),
+            };
+        }
+        if !segment.has(TcpFlags::ACK) {
+            return Judged::Drop(Reason::Flags);
+        }
+        let stamps = header.options.stamps;
+        // A kernel's positions are its own.
+        if stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) == Stamp::Kernel) {
+            return Judged::Kernel(Cause::Adopted);
+        }
+        let Some(distance) = flow.distance(&self.keys, header.ack, stamps.is_some()) else {
+            return Judged::Drop(Reason::Cookie);
+        };
+        match stamps {
+            Some(stamps) => match (Whole::parse(stamps.echo), Stamp::parse(stamps.echo)) {
+                (Some(whole), _) => self.under_way(segment, distance, whole),
+                (None, stamp) => self.opening(segment, &flow, distance, stamp, minute),
+            },
+            None => self.bare(segment, distance),
+        }
+    }
+
+    /// The client has had the SYN-ACK and nothing else.
+    fn opening(
+        &self,
+        segment: &Segment<'_>,
+        flow: &Flow,
+        distance: u32,
+        stamp: Stamp,
+        minute: u32,
+    ) -> Judged {
+        let seq = segment.header.seq;
+        if distance & !6 != 0 {
+            return Judged::Drop(Reason::Stamp);
+        }
+        if !speaks(segment) {
+            return Judged::Drop(Reason::Acknowledgement);
+        }
+        match stamp.opens(flow, &self.keys, minute, seq) {
+            // A client that goes without having asked for anything.
+            Opened::Yes(_) if segment.payload.is_empty() => tell(segment, FIN_ACK, seq.wrapping_add(1)),
+            Opened::Yes(scale) => {
+                let by = By::Opening(Class::numbered(distance >> 1), scale);
+                self.ask(segment, 0, by).unwrap_or_else(Judged::Kernel)
+            }
+            Opened::No => Judged::Drop(Reason::Stamp),
+        }
+    }
+
+    /// The client has something of an answer: what it had last says how long that is.
+    fn under_way(&self, segment: &Segment<'_>, distance: u32, whole: Whole) -> Judged {
+        let speaks = speaks(segment);
+        let Some(at) = distance.checked_sub(2 * u32::from(whole.class.number())) else {
+            return Judged::Drop(Reason::Stamp);
+        };
+        if at > whole.length + 1 {
+            return Judged::Drop(Reason::Stamp);
+        }
+        // All, and FIN.
+        if at > whole.length {
+            return if speaks {
+                tell(segment, ACK, segment.end())
+            } else {
+                Judged::Drop(Reason::Acknowledgement)
+            };
+        }
+        // All but FIN, for which its window had no room.
+        if at == whole.length {
+            return tell(segment, FIN_ACK, segment.end());
+        }
+        if !self.deterministic || at == 0 || !is_boundary(whole.class, at) {
+            return Judged::Drop(Reason::Stamp);
+        }
+        match segment.payload {
+            [] if speaks => Judged::Drop(Reason::Early),
+            [] => Judged::Drop(Reason::Acknowledgement),
+            _ => self.ask(segment, at, By::Answer(whole)).unwrap_or(Judged::Drop(Reason::Split)),
+        }
+    }
+
+    /// Without timestamps. The cookie has bits of the client's first sequence number, so that of a request says how far behind the
+    /// cookie its acknowledgement is.
+    fn bare(&self, segment: &Segment<'_>, distance: u32) -> Judged {
+        let header = &segment.header;
+        if !speaks(segment) {
+            return Judged::Drop(Reason::Acknowledgement);
+        }
+        // Whatever the number was, something of an answer is there. That is all, where answers have one segment.
+        if distance & !BARE_SEQUENCE >= BARE_END && !self.deterministic {
+            return tell(segment, ACK, segment.end());
+        }
+        match (distance.checked_sub(header.seq & BARE_SEQUENCE), segment.payload) {
+            (Some(0), []) => tell(segment, FIN_ACK, header.seq.wrapping_add(1)),
+            (Some(0), _) => self.ask(segment, 0, By::Bare).unwrap_or_else(Judged::Kernel),
+            // All, some, or a segment that does not begin where the request does: the back end's answer tells.
+            (Some(at), [_, ..]) => self.ask(segment, at, By::Bare).unwrap_or(Judged::Drop(Reason::Split)),
+            _ => Judged::Drop(Reason::Early),
+        }
+    }
+
+    fn ask(&self, segment: &Segment<'_>, at: u32, by: By) -> Result<Judged, Cause> {
+        let data = segment.payload;
+        let length = match self.protocol {
+            Protocol::Dns => {
+                let queries = dns::queries(data).map_err(|fault| match fault {
+                    Fault::Split => Cause::Split,
+                    Fault::Other => Cause::Request,
+                })?;
+                queries.iter().map(|query| query.message().len() + 2).sum()
+            }
+            Protocol::Http => match parse(data) {
+                Parsed::Whole(request) => request.length,
+                Parsed::Line(_) | Parsed::Split => return Err(Cause::Split),
+                Parsed::Bad | Parsed::Body | Parsed::Other => return Err(Cause::Request),
+            },
+        };
+        Ok(Judged::Ask(Ask { length, at, by }))
+    }
+
+    /// What the segment that came to a question comes to with the octets that answer it, none if they are more than
+    /// [`MAX_ANSWER`]. [`Reason::Changed`]: the connection cannot be served to its end any more.
+    #[must_use]
+    pub fn answer<'o>(
+        &self,
+        segment: &Segment<'_>,
+        ask: &Ask,
+        octets: Option<&'o [u8]>,
+        path: Option<u16>,
+    ) -> Verdict<'o> {
+        let header = &segment.header;
+        let mut octets = octets.unwrap_or_default();
+        if let By::Answer(before) = ask.by {
+            // A request that is repeated together with what followed it is answered as far as it was before.
+            octets = octets.get(..before.length as usize).unwrap_or_default();
+        }
+        // 0 for what is not answered here; nobody answers with nothing.
+        let length = u32::try_from(octets.len()).ok().filter(|length| *length <= MAX_ANSWER).unwrap_or(0);
+        let (stamp, cut) = match ask.by {
+            // It was another then: what has come of it cannot be completed.
+            By::Answer(before) if Whole::of(octets, before.class, before.scale) != before => {
+                return Verdict::Drop(Reason::Changed);
+            }
+            By::Answer(before) => (Some(before), Cut::again(before.class, ask.at, &have(segment, ask.at))),
+            // Nothing has been sent of it, but where a client without timestamps has something already.
+            _ if length == 0 && ask.at > 0 => return Verdict::Drop(Reason::Changed),
+            _ if length == 0 => return Verdict::Kernel(Cause::Object),
+            By::Opening(class, scale) => (Some(Whole::of(octets, class, scale)), Cut::Full(class)),
+            By::Bare if ask.at == length + 1 => return said(segment, ACK),
+            By::Bare if ask.at == length => return said(segment, FIN_ACK),
+            By::Bare if ask.at > length || !ask.at.is_multiple_of(BARE_SEGMENT) => {
+                return Verdict::Drop(Reason::Early);
+            }
+            By::Bare => (None, Cut::Bare),
+        };
+        let stamps = stamp.and_then(|stamp| {
+            let theirs = header.options.stamps?;
+            Some(Stamps { value: stamp.value(), echo: theirs.value })
+        });
+        let reply = Header {
+            src: header.dst,
+            dst: header.src,
+            seq: header.ack.wrapping_sub(ask.at),
+            ack: header.seq,
+            flags: TcpFlags(TcpFlags::ACK),
+            window: WINDOW,
+            options: Options { stamps, ..Options::default() },
+        };
+        let mtu = self.mtu.min(path.unwrap_or(u16::MAX));
+        let room = u32::from(mtu).saturating_sub(reply.length() as u32);
+        let scale = stamp.map_or(Scale::default(), |stamp| stamp.scale);
+        let window = ask.at.saturating_add(scale.window(header.window));
+        let pieces = if self.deterministic {
+            let span = Span { cut, from: ask.at, window, path: room, length, closes: true };
+            span.pieces(&have(segment, ask.at), |_| true)
+        } else {
+            let full = match cut {
+                Cut::Full(class) => class.segment(),
+                Cut::Narrow | Cut::Bare => BARE_SEGMENT,
+            };
+            // With FIN or not at all: a client that has it has all.
+            if length > full.min(room) || window <= length {
+                return Verdict::Kernel(Cause::Object);
+            }
+            Pieces::from_iter([Piece { from: 0, to: length, fin: true }])
+        };
+        Verdict::Answer(Flight { octets: Octets::of(octets), header: reply, pieces })
+    }
+}
+
+/// A segment says more than that it acknowledges.
+fn speaks(segment: &Segment<'_>) -> bool {
+    !segment.payload.is_empty() || segment.has(TcpFlags::FIN)
+}
+
+fn tell(segment: &Segment<'_>, flags: u8, ack: u32) -> Judged {
+    Judged::Say(say(segment, flags, ack))
+}
+
+fn said(segment: &Segment<'_>, flags: u8) -> Verdict<'static> {
+    Decision::Say(flags, segment.end()).verdict(segment)
+}
