@@ -2,6 +2,8 @@
 
 use rivulet_transport::server::Refusal;
 
+use crate::back_end::BackEndCounters;
+
 /// Counters since the start; they only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -41,6 +43,8 @@ pub struct Counters {
     pub plain_answered: u64,
     /// Of these, such that are nothing for stateless TCP, and were refused.
     pub plain_refused: u64,
+    /// What became of those that a back end answers.
+    pub back_end: BackEndCounters,
 }
 
 impl Counters {
@@ -68,6 +72,7 @@ impl Counters {
         for (sum, more) in sums {
             *sum += more;
         }
+        self.back_end.add(&other.back_end);
         for (sum, more) in self.refused.iter_mut().zip(other.refused) {
             *sum += more;
         }

@@ -93,17 +93,19 @@ pub(crate) fn awaited(io: &dyn PacketIo, room: bool) -> (BorrowedFd<'_>, PollFla
     }
 }
 
-/// Waits for that.
-pub(crate) fn wait(io: &dyn PacketIo, room: bool, longest: Duration) {
+/// Waits for that, or for `other` to be readable.
+pub(crate) fn wait(io: &dyn PacketIo, room: bool, other: Option<BorrowedFd<'_>>, longest: Duration) {
     if room && io.pending() == 0 {
         return;
     }
     let (fd, events) = awaited(io, room);
-    let mut entry = [PollFd::from_borrowed_fd(fd, events)];
+    let entry = PollFd::from_borrowed_fd(fd, events);
+    let mut entries = [entry, PollFd::from_borrowed_fd(other.unwrap_or(fd), PollFlags::IN)];
+    let count = 1 + usize::from(other.is_some());
     let time = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
     // An interruption is as if nothing came.
-    let _ = poll(&mut entry, Some(&time));
-    if entry[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
+    let _ = poll(&mut entries[..count], Some(&time));
+    if entries[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
         // An interface that is down or gone would be reported without a pause.
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use rivulet_packet::Segment;
-use rivulet_plain::Replica;
 use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
+use crate::server::Door;
 use crate::service::{Plain, Service};
 use crate::tunnel::Blocks;
 
@@ -16,7 +16,7 @@ pub(crate) struct Running {
     pub(crate) keys: KeyRing,
     pub(crate) transport: Transport,
     /// For plain clients, if they are answered without state.
-    pub(crate) plain: Option<Replica>,
+    pub(crate) plain: Option<Door>,
     /// The ToR named an epoch whose key is not held. New keys make it false again.
     pub(crate) behind: bool,
     /// What was seen of blocks in tunnels.

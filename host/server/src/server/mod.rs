@@ -6,6 +6,8 @@
 mod plain;
 mod turn;
 
+pub(crate) use plain::Door;
+
 use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -18,6 +20,7 @@ use rivulet_plain::Table;
 use rivulet_transport::Time;
 use rivulet_transport::server::{MinisocketCache, Policy, Refusal, ReplayMemory, Server as Transport};
 
+use crate::back_end::{BackEnd, Exchanges};
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
 use crate::interface::{Opener, awaited};
@@ -97,7 +100,18 @@ pub struct Server {
     filters: Filters,
     tunnels: Tunnels,
     /// What plain clients are served without state.
-    table: Option<Arc<Table>>,
+    content: Option<Content>,
+    /// What the back end is asked.
+    exchanges: Option<Exchanges>,
+}
+
+/// Where answers to plain clients come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Content {
+    /// A table.
+    Objects(Arc<Table>),
+    /// A program that is asked by UDP.
+    BackEnd(BackEnd),
 }
 
 impl Server {
@@ -159,7 +173,8 @@ impl Server {
             place,
             filters,
             tunnels: Tunnels::default(),
-            table: None,
+            content: None,
+            exchanges: None,
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -204,7 +219,7 @@ impl Server {
             });
             let transport = transport(policy, replay);
             let mut served = Running::new(service, transport);
-            served.plain = plain::replica(&served.service, self.table.as_ref(), self.link.mtu);
+            served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu);
             running.push(served);
         }
         self.running = running;
@@ -257,17 +272,33 @@ impl Server {
         for running in &mut self.running {
             running.transport.policy.payload = payload;
             if let Some(plain) = &mut running.plain {
-                plain.site.mtu = plain::mtu(link.mtu);
+                plain.set_mtu(plain::mtu(link.mtu));
             }
         }
     }
 
     /// Serves plain clients these objects, where a service answers them without state. All replicas are to have the same.
     pub fn set_objects(&mut self, table: Arc<Table>) {
+        self.exchanges = None;
+        self.set_content(Content::Objects(table));
+    }
+
+    /// Has plain clients answered by a back end, where a service answers them without state. All replicas are to have the same
+    /// program behind them.
+    ///
+    /// # Errors
+    /// There are no descriptors or threads for it.
+    pub fn set_back_end(&mut self, back_end: BackEnd) -> std::io::Result<()> {
+        self.exchanges = Some(Exchanges::new(back_end)?);
+        self.set_content(Content::BackEnd(back_end));
+        Ok(())
+    }
+
+    fn set_content(&mut self, content: Content) {
         for running in &mut self.running {
-            running.plain = plain::replica(&running.service, Some(&table), self.link.mtu);
+            running.plain = plain::door(&running.service, Some(&content), self.link.mtu);
         }
-        self.table = Some(table);
+        self.content = Some(content);
     }
 
     /// Ethernet address of the interface.
@@ -337,7 +368,7 @@ impl Server {
     }
 
     /// What to wait for before the next [`turn`](Server::turn): a descriptor, and the events of poll(2). Both may be others
-    /// after each turn and each response. A server behind a ToR wants turns within its liveness bound besides: one that takes
+    /// after each turn and each response; a back end's answers are found in a turn, and not told of here. A server behind a ToR wants turns within its liveness bound besides: one that takes
     /// none is not ready.
     #[must_use]
     pub fn awaited(&self) -> (BorrowedFd<'_>, i16) {

@@ -5,6 +5,7 @@
 //! halves their windows.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rivulet_packet::{EthHeader, Segment, WireError};
@@ -41,6 +42,7 @@ impl Server {
         while let Some((client, mtu)) = self.place.told() {
             self.paths.learn(client, mtu, self.now());
         }
+        self.take_answers();
         self.load = 0;
         for _ in 0..MAX_BATCHES {
             if self.waiting.is_empty() {
@@ -111,7 +113,7 @@ impl Server {
 
     /// Whether all responses of one more request find room to be sent. From the first time that they do not, requests tell
     /// how long they waited.
-    fn has_room(&mut self) -> bool {
+    pub(super) fn has_room(&mut self) -> bool {
         let room = |io: &dyn PacketIo| io.pending() + MAX_RESPONSES <= QUEUE;
         if room(self.io.as_ref()) {
             return true;
@@ -147,7 +149,8 @@ impl Server {
     /// Waits for packets and room, or for room alone.
     fn wait(&self, room: bool, longest: Duration) {
         self.place.set_busy(None);
-        wait(self.io.as_ref(), room, longest);
+        let other = self.exchanges.as_ref().filter(|_| !room).map(AsFd::as_fd);
+        wait(self.io.as_ref(), room, other, longest);
         self.progress();
     }
 

@@ -1,0 +1,334 @@
+//! Requests under way to the back end: a bounded number, each of which may be forgotten at any time, since its client repeats it.
+//!
+//! Nothing here blocks. Lanes are opened as they are needed; one descriptor tells that any of them has something.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rivulet_packet::nonce::half_sip_hash_words;
+use rivulet_plain::{Ask, Protocol, Segment};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+
+use super::by_tcp::{ByTcp, Job};
+use super::lane::{Got, Lane, Pending};
+use super::{BackEnd, BackEndCounters};
+
+/// Requests under way at most.
+const LANES: usize = 256;
+/// A request is given up so long after it was last sent, microseconds.
+const PATIENCE: u64 = 2_000_000;
+/// A repeated request is not sent again sooner, microseconds: clients wait longer before they repeat one.
+const AGAIN: u64 = 100_000;
+/// Between two looks for what is to be given up, microseconds.
+const SWEEP: u64 = 100_000;
+/// Datagrams read from a lane that has no request.
+const STRAY: usize = 4;
+/// Lanes that are looked at in a turn.
+const EVENTS: usize = 64;
+/// In place of a lane: the answers that came by TCP.
+const TCP: u64 = u64::MAX;
+
+/// Requests under way.
+pub(crate) struct Exchanges {
+    back_end: BackEnd,
+    lanes: Vec<Lane>,
+    /// For each lane a number of its client's, 0 of one at rest: where a request that is repeated is found.
+    tags: Vec<u32>,
+    /// Lanes at rest; the one that was in use last is taken first.
+    rest: Vec<u16>,
+    ready: OwnedFd,
+    /// Lanes that have something, as the last look saw.
+    events: Vec<u64>,
+    by_tcp: Option<ByTcp>,
+    /// Answers that came by TCP may wait.
+    heard: bool,
+    datagram: Box<[u8]>,
+    order: Vec<u8>,
+    secret: [u32; 2],
+    ticket: u64,
+    swept: u64,
+    under_way: usize,
+}
+
+/// A request that is answered.
+pub(crate) struct Answered<'a> {
+    /// The client's frame.
+    pub(crate) frame: &'a [u8],
+    pub(crate) ask: Ask,
+    /// The answer; none if it is longer than any that is given without state.
+    pub(crate) octets: Option<&'a [u8]>,
+    /// The lane, which is to be put to rest.
+    pub(crate) lane: u16,
+}
+
+impl Exchanges {
+    /// None yet.
+    pub(crate) fn new(back_end: BackEnd) -> io::Result<Exchanges> {
+        let ready = epoll::create(CreateFlags::CLOEXEC)?;
+        let by_tcp = match back_end.protocol {
+            Protocol::Dns => Some(ByTcp::start(back_end.address)?),
+            Protocol::Http => None,
+        };
+        if let Some(by_tcp) = &by_tcp {
+            epoll::add(&ready, by_tcp, EventData::new_u64(TCP), EventFlags::IN)?;
+        }
+        let secret = getrandom::u64().map_err(io::Error::other)?;
+        Ok(Exchanges {
+            back_end,
+            lanes: Vec::with_capacity(LANES),
+            tags: Vec::with_capacity(LANES),
+            rest: Vec::with_capacity(LANES),
+            ready,
+            events: Vec::with_capacity(EVENTS),
+            by_tcp,
+            heard: false,
+            datagram: vec![0; 1 << 16].into(),
+            order: Vec::new(),
+            secret: [secret as u32, (secret >> 32) as u32],
+            ticket: 0,
+            swept: 0,
+            under_way: 0,
+        })
+    }
+
+    /// Asks the back end what the client asks in this frame. One that asks the same again is told of with its new frame.
+    pub(crate) fn ask(
+        &mut self,
+        frame: &[u8],
+        segment: &Segment<'_>,
+        ask: Ask,
+        now: u64,
+        counters: &mut BackEndCounters,
+    ) {
+        let (client, service) = (segment.header.src, segment.header.dst);
+        let tag = self.tag(segment);
+        let same =
+            |lane: &Lane| lane.pending.as_ref().is_some_and(|p| (p.client, p.service) == (client, service));
+        let found = self.tags.iter().zip(&self.lanes).position(|(&other, lane)| other == tag && same(lane));
+        let mut chosen = None;
+        if let Some(index) = found {
+            let lane = &mut self.lanes[index];
+            if segment.payload.get(..ask.length) == Some(lane.request()) {
+                lane.renew(frame);
+                let Some(pending) = &mut lane.pending else { return };
+                pending.ask = ask;
+                if now.saturating_sub(pending.asked) < AGAIN {
+                    return;
+                }
+                chosen = Some(index as u16);
+            } else {
+                // Another connection from the same port, or more of the same one.
+                self.put_to_rest(index as u16, true);
+            }
+        }
+        let lane = match chosen {
+            Some(lane) => lane,
+            None => {
+                let Some(lane) = self.take_lane() else {
+                    counters.dropped += 1;
+                    return;
+                };
+                self.ticket += 1;
+                let words = [self.ticket as u32, (self.ticket >> 32) as u32];
+                let id = half_sip_hash_words(self.secret, &words) as u16;
+                let pending = Pending::new(client, service, ask, self.ticket, id);
+                self.lanes[usize::from(lane)].begin(frame, pending);
+                self.tags[usize::from(lane)] = tag;
+                self.under_way += 1;
+                lane
+            }
+        };
+        if let Err(e) = self.lanes[usize::from(lane)].send(self.back_end.protocol, now, counters) {
+            tracing::debug!(back_end = %self.back_end.address, error = %e, "not asked");
+            counters.dropped += 1;
+            self.put_to_rest(lane, true);
+        }
+    }
+
+    /// A number that clients seldom share, and no lane at rest has.
+    fn tag(&self, segment: &Segment<'_>) -> u32 {
+        let word = segment.header.ack ^ u32::from(segment.header.src.port());
+        // The cookie in the acknowledgement is its connection's, whatever of an answer is acknowledged: its low bits are left out.
+        half_sip_hash_words(self.secret, &[word & !0xffff]) | 1
+    }
+
+    fn take_lane(&mut self) -> Option<u16> {
+        if let Some(lane) = self.rest.pop() {
+            return Some(lane);
+        }
+        if self.lanes.len() >= LANES {
+            return None;
+        }
+        let lane = match Lane::open(&self.back_end) {
+            Ok(lane) => lane,
+            Err(e) => {
+                tracing::debug!(back_end = %self.back_end.address, error = %e, "no socket");
+                return None;
+            }
+        };
+        let index = self.lanes.len() as u16;
+        self.lanes.push(lane);
+        self.tags.push(0);
+        if self.watch(index) {
+            return Some(index);
+        }
+        self.lanes.pop();
+        self.tags.pop();
+        None
+    }
+
+    fn watch(&self, index: u16) -> bool {
+        let Some(lane) = self.lanes.get(usize::from(index)) else { return false };
+        epoll::add(&self.ready, &lane.socket, EventData::new_u64(index.into()), EventFlags::IN).is_ok()
+    }
+
+    /// The request is done, or given up.
+    pub(crate) fn put_to_rest(&mut self, index: u16, given_up: bool) {
+        let protocol = self.back_end.protocol;
+        let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
+        let tainted = lane.is_tainted(protocol, given_up);
+        if lane.pending.take().is_some() {
+            self.under_way -= 1;
+        }
+        self.tags[usize::from(index)] = 0;
+        // A socket that is closed leaves the set by itself. Without another one this lane is not used again.
+        if !tainted || lane.reopen(&self.back_end).is_ok() && self.watch(index) {
+            self.rest.push(index);
+        }
+    }
+
+    /// Looks which lanes have something, and gives up what has waited too long. To be called once a turn, before
+    /// [`next`](Self::next).
+    pub(crate) fn look(&mut self, now: u64, counters: &mut BackEndCounters) {
+        self.events.clear();
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut room = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
+        // An interruption is as if nothing came.
+        if let Ok((events, _)) = epoll::wait(&self.ready, &mut room, Some(&zero)) {
+            self.events.extend(events.iter().map(|event| event.data.u64()));
+        }
+        self.heard = self.by_tcp.is_some();
+        if self.under_way > 0 && now.saturating_sub(self.swept) > SWEEP {
+            self.swept = now;
+            for index in 0..self.lanes.len() {
+                let late = |p: &Pending| now.saturating_sub(p.asked) > PATIENCE;
+                if self.lanes[index].pending.as_ref().is_some_and(late) {
+                    counters.timeouts += 1;
+                    self.put_to_rest(index as u16, true);
+                }
+            }
+        }
+    }
+
+    /// The next request that is answered, of what [`look`](Self::look) saw.
+    pub(crate) fn next(&mut self, counters: &mut BackEndCounters) -> Option<Answered<'_>> {
+        let (index, got) = self.advance(counters)?;
+        let lane = self.lanes.get(usize::from(index))?;
+        let ask = lane.pending.as_ref()?.ask;
+        let octets = (got == Got::All).then(|| lane.answer(&mut self.order));
+        Some(Answered { frame: lane.frame(), ask, octets, lane: index })
+    }
+
+    /// Reads on until a request has all its answers.
+    fn advance(&mut self, counters: &mut BackEndCounters) -> Option<(u16, Got)> {
+        while let Some(&event) = self.events.last() {
+            match (u16::try_from(event), &self.by_tcp) {
+                (Ok(index), _) => {
+                    if let Some(got) = self.read(index, counters) {
+                        return Some((index, got));
+                    }
+                }
+                (Err(_), Some(by_tcp)) => by_tcp.heard(),
+                (Err(_), None) => {}
+            }
+            self.events.pop();
+        }
+        if self.heard {
+            let found = self.by_tcp(counters);
+            self.heard = found.is_some();
+            return found;
+        }
+        None
+    }
+
+    /// Reads a lane until its request is answered, or it has nothing more.
+    fn read(&mut self, index: u16, counters: &mut BackEndCounters) -> Option<Got> {
+        let mut stray = 0;
+        loop {
+            let lane = self.lanes.get_mut(usize::from(index))?;
+            let length = match lane.socket.recv(&mut self.datagram) {
+                Ok(length) => length,
+                Err(e) => {
+                    // Nobody listens there: its client asks again.
+                    if e.kind() != io::ErrorKind::WouldBlock && lane.pending.is_some() {
+                        counters.timeouts += 1;
+                        self.put_to_rest(index, true);
+                    }
+                    return None;
+                }
+            };
+            let datagram = self.datagram.get(..length).unwrap_or_default();
+            let got = lane.take(self.back_end.protocol, datagram);
+            if got == Got::Foreign {
+                counters.late += 1;
+                stray += 1;
+                if stray >= STRAY {
+                    return None;
+                }
+                continue;
+            }
+            counters.answers += 1;
+            match got {
+                Got::All | Got::TooLong => return Some(got),
+                Got::Truncated(number) => self.hand_over(index, number, counters),
+                Got::Some | Got::Foreign => {}
+            }
+        }
+    }
+
+    /// Has a query asked by TCP.
+    fn hand_over(&mut self, index: u16, number: usize, counters: &mut BackEndCounters) {
+        counters.by_tcp += 1;
+        let lane = &self.lanes[usize::from(index)];
+        let handed = || {
+            let queries = rivulet_plain::dns::queries(lane.request()).ok()?;
+            let (query, pending) = (queries.get(number)?, lane.pending.as_ref()?);
+            let query = query.message().to_vec();
+            let job = Job { lane: index, ticket: pending.ticket, number, query };
+            self.by_tcp.as_ref()?.ask(job).then_some(())
+        };
+        if handed().is_none() {
+            counters.dropped += 1;
+            self.put_to_rest(index, true);
+        }
+    }
+
+    /// The next request whose answer came by TCP.
+    fn by_tcp(&mut self, counters: &mut BackEndCounters) -> Option<(u16, Got)> {
+        loop {
+            let done = self.by_tcp.as_ref()?.next()?;
+            let job = done.job;
+            let lane = self.lanes.get_mut(usize::from(job.lane))?;
+            if lane.pending.as_ref().is_none_or(|pending| pending.ticket != job.ticket) {
+                counters.late += 1;
+                continue;
+            }
+            match done.answer.map(|answer| lane.take_by_tcp(job.number, &answer)) {
+                Some(got @ (Got::All | Got::TooLong)) => return Some((job.lane, got)),
+                Some(_) => {}
+                None => {
+                    counters.tcp_failed += 1;
+                    self.put_to_rest(job.lane, true);
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Exchanges {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.as_fd()
+    }
+}
