@@ -7,7 +7,7 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/wireshark packaging ptf-tests p4src switch scripts
+PYTHON_DIRS := controller mininet bench host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
 packages = $(addprefix -p ,$(1))
 

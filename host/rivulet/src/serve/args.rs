@@ -7,20 +7,22 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use rivulet_pktio::IoChoice;
+use rivulet_server::BackEnd;
 use rivulet_server::keys::KeySet;
 use rivulet_server::service::{Member, Plain, Service, Tunnel};
 
 use crate::agent::ControllerArgs;
 use crate::http::Limits;
 
-/// Serves the files of a directory over Rivulet and plain TCP.
+/// Serves the files of a directory over Rivulet and plain TCP, or what a back end answers over plain TCP.
 ///
 /// Services and keys come from a controller (--controller, --name), or from flags and a key file
 /// (--listen, --keys). Replicas that share keys and files serve each other's connections.
 #[derive(Args, Debug)]
 pub struct ServeArgs {
     /// Directory with the files
-    pub dir: PathBuf,
+    #[arg(required_unless_present = "back_end", conflicts_with = "back_end")]
+    pub dir: Option<PathBuf>,
 
     /// Interface towards the clients or the ToR
     #[arg(long, short, value_name = "NAME")]
@@ -70,6 +72,16 @@ pub struct ServeArgs {
     /// says it itself
     #[arg(long, value_name = "HOW", default_value_t, conflicts_with = "controllers")]
     pub plain: Plain,
+
+    /// In place of files, a program that answers by UDP: dns://ADDR:PORT, or udp://ADDR:PORT for a request of HTTP in one datagram
+    /// and its answer in another; for services of stateless TCP
+    #[arg(long, value_name = "URL", conflicts_with = "upload")]
+    pub back_end: Option<BackEnd>,
+
+    /// The back end answers the same octets to the same request whenever and on whichever replica it is asked: answers may have
+    /// more than one segment, up to 15 kB
+    #[arg(long, requires = "back_end")]
+    pub deterministic: bool,
 
     /// Store what clients PUT and POST in this directory, which all replicas share (it may be DIR)
     #[arg(long, value_name = "DIR")]
@@ -145,6 +157,15 @@ impl ServeArgs {
         };
         service.check()?;
         Ok(vec![service])
+    }
+
+    /// What answers in place of files.
+    pub fn back_end(&self) -> anyhow::Result<Option<BackEnd>> {
+        let Some(back_end) = self.back_end else { return Ok(None) };
+        if self.keys.is_some() && self.plain != Plain::Stateless {
+            bail!("--back-end answers clients of stateless TCP alone: give --plain stateless");
+        }
+        Ok(Some(BackEnd { deterministic: self.deterministic, ..back_end }))
     }
 
     /// How much may be uploaded.

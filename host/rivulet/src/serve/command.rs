@@ -1,11 +1,12 @@
 //! The serving process: the packet path, of one thread or several, the agent and the kernel's listeners beside it.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
-use rivulet_server::service::Service;
+use rivulet_server::service::{Plain, Service};
 use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
@@ -13,7 +14,7 @@ use super::args::ServeArgs;
 use super::listeners::Listeners;
 use super::metrics;
 use super::shelf::{SOON, Shelf, Wanted};
-use super::stateless::Files;
+use super::stateless::application;
 use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
 use crate::process::{prefer_this_thread, stop_on_signals, stopped, tell_ready};
@@ -32,13 +33,8 @@ const STARTING: Duration = Duration::from_secs(20);
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     stop_on_signals();
     let services = args.services()?;
-    let objects = Objects::open(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
-    objects.prepare(&args.dir);
-    let uploads = match &args.upload {
-        Some(dir) => Some(Uploads::open(dir, args.limits()).with_context(|| dir.display().to_string())?),
-        None => None,
-    };
-    let site = Site { objects, uploads };
+    let back_end = args.back_end()?;
+    let site = args.dir.as_deref().map(|dir| open(dir, args)).transpose()?;
     let mut addresses = ServiceAddresses::default();
     if args.setup_address {
         ensure(&mut addresses, &services)?;
@@ -51,26 +47,36 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     for server in &mut servers {
         server.set_delta(!args.no_delta);
     }
-    let mut shelf = Shelf::new(&args.dir, args.upload.is_some());
-    if let Some(table) = shelf.await_table(&config.services)? {
+    let mut shelf = args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some()));
+    if let Some(shelf) = &mut shelf
+        && let Some(table) = shelf.await_table(&config.services)?
+    {
         servers.iter_mut().for_each(|server| server.set_objects(table.clone()));
     }
+    if let Some(back_end) = back_end {
+        tracing::info!(address = %back_end.address, back_end.deterministic, "back end of stateless TCP");
+        for server in &mut servers {
+            server.set_back_end(back_end).with_context(|| format!("back end at {}", back_end.address))?;
+        }
+    }
     let mut server = servers.remove(0);
-    let mut files = Files::new(site.for_thread());
+    let mut application = application(site.as_ref());
     let agent = match (args.controller.controllers()?, &args.name) {
         (Some(controllers), Some(name)) => Some(Agent::start(controllers, name, incarnation, server.mac())?),
         _ => None,
     };
-    let mut listeners = Listeners::new(site.clone());
+    let mut listeners = site.clone().map(Listeners::new);
     let mut status = Status::default();
     let metrics = metrics::Shared::of(args.workers.into());
     if let Some(address) = args.metrics {
         metrics::listen(address, metrics.clone()).with_context(|| format!("metrics at {address}"))?;
     }
     tracing::info!(io = %server.backend(), "packet I/O");
-    let workers = Workers::start(servers, &site, &metrics)?;
+    let workers = Workers::start(servers, site.as_ref(), &metrics)?;
     report(&server);
-    listeners.ensure(server.services());
+    if let Some(listeners) = &mut listeners {
+        listeners.ensure(server.services());
+    }
     second_chance.ensure(server.services(), server.mac(), server.reopened());
     server.hold_back(true);
     prefer_this_thread();
@@ -81,7 +87,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let mut due = Due::default();
     let mut known = (server.mac(), server.reopened());
     while !stopped() {
-        server.turn(&mut files, CHORES);
+        server.turn(application.as_mut(), CHORES);
         if chores.elapsed() < CHORES {
             continue;
         }
@@ -95,7 +101,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             }
         }
         if preparing {
-            preparing = site.objects.is_busy() && started.elapsed() < PREPARING;
+            let busy = site.as_ref().is_some_and(|site| site.objects.is_busy());
+            preparing = busy && started.elapsed() < PREPARING;
             server.hold_back(preparing);
         }
         if starting && (server.is_ready() || started.elapsed() > STARTING) {
@@ -106,7 +113,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         if let Some(agent) = &agent {
             if let Some((version, services)) = due.take(&agent.updates) {
                 let setup = args.setup_address;
-                let mut place = Place { server: &mut server, workers: &workers, shelf: &mut shelf };
+                let mut place = Place { server: &mut server, workers: &workers, shelf: shelf.as_mut() };
                 match place.take_up(version, &services, &mut addresses, setup, &mut status) {
                     Taken::Up => second_chance.ensure(server.services(), server.mac(), server.reopened()),
                     Taken::NotYet => due.later(version, services, SOON),
@@ -116,17 +123,31 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             fill(&server, &metrics, &mut status);
             agent.set_status(&status);
         }
-        listeners.ensure(server.services());
+        if let Some(listeners) = &mut listeners {
+            listeners.ensure(server.services());
+        }
     }
     tracing::info!("stopping");
     Ok(())
+}
+
+/// The files under a directory, and where uploads go.
+fn open(dir: &Path, args: &ServeArgs) -> anyhow::Result<Site> {
+    let objects = Objects::open(dir).with_context(|| format!("{}", dir.display()))?;
+    objects.prepare(dir);
+    let uploads = match &args.upload {
+        Some(dir) => Some(Uploads::open(dir, args.limits()).with_context(|| dir.display().to_string())?),
+        None => None,
+    };
+    Ok(Site { objects, uploads })
 }
 
 /// What serves.
 struct Place<'a> {
     server: &'a mut Server,
     workers: &'a Workers,
-    shelf: &'a mut Shelf,
+    /// None with a back end.
+    shelf: Option<&'a mut Shelf>,
 }
 
 /// What became of an update.
@@ -173,7 +194,19 @@ impl Place<'_> {
         addresses: &mut ServiceAddresses,
         setup: bool,
     ) -> anyhow::Result<bool> {
-        match self.shelf.wanted(services)? {
+        let wanted = match &mut self.shelf {
+            Some(shelf) => shelf.wanted(services)?,
+            None => {
+                if let Some(service) = services.iter().find(|s| s.plain == Plain::Kernel) {
+                    bail!(
+                        "service {}: its plain TCP is the kernel's, and --back-end is for stateless TCP",
+                        service.name
+                    );
+                }
+                Wanted::Nothing
+            }
+        };
+        match wanted {
             Wanted::NotYet => return Ok(false),
             Wanted::This(table) => {
                 self.workers.set_objects(&table);

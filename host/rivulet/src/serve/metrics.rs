@@ -153,6 +153,10 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("plain_answered_total", "counter", help, &[("", c.plain_answered)]);
     let help = "Segments of plain TCP that are nothing for stateless TCP, and were refused.";
     metric("plain_refused_total", "counter", help, &[("", c.plain_refused)]);
+    let labels = c.back_end.named().map(|(name, value)| (format!("{{event=\"{name}\"}}"), value));
+    let rows: Vec<(&str, u64)> = labels.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let help = "Datagrams to and from the back end, and what became of requests to it.";
+    metric("back_end_total", "counter", help, &rows);
     let labels: Vec<String> = Refusal::NAMES.iter().map(|name| format!("{{reason=\"{name}\"}}")).collect();
     let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(c.refused.iter().copied()).collect();
     metric("refused_total", "counter", "Requests refused, by reason.", &rows);

@@ -29,6 +29,23 @@ pub struct Files {
     data: Box<[u8]>,
 }
 
+/// What answers Rivulet's clients: files, or nothing where a back end answers plain ones.
+pub(super) fn application(site: Option<&Site>) -> Box<dyn Application + Send> {
+    match site {
+        Some(site) => Box::new(Files::new(site.for_thread())),
+        None => Box::new(Nothing),
+    }
+}
+
+/// Refuses every request.
+struct Nothing;
+
+impl Application for Nothing {
+    fn event(&mut self, _: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
+        Err(Refusal::User)
+    }
+}
+
 /// Input that was understood, ready to be told.
 struct Understood {
     consumed: Consumed,

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rivulet_plain::Table;
-use rivulet_server::Server;
 use rivulet_server::service::Service;
+use rivulet_server::{Application, Server};
 
 use super::metrics;
-use super::stateless::Files;
+use super::stateless::application;
 use crate::http::Site;
 use crate::process::{prefer_this_thread, stopped};
 
@@ -36,16 +36,16 @@ impl Workers {
     /// A thread for each of these, the leader excepted, which is the caller's.
     pub(super) fn start(
         servers: Vec<Server>,
-        site: &Site,
+        site: Option<&Site>,
         metrics: &metrics::Shared,
     ) -> anyhow::Result<Workers> {
         let mut workers = Workers(Vec::with_capacity(servers.len()));
         for (index, server) in (1..).zip(servers) {
             let (to_worker, changes) = channel();
-            let (files, metrics) = (Files::new(site.for_thread()), metrics.clone());
+            let (application, metrics) = (application(site), metrics.clone());
             let thread = std::thread::Builder::new()
                 .name(format!("worker {index}"))
-                .spawn(move || work(index, server, files, &changes, &metrics))
+                .spawn(move || work(index, server, application, &changes, &metrics))
                 .context("a worker's thread")?;
             workers.0.push(Worker { changes: to_worker, thread: Some(thread) });
         }
@@ -92,14 +92,14 @@ impl Drop for Workers {
 fn work(
     index: usize,
     mut server: Server,
-    mut files: Files,
+    mut application: Box<dyn Application + Send>,
     changes: &Receiver<Change>,
     metrics: &metrics::Shared,
 ) {
     prefer_this_thread();
     let mut chores = Instant::now();
     while !stopped() {
-        server.turn(&mut files, CHORES);
+        server.turn(application.as_mut(), CHORES);
         if chores.elapsed() < CHORES {
             continue;
         }

@@ -4,6 +4,7 @@
 mod af_xdp;
 mod agent;
 mod attacks;
+mod back_end;
 mod crowd;
 mod downloads;
 mod http;

@@ -13,32 +13,32 @@ use tempfile::TempDir;
 
 use crate::rig::{RIVULET, SERVICE};
 
-const SERVICE6: &str = "fd00:9::1";
+pub(crate) const SERVICE6: &str = "fd00:9::1";
 /// Both replicas' Ethernet address: to the client they are one.
 const MAC: &str = "02:00:00:00:09:01";
 
 /// client -- wire -- two replicas.
-struct Rack {
-    client: Netns,
-    replicas: [Netns; 2],
-    dir: TempDir,
+pub(crate) struct Rack {
+    pub(crate) client: Netns,
+    pub(crate) replicas: [Netns; 2],
+    pub(crate) dir: TempDir,
     wire: Option<(Arc<Wire>, JoinHandle<()>)>,
     _middle: Netns,
 }
 
 /// What the wire does, and has done.
 #[derive(Default)]
-struct Wire {
+pub(crate) struct Wire {
     stop: AtomicBool,
     /// Of 1,000 packets each way.
-    loss: AtomicU32,
+    pub(crate) loss: AtomicU32,
     /// Only this replica gets packets; 2 for either.
-    only: AtomicU32,
-    carried: [AtomicU64; 2],
+    pub(crate) only: AtomicU32,
+    pub(crate) carried: [AtomicU64; 2],
 }
 
 impl Rack {
-    fn new() -> Option<Rack> {
+    pub(crate) fn new() -> Option<Rack> {
         let (client, middle) = (Netns::new("slt-c")?, Netns::new("slt-m")?);
         let replicas = [Netns::new("slt-a")?, Netns::new("slt-b")?];
         middle.quiet();
@@ -70,7 +70,7 @@ impl Rack {
         Some(Rack { client, replicas, dir, wire: Some((wire, thread)), _middle: middle })
     }
 
-    fn wire(&self) -> &Wire {
+    pub(crate) fn wire(&self) -> &Wire {
         &self.wire.as_ref().unwrap().0
     }
 
@@ -84,10 +84,16 @@ impl Rack {
     }
 
     fn serve(&self, replica: usize) -> Process {
+        let www = self.dir.path().join("www");
+        self.start(replica, 80, &[www.to_str().unwrap()])
+    }
+
+    /// A replica that serves what the first arguments say.
+    pub(crate) fn start(&self, replica: usize, port: u16, what: &[&str]) -> Process {
         let ns = &self.replicas[replica];
         let mut command = ns.command(RIVULET);
-        command.arg("serve").arg(self.dir.path().join("www")).args(["-i", "s0", "--plain", "stateless"]);
-        command.args(["--listen", &format!("{SERVICE}:80"), "--listen", &format!("[{SERVICE6}]:80")]);
+        command.arg("serve").args(what).args(["-i", "s0", "--plain", "stateless"]);
+        command.args(["--listen", &format!("{SERVICE}:{port}"), "--listen", &format!("[{SERVICE6}]:{port}")]);
         command.arg("--keys").arg(self.dir.path().join("keys.toml")).args(["--setup-address"]);
         command.args(["--metrics", "127.0.0.1:9090"]);
         let process = Process(command.spawn().unwrap());
@@ -100,19 +106,19 @@ impl Rack {
         process
     }
 
-    fn metric(&self, replica: usize, name: &str) -> u64 {
+    pub(crate) fn metric(&self, replica: usize, name: &str) -> u64 {
         let metrics = self.replicas[replica].run("curl -s http://127.0.0.1:9090/metrics");
         metrics.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')).unwrap().parse().unwrap()
     }
 
-    fn curl(&self, args: &[&str]) -> Output {
+    pub(crate) fn curl(&self, args: &[&str]) -> Output {
         let mut command = self.client.command("curl");
         command.args(["-sS", "--max-time", "60"]).args(args);
         command.output().unwrap()
     }
 
     /// What curl gets, which must succeed.
-    fn get(&self, args: &[&str]) -> Vec<u8> {
+    pub(crate) fn get(&self, args: &[&str]) -> Vec<u8> {
         let out = self.curl(args);
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         out.stdout
