@@ -7,41 +7,11 @@ use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
+use rivulet_pktio::repair::{self, Connection};
 use rivulet_transport::client::TcpHandshake;
 use rustix::net::{SendFlags, send};
-use socket2::Socket;
 
 use crate::connection::Shared;
-use crate::port::{bind_and_connect, repaired, set};
-
-/// linux/tcp.h: queues of repair mode.
-const RECEIVE_QUEUE: i32 = 1;
-const SEND_QUEUE: i32 = 2;
-/// Leaves repair mode without a window probe, which a server that awaits its handshake's last ACK would
-/// take for a segment from the past.
-const REPAIR_OFF_NO_PROBE: i32 = -1;
-/// TCP option kinds (RFC 9293, RFC 7323, RFC 2018).
-const MSS: u32 = 2;
-const WINDOW_SCALE: u32 = 3;
-const SACK_PERMITTED: u32 = 4;
-const TIMESTAMPS: u32 = 8;
-
-/// struct tcp_repair_opt
-#[repr(C)]
-struct RepairOption {
-    code: u32,
-    value: u32,
-}
-
-/// struct tcp_repair_window
-#[repr(C)]
-struct RepairWindow {
-    snd_wl1: u32,
-    snd_wnd: u32,
-    max_window: u32,
-    rcv_wnd: u32,
-    rcv_wup: u32,
-}
 
 /// The kernel's socket for this connection; made by whoever comes first. Does not block: what was written so far and
 /// finds no room there is sent by a thread.
@@ -102,43 +72,18 @@ pub(crate) fn for_writing<'a>(
 }
 
 fn restore(shared: &Shared, handshake: &TcpHandshake) -> io::Result<TcpStream> {
-    let socket = repaired(shared.local)?;
-    for (queue, next) in [(SEND_QUEUE, handshake.send_next), (RECEIVE_QUEUE, handshake.receive_next)] {
-        set(&socket, libc::TCP_REPAIR_QUEUE, &[queue])?;
-        set(&socket, libc::TCP_QUEUE_SEQ, &[next])?;
-    }
-    bind_and_connect(&socket, shared.local, shared.remote)?;
-    options(&socket, handshake)?;
-    let window = u32::from(handshake.window);
-    let ours = 65_535;
-    let state = RepairWindow {
-        snd_wl1: handshake.receive_next,
-        snd_wnd: window,
-        max_window: window.max(1),
-        rcv_wnd: ours,
-        rcv_wup: handshake.receive_next,
-    };
-    set(&socket, libc::TCP_REPAIR_WINDOW, &[state])?;
-    set(&socket, libc::TCP_REPAIR, &[REPAIR_OFF_NO_PROBE])?;
-    Ok(socket.into())
-}
-
-/// What the two SYNs agreed on.
-fn options(socket: &Socket, handshake: &TcpHandshake) -> io::Result<()> {
-    let mut list = vec![RepairOption { code: MSS, value: handshake.mss.into() }];
-    if let Some((theirs, ours)) = handshake.window_scale {
-        list.push(RepairOption { code: WINDOW_SCALE, value: u32::from(theirs) | u32::from(ours) << 16 });
-    }
-    if handshake.sack {
-        list.push(RepairOption { code: SACK_PERMITTED, value: 0 });
-    }
-    if handshake.timestamp.is_some() {
-        list.push(RepairOption { code: TIMESTAMPS, value: 0 });
-    }
-    set(socket, libc::TCP_REPAIR_OPTIONS, &list)?;
-    match handshake.timestamp {
+    let connection = Connection {
+        local: shared.local,
+        remote: shared.remote,
+        send_next: handshake.send_next,
+        receive_next: handshake.receive_next,
+        send_window: handshake.window.into(),
+        receive_window: 65_535,
+        mss: handshake.mss,
+        scales: handshake.window_scale,
+        sack: handshake.sack,
         // Our clock goes on from the SYN's value, or the server takes all for old duplicates (RFC 7323 section 5).
-        Some((_, ours)) => set(socket, libc::TCP_TIMESTAMP, &[ours]),
-        None => Ok(()),
-    }
+        timestamp: handshake.timestamp.map(|(_, ours)| ours),
+    };
+    repair::restore(&connection, None).map_err(|e| e.source)
 }

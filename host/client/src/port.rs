@@ -26,7 +26,9 @@ impl LocalPort {
         let nothing = SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0);
         let socket = repaired(local)?;
         socket.attach_filter(&[nothing])?;
-        bind_and_connect(&socket, local, remote)?;
+        // In repair mode this sends nothing.
+        socket.bind(&local.into())?;
+        socket.connect(&remote.into())?;
         let there = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
         Ok(LocalPort { address: SocketAddr::new(local.ip(), there.port()), _socket: socket })
     }
@@ -39,24 +41,13 @@ impl LocalPort {
 }
 
 /// A TCP socket in repair mode, of the family of `local`.
-pub(crate) fn repaired(local: SocketAddr) -> io::Result<Socket> {
+fn repaired(local: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(local), Type::STREAM, Some(Protocol::TCP))?;
-    set(&socket, libc::TCP_REPAIR, &[1i32])?;
-    Ok(socket)
-}
-
-/// In repair mode this sends nothing.
-pub(crate) fn bind_and_connect(socket: &Socket, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
-    socket.bind(&local.into())?;
-    socket.connect(&remote.into())
-}
-
-/// Sets an option of TCP that no library knows, to an array of the C structure that it takes.
-pub(crate) fn set<T>(socket: &Socket, name: i32, value: &[T]) -> io::Result<()> {
-    let (at, length) = (value.as_ptr().cast(), size_of_val(value) as libc::socklen_t);
-    // SAFETY: pointer and length are those of `value`.
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, name, at, length) } {
-        0 => Ok(()),
+    let (on, length) = (1i32, size_of::<i32>() as libc::socklen_t);
+    let (fd, at) = (socket.as_raw_fd(), (&raw const on).cast());
+    // SAFETY: pointer and length are those of a local, which is read only.
+    match unsafe { libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, at, length) } {
+        0 => Ok(socket),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -31,6 +31,7 @@ mod link;
 pub mod monitor;
 mod netlink;
 mod pool;
+pub mod repair;
 pub mod route;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -4,3 +4,4 @@
 mod af_packet;
 mod af_xdp;
 mod kernel;
+mod repair;
