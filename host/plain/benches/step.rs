@@ -53,7 +53,7 @@ fn connection(c: &mut Criterion) {
                                         black_box(flight.write(piece, &mut out).unwrap());
                                     }
                                 }
-                                Verdict::Drop(_) | Verdict::Kernel(_) => {}
+                                Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
                             }
                         }
                     }

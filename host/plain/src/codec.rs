@@ -86,10 +86,16 @@ impl Class {
         self.0
     }
 
+    /// The maximum segment size that it stands for.
+    #[must_use]
+    pub fn mss(self) -> u16 {
+        SIZES[usize::from(self.0 & 3)]
+    }
+
     /// Octets of data in a full segment beside timestamps, a multiple of 8.
     #[must_use]
     pub fn segment(self) -> u32 {
-        (u32::from(SIZES[usize::from(self.0 & 3)]) - 12) & !7
+        (u32::from(self.mss()) - 12) & !7
     }
 
     /// Of a number; its lowest two bits count.

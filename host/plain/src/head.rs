@@ -144,6 +144,16 @@ pub fn parse(data: &[u8]) -> Parsed<'_> {
     Parsed::Whole(Request { length: at, ..request })
 }
 
+/// Whether a client's first octets can be these: a method (RFC 9110 section 9.1) or the beginning of one, or a TLS record with
+/// its handshake (RFC 8446 section 5.1).
+#[must_use]
+pub fn begins_a_request(data: &[u8]) -> bool {
+    // The longest registered one has 17.
+    let method = data.iter().take(17).take_while(|b| b.is_ascii_uppercase() || **b == b'-').count();
+    let ends = data.get(method).is_none_or(|b| *b == b' ');
+    method > 0 && ends || data.starts_with(&[22, 3])
+}
+
 /// The line that begins at `at`, without its end, and where the next one begins.
 fn line(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let rest = data.get(at..)?;
@@ -344,6 +354,20 @@ mod tests {
         assert!(
             matches!(parse(text.as_bytes()), Parsed::Line(r) if r.range.is_none() && r.close && r.target == b"/a")
         );
+    }
+
+    #[test]
+    fn what_may_be_first() {
+        for text in
+            ["GET / HTTP/1.1", "P", "POS", "VERSION-CONTROL /", "UPDATEREDIRECTREF /", "\u{16}\u{3}\u{1}"]
+        {
+            assert!(begins_a_request(text.as_bytes()), "{text}");
+        }
+        for text in
+            ["", "get / HTTP/1.1", "{\"a\":1}", "POST\r\n", "\r\nPOST /", "ABCDEFGHIJKLMNOPQR /", "\u{16}x"]
+        {
+            assert!(!begins_a_request(text.as_bytes()), "{text}");
+        }
     }
 
     #[test]

@@ -24,11 +24,13 @@ mod whole;
 pub use answer::{Answer, Ends, Octets, Outcome};
 pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place};
 pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
-pub use head::{Method, Name, Parsed, Range, Request, Target, name, parse};
+pub use head::{Method, Name, Parsed, Range, Request, Target, begins_a_request, name, parse};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use relay::{Ask, Judged, Protocol, Relay};
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
-pub use small::{Cause, Reason, Site, Verdict, refusal};
+pub use small::{Cause, Handshake, Reason, Site, Verdict, refusal};
 pub use soft::{Replica, Ring};
-pub use stamp::{Answering, MINUTES, Opened, Scale, Stamp, kernel_value, minute};
+pub use stamp::{
+    Answering, KERNEL_SPAN, MINUTES, Opened, Scale, Stamp, kernel_value, minute, next_kernel_value,
+};
 pub use whole::Whole;

@@ -230,6 +230,12 @@ impl<'a> Segment<'a> {
         Sum::new().pseudo_header(src, dst, TCP, self.tcp.len()).bytes(self.tcp).finish() == 0
     }
 
+    /// Octets of its IP packet, without what pads its frame.
+    #[must_use]
+    pub fn packet_length(&self) -> usize {
+        ip::length(self.header.src.ip()) + self.tcp.len()
+    }
+
     /// Whether all these flags are set.
     #[must_use]
     pub fn has(&self, flags: u8) -> bool {
@@ -353,6 +359,8 @@ mod tests {
             let read = Segment::parse(&packet).unwrap();
             prop_assert_eq!(read.header, header);
             prop_assert_eq!(read.payload, &payload[..]);
+            let padded = [&packet[..], &[0; 9]].concat();
+            prop_assert_eq!(Segment::parse(&padded).map(|s| s.packet_length()), Ok(n));
             prop_assert!(read.is_intact());
             // The window: the headers stay what they are.
             let window = ip::length(header.src.ip()) + 15;

@@ -12,7 +12,7 @@ use rivulet_packet::segment::TcpFlags;
 use crate::answer::{Answer, Ends, Outcome};
 use crate::codec::{BARE_SEGMENT, Class, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place, is_bare_start};
 use crate::flight::{Cut, Flight, Have, Piece, Span, is_boundary};
-use crate::head::{Parsed, Request, parse};
+use crate::head::{Parsed, Request, begins_a_request, parse};
 use crate::objects::Table;
 use crate::segment::{Header, Options, Segment, Stamps};
 use crate::stamp::{Answering, Opened, Scale, Stamp};
@@ -69,6 +69,16 @@ pub enum Cause {
     Split,
 }
 
+/// What a socket of the kernel's has to know of a connection of which only this segment was seen. The rest is in the segment: its
+/// acknowledgement is what is sent next, its sequence number what is awaited next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    /// The client's maximum segment size, or less.
+    pub mss: u16,
+    /// The client's window scale, or less, on a connection with timestamps. Ours is 0.
+    pub scale: Option<Scale>,
+}
+
 /// What a segment comes to.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "nothing on the way of a packet is boxed")]
@@ -79,8 +89,11 @@ pub enum Verdict<'t> {
     Say(Header),
     /// Segments of an answer.
     Answer(Flight<'t>),
-    /// The kernel's.
+    /// The kernel's, which cannot take it over from here: an answer was given before, or it is nobody's.
     Kernel(Cause),
+    /// The kernel's from this segment on, the first with data on its connection. What is behind it is nothing for
+    /// [`Site::judge`].
+    Adopt(Cause, Handshake),
 }
 
 /// What is said to whom, whatever it is.
@@ -266,6 +279,7 @@ pub(crate) fn have(segment: &Segment<'_>, at: u32) -> Have {
 pub(crate) enum Decision {
     Drop(Reason),
     Kernel(Cause),
+    Adopt(Cause, Handshake),
     /// The answer to a SYN.
     Welcome(Header),
     /// These flags, acknowledging this.
@@ -295,6 +309,7 @@ impl Decision {
         match self {
             Decision::Drop(reason) => Verdict::Drop(reason),
             Decision::Kernel(cause) => Verdict::Kernel(cause),
+            Decision::Adopt(cause, handshake) => Verdict::Adopt(cause, handshake),
             Decision::Welcome(header) => Verdict::Say(header),
             Decision::Say(flags, ack) => Verdict::Say(say(segment, flags, ack)),
             Decision::Answer(_) | Decision::Heard { .. } => Verdict::Drop(Reason::Acknowledgement),
@@ -329,7 +344,12 @@ impl Talk<'_> {
                     Opened::Yes(_) if self.segment.payload.is_empty() => {
                         Decision::Say(FIN_ACK, header.seq.wrapping_add(1))
                     }
-                    Opened::Yes(scale) => self.ask(header.seq, self.segment.payload, class, 0, scale),
+                    Opened::Yes(scale) => match self.ask(header.seq, self.segment.payload, class, 0, scale) {
+                        Decision::Kernel(cause) => {
+                            Decision::Adopt(cause, Handshake { mss: class.mss(), scale: Some(scale) })
+                        }
+                        other => other,
+                    },
                     Opened::No => Decision::Drop(Reason::Stamp),
                 };
             }
@@ -429,6 +449,10 @@ impl Talk<'_> {
             Ok((answer, _)) => {
                 let under = Under { answer, at, seq: header.seq, stamp: None, cut: Cut::Bare };
                 Decision::Answer(under)
+            }
+            // Eight bits say that it is the first: what looks like the middle of something is not begun with.
+            Err(cause) if at == 0 && begins_a_request(self.segment.payload) => {
+                Decision::Adopt(cause, Handshake { mss: BARE_SEGMENT as u16, scale: None })
             }
             Err(cause) if at == 0 => Decision::Kernel(cause),
             Err(_) => Decision::Drop(Reason::Split),

@@ -46,10 +46,16 @@ impl Scale {
         Scale((number & 7) as u8)
     }
 
+    /// The shift that it stands for.
+    #[must_use]
+    pub fn shift(self) -> u8 {
+        SCALES[usize::from(self.0 & 7)]
+    }
+
     /// A window in octets.
     #[must_use]
     pub fn window(self, field: u16) -> u32 {
-        u32::from(field) << SCALES[usize::from(self.0 & 7)]
+        u32::from(field) << self.shift()
     }
 
     /// The number in the timestamp.
@@ -167,8 +173,17 @@ impl Answering {
     }
 }
 
+/// Milliseconds for which the clock of a kernel's socket stays below its kind: 70 minutes.
+pub const KERNEL_SPAN: u32 = 1 << 22;
+
+/// The value of a kernel's socket one slot further, where its clock begins anew before it would grow into another kind.
+#[must_use]
+pub fn next_kernel_value(value: u32) -> u32 {
+    (value & !0xff_ffff).wrapping_add(1 << 24) | 3 << 22
+}
+
 /// The smallest value of a socket that the kernel has: its 22 bits below the kind run for 70 minutes at a millisecond each,
-/// from the slot of the answers before it on.
+/// from the slot of the answers before it on. It is even.
 #[must_use]
 pub fn kernel_value(start: u32) -> u32 {
     (start.min(MAX_START) / 64 + FIRST_START) >> 5 << 24 | 3 << 22
@@ -252,6 +267,20 @@ mod tests {
             assert_eq!(Stamp::parse(slot << 24 | 1 << 22 | 12345), Stamp::Large);
             assert_eq!(Stamp::parse(slot << 24 | 2 << 22 | 12345), Stamp::Large);
             assert_eq!(Stamp::parse(slot << 24 | 3 << 22 | 12345), Stamp::Kernel);
+        }
+    }
+
+    #[test]
+    fn a_kernels_values_stay_of_their_kind_and_only_grow() {
+        let mut value = kernel_value(0);
+        // Around the end, as sequence numbers are compared.
+        for _ in 0..600 {
+            assert_eq!(Stamp::parse(value), Stamp::Kernel);
+            assert_eq!(Stamp::parse(value.wrapping_add(KERNEL_SPAN - 1)), Stamp::Kernel);
+            assert_ne!(Stamp::parse(value.wrapping_add(KERNEL_SPAN)), Stamp::Kernel);
+            let next = next_kernel_value(value.wrapping_add(KERNEL_SPAN / 2));
+            assert!(next.wrapping_sub(value) < 1 << 31 && next & 1 == 0);
+            value = next;
         }
     }
 

@@ -63,10 +63,15 @@ fn talk(one: &TcpStream, other: &TcpStream, octets: usize) {
 fn both_ends_go_on_where_they_were_said_to_be() {
     let Some(ns) = Netns::new("rep-") else { return };
     check().unwrap();
-    for (timestamp, scaled) in [(Some(0x1c0_0001), true), (Some(0x1c0_0000), false), (None, true), (None, false)] {
+    for (timestamp, scaled) in
+        [(Some(0x1c0_0001), true), (Some(0x1c0_0000), false), (None, true), (None, false)]
+    {
         let ends = ends(timestamp, scaled);
         let [mut one, mut other] = ends.map(|end| restore(&end, Some(ns.name())).unwrap());
-        assert_eq!((one.local_addr().unwrap().to_string(), one.peer_addr().unwrap().to_string()), (A.into(), B.into()));
+        assert_eq!(
+            (one.local_addr().unwrap().to_string(), one.peer_addr().unwrap().to_string()),
+            (A.into(), B.into())
+        );
         // Not the 536 of a socket that knows nothing of the other end. (Without timestamps the kernel finds room for 12 more when it sends.)
         assert_eq!(option(&one, libc::TCP_MAXSEG), 1448);
         talk(&one, &other, 300_000);
@@ -84,7 +89,11 @@ fn both_ends_go_on_where_they_were_said_to_be() {
         }
         // A second one between the same addresses and ports.
         let error = restore(&ends[0], Some(ns.name())).unwrap_err();
-        assert_eq!((error.step, error.source.raw_os_error()), ("connect", Some(libc::EADDRNOTAVAIL)), "{error}");
+        assert_eq!(
+            (error.step, error.source.raw_os_error()),
+            ("connect", Some(libc::EADDRNOTAVAIL)),
+            "{error}"
+        );
         one.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(other.read(&mut [0]).unwrap(), 0);
         drop(other);

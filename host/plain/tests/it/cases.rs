@@ -1,6 +1,9 @@
 //! What ordinary clients do.
 
-use rivulet_plain::{Cause, Site, Table};
+use std::net::SocketAddr;
+
+use rivulet_packet::TcpFlags;
+use rivulet_plain::{Cause, Flow, Header, Options, Reason, Segment, Site, Table, Verdict};
 
 use crate::support::client::{Client, Nature};
 use crate::support::net::{Fate, Net, Outcome, Way};
@@ -208,7 +211,7 @@ fn requests_in_pieces() {
         // Shorter than a segment and cut all the same: who knows what it will be when it comes again.
         let nature = Nature { stamps, segment: 30, ..Nature::default() };
         let (client, outcome) = run(&Net::new(&site), nature, &[closing(100)]);
-        assert!(client.stream.is_empty() && outcome.kernel[0] == Cause::Split);
+        assert!(client.stream.is_empty() && outcome.adopted[0].0 == Cause::Split);
     }
 }
 
@@ -224,9 +227,80 @@ fn what_is_not_in_the_table_is_the_kernels() {
         for stamps in [true, false] {
             let nature = Nature { stamps, ..Nature::default() };
             let (client, outcome) = run(&Net::new(&site), nature, &[text.into()]);
-            assert!(client.stream.is_empty() && outcome.kernel[0] == cause, "{text}");
+            assert!(client.stream.is_empty() && outcome.adopted[0].0 == cause, "{text}");
+            assert!(outcome.kernel.is_empty(), "{text}");
         }
     }
+}
+
+/// What a socket of the kernel's is told never promises more than the client said in its SYN.
+#[test]
+fn what_the_kernel_takes_over_is_what_was_agreed() {
+    let site = site();
+    let put = b"PUT /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx".to_vec();
+    for (stamps, mss, shift, want) in [
+        (true, 1460, Some(7), (1460, Some(7))),
+        (true, 9000, Some(14), (1460, Some(11))),
+        (true, 1439, Some(3), (1220, Some(2))),
+        (true, 536, None, (536, Some(0))),
+        (false, 1460, Some(7), (1024, None)),
+    ] {
+        let nature = Nature { stamps, mss, shift, ..Nature::default() };
+        let (_, outcome) = run(&Net::new(&site), nature, std::slice::from_ref(&put));
+        let (cause, handshake) = outcome.adopted[0];
+        assert_eq!(
+            (cause, handshake.mss, handshake.scale.map(|s| s.shift())),
+            (Cause::Request, want.0, want.1)
+        );
+    }
+}
+
+/// Behind an answer the packets of a connection go to any replica: none of them can take it over.
+#[test]
+fn nothing_is_adopted_behind_an_answer() {
+    let site = site();
+    let put = b"PUT /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx".to_vec();
+    let big = b"GET /big HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
+    for (later, cause) in [(put, Cause::Request), (big, Cause::Object)] {
+        let (client, outcome) = run(&Net::new(&site), Nature::default(), &[get(2000, ""), later]);
+        assert_eq!(bodies(&client.stream), [content(2000)], "all of the first and nothing of the second");
+        assert!(outcome.adopted.is_empty() && outcome.kernel[0] == cause);
+    }
+}
+
+/// Without timestamps eight bits tell the first segment from others: those that match and do not look like a request
+/// are nobody's, or the kernel would begin in the middle.
+#[test]
+fn nothing_is_adopted_from_the_middle() {
+    let site = site();
+    let (src, dst): (SocketAddr, SocketAddr) =
+        ("10.0.0.1:4000".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+    let isn = Flow::new(src, dst).bare(site.keys.current, 1000);
+    let told = |seq: u32, payload: &[u8]| {
+        let flags = TcpFlags(TcpFlags::ACK);
+        let header = Header {
+            src,
+            dst,
+            seq,
+            ack: isn.wrapping_add(1),
+            flags,
+            window: 9000,
+            options: Options::default(),
+        };
+        let mut packet = vec![0; header.length()];
+        packet.extend_from_slice(payload);
+        header.finish(&mut packet, payload.len()).unwrap();
+        match site.judge(&Segment::parse(&packet).unwrap(), 1000, None) {
+            Verdict::Adopt(..) => "adopted",
+            Verdict::Kernel(_) => "refused",
+            Verdict::Drop(Reason::Early) => "dropped",
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(told(1000, b"POST / HTTP/1.1\r\n"), "adopted");
+    assert_eq!(told(1000, b"\x16\x03\x01"), "adopted");
+    assert_eq!(told(1000 + 1460, b"POST / HTTP/1.1\r\n"), "dropped");
+    assert_eq!(told(1000 + 512, b"data in the middle of an upload"), "refused");
 }
 
 #[test]

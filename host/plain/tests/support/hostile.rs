@@ -51,7 +51,7 @@ pub fn step(bytes: &[u8]) {
             sent += bytes.len();
         };
         match replica.receive(&segment, minute, (right & 32 != 0).then_some(600)) {
-            Verdict::Drop(_) | Verdict::Kernel(_) => {}
+            Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
             Verdict::Say(header) => {
                 let n = header.finish(&mut out, 0).expect("two addresses of one family");
                 assert!(n <= packet.len(), "{n} octets for {}", packet.len());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use std::cell::RefCell;
 
-use rivulet_plain::{Cause, Replica, Ring, Segment, Site, Verdict};
+use rivulet_plain::{Cause, Handshake, Replica, Ring, Segment, Site, Verdict};
 
 use super::client::Client;
 
@@ -41,6 +41,7 @@ pub struct Outcome {
     pub octets_in: usize,
     pub octets_out: usize,
     pub kernel: Vec<Cause>,
+    pub adopted: Vec<(Cause, Handshake)>,
 }
 
 /// What is said to a packet at a time, milliseconds.
@@ -199,6 +200,7 @@ pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> 
     match verdict {
         Verdict::Drop(_) => {}
         Verdict::Kernel(cause) => outcome.kernel.push(cause),
+        Verdict::Adopt(cause, handshake) => outcome.adopted.push((cause, handshake)),
         Verdict::Say(header) => {
             let mut reply = vec![0; header.length()];
             header.finish(&mut reply, 0).unwrap();
