@@ -1,8 +1,32 @@
 //! What a server counts.
 
+use rivulet_plain::Cause;
 use rivulet_transport::server::Refusal;
 
 use crate::back_end::BackEndCounters;
+
+/// Why a client of stateless TCP is refused by a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unserved {
+    /// Its SYN offers less than stateless TCP needs.
+    Syn,
+    /// It speaks to a socket that no kernel has any more, or another one's.
+    Stray,
+    /// What it asks for is the kernel's, and something was answered without state before.
+    Later,
+    /// As many connections are held as may be.
+    Full,
+    /// The kernel does not take it over, or nobody serves what it takes over.
+    Kernel,
+}
+
+impl Unserved {
+    /// For metrics, in the order of [`Counters::plain_refused`].
+    pub const NAMES: [&'static str; 5] = ["syn", "stray", "later", "full", "kernel"];
+}
+
+/// What the kernel's TCP took connections over for, in the order of [`Counters::plain_adopted`].
+pub const ADOPTED: [&str; 3] = ["request", "object", "split"];
 
 /// Counters since the start; they only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,8 +65,16 @@ pub struct Counters {
     pub plain: u64,
     /// Of these, such that brought an answer or a part of one.
     pub plain_answered: u64,
-    /// Of these, such that are nothing for stateless TCP, and were refused.
-    pub plain_refused: u64,
+    /// Connections refused, by the number of [`Unserved`].
+    pub plain_refused: [u64; Unserved::NAMES.len()],
+    /// Connections that the kernel's TCP took over, by [`ADOPTED`].
+    pub plain_adopted: [u64; ADOPTED.len()],
+    /// Segments that it was given because the connection is its.
+    pub plain_passed: u64,
+    /// Such segments that it did not take.
+    pub plain_lost: u64,
+    /// Segments to sockets of other kernels that went back to the ToR.
+    pub plain_handed_on: u64,
     /// What became of those that a back end answers.
     pub back_end: BackEndCounters,
 }
@@ -67,15 +99,45 @@ impl Counters {
             (&mut self.untagged, other.untagged),
             (&mut self.plain, other.plain),
             (&mut self.plain_answered, other.plain_answered),
-            (&mut self.plain_refused, other.plain_refused),
+            (&mut self.plain_passed, other.plain_passed),
+            (&mut self.plain_lost, other.plain_lost),
+            (&mut self.plain_handed_on, other.plain_handed_on),
         ];
         for (sum, more) in sums {
             *sum += more;
         }
         self.back_end.add(&other.back_end);
-        for (sum, more) in self.refused.iter_mut().zip(other.refused) {
-            *sum += more;
+        let rows = [
+            (&mut self.refused[..], &other.refused[..]),
+            (&mut self.plain_refused, &other.plain_refused),
+            (&mut self.plain_adopted, &other.plain_adopted),
+        ];
+        for (sums, more) in rows {
+            for (sum, more) in sums.iter_mut().zip(more) {
+                *sum += more;
+            }
         }
+    }
+
+    /// Counts a client of stateless TCP that is refused.
+    pub fn refuse_plain(&mut self, why: Unserved) {
+        self.plain_refused[why as usize] += 1;
+    }
+
+    /// Counts a segment that was the kernel's.
+    pub fn pass(&mut self, passed: bool) {
+        *(if passed { &mut self.plain_passed } else { &mut self.plain_lost }) += 1;
+    }
+
+    /// Counts a connection that the kernel took over. Nothing is adopted for a cause that has no name.
+    pub fn adopt(&mut self, cause: Cause) {
+        let index = match cause {
+            Cause::Request => 0,
+            Cause::Object => 1,
+            Cause::Split => 2,
+            Cause::Syn | Cause::Adopted => return,
+        };
+        self.plain_adopted[index] += 1;
     }
 
     /// Counts a refusal under its name.

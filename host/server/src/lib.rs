@@ -7,6 +7,7 @@
 //! For several processors [`Server::open_workers`] gives several servers of one replica, which share nothing on the way
 //! of a packet: the kernel gives each flow to one of them.
 
+mod adopt;
 mod back_end;
 mod config;
 pub mod counters;
@@ -24,6 +25,7 @@ pub mod service;
 mod tunnel;
 mod workers;
 
+pub use adopt::{Adopted, Door, Doorway, MAX_ADOPTED, MAX_PATIENCE};
 pub use back_end::{BackEnd, BackEndCounters};
 pub use config::{Config, ServerError};
 pub use minisocket::{Detached, EventKind, Minisocket};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rivulet_pktio::Stats;
-use rivulet_server::counters::Counters;
+use rivulet_server::counters::{ADOPTED, Counters, Unserved};
 use rivulet_server::{PoolView, Server};
 use rivulet_transport::server::Refusal;
 
@@ -19,6 +19,7 @@ pub struct Snapshot {
     io: Stats,
     ready: bool,
     load: usize,
+    adopted: usize,
     pools: Vec<PoolView>,
 }
 
@@ -41,6 +42,7 @@ impl Shared {
             io,
             ready: server.is_ready(),
             load: server.load(),
+            adopted: server.adopted(),
             pools: server.pools(),
         };
         if let Some(place) = self.0.get(worker) {
@@ -151,20 +153,31 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("plain_total", "counter", "Segments of plain TCP judged without state.", &[("", c.plain)]);
     let help = "Segments of plain TCP that brought an answer or a part of one.";
     metric("plain_answered_total", "counter", help, &[("", c.plain_answered)]);
-    let help = "Segments of plain TCP that are nothing for stateless TCP, and were refused.";
-    metric("plain_refused_total", "counter", help, &[("", c.plain_refused)]);
     let labels = c.back_end.named().map(|(name, value)| (format!("{{event=\"{name}\"}}"), value));
     let rows: Vec<(&str, u64)> = labels.iter().map(|(name, value)| (name.as_str(), *value)).collect();
     let help = "Datagrams to and from the back end, and what became of requests to it.";
     metric("back_end_total", "counter", help, &rows);
-    let labels: Vec<String> = Refusal::NAMES.iter().map(|name| format!("{{reason=\"{name}\"}}")).collect();
-    let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(c.refused.iter().copied()).collect();
-    metric("refused_total", "counter", "Requests refused, by reason.", &rows);
+    let mut by = |name: &str, label: &str, help: &str, names: &[&str], values: &[u64]| {
+        let labels: Vec<String> = names.iter().map(|name| format!("{{{label}=\"{name}\"}}")).collect();
+        let rows: Vec<(&str, u64)> = labels.iter().map(String::as_str).zip(values.iter().copied()).collect();
+        metric(name, "counter", help, &rows);
+    };
+    let help = "Plain connections that stateless TCP cannot serve and the kernel's has taken over, by what was asked.";
+    by("plain_adopted_total", "cause", help, &ADOPTED, &c.plain_adopted);
+    let help = "Plain segments that are nothing for stateless TCP and were refused, by reason.";
+    by("plain_refused_total", "reason", help, &Unserved::NAMES, &c.plain_refused);
+    by("refused_total", "reason", "Requests refused, by reason.", &Refusal::NAMES, &c.refused);
+    let help = "Segments of adopted connections that the kernel's TCP was given.";
+    metric("plain_passed_total", "counter", help, &[("", c.plain_passed)]);
+    let help = "Segments to other kernels' connections that went back to the ToR.";
+    metric("plain_handed_on_total", "counter", help, &[("", c.plain_handed_on)]);
+    metric("plain_adopted", "gauge", "Adopted connections that are held.", &[("", s.adopted as u64)]);
     let drops = [
         ("{reason=\"not_ours\"}", c.not_ours),
         ("{reason=\"damaged\"}", c.damaged),
         ("{reason=\"unsent\"}", c.unsent),
         ("{reason=\"unbuilt\"}", c.unbuilt),
+        ("{reason=\"not_passed\"}", c.plain_lost),
         ("{reason=\"receive_queue\"}", s.io.rx_dropped),
         ("{reason=\"transmit_queue\"}", s.io.tx_dropped),
         ("{reason=\"transmit_error\"}", s.io.tx_errors),

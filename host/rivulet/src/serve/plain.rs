@@ -4,7 +4,10 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rivulet_server::{Adopted, Door, Doorway};
 
 use crate::http::{Answer, Input, Objects, Promise, ReadError, Session, Site};
 
@@ -64,11 +67,81 @@ fn accept(listener: &TcpListener, site: &Site) {
     }
 }
 
-/// One connection from its first to its last octet.
+/// Where connections go that were begun without state: as many threads as a listener has.
+pub(super) fn doorway(site: Site) -> io::Result<Doorway> {
+    let (sender, receiver) = sync_channel(MAX_CONNECTIONS);
+    std::thread::Builder::new().name("tcp-adopt".into()).spawn(move || take(&receiver, &site))?;
+    Ok(Doorway::new(Arc::new(Queue(sender)), MAX_CONNECTIONS))
+}
+
+/// Connections that wait for a thread, which is not made on the packet path.
+struct Queue(SyncSender<Adopted>);
+
+impl Door for Queue {
+    fn accept(&self, connection: Adopted) {
+        // There is room for as many as are held. One that finds none all the same is closed.
+        if self.0.try_send(connection).is_err() {
+            tracing::warn!("an adopted connection found no room");
+        }
+    }
+}
+
+fn take(connections: &Receiver<Adopted>, site: &Site) {
+    for connection in connections {
+        let site = site.clone();
+        let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
+            let mut connection = connection;
+            match converse(&mut connection, &site).and_then(|()| linger(&mut connection)) {
+                Ok(()) => connection.finish(IDLE),
+                Err(e) => tracing::debug!(error = %e, "adopted TCP connection"),
+            }
+        });
+        if let Err(e) = spawned {
+            tracing::warn!(error = %e, "no thread for an adopted TCP connection");
+        }
+    }
+}
+
+/// A connection of the kernel's TCP: a listener's, or one that was adopted.
+trait Line: Read + Write {
+    /// How long reading and writing wait.
+    fn set_patience(&self, longest: Duration) -> io::Result<()>;
+
+    /// Ends our direction.
+    fn shut(&self) -> io::Result<()>;
+}
+
+impl Line for TcpStream {
+    fn set_patience(&self, longest: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(longest))?;
+        self.set_write_timeout(Some(longest))
+    }
+
+    fn shut(&self) -> io::Result<()> {
+        self.shutdown(std::net::Shutdown::Write)
+    }
+}
+
+impl Line for Adopted {
+    fn set_patience(&self, longest: Duration) -> io::Result<()> {
+        Adopted::set_patience(self, longest)
+    }
+
+    fn shut(&self) -> io::Result<()> {
+        Adopted::shut(self)
+    }
+}
+
+/// One connection of a listener's from its first to its last octet.
 fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
-    stream.set_read_timeout(Some(IDLE))?;
-    stream.set_write_timeout(Some(IDLE))?;
     stream.set_nodelay(true)?;
+    converse(&mut stream, site)?;
+    linger(&mut stream)
+}
+
+/// Requests and answers, until one side wants no more.
+fn converse(stream: &mut impl Line, site: &Site) -> io::Result<()> {
+    stream.set_patience(IDLE)?;
     let mut session = Session::new(0);
     // Its number, for the ids of its uploads: not one that another replica gives.
     let (connection, mut offset) = (getrandom::u64().map_err(io::Error::other)?, 0);
@@ -84,7 +157,7 @@ fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
         offset += progress.consumed as u64;
         let answered = !promises.is_empty();
         for promise in promises.drain(..) {
-            send(&mut stream, &promise, &site.objects, &mut block)?;
+            send(stream, &promise, &site.objects, &mut block)?;
         }
         if progress.waiting {
             if waited > HASHING {
@@ -98,10 +171,10 @@ fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
             input.extend_from_slice(&block[..n]);
         }
     }
-    linger(&mut stream, &mut block)
+    Ok(())
 }
 
-fn send(stream: &mut TcpStream, promise: &Promise, objects: &Objects, block: &mut [u8]) -> io::Result<()> {
+fn send(stream: &mut impl Line, promise: &Promise, objects: &Objects, block: &mut [u8]) -> io::Result<()> {
     let answer = Answer::decode(&promise.answer).map_err(io::Error::other)?;
     let mut offset = 0;
     while offset < answer.len() {
@@ -122,12 +195,16 @@ fn send(stream: &mut TcpStream, promise: &Promise, objects: &Objects, block: &mu
 
 /// Ends our direction and reads what still comes, so that the kernel sends no reset over our last
 /// answer (RFC 9112 section 9.6).
-fn linger(stream: &mut TcpStream, block: &mut [u8]) -> io::Result<()> {
-    stream.shutdown(std::net::Shutdown::Write)?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    for _ in 0..64 {
-        if stream.read(block)? == 0 {
-            break;
+fn linger(stream: &mut impl Line) -> io::Result<()> {
+    let mut block = [0; 4096];
+    stream.shut()?;
+    stream.set_patience(Duration::from_secs(1))?;
+    for _ in 0..1024 {
+        match stream.read(&mut block) {
+            Ok(0) => break,
+            // It says nothing any more; what it is still to get it gets.
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => break,
+            other => drop(other?),
         }
     }
     Ok(())

@@ -14,9 +14,11 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 
 use crate::rig::SERVICE;
-use crate::stateless::{Rack, SERVICE6};
+use crate::stateless::{BY_CHANCE, Rack, SERVICE6};
 
 const BACK_END: &str = "127.0.0.1:5300";
+/// What a back end would have to serve by TCP.
+const REFUSED: &str = "rivulet_plain_refused_total{reason=\"kernel\"}";
 
 /// A name server of which each replica's host has one. A name says how long its answer is; with a `t` in front a datagram does not
 /// hold it.
@@ -197,7 +199,7 @@ fn tcp_clients_of_dns_are_served_by_udp() {
     for replica in 0..2 {
         assert!(event(&rack, replica, "answers") > 5 && event(&rack, replica, "by_tcp") > 0);
         assert_eq!(rack.replicas[replica].counter("TcpExtListenOverflows"), 0);
-        assert_eq!(rack.metric(replica, "rivulet_plain_refused_total"), 0);
+        assert_eq!(rack.metric(replica, REFUSED), 0);
     }
     assert_eq!(rack.client.counter("TcpEstabResets"), 0);
 }
@@ -221,7 +223,7 @@ fn what_does_not_fit_or_is_not_whole_is_refused_at_once() {
     assert!(ask(&rack, SERVICE, &[query(1, "15400", true)]).is_err());
     assert!(ask(&rack, SERVICE, &[query(1, "20", false)[..9].to_vec()]).is_err(), "its end is not there");
     assert_eq!(
-        (rack.metric(0, "rivulet_plain_refused_total"), rack.metric(1, "rivulet_plain_refused_total")),
+        (rack.metric(0, REFUSED), rack.metric(1, REFUSED)),
         (1, 2)
     );
 }
@@ -269,7 +271,7 @@ fn replicas_are_killed_under_lossy_queries() {
             }
         });
         replicas[target] = Some(dns(&rack, target, &["--deterministic"]));
-        rack.wire().only.store(2, Ordering::Relaxed);
+        rack.wire().only.store(BY_CHANCE, Ordering::Relaxed);
     }
     assert_eq!(done, 48);
     assert_eq!(rack.client.counter("TcpEstabResets"), 0);

@@ -1,6 +1,7 @@
 //! All integration tests of this crate in one program: it is linked once. `cargo test -p rivulet --test it MODULE::`
 //! runs a module of them.
 
+mod adopt;
 mod af_xdp;
 mod agent;
 mod attacks;

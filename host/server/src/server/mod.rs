@@ -20,6 +20,7 @@ use rivulet_plain::Table;
 use rivulet_transport::Time;
 use rivulet_transport::server::{MinisocketCache, Policy, Refusal, ReplayMemory, Server as Transport};
 
+use crate::adopt::{Adopter, Doorway};
 use crate::back_end::{BackEnd, Exchanges};
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
@@ -103,6 +104,8 @@ pub struct Server {
     content: Option<Content>,
     /// What the back end is asked.
     exchanges: Option<Exchanges>,
+    /// Connections of plain clients that the kernel's TCP has taken over.
+    adopter: Adopter,
 }
 
 /// Where answers to plain clients come from.
@@ -175,6 +178,7 @@ impl Server {
             tunnels: Tunnels::default(),
             content: None,
             exchanges: None,
+            adopter: Adopter::default(),
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -223,6 +227,7 @@ impl Server {
             running.push(served);
         }
         self.running = running;
+        self.prepare_to_adopt();
         self.place.has_news();
         self.tell();
         Ok(())
@@ -299,6 +304,25 @@ impl Server {
             running.plain = plain::door(&running.service, Some(&content), self.link.mtu);
         }
         self.content = Some(content);
+    }
+
+    /// Has the kernel's TCP take over what plain clients want and is not answered without state. All workers of a replica are
+    /// given clones of one doorway. Where the system does not let it, a warning says so.
+    pub fn set_doorway(&mut self, doorway: Doorway) {
+        self.adopter.set_doorway(doorway);
+        self.prepare_to_adopt();
+    }
+
+    fn prepare_to_adopt(&mut self) {
+        if self.services().any(Service::answers_plain) {
+            self.adopter.prepare(self.io.interface().netns());
+        }
+    }
+
+    /// Connections that the kernel took over and that are held, of all workers.
+    #[must_use]
+    pub fn adopted(&self) -> usize {
+        self.adopter.held()
     }
 
     /// Ethernet address of the interface.

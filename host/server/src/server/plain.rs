@@ -1,12 +1,17 @@
-//! The other door of the turn: segments of plain clients, answered without state (`docs/plain.md`).
+//! The other door of the turn: segments of plain clients, answered without state or handed to the kernel's TCP
+//! (`docs/plain.md`).
 
+use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
-use rivulet_pktio::PacketIo;
-use rivulet_plain::{Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal};
+use rivulet_pktio::{Backend, PacketIo};
+use rivulet_plain::{
+    Cause, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal,
+};
 
-use super::{Content, Server, common_clock};
+use super::{Content, Origin, Server, common_clock};
+use crate::adopt::Belongs;
 use crate::back_end::Answered;
-use crate::counters::Counters;
+use crate::counters::{Counters, Unserved};
 use crate::service::{Plain, Service};
 
 /// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
@@ -61,16 +66,48 @@ struct Way {
     ether_type: u16,
     /// The kernel has each segment too: what is its affair needs no refusal.
     shared: bool,
+    /// No kernel here has connections of its own: what is nobody's is nobody's.
+    alone: bool,
+    /// The frame is the ToR's own.
+    from_tor: bool,
+    /// Why what is the kernel's is not handed to it.
+    unserved: Unserved,
+}
+
+/// How many hops a packet may still make.
+fn hops(packet: &[u8]) -> Option<u8> {
+    let at = if packet.first()? >> 4 == 4 { 8 } else { 7 };
+    packet.get(at).copied()
+}
+
+/// Writes a packet that has come one hop further, so that none goes round for ever; false if it is not whole.
+fn hand_on(packet: &[u8], room: &mut [u8]) -> bool {
+    let (Some(left), Some(room)) = (hops(packet), room.get_mut(..packet.len())) else { return false };
+    room.copy_from_slice(packet);
+    let left = left.saturating_sub(1);
+    match room {
+        [version, .., _] if *version >> 4 != 4 => room[7] = left,
+        [_, _, _, _, _, _, _, _, hops, protocol, high, low, ..] => {
+            let (old, new) = ([*hops, *protocol], [left, *protocol]);
+            [*high, *low] = replace(u16::from_be_bytes([*high, *low]), &old, &new).to_be_bytes();
+            *hops = left;
+        }
+        _ => return false,
+    }
+    true
 }
 
 impl Server {
-    /// Judges a frame of plain TCP and says what comes of it.
-    pub(super) fn plain(&mut self, frame: &[u8], verify: bool) {
+    /// Judges a frame of plain TCP and says what comes of it. `verify`: nobody looked at its checksum; else it may not
+    /// be complete.
+    pub(super) fn plain(&mut self, frame: &[u8], verify: bool, origin: Origin) {
         let Ok((ethernet, ether_type)) = EthHeader::parse(frame) else { return };
-        let Some(Ok(segment)) = frame.get(ethernet.length()..).map(Segment::parse) else {
+        let packet = frame.get(ethernet.length()..).unwrap_or_default();
+        let Ok(segment) = Segment::parse(packet) else {
             self.counters.damaged += 1;
             return;
         };
+        let packet = packet.get(..segment.packet_length()).unwrap_or(packet);
         if verify && !segment.is_intact() {
             self.counters.damaged += 1;
             return;
@@ -85,28 +122,61 @@ impl Server {
             self.counters.not_ours += 1;
             return;
         };
-        let way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
+        let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
+        way.from_tor &= origin == Origin::Wire;
         if way.shared && segment.has(TcpFlags::SYN) {
             // What begins is the kernel's.
             return;
         }
         self.counters.plain += 1;
+        // It has a packet socket's frames anyway.
+        let has = way.shared && origin == Origin::Wire && self.io.backend() == Backend::AfPacket;
+        let (io, counters) = (self.io.as_mut(), &mut self.counters);
+        let over = match self.adopter.sort(packet, &segment, !verify, has) {
+            Belongs::Free { over } => over,
+            Belongs::Stray => return way.stray(packet, &segment, io, counters),
+            passed => return counters.pass(passed == Belongs::Passed),
+        };
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
             Door::Objects(replica) => replica.receive(&segment, minute, path),
             Door::BackEnd(relay) => match relay.judge(&segment, minute) {
                 Judged::Drop(reason) => Verdict::Drop(reason),
                 Judged::Say(header) => Verdict::Say(header),
-                Judged::Kernel(cause) => Verdict::Kernel(cause),
+                Judged::Kernel(cause) => {
+                    way.unserved = Unserved::Kernel;
+                    Verdict::Kernel(cause)
+                }
                 Judged::Ask(ask) => {
                     if let Some(exchanges) = &mut self.exchanges {
-                        exchanges.ask(frame, &segment, ask, now, &mut self.counters.back_end);
+                        exchanges.ask(frame, &segment, ask, now, &mut counters.back_end);
                     }
                     return;
                 }
             },
         };
-        way.carry_out(verdict, &segment, self.io.as_mut(), &mut self.counters);
+        if over && !matches!(verdict, Verdict::Drop(_)) {
+            self.adopter.forget(&segment);
+        }
+        match verdict {
+            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's.
+            Verdict::Drop(Reason::Cookie)
+                if segment.header.options.stamps.is_none() && segment.has(TcpFlags::ACK) =>
+            {
+                way.stray(packet, &segment, io, counters);
+            }
+            Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, io, counters),
+            Verdict::Adopt(cause, handshake) => {
+                match self.adopter.adopt(packet, &segment, handshake, !verify) {
+                    Ok(passed) => {
+                        counters.adopt(cause);
+                        counters.pass(passed == Belongs::Passed);
+                    }
+                    Err(why) => way.refuse(&segment, why, io, counters),
+                }
+            }
+            verdict => way.carry_out(verdict, &segment, io, counters),
+        }
     }
 
     /// Takes what the back end answered, and hands it on.
@@ -129,7 +199,8 @@ impl Server {
         // What is served may be something else by now.
         let Some(running) = self.running.iter().find(|r| r.serves(segment.header.dst)) else { return };
         let Some(Door::BackEnd(relay)) = &running.plain else { return };
-        let way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
+        let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
+        way.unserved = Unserved::Kernel;
         let verdict = relay.answer(&segment, &answered.ask, answered.octets, path);
         if matches!(verdict, Verdict::Drop(Reason::Changed)) {
             self.counters.back_end.changed += 1;
@@ -141,9 +212,66 @@ impl Server {
 impl Way {
     /// The way back of a frame.
     fn back(from: &EthHeader, ether_type: u16, service: &Service, mac: [u8; 6]) -> Way {
-        let dst = service.member.map_or(from.src, |member| member.tor_mac);
-        let shared = service.plain != Plain::Stateless;
-        Way { ethernet: EthHeader { dst, src: mac, vlan: from.vlan }, ether_type, shared }
+        let tor = service.member.map(|member| member.tor_mac);
+        Way {
+            ethernet: EthHeader { dst: tor.unwrap_or(from.src), src: mac, vlan: from.vlan },
+            ether_type,
+            shared: service.plain != Plain::Stateless,
+            alone: service.plain == Plain::Stateless && service.drains == Plain::Stateless,
+            from_tor: tor == Some(from.src),
+            unserved: Unserved::Later,
+        }
+    }
+
+    /// Has a packet written straight into the memory that is sent from.
+    fn send(
+        &self,
+        length: usize,
+        io: &mut dyn PacketIo,
+        counters: &mut Counters,
+        write: impl FnOnce(&mut [u8]) -> bool,
+    ) {
+        let lead = self.ethernet.length();
+        match io.reserve(lead + length) {
+            Some(room) => {
+                if self.ethernet.fill(room, self.ether_type) && write(&mut room[lead..]) {
+                    io.commit(lead + length);
+                } else {
+                    counters.unbuilt += 1;
+                }
+            }
+            None => counters.unsent += 1,
+        }
+    }
+
+    fn say(&self, header: &Header, io: &mut dyn PacketIo, counters: &mut Counters) {
+        self.send(header.length(), io, counters, |room| header.finish(room, 0).is_ok());
+    }
+
+    fn refuse(&self, segment: &Segment<'_>, why: Unserved, io: &mut dyn PacketIo, counters: &mut Counters) {
+        tracing::debug!(client = %segment.header.src, ?why, "nothing for stateless TCP: refused");
+        self.say(&refusal(segment), io, counters);
+        counters.refuse_plain(why);
+    }
+
+    /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
+    /// knows who else may have it. What went that way already is refused. While plain TCP changes hands it may be the
+    /// kernel's, which knows.
+    fn stray(
+        &self,
+        packet: &[u8],
+        segment: &Segment<'_>,
+        io: &mut dyn PacketIo,
+        counters: &mut Counters,
+    ) {
+        if !self.alone {
+            return;
+        }
+        if !self.from_tor || hops(packet).is_none_or(|left| left <= 1) {
+            return self.refuse(segment, Unserved::Stray, io, counters);
+        }
+        self.send(packet.len(), io, counters, |room| hand_on(packet, room));
+        counters.plain_handed_on += 1;
     }
 
     fn carry_out(
@@ -153,36 +281,52 @@ impl Way {
         io: &mut dyn PacketIo,
         counters: &mut Counters,
     ) {
-        let lead = self.ethernet.length();
-        // Straight into the memory that is sent from.
-        let mut send =
-            |length: usize, write: &mut dyn FnMut(&mut [u8]) -> bool| match io.reserve(lead + length) {
-                Some(room) => {
-                    if self.ethernet.fill(room, self.ether_type) && write(&mut room[lead..]) {
-                        io.commit(lead + length);
-                    } else {
-                        counters.unbuilt += 1;
-                    }
-                }
-                None => counters.unsent += 1,
-            };
         match verdict {
             Verdict::Drop(reason) => tracing::trace!(client = %segment.header.src, ?reason, "plain"),
-            Verdict::Say(header) => send(header.length(), &mut |room| header.finish(room, 0).is_ok()),
+            Verdict::Say(header) => self.say(&header, io, counters),
             Verdict::Answer(flight) => {
                 for piece in flight.pieces() {
-                    send(flight.length(piece), &mut |room| flight.write(piece, room).is_ok());
+                    self.send(flight.length(piece), io, counters, |room| flight.write(piece, room).is_ok());
                 }
                 counters.plain_answered += 1;
             }
-            Verdict::Kernel(cause) if self.shared => {
+            Verdict::Kernel(cause) | Verdict::Adopt(cause, _) if self.shared => {
                 tracing::trace!(client = %segment.header.src, ?cause, "plain: the kernel's");
             }
-            Verdict::Kernel(cause) => {
-                tracing::debug!(client = %segment.header.src, ?cause, "nothing for stateless TCP: refused");
-                let header = refusal(segment);
-                send(header.length(), &mut |room| header.finish(room, 0).is_ok());
-                counters.plain_refused += 1;
+            Verdict::Kernel(Cause::Syn) => self.refuse(segment, Unserved::Syn, io, counters),
+            Verdict::Kernel(_) | Verdict::Adopt(..) => self.refuse(segment, self.unserved, io, counters),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rivulet_packet::TcpFlags;
+    use rivulet_plain::Options;
+
+    use super::*;
+
+    #[test]
+    fn what_is_handed_on_has_come_a_hop_further() {
+        for (src, dst) in [("10.0.0.1:5", "10.9.0.1:80"), ("[fd00::1]:5", "[fd00:9::1]:80")] {
+            let header = Header {
+                src: src.parse().unwrap(),
+                dst: dst.parse().unwrap(),
+                seq: 1,
+                ack: 2,
+                flags: TcpFlags(TcpFlags::ACK),
+                window: 3,
+                options: Options::default(),
+            };
+            let mut packet = vec![0; header.length()];
+            header.finish(&mut packet, 0).unwrap();
+            let mut on = vec![0; packet.len()];
+            assert!(hand_on(&packet, &mut on));
+            // The header's checksum is right, or this would not be a segment.
+            assert_eq!(Segment::parse(&on).unwrap().header, header);
+            assert_eq!(hops(&on), hops(&packet).map(|left| left - 1));
+            for short in 0..8 {
+                assert!(!hand_on(&packet[..short], &mut on), "{short}");
             }
         }
     }

@@ -39,6 +39,7 @@ impl Server {
             self.flush();
         }
         self.look();
+        self.adopter.tidy(elapsed(self.started));
         while let Some((client, mtu)) = self.place.told() {
             self.paths.learn(client, mtu, self.now());
         }
@@ -245,7 +246,7 @@ impl Server {
         let (ethernet, segment) = match Segment::parse_frame(frame) {
             Ok(parsed) => parsed,
             Err(WireError::OptionMissing(_)) => {
-                self.plain(frame, verify);
+                self.plain(frame, verify, origin);
                 return;
             }
             Err(e) => {

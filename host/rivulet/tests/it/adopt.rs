@@ -1,0 +1,403 @@
+//! What stateless TCP cannot serve, on the same handshake: the replica's kernel takes the connection over. Real clients, and
+//! a wire that gives packets to replicas as a ToR does. Needs root; skipped where namespaces cannot be made.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{PATIENCE, Process, eventually, lacks_af_xdp};
+use socket2::{Domain, Socket, Type};
+
+use crate::rig::SERVICE;
+use crate::stateless::{AS_TOR, Rack, SERVICE6, url};
+
+/// Connections that a replica holds at a time.
+const LIMIT: usize = 512;
+
+impl Rack {
+    /// A wire that steers.
+    fn steered() -> Option<Rack> {
+        let rack = Rack::new()?;
+        rack.wire().only.store(AS_TOR, Ordering::Relaxed);
+        Some(rack)
+    }
+
+    /// A replica that takes uploads. What is a file by now is in its table.
+    fn storing(&self, replica: usize, flags: &[&str]) -> Process {
+        let dir = self.dir.path().join("www").display().to_string();
+        self.serve_with(replica, &[&["--upload", &dir], flags].concat())
+    }
+
+    /// A metric of both replicas.
+    fn sum(&self, name: &str) -> u64 {
+        // Told every few milliseconds.
+        std::thread::sleep(Duration::from_millis(50));
+        (0..2).map(|n| self.metric(n, name)).sum()
+    }
+
+    fn adopted(&self) -> u64 {
+        let all = ["request", "object", "split"];
+        all.iter().map(|cause| self.sum(&format!("rivulet_plain_adopted_total{{cause=\"{cause}\"}}"))).sum()
+    }
+
+    fn refused(&self, why: &str) -> u64 {
+        self.sum(&format!("rivulet_plain_refused_total{{reason=\"{why}\"}}"))
+    }
+
+    fn none_refused(&self) {
+        for why in ["syn", "stray", "later", "full", "kernel"] {
+            assert_eq!(self.refused(why), 0, "{why}");
+        }
+    }
+
+    fn stamps(&self, on: bool) {
+        self.client.run(&format!("sysctl -qw net.ipv4.tcp_timestamps={}", u8::from(on)));
+    }
+
+    /// A client's socket, from this port if it is not 0.
+    fn connect(&self, port: u16) -> TcpStream {
+        let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
+        let connected = in_netns(Some(self.client.name()), || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            socket.bind(&SocketAddr::new([10, 88, 0, 1].into(), port).into())?;
+            socket.connect_timeout(&there.into(), PATIENCE)?;
+            Ok::<TcpStream, std::io::Error>(socket.into())
+        });
+        let stream = connected.unwrap().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// What comes on a connection on which these pieces are said, one after the other; then this direction ends.
+    fn say(&self, pieces: &[&[u8]]) -> Vec<u8> {
+        let mut stream = self.connect(0);
+        stream.set_nodelay(true).unwrap();
+        for piece in pieces {
+            stream.write_all(piece).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        stream.shutdown(Shutdown::Write).unwrap();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        all
+    }
+
+    fn stored(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.dir.path().join("www").join(name)).unwrap()
+    }
+}
+
+fn body(answer: &[u8]) -> &[u8] {
+    let head = answer.windows(4).position(|w| w == b"\r\n\r\n").expect("the end of a head") + 4;
+    &answer[head..]
+}
+
+#[test]
+fn the_kernel_serves_what_stateless_tcp_cannot() {
+    let Some(rack) = Rack::steered() else { return };
+    let (small, big) = (rack.file("small", 700), rack.file("big", 3_000_000));
+    let _servers = [0, 1].map(|n| rack.storing(n, &[]));
+    let upload: Vec<u8> = (0..300_000u32).map(|n| (n.wrapping_mul(40_503) >> 7) as u8).collect();
+    let from = rack.dir.path().join("from");
+    std::fs::write(&from, &upload).unwrap();
+    let mut adopted = 0;
+    for (round, (stamps, host)) in [true, false]
+        .into_iter()
+        .flat_map(|s| [(s, SERVICE.into()), (s, format!("[{SERVICE6}]"))])
+        .enumerate()
+    {
+        rack.stamps(stamps);
+        let to = format!("http://{host}/up{round}");
+        let from = from.to_str().unwrap();
+        assert_eq!(rack.get(&["-g", "-T", from, "-o", "/dev/null", "-w", "%{http_code}", &to]), b"201");
+        assert!(rack.stored(&format!("up{round}")) == upload, "{host}, timestamps {stamps}");
+        let big_url = format!("http://{host}/big");
+        assert!(rack.get(&["-g", &big_url]) == big, "{host}, timestamps {stamps}");
+        // What was stored is in no table.
+        assert!(rack.get(&["-g", &to]) == upload, "{host}, timestamps {stamps}");
+        adopted += 3;
+        assert_eq!(rack.adopted(), adopted, "{host}, timestamps {stamps}");
+        // A connection that the kernel has it keeps, whatever comes next.
+        let opened = rack.client.counter("TcpActiveOpens");
+        let small_url = format!("http://{host}/small");
+        let all = rack.get(&["-g", &big_url, &small_url, &big_url, &small_url]);
+        assert!(all == [&big[..], &small, &big, &small].concat(), "{host}, timestamps {stamps}");
+        adopted += 1;
+        assert_eq!(rack.client.counter("TcpActiveOpens"), opened + 1);
+        assert_eq!(rack.adopted(), adopted, "{host}, timestamps {stamps}");
+    }
+    assert_eq!(rack.client.counter("TcpEstabResets"), 0);
+    assert_eq!(rack.client.counter("TcpExtPAWSEstab"), 0);
+    rack.none_refused();
+    for replica in &rack.replicas {
+        assert_eq!(replica.counter("TcpOutRsts"), 0);
+        assert_eq!(replica.counter("TcpInErrs"), 0, "checksums");
+    }
+    eventually("all were let go", || rack.sum("rivulet_plain_adopted") == 0);
+}
+
+/// Behind a small answer there is no taking over: the connection ends before anything of the next answer was sent, and clients ask again on
+/// another.
+#[test]
+fn what_is_the_kernels_behind_a_small_answer_is_asked_for_again() {
+    let Some(rack) = Rack::steered() else { return };
+    let (small, big) = (rack.file("small", 700), rack.file("big", 300_000));
+    let _servers = [rack.serve(0), rack.serve(1)];
+    for stamps in [true, false] {
+        rack.stamps(stamps);
+        let opened = rack.client.counter("TcpActiveOpens");
+        let all = rack.get(&[&url("small"), &url("big"), &url("small")]);
+        assert!(all == [&small[..], &big, &small].concat(), "timestamps {stamps}");
+        assert_eq!(rack.client.counter("TcpActiveOpens"), opened + 2);
+    }
+    // Without timestamps the small answer ended the connection itself.
+    assert_eq!((rack.adopted(), rack.refused("later")), (2, 1));
+}
+
+#[test]
+fn requests_in_pieces_half_closed_ones_and_such_of_no_sense() {
+    let Some(rack) = Rack::steered() else { return };
+    let big = rack.file("big", 500_000);
+    let _servers = [0, 1].map(|n| rack.storing(n, &[]));
+    for stamps in [true, false] {
+        rack.stamps(stamps);
+        for pieces in [
+            &[&b"GET /big HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"[..]][..],
+            &[b"G", b"ET /big HT", b"TP/1.1\r\nHost: h\r\nConnec", b"tion: close\r\n\r", b"\n"],
+        ] {
+            let answer = rack.say(pieces);
+            assert!(answer.starts_with(b"HTTP/1.1 200 ") && body(&answer) == big, "timestamps {stamps}");
+        }
+        let put = [&b"PUT /half HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n"[..], b"123456789"];
+        assert!(rack.say(&put).starts_with(b"HTTP/1.1 20"), "timestamps {stamps}");
+        assert_eq!(rack.stored("half"), b"123456789");
+        std::fs::remove_file(rack.dir.path().join("www/half")).unwrap();
+        // A ClientHello.
+        let hello = [&[22, 3, 1, 0, 100, 1, 0, 0, 96, 3, 3][..], &[7; 94], b"\r\n\r\n"].concat();
+        assert!(rack.say(&[&hello]).starts_with(b"HTTP/1.1 400 "), "timestamps {stamps}");
+    }
+    assert_eq!((rack.adopted(), rack.client.counter("TcpEstabResets")), (8, 0));
+    rack.none_refused();
+}
+
+#[test]
+fn what_is_lost_comes_again() {
+    let Some(rack) = Rack::steered() else { return };
+    let (big, small) = (rack.file("big", 1_000_000), rack.file("small", 3000));
+    let _servers = [0, 1].map(|n| rack.storing(n, &[]));
+    let from = rack.dir.path().join("from");
+    std::fs::write(&from, &big).unwrap();
+    rack.wire().loss.store(20, Ordering::Relaxed);
+    for (sack, stamps) in [(1, true), (1, false), (0, true), (0, false)] {
+        rack.client.run(&format!("sysctl -qw net.ipv4.tcp_sack={sack}"));
+        rack.stamps(stamps);
+        std::thread::scope(|scope| {
+            for n in 0..4 {
+                let (rack, big, small, from) = (&rack, &big, &small, from.to_str().unwrap());
+                scope.spawn(move || match n {
+                    0 | 1 => assert!(rack.get(&[&url("big")]) == *big, "SACK {sack}, timestamps {stamps}"),
+                    2 => {
+                        rack.get(&["-T", from, &url("lossy")]);
+                        assert!(rack.stored("lossy") == *big, "SACK {sack}, timestamps {stamps}");
+                    }
+                    _ => (0..5).for_each(|_| assert!(rack.get(&[&url("small")]) == *small)),
+                });
+            }
+        });
+    }
+    assert_eq!(rack.client.counter("TcpExtPAWSEstab"), 0);
+}
+
+/// Stateless answers and the kernel's connections keep apart, also where workers share the flows.
+#[test]
+fn each_packet_is_answered_by_one_of_the_two() {
+    let Some(rack) = Rack::steered() else { return };
+    let (big, small) = (rack.file("big", 2_000_000), rack.file("small", 5000));
+    let _servers = [rack.storing(0, &[]), rack.storing(1, &["--workers", "3"])];
+    for stamps in [true, false] {
+        rack.stamps(stamps);
+        let (answered, passed) =
+            (rack.sum("rivulet_plain_answered_total"), rack.sum("rivulet_plain_passed_total"));
+        for _ in 0..20 {
+            assert!(rack.get(&[&url("small")]) == small);
+        }
+        assert!(rack.sum("rivulet_plain_answered_total") >= answered + 20);
+        assert_eq!(rack.sum("rivulet_plain_passed_total"), passed, "nothing of these for the kernel");
+        let answered = rack.sum("rivulet_plain_answered_total");
+        for _ in 0..5 {
+            assert!(rack.get(&[&url("big")]) == big);
+        }
+        assert_eq!(rack.sum("rivulet_plain_answered_total"), answered, "nothing of these without state");
+        assert!(rack.sum("rivulet_plain_passed_total") > passed + 5 * 100);
+    }
+    // Beside each other, on flows that differ by nothing but their ports.
+    std::thread::scope(|scope| {
+        for n in 0..8 {
+            let (rack, big, small) = (&rack, &big, &small);
+            scope.spawn(move || {
+                for round in 0..6 {
+                    match (n + round) % 2 {
+                        0 => assert!(rack.get(&[&url("small")]) == *small),
+                        _ => assert!(rack.get(&[&url("big")]) == *big),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(rack.adopted(), 10 + 24);
+    rack.none_refused();
+    for replica in &rack.replicas {
+        assert_eq!(replica.counter("TcpOutRsts"), 0);
+    }
+}
+
+/// Another replica's connection is refused at once, so that the client need not wait for its own patience to end.
+#[test]
+fn who_comes_to_another_replica_is_told() {
+    let Some(rack) = Rack::steered() else { return };
+    rack.file("big", 8_000_000);
+    let _servers = [rack.serve(0), rack.serve(1)];
+    for (round, stamps) in [(1, true), (2, false)] {
+        rack.stamps(stamps);
+        rack.wire().only.store(0, Ordering::Relaxed);
+        let mut stream = rack.connect(0);
+        stream.write_all(b"GET /big HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+        let mut block = vec![0; 100_000];
+        for _ in 0..20 {
+            stream.read_exact(&mut block).unwrap();
+        }
+        rack.wire().only.store(1, Ordering::Relaxed);
+        let mut rest = Vec::new();
+        let end = stream.read_to_end(&mut rest).expect_err("a reset");
+        assert_eq!(end.kind(), ErrorKind::ConnectionReset, "timestamps {stamps}");
+        assert!(rack.refused("stray") >= round);
+    }
+    assert_eq!(rack.sum("rivulet_plain_handed_on_total"), 0, "there is no ToR");
+}
+
+/// Behind a ToR it first has the other candidate asked.
+#[test]
+fn a_tor_is_given_back_what_is_anothers() {
+    let Some(rack) = Rack::steered() else { return };
+    let big = rack.file("big", 8_000_000);
+    let tor = rack.client.run("cat /sys/class/net/c0/address");
+    let _servers = [rack.serve(0), rack.serve_with(1, &["--member", &format!("1/1@{}", tor.trim())])];
+    for stamps in [true, false] {
+        rack.stamps(stamps);
+        rack.wire().only.store(0, Ordering::Relaxed);
+        let mut stream = rack.connect(0);
+        stream.write_all(b"GET /big HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = vec![0; 2_000_000];
+        stream.read_exact(&mut answer).unwrap();
+        let before = rack.sum("rivulet_plain_handed_on_total");
+        rack.wire().only.store(1, Ordering::Relaxed);
+        // Read on, so that there are acknowledgements.
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| stream.read_to_end(&mut answer).map(|_| ()));
+            eventually("it is handed on", || rack.sum("rivulet_plain_handed_on_total") > before);
+            rack.wire().only.store(0, Ordering::Relaxed);
+            reader.join().unwrap().unwrap();
+        });
+        assert!(body(&answer) == big, "it goes on: timestamps {stamps}");
+    }
+    rack.none_refused();
+}
+
+/// With AF_XDP the kernel sees nothing of the service's segments but what it is handed.
+#[test]
+fn af_xdp_hands_over_too() {
+    if lacks_af_xdp() {
+        return;
+    }
+    let Some(rack) = Rack::steered() else { return };
+    let big = rack.file("big", 1_000_000);
+    for (replica, peer) in rack.replicas.iter().zip(["m1", "m2"]) {
+        replica.offloads_off("s0");
+        rack.middle.offloads_off(peer);
+    }
+    let _servers = [0, 1].map(|n| rack.storing(n, &["--io", "af_xdp"]));
+    let from = rack.dir.path().join("from");
+    std::fs::write(&from, &big).unwrap();
+    for stamps in [true, false] {
+        rack.stamps(stamps);
+        assert!(rack.get(&[&url("big")]) == big, "timestamps {stamps}");
+        rack.get(&["-T", from.to_str().unwrap(), &url("up")]);
+        assert!(rack.stored("up") == big, "timestamps {stamps}");
+    }
+    assert_eq!(rack.adopted(), 4);
+    rack.none_refused();
+}
+
+/// The same addresses and ports, again and again, served by one or the other.
+#[test]
+fn ports_that_come_again() {
+    let Some(rack) = Rack::steered() else { return };
+    let (big, small) = (rack.file("big", 100_000), rack.file("small", 5000));
+    let _servers = [0, 1].map(|n| rack.storing(n, &[]));
+    let rounds = [
+        ("big", &big),
+        ("small", &small),
+        ("big", &big),
+        ("big", &big),
+        ("small", &small),
+        ("small", &small),
+    ];
+    for stamps in [true, false] {
+        rack.stamps(stamps);
+        for (round, (name, content)) in rounds.into_iter().enumerate() {
+            let mut stream = rack.connect(5555);
+            // In one segment.
+            stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            let mut block = [0; 8192];
+            while answer.len() < content.len() || body(&answer).len() < content.len() {
+                let n = stream.read(&mut block).unwrap();
+                assert!(n > 0, "{name}, timestamps {stamps}");
+                answer.extend_from_slice(&block[..n]);
+            }
+            assert!(body(&answer) == *content, "{name}, timestamps {stamps}");
+            // A reset: nothing awaits the port's old connection.
+            socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+            // One is lost: the socket here learns from the next connection's SYN that its client is gone.
+            rack.wire().loss.store(if round == 2 { 1000 } else { 0 }, Ordering::Relaxed);
+            drop(stream);
+            std::thread::sleep(Duration::from_millis(if round == 2 { 100 } else { 0 }));
+            rack.wire().loss.store(0, Ordering::Relaxed);
+            if round != 2 {
+                eventually("the kernel's has ended", || rack.sum("rivulet_plain_adopted") == 0);
+            }
+        }
+    }
+    assert_eq!(rack.adopted(), 6);
+    rack.none_refused();
+}
+
+/// As many as may be held, and one more.
+#[test]
+fn what_is_held_is_bounded() {
+    let Some(rack) = Rack::steered() else { return };
+    let big = rack.file("big", 100_000);
+    let mut servers = [0, 1].map(|n| rack.storing(n, &[]));
+    rack.wire().only.store(0, Ordering::Relaxed);
+    let mut held = Vec::new();
+    for _ in 0..LIMIT {
+        let mut stream = rack.connect(0);
+        stream.write_all(b"PUT /never HTTP/1.1\r\n").unwrap();
+        held.push(stream);
+    }
+    let holds = |n: usize| rack.metric(0, "rivulet_plain_adopted") == n as u64;
+    eventually("all are held", || holds(LIMIT));
+    let mut beyond = rack.connect(0);
+    beyond.write_all(b"PUT /never HTTP/1.1\r\n").unwrap();
+    let end = beyond.read(&mut [0; 100]).expect_err("a reset");
+    assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+    assert_eq!((rack.refused("full"), rack.adopted()), (1, LIMIT as u64));
+    // Who goes makes room.
+    drop(held);
+    eventually("all were let go", || holds(0));
+    assert!(rack.get(&[&url("big")]) == big);
+    assert!(servers.iter_mut().all(Process::lives));
+}
