@@ -45,10 +45,12 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let mut second_chance = SecondChance::new(&interface);
     let config = Config { interface, services, incarnation, io: args.io };
     let mut servers = Server::open_workers(&config, args.workers.into())?;
-    let doorway = plain::doorway(site.clone()).context("a thread for adopted connections")?;
+    let doorway = site.clone().map(plain::doorway).transpose().context("a thread for adopted connections")?;
     for server in &mut servers {
         server.set_delta(!args.no_delta);
-        server.set_doorway(doorway.clone());
+        if let Some(doorway) = &doorway {
+            server.set_doorway(doorway.clone());
+        }
     }
     let mut shelf = args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some()));
     if let Some(shelf) = &mut shelf
