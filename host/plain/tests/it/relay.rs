@@ -16,6 +16,9 @@ fn fine(_: Way, _: usize) -> Fate {
     Fate::Arrives
 }
 
+/// What answers a request, which comes with its number; it may lose one.
+type BackEnd<'f> = dyn FnMut(&[u8], usize) -> Option<Vec<u8>> + 'f;
+
 /// What a run saw besides.
 #[derive(Default)]
 struct Seen {
@@ -23,12 +26,12 @@ struct Seen {
     changed: usize,
 }
 
-/// Runs a client against replicas that ask a back end; `back_end` gets each request with its number, and may lose it.
+/// Runs a client against replicas that ask a back end.
 fn run(
     relay: &Relay,
     client: &mut Client,
     fate: &mut dyn FnMut(Way, usize) -> Fate,
-    back_end: &mut dyn FnMut(&[u8], usize) -> Option<Vec<u8>>,
+    back_end: &mut BackEnd<'_>,
 ) -> (Outcome, Seen) {
     let site: Site = site();
     let mut seen = Seen::default();
