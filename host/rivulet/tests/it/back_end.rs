@@ -222,10 +222,7 @@ fn what_does_not_fit_or_is_not_whole_is_refused_at_once() {
     assert!(ask(&rack, SERVICE, &most).unwrap() == want(&most));
     assert!(ask(&rack, SERVICE, &[query(1, "15400", true)]).is_err());
     assert!(ask(&rack, SERVICE, &[query(1, "20", false)[..9].to_vec()]).is_err(), "its end is not there");
-    assert_eq!(
-        (rack.metric(0, REFUSED), rack.metric(1, REFUSED)),
-        (1, 2)
-    );
+    assert_eq!((rack.metric(0, REFUSED), rack.metric(1, REFUSED)), (1, 2));
 }
 
 #[test]

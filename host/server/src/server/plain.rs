@@ -4,9 +4,7 @@
 use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::{Backend, PacketIo};
-use rivulet_plain::{
-    Cause, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal,
-};
+use rivulet_plain::{Cause, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal};
 
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
@@ -257,13 +255,7 @@ impl Way {
     /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
     /// knows who else may have it. What went that way already is refused. While plain TCP changes hands it may be the
     /// kernel's, which knows.
-    fn stray(
-        &self,
-        packet: &[u8],
-        segment: &Segment<'_>,
-        io: &mut dyn PacketIo,
-        counters: &mut Counters,
-    ) {
+    fn stray(&self, packet: &[u8], segment: &Segment<'_>, io: &mut dyn PacketIo, counters: &mut Counters) {
         if !self.alone {
             return;
         }
