@@ -125,7 +125,7 @@ pub fn relay(bytes: &[u8]) {
         };
         let mut sent = 0;
         match verdict {
-            Verdict::Drop(_) | Verdict::Kernel(_) => {}
+            Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
             Verdict::Say(header) => {
                 let n = header.finish(&mut out, 0).expect("two addresses of one family");
                 assert!(n <= packet.len(), "{n} octets for {}", packet.len());
