@@ -34,17 +34,20 @@ class Beating(Dying):
         with self.counts("heartbeats", pool.member(replica)):
             return self.say(pool, replica, **fields)
 
-    def answer(self, wait: float = 5.0) -> tuple[int, bytes]:
-        """The next answer: (port, frame)."""
+    def answer(self, port: int, wait: float = 5.0) -> bytes:
+        """The next answer at a port. Those at others may be seen first, though they were sent later."""
         deadline = time.monotonic() + wait
-        while not self.dataplane.answers and time.monotonic() < deadline:
+        while True:
+            for place, (at, got) in enumerate(self.dataplane.answers):
+                if at == port:
+                    del self.dataplane.answers[place]
+                    return got
+            self.assertLess(time.monotonic(), deadline, f"expected an answer to a heartbeat at port {port}, none came")
             self.dataplane.poll(0, timeout=0.05)
-        self.assertTrue(self.dataplane.answers, "expected an answer to a heartbeat, none came")
-        return self.dataplane.answers.popleft()
 
     def expect_answer(self, pool, replica: int, beat: bytes, alive: int, plain: int, settled: bool = True) -> None:
-        port, got = self.answer()
-        self.assertEqual(port, pool.ports[replica])
+        port = pool.ports[replica]
+        got = self.answer(port)
         body = heartbeat_answer(beat, TOR_ID, alive, plain, settled)
         self.assertEqual(got[: 14 + 36].hex(), packets.ethernet(host_mac(port), TOR_MAC, 0x88B5, body, pad=False).hex())
         self.assertIn(len(got), (50, 60))
@@ -241,7 +244,8 @@ class AnswersSayWhoIsAlive(Beating):
                 if vlan is None:
                     self.expect_answer(pool, replica, beat, 0b1111, 0b1111, settled=False)
                 else:
-                    port, got = self.answer()
+                    port = pool.ports[replica]
+                    got = self.answer(port)
                     tagged = packets.ethernet(
                         host_mac(port), TOR_MAC, 0x88B5, heartbeat_answer(beat, TOR_ID, 15, 15, False), 100, pad=False
                     )
@@ -265,7 +269,7 @@ class AnswersSayWhoIsAlive(Beating):
         for sequence in (4, 5, 6):
             beat = self.taken_one(pool, 2, sequence=sequence)
         for _ in range(2):
-            self.answer()
+            self.answer(pool.ports[2])
         self.expect_answer(pool, 2, beat, 0b111, 0b011)
         # Not ready: as good as silent, but told all the same.
         beat = heartbeat(pool.id, 2, sequence=7, flags=0)
