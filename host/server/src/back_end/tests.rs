@@ -235,6 +235,23 @@ fn a_bounded_number_waits_and_each_for_a_bounded_time() {
 }
 
 #[test]
+fn a_late_answer_to_the_same_question_is_told_by_its_number() {
+    let mut rig = Rig::new(Protocol::Dns);
+    rig.ask(1, &query(1, b'a'));
+    let (before, from) = rig.heard();
+    rig.now += 3 * SECOND;
+    assert_eq!(rig.look(), []);
+    // Another client asks the same, from the same port of ours: what the first one was answered is not taken.
+    rig.ask(2, &query(2, b'a'));
+    let (asked, now_from) = rig.heard();
+    assert!(from == now_from && asked[2..] == before[2..] && asked[..2] != before[..2]);
+    rig.program.send_to(&respond(&before), from).unwrap();
+    assert_eq!(rig.until(|c| c.late == 1), []);
+    rig.program.send_to(&respond(&asked), from).unwrap();
+    assert_eq!(rig.until(|c| c.answers == 1).len(), 1);
+}
+
+#[test]
 fn late_answers_of_http_find_their_port_closed() {
     let mut rig = Rig::new(Protocol::Http);
     let request = |path: &str| format!("GET /{path} HTTP/1.1\r\nHost: h\r\n\r\n").into_bytes();
