@@ -77,7 +77,7 @@ fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random pack
 	$(ROOT) $(PY) switch/switchd/tests/compare/fuzz.py --packets $(or $(PACKETS),100000) --seed $(or $(SEED),1)
 
 .PHONY: e2e
-e2e: ## demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes
+e2e: ## demos in short form: kills, sick replicas, an attacker, a new ToR, plain clients; what was begun finishes
 	$(TEST) setup build demos
 
 # Packages and what is in them

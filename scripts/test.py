@@ -43,7 +43,7 @@ LONG = {
     "RIVULET_CONNECTIONS": "100000",
 }
 """What tests do more of in `make test-long`."""
-DEMOS = ("failover", "sick", "attack", "switch-restart")
+DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless")
 BESIDE = (("packages", "demos"), ("ptf",))
 """Lanes of parts that run, one after the other, beside `rust` and `python`, in network namespaces of their own: they
 wait for clocks and links half of their time."""

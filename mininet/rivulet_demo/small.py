@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .fetch import show_live
 
-PATIENCE_S = 10
+PATIENCE_S = 20
 """After so long a user has gone."""
 
 
