@@ -112,7 +112,7 @@ $(addprefix demo-,$(SCENARIOS)): demo-%: build
 
 # Figures: kernel TCP beside ours in the same run; JSON and plots in bench/results/
 
-BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py)))
+BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py)))
 
 .PHONY: bench $(addprefix bench-,$(BENCHES))
 bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one
@@ -120,6 +120,11 @@ bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `mak
 $(addprefix bench-,$(BENCHES)): bench-%: build
 	$(CARGO) build --release --locked -p rivulet-load
 	$(ROOT) $(PY) -m rivulet_bench.$* $(BENCH_FLAGS)
+
+bench-stateless: bench-servers
+.PHONY: bench-servers
+bench-servers: setup # knot and nsd, which are not started
+	@scripts/setup.sh --bench
 
 .PHONY: rotation
 rotation: build ## seal keys every second, nonce keys every ten, under load for two minutes: nothing breaks, nothing is refused

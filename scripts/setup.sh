@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--no-apt]; --test adds what only tests need, --deb what looks at
-# packages, --browser what demo-stateless looks at its page with.
+# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--bench] [--no-apt]; --test adds what only tests need, --deb what
+# looks at packages, --browser what demo-stateless looks at its page with, --bench the servers that benches compare with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +20,7 @@ TEST_PACKAGES=(apache2-utils chromium etcd-server libfaketime lintian nginx-ligh
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)
+[[ " $* " == *" --bench "* ]] && PACKAGES+=(knot nginx-light nsd)
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }
 
@@ -50,7 +51,14 @@ if ((${#missing[@]})) && [[ " $* " != *" --no-apt "* ]]; then
     as_root=(sudo)
   fi
   apt update
-  # No recommends: mininet would pull in Open vSwitch and start its daemon; SYSTEMD_OFFLINE keeps etcd and nginx from starting.
+  # No recommends: mininet would pull in Open vSwitch and start its daemon. No server is started: not by systemd
+  # (SYSTEMD_OFFLINE), nor by what asks the policy of the machine, which is ours where it has none.
+  policy=/usr/sbin/policy-rc.d
+  if [[ ! -e $policy ]]; then
+    trap '"${as_root[@]}" rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+    "${as_root[@]}" chmod 755 "$policy"
+  fi
   apt install -y --no-install-recommends "${missing[@]}"
 fi
 

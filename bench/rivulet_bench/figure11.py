@@ -49,7 +49,7 @@ def kernel_sockets(rig: HostRig) -> int:
     return len(rig.run("s", ["ss", "-tnH", "state", "established", f"sport = :{TCP_PORT}"]).splitlines())
 
 
-def hold(rig: HostRig, transport: Transport, path: str, connections: int) -> list[Process]:
+def hold(rig: HostRig, transport: Transport, path: str, connections: int, port: int = 0) -> list[Process]:
     """Opens connections and leaves them open; several processes where one may not have so many descriptors."""
     most = descriptors_most() - SPARE if transport == "tcp" else connections
     held: list[Process] = []
@@ -60,10 +60,10 @@ def hold(rig: HostRig, transport: Transport, path: str, connections: int) -> lis
             left -= count
             words = ["--one-thread", "--hold"]
             # A source of its own for each process, and more than one where one has not enough ports.
-            own = CLIENTS if transport == "rivulet" else (CLIENTS[len(held) % len(CLIENTS)],)
+            own = CLIENTS if transport in ("rivulet", "plain") else (CLIENTS[len(held) % len(CLIENTS)],)
             for address in own:
                 words += ["--source", address]
-            load = rig.start_load(transport, path, *words, clients=count, seconds=600)
+            load = rig.start_load(transport, path, *words, port=port, clients=count, seconds=600)
             held.append(load)
             assert load.popen.stdout is not None
             if load.popen.stdout.readline().strip() != b"open":

@@ -67,7 +67,7 @@ def server_of(rig: HostRig, kind: str) -> Server:
             return rig.start_rivulet(*XDP_FLAGS)
         return rig.start_rivulet(*(["--no-delta"] if "no delta" in kind else []))
     running = rig.servers.get("rivulet")
-    if running is not None and running.flags == XDP_FLAGS:
+    if running is not None and running.flags[2:] == XDP_FLAGS:
         rig.stop("rivulet")
     if kind.startswith("tcp "):
         rig.congestion("cubic" if kind.endswith("cubic") else "reno")

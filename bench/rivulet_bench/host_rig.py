@@ -7,7 +7,6 @@ is the server's. Segmentation offloads are off on both ends, for both transports
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import resource
@@ -31,7 +30,9 @@ METRICS_PORT = 9100
 SERVER_CORE = 0
 CLIENT_CORE = 1
 
-Transport = Literal["rivulet", "tcp", "tcp-fastopen"]
+Transport = Literal["rivulet", "tcp", "tcp-fastopen", "plain"]
+"""`plain`: ordinary TCP as `tcp`, by clients that cost little (no kernel socket each)."""
+Plain = Literal["none", "kernel", "stateless"]
 Congestion = Literal["reno", "cubic"]
 
 FOLDER = BUILD / "host"
@@ -59,12 +60,9 @@ class Server:
     flags: tuple[str, ...] = ()
 
     def cpu_s(self) -> float:
-        """Processor time of all its threads so far, seconds, by the scheduler's clock."""
-        total = 0
-        for task in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError):
-                total += int(task.read_text().split()[0])
-        return total / 1e9
+        """Processor time of all its threads so far, those that have ended too, seconds."""
+        # The clock of another process (clock_getcpuclockid(3)), by the scheduler's account.
+        return time.clock_gettime_ns((~self.process.pid << 3) | 2) / 1e9
 
     def anonymous_bytes(self) -> int:
         """Memory of its own that is resident: files it maps do not count."""
@@ -125,12 +123,16 @@ class HostRig(Lab):
             middle.ip("link set dev hub up")
         elif rtt_ms:
             wire = [binary("rivulet-wire"), "ms0", "mc0", "--delay", f"{rtt_ms / 2:g}ms", "--realtime"]
-            self.begin("wire", wire, "m", CLIENT_CORE)
+            self.begin("wire", [*wire, "--control", str(self.folder / "wire.sock")], "m", CLIENT_CORE)
         for client in ends.keys() - {"s"}:
             self.spaces[client].ip(f"route add {SERVICE} via 10.77.0.1")
         self.spaces["s"].set("net.ipv4.tcp_fastopen=3", "net.core.somaxconn=8192", "net.ipv4.tcp_max_syn_backlog=8192")
         self.spaces["c"].set("net.ipv4.tcp_fastopen=1")
         self.congestion("reno")
+
+    def lose(self, percent: float) -> None:
+        """So many of a hundred frames are lost each way from now on, by chance (a rig with a delay)."""
+        self.run("m", [binary("rivulet-wire"), "set", str(self.folder / "wire.sock"), f"loss={percent:g}%"])
 
     # Servers
 
@@ -145,9 +147,12 @@ class HostRig(Lab):
                     left -= out.write(block[: min(left, len(block))])
         return path.name
 
-    def start_rivulet(self, *more: str) -> Server:
-        """`rivulet serve` on the server's core (the one that runs, if its flags are these); no kernel TCP beside it."""
-        running = self.servers.get("rivulet")
+    def start_rivulet(
+        self, *more: str, plain: Plain = "none", port: int = RIVULET_PORT, name: str = "rivulet"
+    ) -> Server:
+        """`rivulet serve` on the server's core (the one of that name that runs, if its flags are these)."""
+        more = ("--plain", plain, *more)
+        running = self.servers.get(name)
         if running is not None and running.flags == more and running.process.running():
             return running
         keys = self.folder / "keys.toml"
@@ -155,9 +160,10 @@ class HostRig(Lab):
             keys.write_text(self.run("s", [binary("rivulet"), "keygen"]))
             keys.chmod(0o600)
         # The metrics are told in the namespace, to whoever asks from there.
-        listen = ["--listen", f"{SERVICE}:{RIVULET_PORT}", "--keys", str(keys), "--plain", "none"]
+        listen = ["--listen", f"{SERVICE}:{port}", "--keys", str(keys)]
         command = [binary("rivulet"), "serve", str(self.www), "-i", "s0", *listen]
-        server = self._start("rivulet", [*command, "--metrics", f"127.0.0.1:{METRICS_PORT}", *more], "serving")
+        metrics = ["--metrics", f"127.0.0.1:{METRICS_PORT + port - RIVULET_PORT}"]
+        server = self._start(name, [*command, *metrics, *more], "serving")
         server.flags = more
         return server
 
@@ -216,9 +222,11 @@ class HostRig(Lab):
         route = ["10.77.0.0/16", "dev", "s0", "src", "10.77.0.1", "congctl", name]
         self.run("s", ["ip", "route", "change", *route])
 
-    def start_load(self, transport: Transport, path: str, *words: str, namespace: str = "c", **flags: Any) -> Process:
-        """Starts rivulet-load on the client's core; `finish` waits for it."""
-        port = RIVULET_PORT if transport == "rivulet" else TCP_PORT
+    def start_load(
+        self, transport: Transport, path: str, *words: str, namespace: str = "c", port: int = 0, **flags: Any
+    ) -> Process:
+        """Starts rivulet-load on the client's core; `finish` waits for it. `port`: not the usual one."""
+        port = port or (RIVULET_PORT if transport == "rivulet" else TCP_PORT)
         command = [*descriptors(), binary("rivulet-load"), f"http://{SERVICE}:{port}/{path}"]
         command += ["--transport", transport, *words]
         for flag, value in flags.items():
@@ -270,7 +278,12 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def busy_s(core: int) -> float:
-    """Seconds for which a core was not idle since boot. (The kernel keeps idle time exactly, in units of 10 ms.)"""
+    """Seconds for which a core was not idle since boot."""
+    # By the microsecond, up to when it was last idle; processors that are not told when to idle have none.
+    states = list(Path(f"/sys/devices/system/cpu/cpu{core}/cpuidle").glob("state*/time"))
+    if states:
+        return time.monotonic() - sum(int(state.read_text()) for state in states) / 1e6
+    # The kernel keeps it exactly, and tells it in units of 10 ms.
     for line in Path("/proc/stat").read_text().splitlines():
         words = line.split()
         if words[0] == f"cpu{core}":

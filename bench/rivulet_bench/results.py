@@ -300,6 +300,82 @@ def _chaos(d: Json) -> str:
     )
 
 
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _stateless(d: Json) -> str:
+    rates = [
+        (
+            f"{r['bytes']:,}",
+            "highest" if r["rate"] is None else f"{r['rate']:,}",
+            f"{r['per_second']:,.0f}",
+            f"{r['per_second_other']:,.0f}",
+            f"{r['core_us']:.1f}",
+            f"{r['core_us_other']:.1f}",
+            _times(r["core_us_ratio"]),
+        )
+        for part in ("rates", "nginx")
+        for r in d[part]["summary"]
+    ]
+    memory = [
+        (
+            r["kind"],
+            f"{r['connections']:,}",
+            f"{r['process_bytes_each']:.2f}",
+            f"{r['kernel_bytes_each']:,.2f}",
+            f"{r['slab_bytes'] / 1e6:+.1f}",
+        )
+        for r in d["memory"]["summary"]
+    ]
+    loss = [
+        (
+            f"{r['loss_percent']} %",
+            r["kind"],
+            f"{r['exact']:,} of {r['transfers']:,}",
+            f"{r['mean_ms']:.1f}",
+            f"{r['of_kernel']:.2f}",
+            f"{r['p50_ms']:.0f}",
+            f"{r['p99_ms']:.0f}",
+        )
+        for r in d["loss"]["summary"]
+    ]
+    floods = [
+        (
+            r["class"],
+            f"{r['highest_per_second']:,.0f}",
+            f"{r['attack_per_second']:,.0f}",
+            f"{100 * r['kept']:.1f}",
+            f"{r['replica_cpu_percent']:+.2f}",
+        )
+        for r in d["floods"]["summary"]
+    ]
+    kills = d["kills"]
+    stalls = ", ".join(f"{name} {value} ms" for name, value in kills["request_ms"].items())
+    own = len(d["rates"]["summary"])
+    head = ("bytes", "requests/s asked for", "requests/s", "other's", "core, us each", "other's", "ratio")
+    return "\n\n".join(
+        (
+            f"{d['setting']}; {d['nginx_version']}. Medians of interleaved rounds.",
+            "The same server, stateless and on the kernel's TCP:",
+            table(head, rates[:own]),
+            "Beside nginx, a new connection for each request:",
+            table(head, rates[own:]),
+            "Open, idle connections:",
+            table(("server", "connections", "process, bytes each", "kernel, bytes each", "all slabs, MB"), memory),
+            f"{d['loss']['bytes']:,} bytes at {d['loss']['rtt_ms']:g} ms, packets lost each way, the kernel's clients:",
+            table(("loss", "server", "exact", "mean, ms", "of the kernel's", "p50", "p99"), loss),
+            f"{kills['kills']:,} kills under {kills['requests']:,} requests: {kills['failed']} failed,"
+            f" {kills['wrong']} with wrong octets; time of a request {stalls}."
+            " Rows: `bench/results/stateless-kills.csv`.",
+            "Floods at half of what the ToR deals with:",
+            table(
+                ("flood", "ToR, packets/s", "flood, packets/s", "good clients keep, %", "replicas, % of a core"), floods
+            ),
+        )
+    )
+
+
 SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("soak", "Kills at random moments of downloads", "make bench-soak", _soak),
     ("chaos", "Chaos: everything fails, in turn", "make bench-chaos", _chaos),
@@ -310,6 +386,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("figure16", "Figure 16: what a kill costs", "make bench-figure16", _figure16),
     ("figure17", "Figure 17: fairness", "make bench-figure17", _figure17),
     ("host", "The hosts", "make bench-host", _host),
+    ("stateless", "Stateless TCP", "make bench-stateless", _stateless),
     ("switch", "The switch", "make bench-switch", _switch),
     ("transport", "The transport", "make bench-transport", _transport),
 )

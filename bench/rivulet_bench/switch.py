@@ -88,6 +88,10 @@ class Case:
     source: str
     sinks: tuple[str, ...]
     factor: int
+    sizes: tuple[str, ...] = ("0", "1400")
+    """The shortest that the kind allows, and 1400 bytes."""
+    since: str = ""
+    """The table of the program without which there is no such packet."""
 
 
 REPLICAS = ("h1", "h2", "h3")
@@ -96,10 +100,13 @@ CASES = (
     Case("range1", "tor", "h5", REPLICAS, 20),
     Case("range4", "tor", "h5", REPLICAS, 20),
     Case("response", "tor", "h1", ("h5",), 5),
+    Case("plain_kernel", "tor", "h5", REPLICAS, 5),
+    Case("plain_syn", "tor", "h5", ("h5",), 5, sizes=("0",), since="cookie_keys"),
+    Case("plain_data", "tor", "h5", REPLICAS, 5, since="cookie_keys"),
 )
-SIZES = ("0", "1400")
-"""The shortest that the kind allows, and 1400 bytes."""
-SWITCHES = ("af_packet", "af_xdp", "bmv2")
+SWITCHES = ("af_packet", "af_xdp", "bmv2", "before")
+OF_BEFORE = 0.9
+"""Of the rate with an earlier program, kind by kind."""
 FORWARDERS = ("bare_af_packet", "bare_af_xdp")
 BARE_SHARE = 0.6
 FRAMES = 30_000
@@ -109,10 +116,11 @@ LABELS = {
     "af_packet": "embedded, AF_PACKET",
     "af_xdp": "embedded, AF_XDP",
     "bmv2": "simple_switch_grpc",
+    "before": "embedded, AF_PACKET, program before",
     "bare_af_packet": "bare forwarder, AF_PACKET",
     "bare_af_xdp": "bare forwarder, AF_XDP",
 }
-COLOURS = dict(zip(LABELS, ("#0b6e4f", "#3fa37c", "#b23a48", "#8d99a6", "#c3cbd3"), strict=True))
+COLOURS = dict(zip(LABELS, ("#0b6e4f", "#3fa37c", "#b23a48", "#d9a441", "#8d99a6", "#c3cbd3"), strict=True))
 
 
 def ipv4_frame(size: int) -> bytes:
@@ -141,10 +149,11 @@ def write_frames() -> Trace:
 
 
 @contextmanager
-def switch(lab: Lab, name: str, program: str, trace: Trace) -> Iterator[tuple[Control, Process]]:
+def switch(lab: Lab, name: str, program: str, trace: Trace, build: Path = TOR) -> Iterator[tuple[Control, Process]]:
     """A switch with the program and its entries, all replicas heard of; its controller and its process."""
     ports = {port: f"s{port}" for port in PORTS}
-    kind, flags = ("bmv2", ["-L", "off"]) if name == "bmv2" else ("embedded", ["--io", name])
+    io = "af_packet" if name == "before" else name
+    kind, flags = ("bmv2", ["-L", "off"]) if name == "bmv2" else ("embedded", ["--io", io])
     command = switches.command(kind, ports, GRPC, device_id=0, flags=flags)
     with running(lab, name, command, listening) as process:
         if program == "router":
@@ -152,7 +161,7 @@ def switch(lab: Lab, name: str, program: str, trace: Trace) -> Iterator[tuple[Co
             route = "insert routes hdr.ipv4.dst_addr=0a000100/24 -> forward port=2 next_hop=20000000202"
             control.install([route.split()])
         else:
-            control = Control((TOR / "rivulet.p4info.txtpb").read_text(), TOR / "rivulet.json")
+            control = Control((build / "rivulet.p4info.txtpb").read_text(), build / "rivulet.json")
             control.install(trace.lines)
             for port, frame in trace.beats:
                 send(f"h{port}", frame)
@@ -198,9 +207,11 @@ def measure_one(
         with running(lab, name, command, lambda: time.monotonic() > started + WAIT_S):
             yield from searches(mine, tool, name, options)
         return
-    with switch(lab, name, program, trace) as (control, _):
+    build = options.program if name == "before" else TOR
+    with switch(lab, name, program, trace, build) as (control, _):
+        mine = [case for case in mine if not case.since or control.has(case.since)]
         for case in mine:
-            for size in SIZES:
+            for size in case.sizes:
                 check(case, size, tool)
         if program == "tor":
             control.install([count_replays(trace)])
@@ -209,7 +220,8 @@ def measure_one(
 
 def count_replays(trace: Trace) -> list[str]:
     """The service's checks with replays counted instead of dropped, as a change to the entries."""
-    (checks,) = (line for line in trace.lines if line[:2] == ["insert", "service_checks"])
+    # The first service is that of the requests.
+    checks = next(line for line in trace.lines if line[:2] == ["insert", "service_checks"])
     return ["modify", *("replay_mode=1" if word.startswith("replay_mode=") else word for word in checks[1:])]
 
 
@@ -231,7 +243,7 @@ def soaked(lab: Lab, trace: Trace, tool: Path, options: argparse.Namespace) -> d
 def searches(cases: list[Case], tool: Path, name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each kind and size."""
     for case in cases:
-        for size in SIZES:
+        for size in case.sizes:
             found = search(case, size, tool, name, options, options.before.get((name, case.name, size)))
             options.before[name, case.name, size] = found["pps"]
             yield {"switch": name, "packet": case.name, "bytes": found["size"], "pps": found["pps"]}
@@ -242,9 +254,13 @@ def measure(lab: Lab, options: argparse.Namespace) -> dict[str, Any]:
     WORK.mkdir(parents=True, exist_ok=True)
     trace = write_frames()
     tool = Path(binary("examples/pps"))
-    names = [name for name in SWITCHES if name != "bmv2" or shutil.which("simple_switch_grpc")]
+    there = {"bmv2": shutil.which("simple_switch_grpc") is not None, "before": False}
+    names = [name for name in SWITCHES if there.get(name, True)]
     plan = [(name, program) for program in ("router", "tor") for name in names]
     plan[0:0] = [(name, "router") for name in FORWARDERS]
+    # Beside what it is compared with.
+    if options.program is not None:
+        plan.insert(plan.index(("af_packet", "tor")) + 1, ("before", "tor"))
     began = time.monotonic()
     options.before = {}
     rows: list[dict[str, Any]] = []
@@ -274,7 +290,7 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     beside it the mean of all runs with its 95 % interval."""
     summary = []
     for case in CASES:
-        for large in (False, True):
+        for large in (size != "0" for size in case.sizes):
             mine = [r for r in rows if r["packet"] == case.name and (r["bytes"] == 1400) == large]
             best = {n: max((r["pps"] for r in mine if r["switch"] == n), default=None) for n in SWITCHES}
             bare_rows = [r for r in rows if r["switch"] in FORWARDERS and (r["bytes"] == 1400) == large]
@@ -293,6 +309,8 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "goal_pps": round(min(goals)) if goals else None,
                     "reached": ours >= min(goals) if goals else None,
                 }
+            if best["before"] and best["af_packet"]:
+                row["of_before"] = round(best["af_packet"] / best["before"], 3)
             summary.append(row)
     return summary
 
@@ -357,6 +375,10 @@ def bars(summary: list[dict[str, Any]]) -> list[Bar]:
         for row in summary
         for io in ("af_packet", "af_xdp")
         if io in row and row[io]["goal_pps"] is not None
+    ] + [
+        Bar(f"{row['packet']}, {row['bytes']} bytes: of the program before", row["of_before"], OF_BEFORE)
+        for row in summary
+        if "of_before" in row
     ]
 
 
@@ -400,6 +422,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--without-engine", action="store_true", help="leave out the engine without input and output")
     parser.add_argument("--stf", type=Path, metavar="FOLDER", help="p4c's tests, compiled: count them")
+    parser.add_argument(
+        "--program", type=Path, metavar="FOLDER", help="an earlier rivulet.json and rivulet.p4info.txtpb, compared with"
+    )
     parser.add_argument("--only-stf", action="store_true", help="nothing else; the other results stay as they are")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -127,6 +127,10 @@ class Control:
         self._requests.put(None)
         self._channel.close()
 
+    def has(self, table: str) -> bool:
+        """Whether the program has that table."""
+        return table in self._tables
+
     def _entry(self, table: str, match: dict[str, str], action: str, params: dict[str, str]) -> Any:
         info = self._tables[table]
         entry = p4r.TableEntry(table_id=info.preamble.id)
@@ -139,13 +143,18 @@ class Control:
                 item.exact.value = canonical(int(value, 16))
         entry.action.action.action_id = self._actions[action].preamble.id
         for param in self._actions[action].params:
-            entry.action.action.params.add(param_id=param.id, value=canonical(int(params[param.name], 16)))
+            text = params.get(param.name, "")
+            if param.name == "plain_tcp":
+                # Of a program that knows the kernel's TCP and none.
+                text = "1" if params["plain"] == "1" else "0"
+            entry.action.action.params.add(param_id=param.id, value=canonical(int(text, 16)))
         return entry
 
     def install(self, lines: Sequence[Sequence[str]]) -> None:
-        """The lines of a trace that are not packets, in one write."""
+        """The lines of a trace that are not packets, in one write. Those of tables that an earlier program has not are
+        left out."""
         request = p4r.WriteRequest(device_id=0, election_id=self._election)
-        for kind, *words in lines:
+        for kind, *words in (line for line in lines if line[0] == "group" or self.has(line[1])):
             if kind == "group":
                 group = p4r.MulticastGroupEntry(multicast_group_id=int(words[0]))
                 for port, instance in (word.split(":") for word in words[1:]):

@@ -42,6 +42,8 @@ class Rack(Lab):
         for host in self.spec.hosts:
             self._host(host, End(self.spaces[host.name], f"{host.name}-eth0", mac=host.mac, ipv6=True))
         for host in self.spec.hosts:
+            if host.link is None:
+                continue
             ends = (f"w-{host.name}", f"x-{host.name}", "--control", str(self.folder / f"wire-{host.name}.sock"))
             wire = [*prompt(), binary("rivulet-wire"), *ends, *host.link.arguments()]
             self.start(f"wire-{host.name}", wire, self.spaces["tor"])
@@ -56,9 +58,10 @@ class Rack(Lab):
 
     def _host(self, host: Host, end: End) -> None:
         """Host interface to wire, wire to switch port; then the host's addresses and routes."""
-        tor, names = self.spaces["tor"], [f"{letter}-{host.name}" for letter in "wxp"]
+        tor, names = self.spaces["tor"], [f"{letter}-{host.name}" for letter in ("wxp" if host.link else "p")]
         veth(End(tor, names[0]), end)
-        veth(End(tor, names[1]), End(tor, names[2]))
+        if host.link is not None:
+            veth(End(tor, names[1]), End(tor, names[2]))
         tor.ip(*(f"link set {name} promisc on" for name in names))
         # It is made where it belongs, so Mininet must not move it.
         Intf(end.device, node=self.nodes[host.name], moveIntfFn=lambda *_: True)

@@ -125,7 +125,8 @@ class Watch:
         self.problem = ""
         self._address = address
         self._replicas = replicas
-        self._interval = interval_s
+        self.interval_s = interval_s
+        """Between two looks, each of which takes some time of the machine."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main, name="watch", daemon=True)
 
@@ -144,7 +145,7 @@ class Watch:
         options = [("grpc.default_authority", "localhost"), ("grpc.max_reconnect_backoff_ms", 200)]
         with grpc.insecure_channel(self._address, options=options) as session:
             stub = p4r_grpc.P4RuntimeStub(session)
-            while not self._stop.wait(self._interval):
+            while not self._stop.wait(self.interval_s):
                 counts: dict[str, dict[int, int]] = {name: {} for name in self.COUNTERS}
                 try:
                     for reply in stub.Read(request, timeout=2.0):

@@ -42,7 +42,8 @@ class Host:
     ip: str
     ip6: str
     mac: str
-    link: Link
+    link: Link | None
+    """None: the host is at the ToR's port itself, as fast as the machine is."""
 
     @property
     def gateway(self) -> str:
@@ -134,12 +135,13 @@ def rack(
     rate_mbit: float = 100.0,
     rtt_ms: float = 10.0,
     client_loss_percent: float = 0.0,
+    direct: bool = False,
     **settings: Any,
 ) -> RackSpec:
     """A rack. The clients' links have the rate and the delay.
 
     A replica's link has the rate of all clients together: the last replica alive must be able to serve them
-    all, or a kill would show the neighbours' traffic and not what the kill does.
+    all, or a kill would show the neighbours' traffic and not what the kill does. `direct`: no link has either.
     """
     queue = max(50, int(rate_mbit * 1e6 / 8 / 1500 * rtt_ms / 1e3))
     hosts = [
@@ -150,7 +152,7 @@ def rack(
             ip=f"10.0.1.{n}",
             ip6=f"fd00:1::{n}",
             mac=f"02:00:00:00:01:{n:02x}",
-            link=Link(rate_mbit, rtt_ms / 2, client_loss_percent, queue),
+            link=None if direct else Link(rate_mbit, rtt_ms / 2, client_loss_percent, queue),
         )
         for n in range(1, clients + 1)
     ]
@@ -162,7 +164,7 @@ def rack(
             ip=f"10.0.2.{n}",
             ip6=f"fd00:2::{n}",
             mac=f"02:00:00:00:02:{n:02x}",
-            link=Link(rate_mbit * clients, 0.0, 0.0, queue * clients),
+            link=None if direct else Link(rate_mbit * clients, 0.0, 0.0, queue * clients),
         )
         for n in range(1, replicas + 1)
     ]

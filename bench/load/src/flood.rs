@@ -3,6 +3,8 @@
 //! What is near the truth is made from real requests: a client and the server's step talk to each other in memory, with
 //! the server's own keys or with others, and of what the client says one thing is changed.
 
+mod plain;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -42,6 +44,10 @@ pub enum Class {
     Forged,
     /// Good requests, sums and all, but for the MAC.
     BadMac,
+    /// SYNs of ordinary TCP, as Linux sends them.
+    PlainSyn,
+    /// Requests by ordinary TCP on connections that do not exist: acknowledgement and timestamp are guessed.
+    PlainData,
 }
 
 /// An attack.
@@ -51,8 +57,8 @@ pub struct Attack {
     pub server: SocketAddr,
     /// With what.
     pub class: Class,
-    /// The server's key file.
-    pub keys: PathBuf,
+    /// The server's key file; ordinary TCP needs none.
+    pub keys: Option<PathBuf>,
     /// Packets a second.
     pub rate: u32,
     /// For how long.
@@ -87,7 +93,9 @@ pub fn run(attack: &Attack) -> anyhow::Result<Sent> {
     let hop = rivulet_client::resolve(attack.server.ip())?;
     let source = attack.source.unwrap_or(hop.source);
     let interface = Interface::new(None, &hop.interface)?;
-    let rule = TcpRule { exid: Some(EX_ID), destinations: vec![source], ..TcpRule::default() };
+    let plain = matches!(attack.class, Class::PlainSyn | Class::PlainData);
+    let exid = (!plain).then_some(EX_ID);
+    let rule = TcpRule { exid, destinations: vec![source], ..TcpRule::default() };
     let _guard = KernelGuard::install(None, &[&hop.interface], &[rule])?;
     let config = rivulet_pktio::Config {
         batch: BATCH,
@@ -100,8 +108,8 @@ pub fn run(attack: &Attack) -> anyhow::Result<Sent> {
     ethernet[..6].copy_from_slice(&hop.mac);
     ethernet[6..12].copy_from_slice(&io.link()?.mac);
     ethernet[12..].copy_from_slice(if source.is_ipv4() { &[8, 0] } else { &[0x86, 0xdd] });
-    let maker =
-        Maker { keys: KeySet::read(&attack.keys)?, class: attack.class, server: attack.server, source };
+    let keys = attack.keys.as_deref().map(KeySet::read).transpose()?;
+    let maker = Maker { keys, class: attack.class, server: attack.server, source };
 
     let mut packets = maker.pool()?;
     let mut made = Instant::now();
@@ -136,7 +144,7 @@ pub fn run(attack: &Attack) -> anyhow::Result<Sent> {
 }
 
 struct Maker {
-    keys: KeySet,
+    keys: Option<KeySet>,
     class: Class,
     server: SocketAddr,
     source: IpAddr,
@@ -145,8 +153,13 @@ struct Maker {
 impl Maker {
     /// IP packets of the attack.
     fn pool(&self) -> anyhow::Result<Vec<Vec<u8>>> {
-        let ring = self.ring()?;
         let mut seed = clock().0 | 1;
+        if matches!(self.class, Class::PlainSyn | Class::PlainData) {
+            let ends = (self.source, self.server);
+            return (0..POOL as u64).map(|n| plain::packet(self.class, ends, mix(seed ^ n))).collect();
+        }
+        let keys = self.keys.as_ref().context("this attack needs the server's key file")?;
+        let ring = self.ring(keys)?;
         let mut out = Vec::with_capacity(POOL);
         for n in 0..SESSIONS {
             seed = mix(seed);
@@ -165,23 +178,23 @@ impl Maker {
     }
 
     /// The keys that the packets are made with.
-    fn ring(&self) -> anyhow::Result<KeyRing> {
-        let foreign = || KeySet::generate(self.keys.service).context("keys of somebody else");
+    fn ring(&self, own: &KeySet) -> anyhow::Result<KeyRing> {
+        let foreign = || KeySet::generate(own.service).context("keys of somebody else");
         let mut keys = match self.class {
             Class::WrongKeys | Class::ExpiredEpochs => foreign()?,
-            _ => self.keys.clone(),
+            _ => own.clone(),
         };
         match self.class {
             Class::WrongKeys => {
                 // The same epochs, so that the server has keys to try.
-                keys.seal[0].epoch = self.keys.usable_seal;
-                keys.nonce[0].epoch = self.keys.usable_nonce;
-                (keys.usable_seal, keys.usable_nonce) = (self.keys.usable_seal, self.keys.usable_nonce);
+                keys.seal[0].epoch = own.usable_seal;
+                keys.nonce[0].epoch = own.usable_nonce;
+                (keys.usable_seal, keys.usable_nonce) = (own.usable_seal, own.usable_nonce);
             }
             Class::ExpiredEpochs => {
                 let gone = |epochs: Vec<u16>| (1..u16::MAX).rev().find(|e| !epochs.contains(e)).unwrap_or(1);
-                let seal = gone(self.keys.seal.iter().map(|k| k.epoch).collect());
-                let nonce = gone(self.keys.nonce.iter().map(|k| k.epoch).collect());
+                let seal = gone(own.seal.iter().map(|k| k.epoch).collect());
+                let nonce = gone(own.nonce.iter().map(|k| k.epoch).collect());
                 (keys.seal[0].epoch, keys.nonce[0].epoch) = (seal, nonce);
                 (keys.usable_seal, keys.usable_nonce) = (seal, nonce);
             }
@@ -320,7 +333,7 @@ mod tests {
         let keys = KeySet::generate(7).unwrap();
         let ring = keys.ring();
         let server = "10.9.0.1:80".parse().unwrap();
-        let maker = Maker { keys, class, server, source: "10.9.0.2".parse().unwrap() };
+        let maker = Maker { keys: Some(keys), class, server, source: "10.9.0.2".parse().unwrap() };
         let judge = |packet: &Vec<u8>| {
             let segment = match Segment::parse_packet(packet) {
                 Ok(segment) => segment,

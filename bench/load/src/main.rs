@@ -5,6 +5,7 @@
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
-use rivulet_load::report::{Outcome, Report};
+use rivulet_load::report::{Outcome, Report, Row};
 use rivulet_load::response::read_response;
 use rivulet_load::swarm::{self, Swarm};
-use rivulet_load::target;
+use rivulet_load::target::{self, Ask};
 use rivulet_pktio::IoChoice;
 
 mod window;
@@ -26,7 +27,8 @@ use window::Window;
 #[derive(Parser)]
 #[command(name = "rivulet-load", version)]
 struct Options {
-    /// What to fetch: http://ADDRESS:PORT/PATH (an address, not a name).
+    /// What to fetch: http://ADDRESS:PORT/PATH (an address, not a name), or by DNS over TCP dns://ADDRESS:PORT/NAME
+    /// (--one-thread).
     url: String,
     /// The transport.
     #[arg(long, value_enum, default_value = "rivulet")]
@@ -46,6 +48,19 @@ struct Options {
     /// Seconds without progress after which a kernel TCP client gives up.
     #[arg(long, default_value_t = 30.0)]
     timeout: f64,
+    /// Requests begin by chance, so many a second on average, as long as --clients are not all busy (--one-thread).
+    #[arg(long, requires = "one_thread", value_parser = positive)]
+    rate: Option<f64>,
+    /// No request begins once standard input has ended (--one-thread).
+    #[arg(long, requires = "one_thread", conflicts_with = "hold")]
+    until_input_ends: bool,
+    /// Every answer's body has to be this file (--one-thread).
+    #[arg(long, requires = "one_thread")]
+    expect: Option<PathBuf>,
+    /// Write a line of CSV for each request: when it began, by the monotonic clock, and how long it took, in
+    /// microseconds, and what failed (--one-thread).
+    #[arg(long, requires = "one_thread")]
+    log: Option<PathBuf>,
     /// Count bytes as they come, from this second on, and end at --seconds whatever is under way (threads only).
     #[arg(long, conflicts_with = "one_thread")]
     warm: Option<f64>,
@@ -66,12 +81,17 @@ struct Options {
     source: Vec<IpAddr>,
 }
 
+/// The number of queries by DNS: a connection has one.
+const QUERY: u16 = 0x5256;
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Transport {
     /// The Rivulet transport.
     Rivulet,
     /// The kernel's TCP.
     Tcp,
+    /// Ordinary TCP without a socket for each connection, for paths that lose nothing (--one-thread).
+    Plain,
     /// The kernel's TCP with the request in the SYN where a cookie is at hand (RFC 7413; --one-thread).
     TcpFastopen,
 }
@@ -81,6 +101,7 @@ impl Transport {
         match self {
             Transport::Rivulet => "rivulet",
             Transport::Tcp => "tcp",
+            Transport::Plain => "plain",
             Transport::TcpFastopen => "tcp-fastopen",
         }
     }
@@ -92,7 +113,6 @@ impl<T: Read + Write> Connection for T {}
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    let (server, host, path) = target::parse(&options.url)?;
     if options.warm.is_some_and(|warm| !(0.0..options.seconds).contains(&warm))
         || !options.seconds.is_finite()
     {
@@ -103,10 +123,12 @@ fn main() -> anyhow::Result<()> {
         if options.per_connection != 1 {
             bail!("--one-thread has one request a connection");
         }
-        vec![one_thread(&options, server, target::head(&host, &path, !options.hold))?]
+        vec![one_thread(&options)?]
     } else {
-        if options.clients > 10_000 || options.transport == Transport::TcpFastopen {
-            bail!("more than 10,000 clients, and TCP Fast Open, need --one-thread");
+        let (server, host, path) = target::parse(&options.url)?;
+        if options.clients > 10_000 || matches!(options.transport, Transport::Plain | Transport::TcpFastopen)
+        {
+            bail!("more than 10,000 clients, plain, and TCP Fast Open need --one-thread");
         }
         threads(&options, server, target::head(&host, &path, options.per_connection == 1))?
     };
@@ -115,7 +137,16 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn one_thread(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow::Result<Outcome> {
+fn one_thread(options: &Options) -> anyhow::Result<Outcome> {
+    let (server, request, ask) = if options.url.starts_with("dns:") {
+        let (server, query) = target::query(&options.url, QUERY)?;
+        (server, query, Ask::Name { id: QUERY })
+    } else {
+        let (server, host, path) = target::parse(&options.url)?;
+        (server, target::head(&host, &path, !options.hold), Ask::Path)
+    };
+    let read = |path: &PathBuf| std::fs::read(path).with_context(|| format!("{}", path.display()));
+    let expected = options.expect.as_ref().map(read).transpose()?;
     let swarm = Swarm {
         server,
         request,
@@ -127,9 +158,13 @@ fn one_thread(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow
         io: options.io,
         hold: options.hold,
         sources: options.source.clone(),
+        rate: options.rate,
+        ask,
+        expected: expected.map(Into::into),
+        log: options.log.is_some(),
     };
     let released = Arc::new(AtomicBool::new(false));
-    if options.hold {
+    if options.hold || options.until_input_ends {
         let released = released.clone();
         thread::spawn(move || {
             for _ in io::stdin().lock().lines() {}
@@ -141,11 +176,32 @@ fn one_thread(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow
         // Whoever started this waits for the line; one that is gone closes standard input too.
         let _ = writeln!(out, "open").and_then(|()| out.flush());
     };
-    match options.transport {
+    let outcome = match options.transport {
         Transport::Rivulet => swarm::rivulet::run(&swarm, held, &released),
+        Transport::Plain => swarm::plain::run(&swarm, held, &released),
         Transport::Tcp => swarm::tcp::run(&swarm, false, held, &released),
         Transport::TcpFastopen => swarm::tcp::run(&swarm, true, held, &released),
+    }?;
+    if let (Some(path), Some(rows)) = (&options.log, &outcome.log) {
+        write_log(path, rows).with_context(|| format!("{}", path.display()))?;
     }
+    Ok(outcome)
+}
+
+fn write_log(path: &Path, rows: &[Row]) -> io::Result<()> {
+    let mut out = io::BufWriter::new(std::fs::File::create(path)?);
+    writeln!(out, "began_us,took_us,problem")?;
+    for row in rows {
+        writeln!(out, "{},{},{}", row.began_us, row.took_us, row.problem.replace([',', '\n'], ";"))?;
+    }
+    out.flush()
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|n: &f64| n.is_finite() && *n > 0.0)
+        .ok_or_else(|| "want a number above 0".into())
 }
 
 /// A thread for each client.

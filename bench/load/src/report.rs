@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::response::WrongBody;
+
 /// What one client saw.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -13,8 +15,23 @@ pub struct Outcome {
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
+    /// Of these, whose answers had other octets than what is served.
+    pub wrong: u64,
     /// How the first of them did.
     pub first_error: Option<String>,
+    /// Every request, if that is wanted.
+    pub log: Option<Vec<Row>>,
+}
+
+/// A request, for those who want all.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// When it was due, by the system's monotonic clock, microseconds.
+    pub began_us: u64,
+    /// How long it took.
+    pub took_us: u64,
+    /// How it failed; empty: it did not.
+    pub problem: String,
 }
 
 impl Outcome {
@@ -27,6 +44,7 @@ impl Outcome {
     /// Counts one that failed.
     pub fn fail(&mut self, error: &anyhow::Error) {
         self.errors += 1;
+        self.wrong += u64::from(error.is::<WrongBody>());
         self.first_error.get_or_insert_with(|| format!("{error:#}"));
     }
 }
@@ -39,6 +57,7 @@ pub struct Report {
     seconds: f64,
     requests: u64,
     errors: u64,
+    wrong: u64,
     first_error: Option<String>,
     bytes: u64,
     mbps: f64,
@@ -50,6 +69,7 @@ pub struct Report {
 
 #[derive(Serialize)]
 struct Percentiles {
+    mean: f64,
     p50: u32,
     p90: u32,
     p99: u32,
@@ -62,6 +82,7 @@ impl Report {
     pub fn new(transport: &'static str, clients: u32, outcomes: Vec<Outcome>, took: Duration) -> Report {
         let shares: Vec<u64> = outcomes.iter().map(|o| o.bytes).collect();
         let errors = outcomes.iter().map(|o| o.errors).sum();
+        let wrong = outcomes.iter().map(|o| o.wrong).sum();
         let first_error = outcomes.iter().find_map(|o| o.first_error.clone());
         let mut latencies: Vec<u32> = outcomes.into_iter().flat_map(|o| o.latencies_us).collect();
         latencies.sort_unstable();
@@ -77,11 +98,13 @@ impl Report {
             seconds,
             requests: latencies.len() as u64,
             errors,
+            wrong,
             first_error,
             bytes,
             mbps: bytes as f64 * 8.0 / seconds / 1e6,
             requests_per_second: latencies.len() as f64 / seconds,
             latency_us: Percentiles {
+                mean: latencies.iter().copied().map(f64::from).sum::<f64>() / latencies.len().max(1) as f64,
                 p50: at(50),
                 p90: at(90),
                 p99: at(99),

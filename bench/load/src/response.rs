@@ -1,11 +1,19 @@
-//! Just enough of HTTP/1.1 to read an answer with a known length, to its last byte.
+//! Just enough of HTTP/1.1 to read an answer with a known length, to its last byte; and of DNS over TCP.
 
 use std::io::Read;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 
+use crate::target::Ask;
+
 /// Octets that a head may have.
 const MAX_HEAD: usize = 16 * 1024;
+
+/// An octet of the body is not what was served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the body is not what is served, from octet {0} on")]
+pub struct WrongBody(pub u64);
 
 /// Reads one answer, in whatever pieces it comes.
 #[derive(Debug, Default)]
@@ -13,16 +21,31 @@ pub struct Parser {
     head: Vec<u8>,
     /// Status, length of the body, and how much of it has come; once the head is whole.
     body: Option<(u16, u64, u64)>,
+    /// What the body is to be.
+    expected: Option<Arc<[u8]>>,
+    ask: Ask,
 }
 
 impl Parser {
+    /// For answers to this, whose body is that; none: whatever it is.
+    #[must_use]
+    pub fn expecting(ask: Ask, expected: Option<Arc<[u8]>>) -> Parser {
+        Parser { expected, ask, ..Parser::default() }
+    }
+
     /// Takes bytes; status and bytes of the body once the answer is whole. The body must have a Content-Length.
     ///
     /// # Errors
-    /// Where the bytes are not such an answer, or go on behind it.
+    /// Where the bytes are not such an answer, or go on behind it; [`WrongBody`].
     pub fn feed(&mut self, bytes: &[u8]) -> anyhow::Result<Option<(u16, u64)>> {
+        if let Ask::Name { id } = self.ask {
+            return self.message(bytes, id);
+        }
         let (status, length, got) = match self.body {
-            Some((status, length, got)) => (status, length, got + bytes.len() as u64),
+            Some((status, length, got)) => {
+                self.compare(status, got, bytes)?;
+                (status, length, got + bytes.len() as u64)
+            }
             None => {
                 // The end of the head may lie across two pieces.
                 let from = self.head.len().saturating_sub(3);
@@ -35,6 +58,7 @@ impl Parser {
                 };
                 let body = from + end + 4;
                 let (status, length) = fields(&self.head[..body])?;
+                self.compare(status, 0, &self.head[body..])?;
                 (status, length, (self.head.len() - body) as u64)
             }
         };
@@ -43,6 +67,41 @@ impl Parser {
             bail!("{} bytes behind the answer", got - length);
         }
         Ok((got == length).then_some((status, length)))
+    }
+
+    /// A message of DNS behind its length (RFC 7766); one without an error has status 200.
+    fn message(&mut self, bytes: &[u8], id: u16) -> anyhow::Result<Option<(u16, u64)>> {
+        self.head.extend_from_slice(bytes);
+        let Some((length, message)) = self.head.split_first_chunk() else { return Ok(None) };
+        let (length, got) = (u64::from(u16::from_be_bytes(*length)), message.len() as u64);
+        if got > length {
+            bail!("{} bytes behind the answer", got - length);
+        }
+        let status = match message {
+            // An answer to this, response code 0, with a record.
+            [a, b, flags, code, _, _, 0, 1..=255, ..]
+                if [*a, *b] == id.to_be_bytes() && flags >> 7 == 1 && code & 15 == 0 =>
+            {
+                200
+            }
+            _ => 500,
+        };
+        self.body = Some((status, length, got));
+        Ok(self.whole())
+    }
+
+    /// Whether these are the octets of the body from `at` on. That of another status is another.
+    fn compare(&self, status: u16, at: u64, bytes: &[u8]) -> Result<(), WrongBody> {
+        let Some(expected) = self.expected.as_ref().filter(|_| status == 200) else { return Ok(()) };
+        let right = expected.get(at as usize..).unwrap_or_default();
+        let same = right.iter().zip(bytes).take_while(|(a, b)| a == b).count();
+        if same < bytes.len() { Err(WrongBody(at + same as u64)) } else { Ok(()) }
+    }
+
+    /// Status and bytes of the body, once the answer is whole.
+    #[must_use]
+    pub fn whole(&self) -> Option<(u16, u64)> {
+        self.body.filter(|(_, length, got)| got == length).map(|(status, length, _)| (status, length))
     }
 
     /// How far it came, for an error message.
@@ -109,6 +168,45 @@ mod tests {
         assert!(read("nonsense\r\n\r\n").is_err());
         assert!(read("").is_err());
         assert!(read(&"x".repeat(MAX_HEAD + 10)).is_err());
+    }
+
+    #[test]
+    fn a_message_of_dns_is_an_answer_to_ones_own_query() {
+        let answer = |id: u16, flags: u8, code: u8, records: u8| {
+            let mut message = vec![0, 14];
+            message.extend(id.to_be_bytes());
+            message.extend([flags, code, 0, 1, 0, records, 0, 0, 0, 0, 7, 7]);
+            message
+        };
+        for (id, flags, code, records, status) in [
+            (5, 0x84, 0, 1, 200),
+            (6, 0x84, 0, 1, 500),
+            (5, 0x04, 0, 1, 500),
+            (5, 0x84, 3, 1, 500),
+            (5, 0x84, 0, 0, 500),
+        ] {
+            for size in [1, 5, 100] {
+                let mut parser = Parser::expecting(Ask::Name { id: 5 }, None);
+                let message = answer(id, flags, code, records);
+                let told: Vec<_> =
+                    message.chunks(size).filter_map(|piece| parser.feed(piece).unwrap()).collect();
+                assert_eq!(told, [(status, 14)], "{id} {flags} {code} {records}");
+                assert!(parser.feed(b"x").is_err());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_body_is_told_from_where_on() {
+        let text = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabcd";
+        for (body, wrong) in [("abcd", None), ("abxd", Some(2)), ("abc", Some(3)), ("", Some(0))] {
+            for size in [1, 3, 100] {
+                let mut parser = Parser::expecting(Ask::Path, Some(body.as_bytes().into()));
+                let told = text.chunks(size).find_map(|piece| parser.feed(piece).err());
+                let told = told.map(|error| error.downcast::<WrongBody>().unwrap());
+                assert_eq!(told, wrong.map(WrongBody), "{body}, pieces of {size}");
+            }
+        }
     }
 
     #[test]

@@ -18,6 +18,43 @@ pub fn parse(url: &str) -> anyhow::Result<(SocketAddr, String, String)> {
     Ok((server, host.to_owned(), path))
 }
 
+/// What is asked for, and so how its answer reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ask {
+    /// An object by HTTP.
+    #[default]
+    Path,
+    /// An address of a name by DNS over TCP.
+    Name {
+        /// The query's number.
+        id: u16,
+    },
+}
+
+/// Server and query of dns://ADDRESS:PORT/NAME, for an IPv4 address (RFC 1035 section 4.1); the query's number is `id`.
+///
+/// # Errors
+/// Another URL, or a name that is none.
+pub fn query(url: &str, id: u16) -> anyhow::Result<(SocketAddr, Vec<u8>)> {
+    let rest = url.strip_prefix("dns://").context("only dns:// URLs")?;
+    let (server, name) = rest.split_once('/').context("no name in the URL")?;
+    let server = server.parse().with_context(|| format!("{server} is not ADDRESS:PORT"))?;
+    let mut message = vec![0, 0];
+    message.extend(id.to_be_bytes());
+    message.extend([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+    for label in name.trim_end_matches('.').split('.') {
+        if !(1..64).contains(&label.len()) || message.len() > 255 {
+            anyhow::bail!("{name} is no name of DNS");
+        }
+        message.push(label.len() as u8);
+        message.extend_from_slice(label.as_bytes());
+    }
+    message.extend([0, 0, 1, 0, 1]);
+    let length = message.len() as u16 - 2;
+    message[..2].copy_from_slice(&length.to_be_bytes());
+    Ok((server, message))
+}
+
 /// The request; `close`: the only one of its connection.
 #[must_use]
 pub fn head(host: &str, path: &str, close: bool) -> Vec<u8> {
@@ -28,6 +65,20 @@ pub fn head(host: &str, path: &str, close: bool) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_query_is_one_of_rfc_1035() {
+        let (server, message) = query("dns://10.9.0.1:53/www.example.", 0x1234).unwrap();
+        assert_eq!(server.to_string(), "10.9.0.1:53");
+        let wanted = b"\0\x1d\x12\x34\0\0\0\x01\0\0\0\0\0\0\x03www\x07example\0\0\x01\0\x01";
+        assert_eq!(message, wanted);
+        let long = format!("dns://10.9.0.1:53/{}", "a".repeat(64));
+        for url in
+            ["dns://10.9.0.1:53/", "dns://10.9.0.1:53", "dns://10.9.0.1/a", "dns://10.9.0.1:53/a..b", &long]
+        {
+            assert!(query(url, 1).is_err(), "{url}");
+        }
+    }
 
     #[test]
     fn urls_of_both_families_with_and_without_port() {

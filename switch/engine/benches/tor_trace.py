@@ -74,6 +74,7 @@ sys.modules["ptf.base_tests"].BaseTest = object  # type: ignore[attr-defined]
 sys.modules["p4rt"] = types.ModuleType("p4rt")
 sys.modules["p4rt"].Switch = Recorder  # type: ignore[attr-defined]
 
+import cookies  # noqa: E402
 import layout  # noqa: E402
 import packets  # noqa: E402
 import rack  # noqa: E402
@@ -123,8 +124,28 @@ def whole(bench: Bench) -> None:
                 room = max(0, size - len(bench.to_service(service, request)))
                 frame = bench.to_service(service, request.with_(tail=bytes(room)))
                 print(f"packet {kind}-{size} {layout.CLIENT} 0 {frame.hex()}")
+    plain(bench, service)
     for size in (64, LARGE):
         print(f"packet response-{size if size == LARGE else 0} 1 0 {response(bench, service, bytes(size - 62)).hex()}")
+
+
+def plain(bench: Bench, kernel: layout.Service) -> None:
+    """Plain TCP: a segment for a replica's kernel, a SYN that the ToR answers, a request that shows a cookie."""
+    key = (bench.random.getrandbits(32), bench.random.getrandbits(32))
+    stateless = bench.add_service(pool=kernel.pool, plain=layout.STATELESS, cookies=[key])
+    syn = cookies.options(cookies.LAYOUTS["LINUX"], 1460, 7, NOW)
+    stamps = cookies.stamps(NOW, cookies.answer_value(0))
+    for i in range(COUNT):
+        port = 40000 + i
+        isn = cookies.stamped_isn(key, cookies.words(bench.client, port, stateless.port), 1460)
+        behind = {"acknowledgement": isn + 1 & 0xFFFFFFFF, "options": stamps}
+        frame = bench.plain(stateless, port, packets.SYN, options=syn, acknowledgement=0, payload=b"")
+        print(f"packet plain_syn-0 {layout.CLIENT} 0 {frame.hex()}")
+        for size in (0, LARGE):
+            payload = bytes(max(1, size - 14 - 20 - 32))
+            for kind, service, fields in (("kernel", kernel, {}), ("data", stateless, behind)):
+                frame = bench.plain(service, port, payload=payload, **fields)
+                print(f"packet plain_{kind}-{size} {layout.CLIENT} 0 {frame.hex()}")
 
 
 def response(bench: Bench, service: layout.Service, payload: bytes) -> bytes:

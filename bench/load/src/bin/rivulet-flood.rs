@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use rivulet_load::flood::{Attack, Class, run};
 
-/// Sends packets of one kind of attack to a Rivulet server; prints one line of JSON with what was sent.
+/// Sends packets of one kind of attack to a server; prints one line of JSON with what was sent.
 #[derive(Parser)]
 #[command(name = "rivulet-flood", version)]
 struct Options {
@@ -18,7 +18,7 @@ struct Options {
     class: Class,
     /// The server's key file: what an attacker could have learned from connections of his own is made with it.
     #[arg(long)]
-    keys: PathBuf,
+    keys: Option<PathBuf>,
     /// Packets a second.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=5_000_000))]
     rate: u32,

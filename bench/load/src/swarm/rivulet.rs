@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use rivulet_pktio::{ChecksumPolicy, Filter, Interface, PacketIo};
 use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection, Event, Read};
 
-use super::{Begun, Swarm, settle};
+use super::{Arrivals, LONGEST, Swarm, settle, wait};
 use crate::report::Outcome;
 use crate::response::Parser;
 
@@ -24,8 +24,6 @@ use crate::response::Parser;
 const ETHERNET: usize = 14;
 /// Local ports used.
 const PORTS: std::ops::RangeInclusive<u16> = 1024..=65_535;
-/// Connections that are opened at a time when many are to be held.
-const OPENING: usize = 256;
 /// Batches taken before timers are looked at again.
 const MAX_BATCHES: usize = 16;
 /// Address tokens that are kept.
@@ -57,13 +55,13 @@ struct Loop<'a> {
     /// Connections that got something in this batch.
     touched: Vec<Local>,
     tokens: VecDeque<Vec<u8>>,
-    begun: Begun,
+    arrivals: Arrivals,
     outcome: Outcome,
     buffer: Vec<u8>,
 }
 
 /// Runs until the time is over and the last request is answered; `held` is called once all are held, and then
-/// until `released` nothing is sent but what keeps them.
+/// until `released` nothing is sent but what keeps them. Where none are to be held, none begins once `released`.
 ///
 /// # Errors
 /// What keeps packets from being sent or taken.
@@ -96,8 +94,8 @@ pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow:
         next: u64::from(std::process::id()) * 977,
         touched: Vec::new(),
         tokens: VecDeque::new(),
-        begun: Begun::new(swarm),
-        outcome: Outcome::default(),
+        arrivals: Arrivals::new(swarm),
+        outcome: Outcome { log: swarm.log.then(Vec::new), ..Outcome::default() },
         buffer: vec![0; 64 * 1024],
     };
     this.run(held, released)?;
@@ -106,13 +104,15 @@ pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow:
 
 impl Loop<'_> {
     fn run(&mut self, held: impl FnOnce(), released: &AtomicBool) -> anyhow::Result<()> {
-        let at_a_time = if self.swarm.hold { OPENING } else { self.swarm.clients };
         let mut held = Some(held);
         loop {
-            while self.begun.count - self.begun.over < at_a_time as u64 && self.begun.more() {
-                self.open()?;
+            if !self.swarm.hold && released.load(Ordering::Relaxed) {
+                self.arrivals.end();
             }
-            if !self.begun.is_under_way() {
+            while let Some(at) = self.arrivals.next() {
+                self.open(at)?;
+            }
+            if self.arrivals.is_over() {
                 if !self.swarm.hold || released.load(Ordering::Relaxed) {
                     return Ok(());
                 }
@@ -132,7 +132,7 @@ impl Loop<'_> {
         Time(self.started.elapsed().as_micros() as u64 + 1)
     }
 
-    fn open(&mut self) -> anyhow::Result<()> {
+    fn open(&mut self, began: Instant) -> anyhow::Result<()> {
         let ports = u64::from(PORTS.end() - PORTS.start()) + 1;
         let local = (0..ports * self.sources.len() as u64)
             .map(|i| {
@@ -154,8 +154,8 @@ impl Loop<'_> {
         if connection.write(0, &self.swarm.request, now) != self.swarm.request.len() {
             bail!("a request longer than the send buffer");
         }
-        let client =
-            Client { connection, parser: Parser::default(), began: Instant::now(), timer: None, held: false };
+        let parser = Parser::expecting(self.swarm.ask, self.swarm.expected.clone());
+        let client = Client { connection, parser, began, timer: None, held: false };
         self.clients.insert(local, client);
         self.transmit(local);
         Ok(())
@@ -184,12 +184,10 @@ impl Loop<'_> {
     /// Waits for packets or a timer.
     fn sleep(&mut self) {
         let now = self.now();
-        let until = self.timers.peek().map_or(50_000, |Reverse((at, _))| at.since(now).min(50_000));
-        let events = libc::POLLIN | if self.io.pending() > 0 { libc::POLLOUT } else { 0 };
-        let mut entry = libc::pollfd { fd: self.io.as_fd().as_raw_fd(), events, revents: 0 };
-        let time = libc::timespec { tv_sec: 0, tv_nsec: until as i64 * 1000 };
-        // SAFETY: one entry, as the count says; the descriptor is open as long as `io`.
-        unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
+        let timer =
+            self.timers.peek().map_or(LONGEST, |Reverse((at, _))| Duration::from_micros(at.since(now)));
+        let longest = self.arrivals.pause().unwrap_or(LONGEST).min(timer);
+        wait(&self.io.as_fd(), self.io.pending() > 0, longest);
     }
 
     fn receive(&mut self) -> anyhow::Result<()> {
@@ -272,7 +270,7 @@ impl Loop<'_> {
             let took: Duration = client.began.elapsed();
             let ok = answer.is_ok();
             settle(&mut self.outcome, took, answer);
-            self.begun.over += 1;
+            self.arrivals.over += 1;
             if self.swarm.hold && ok {
                 client.held = true;
             } else {

@@ -10,12 +10,9 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::{Begun, Swarm, settle};
+use super::{Arrivals, LONGEST, Swarm, settle, wait};
 use crate::report::Outcome;
 use crate::response::Parser;
-
-/// Connections that are opened at a time when many are to be held.
-const OPENING: usize = 256;
 
 struct Client {
     stream: TcpStream,
@@ -40,16 +37,17 @@ pub fn run(
     let mut events = Events::with_capacity(1024);
     let mut clients: Vec<Option<Client>> = Vec::new();
     let mut free: Vec<usize> = Vec::new();
-    let mut begun = Begun::new(swarm);
-    let mut outcome = Outcome::default();
+    let mut arrivals = Arrivals::new(swarm);
+    let mut outcome = Outcome { log: swarm.log.then(Vec::new), ..Outcome::default() };
     let mut buffer = vec![0; 64 * 1024];
     let mut held = Some(held);
     let mut looked = Instant::now();
-    let at_a_time = if swarm.hold { OPENING } else { swarm.clients };
     loop {
-        while begun.count - begun.over < at_a_time as u64 && begun.more() {
-            let at = Instant::now();
-            let opened = open(swarm, fast_open, begun.count).and_then(|(mut stream, written)| {
+        if !swarm.hold && released.load(Ordering::Relaxed) {
+            arrivals.end();
+        }
+        while let Some(at) = arrivals.next() {
+            let opened = open(swarm, fast_open, arrivals.count).and_then(|(mut stream, written)| {
                 let place = free.pop().unwrap_or(clients.len());
                 let interest = Interest::READABLE | Interest::WRITABLE;
                 poll.registry().register(&mut stream, Token(place), interest)?;
@@ -57,20 +55,21 @@ pub fn run(
             });
             match opened {
                 Ok((place, stream, written)) => {
-                    let client =
-                        Client { stream, parser: Parser::default(), began: at, written, held: false };
+                    let parser = Parser::expecting(swarm.ask, swarm.expected.clone());
+                    let client = Client { stream, parser, began: at, written, held: false };
                     if place == clients.len() {
                         clients.push(None);
                     }
                     clients[place] = Some(client);
                 }
                 Err(e) => {
-                    outcome.fail(&anyhow::Error::from(e).context("connecting"));
-                    begun.over += 1;
+                    let error = anyhow::Error::from(e).context("connecting");
+                    settle(&mut outcome, at.elapsed(), Err(error));
+                    arrivals.over += 1;
                 }
             }
         }
-        if !begun.is_under_way() {
+        if arrivals.is_over() {
             if !swarm.hold || released.load(Ordering::Relaxed) {
                 return Ok(outcome);
             }
@@ -78,7 +77,9 @@ pub fn run(
                 held();
             }
         }
-        match poll.poll(&mut events, Some(Duration::from_millis(50))) {
+        // Which waits for whole milliseconds.
+        wait(&poll, false, arrivals.pause().unwrap_or(LONGEST));
+        match poll.poll(&mut events, Some(Duration::ZERO)) {
             Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e).context("waiting for sockets"),
             _ => {}
         }
@@ -94,7 +95,7 @@ pub fn run(
             }
             let ok = answer.is_ok();
             settle(&mut outcome, client.began.elapsed(), answer);
-            begun.over += 1;
+            arrivals.over += 1;
             client.held = swarm.hold && ok;
             if !client.held {
                 clients[place] = None;
@@ -105,8 +106,9 @@ pub fn run(
             looked = Instant::now();
             for (place, entry) in clients.iter_mut().enumerate() {
                 if entry.as_ref().is_some_and(|c| !c.held && c.began.elapsed() > swarm.timeout) {
-                    outcome.fail(&anyhow::anyhow!("no answer in {:?}", swarm.timeout));
-                    begun.over += 1;
+                    let error = anyhow::anyhow!("no answer in {:?}", swarm.timeout);
+                    settle(&mut outcome, swarm.timeout, Err(error));
+                    arrivals.over += 1;
                     *entry = None;
                     free.push(place);
                 }

@@ -111,6 +111,10 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_delta: bool,
 
+    /// Remember nothing of stateless TCP's answers under way: what is lost waits for the client's repetition (for measurements)
+    #[arg(long)]
+    pub no_ring: bool,
+
     /// Tell Prometheus metrics at this address
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,

@@ -51,6 +51,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         if let Some(doorway) = &doorway {
             server.set_doorway(doorway.clone());
         }
+        server.set_ring(!args.no_ring);
     }
     let mut shelf = args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some()));
     if let Some(shelf) = &mut shelf

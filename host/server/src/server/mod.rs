@@ -106,6 +106,8 @@ pub struct Server {
     exchanges: Option<Exchanges>,
     /// Connections of plain clients that the kernel's TCP has taken over.
     adopter: Adopter,
+    /// Answers of the table's that are under way are remembered.
+    ring: bool,
 }
 
 /// Where answers to plain clients come from.
@@ -179,6 +181,7 @@ impl Server {
             content: None,
             exchanges: None,
             adopter: Adopter::default(),
+            ring: true,
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -223,7 +226,7 @@ impl Server {
             });
             let transport = transport(policy, replay);
             let mut served = Running::new(service, transport);
-            served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu);
+            served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu, self.ring);
             running.push(served);
         }
         self.running = running;
@@ -301,7 +304,7 @@ impl Server {
 
     fn set_content(&mut self, content: Content) {
         for running in &mut self.running {
-            running.plain = plain::door(&running.service, Some(&content), self.link.mtu);
+            running.plain = plain::door(&running.service, Some(&content), self.link.mtu, self.ring);
         }
         self.content = Some(content);
     }
@@ -323,6 +326,17 @@ impl Server {
     #[must_use]
     pub fn adopted(&self) -> usize {
         self.adopter.held()
+    }
+
+    /// Whether the answers to plain clients that are under way are remembered, as they are unless this is called:
+    /// measurements want to know what that is worth.
+    pub fn set_ring(&mut self, ring: bool) {
+        self.ring = ring;
+        for running in &mut self.running {
+            if let Some(plain) = &mut running.plain {
+                plain.set_ring(ring);
+            }
+        }
     }
 
     /// Ethernet address of the interface.

@@ -31,11 +31,20 @@ impl Door {
             Door::BackEnd(relay) => relay.mtu = mtu,
         }
     }
+
+    /// Whether answers under way are remembered: what a back end says never is.
+    pub(super) fn set_ring(&mut self, ring: bool) {
+        match self {
+            Door::Objects(replica) if ring == replica.ring.is_some() => {}
+            Door::Objects(replica) => replica.ring = memory(ring),
+            Door::BackEnd(_) => {}
+        }
+    }
 }
 
 /// What answers the plain clients of a service without state, or goes on with those that it answered; `None` where others do, or
 /// before there are keys and content.
-pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32) -> Option<Door> {
+pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, ring: bool) -> Option<Door> {
     if !service.answers_plain() {
         return None;
     }
@@ -44,13 +53,18 @@ pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32) -> Op
     Some(match content? {
         Content::Objects(table) => {
             let site = Site { keys, table: table.clone(), mtu };
-            Door::Objects(Box::new(Replica { site, ring: Some(Ring::new(REMEMBERED)) }))
+            Door::Objects(Box::new(Replica { site, ring: memory(ring) }))
         }
         Content::BackEnd(back_end) => {
             let (protocol, deterministic) = (back_end.protocol, back_end.deterministic);
             Door::BackEnd(Relay { keys, protocol, deterministic, mtu })
         }
     })
+}
+
+/// Where answers under way are remembered, if they are.
+fn memory(ring: bool) -> Option<Ring> {
+    ring.then(|| Ring::new(REMEMBERED))
 }
 
 /// The longest packet of a plain connection on this interface.

@@ -1,0 +1,100 @@
+"""Stateless TCP: what requests cost, what loss, kills and floods do to them, and its memory. Kernel TCP, nginx and DNS
+servers beside it.
+
+bench/results/stateless.json (and stateless-kills.csv, a row a kill). Parts can be chosen by --parts; only all together
+are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import stateless_cost, stateless_dns, stateless_floods, stateless_kills, stateless_loss
+from .bars import judge
+from .host import nginx_version
+from .host_rig import SERVICE, host_rig
+from .rig import flags, plot_path
+from .stateless_plot import plot
+from .stats import save
+
+Json = dict[str, Any]
+
+
+def _rates(options: Any) -> Json:
+    with host_rig("stateless") as rig:
+        return stateless_cost.at_rates(rig, options.repetitions, options.seconds)
+
+
+def _nginx(options: Any) -> Json:
+    with host_rig("stateless") as rig:
+        return stateless_cost.beside_nginx(rig, 2 * options.repetitions, options.seconds)
+
+
+def _memory(options: Any) -> Json:
+    with host_rig("stateless") as rig:
+        return stateless_cost.memory(rig)
+
+
+def _loss(options: Any) -> Json:
+    with host_rig("stateless", rtt_ms=stateless_loss.RTT_MS) as rig:
+        return stateless_loss.lossy(rig, options.transfers)
+
+
+def _dns(options: Any) -> Json:
+    with host_rig("stateless") as rig:
+        return stateless_dns.queries(rig, 2 * options.repetitions, options.seconds)
+
+
+def _kills(options: Any) -> Json:
+    return stateless_kills.kills(options.kills, options.kills_limit, options.seed)
+
+
+def _floods(options: Any) -> Json:
+    return stateless_floods.floods(options.repetitions, 3 * options.seconds)
+
+
+PARTS: dict[str, Callable[[Any], Json]] = {
+    "rates": _rates,
+    "nginx": _nginx,
+    "memory": _memory,
+    "loss": _loss,
+    "kills": _kills,
+    "dns": _dns,
+    "floods": _floods,
+}
+
+
+def main() -> int:
+    """Runs it and writes bench/results/stateless.json and .png."""
+    parser = flags(__doc__ or "", repetitions=3)
+    parser.set_defaults(seconds=1.0)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--transfers", type=int, default=stateless_loss.TRANSFERS, help="downloads of a rate of loss")
+    parser.add_argument("--kills", type=int, default=stateless_kills.KILLS)
+    parser.add_argument("--kills-limit", type=float, default=600.0, help="seconds after which kills end all the same")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    result: Json = {
+        "setting": f"a server ({SERVICE}), a client, a veth, offloads off, a core for each end",
+        "nginx_version": nginx_version(),
+    }
+    began = time.monotonic()
+    for part in options.parts:
+        print(f"-- {part}", flush=True)
+        result[part] = PARTS[part](options)
+    result["took_s"] = time.monotonic() - began
+    whole = set(options.parts) == set(PARTS) and options.transfers >= stateless_loss.TRANSFERS
+    if whole and options.kills >= stateless_kills.KILLS:
+        plot(plot_path("stateless"), result)
+        print(save("stateless", result))
+    else:
+        print("not all was run: nothing is kept")
+    parts = (stateless_cost, stateless_loss, stateless_kills, stateless_dns, stateless_floods)
+    return judge([bar for part in parts for bar in part.bars(result)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

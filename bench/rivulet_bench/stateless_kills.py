@@ -1,0 +1,191 @@
+"""Kills of replicas under plain clients: nothing but the client's own kernel has a connection, so none may fail.
+
+A row a kill goes to stateless-kills.csv: what was under way, and what became of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+import subprocess
+import time
+from bisect import bisect_left
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rivulet_demo.scenario import Parameters, Standing, standing_rack
+from rivulet_demo.services import make_file, url
+from rivulet_demo.spec import SERVICE_PORT
+from rivulet_lab import Process, RackError, binary, prompt
+
+from .bars import Bar
+from .rig import BUILD, finish
+from .stats import RESULTS, percentile
+
+Json = dict[str, Any]
+
+OUT = BUILD / "stateless"
+SERVICES = (("files", SERVICE_PORT, "stateless"),)
+FILE = "page.bin"
+SIZE = 10_000
+REPLICAS = 4
+KILLS = 1_000
+CLIENTS = ("c1", "c2")
+RATE = 100
+"""Requests a second of each client."""
+AT_A_TIME = 500
+PAUSE_S = 0.15
+"""Between two kills at least."""
+RETURN_S = 0.1
+"""A killed replica is started again after about so long."""
+CSV = RESULTS / "stateless-kills.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of the log; seconds of the monotonic clock."""
+
+    began: float
+    ended: float
+    problem: str
+
+
+def kills(wanted: int, limit_s: float, seed: int) -> Json:
+    """Kills replica after replica, as long as another lives, until there were so many or the time is over."""
+    values = Parameters(
+        rate_mbit=100.0, rtt_ms=10.0, size_mb=0.001, replicas=REPLICAS, switch="embedded", out=OUT, live=False
+    )
+    make_file(OUT / "www", FILE, SIZE)
+    with standing_rack("kills", values, clients=len(CLIENTS), services=SERVICES) as standing:
+        loads = {host: _load(standing, host, limit_s + 30) for host in CLIENTS}
+        time.sleep(1.0)
+        struck = _strike(standing, wanted, limit_s, random.Random(seed), loads)
+        time.sleep(1.0)
+        results, requests = [], []
+        for host, load in loads.items():
+            # Ends its requests as an end of its time would.
+            results.append(_ended(load))
+            requests += _read(standing.rack.folder / f"requests-{host}.csv")
+    rows = _rows(struck, requests)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with CSV.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    times = [(r.ended - r.began) * 1e3 for r in requests if not r.problem]
+    under_way = [row["longest_ms"] for row in rows if row["under_way"]]
+    summary = {
+        "kills": len(rows),
+        "requests": len(requests),
+        "failed": sum(result["errors"] for result in results),
+        "wrong": sum(result["wrong"] for result in results),
+        "first_error": next((r["first_error"] for r in results if r["first_error"]), None),
+        "under_way": sum(row["under_way"] for row in rows),
+        "request_ms": {f"p{p}": round(percentile(times, p), 1) for p in (50, 90, 99, 100)},
+        "longest_of_a_kill_ms": {f"p{p}": round(percentile(under_way, p), 1) for p in (50, 90, 99, 100)},
+        "seed": seed,
+    }
+    print(summary, flush=True)
+    return summary
+
+
+def _load(standing: Standing, host: str, seconds: float) -> Process:
+    log = standing.rack.folder / f"requests-{host}.csv"
+    command = [*prompt(), binary("rivulet-load"), url(FILE), "--transport", "tcp", "--one-thread"]
+    command += ["--clients", str(AT_A_TIME), "--rate", str(RATE), "--seconds", f"{seconds:g}", "--timeout", "60"]
+    command += ["--expect", str(OUT / "www" / FILE), "--log", str(log), "--until-input-ends"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return standing.rack.start(f"load-{host}", command, standing.rack.spaces[host], **pipes)
+
+
+def _ended(load: Process) -> Json:
+    assert load.popen.stdin is not None
+    load.popen.stdin.close()
+    load.popen.stdin = None
+    return finish(load, 90.0)
+
+
+def _strike(
+    standing: Standing, wanted: int, limit_s: float, rng: random.Random, loads: dict[str, Process]
+) -> list[tuple[float, str, int]]:
+    """When, whom, and how many others were there."""
+    names = [host.name for host in standing.rack.spec.of("replica")]
+    struck: list[tuple[float, str, int]] = []
+    back: dict[str, float] = {}
+    returned = dict.fromkeys(names, 0)
+    began = next_kill = time.monotonic()
+    while len(struck) < wanted and (now := time.monotonic()) - began < limit_s:
+        ended = [load for load in loads.values() if not load.running()]
+        if ended:
+            finish(ended[0])
+            raise RackError("the load ended before the kills")
+        for name in [name for name, at in back.items() if now >= at]:
+            del back[name]
+            standing.restart(name)
+        view = standing.watch.view
+        # One that was started again is there when the switch has let it return.
+        there = [
+            name
+            for name in names
+            if name not in back
+            and view is not None
+            and not view.excluded(name)
+            and view.returns[name] >= returned[name]
+        ]
+        if now >= next_kill and len(there) >= 2:
+            victim = rng.choice(there)
+            assert view is not None
+            returned[victim] = view.returns[victim] + 1
+            standing.kill(victim)
+            struck.append((standing.marks[-1][0], victim, len(there) - 1))
+            back[victim] = now + rng.uniform(0.5, 1.5) * RETURN_S
+            next_kill = now + rng.uniform(0.5, 1.5) * PAUSE_S
+            if len(struck) % 50 == 0:
+                print(f"{len(struck)} kills in {now - began:.0f} s", flush=True)
+        time.sleep(0.002)
+    return struck
+
+
+def _read(log: Path) -> list[Request]:
+    found = []
+    for line in log.read_text().splitlines()[1:]:
+        began, took, problem = line.split(",", 2)
+        found.append(Request(int(began) / 1e6, (int(began) + int(took)) / 1e6, problem))
+    return found
+
+
+def _rows(struck: list[tuple[float, str, int]], requests: list[Request]) -> list[Json]:
+    """What was under way at each kill."""
+    requests = sorted(requests, key=lambda r: r.began)
+    begins = [r.began for r in requests]
+    start = struck[0][0] if struck else 0.0
+    rows = []
+    for at, name, others in struck:
+        # No request takes longer than its timeout.
+        first, last = bisect_left(begins, at - 60.0), bisect_left(begins, at)
+        hit = [r for r in requests[first:last] if r.ended > at]
+        longest = max((r.ended - r.began for r in hit), default=0.0)
+        rows.append(
+            {
+                "at_s": round(at - start, 3),
+                "replica": name,
+                "others": others,
+                "under_way": len(hit),
+                "failed": sum(bool(r.problem) for r in hit),
+                "longest_ms": round(longest * 1e3, 1),
+            }
+        )
+    return rows
+
+
+def bars(result: Json) -> list[Bar]:
+    """Nothing fails."""
+    if "kills" not in result:
+        return []
+    found = result["kills"]
+    return [
+        Bar("kills under load", found["kills"], KILLS),
+        Bar(f"{found['kills']:,} kills: requests that failed", found["failed"], 0, at_most=True),
+        Bar(f"{found['kills']:,} kills: answers with wrong octets", found["wrong"], 0, at_most=True),
+    ]
