@@ -68,8 +68,10 @@ def kills(wanted: int, limit_s: float, seed: int) -> Json:
             results.append(_ended(load))
             requests += _read(standing.rack.folder / f"requests-{host}.csv")
     rows = _rows(struck, requests)
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    with CSV.open("w", newline="") as file:
+    # Fewer than wanted are no result.
+    path = CSV if len(rows) >= KILLS else OUT / CSV.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
