@@ -21,9 +21,10 @@ SCRIPT = REPOSITORY / "switch" / "engine" / "benches" / "tor_trace.py"
             ("whole",),
             {
                 f"{kind}-{size}": 1 if kind == "response" else 2
-                for kind in ("range1", "range4", "response")
+                for kind in ("range1", "range4", "response", "plain_kernel", "plain_data")
                 for size in (0, 1400)
-            },
+            }
+            | {"plain_syn-0": 2},
         ),
     ],
 )
