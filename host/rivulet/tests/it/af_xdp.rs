@@ -164,7 +164,8 @@ fn a_killed_server_and_an_interface_made_anew() {
     let mut server = rig.serve(&XDP);
     server.0.kill().unwrap();
     server.0.wait().unwrap();
-    assert!(!has_program(&rig.server, "s0"));
+    // The kernel takes it off the interface some time after the process has gone.
+    eventually("the program to go", || !has_program(&rig.server, "s0"));
     let _server = rig.serve(&XDP);
     get(&rig, &XDP, &content).unwrap();
     rig.link_anew(Duration::ZERO);
