@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -73,6 +75,15 @@ class Machine:
             line, env=ENVIRONMENT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, text=True
         )
         self.started.append(popen)
+
+    def end_started(self) -> None:
+        """Ends what was started, the last first: another test's controller would find what this one's has."""
+        for popen in reversed(self.started):
+            # nsenter stays outside and waits for the one it has started in there.
+            for child in Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split():
+                os.kill(int(child), signal.SIGTERM)
+            popen.wait(30)
+        self.started.clear()
 
     def host(self, name: str, port: str, address: str, mac: str) -> None:
         """A namespace with an interface eth0, at a port of the ToR, which routes for it."""

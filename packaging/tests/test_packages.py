@@ -162,6 +162,8 @@ def test_a_rack_of_what_is_installed_serves(machine: Machine) -> None:
     machine.do("cmp", "/tmp/got", "/srv/files/some")
     machine.do("rivulet", "run", "--", "curl", "-sSf", "-o", "/tmp/curled", url, space="c1")
     machine.do("cmp", "/tmp/curled", "/srv/files/some")
+    machine.end_started()
+    assert machine.do("ps", "-e", "-o", "comm=").split() == ["cat", "ps"]
 
 
 def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine: Machine, tmp_path: Path) -> None:
