@@ -91,6 +91,7 @@ class SwitchLink:
         self._actual: dict[tuple[Any, ...], Item] = {}
         self._applied: dict[str, Fragment] = {}
         self._whole = True
+        self._left: tuple[Item, ...] = ()
         self._writing = asyncio.Lock()
 
     # The session
@@ -310,6 +311,7 @@ class SwitchLink:
         want = [item for name in changed for item in fragments[name]]
         keys = {item.key for item in want}
         keys |= {item.key for name in (*changed, *gone) for item in self._applied.get(name, ())}
+        keys |= {item.key for item in self._left}
         return difference(want, (self._actual[key] for key in keys if key in self._actual), ORDER)
 
     async def apply(self, fragments: Mapping[str, Fragment], remove: bool = True) -> Difference:
@@ -326,9 +328,9 @@ class SwitchLink:
                 for sign, items in (("+", todo.insert), ("~", todo.modify), ("-", todo.delete if remove else ())):
                     for batch in _batches(items):
                         await self._write(switch, sign, batch)
-            self._applied = dict(fragments)
-            # Something of what was applied before is still there: the next difference is of everything.
-            self._whole = not remove and bool(todo.delete)
+            self._applied, self._whole = dict(fragments), False
+            # Of what was applied before, what is still there.
+            self._left = () if remove else todo.delete
             return todo
 
     async def _read_meters(self, switch: fy.Switch, fragments: Mapping[str, Fragment]) -> None:

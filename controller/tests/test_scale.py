@@ -21,7 +21,7 @@ TRIES = 8
 
 SHARE = 6
 """A changed line costs at most this part of the first apply, both in CPU time of this process: how fast the machine is,
-and who else is on it, does not matter. What it costs is printed, about a twentieth."""
+and who else is on it, does not matter. What it costs is printed, about a thirteenth."""
 
 
 def description(folder: Path, port: int = 80) -> str:
