@@ -8,9 +8,10 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import matplotlib
 
@@ -20,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Samples = Sequence[tuple[float, int]]
+Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +65,24 @@ def throughput(samples: Samples, start: float, end: float, bin_s: float) -> tupl
 COLOURS = ("#0b6e4f", "#b23a48", "#31528a", "#8a6d31")
 
 
-def quiet(axis: Axes) -> None:
-    """No more lines than are needed."""
-    axis.grid(axis="y", alpha=0.3)
-    for spine in ("top", "right"):
-        axis.spines[spine].set_visible(False)
-
-
-def rule(axis: Axes, mark: Mark) -> None:
-    """A line where something was done."""
-    axis.axvline(mark.at, color="#b23a48" if mark.harm else "#6a9f58", linewidth=1, linestyle="-" if mark.harm else ":")
-
-
-def mark_top(axis: Axes, marks: Sequence[Mark]) -> None:
-    """Says beside the lines what was done."""
+def panels(
+    flows: Mapping[str, Data], marks: Sequence[Mark], title: str, paint: Callable[[Axes, str, Data, str], None]
+) -> Figure:
+    """One panel a flow, the same axes, so that they can be compared by eye; `paint` fills one with its flow."""
+    figure, axes = pyplot.subplots(
+        len(flows), 1, figsize=(11, 2.6 * len(flows) + 0.6), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, (name, data), colour in zip(axes[:, 0], flows.items(), COLOURS, strict=False):
+        paint(axis, name, data, colour)
+        axis.grid(axis="y", alpha=0.3)
+        for spine in ("top", "right"):
+            axis.spines[spine].set_visible(False)
+        for mark in marks:
+            axis.axvline(
+                mark.at, color="#b23a48" if mark.harm else "#6a9f58", linewidth=1, linestyle="-" if mark.harm else ":"
+            )
     for mark in marks:
-        axis.annotate(
+        axes[0, 0].annotate(
             mark.words,
             (mark.at, 1.0),
             xycoords=("data", "axes fraction"),
@@ -88,30 +92,26 @@ def mark_top(axis: Axes, marks: Sequence[Mark]) -> None:
             va="top",
             color="#b23a48" if mark.harm else "#4a7f38",
         )
+    axes[-1, 0].set_xlabel("seconds")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    figure.tight_layout()
+    return figure
 
 
 def draw(
     flows: Mapping[str, Samples], marks: Sequence[Mark], start: float, end: float, title: str, bin_s: float = 0.1
 ) -> Figure:
-    """One panel a flow, the same axes, so that they can be compared by eye."""
-    figure, axes = pyplot.subplots(
-        len(flows), 1, figsize=(11, 2.6 * len(flows) + 0.6), sharex=True, sharey=True, squeeze=False
-    )
-    for axis, (name, samples), colour in zip(axes[:, 0], flows.items(), COLOURS, strict=False):
+    """Throughput of each flow."""
+
+    def paint(axis: Axes, name: str, samples: Samples, colour: str) -> None:
         x, y = throughput(samples, start, end, bin_s)
         axis.fill_between(x, y, step="mid", alpha=0.25, color=colour, linewidth=0)
         axis.step(x, y, where="mid", color=colour, linewidth=1.4)
         axis.set_title(name, loc="left", fontsize=10, color=colour)
         axis.set_ylabel("Mb/s")
         axis.set_ylim(bottom=0)
-        quiet(axis)
-        for mark in marks:
-            rule(axis, mark)
-    mark_top(axes[0, 0], marks)
-    axes[-1, 0].set_xlabel("seconds")
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    figure.tight_layout()
-    return figure
+
+    return panels(flows, marks, title, paint)
 
 
 _PAGE = """<!doctype html>
