@@ -15,9 +15,9 @@ use crate::codec::{BARE_END, BARE_SEGMENT, BARE_SEQUENCE, Class, CookieKeys, Flo
 use crate::dns::{self, Fault};
 use crate::flight::{Cut, Flight, Piece, Pieces, Span, is_boundary};
 use crate::head::{Parsed, parse};
-use crate::segment::{Header, Options, Segment, Stamps};
+use crate::segment::{Header, Segment};
 use crate::small::{
-    ACK, Cause, Decision, FIN_ACK, Reason, Verdict, WINDOW, have, longest_segment, say, welcome,
+    ACK, Cause, Decision, FIN_ACK, Reason, Verdict, have, longest_segment, reply, say, welcome,
 };
 use crate::stamp::{Opened, Scale, Stamp};
 use crate::whole::Whole;
@@ -128,7 +128,7 @@ impl Relay {
         if distance & !6 != 0 {
             return Judged::Drop(Reason::Stamp);
         }
-        if !speaks(segment) {
+        if !segment.speaks() {
             return Judged::Drop(Reason::Acknowledgement);
         }
         match stamp.opens(flow, &self.keys, minute, seq) {
@@ -144,7 +144,7 @@ impl Relay {
 
     /// The client has something of an answer: what it had last says how long that is.
     fn under_way(&self, segment: &Segment<'_>, distance: u32, whole: Whole) -> Judged {
-        let speaks = speaks(segment);
+        let speaks = segment.speaks();
         let Some(at) = distance.checked_sub(2 * u32::from(whole.class.number())) else {
             return Judged::Drop(Reason::Stamp);
         };
@@ -177,7 +177,7 @@ impl Relay {
     /// cookie its acknowledgement is.
     fn bare(&self, segment: &Segment<'_>, distance: u32) -> Judged {
         let header = &segment.header;
-        if !speaks(segment) {
+        if !segment.speaks() {
             return Judged::Drop(Reason::Acknowledgement);
         }
         // Whatever the number was, something of an answer is there. That is all, where answers have one segment.
@@ -247,19 +247,7 @@ impl Relay {
             }
             By::Bare => (None, Cut::Bare),
         };
-        let stamps = stamp.and_then(|stamp| {
-            let theirs = header.options.stamps?;
-            Some(Stamps { value: stamp.value(), echo: theirs.value })
-        });
-        let reply = Header {
-            src: header.dst,
-            dst: header.src,
-            seq: header.ack.wrapping_sub(ask.at),
-            ack: header.seq,
-            flags: TcpFlags(TcpFlags::ACK),
-            window: WINDOW,
-            options: Options { stamps, ..Options::default() },
-        };
+        let reply = reply(segment, ask.at, header.seq, stamp.map(Whole::value));
         let mtu = self.mtu.min(path.unwrap_or(u16::MAX));
         let room = u32::from(mtu).saturating_sub(reply.length() as u32);
         let scale = stamp.map_or(Scale::default(), |stamp| stamp.scale);
@@ -280,11 +268,6 @@ impl Relay {
         };
         Verdict::Answer(Flight { octets: Octets::of(octets), header: reply, pieces })
     }
-}
-
-/// A segment says more than that it acknowledges.
-fn speaks(segment: &Segment<'_>) -> bool {
-    !segment.payload.is_empty() || segment.has(TcpFlags::FIN)
 }
 
 fn tell(segment: &Segment<'_>, flags: u8, ack: u32) -> Judged {

@@ -230,6 +230,11 @@ impl<'a> Segment<'a> {
         Sum::new().pseudo_header(src, dst, TCP, self.tcp.len()).bytes(self.tcp).finish() == 0
     }
 
+    /// It says more than that it acknowledges.
+    pub(crate) fn speaks(&self) -> bool {
+        !self.payload.is_empty() || self.has(TcpFlags::FIN)
+    }
+
     /// Octets of its IP packet, without what pads its frame.
     #[must_use]
     pub fn packet_length(&self) -> usize {

@@ -18,7 +18,7 @@ use crate::segment::{Header, Options, Segment, Stamps};
 use crate::stamp::{Answering, Opened, Scale, Stamp};
 
 /// The window of every segment of ours: what a client sends is taken or repeated, nothing waits here.
-pub(crate) const WINDOW: u16 = 0xffff;
+const WINDOW: u16 = 0xffff;
 
 /// A service as all its replicas know it.
 #[derive(Clone, Debug)]
@@ -168,20 +168,9 @@ impl Site {
         wanted: impl FnMut(&Piece) -> bool,
     ) -> Flight<'t> {
         let header = &segment.header;
-        let stamps = under.stamp.and_then(|stamp| {
-            header.options.stamps.map(|theirs| Stamps { value: stamp.value(), echo: theirs.value })
-        });
         let octets = under.answer.octets(&self.table);
         let scale = under.stamp.map_or(Scale::default(), |stamp| stamp.scale);
-        let reply = Header {
-            src: header.dst,
-            dst: header.src,
-            seq: header.ack.wrapping_sub(under.at),
-            ack: under.seq,
-            flags: TcpFlags(TcpFlags::ACK),
-            window: WINDOW,
-            options: Options { stamps, ..Options::default() },
-        };
+        let reply = reply(segment, under.at, under.seq, under.stamp.map(Answering::value));
         let mtu = self.mtu.min(path.unwrap_or(u16::MAX));
         let span = Span {
             cut: under.cut,
@@ -244,6 +233,22 @@ pub(crate) fn welcome(
             ..Options::default()
         },
     })
+}
+
+/// What stands before each piece of an answer of which the client has `at` octets: its request, which begins at `seq`, is not
+/// acknowledged. `stamp`: TSval.
+pub(crate) fn reply(segment: &Segment<'_>, at: u32, seq: u32, stamp: Option<u32>) -> Header {
+    let header = &segment.header;
+    let stamps = stamp.zip(header.options.stamps).map(|(value, theirs)| Stamps { value, echo: theirs.value });
+    Header {
+        src: header.dst,
+        dst: header.src,
+        seq: header.ack.wrapping_sub(at),
+        ack: seq,
+        flags: TcpFlags(TcpFlags::ACK),
+        window: WINDOW,
+        options: Options { stamps, ..Options::default() },
+    }
 }
 
 /// A segment without data.
@@ -321,11 +326,6 @@ pub(crate) const ACK: u8 = TcpFlags::ACK;
 pub(crate) const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
 
 impl Talk<'_> {
-    /// A segment says more than that it acknowledges.
-    fn speaks(&self) -> bool {
-        !self.segment.payload.is_empty() || self.segment.has(TcpFlags::FIN)
-    }
-
     /// A connection with timestamps: what ours says when it comes back is what the client last had in order.
     fn stamped(&self, class: Class, at: u32, fin: bool, stamp: Stamp, minute: u32) -> Decision {
         let header = &self.segment.header;
@@ -336,7 +336,7 @@ impl Talk<'_> {
                 if at != 0 || fin {
                     return Decision::Drop(Reason::Stamp);
                 }
-                if !self.speaks() {
+                if !self.segment.speaks() {
                     return Decision::Heard { start: 0, at: 0 };
                 }
                 return match stamp.opens(self.flow, &self.site.keys, minute, header.seq) {
@@ -360,7 +360,7 @@ impl Talk<'_> {
         };
         if fin {
             // It has all that there will ever be.
-            return match self.speaks() {
+            return match self.segment.speaks() {
                 true => Decision::Say(ACK, self.segment.end()),
                 false => Decision::Drop(Reason::Acknowledgement),
             };
@@ -369,7 +369,7 @@ impl Talk<'_> {
         if !is_boundary(class, behind) {
             return self.has_all(class, at, answering, beyond);
         }
-        if !self.speaks() {
+        if !self.segment.speaks() {
             return Decision::Heard { start: answering.start, at: behind };
         }
         if self.segment.payload.is_empty() || beyond >= 0 {
@@ -401,7 +401,7 @@ impl Talk<'_> {
         let skip = usize::try_from(-beyond).unwrap_or(0);
         if beyond > 0 {
             // Another request is under way, or lost; of its answer nothing has come in order.
-            return match self.speaks() {
+            return match self.segment.speaks() {
                 true => Decision::Drop(Reason::Early),
                 false => Decision::Heard { start: at, at: 0 },
             };
@@ -432,7 +432,7 @@ impl Talk<'_> {
     /// A connection without timestamps, on the way through its only answer.
     fn bare(&self, at: u32, sequence: u32) -> Decision {
         let header = &self.segment.header;
-        if !self.speaks() {
+        if !self.segment.speaks() {
             return Decision::Heard { start: 0, at };
         }
         if !is_bare_start(sequence, header.seq) {
@@ -461,7 +461,7 @@ impl Talk<'_> {
 
     /// The client has all of it.
     fn bare_end(&self, fin: bool) -> Decision {
-        match (self.speaks(), fin) {
+        match (self.segment.speaks(), fin) {
             (false, _) => Decision::Drop(Reason::Acknowledgement),
             (true, true) => Decision::Say(ACK, self.segment.end()),
             (true, false) => Decision::Say(FIN_ACK, self.segment.end()),

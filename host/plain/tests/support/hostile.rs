@@ -33,40 +33,53 @@ pub fn head(bytes: &[u8]) {
 /// it, so that it gets further than to the first check. Whatever comes, what is said is bounded and well formed.
 pub fn step(bytes: &[u8]) {
     let mut replica = Replica { site: site(), ring: Some(Ring::new(4)) };
+    for (packet, right, _) in packets(bytes) {
+        let Ok(segment) = Segment::parse(&packet) else { continue };
+        let minute = u32::from(right >> 6);
+        look(replica.receive(&segment, minute, (right & 32 != 0).then_some(600)), &segment, packet.len());
+    }
+}
+
+/// The packets of an input, each with its first octet and what is left of the input behind it.
+fn packets(bytes: &[u8]) -> impl Iterator<Item = (Vec<u8>, u8, &[u8])> {
     let mut rest = bytes;
-    let mut out = [0; 2048];
-    while let Some((&[high, low, right], more)) = rest.split_first_chunk::<3>() {
+    std::iter::from_fn(move || {
+        let (&[high, low, right], more) = rest.split_first_chunk::<3>()?;
         let length = usize::from(u16::from_be_bytes([high & 7, low])).min(more.len());
         let (packet, more) = more.split_at(length);
         rest = more;
         let mut packet = packet.to_vec();
         repair(&mut packet, right);
-        let Ok(segment) = Segment::parse(&packet) else { continue };
-        let minute = u32::from(right >> 6);
-        let mut sent = 0;
-        let mut said = |bytes: &[u8]| {
-            let reply = Segment::parse(bytes).expect("what is said is well formed");
-            assert!(reply.is_intact());
-            assert_eq!((reply.header.src, reply.header.dst), (segment.header.dst, segment.header.src));
-            sent += bytes.len();
-        };
-        match replica.receive(&segment, minute, (right & 32 != 0).then_some(600)) {
-            Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
-            Verdict::Say(header) => {
-                let n = header.finish(&mut out, 0).expect("two addresses of one family");
-                assert!(n <= packet.len(), "{n} octets for {}", packet.len());
+        Some((packet, right, more))
+    })
+}
+
+/// What is said to a segment in a packet of that length is bounded, well formed and for its sender.
+fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
+    let mut out = [0; 2048];
+    let mut sent = 0;
+    let mut said = |bytes: &[u8]| {
+        let reply = Segment::parse(bytes).expect("what is said is well formed");
+        assert!(reply.is_intact());
+        assert_eq!((reply.header.src, reply.header.dst), (segment.header.dst, segment.header.src));
+        sent += bytes.len();
+    };
+    match verdict {
+        Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
+        Verdict::Say(header) => {
+            let n = header.finish(&mut out, 0).expect("two addresses of one family");
+            assert!(n <= length, "{n} octets for {length}");
+            said(&out[..n]);
+        }
+        Verdict::Answer(flight) => {
+            for piece in flight.pieces() {
+                let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
+                assert!(n <= 1500);
                 said(&out[..n]);
             }
-            Verdict::Answer(flight) => {
-                for piece in flight.pieces() {
-                    let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
-                    assert!(n <= 1500);
-                    said(&out[..n]);
-                }
-            }
         }
-        assert!(sent <= 16_000, "{sent} octets");
     }
+    assert!(sent <= 16_000, "{sent} octets");
 }
 
 /// The data of a segment as queries, and a datagram in answer to each; two octets of the first one's length stand in front. The first
@@ -104,14 +117,7 @@ pub fn dns(bytes: &[u8]) {
 
 /// Packets as for [`step`], to a service with a back end, which answers with what is left of the input.
 pub fn relay(bytes: &[u8]) {
-    let mut rest = bytes;
-    let mut out = [0; 2048];
-    while let Some((&[high, low, right], more)) = rest.split_first_chunk::<3>() {
-        let length = usize::from(u16::from_be_bytes([high & 7, low])).min(more.len());
-        let (packet, more) = more.split_at(length);
-        rest = more;
-        let mut packet = packet.to_vec();
-        repair(&mut packet, right);
+    for (packet, right, more) in packets(bytes) {
         let Ok(segment) = Segment::parse(&packet) else { continue };
         let protocol = if right & 8 != 0 { Protocol::Dns } else { Protocol::Http };
         let relay = Relay { keys: site().keys, protocol, deterministic: right & 16 != 0, mtu: 1500 };
@@ -123,22 +129,7 @@ pub fn relay(bytes: &[u8]) {
                 relay.answer(&segment, &ask, Some(more), (right & 32 != 0).then_some(600))
             }
         };
-        let mut sent = 0;
-        match verdict {
-            Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
-            Verdict::Say(header) => {
-                let n = header.finish(&mut out, 0).expect("two addresses of one family");
-                assert!(n <= packet.len(), "{n} octets for {}", packet.len());
-            }
-            Verdict::Answer(flight) => {
-                for piece in flight.pieces() {
-                    let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
-                    assert!(n <= 1500 && Segment::parse(&out[..n]).expect("well formed").is_intact());
-                    sent += n;
-                }
-            }
-        }
-        assert!(sent <= 16_000, "{sent} octets");
+        look(verdict, &segment, packet.len());
     }
 }
 
