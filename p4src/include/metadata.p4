@@ -30,7 +30,7 @@ struct decided_t {
     port_id_t     egress_port;
     bit<16>       multicast_group;
     bit<1>        resubmit;
-    bit<1>        is_service;       // to a service address
+    bit<1>        is_service;       // to a service address, and for a replica
     bit<1>        is_request;       // a Rivulet request for a service
     event_kind_t  event_kind;
 }

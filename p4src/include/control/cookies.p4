@@ -108,6 +108,8 @@ control Welcome(in headers_t hdr, inout metadata_t meta, out bit<1> answered) {
                 meta.bridged.isn = (meta.cookie.hash & ~BARE_LOW) | (first & BARE_SEQUENCE);
             }
             meta.bridged.syn_layout = meta.parsed.syn_layout;
+            // No replica's affair any more.
+            meta.decided.is_service = 0;
             meta.bridged.answer = answer_t.COOKIE;
             meta.decided.outcome = outcome_t.COOKIE;
             meta.decided.egress_port = meta.carried.ingress_port;

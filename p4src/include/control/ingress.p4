@@ -77,12 +77,11 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             && (meta.bridged.punt != punt_reason_t.NONE || meta.bridged.answer != answer_t.NONE)) {
             own_metering.apply(hdr, meta);
         }
-        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.bridged.answer != answer_t.COOKIE
+        if (meta.decided.drop_reason == drop_reason_t.NONE
             && (meta.heartbeat.admitted == 1 || meta.decided.is_service == 1)) {
             liveness.apply(hdr, meta);
         }
-        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.decided.resubmit == 0
-            && meta.bridged.answer != answer_t.COOKIE) {
+        if (meta.decided.drop_reason == drop_reason_t.NONE && meta.decided.resubmit == 0) {
             if (meta.bridged.to_copies == 1) {
                 meta.decided.multicast_group = meta.pool.copies_group;
                 meta.bridged.to_replica = 1;
