@@ -30,9 +30,6 @@ const PREPARING: Duration = Duration::from_secs(30);
 /// systemd waits for a replica to serve, this long at most: a controller may be away for longer than a start may take.
 const STARTING: Duration = Duration::from_secs(20);
 
-/// A replica that stops tells its ToR so, and answers what is under way to it, for this long.
-const LEAVING: Duration = Duration::from_millis(50);
-
 /// Serves until SIGTERM or SIGINT.
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     stop_on_signals();
@@ -139,11 +136,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     tracing::info!("stopping");
     // Heartbeats say so now, and the ToR sends nothing more: else the kernel, which is still listening when it is no longer kept
     // from our segments, takes up with plain TCP who asked for ours, for as long as this process lasts.
-    server.hold_back(true);
-    let leaving = Instant::now();
-    while leaving.elapsed() < LEAVING {
-        server.turn(application.as_mut(), CHORES);
-    }
+    server.leave(application.as_mut());
     Ok(())
 }
 

@@ -33,6 +33,19 @@ fn a_killed_server_breaks_nothing() {
     assert!(!links.contains("rivulet0") && !links.contains(rig::SERVICE), "{links}");
 }
 
+/// A server that is told to stop says so in its heartbeats before it goes: its kernel, which still listens when it is no longer
+/// kept from our segments, gets none.
+#[test]
+fn a_server_that_stops_says_so_first() {
+    let Some(rig) = Rig::new() else { return };
+    let server = rig.serve(&["--member", &rig.member(), "--heartbeat-us", "2000"]);
+    let mut heard = rig.heartbeats();
+    eventually("it to be ready", || Rig::heard(&mut heard).last().is_some_and(|beat| beat.ready));
+    server.stop();
+    let all = Rig::heard(&mut heard);
+    assert!(all.last().is_some_and(|beat| !beat.ready), "{all:?}");
+}
+
 /// The file is cut short while it is served: the download ends with an error, and the server lives.
 #[test]
 fn a_file_cut_short_is_an_error_for_its_client_alone() {

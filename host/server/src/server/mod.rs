@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::{AfPacket, Backend, IoChoice, LinkInfo, OpenError, PacketIo, Stats};
@@ -37,6 +37,11 @@ use crate::workers::{Place, bit};
 /// Uses that the replay defence remembers a horizon, 16 octets each: 65,000 requests a second at 4 s. Beyond it lets
 /// repeats pass unjudged.
 const REPLAY_USES: usize = 1 << 18;
+/// How long a replica that leaves answers what is under way to it, and how long it waits for its heartbeats to have left.
+const LEAVING: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(1);
+/// A turn of one that leaves waits for so long.
+const TURN: Duration = Duration::from_millis(2);
 /// Continuations in the minisocket cache of a service: a round trip of 20 ms at 400,000 packets a second, in a megabyte.
 const MINISOCKETS: usize = 1 << 13;
 /// The interface is asked again after this time, microseconds.
@@ -388,6 +393,20 @@ impl Server {
     pub fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
         self.tell();
+    }
+
+    /// To be called before this is dropped while others of the process still serve: heartbeats say that this replica is not ready,
+    /// so that its ToRs send nothing more here, and what is under way is answered. Takes 50 ms, up to a second where heartbeats
+    /// are slow to leave.
+    pub fn leave(&mut self, application: &mut dyn Application) {
+        self.hold_back(true);
+        let said = |server: &Server| server.pulse.as_ref().map_or(0, Pulse::sent);
+        // One may have been made before, of each place.
+        let places = self.services().filter(|service| service.member.is_some()).count() as u64;
+        let (began, before) = (Instant::now(), said(self));
+        while began.elapsed() < LEAVING || said(self) - before < 2 * places && began.elapsed() < PATIENCE {
+            self.turn(application, TURN);
+        }
     }
 
     /// Whether continuations travel as differences to what the client predicts (section 5.3), as they do unless this is
