@@ -61,16 +61,16 @@ check: setup protos ## format, lint and types; the committed P4 program is that 
 
 # In the order in which a mistake is found soonest.
 test: ## every test of the project but the long ones, and how long they took
-	$(TEST) setup check p4 build rust python packages ptf demos
+	$(TEST) setup check p4 build rust racks packages demos python ptf
 
 test-long: ## what takes long: the second switch, long rotation, large windows, fuzzing, defences taken out (needs p4c, BMv2)
-	$(TEST) --long setup build rust python ptf ptf-bmv2 ptf-workers removal fuzz
+	$(TEST) --long setup build rust racks python ptf ptf-bmv2 ptf-workers removal fuzz
 
 test-rust: ## the Rust tests: CRATES=host/sim for one folder
 	$(TEST) setup build rust $(if $(CRATES),--only $(CRATES))
 
 test-controller: ## the control plane, alone and with the embedded switch, and the demo's helpers: TESTS=name
-	$(TEST) setup build python $(if $(TESTS),--only "$(TESTS)")
+	$(TEST) setup build racks python $(if $(TESTS),--only "$(TESTS)")
 
 .PHONY: fuzz-switch
 fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random packets and entries, PACKETS=100000 SEED=1

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from netrack import SWITCHES, NetRack, Racks
+
+from rivulet_lab import built
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("rack") and (os.geteuid() != 0 or not built("rivulet")):
+        pytest.skip("needs root and `make build`")
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import pytest
 
 from rivulet_controller.client import ApiError, Client
 from rivulet_controller.rack_file import parse
-from rivulet_lab import REPOSITORY, End, Lab, Process, RackError, binary, built, shape, switches, veth
+from rivulet_lab import REPOSITORY, End, Lab, Process, RackError, binary, shape, switches, veth
 
 ARTIFACTS = REPOSITORY / "p4src" / "build"
 TOR_MAC = "02:00:00:00:00:fe"
@@ -28,7 +28,8 @@ LIVENESS_MS = 2000
 """No test here asks how fast a replica is excluded, and none shall be because this machine is busy."""
 
 SWITCHES = switches.installed()
-needs_rack = pytest.mark.skipif(os.geteuid() != 0 or not built("rivulet"), reason="needs root and `make build`")
+needs_rack = pytest.mark.rack
+"""Stands on a rack of its own or on the session's; skipped where there can be none."""
 
 
 class NetRack(Lab):
