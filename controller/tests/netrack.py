@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -266,13 +267,14 @@ class Racks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._standing: dict[str, NetRack] = {}
+        self._number = itertools.count()
 
     @contextmanager
     def lent(self, switch: str) -> Iterator[NetRack]:
         """The rack with this switch, as it was built, and so it is given back."""
         rack = self._standing.pop(switch, None)
         if rack is None:
-            rack = NetRack(self.folder / switch, switch)
+            rack = NetRack(self.folder / f"{switch}-{next(self._number)}", switch)
             try:
                 rack.build(MEGABYTES)
             except BaseException:

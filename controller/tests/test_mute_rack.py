@@ -67,9 +67,11 @@ def test_a_replica_whose_answers_are_lost_is_left_out_and_taken_back(racks: Rack
             assert not rack.replica("r1")["left_out"] and not rack.replica("r3")["left_out"]
             rack.until(rack.as_described, "the switch sends it nothing new")
             # An operator takes it back too early: it is left out once more.
-            rack.client.post("/api/replicas/r2/undrain")
+            # A slow machine may be longer about it than the pause after which the controller tries by itself.
             out = lambda: [e["kind"] for e in rack.status()["events"] if e["replica"] == "r2"].count("LEFT_OUT")  # noqa: E731
-            loaded(rack, lambda: out() == 2, "it is mute still")
+            before = out()
+            rack.client.post("/api/replicas/r2/undrain")
+            loaded(rack, lambda: out() > before, "it is mute still")
             end()
             rack.client.post("/api/replicas/r2/undrain")
             loaded(rack, lambda: rack.replica("r2")["state"] == "live", "it answers")
