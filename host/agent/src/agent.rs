@@ -1,12 +1,13 @@
 //! The channel as a serving process holds it.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc;
 
 use rivulet_server::service::Service;
 use tokio::sync::watch;
 
 use crate::address::Controllers;
-use crate::proto::{Hello, Report};
+use crate::proto::{Hello, Report, TrodsStatus};
 use crate::{AgentError, upstream};
 
 /// What the packet path says of itself, for the next report.
@@ -26,6 +27,39 @@ pub struct Status {
     pub refused: u64,
     /// What was wrong with the last update.
     pub error: String,
+    /// What became of connections with TRODS; none while no service has it.
+    pub trods: Option<TrodsCounts>,
+}
+
+/// What became of connections with TRODS since this process began.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TrodsCounts {
+    /// In the keys of this process's records; the other replicas are told.
+    pub incarnation: u32,
+    /// Connections of which a record was stored.
+    pub protected: u64,
+    /// Connections that went on without, by reason: at most 32, each of at most 32 letters a to z, digits and `_`.
+    pub unprotected: BTreeMap<&'static str, u64>,
+    /// Connections of other replicas that go on here.
+    pub adopted: u64,
+    /// Connections of other replicas that were reset here, as where objects differ.
+    pub refused: u64,
+}
+
+impl From<&TrodsCounts> for TrodsStatus {
+    fn from(counts: &TrodsCounts) -> TrodsStatus {
+        TrodsStatus {
+            incarnation: counts.incarnation,
+            protected: counts.protected,
+            unprotected: counts
+                .unprotected
+                .iter()
+                .map(|(&reason, &count)| (reason.to_owned(), count))
+                .collect(),
+            adopted: counts.adopted,
+            refused: counts.refused,
+        }
+    }
 }
 
 impl From<&Status> for Report {
@@ -38,8 +72,16 @@ impl From<&Status> for Report {
             requests_total: status.requests,
             refused_total: status.refused,
             error: status.error.clone(),
+            trods: status.trods.as_ref().map(TrodsStatus::from),
         }
     }
+}
+
+/// What is told soon of a report; counts go with the next one.
+pub(crate) fn urgent(report: &Report) -> Report {
+    let trods =
+        report.trods.as_ref().map(|t| TrodsStatus { incarnation: t.incarnation, ..TrodsStatus::default() });
+    Report { load: 0, requests_total: 0, refused_total: 0, trods, ..report.clone() }
 }
 
 /// The running channel. Updates that were accepted arrive at the receiver; the thread ends with the
@@ -108,10 +150,8 @@ impl Agent {
         if report.error.is_empty() {
             report.error.clone_from(&self.refused.lock());
         }
-        // Counts go with the next report; a change of the others is told soon.
         self.report.send_if_modified(|before| {
-            let same = |r: &Report| Report { load: 0, requests_total: 0, refused_total: 0, ..r.clone() };
-            let told = same(before) == same(&report);
+            let told = urgent(before) == urgent(&report);
             *before = report;
             !told
         });

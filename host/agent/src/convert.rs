@@ -1,11 +1,13 @@
 //! From the controller's messages to what the server takes, with every field checked.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rivulet_packet::slot::{Slot, SlotKey};
 use rivulet_server::keys::{CookieEpoch, KeySet, NonceEpoch, SealKey, Secret, TorKeys};
-use rivulet_server::service::{Member, Plain, Service, ServiceError, Slots, Tunnel, check_all};
+use rivulet_server::service::{
+    Failure, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, check_all,
+};
 
 use crate::proto;
 
@@ -85,7 +87,8 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         Ok(proto::Plain::None) => Ok(Plain::None),
         Ok(proto::Plain::Kernel) => Ok(Plain::Kernel),
         Ok(proto::Plain::Stateless) => Ok(Plain::Stateless),
-        Ok(proto::Plain::Trods) | Err(_) => Err(bad(field, "none, kernel or stateless")),
+        Ok(proto::Plain::Trods) => Ok(Plain::Trods),
+        Err(_) => Err(bad(field, "none, kernel, stateless or trods")),
     };
     let plain = mode(from.plain, "plain")?;
     let drains = match mode(from.plain_drains, "plain_drains")? {
@@ -136,6 +139,29 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         horizon: Duration::from_micros(from.horizon_us.into()),
         tunnels,
         slots,
+        trods: from.trods.as_ref().map(|t| trods(t, bad)).transpose()?,
+    })
+}
+
+fn trods(
+    from: &proto::Trods,
+    bad: impl Fn(&'static str, &'static str) -> ConvertError,
+) -> Result<Trods, ConvertError> {
+    let server = |text: &String| text.parse::<SocketAddr>().map_err(|_| bad("trods.store", "ADDRESS:PORT"));
+    let member = |m: &proto::PoolMember| {
+        Ok(PoolMember {
+            replica: u8::try_from(m.replica).map_err(|_| bad("trods.members.replica", "below 64"))?,
+            name: m.name.clone(),
+            address: address(&m.address).ok_or(bad("trods.members.address", "4 or 16 octets"))?,
+            incarnation: m.incarnation,
+        })
+    };
+    Ok(Trods {
+        store: from.store.iter().map(server).collect::<Result<_, _>>()?,
+        copies: u8::try_from(from.copies).map_err(|_| bad("trods.copies", "1 or 2"))?,
+        failure: if from.closed { Failure::Closed } else { Failure::Open },
+        deterministic: from.deterministic,
+        members: from.members.iter().map(member).collect::<Result<_, ConvertError>>()?,
     })
 }
 
@@ -187,7 +213,26 @@ mod tests {
             cookie_keys: [7u8, 8].map(|n| proto::CookieKey { epoch: n.into(), key: vec![n; 8] }).into(),
             usable_cookie_epoch: 7,
             plain_drains: proto::Plain::Kernel.into(),
+            trods: None,
         }
+    }
+
+    fn with_trods() -> proto::Service {
+        let member = |replica: u8| proto::PoolMember {
+            replica: replica.into(),
+            name: format!("r{replica}"),
+            address: vec![10, 0, 2, replica],
+            incarnation: 70 + u32::from(replica),
+        };
+        let trods = proto::Trods {
+            store: vec!["10.0.2.9:11211".into(), "[fd00:2::9]:11212".into()],
+            copies: 2,
+            closed: true,
+            deterministic: true,
+            members: [0, 1, 2].map(member).into(),
+        };
+        let plain = proto::Plain::Trods.into();
+        proto::Service { plain, plain_drains: 0, trods: Some(trods), ..good() }
     }
 
     #[test]
@@ -217,11 +262,11 @@ mod tests {
         };
         assert!(matches!(plain(0), Ok(Plain::None)) && matches!(plain(1), Ok(Plain::Kernel)));
         assert!(matches!(plain(2), Ok(Plain::Stateless)));
-        for number in [3, 4, -1] {
-            assert!(
-                plain(number).unwrap_err().to_string().contains("plain is not none, kernel or stateless")
-            );
+        for number in [4, -1] {
+            let error = plain(number).unwrap_err().to_string();
+            assert!(error.contains("plain is not none, kernel, stateless or trods"), "{error}");
         }
+        assert!(plain(3).unwrap_err().to_string().contains("settings of TRODS"));
         let drains = |plain: i32, plain_drains: i32| {
             let service = proto::Service { plain, plain_drains, ..good() };
             services(&proto::Update { version: 1, services: vec![service] })
@@ -230,7 +275,43 @@ mod tests {
         assert!(matches!(drains(1, 2), Ok(Plain::Stateless)) && matches!(drains(2, 1), Ok(Plain::Kernel)));
         assert!(matches!(drains(1, 0), Ok(Plain::Kernel)) && matches!(drains(0, 0), Ok(Plain::None)));
         assert!(drains(0, 1).unwrap_err().to_string().contains("nothing drains"));
-        assert!(drains(1, 3).unwrap_err().to_string().contains("plain_drains"));
+        assert!(drains(1, 4).unwrap_err().to_string().contains("plain_drains"));
+        assert!(drains(2, 3).unwrap_err().to_string().contains("between stateless TCP and TRODS"));
+    }
+
+    #[test]
+    fn what_trods_needs_arrives() {
+        let update = |service| services(&proto::Update { version: 1, services: vec![service] });
+        let ending = proto::Service { plain: 1, plain_drains: 3, ..with_trods() };
+        for (service, plain, drains) in
+            [(with_trods(), Plain::Trods, Plain::Trods), (ending, Plain::Kernel, Plain::Trods)]
+        {
+            let service = update(service).unwrap().remove(0);
+            assert_eq!((service.plain, service.drains), (plain, drains));
+            let trods = service.trods.unwrap();
+            let store: Vec<_> = trods.store.iter().map(SocketAddr::to_string).collect();
+            assert_eq!(store, ["10.0.2.9:11211", "[fd00:2::9]:11212"]);
+            assert_eq!((trods.copies, trods.failure, trods.deterministic), (2, Failure::Closed, true));
+            let member = trods.member(1).unwrap();
+            assert_eq!((&*member.name, member.incarnation), ("r1", 71));
+            assert_eq!(member.address.to_string(), "10.0.2.1");
+            assert_eq!((trods.members.len(), trods.member(3)), (3, None));
+        }
+        type Change = fn(&mut proto::Trods);
+        let cases: [(&str, Change); 6] = [
+            ("trods.store", |t| t.store[0] = "memory:11211".into()),
+            ("trods.store", |t| t.store[0] = "10.0.2.9".into()),
+            ("trods.copies", |t| t.copies = 257),
+            ("trods.members.replica", |t| t.members[0].replica = 256),
+            ("trods.members.address", |t| t.members[0].address.clear()),
+            ("1 to 8", |t| t.store.clear()),
+        ];
+        for (part, change) in cases {
+            let mut bad = with_trods();
+            change(bad.trods.as_mut().unwrap());
+            let error = update(bad).expect_err(part).to_string();
+            assert!(error.contains(part), "{part}: {error}");
+        }
     }
 
     #[test]

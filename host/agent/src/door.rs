@@ -22,11 +22,11 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Streaming};
 
 use crate::address::Controllers;
-use crate::agent::{Status, hello};
+use crate::agent::{Status, hello, urgent};
 use crate::proto::agent_message::Message as FromAgent;
 use crate::proto::agents_server::{Agents, AgentsServer};
 use crate::proto::controller_message::Message as FromController;
-use crate::proto::{AgentMessage, ControllerMessage, Hello, Report, Update};
+use crate::proto::{AgentMessage, ControllerMessage, Hello, Report, TrodsStatus, Update};
 use crate::{AgentError, keep, upstream};
 
 /// A serving process says who it is within this time.
@@ -109,7 +109,7 @@ impl Shared {
     fn retell(&self) {
         let own = self.own.lock();
         let speakers = self.speakers.lock();
-        let (hello, report) = match speakers.last() {
+        let (hello, mut report) = match speakers.last() {
             Some(speaker) => {
                 let silent = || Report {
                     reason: "the serving process has not reported yet".into(),
@@ -130,10 +130,15 @@ impl Shared {
                 (own.hello.clone(), report)
             }
         };
+        // Plain TCP of nginx is this process's, whoever else serves.
+        report.trods = own.status.as_ref().and_then(|status| status.trods.as_ref()).map(TrodsStatus::from);
         let set = |now: &mut Hello| std::mem::replace(now, hello.clone()) != hello;
         self.hello.send_if_modified(set);
-        let set = |now: &mut Report| std::mem::replace(now, report.clone()) != report;
-        self.report.send_if_modified(set);
+        self.report.send_if_modified(|now| {
+            let told = urgent(now) == urgent(&report);
+            *now = report;
+            !told
+        });
     }
 
     /// Takes an update up, if it is one that can be; false if nobody holds the other end any more.

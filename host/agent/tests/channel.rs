@@ -13,7 +13,7 @@ use rivulet_agent::proto::controller_message::Message as FromController;
 use rivulet_agent::proto::{
     AgentMessage, ControllerMessage, NonceKey, Plain, Report, SealKey, Service, Update,
 };
-use rivulet_agent::{Agent, Controllers, Door, DoorConfig, Status, TlsFiles};
+use rivulet_agent::{Agent, Controllers, Door, DoorConfig, Status, TlsFiles, TrodsCounts};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Streaming};
@@ -289,6 +289,12 @@ fn serving_processes_come_and_go_behind_the_door() {
     assert_eq!(door_of_agent.attached(), 1);
     serving.set_status(&Status { version: 5, ready: true, load: 3, ..Status::default() });
     assert_eq!(reported(&controller.heard, "ready", |r| r.ready).load, 3);
+    // Connections of the kernel's TCP are the agent's own affair, whoever serves beside it.
+    let trods = TrodsCounts { incarnation: 7, unprotected: [("tls", 2)].into(), ..TrodsCounts::default() };
+    door_of_agent.set_status(Status { trods: Some(trods), ..Status::default() });
+    let report = reported(&controller.heard, "counts of TRODS", |r| r.trods.is_some());
+    let trods = report.trods.unwrap();
+    assert_eq!((report.ready, report.load, trods.incarnation, trods.unprotected["tls"]), (true, 3, 7, 2));
 
     let other = Agent::start(Controllers::new(&[unix(&socket)], None).unwrap(), "r2", 1, [2; 6]).unwrap();
     assert!(other.updates.recv_timeout(Duration::from_millis(200)).is_err(), "another replica's name");

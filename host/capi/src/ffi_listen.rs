@@ -49,6 +49,7 @@ pub unsafe extern "C" fn msk_listen(
             horizon: HORIZON,
             tunnels: Vec::new(),
             slots: None,
+            trods: None,
         };
         let config = Config {
             interface: Interface::new(None, interface)?,

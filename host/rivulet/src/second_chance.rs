@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use rivulet_packet::option::EX_ID;
 use rivulet_pktio::Interface;
 use rivulet_pktio::guard::{GuardError, Table, with_option};
-use rivulet_server::service::{Plain, Service};
+use rivulet_server::service::Service;
 
 /// Connections of each address family that are remembered.
 const CONNECTIONS: u32 = 65536;
@@ -78,7 +78,7 @@ impl SecondChance {
 fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) -> String {
     let (mut ingress, mut egress) = (String::new(), String::new());
     // While connections without state go on, that there is no socket says nothing.
-    for service in services.filter(|s| s.plain == Plain::Kernel && s.drains == Plain::Kernel) {
+    for service in services.filter(|s| s.is_kernels() && !s.answers_plain()) {
         let Some(member) = service.member else { continue };
         for &address in &service.addresses {
             rules(&mut ingress, &mut egress, interface, address, service.port, mac, member.tor_mac);
@@ -146,7 +146,7 @@ mod tests {
     use std::time::Duration;
 
     use rivulet_server::keys::KeySet;
-    use rivulet_server::service::Member;
+    use rivulet_server::service::{Member, Plain};
 
     use super::*;
 
@@ -170,6 +170,7 @@ mod tests {
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: None,
+            trods: None,
         }
     }
 

@@ -8,6 +8,10 @@ use rivulet_packet::slot::{Slot, SlotKey};
 
 use crate::keys::{KeyError, KeySet};
 
+mod trods;
+
+pub use trods::{Failure, MAX_STORES, PoolMember, Trods};
+
 /// Services that one server carries.
 pub const MAX_SERVICES: usize = 16;
 /// Addresses of one service.
@@ -41,6 +45,8 @@ pub struct Service {
     pub tunnels: Vec<Tunnel>,
     /// How the ToR spreads flows over the replicas; none for a server on its own.
     pub slots: Option<Slots>,
+    /// Exactly where plain TCP has TRODS, now or for what began so.
+    pub trods: Option<Trods>,
 }
 
 /// What becomes of clients that speak plain TCP.
@@ -53,6 +59,8 @@ pub enum Plain {
     Kernel,
     /// They are answered from each of their packets alone (`docs/plain.md`).
     Stateless,
+    /// The kernel's TCP does, and a connection outlives its replica (`docs/trods.md`).
+    Trods,
 }
 
 impl std::str::FromStr for Plain {
@@ -74,6 +82,7 @@ impl std::fmt::Display for Plain {
             Plain::None => "none",
             Plain::Kernel => "kernel",
             Plain::Stateless => "stateless",
+            Plain::Trods => "trods",
         })
     }
 }
@@ -153,6 +162,19 @@ impl Service {
             self.plain == self.drains || self.plain != Plain::None && self.drains != Plain::None,
             "nothing drains from or to no plain TCP",
         )?;
+        rule(
+            self.plain == self.drains || self.plain == Plain::Kernel || self.drains == Plain::Kernel,
+            "nothing drains between stateless TCP and TRODS",
+        )?;
+        rule(self.trods.is_some() == self.has_trods(), "settings of TRODS without it, or it without them")?;
+        if let Some(trods) = &self.trods {
+            let own = self.member.map(|member| member.replica);
+            rule(own.is_some(), "TRODS without a place in a pool")?;
+            rule(self.slots.is_some(), "TRODS without slots")?;
+            if let Some(what) = own.and_then(|own| trods.problem(own)) {
+                return Err(ServiceError::Invalid(self.name.clone(), what));
+            }
+        }
         rule(self.tunnels.len() <= MAX_TUNNELS, "more than 16 tunnels")?;
         rule(self.tunnels.is_empty() || self.member.is_some(), "tunnels without a place in a pool")?;
         let one_host = |a: IpAddr| !a.is_unspecified() && !a.is_multicast();
@@ -184,6 +206,18 @@ impl Service {
     #[must_use]
     pub fn answers_plain(&self) -> bool {
         self.plain == Plain::Stateless || self.drains == Plain::Stateless
+    }
+
+    /// Whether plain connections outlive their replica: now, or those that began so.
+    #[must_use]
+    pub fn has_trods(&self) -> bool {
+        self.plain == Plain::Trods || self.drains == Plain::Trods
+    }
+
+    /// Whether the kernel's TCP answers plain clients that begin now.
+    #[must_use]
+    pub fn is_kernels(&self) -> bool {
+        matches!(self.plain, Plain::Kernel | Plain::Trods)
     }
 
     /// Addresses with the port.
@@ -236,7 +270,30 @@ mod tests {
                 key: SlotKey::new([1; 8]),
                 pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]),
             }),
+            trods: None,
         }
+    }
+
+    /// The store has one server on a host of its own, and one on this replica's.
+    fn with_trods() -> Service {
+        let member = |replica: u8| PoolMember {
+            replica,
+            name: format!("r{replica}"),
+            address: IpAddr::from([10, 0, 2, replica]),
+            incarnation: 7,
+        };
+        let trods = Trods {
+            store: vec!["10.0.2.9:11211".parse().unwrap(), "10.0.2.0:11211".parse().unwrap()],
+            copies: 2,
+            failure: Failure::Open,
+            deterministic: false,
+            members: vec![member(0), member(1)],
+        };
+        Service { plain: Plain::Trods, drains: Plain::Trods, trods: Some(trods), ..service() }
+    }
+
+    fn trods_of(service: &mut Service) -> &mut Trods {
+        service.trods.as_mut().unwrap()
     }
 
     fn tunnel(local: &str) -> Tunnel {
@@ -270,6 +327,31 @@ mod tests {
             change(&mut bad);
             let error = bad.check().expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
+        }
+        let trods: [(&str, Change); 15] = [
+            ("settings of TRODS", |s| s.trods = None),
+            ("settings of TRODS", |s| (s.plain, s.drains) = (Plain::Kernel, Plain::Kernel)),
+            ("between stateless TCP and TRODS", |s| s.drains = Plain::Stateless),
+            ("without a place", |s| s.member = None),
+            ("without slots", |s| s.slots = None),
+            ("not among the pool", |s| s.member.as_mut().unwrap().replica = 2),
+            ("1 to 8", |s| trods_of(s).store.clear()),
+            ("one host's port", |s| trods_of(s).store[0].set_port(0)),
+            ("one host's port", |s| trods_of(s).store[0].set_ip([127, 0, 0, 1].into())),
+            ("stands twice", |s| trods_of(s).store[1] = trods_of(s).store[0]),
+            ("are 1 or 2", |s| trods_of(s).copies = 3),
+            ("more copies", |s| trods_of(s).store.truncate(1)),
+            ("host alone", |s| (trods_of(s).copies, _) = (1, trods_of(s).store.remove(0))),
+            ("not in order", |s| trods_of(s).members.reverse()),
+            ("1 to 63", |s| trods_of(s).members[1].name.clear()),
+        ];
+        with_trods().check().unwrap();
+        Service { drains: Plain::Kernel, ..with_trods() }.check().unwrap();
+        for (part, change) in trods {
+            let mut bad = with_trods();
+            change(&mut bad);
+            let error = bad.check().expect_err(part).to_string();
+            assert!(error.contains(part), "{part}: {error}");
         }
         assert!(check_all(&[service(), service()]).unwrap_err().to_string().contains("twice"));
     }

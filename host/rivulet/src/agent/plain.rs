@@ -83,7 +83,7 @@ impl PlainTcp {
     /// These are the services from now on.
     pub(super) fn replace(&mut self, services: &[Service]) {
         let now = self.now();
-        let plain = || services.iter().filter(|s| s.plain == Plain::Kernel);
+        let plain = || services.iter().filter(|s| s.is_kernels());
         let mut before = std::mem::take(&mut self.beats);
         for service in plain() {
             let Some(member) = service.member else { continue };

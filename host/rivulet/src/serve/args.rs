@@ -158,6 +158,7 @@ impl ServeArgs {
             horizon: Duration::from_millis(self.horizon_ms),
             tunnels: self.tunnel.clone(),
             slots: None,
+            trods: None,
         };
         service.check()?;
         Ok(vec![service])

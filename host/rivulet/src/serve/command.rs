@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
-use rivulet_server::service::{Plain, Service};
+use rivulet_server::service::Service;
 use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
@@ -206,7 +206,7 @@ impl Place<'_> {
         let wanted = match &mut self.shelf {
             Some(shelf) => shelf.wanted(services)?,
             None => {
-                if let Some(service) = services.iter().find(|s| s.plain == Plain::Kernel) {
+                if let Some(service) = services.iter().find(|s| s.is_kernels()) {
                     bail!(
                         "service {}: its plain TCP is the kernel's, and --back-end is for stateless TCP",
                         service.name

@@ -109,6 +109,7 @@ mod tests {
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             slots: None,
+            trods: None,
         }
     }
 

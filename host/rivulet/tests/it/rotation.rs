@@ -39,6 +39,7 @@ fn service(epochs: &[u16]) -> Service {
         horizon: Duration::from_secs(4),
         tunnels: Vec::new(),
         slots: None,
+        trods: None,
     }
 }
 

@@ -1,0 +1,90 @@
+//! What a replica knows of a service whose plain connections outlive their replica (TRODS, `docs/trods.md`).
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Servers of one service's records.
+pub const MAX_STORES: usize = 8;
+/// Octets of a replica's name.
+const MAX_NAME: usize = 63;
+
+/// Where records are kept, and who may adopt a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trods {
+    /// Servers that speak memcached's text protocol, in the order in which they are to be tried.
+    pub store: Vec<SocketAddr>,
+    /// In how many of them each record is: 1 or 2, and never on this replica's host alone.
+    pub copies: u8,
+    /// What becomes of connections while no server of the store answers.
+    pub failure: Failure,
+    /// The server generates the same octets for the same request anywhere and at any time.
+    pub deterministic: bool,
+    /// The pool, this replica included, by index.
+    pub members: Vec<PoolMember>,
+}
+
+/// What becomes of connections while no server of the store answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Failure {
+    /// They go on unprotected.
+    #[default]
+    Open,
+    /// Nothing is released that is not stored.
+    Closed,
+}
+
+/// A replica of the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolMember {
+    /// Index in the pool, below 64.
+    pub replica: u8,
+    /// Its name in the controller's configuration.
+    pub name: String,
+    /// Its host's address; a store with this address is on the same host.
+    pub address: IpAddr,
+    /// Of its records, as its agent reported it last; 0 while none did.
+    pub incarnation: u32,
+}
+
+impl Trods {
+    /// The replica with this index.
+    #[must_use]
+    pub fn member(&self, replica: u8) -> Option<&PoolMember> {
+        let at = self.members.binary_search_by_key(&replica, |m| m.replica).ok()?;
+        self.members.get(at)
+    }
+
+    /// What is out of range, if anything is. `own` is this replica's index.
+    pub(super) fn problem(&self, own: u16) -> Option<&'static str> {
+        if !self.members.is_sorted_by(|a, b| a.replica < b.replica) {
+            return Some("members are not in order");
+        }
+        let Some(here) = u8::try_from(own).ok().and_then(|own| self.member(own)) else {
+            return Some("this replica is not among the pool's members");
+        };
+        let servers = &self.store;
+        // On loopback each replica would have another.
+        let nobody = |ip: IpAddr| ip.is_unspecified() || ip.is_multicast() || ip.is_loopback();
+        let elsewhere = servers.iter().filter(|s| s.ip() != here.address).count();
+        [
+            (!(1..=MAX_STORES).contains(&servers.len()), "the store has not 1 to 8 servers"),
+            (
+                servers.iter().any(|s| nobody(s.ip()) || s.port() == 0),
+                "a server of the store that is not one host's port",
+            ),
+            (
+                servers.iter().enumerate().any(|(at, server)| servers[..at].contains(server)),
+                "a server of the store stands twice",
+            ),
+            (!(1..=2).contains(&self.copies), "copies of a record are 1 or 2"),
+            (servers.len() < usize::from(self.copies), "more copies of a record than servers of the store"),
+            (elsewhere == 0, "the store is on this replica's host alone"),
+            (self.members.iter().any(|m| m.replica >= 64), "a member's index is not below 64"),
+            (
+                self.members.iter().any(|m| m.name.is_empty() || m.name.len() > MAX_NAME),
+                "a member's name has not 1 to 63 octets",
+            ),
+        ]
+        .into_iter()
+        .find_map(|(bad, what)| bad.then_some(what))
+    }
+}
