@@ -219,6 +219,49 @@ REMOVALS = {
         "meta.choice.candidates = meta.bridged.alive;",
         ("t15_second_chance.SegmentWithoutASocketV4",),
     ),
+    # TRODS: who speaks for a service, where that is asked, and who gets what a member hands on.
+    "plain-source": Removal(
+        "liveness.p4",
+        "meta.decided.drop_reason = drop_reason_t.SOURCE_EXCLUDED;",
+        "meta.decided.drop_reason = drop_reason_t.NONE;",
+        ("t19_trods.OnlyLiveMembersSpeakV4",),
+    ),
+    "plain-source-guarded": Removal(
+        "ingress.p4",
+        "if (meta.address.guarded == 1) {",
+        "if (meta.parsed.is_ip == 1) {",
+        ("t19_trods.OthersAreNotLookedUpV4",),
+    ),
+    "plain-source-option": Removal(
+        "plain_source.p4", "&& !hdr.option.isValid()", "", ("t19_trods.OnlyLiveMembersSpeakV4",)
+    ),
+    "holder": Removal(
+        "choose.p4", "others = holder;", "others = others & ~holder;", ("t19_trods.HandedOnToTheHolderV4",)
+    ),
+    "holder-alive": Removal(
+        "choose.p4",
+        "&& holder != 0) {",
+        "&& meta.bridged.alive != 0) {",
+        ("t19_trods.HandedOnToTheHolderV4",),
+    ),
+    "holder-of-members": Removal(
+        "choose.p4",
+        "if (meta.bridged.handed_on == 1) {",
+        "if (meta.bridged.handed_on == 1 || meta.flow.holder_named == 1) {",
+        ("t19_trods.HandedOnToTheHolderV4",),
+    ),
+    "holder-of-trods": Removal(
+        "second_chance.p4",
+        "meta.service.plain == plain_t.TRODS",
+        "meta.service.plain != plain_t.NONE",
+        ("t19_trods.NamesAreForTrodsAloneV4",),
+    ),
+    "holder-form": Removal(
+        "second_chance.p4",
+        "(hdr.ethernet.dst & HOLDER_MAC_MASK) == HOLDER_MAC",
+        "hdr.ethernet.dst != 0",
+        ("t19_trods.HandedOnToTheHolderV4",),
+    ),
 }
 
 

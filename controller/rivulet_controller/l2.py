@@ -75,11 +75,18 @@ def next_hops(config: Config, switch: SwitchConfig, found: Mapping[str, str] = M
     return hops
 
 
-def l2(switch: SwitchConfig, hops: Mapping[str, Hop], clock_known: bool, learned: frozenset[Learned]) -> Iterator[Item]:
-    """VLANs of the ports, and who is behind which."""
+def l2(
+    switch: SwitchConfig,
+    hops: Mapping[str, Hop],
+    clock_known: bool,
+    learned: frozenset[Learned],
+    guarded: frozenset[int] = frozenset(),
+) -> Iterator[Item]:
+    """VLANs of the ports, and who is behind which. `guarded`: ports of members of pools with TRODS (trods.py)."""
     for port in switch.ports:
         # What is tagged for a VLAN that the port does not carry stays outside (IEEE 802.1Q ingress filtering).
-        yield entry("ports", {"ingress_port": port}, "set_filtered_port", {"pvid": switch.untagged_vlan(port)})
+        params = {"pvid": switch.untagged_vlan(port), "guarded": int(port in guarded)}
+        yield entry("ports", {"ingress_port": port}, "set_filtered_port", params)
     plain = tuple((port, 0) for port in sorted(switch.ports) if switch.untagged_vlan(port) == 0)
     yield Multicast(FLOOD_GROUP, plain)
     yield entry("floods", {"vlan": 0}, "flood", {"group": FLOOD_GROUP})

@@ -32,10 +32,10 @@ def test_vlans_become_rows() -> None:
         for line in found
         if line.startswith(("ports", "vlan_members", "floods", "port_vlans", "multicast[", "bridges"))
     } == {
-        "ports[ingress_port=0x1] set_filtered_port(pvid=0x0)",
-        "ports[ingress_port=0x65] set_filtered_port(pvid=0xa)",
-        "ports[ingress_port=0x66] set_filtered_port(pvid=0xa)",
-        "ports[ingress_port=0x67] set_filtered_port(pvid=0x0)",
+        "ports[ingress_port=0x1] set_filtered_port(guarded=0x0, pvid=0x0)",
+        "ports[ingress_port=0x65] set_filtered_port(guarded=0x0, pvid=0xa)",
+        "ports[ingress_port=0x66] set_filtered_port(guarded=0x0, pvid=0xa)",
+        "ports[ingress_port=0x67] set_filtered_port(guarded=0x0, pvid=0x0)",
         "vlan_members[ingress_port=0x1 vlan=0xa] member()",
         "vlan_members[ingress_port=0x1 vlan=0x14] member()",
         "vlan_members[ingress_port=0x67 vlan=0x14] member()",

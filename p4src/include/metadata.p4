@@ -45,10 +45,12 @@ struct tor_t {
     bit<32>       openings_limit;
 }
 
-// Whose address the packet is about.
+// Whose address the packet is about, and where it comes from.
 struct address_t {
     bit<1>        own;
     bit<1>        service;
+    bit<1>        guarded;          // from a port behind which a member of a pool with TRODS is
+    bit<1>        of_member;        // plain TCP of bridged.replica, from the address of a service with TRODS
 }
 
 // The connection, also when an ICMP error quotes it.
@@ -61,6 +63,8 @@ struct flow_t {
     bit<12>       client_cell;      // of `plain_meter`
     bit<1>        by_flow;          // choose by flow, not by the policy
     replica_id_t  handed_on_by;     // the replica that had no socket for it
+    bit<1>        holder_named;
+    replica_id_t  holder;           // who has the socket, as that replica says
 }
 
 // By `services` and `service_config`.

@@ -104,6 +104,11 @@ const bit<8> HEARTBEAT_FLAG_ANSWER  = 0x80;
 const bit<16> HEARTBEAT_BYTES = 20;
 const bit<16> HEARTBEAT_ANSWER_BYTES = 36;
 
+// Where a replica that hands a segment on sends it, to name who holds the connection: 02:52:56:00:00:RR, RR the holder's
+// index in the pool.
+const mac_address_t HOLDER_MAC      = 0x025256000000;
+const mac_address_t HOLDER_MAC_MASK = 0xffffffffffc0;
+
 // Replay slots are 2^22 microseconds = 4.19 s, no shorter than any horizon.
 const bit<8> REPLAY_SLOT_SHIFT = 22;
 
@@ -201,7 +206,9 @@ enum bit<8> drop_reason_t {
     COOKIE                = 74,  // acknowledges what nobody here sent, or out of the cookie's reach
     HANDSHAKE             = 75,  // bare acknowledgement of a SYN-ACK: nobody waits for it
     METER_PLAIN           = 76,  // the client sends more than its share
-    METER_UNCOOKIED       = 77   // above the rate of what shows no cookie: SYNs of rare layouts, adopted connections
+    METER_UNCOOKIED       = 77,  // above the rate of what shows no cookie: SYNs of rare layouts, adopted connections
+    // Plain TCP of a service with TRODS.
+    SOURCE_EXCLUDED       = 78   // from the service's address, by a replica that is excluded
 }
 
 // What became of a packet: the counter `fates`.

@@ -52,7 +52,7 @@ class VlanTranslation(RackTest):
     """An access port's untagged frames are in its VLAN; port_vlans says where that leaves untagged."""
 
     def runTest(self) -> None:
-        self.insert("ports", {"ingress_port": 7}, "set_port", pvid=300)
+        self.insert("ports", {"ingress_port": 7}, "set_port", pvid=300, guarded=0)
         self.insert("bridges", {"vlan": 300, "mac": integer(host_mac(8))}, "bridge_to", port=8)
         self.insert("bridges", {"vlan": 300, "mac": integer(host_mac(7))}, "bridge_to", port=7)
         self.insert("port_vlans", {"egress_port": 7, "vlan": 300}, "send_untagged")
@@ -78,7 +78,7 @@ class VlanFilter(RackTest):
     """A filtered port takes frames of its own VLAN and of those it carries tagged; others are dropped and counted."""
 
     def runTest(self) -> None:
-        self.insert("ports", {"ingress_port": 7}, "set_filtered_port", pvid=300)
+        self.insert("ports", {"ingress_port": 7}, "set_filtered_port", pvid=300, guarded=0)
         self.insert("vlan_members", {"ingress_port": 7, "vlan": 301}, "member")
         for vlan in (300, 301, 302):
             self.insert("bridges", {"vlan": vlan, "mac": integer(host_mac(8))}, "bridge_to", port=8)

@@ -19,6 +19,7 @@ control Choose(in headers_t hdr, inout metadata_t meta) {
     bit<16>        first_load;
     bit<16>        second_load;
     member_set_t   others;
+    member_set_t   holder;
     bit<1>         silent;
 
     apply {
@@ -31,6 +32,10 @@ control Choose(in headers_t hdr, inout metadata_t meta) {
         if (meta.bridged.handed_on == 1) {
             meta.choice.candidates = meta.bridged.alive;
             others = meta.bridged.alive & ~(64w1 << (bit<8>)meta.flow.handed_on_by);
+            holder = others & (64w1 << (bit<8>)meta.flow.holder);
+            if (meta.flow.holder_named == 1 && holder != 0) {
+                others = holder;
+            }
             if (others != 0) {
                 meta.choice.candidates = others;
             }

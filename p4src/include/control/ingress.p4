@@ -18,6 +18,7 @@
 #include "heartbeats.p4"
 #include "liveness.p4"
 #include "own_meters.p4"
+#include "plain_source.p4"
 #include "ports.p4"
 #include "replicas.p4"
 #include "service_path.p4"
@@ -35,6 +36,7 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
     Replicas() replicas;
     BlockTag() block_tag;
     OwnMetering() own_metering;
+    PlainSource() plain_source;
     Forward() forward;
     NextHops() next_hops;
     TooBigChoice() too_big_choice;
@@ -68,6 +70,9 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
                 meta.decided.is_service = 1;
                 admission.apply(hdr, meta);
             } else {
+                if (meta.address.guarded == 1) {
+                    plain_source.apply(hdr, meta);
+                }
                 forward.apply(hdr, meta);
             }
         }
@@ -78,7 +83,7 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             own_metering.apply(hdr, meta);
         }
         if (meta.decided.drop_reason == drop_reason_t.NONE
-            && (meta.heartbeat.admitted == 1 || meta.decided.is_service == 1)) {
+            && (meta.heartbeat.admitted == 1 || meta.decided.is_service == 1 || meta.address.of_member == 1)) {
             liveness.apply(hdr, meta);
         }
         if (meta.decided.drop_reason == drop_reason_t.NONE && meta.decided.resubmit == 0) {

@@ -4,7 +4,8 @@
 // ago the packet is not forwarded: it is resubmitted with the index, and the second pass sets the bit and chooses
 // again. No controller takes part.
 //
-// A heartbeat judges the next member of the ring (judge.p4), and is answered with what came of it.
+// A heartbeat judges the next member of the ring (judge.p4), and is answered with what came of it. What a member sends
+// as a service with TRODS needs only that it is not excluded.
 //
 // Hardware: a heartbeat writes last_heard before it clears the bit, a packet reads the bits before it knows
 // whose last_heard to read. In one pipeline the heartbeat takes one pass more; BMv2 needs none for that.
@@ -57,9 +58,11 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
     apply {
         pools.apply();
         if (meta.decided.drop_reason == drop_reason_t.NONE) {
-            known_since.apply(meta.bridged.pool, meta.carried.now, since);
-            if (meta.carried.now - since >= (bit<48>)meta.pool.settle) {
-                meta.pool.settled = 1;
+            if (meta.address.of_member == 0) {
+                known_since.apply(meta.bridged.pool, meta.carried.now, since);
+                if (meta.carried.now - since >= (bit<48>)meta.pool.settle) {
+                    meta.pool.settled = 1;
+                }
             }
             if (meta.heartbeat.ours == 1) {
                 // The controller may have given the pool other members between the passes, never the replica another pool.
@@ -74,6 +77,10 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
                 next_of_ring.apply(meta);
                 if (meta.decided.resubmit == 0) {
                     answer_heartbeat.apply(hdr, meta);
+                }
+            } else if (meta.address.of_member == 1) {
+                if (((meta.bridged.alive >> (bit<8>)meta.bridged.replica) & 1) == 0) {
+                    meta.decided.drop_reason = drop_reason_t.SOURCE_EXCLUDED;
                 }
             } else {
                 choose.apply(hdr, meta);

@@ -14,14 +14,17 @@ const bit<32> SOURCE_TABLE_SIZE = 16384;
 control Ports(in headers_t hdr, inout metadata_t meta) {
     bit<1> filter;
 
+    // guarded: plain TCP that comes in here is looked up in plain_sources.
     @id(0x01000003)
-    action set_port(vlan_id_t pvid) {
+    action set_port(vlan_id_t pvid, bit<1> guarded) {
         meta.bridged.vlan = pvid;
+        meta.address.guarded = guarded;
     }
 
     @id(0x01000004)
-    action set_filtered_port(vlan_id_t pvid) {
+    action set_filtered_port(vlan_id_t pvid, bit<1> guarded) {
         meta.bridged.vlan = pvid;
+        meta.address.guarded = guarded;
         filter = 1;
     }
 
@@ -31,7 +34,7 @@ control Ports(in headers_t hdr, inout metadata_t meta) {
     table ports {
         key = { meta.carried.ingress_port : exact @name("ingress_port"); }
         actions = { set_port; set_filtered_port; }
-        const default_action = set_port(0);
+        const default_action = set_port(0, 0);
         size = PORT_TABLE_SIZE;
     }
 

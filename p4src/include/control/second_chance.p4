@@ -2,6 +2,9 @@
 // The second chance of a plain TCP segment, in the manner of GLB. A replica that has no socket for a segment sends it
 // back to the ToR from its own Ethernet address; the ToR gives it to the slot's other candidate, and leaves that source
 // address standing. A replica hands on only what has the ToR's, so a segment is handed on once.
+//
+// With TRODS a replica that comes back knows who adopted what it had. It sends such a segment to an Ethernet address
+// that names the holder, and the holder gets it for as long as it is alive. So the ToR keeps nothing of a connection.
 #ifndef RIVULET_SECOND_CHANCE_P4
 #define RIVULET_SECOND_CHANCE_P4
 
@@ -38,6 +41,10 @@ control SecondChance(in headers_t hdr, inout metadata_t meta) {
 
     apply {
         second_chances.apply();
+        if (meta.service.plain == plain_t.TRODS && (hdr.ethernet.dst & HOLDER_MAC_MASK) == HOLDER_MAC) {
+            meta.flow.holder_named = 1;
+            meta.flow.holder = hdr.ethernet.dst[5:0];
+        }
     }
 }
 

@@ -151,6 +151,7 @@ class Compare(Fuzz):
         self.reasons = self.switch.info.enum("drop_reason_t")
         self.entries, self.groups = [], []
         self.cookies: dict[int, list[cookies.Key]] = {}
+        self.trods: set[int] = set()
         self.sentinel = 0
         self.seen: Counter[str] = Counter()
         for wire in wires:
@@ -197,7 +198,7 @@ class Compare(Fuzz):
         self.switch.delete(list(reversed(self.entries)))
         for group in self.groups:
             self.switch.delete_group(group)
-        self.entries, self.groups, self.cookies = [], [], {}
+        self.entries, self.groups, self.cookies, self.trods = [], [], {}, set()
 
     # ---- random entries ----
 
@@ -208,7 +209,9 @@ class Compare(Fuzz):
         for _ in range(rng.randrange(1, 4)):
             ports = rng.sample(range(1, 5), rng.randrange(1, 5))
             pool = self.add_pool(ports, alive=False)
-            for replica in range(len(ports)):
+            for replica, port in enumerate(ports):
+                key = {"pool": pool.id, "ingress_port": port, "mac": int.from_bytes(host_mac(port), "big")}
+                self.insert("second_chances", key, "handed_on_by", replica=replica)
                 if rng.random() < 0.85:
                     self.beat(pool, replica, load=rng.randrange(4))
             pools.append(pool)
@@ -218,7 +221,8 @@ class Compare(Fuzz):
         }
         for port in rng.sample(PORTS, 3):
             action = rng.choice(("set_port", "set_filtered_port"))
-            self.insert("ports", {"ingress_port": port}, action, pvid=rng.choice((1, 7, FLOOD_VLAN)))
+            guarded = rng.randrange(2)
+            self.insert("ports", {"ingress_port": port}, action, pvid=rng.choice((1, 7, FLOOD_VLAN)), guarded=guarded)
             # The frames that end a batch are in the flooded VLAN.
             for vlan in (FLOOD_VLAN, rng.choice((1, 7, 100))):
                 self.insert("vlan_members", {"ingress_port": port, "vlan": vlan}, "member")
@@ -255,7 +259,7 @@ class Compare(Fuzz):
         modes = {
             check: rng.choices((layout.OFF, layout.COUNT, layout.ENFORCE), (1, 2, 7))[0] for check in layout.ALL_CHECKS
         }
-        plain = rng.choices((layout.NO_PLAIN, layout.KERNEL, layout.STATELESS), (1, 3, 3))[0]
+        plain = rng.choices((layout.NO_PLAIN, layout.KERNEL, layout.STATELESS, layout.TRODS), (1, 2, 3, 2))[0]
         keys = [(rng.getrandbits(32), rng.getrandbits(32)) for _ in range(rng.randrange(1, 3))]
         service = self.add_service(
             pool,
@@ -271,13 +275,32 @@ class Compare(Fuzz):
         )
         if plain == layout.STATELESS:
             self.cookies[service.id] = keys
+        if plain == layout.TRODS:
+            self.trods.add(service.id)
+            for replica, port in enumerate(pool.ports):
+                mac, address = int.from_bytes(host_mac(port), "big"), packets.number(service.address)
+                key = {"ingress_port": port, "mac": mac, "address": address, "port": service.port}
+                self.insert("plain_sources", key, "speaks_for", pool=pool.id, replica=replica)
         return service
+
+    def of_member(self, rng: random.Random, service: Any) -> bytes:
+        """What it answers a client, or hands on to who holds the connection."""
+        source = host_mac(rng.choice(service.pool.ports))
+        self.family, self.client = service.address.version, layout.CLIENTS[service.address.version]
+        if rng.random() < 0.5:
+            holder = b"\x02\x52\x56\0\0" + bytes([rng.choice((0, 1, 2, 3, 63, 64))])
+            return holder + source + self.plain(service, rng.randrange(1024, 65536))[12:]
+        segment = packets.tcp(service.address, self.client, service.port, 40000, payload=b"HTTP/1.1 200 OK\r\n\r\n")
+        packet = packets.ip_packet(service.address, self.client, packets.TCP, segment)
+        return packets.ethernet(TOR_MAC, source, 0x0800 if self.family == 4 else 0x86DD, packet, self.vlan)
 
     # ---- batches ----
 
     def seed_frame(self, rng: random.Random, clock: int) -> bytes:
-        """Also what clients of stateless services send."""
+        """Also what clients of stateless services send, and members of pools with TRODS."""
         service = self.services[rng.choice((4, 6))]
+        if service.id in self.trods and rng.random() < 0.5:
+            return self.of_member(rng, service)
         keys = self.cookies.get(service.id)
         if keys is None or rng.random() < 0.5:
             return super().seed_frame(rng, clock)
