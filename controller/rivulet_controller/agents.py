@@ -88,6 +88,11 @@ class Agent:
         """Whether its replica does, as it last said: then what the agent holds is in force there."""
         return self.report is not None and self.report.ready
 
+    @property
+    def records(self) -> int:
+        """Incarnation of its records, as it last reported; 0: none so far."""
+        return self.report.trods.incarnation if self.report is not None else 0
+
     def note(self, report: agent_pb2.Report) -> None:
         """Takes a report in: what is in force decides which keys this agent holds."""
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
@@ -178,14 +183,14 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             async for message in messages:
                 if message.WhichOneof("message") != "report":
                     continue
-                before = (agent.held, agent.plain, agent.report.ready if agent.report else None)
+                before = (agent.held, agent.plain, agent.records, agent.report.ready if agent.report else None)
                 told = agent.report.error if agent.report else ""
                 agent.note(message.report)
                 said, now = message.report.error, time.monotonic()
                 if said and said != told and now - complained >= COMPLAINT_S:
                     complained = now
                     log.error("agent %s: %s", agent.name, said)
-                if before != (agent.held, agent.plain, message.report.ready):
+                if before != (agent.held, agent.plain, agent.records, message.report.ready):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
             return

@@ -105,7 +105,7 @@ def status() -> None:
     """The switches, and whether everything is as described. Exit code 1 if not."""
     found = _client().get("/api/status")
     console.print(_switches(found))
-    console.print(_replicas(found))
+    console.print(_replicas(found), *_trods(found))
     if found["config_problem"]:
         errors.print(Text(f"the newest configuration is not in force:\n{found['config_problem']}", style="red"))
     if found["config_problem"] or any(s["problem"] for s in found["switches"]):
@@ -121,14 +121,15 @@ def services() -> None:
 @app.command()
 def replicas() -> None:
     """The replicas: state and the reason for it."""
-    console.print(_replicas({"replicas": _client().get("/api/replicas")}))
+    found = {"replicas": _client().get("/api/replicas")}
+    console.print(_replicas(found), *_trods(found))
 
 
 @app.command()
 def replica(name: Replica) -> None:
     """One replica: where it is, its last exclusion, and the states it was in."""
     found = _client().get(f"/api/replicas/{name}")
-    console.print(_replicas({"replicas": [found]}))
+    console.print(_replicas({"replicas": [found]}), *_trods({"replicas": [found]}))
     last = found["last_exclusion"]
     if last is None:
         console.print("\nnot left out since the controller looks")
@@ -241,7 +242,8 @@ def top() -> None:
         with Live(console=console, auto_refresh=False, screen=True) as live:
             async for found in _client().live():
                 events = Group(*(_event(event) for event in found["events"][-8:]))
-                live.update(Group(_switches(found), _replicas(found), _history(found), events), refresh=True)
+                group = Group(_switches(found), _replicas(found), *_trods(found), _history(found), events)
+                live.update(group, refresh=True)
 
     asyncio.run(follow())
 
@@ -276,6 +278,19 @@ def _replicas(found: dict[str, Any]) -> Table:
             f"{replica['heartbeats_per_s']:.0f}", str(replica["load"]), str(replica["exclusions"]), replica["reason"],
         )  # fmt: skip
     return table
+
+
+def _trods(found: dict[str, Any]) -> list[Table]:
+    """What became of connections with TRODS, where some replica has it."""
+    reports = {replica["name"]: replica["trods"] for replica in found["replicas"] if replica["trods"] is not None}
+    if not reports:
+        return []
+    columns = ("replica", "protected", "adopted", "refused", "unprotected")
+    table = Table(*columns, box=None, title="TRODS, connections", title_justify="left")
+    for name, counts in reports.items():
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["unprotected"].items()))
+        table.add_row(name, *(str(counts[fate]) for fate in columns[1:4]), reasons or "0")
+    return [table]
 
 
 def _services(found: list[dict[str, Any]]) -> Table:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_MEMBERS = 64
 """Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
@@ -203,6 +203,44 @@ class Replica(_Model):
 PlainMode = Literal["none", "kernel", "stateless", "trods"]
 
 
+def store_place(server: str) -> tuple[IPAddress, int]:
+    """Address and port of a server of a store. Raises ValueError."""
+    host, colon, port = server.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    if not colon or "%" in host or bracketed != (address.version == 6) or not re.fullmatch(r"[0-9]{1,5}", port):
+        raise ValueError("neither ADDRESS:PORT nor [ADDRESS]:PORT")
+    if address.is_unspecified or address.is_multicast or address.is_loopback or not 1 <= int(port) <= 65535:
+        raise ValueError("not one host's port, the same for all replicas")
+    return address, int(port)
+
+
+def _store_server(value: Any) -> Any:
+    """A server of a store in one spelling; a name would have to be looked up while replicas die."""
+    if not isinstance(value, str):
+        return value
+    try:
+        address, port = store_place(value)
+    except ValueError:
+        raise ValueError(f"{value[:80]!r} is not ADDRESS:PORT such as 10.0.2.9:11211 or [fd00:2::9]:11211") from None
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+class Trods(_Model):
+    """Where connections of `plain: trods` are recorded, and what becomes of them (docs/trods.md)."""
+
+    store: tuple[Annotated[str, BeforeValidator(_store_server)], ...] = Field(
+        min_length=1, max_length=8, description="memcached, tried in this order; never a replica's own host alone"
+    )
+    copies: Literal[1, 2] = Field(default=1, description="of each record, on as many servers")
+    failure: Literal["open", "closed"] = Field(
+        default="open", description="while no server answers: go on unprotected, or release nothing"
+    )
+    deterministic: bool = Field(
+        default=False, description="the server generates the same octets for the same request anywhere, at any time"
+    )
+
+
 CheckMode = Literal["off", "count", "enforce"]
 
 
@@ -261,8 +299,10 @@ class Service(_Model):
     liveness: Seconds = 0.020
     plain: PlainMode = Field(
         default="kernel",
-        description="clients of plain TCP: refused, the kernel's, or answered from each packet alone (docs/plain.md)",
+        description="clients of plain TCP: refused, the kernel's, answered from each packet alone (docs/plain.md), or"
+        " the kernel's and going on elsewhere when it dies (docs/trods.md)",
     )
+    trods: Trods | None = Field(default=None, description="for `plain: trods`, and while connections of it drain")
     plain_drain: Seconds = Field(
         default=60.0, le=86400.0, description="how long connections of before go on after `plain` changed"
     )
@@ -272,13 +312,6 @@ class Service(_Model):
     def pool_name(self) -> str:
         """The pool: the one named, else one of its own."""
         return self.pool or self.name
-
-    @field_validator("plain")
-    @classmethod
-    def _there(cls, plain: PlainMode) -> PlainMode:
-        if plain == "trods":
-            raise ValueError("trods: not there yet; say none, kernel or stateless")
-        return plain
 
     @model_validator(mode="after")
     def _sane(self) -> Service:

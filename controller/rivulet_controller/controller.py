@@ -370,7 +370,9 @@ class Controller:
         """What an agent is told. Raises KeyError."""
         rack = self._rack
         state = self.state
-        return update(self.config, replica, rack.numbers, state.rings, state.slots, rack.draining, state.modes)
+        return update(
+            self.config, replica, rack.numbers, state.rings, state.slots, rack.draining, state.modes, state.incarnations
+        )
 
     # Keys
 
@@ -466,8 +468,7 @@ class Controller:
                     return False
                 continue
             row = switch.link.parameters(("entry", "service_config", match, 0, False))
-            stateless = switch.link.names.value("plain_t", "STATELESS")
-            if row is not None and (row["plain"] == stateless) != (mode.tors == "stateless"):
+            if row is not None and row["plain"] != switch.link.names.value("plain_t", mode.tors.upper()):
                 return False
         return True
 
@@ -550,10 +551,14 @@ class Controller:
         self.wake()
         return message
 
-    def _note_macs(self) -> None:
-        """Takes over what agents say of their MAC addresses, for replicas of which the configuration gives none."""
+    def _note_agents(self) -> None:
+        """Takes over what agents say: incarnations of records, which others look for when the replica is gone, and MAC
+        addresses of replicas of which the configuration gives none.
+        """
         for replica in self.config.replicas:
             agent = self.agents.agents.get(replica.name)
+            if agent is not None and agent.records:
+                self.state.set_incarnation(replica.name, agent.records)
             if agent is None or len(agent.mac) != 6 or agent.mac[0] & 1 or not any(agent.mac):
                 continue
             said = agent.mac.hex(":")
@@ -608,7 +613,7 @@ class Controller:
     async def _reconcile(self) -> None:
         """One round. Raises StoreError; then nobody was told anything."""
         began = time.monotonic()
-        self._note_macs()
+        self._note_agents()
         self._tick_rings()
         # Keys of a service that is gone go with its last entry, not before: a change may still be refused.
         if self.fleet.converged():

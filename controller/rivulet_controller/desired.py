@@ -19,11 +19,13 @@ from .modes import Mode
 from .names import Names
 from .slots import drained, round_robin
 from .state import Pairs
+from .trods import plain_sources
 
 ORDER = (
     "tor", "vlan_members", "ports", "punts", "known_sources", "bridges", "floods", "port_vlans",
     "next_hops", "neighbours", "routes",
-    "pools", "replicas", "encapsulations", "heartbeat_keys", "heartbeat_sources", "second_chances", "slots",
+    "pools", "replicas", "encapsulations", "heartbeat_keys", "heartbeat_sources", "second_chances",
+    "plain_sources", "slots",
     "nonce_keys", "cookie_keys", "service_checks", "service_config", "services", "addresses",
 )  # fmt: skip
 """Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
@@ -407,13 +409,14 @@ def desired(
     live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
     fragments: dict[str, Fragment] = {
         "switch": tuple(_switch(names, switch, tor)),
-        "l2": tuple(l2(switch, hops, tor.time_valid, learned)),
         "routes": tuple(routes(config, switch, hops, numbers.next_hops[switch.name])),
         "addresses": tuple(_addresses(config, switch, live)),
     }
     plains = {s.name: modes[s.name].tors if s.name in modes else s.plain for s in config.services}
+    guarded: set[int] = set()
     if switch.plain_meter is not None and "stateless" in plains.values():
         fragments["plain meters"] = _plain_meters(switch.plain_meter)
+    in_rack: dict[str, list[tuple[int, int, str]]] = {}
     indices: dict[str, dict[int, int]] = {}
     mtus: dict[str, int] = {}
     leaving: dict[str, frozenset[int]] = {}
@@ -429,6 +432,11 @@ def desired(
             mtus[service.pool_name] = min((m.mtu for m in members), default=MTU_MIN)
             indices[service.pool_name] = {m.index: weights[m.replica.name] for m in members}
             leaving[service.pool_name] = frozenset(m.index for m in members if m.replica.name in draining)
+            in_rack[service.pool_name] = [(m.index, m.port, m.mac) for m in members if not m.remote]
+        if plains[service.name] == "trods":
+            sources = in_rack[service.pool_name]
+            fragments[f"sources {service.name}"] = plain_sources(service, pool, sources)
+            guarded.update(port for _, port, _ in sources)
         by_index, away = indices[service.pool_name], leaving[service.pool_name]
         flows = drained(slots[service.name], away, by_index)
         fragments[f"slots {service.name}"] = _slot_set(flow_set(number), flows)
@@ -441,6 +449,7 @@ def desired(
                 service, number, pool, rings[service.name], config.keys, names, slot_key(numbers, service),
                 mtus[service.pool_name], plains[service.name],
             )  # fmt: skip
+    fragments["l2"] = tuple(l2(switch, hops, tor.time_valid, learned, frozenset(guarded)))
     return fragments
 
 

@@ -15,6 +15,7 @@ from .agents import Agent
 from .config import Replica
 from .mute import Counted
 from .switch import SwitchLink
+from .trods import TrodsCounts, counts
 
 STEADY_S = 2.0
 """How long a replica must have been back, ready and heard, before it takes plain TCP again."""
@@ -101,6 +102,8 @@ class ReplicaView:
     incarnation: int
     left_out: bool
     """The controller gives it nothing new, because it is mute."""
+    trods: TrodsCounts | None = None
+    """Where its agent reports of TRODS."""
 
 
 class Health:
@@ -303,6 +306,7 @@ class Health:
             refused_total=report.refused_total if report else 0,
             incarnation=agent.incarnation if agent else 0,
             left_out=left_out,
+            trods=counts(report),
         )
 
 

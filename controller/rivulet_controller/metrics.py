@@ -13,6 +13,12 @@ from .health import COUNTERS
 
 STATES = ("live", "excluded", "unready", "silent", "mute", "draining", "maintenance", "unknown")
 
+TRODS = {
+    "protected": "of which a record was stored",
+    "adopted": "of other replicas that go on here",
+    "refused": "of other replicas that were reset here",
+}
+
 
 class Metrics:
     """A collector over one controller."""
@@ -74,14 +80,26 @@ class Metrics:
         refused = CounterMetricFamily(
             "rivulet_replica_refused", "Requests that the replica refused", labels=["replica"]
         )
+        trods = {
+            fate: CounterMetricFamily(f"rivulet_trods_{fate}", f"Connections with TRODS {words}", labels=["replica"])
+            for fate, words in TRODS.items()
+        }
+        unprotected = CounterMetricFamily(
+            "rivulet_trods_unprotected", "Connections with TRODS that went on without", labels=["replica", "reason"]
+        )
         for replica in view.replicas(self._controller):
+            if replica["trods"] is not None:
+                for fate, family in trods.items():
+                    family.add_metric([replica["name"]], replica["trods"][fate])
+                for reason, count in replica["trods"]["unprotected"].items():
+                    unprotected.add_metric([replica["name"], reason], count)
             answered.add_metric([replica["name"]], replica["requests_total"])
             refused.add_metric([replica["name"]], replica["refused_total"])
             for name in STATES:
                 state.add_metric([replica["name"], name], int(replica["state"] == name))
             load.add_metric([replica["name"]], replica["load"])
             weight.add_metric([replica["name"]], replica["weight"])
-        yield from (state, load, weight, answered, refused)
+        yield from (state, load, weight, answered, refused, unprotected, *trods.values())
         for attribute, counter in COUNTERS.items():
             name = counter if counter.startswith("replica_") else f"replica_{counter}"
             family = CounterMetricFamily(

@@ -4,6 +4,9 @@ A ToR that answers SYNs of a service with cookies and spreads their segments mus
 behind it, so replicas become stateless first and ToRs last, and the other way round ToRs come first. Between the kernel
 and stateless TCP what began before goes on for a while: replicas serve both kinds, ToRs leave every flow where it is.
 
+With TRODS the kernel serves too, and the ToR drops what an excluded replica still says: so ToRs come first, and go
+last, when what began with TRODS has drained. It and stateless TCP are never there together: the kernel's comes between.
+
 Pure: time comes in as an argument.
 """
 
@@ -36,7 +39,7 @@ class Mode:
         """In words, for people."""
         if self.is_settled:
             return self.replicas
-        parts = [f"ToRs still {self.tors}"] if self.tors != self.replicas else []
+        parts = [f"ToRs {self.tors}"] if self.tors != self.replicas else []
         parts += [f"{self.drains} drains"] if self.drains != self.replicas else []
         return f"{self.replicas}, {', '.join(parts)}"
 
@@ -53,19 +56,28 @@ def step(mode: Mode, wanted: PlainMode, now: float, drain: float, told: bool, he
     if now < mode.since:
         # The clock went back: what is under way takes its time again.
         mode = replace(mode, since=now)
+    if {"stateless", "trods"} <= {mode.replicas, mode.drains, mode.tors, wanted}:
+        wanted = "kernel"
     if mode.tors == "stateless" and wanted != "stateless":
         return replace(mode, tors=wanted, since=now)
     if mode.replicas != wanted:
         if mode.replicas == "stateless" and not held:
             return mode
-        drains = mode.replicas if {mode.replicas, wanted} == {"kernel", "stateless"} else wanted
-        return Mode(wanted, drains, mode.tors if wanted == "stateless" else wanted, now)
+        if (mode.replicas, wanted) == ("kernel", "trods"):
+            if mode.tors != "trods":
+                return replace(mode, tors="trods", since=now)
+            return Mode("trods", "trods", "trods", now) if held else mode
+        drains = mode.replicas if "none" not in (mode.replicas, wanted) else wanted
+        late = wanted == "stateless" or (mode.replicas, wanted) == ("trods", "kernel")
+        return Mode(wanted, drains, mode.tors if late else wanted, now)
     if mode.is_settled:
         return mode
     if not told:
         return replace(mode, since=now)
     if mode.drains != mode.replicas and mode.tors != "stateless" and now - mode.since < drain:
         return mode
+    if mode.drains == "trods" != wanted:
+        return replace(mode, drains=wanted, since=now)
     if mode.tors != wanted:
         return replace(mode, tors=wanted, since=now)
     return settled(wanted) if held else mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from . import trods
 from .config import MAX_POOLS, MAX_SERVICES, Config, Host, Replica, Service, SwitchConfig
 
 Mistake = tuple[tuple[str | int, ...], str]
@@ -41,6 +42,7 @@ def references(config: Config) -> Iterator[Mistake]:
             yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
     yield from _switch_references(config)
     yield from _whose(config)
+    yield from trods.mistakes(config)
     if len(config.services) > MAX_SERVICES:
         yield ("services",), f"{MAX_SERVICES} at most"
     if len({service.pool_name for service in config.services}) > MAX_POOLS:

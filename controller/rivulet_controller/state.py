@@ -83,6 +83,8 @@ class State:
         """Made once, kept for good: what must not change with any key's epoch is derived from it (keys.py)."""
         self.macs: dict[str, str] = {}
         """MAC addresses of replicas, as their agents said."""
+        self.incarnations: dict[str, int] = {}
+        """Of replicas' records of TRODS, as their agents reported last: also while they are gone."""
         self.time: tuple[float, float] | None = None
         """The controller's own clock and the wall clock at one moment, seconds."""
         self._changes: dict[str, bytes | None] = {}
@@ -115,6 +117,8 @@ class State:
                 self.time = (float(steady), float(wall))
             case "mac":
                 self.macs[name] = bytes.fromhex(value.decode()).hex(":")
+            case "incarnation":
+                self.incarnations[name] = int(value)
             case "counter":
                 self.counters[name] = int(value)
             case "secret":
@@ -193,6 +197,12 @@ class State:
             self.macs[replica] = mac
             self._changes[f"mac/{replica}"] = _mac(mac)
 
+    def set_incarnation(self, replica: str, incarnation: int) -> None:
+        """Replaces what a replica's agent reported of its records."""
+        if self.incarnations.get(replica) != incarnation:
+            self.incarnations[replica] = incarnation
+            self._changes[f"incarnation/{replica}"] = str(incarnation).encode()
+
     def set_time(self, steady: float, wall: float) -> None:
         """Records both clocks, for the controller that comes next."""
         self.time = (steady, wall)
@@ -225,6 +235,7 @@ class State:
         other.numbers = {kind: dict(names) for kind, names in self.numbers.items()}
         other.slots, other.counters, other.macs = dict(self.slots), dict(self.counters), dict(self.macs)
         other.documents, other.modes = dict(self.documents), dict(self.modes)
+        other.incarnations = dict(self.incarnations)
         other.secret = self.secret
         return other
 
@@ -271,6 +282,7 @@ class State:
             ("mode", {name: _json(asdict(mode)) for name, mode in self.modes.items()}),
             ("document", {name: text.encode() for name, text in self.documents.items()}),
             ("mac", {name: _mac(mac) for name, mac in self.macs.items()}),
+            ("incarnation", {name: str(number).encode() for name, number in self.incarnations.items()}),
             ("counter", {name: str(number).encode() for name, number in self.counters.items()}),
             ("clock", {"steady": _json(self.time)} if self.time is not None else {}),
             ("secret", {"derive": self.secret.hex().encode()} if self.secret else {}),

@@ -99,6 +99,12 @@ def trace(
                 names.value("drop_reason_t", verdict.reason)
                 return steps
             spray = not verdict.by_flow
+    if not rivulet and config["plain"] == names.value("plain_t", "TRODS"):
+        names.value("drop_reason_t", "SOURCE_EXCLUDED")
+        speakers = {"address": value, "port": port}.items()
+        rows_of = [str(r) for r in rows.get("plain_sources", []) if speakers <= dict(r.match).items()]
+        meaning = f"answers of {len(rows_of)} replicas; while one is excluded, its are dropped as SOURCE_EXCLUDED"
+        steps.append(Step("plain_sources", "; ".join(sorted(rows_of)), meaning))
     if rivulet:
         if hit("service_checks", why("SERVICE_UNCONFIGURED"), service=number) is None:
             return steps

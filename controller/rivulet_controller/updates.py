@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from . import trods
 from .config import Config, PlainMode, Service
 from .desired import Numbers, slot_key
 from .keys import RACK_RING, KeyRing, Kind
@@ -31,10 +32,12 @@ def update(
     slots: Mapping[str, Pairs],
     draining: frozenset[str],
     modes: Mapping[str, Mode] = MappingProxyType({}),
+    incarnations: Mapping[str, int] = MappingProxyType({}),
 ) -> agent_pb2.Update:
     """The update for one replica, without a version. Raises KeyError if the configuration has no such replica.
 
     `modes`: how plain TCP is served, by service, where that is on its way to what the configuration says.
+    `incarnations`: of replicas' records, as their agents reported last (TRODS).
     """
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
@@ -52,7 +55,9 @@ def update(
             continue
         ring = rings.get(service.name, KeyRing())
         seal, nonce, cookie = (ring.usable(kind) for kind in (Kind.SEAL, Kind.NONCE, Kind.COOKIE))
-        mode = modes.get(service.name) or settled(service.plain)
+        plain, drains = trods.told(service, modes.get(service.name) or settled(service.plain))
+        indices = numbers.replicas[service.pool_name]
+        records = trods.settings(config, service, indices, incarnations) if "trods" in (plain, drains) else None
         tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)
         message.services.add(
             id=numbers.services[service.name],
@@ -60,13 +65,13 @@ def update(
             addresses=[address.packed for address in service.addresses],
             port=service.port,
             pool=numbers.pools[service.pool_name],
-            replica=numbers.replicas[service.pool_name][replica],
+            replica=indices[replica],
             tor_mac=mac_int(tor.mac).to_bytes(6, "big"),
             heartbeat_interval_us=round(service.heartbeat * 1e6),
             liveness_bound_us=round(service.liveness * 1e6),
             trust_tor=service.trust_tor,
-            plain=PLAIN[mode.replicas],
-            plain_drains=PLAIN[mode.drains] if mode.drains != mode.replicas else agent_pb2.PLAIN_NONE,
+            plain=PLAIN[plain],
+            plain_drains=PLAIN[drains] if drains != plain else agent_pb2.PLAIN_NONE,
             seal_keys=[agent_pb2.SealKey(epoch=k.epoch, master=k.secret) for k in ring.accepted(Kind.SEAL)],
             nonce_keys=[
                 agent_pb2.NonceKey(epoch=k.epoch, k=k.k, k_prime=k.k_prime, opening=k.opening)
@@ -82,6 +87,7 @@ def update(
             usable_cookie_epoch=cookie.epoch if cookie else 0,
             slot_key=slot_key(numbers, service),
             slots=bytes(index for pair in _slots(config, service, numbers, slots, draining) for index in pair),
+            trods=records,
         )
     return message
 

@@ -27,6 +27,7 @@ class FakeAgent:
         self.mac = mac
         self._tls = tls
         self.ready = True
+        self.trods: agent_pb2.TrodsStatus | None = None
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
         self.ended = False
@@ -83,5 +84,5 @@ class FakeAgent:
                     await self._fresh.wait()
             self._fresh.clear()
             if not self.silent:
-                report = agent_pb2.Report(version_in_force=self.newest.version, ready=self.ready)
+                report = agent_pb2.Report(version_in_force=self.newest.version, ready=self.ready, trods=self.trods)
                 await call.write(agent_pb2.AgentMessage(report=report))

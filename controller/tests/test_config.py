@@ -68,7 +68,6 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
             16,
             "services.0.plain: Input should be 'none', 'kernel', 'stateless'",
         ),
-        ("    liveness: 20ms", "    plain: trods", 16, "services.0.plain: trods: not there yet; say none, kernel or"),
         (
             "    liveness: 20ms",
             "    plain_tcp: false",

@@ -4,12 +4,14 @@ import json
 import re
 from pathlib import Path
 
+from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, running, until
 from ruamel.yaml import YAML
 from sample_rack import NAMES
 
 from rivulet_controller.metrics import STATES, Metrics
+from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 
 DASHBOARD = Path(__file__).resolve().parents[1] / "grafana.json"
 ALERTS = DASHBOARD.with_name("alerts.yaml")
@@ -23,7 +25,10 @@ async def test_every_query_names_metrics_and_labels_that_exist(tmp_path: Path) -
         switch.counters["service_outcomes", 16] = 1
         samples = controller.fleet.health.samples
         await until(lambda: "tor1" in samples and bool(samples["tor1"].drops), "a reading")
-        text = Metrics(controller).text().decode()
+        async with FakeAgent(f"unix:{tmp_path}/agents", "r1") as agent:
+            agent.trods = agent_pb2.TrodsStatus(unprotected={"tls": 1})
+            await until(lambda: controller.view("r1").trods is not None, "a report")
+            text = Metrics(controller).text().decode()
     found = {}
     for name, labels in re.findall(r"^(rivulet_\w+)(?:\{(.*)\})? ", text, re.MULTILINE):
         found[name] = set(re.findall(r'(\w+)="', labels))

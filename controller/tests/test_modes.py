@@ -1,4 +1,5 @@
-"""A change of how plain TCP is served: no ToR spreads segments over kernels, and what began before drains."""
+"""A change of how plain TCP is served: no ToR spreads segments over kernels, none lets an excluded replica speak
+for a service with TRODS, and what began before drains."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from rivulet_controller.config import PlainMode
 from rivulet_controller.modes import Mode, next_change, settled, step
 
 DRAIN = 10.0
-MODES = [mode for mode in get_args(PlainMode) if mode != "trods"]
+MODES = get_args(PlainMode)
 
 
 def walk(mode: Mode, wanted: PlainMode, told: bool = True, held: bool = True) -> list[Mode]:
@@ -39,7 +40,7 @@ def test_to_stateless_replicas_first_and_the_kernels_connections_go_on() -> None
     ]
     assert found[2].since - found[1].since >= DRAIN
     assert next_change(found[1], DRAIN) == found[1].since + DRAIN
-    assert str(found[1]) == "stateless, ToRs still kernel, kernel drains" and str(found[3]) == "stateless"
+    assert str(found[1]) == "stateless, ToRs kernel, kernel drains" and str(found[3]) == "stateless"
 
 
 def test_to_the_kernel_tors_first_and_stateless_connections_go_on() -> None:
@@ -53,6 +54,35 @@ def test_to_the_kernel_tors_first_and_stateless_connections_go_on() -> None:
     mode = settled("stateless")
     first = step(mode, "kernel", 0.0, DRAIN, True, True)
     assert step(first, "kernel", 1e6, DRAIN, True, False) == first, "a ToR still answers SYNs"
+
+
+def test_to_trods_tors_first_and_from_it_last() -> None:
+    found = walk(settled("kernel"), "trods")
+    assert stages(found) == [
+        ("kernel", "kernel", "kernel"),
+        ("kernel", "kernel", "trods"),
+        ("trods", "trods", "trods"),
+    ]
+    first = step(settled("kernel"), "trods", 0.0, DRAIN, True, True)
+    assert step(first, "trods", 1e6, DRAIN, True, False) == first, "a ToR may still let an excluded replica speak"
+    back = walk(settled("trods"), "kernel")
+    assert stages(back) == [
+        ("trods", "trods", "trods"),
+        ("kernel", "trods", "trods"),
+        ("kernel", "kernel", "trods"),
+        ("kernel", "kernel", "kernel"),
+    ]
+    assert back[2].since - back[1].since >= DRAIN
+    assert next_change(back[1], DRAIN) == back[1].since + DRAIN
+    assert str(back[1]) == "kernel, ToRs trods, trods drains" and str(first) == "kernel, ToRs trods"
+    assert stages(walk(back[1], "trods"))[-1] == ("trods", "trods", "trods"), "wanted after all"
+
+
+def test_between_stateless_and_trods_the_kernel_serves() -> None:
+    for old, new in (("stateless", "trods"), ("trods", "stateless")):
+        found = stages(walk(settled(old), new))  # type: ignore[arg-type]
+        assert ("kernel", "kernel", "kernel") in found and found[-1] == (new, new, new)
+        assert not any({"stateless", "trods"} <= set(stage) for stage in found)
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.permutations(MODES, 2)))
@@ -93,5 +123,9 @@ def test_whatever_is_wanted_and_whenever_it_is_confirmed(seed: int) -> None:
         if before.replicas == "stateless" != mode.replicas:
             assert held and before.tors != "stateless", "a ToR may still answer SYNs"
         assert "none" not in (mode.replicas, mode.drains) or mode.replicas == mode.drains
+        assert "trods" not in (mode.replicas, mode.drains) or mode.tors == "trods", "an excluded replica may speak"
+        if mode.replicas == "trods" != before.replicas:
+            assert held or before.replicas == "none", "a ToR may still let it speak"
+        assert not {"stateless", "trods"} <= {mode.replicas, mode.drains, mode.tors}
     mode = Mode(mode.replicas, mode.drains, mode.tors)
     assert walk(mode, wanted)[-1].is_settled and walk(mode, wanted)[-1].tors == wanted

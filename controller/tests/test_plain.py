@@ -179,7 +179,7 @@ async def test_a_change_of_mode_reaches_replicas_and_switches_in_order(switch: F
             controller.wake()
             await until(lambda: controller.reconciles > rounds + 1, "rounds pass")
             assert "plain=0x1" in line(switch, "service_config"), "r3 has not confirmed"
-            assert str(controller.state.modes["web"]) == "stateless, ToRs still kernel, kernel drains"
+            assert str(controller.state.modes["web"]) == "stateless, ToRs kernel, kernel drains"
             three.silent = False
             await until(lambda: "plain=0x2" in line(switch, "service_config"), "the ToR answers SYNs")
             assert "set_cookie_keys" in line(switch, "cookie_keys")

@@ -86,7 +86,7 @@ def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: N
     flow, server, out = slow_flow(rack)
     # Replicas become stateless, and what their kernels have goes on.
     describe(rack, "stateless", FOREVER)
-    until_mode(rack, "stateless, ToRs still kernel, kernel drains")
+    until_mode(rack, "stateless, ToRs kernel, kernel drains")
     rack.until(lambda: all(r["ready"] for r in rack.status()["replicas"]), "all serve so")
     before = rack.accepted()
     for _ in range(10):

@@ -1,0 +1,263 @@
+"""TRODS: what a description may say of it, what agents and switches are told, and what agents report."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from harness import as_described, rack, running, until
+from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of
+
+from rivulet_controller.cli import _trods
+from rivulet_controller.config import Config, ConfigError
+from rivulet_controller.metrics import Metrics
+from rivulet_controller.modes import Mode, settled
+from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
+from rivulet_controller.rack_file import parse
+from rivulet_controller.state import State
+from rivulet_controller.trace import trace
+from rivulet_controller.trods import REASONS_MAX, TrodsCounts, counts
+from rivulet_controller.updates import update
+
+STORE = "    trods: {store: ['10.0.1.1:11211']}\n"
+TRODS = RACK + "    plain: trods\n" + STORE
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "rack.yaml")
+    return caught.value.problems
+
+
+def test_a_service_with_trods() -> None:
+    service = config(TRODS).services[0]
+    assert service.plain == "trods" and service.trods is not None
+    found = service.trods
+    assert (found.store, found.copies, found.failure, found.deterministic) == (("10.0.1.1:11211",), 1, "open", False)
+    more = "{store: ['[fd00:0::9]:11211', '10.0.2.1:7'], copies: 2, failure: closed, deterministic: true}"
+    full = config(TRODS.replace("{store: ['10.0.1.1:11211']}", more)).services[0].trods
+    assert full is not None
+    assert (full.store, full.copies, full.failure, full.deterministic) == (
+        ("[fd00::9]:11211", "10.0.2.1:7"), 2, "closed", True,
+    )  # fmt: skip
+    # While connections drain it stands beside another mode.
+    assert config(RACK + STORE).services[0].trods is not None
+
+
+@pytest.mark.parametrize(
+    ("store", "where", "words"),
+    [
+        ("", "services.0.plain", "trods: say where records are kept: `trods: {store: [ADDRESS:PORT, ...]}`"),
+        ("{}", "services.0.trods.store", "missing"),
+        ("{store: []}", "services.0.trods.store", "at least 1 item"),
+        (
+            "{store: [" + ", ".join(f"'10.0.1.{n}:1'" for n in range(1, 10)) + "]}",
+            "services.0.trods.store",
+            "at most 8",
+        ),
+        ("{store: ['memory:11211']}", "services.0.trods.store.0", "'memory:11211' is not ADDRESS:PORT such as"),
+        ("{store: ['10.0.1.1']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['fd00::9:11211']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['[10.0.1.1]:11211']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['[fe80::1%eth0]:11211']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['10.0.1.1:0']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['10.0.1.1:65536']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['127.0.0.1:11211']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: ['0.0.0.0:11211']}", "services.0.trods.store.0", "is not ADDRESS:PORT"),
+        ("{store: [11211]}", "services.0.trods.store.0", "valid string"),
+        ("{store: ['10.0.1.1:1', '10.0.1.1:1']}", "services.0.trods.store.1", "10.0.1.1:1 stands twice"),
+        ("{store: ['[fd00::9]:1', '[fd00:0::9]:1']}", "services.0.trods.store.1", "[fd00::9]:1 stands twice"),
+        ("{store: ['10.9.0.1:1']}", "services.0.trods.store.0", "10.9.0.1 is an address of service 'web'"),
+        ("{store: ['10.0.1.254:1']}", "services.0.trods.store.0", "10.0.1.254 is an address of switch 'tor1'"),
+        ("{store: ['10.0.2.1:1', '10.0.2.1:2']}", "services.0.trods.store", "all of it is on the host of replica 'r1'"),
+        ("{store: ['10.0.1.1:1'], copies: 2}", "services.0.trods.copies", "2 copies need as many servers"),
+        ("{store: ['10.0.1.1:1'], copies: 3}", "services.0.trods.copies", "Input should be 1 or 2"),
+        ("{store: ['10.0.1.1:1'], failure: maybe}", "services.0.trods.failure", "Input should be 'open' or 'closed'"),
+        ("{store: ['10.0.1.1:1'], deterministic: 7}", "services.0.trods.deterministic", "valid boolean"),
+        ("{store: ['10.0.1.1:1'], servers: 1}", "services.0.trods.servers", "unknown field"),
+    ],
+)
+def test_mistakes_name_line_and_field(store: str, where: str, words: str) -> None:
+    text = RACK + "    plain: trods\n" + (f"    trods: {store}\n" if store else "")
+    line = len(text.splitlines())
+    found = problems(text)
+    assert any(p.startswith(f"rack.yaml:{line}: {where}: ") and words in p for p in found), found
+
+
+def test_trods_is_for_one_rack() -> None:
+    text = TWO_RACKS + "    plain: trods\n" + STORE
+    (problem,) = problems(text)
+    line = len(text.splitlines()) - 1
+    assert problem == f"rack.yaml:{line}: services.0.plain: trods: is for one rack, and there are 2 switches"
+    config(text.replace("plain: trods", "plain: kernel"))
+
+
+SOURCES = {
+    f"plain_sources[address={address} ingress_port={port:#x} mac={0x020000000200 + n:#x} port=0x50]"
+    f" speaks_for(pool=0x0, replica={n - 1:#x})"
+    for n, port in ((1, 101), (2, 102), (3, 103))
+    for address in ("0xffff0a090001", "0xfd000009000000000000000000000001")
+}
+"""From where r1, r2 and r3 speak for the service."""
+
+
+def test_a_switch_knows_from_where_members_speak_and_looks_at_their_ports_alone() -> None:
+    def guard(text: str, prefix: str) -> set[str]:
+        return {line for line in lines(fragments(config(text))) if line.startswith(prefix)}
+
+    assert guard(TRODS, "plain_sources") == SOURCES
+    assert guard(TRODS, "ports") == {
+        "ports[ingress_port=0x1] set_filtered_port(guarded=0x0, pvid=0x0)",
+        "ports[ingress_port=0x65] set_filtered_port(guarded=0x1, pvid=0x0)",
+        "ports[ingress_port=0x66] set_filtered_port(guarded=0x1, pvid=0x0)",
+        "ports[ingress_port=0x67] set_filtered_port(guarded=0x1, pvid=0x0)",
+    }
+    assert guard(RACK + STORE, "plain_sources") == set()
+    assert not any("guarded=0x1" in line for line in guard(RACK + STORE, "ports"))
+    (row,) = guard(TRODS, "service_config")
+    assert f"plain={NAMES.value('plain_t', 'TRODS'):#x}" in row
+    # Another service of the same replicas, whose plain TCP is the kernel's.
+    other = TRODS + "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r1, r2, r3]}\n"
+    assert guard(other, "plain_sources") == SOURCES
+
+
+def told(rack: Config, mode: Mode | None = None, incarnations: dict[str, int] | None = None) -> agent_pb2.Service:
+    """What r1 is told of the service."""
+    state = State()
+    fragments(rack, state=state)
+    modes = {"web": mode} if mode is not None else {}
+    message = update(
+        rack, "r1", numbers_of(rack, state), state.rings, state.slots, frozenset(), modes, incarnations or {}
+    )
+    return message.services[0]
+
+
+def test_agents_are_told_of_store_and_pool() -> None:
+    service = told(config(TRODS), incarnations={"r2": 77})
+    assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_TRODS, agent_pb2.PLAIN_NONE)
+    trods = service.trods
+    assert (list(trods.store), trods.copies, trods.closed, trods.deterministic) == (["10.0.1.1:11211"], 1, False, False)
+    assert [(m.replica, m.name, m.address, m.incarnation) for m in trods.members] == [
+        (0, "r1", bytes((10, 0, 2, 1)), 0), (1, "r2", bytes((10, 0, 2, 2)), 77), (2, "r3", bytes((10, 0, 2, 3)), 0),
+    ]  # fmt: skip
+    closed = TRODS.replace("']}", "'], failure: closed, deterministic: true}")
+    assert told(config(closed)).trods.closed and told(config(closed)).trods.deterministic
+    assert not told(config(RACK + STORE)).HasField("trods")
+
+
+def test_while_it_drains_agents_know_the_store_where_the_description_still_says_it() -> None:
+    drains = Mode("kernel", "trods", "trods")
+    service = told(config(RACK + STORE), drains)
+    assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_TRODS)
+    assert list(service.trods.store) == ["10.0.1.1:11211"]
+    for mode in (drains, settled("trods")):
+        service = told(config(RACK), mode)
+        assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE)
+        assert not service.HasField("trods")
+
+
+def test_what_agents_report_is_bounded() -> None:
+    assert counts(None) is None and counts(agent_pb2.Report()) is None
+    status = agent_pb2.TrodsStatus(protected=5, unprotected={"tls": 2, "no_etag": 1}, adopted=3, refused=4)
+    assert counts(agent_pb2.Report(trods=status)) == TrodsCounts(5, {"no_etag": 1, "tls": 2}, 3, 4)
+    strange = {'x"} evil 1\n': 1, "Upper": 2, "": 4, "a" * 33: 8}
+    found = counts(agent_pb2.Report(trods=agent_pb2.TrodsStatus(unprotected=strange)))
+    assert found is not None and found.unprotected == {"other": 15}
+    many = {f"reason_{n:03}": 1 for n in range(1000)}
+    found = counts(agent_pb2.Report(trods=agent_pb2.TrodsStatus(unprotected=many)))
+    assert found is not None and len(found.unprotected) == REASONS_MAX + 1 and found.unprotected["other"] == 968
+
+
+@pytest.fixture
+async def switch() -> AsyncIterator[FakeSwitch]:
+    async with FakeSwitch(NAMES) as fake:
+        yield fake
+
+
+def row(switch: FakeSwitch, table: str) -> str:
+    """The first row of a table."""
+    return next((line for line in switch.lines() if line.startswith(f"{table}[")), "")
+
+
+async def test_a_change_to_trods_and_back_reaches_switches_and_replicas_in_order(
+    switch: FakeSwitch, tmp_path: Path
+) -> None:
+    agents = f"unix:{tmp_path}/agents"
+    drain = "    plain_drain: 500ms\n"
+    async with running(switch, tmp_path, RACK + drain) as controller:
+        fakes = [FakeAgent(agents, name) for name in ("r1", "r2", "r3")]
+        async with fakes[0] as one, fakes[1], fakes[2]:
+            await until(lambda: as_described(controller, switch), "all rows")
+            plains: list[tuple[int, bool]] = []
+
+            def plain() -> tuple[int, int]:
+                (service,) = one.newest.services
+                return service.plain, service.plain_drains
+
+            def note() -> bool:
+                """What the switch has whenever it is looked, and whether r1 has TRODS."""
+                told = agent_pb2.PLAIN_TRODS in plain()
+                now = ("plain=0x3" in row(switch, "service_config"), told)
+                if not plains or plains[-1] != now:
+                    plains.append(now)
+                return bool(controller.state.modes["web"].is_settled)
+
+            text = rack(switch, TRODS + drain)
+            assert await controller.change(config(text), "a test", text)
+            await until(lambda: note() and plain()[0] == agent_pb2.PLAIN_TRODS, "TRODS")
+            assert {line for line in switch.lines() if line.startswith("plain_sources[")} == SOURCES
+            text = rack(switch, RACK + STORE + drain)
+            assert await controller.change(config(text), "a test", text)
+            await until(lambda: plain() == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_TRODS), "it drains")
+            assert "plain=0x3" in row(switch, "service_config") and row(switch, "plain_sources")
+            await until(lambda: note() and plain() == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE), "over")
+            await until(lambda: "plain=0x1" in row(switch, "service_config"), "the ToR's guard goes last")
+            assert row(switch, "plain_sources") == "" and "guarded=0x1" not in "".join(switch.lines())
+            assert (False, True) not in plains, "a replica had TRODS whose ToR let an excluded one speak"
+
+
+async def test_incarnations_of_records_reach_the_others_and_outlive_their_replica(
+    switch: FakeSwitch, tmp_path: Path
+) -> None:
+    agents = f"unix:{tmp_path}/agents"
+
+    def incarnations(agent: FakeAgent) -> list[int]:
+        return [m.incarnation for service in agent.newest.services for m in service.trods.members]
+
+    async with running(switch, tmp_path, TRODS) as controller, FakeAgent(agents, "r2") as two:
+        async with FakeAgent(agents, "r1") as one:
+            one.trods = agent_pb2.TrodsStatus(incarnation=41, protected=3, unprotected={"tls": 2}, adopted=1)
+            await until(lambda: incarnations(two) == [41, 0, 0], "r2 knows where r1's records are")
+            text = Metrics(controller).text().decode()
+            for line in (
+                'rivulet_trods_protected_total{replica="r1"} 3.0',
+                'rivulet_trods_unprotected_total{reason="tls",replica="r1"} 2.0',
+                'rivulet_trods_adopted_total{replica="r1"} 1.0',
+                'rivulet_trods_refused_total{replica="r1"} 0.0',
+            ):
+                assert line in text
+            assert 'rivulet_trods_protected_total{replica="r2"}' not in text
+        await until(lambda: "r1" not in controller.agents.agents, "r1 is gone")
+        assert incarnations(two) == [41, 0, 0]
+    async with running(switch, tmp_path, TRODS), FakeAgent(agents, "r3") as three:
+        await until(lambda: incarnations(three) == [41, 0, 0], "another controller knows it too")
+
+
+def test_people_see_what_became_of_connections() -> None:
+    shown = {"protected": 5, "unprotected": {"tls": 2, "post": 1}, "adopted": 3, "refused": 0}
+    (table,) = _trods({"replicas": [{"name": "r1", "trods": shown}, {"name": "r2", "trods": None}]})
+    cells = [list(column.cells) for column in table.columns]
+    assert cells == [["r1"], ["5"], ["3"], ["0"], ["post 1, tls 2"]]
+    assert _trods({"replicas": [{"name": "r2", "trods": None}]}) == []
+
+
+def test_trace_says_who_speaks() -> None:
+    rack = config(TRODS)
+    items = [item for part in fragments(rack).values() for item in part]
+    steps = {step.table: step for step in trace(items, NAMES, rack.services[0].addresses[0], 80, rivulet=False)}
+    assert "answers of 3 replicas" in steps["plain_sources"].meaning
+    assert "SOURCE_EXCLUDED" in steps["plain_sources"].meaning
+    assert "plain_sources" not in {s.table for s in trace(items, NAMES, rack.services[0].addresses[0], 80)}
