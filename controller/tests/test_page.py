@@ -17,6 +17,7 @@ from sample_rack import NAMES, RACK
 
 from rivulet_controller.controller import Controller
 from rivulet_controller.daemon import serve_api
+from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -33,6 +34,7 @@ async def rack_with_page(tmp_path: Path, tokens: bool = True) -> AsyncIterator[t
         await until(lambda: as_described(controller, switch), "first apply")
         tasks = [asyncio.create_task(serve_api(controller, controller.config)), asyncio.create_task(_traffic(switch))]
         agents = [FakeAgent(f"unix:{tmp_path}/agents", name) for name in ("r1", "r2", "r3")]
+        agents[1].trods = agent_pb2.TrodsStatus(protected=5, unprotected={"tls": 2, "no_etag": 1}, adopted=1)
         async with agents[0], agents[1], agents[2]:
             try:
                 yield controller, switch, f"http://127.0.0.1:{port}/"
@@ -60,6 +62,19 @@ async def _traffic(switch: FakeSwitch) -> None:
             add("port_answers", 101 + replica, asked)
         add("drops", NAMES.value("drop_reason_t", "REPLAY"), 1)
         await asyncio.sleep(0.05)
+
+
+async def test_what_became_of_connections_with_trods(tmp_path: Path) -> None:
+    async with rack_with_page(tmp_path, tokens=False) as (_, _, url), Browser(tmp_path / "profile") as page:
+        await page.open(url)
+        numbers = """document.querySelector('[data-replica="{}"] .numbers').textContent"""
+        await page.until(
+            f"""document.querySelector('[data-replica="r2"]') && {numbers.format("r2")}.includes('TRODS')""", 60.0
+        )
+        shown = await page.evaluate(numbers.format("r2"))
+        assert shown.endswith("TRODS: 5 protected, 3 not (no etag 1, tls 2), 1 adopted, 0 refused")
+        assert "TRODS" not in await page.evaluate(numbers.format("r1"))
+        assert page.errors == []
 
 
 async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
