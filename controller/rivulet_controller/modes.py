@@ -76,7 +76,8 @@ def step(mode: Mode, wanted: PlainMode, now: float, drain: float, told: bool, he
         return replace(mode, since=now)
     if mode.drains != mode.replicas and mode.tors != "stateless" and now - mode.since < drain:
         return mode
-    if mode.drains == "trods" != wanted:
+    if mode.drains == "trods" != mode.replicas:
+        # Replicas let go of what is left before the ToRs do.
         return replace(mode, drains=wanted, since=now)
     if mode.tors != wanted:
         return replace(mode, tors=wanted, since=now)
