@@ -152,6 +152,7 @@ class Compare(Fuzz):
         self.entries, self.groups = [], []
         self.cookies: dict[int, list[cookies.Key]] = {}
         self.trods: set[int] = set()
+        self.port = CLIENT
         self.sentinel = 0
         self.seen: Counter[str] = Counter()
         for wire in wires:
@@ -221,7 +222,7 @@ class Compare(Fuzz):
         }
         for port in rng.sample(PORTS, 3):
             action = rng.choice(("set_port", "set_filtered_port"))
-            guarded = rng.randrange(2)
+            guarded = int(rng.random() < 0.8)
             self.insert("ports", {"ingress_port": port}, action, pvid=rng.choice((1, 7, FLOOD_VLAN)), guarded=guarded)
             # The frames that end a batch are in the flooded VLAN.
             for vlan in (FLOOD_VLAN, rng.choice((1, 7, 100))):
@@ -285,7 +286,7 @@ class Compare(Fuzz):
 
     def of_member(self, rng: random.Random, service: Any) -> bytes:
         """What it answers a client, or hands on to who holds the connection."""
-        source = host_mac(rng.choice(service.pool.ports))
+        source = host_mac(self.port if rng.random() < 0.8 else rng.choice(service.pool.ports))
         self.family, self.client = service.address.version, layout.CLIENTS[service.address.version]
         if rng.random() < 0.5:
             holder = b"\x02\x52\x56\0\0" + bytes([rng.choice((0, 1, 2, 3, 63, 64))])
@@ -364,8 +365,8 @@ class Compare(Fuzz):
         self.services = {family: rng.choice(services) for family, services in self.all_services.items()}
         self.wait_for_slot()
         clock = self.clock()
+        port = self.port = CLIENT if rng.random() < 0.6 else rng.choice(PORTS)
         frames = [self.mutate(rng, clock) for _ in range(size)]
-        port = CLIENT if rng.random() < 0.8 else rng.choice(PORTS)
         ours, theirs = map(self.comparable, self.exchange(port, frames))
         if ours != theirs:
             lines = [f"packets into port {port}"]
