@@ -15,8 +15,8 @@ export UV_NATIVE_TLS=1
 PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
 # apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers;
-# libfaketime: clocks that jump; lintian: the packages; tshark: the Wireshark dissector.
-TEST_PACKAGES=(apache2-utils chromium etcd-server libfaketime lintian nginx-light tshark)
+# libfaketime: clocks that jump; lintian: the packages; memcached: where records of plain connections are kept; tshark: the Wireshark dissector.
+TEST_PACKAGES=(apache2-utils chromium etcd-server libfaketime lintian memcached nginx-light tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)

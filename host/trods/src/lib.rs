@@ -1,0 +1,12 @@
+//! TRODS: a plain HTTP connection to an unmodified server outlives its replica (`docs/trods.md`; Lloyd and Freedman, "Coercing
+//! Clients into Facilitating Failover for Object Delivery", DSN 2011).
+//!
+//! - [`Flow`] reads what client and server say on one connection and tells what may pass: nothing is acknowledged to the
+//!   client, and nothing of the server's is let out, before a [`Record`] of what it means is stored. No sockets, no clock.
+//! - [`Record`] is what another replica needs to go on with the connection.
+
+pub mod flow;
+pub mod record;
+
+pub use flow::{Action, Flow, Limits, Reason, Settings};
+pub use record::{Record, Tuple};
