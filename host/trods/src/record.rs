@@ -2,6 +2,19 @@
 
 use std::net::SocketAddr;
 
+use crate::head::{self, Method, Object};
+
+mod codec;
+
+pub use codec::{MAX_RECORD, RecordError};
+
+/// Responses of a record.
+pub const MAX_RESPONSES: usize = 8;
+/// Octets of requests that are not answered.
+pub const MAX_REQUESTS: usize = 4096;
+/// Octets of a response that is stored whole.
+pub const MAX_WHOLE: usize = 4096;
+
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
@@ -30,7 +43,7 @@ pub struct Handshake {
     pub at_ms: u64,
 }
 
-/// How the rest of a response is to be had.
+/// How the octets of a response are to be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// From an object, by `Range`: whatever server has the same object, by strong entity tag and length, has the same octets.
@@ -49,16 +62,25 @@ pub enum Body {
 /// A response that the client is not known to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Sequence number of its first octet.
-    pub start: u32,
     /// Octets of head and body.
     pub length: u64,
-    /// Octets from `start` that were let pass at most; what the client acknowledges is no further, and less than 2^31 behind.
+    /// Octets that were let pass at most. What the client acknowledges is no further, and less than 2^32 behind.
     pub passed: u64,
     /// The server closes behind it.
     pub close: bool,
     /// Where its octets come from.
     pub body: Body,
+}
+
+impl Response {
+    /// The part of an object that it carries, if it is not stored whole. Those that were read from a store have it.
+    #[must_use]
+    pub fn object(&self) -> Option<Object<'_>> {
+        match &self.body {
+            Body::Object { head, .. } => head::response(head, Method::Get).ok()??.object,
+            Body::Whole(_) => None,
+        }
+    }
 }
 
 /// A connection as it stands in the store.
@@ -72,7 +94,9 @@ pub struct Record {
     pub version: u32,
     /// The limits were lifted after this: nobody can go on.
     pub unprotected: bool,
-    /// Responses that the client is not known to have whole, in their order. The last one may be had whole.
+    /// Sequence number of the first octet of `responses`, or, without any, of the next one: the client has what is before.
+    pub response_at: u32,
+    /// Responses that the client is not known to have, one behind the other.
     pub responses: Vec<Response>,
     /// Sequence number of the first octet of `requests`: what came before is answered.
     pub request_at: u32,
@@ -80,4 +104,35 @@ pub struct Record {
     pub requests: Vec<u8>,
     /// Behind it the client ended its half of the connection.
     pub client_fin: bool,
+}
+
+impl Record {
+    /// Sequence number behind all that was let pass.
+    #[must_use]
+    pub fn passed(&self) -> u32 {
+        // All but the last are whole, whatever is cut away stands for multiples of 2^32.
+        self.responses.iter().fold(self.response_at, |at, response| at.wrapping_add(response.passed as u32))
+    }
+
+    /// The next sequence number that the client may send something new at, its FIN counted.
+    #[must_use]
+    pub fn acknowledged(&self) -> u32 {
+        self.request_at.wrapping_add(self.requests.len() as u32).wrapping_add(u32::from(self.client_fin))
+    }
+
+    /// Leaves out the responses that end at or before `ack`, if that is a place between here and what was let pass.
+    pub fn drop_acknowledged(&mut self, ack: u32) {
+        while let Some(first) = self.responses.first() {
+            // From the end of what was let pass, since a response may be longer than the numbers are.
+            let later: u32 =
+                self.responses[1..].iter().fold(0, |n, response| n.wrapping_add(response.passed as u32));
+            let first_end = self.passed().wrapping_sub(later);
+            let is_had = ack.wrapping_sub(first_end) <= later;
+            if first.passed < first.length || !is_had {
+                break;
+            }
+            self.response_at = first_end;
+            self.responses.remove(0);
+        }
+    }
 }

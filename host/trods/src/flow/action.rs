@@ -1,0 +1,105 @@
+//! What a [`Flow`](super::Flow) is told and says.
+
+use crate::record::Record;
+
+/// What holds for all connections of a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What is not stored stays held (`failure: closed`); else it is let pass unprotected (`open`).
+    pub closed: bool,
+}
+
+/// Why a connection is not, or no longer, protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// The client speaks TLS.
+    Tls,
+    /// HTTP/2 without TLS.
+    Http2,
+    /// Neither GET nor HEAD.
+    Method,
+    /// A request with a body.
+    Body,
+    /// What no rule of HTTP/1 makes a request or a response.
+    Malformed,
+    /// A head or a queue of requests that is too long for a record.
+    TooLong,
+    /// An interim response (1xx), an upgrade among them.
+    Interim,
+    /// A response whose length is not told, or has no strong entity tag, and which is too long to be stored whole.
+    Dynamic,
+    /// A response that nobody asked for.
+    Unasked,
+    /// The store failed, and `failure: open`.
+    Store,
+    /// The connection was begun before it was watched.
+    Unseen,
+    /// The server ended the connection at a place where it should not, and lives.
+    Closed,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Reason; 12] = [
+        Reason::Tls,
+        Reason::Http2,
+        Reason::Method,
+        Reason::Body,
+        Reason::Malformed,
+        Reason::TooLong,
+        Reason::Interim,
+        Reason::Dynamic,
+        Reason::Unasked,
+        Reason::Store,
+        Reason::Unseen,
+        Reason::Closed,
+    ];
+
+    /// The name in metrics and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Tls => "tls",
+            Reason::Http2 => "http2",
+            Reason::Method => "method",
+            Reason::Body => "body",
+            Reason::Malformed => "malformed",
+            Reason::TooLong => "too_long",
+            Reason::Interim => "interim",
+            Reason::Dynamic => "dynamic",
+            Reason::Unasked => "unasked",
+            Reason::Store => "store",
+            Reason::Unseen => "unseen",
+            Reason::Closed => "closed",
+        }
+    }
+}
+
+/// What the BPF program lets pass; sequence numbers, to be compared as such (they wrap).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Acknowledgements to the client up to this one.
+    pub ack: u32,
+    /// Octets to the client below this one.
+    pub data: u32,
+    /// The one place where FIN may stand.
+    pub fin_at: Option<u32>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// These hold from now on.
+    Limits(Limits),
+    /// To be stored; [`Flow::stored`] is to be told. There is one ticket at a time.
+    Store {
+        /// What `stored` is to be called with.
+        ticket: u64,
+        /// What to store, in place of what was stored before.
+        record: Box<Record>,
+    },
+    /// The record is to be deleted.
+    Forget,
+    /// No limits any more; counted by reason. Nothing follows but `Forget`.
+    Unprotected(Reason),
+}

@@ -1,0 +1,195 @@
+//! One connection as the replica's interface sees it: what may pass, and what has to be stored before.
+//!
+//! The one rule: no octet of the client's is acknowledged, and no octet of the server's let pass, whose meaning is not stored.
+//! Requests are stored with the response that answers them, or alone if that does not come; a response when its head is
+//! there, since the rest can be had again. Behind a response the next one is held again, so a connection may go on for ever.
+
+mod action;
+mod stream;
+mod watched;
+
+use rivulet_plain::Options;
+
+use self::watched::Watched;
+use crate::record::{Handshake, Record, Tuple};
+
+pub use action::{Action, Limits, Reason, Settings};
+pub use watched::{GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
+
+/// RFC 9293 section 3.7.1.
+const DEFAULT_MSS: u16 = 536;
+
+/// One client connection as the replica's interface sees it; sequence numbers are absolute (u32, wrapping).
+#[derive(Debug)]
+pub struct Flow {
+    tuple: Tuple,
+    settings: Settings,
+    now: u64,
+    /// The client's initial sequence number and options.
+    syn: Option<(u32, Options)>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// The handshake is not over.
+    Opening,
+    Watched(Box<Watched>),
+    /// It has no limits any more, or is closed.
+    Over,
+}
+
+impl Flow {
+    /// A connection whose SYN is coming.
+    #[must_use]
+    pub fn new(tuple: Tuple, settings: &Settings) -> Flow {
+        Flow { tuple, settings: *settings, now: 0, syn: None, state: State::Opening }
+    }
+
+    /// A connection that this replica takes over at this time, a record that is not unprotected: its record under this
+    /// replica's name is the first thing in `out`, and nothing of a response may pass before that is stored
+    /// ([`Flow::limits`] says so).
+    #[must_use]
+    pub fn resume(record: Record, settings: &Settings, now_ms: u64, out: &mut Vec<Action>) -> Flow {
+        let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record)));
+        let over = watched.begin(now_ms, out);
+        let state = if over { State::Over } else { State::Watched(watched) };
+        Flow { tuple, settings: *settings, now: now_ms, syn: None, state }
+    }
+
+    /// The client's SYN (the TCP header with its options).
+    pub fn syn(&mut self, tcp: &[u8]) {
+        if let (State::Opening, Some(syn)) = (&self.state, opening(tcp)) {
+            self.syn = Some(syn);
+        }
+    }
+
+    /// The kernel's SYN-ACK. Without a SYN before it the connection is not known.
+    pub fn syn_ack(&mut self, tcp: &[u8]) {
+        let (State::Opening, Some((client_isn, theirs)), Some((service_isn, ours))) =
+            (&self.state, &self.syn, opening(tcp))
+        else {
+            return;
+        };
+        let handshake = Handshake {
+            client_isn: *client_isn,
+            service_isn,
+            mss: theirs.mss.unwrap_or(DEFAULT_MSS),
+            scales: theirs.scale.zip(ours.scale),
+            sack: theirs.sack_permitted && ours.sack_permitted,
+            timestamp: theirs.stamps.and(ours.stamps).map(|stamps| stamps.value),
+            at_ms: self.now,
+        };
+        self.state = State::Watched(Box::new(Watched::new(self.tuple, handshake)));
+    }
+
+    /// What holds now: at first the end of the handshake, the same that the BPF program sets by itself.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        match &self.state {
+            State::Watched(watched) => watched.limits(),
+            State::Opening | State::Over => Limits { ack: 0, data: 0, fin_at: None },
+        }
+    }
+
+    /// The client has everything below `ack`. To be called for each segment of the client's that is copied up, before
+    /// [`Flow::request`], and with the last one the BPF program saw before [`Flow::response`] and while
+    /// [`Flow::wants_acknowledgement`].
+    pub fn acknowledged(&mut self, ack: u32) {
+        if let State::Watched(watched) = &mut self.state {
+            watched.acknowledged(ack);
+        }
+    }
+
+    /// Whether the next response waits until the client has more of those before, which the record must hold until then.
+    #[must_use]
+    pub fn wants_acknowledgement(&self) -> bool {
+        matches!(&self.state, State::Watched(watched) if watched.is_full)
+    }
+
+    /// Octets from the client at `seq` (may repeat, come in any order, overlap); `fin` behind them. The segment's checksum
+    /// has been verified.
+    pub fn request(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
+        self.is_seen(out);
+        self.drive(out, |watched| watched.request(seq, octets, fin));
+    }
+
+    /// Octets from the server at `seq`, held until released; `fin` behind them.
+    pub fn response(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
+        self.is_seen(out);
+        self.drive(out, |watched| watched.response(seq, octets, fin));
+    }
+
+    /// The store kept, or failed to keep, what was handed out under this ticket.
+    pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) {
+        let settings = self.settings;
+        if let State::Watched(watched) = &mut self.state
+            && (watched.stored(ticket, kept, &settings, out) || watched.settle(out))
+        {
+            self.state = State::Over;
+        }
+    }
+
+    /// The time, milliseconds of Unix time; to be told once behind [`Flow::new`] and every few milliseconds from then on. A
+    /// request whose response has not come for 50 ms is stored alone and acknowledged.
+    pub fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        self.now = now_ms;
+        self.drive(out, |watched| watched.tick());
+    }
+
+    /// What is stored is to be stored again: its server died, or its time runs out.
+    pub fn renew(&mut self, out: &mut Vec<Action>) {
+        self.drive(out, |watched| {
+            watched.renew();
+            Ok(())
+        });
+    }
+
+    /// The server's FIN waits at a place where it may not pass. If the server's process is gone, it is a crash; else
+    /// [`Flow::let_go`] is to be called.
+    #[must_use]
+    pub fn ends_early(&self) -> bool {
+        matches!(&self.state, State::Watched(watched) if watched.ends_early())
+    }
+
+    /// Gives the connection up: what was stored is stored as unprotected, then the limits are lifted.
+    pub fn let_go(&mut self, reason: Reason, out: &mut Vec<Action>) {
+        self.drive(out, |_| Err(reason));
+    }
+
+    /// The client closed (FIN acknowledged or RST).
+    pub fn closed(&mut self, out: &mut Vec<Action>) {
+        if let State::Watched(watched) = &self.state
+            && watched.is_known_to_store()
+        {
+            out.push(Action::Forget);
+        }
+        self.state = State::Over;
+    }
+
+    /// A connection whose handshake was not seen is nobody's.
+    fn is_seen(&mut self, out: &mut Vec<Action>) {
+        if matches!(self.state, State::Opening) {
+            out.push(Action::Unprotected(Reason::Unseen));
+            self.state = State::Over;
+        }
+    }
+
+    fn drive(&mut self, out: &mut Vec<Action>, step: impl FnOnce(&mut Watched) -> Result<(), Reason>) {
+        let State::Watched(watched) = &mut self.state else { return };
+        watched.now = self.now;
+        if let Err(reason) = step(watched) {
+            watched.give_up(reason);
+        }
+        if watched.settle(out) {
+            self.state = State::Over;
+        }
+    }
+}
+
+/// Sequence number and options of a TCP header with SYN.
+fn opening(tcp: &[u8]) -> Option<(u32, Options)> {
+    let seq = u32::from_be_bytes(*tcp.get(4..8)?.first_chunk()?);
+    let end = usize::from(tcp.get(12)? >> 4) * 4;
+    Some((seq, Options::parse(tcp.get(20..end)?).ok()?))
+}

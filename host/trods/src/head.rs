@@ -1,0 +1,399 @@
+//! Heads of HTTP/1 (RFC 9112) as far as they tell where messages end and whether a response can be had again.
+//!
+//! Whatever two readers could understand differently is refused: the server must see the same requests as we.
+
+use httparse::{EMPTY_HEADER, Error, Header, Status};
+
+use crate::flow::Reason;
+
+/// Octets of the longest head that is looked at, of requests and of responses.
+pub const MAX_HEAD: usize = 2048;
+/// Fields of a head.
+const MAX_FIELDS: usize = 64;
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// GET
+    Get,
+    /// HEAD
+    Head,
+}
+
+/// The head of a request without a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHead {
+    /// Octets, empty lines in front of it included.
+    pub length: usize,
+    /// Its method.
+    pub method: Method,
+    /// The connection ends with the response.
+    pub close: bool,
+}
+
+/// Where the body of a response ends (RFC 9112 section 6.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// So many octets behind the head.
+    Length(u64),
+    /// It says so itself.
+    Chunked,
+    /// With the connection.
+    Close,
+}
+
+/// The part of an object that a response carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object<'a> {
+    /// The entity tag, a strong one, quotes included.
+    pub etag: &'a [u8],
+    /// `Content-Encoding`.
+    pub encoding: Option<&'a [u8]>,
+    /// First octet of the object.
+    pub first: u64,
+    /// Octets of it that are in the response.
+    pub length: u64,
+    /// Octets of the object.
+    pub total: u64,
+}
+
+/// The head of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResponseHead<'a> {
+    /// Octets.
+    pub length: usize,
+    /// The status code, 200 or above.
+    pub status: u16,
+    /// Where its body ends.
+    pub framing: Framing,
+    /// What part of which object the body is, if that can be told.
+    pub object: Option<Object<'a>>,
+    /// The server closes behind it.
+    pub close: bool,
+}
+
+/// Reads what octets from a client begin with; `None` if more are needed.
+///
+/// # Errors
+/// Why this is no request that can be protected.
+pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
+    // Empty lines in front of a request are forgiven (RFC 9112 section 2.2).
+    let lead = octets.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
+    let rest = &octets[lead..];
+    if rest.first() == Some(&22) {
+        return Err(Reason::Tls);
+    }
+    let begins = |with: &[u8]| rest.starts_with(with) || with.starts_with(rest);
+    let method = match rest {
+        _ if begins(b"GET ") => Method::Get,
+        _ if begins(b"HEAD ") => Method::Head,
+        _ if rest.starts_with(b"PRI * HTTP/2") => return Err(Reason::Http2),
+        _ if begins(b"PRI * HTTP/2") => return waits(octets),
+        // Methods are tokens; the rest is none of HTTP.
+        [b, ..] if b.is_ascii_alphabetic() => return Err(Reason::Method),
+        _ => return Err(Reason::Malformed),
+    };
+    let mut fields = [EMPTY_HEADER; MAX_FIELDS];
+    let mut head = httparse::Request::new(&mut fields);
+    let length = match head.parse(&octets[..octets.len().min(MAX_HEAD)]) {
+        Ok(Status::Complete(length)) => length,
+        Ok(Status::Partial) => return waits(octets),
+        Err(Error::TooManyHeaders) => return Err(Reason::TooLong),
+        Err(_) => return Err(Reason::Malformed),
+    };
+    let mut close = head.version == Some(0);
+    for field in head.headers.iter() {
+        let value = field.value.trim_ascii();
+        if is(field, "content-length") && value != b"0" || is(field, "transfer-encoding") {
+            return Err(Reason::Body);
+        }
+        if is(field, "connection") {
+            connection(value, &mut close);
+        }
+    }
+    Ok(Some(RequestHead { length, method, close }))
+}
+
+/// Reads what octets from a server begin with, which answer a request of this method; `None` if more are needed.
+///
+/// # Errors
+/// Why this is no response that can be protected.
+pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>>, Reason> {
+    let mut fields = [EMPTY_HEADER; MAX_FIELDS];
+    let mut head = httparse::Response::new(&mut fields);
+    let length = match head.parse(&octets[..octets.len().min(MAX_HEAD)]) {
+        Ok(Status::Complete(length)) => length,
+        Ok(Status::Partial) => return waits(octets),
+        Err(Error::TooManyHeaders) => return Err(Reason::TooLong),
+        Err(_) => return Err(Reason::Malformed),
+    };
+    let status = head.code.unwrap_or(0);
+    if status < 200 {
+        return Err(Reason::Interim);
+    }
+    let mut close = head.version == Some(0);
+    let (mut size, mut chunked, mut ranges) = (None, false, true);
+    let (mut etag, mut encoding, mut range) = (Once::default(), Once::default(), Once::default());
+    for field in head.headers.iter() {
+        let value = field.value.trim_ascii();
+        if is(field, "content-length") {
+            let said = number(value).ok_or(Reason::Malformed)?;
+            if size.replace(said).is_some_and(|before| before != said) {
+                return Err(Reason::Malformed);
+            }
+        } else if is(field, "transfer-encoding") {
+            // Codings below chunked are seen by the client alone; twice chunked is nobody's.
+            if chunked || !value.eq_ignore_ascii_case(b"chunked") {
+                return Err(Reason::Dynamic);
+            }
+            chunked = true;
+        } else if is(field, "connection") {
+            connection(value, &mut close);
+        } else if is(field, "etag") {
+            etag.put(value);
+        } else if is(field, "content-encoding") {
+            encoding.put(value);
+        } else if is(field, "content-range") {
+            range.put(value);
+        } else if is(field, "accept-ranges") {
+            ranges &= !value.eq_ignore_ascii_case(b"none");
+        }
+    }
+    if chunked && size.is_some() {
+        return Err(Reason::Malformed);
+    }
+    let framing = match size {
+        _ if method == Method::Head || matches!(status, 204 | 304) => Framing::Length(0),
+        _ if chunked => Framing::Chunked,
+        Some(size) => Framing::Length(size),
+        None => Framing::Close,
+    };
+    close |= framing == Framing::Close;
+    let span = match (status, framing, range) {
+        (200, Framing::Length(size), Once::None) => Some((0, size, size)),
+        (206, Framing::Length(size), Once::One(text)) => content_range(text)
+            .filter(|(first, last, _)| last - first + 1 == size)
+            .map(|(f, _, t)| (f, size, t)),
+        _ => None,
+    };
+    let encoding = match encoding {
+        Once::None => Some(None),
+        Once::One(value) => Some(Some(value)),
+        Once::More => None,
+    };
+    let object = match (span, etag, encoding) {
+        (Some((first, length, total)), Once::One(etag), Some(encoding))
+            if ranges && method == Method::Get && is_strong(etag) =>
+        {
+            Some(Object { etag, encoding, first, length, total })
+        }
+        _ => None,
+    };
+    Ok(Some(ResponseHead { length, status, framing, object, close }))
+}
+
+/// Fields that ask for a part of an object or under a condition: what asks for another part has its own.
+const CONDITIONS: [&str; 6] =
+    ["range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"];
+
+/// The request for octets `first` to `last`, both included, of the object that answered `head`, a head that [`request`] has read.
+#[must_use]
+pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(head.len() + etag.len() + 80);
+    let lead = head.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
+    for line in head[lead..].split_inclusive(|&b| b == b'\n') {
+        let colon = line.iter().position(|&b| b == b':');
+        let name = colon.map_or(&b""[..], |colon| &line[..colon]);
+        // The request line has no name: a colon in its target has a space in front of it.
+        if matches!(line, b"\r\n" | b"\n") {
+            break;
+        }
+        if !CONDITIONS.iter().any(|condition| name.eq_ignore_ascii_case(condition.as_bytes())) {
+            out.extend_from_slice(line);
+        }
+    }
+    out.extend_from_slice(format!("Range: bytes={first}-{last}\r\nIf-Range: ").as_bytes());
+    out.extend_from_slice(etag);
+    out.extend_from_slice(b"\r\n\r\n");
+    out
+}
+
+/// A field that may stand once.
+#[derive(Clone, Copy, Default)]
+enum Once<'a> {
+    #[default]
+    None,
+    One(&'a [u8]),
+    More,
+}
+
+impl<'a> Once<'a> {
+    fn put(&mut self, value: &'a [u8]) {
+        *self = if matches!(self, Once::None) { Once::One(value) } else { Once::More };
+    }
+}
+
+fn waits<T>(octets: &[u8]) -> Result<Option<T>, Reason> {
+    if octets.len() < MAX_HEAD { Ok(None) } else { Err(Reason::TooLong) }
+}
+
+fn is(field: &Header<'_>, name: &str) -> bool {
+    field.name.eq_ignore_ascii_case(name)
+}
+
+fn connection(value: &[u8], close: &mut bool) {
+    for option in value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
+        if option.eq_ignore_ascii_case(b"close") {
+            *close = true;
+        } else if option.eq_ignore_ascii_case(b"keep-alive") {
+            *close = false;
+        }
+    }
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    // Sizes of files; so no sum of them overflows.
+    std::str::from_utf8(text).ok().filter(|_| digits)?.parse().ok().filter(|n| *n <= i64::MAX as u64)
+}
+
+/// `bytes first-last/total` (RFC 9110 section 14.4).
+fn content_range(text: &[u8]) -> Option<(u64, u64, u64)> {
+    let (unit, rest) = text.split_at_checked(6)?;
+    let dash = rest.iter().position(|&b| b == b'-')?;
+    let slash = rest.iter().position(|&b| b == b'/')?;
+    let (first, last) = (number(&rest[..dash])?, number(rest.get(dash + 1..slash)?)?);
+    let total = number(&rest[slash + 1..])?;
+    (unit.eq_ignore_ascii_case(b"bytes ") && first <= last && last < total).then_some((first, last, total))
+}
+
+/// A strong entity tag (RFC 9110 section 8.8.3).
+fn is_strong(tag: &[u8]) -> bool {
+    let inner = tag.strip_prefix(b"\"").and_then(|tag| tag.strip_suffix(b"\""));
+    inner.is_some_and(|inner| inner.iter().all(|b| matches!(b, 0x21 | 0x23..=0x7e | 0x80..)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GET: &str = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+
+    fn answer(fields: &str) -> String {
+        format!("HTTP/1.1 200 OK\r\n{fields}\r\n")
+    }
+
+    #[test]
+    fn requests() {
+        let head = |text: &str| request(text.as_bytes()).unwrap().unwrap();
+        let whole = RequestHead { length: GET.len(), method: Method::Get, close: false };
+        assert_eq!(head(GET), whole);
+        assert_eq!(head(&format!("{GET}GET /b")), whole);
+        assert_eq!(head(&format!("\r\n{GET}")).length, GET.len() + 2);
+        assert!(head("HEAD / HTTP/1.0\r\n\r\n").close);
+        assert!(!head("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").close);
+        assert!(head("GET / HTTP/1.1\r\nConnection: x, CLOSE\r\n\r\n").close);
+        for n in 0..GET.len() {
+            assert_eq!(request(&GET.as_bytes()[..n]), Ok(None), "{n}");
+        }
+        assert_eq!(request(b"PRI * "), Ok(None));
+    }
+
+    #[test]
+    fn what_is_no_request_says_why() {
+        let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD));
+        let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(MAX_FIELDS + 1));
+        for (text, want) in [
+            ("\u{16}\u{3}\u{1}", Reason::Tls),
+            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Reason::Http2),
+            ("POST / HTTP/1.1\r\n", Reason::Method),
+            ("PO", Reason::Method),
+            ("{}", Reason::Malformed),
+            ("get / HTTP/1.1\r\n", Reason::Method),
+            ("GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", Reason::Body),
+            ("GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", Reason::Body),
+            ("GET / HTTP/2.0\r\n\r\n", Reason::Malformed),
+            ("GET / HTTP/1.1\r\na: b\r\n c: d\r\n\r\n", Reason::Malformed),
+            ("GET / HTTP/1.1\r\na : b\r\n\r\n", Reason::Malformed),
+            ("GET /\r\n", Reason::Malformed),
+            (&long, Reason::TooLong),
+            (&many, Reason::TooLong),
+        ] {
+            assert_eq!(request(text.as_bytes()), Err(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn responses() {
+        let text = answer("ETag: \"x\"\r\nContent-Length: 10\r\nConnection: close\r\n");
+        let head = response(text.as_bytes(), Method::Get).unwrap().unwrap();
+        let object = Object { etag: b"\"x\"", encoding: None, first: 0, length: 10, total: 10 };
+        assert_eq!((head.length, head.framing, head.close), (text.len(), Framing::Length(10), true));
+        assert_eq!(head.object, Some(object));
+        let head = response(text.as_bytes(), Method::Head).unwrap().unwrap();
+        assert_eq!((head.framing, head.object), (Framing::Length(0), None));
+        let part =
+            "HTTP/1.1 206 P\r\netag: \"x\"\r\ncontent-length: 4\r\ncontent-range: bytes 3-6/10\r\n\r\n";
+        let head = response(part.as_bytes(), Method::Get).unwrap().unwrap();
+        assert_eq!(head.object, Some(Object { first: 3, length: 4, ..object }));
+        for n in 0..part.len() {
+            assert_eq!(response(&part.as_bytes()[..n], Method::Get), Ok(None), "{n}");
+        }
+        let none = "HTTP/1.0 304 N\r\nContent-Length: 10\r\n\r\n";
+        let head = response(none.as_bytes(), Method::Get).unwrap().unwrap();
+        assert_eq!((head.framing, head.close), (Framing::Length(0), true));
+    }
+
+    #[test]
+    fn what_cannot_be_had_again_is_no_object() {
+        for fields in [
+            "Content-Length: 10\r\n",
+            "ETag: W/\"x\"\r\nContent-Length: 10\r\n",
+            "ETag: x\r\nContent-Length: 10\r\n",
+            "ETag: \"x\"y\"\r\nContent-Length: 10\r\n",
+            "ETag: \"x\"\r\nETag: \"x\"\r\nContent-Length: 10\r\n",
+            "ETag: \"x\"\r\nContent-Length: 10\r\nAccept-Ranges: none\r\n",
+            "ETag: \"x\"\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/10\r\n",
+            "ETag: \"x\"\r\nContent-Length: 10\r\nContent-Encoding: br\r\nContent-Encoding: gzip\r\n",
+            "ETag: \"x\"\r\nTransfer-Encoding: chunked\r\n",
+            "ETag: \"x\"\r\n",
+        ] {
+            let text = answer(fields);
+            assert_eq!(response(text.as_bytes(), Method::Get).unwrap().unwrap().object, None, "{fields}");
+        }
+        for range in
+            ["bytes 3-6/*", "bytes 3-7/10", "bytes 6-3/10", "bytes 7-10/10", "lines 3-6/10", "bytes", ""]
+        {
+            let text = format!(
+                "HTTP/1.1 206 P\r\nETag: \"x\"\r\nContent-Length: 4\r\nContent-Range: {range}\r\n\r\n"
+            );
+            assert_eq!(response(text.as_bytes(), Method::Get).unwrap().unwrap().object, None, "{range}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_response_says_why() {
+        for (text, want) in [
+            ("HTTP/1.1 100 Continue\r\n\r\n".to_owned(), Reason::Interim),
+            ("HTTP/1.1 101 Switching\r\n\r\n".to_owned(), Reason::Interim),
+            ("SSH-2.0-x\r\n".to_owned(), Reason::Malformed),
+            (answer("Content-Length: 1\r\nContent-Length: 2\r\n"), Reason::Malformed),
+            (answer("Content-Length: 1, 1\r\n"), Reason::Malformed),
+            (answer("Content-Length: +1\r\n"), Reason::Malformed),
+            (answer("Content-Length: 99999999999999999999\r\n"), Reason::Malformed),
+            (answer("Content-Length: 1\r\nTransfer-Encoding: chunked\r\n"), Reason::Malformed),
+            (answer("Transfer-Encoding: gzip, chunked\r\n"), Reason::Dynamic),
+            (answer(&format!("a: {}\r\n", "b".repeat(MAX_HEAD))), Reason::TooLong),
+        ] {
+            assert_eq!(response(text.as_bytes(), Method::Get), Err(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_range_takes_the_place_of_conditions() {
+        let head = "\r\nGET /a:b HTTP/1.1\r\nHost: h\r\nrange: bytes=1-\r\nIf-Range: \"y\"\r\n\
+                    If-None-Match: \"z\"\r\nCookie: c\r\n\r\n";
+        let want = "GET /a:b HTTP/1.1\r\nHost: h\r\nCookie: c\r\nRange: bytes=5-9\r\nIf-Range: \"x\"\r\n\r\n";
+        assert_eq!(String::from_utf8(range_request(head.as_bytes(), b"\"x\"", 5, 9)).unwrap(), want);
+    }
+}

@@ -1,0 +1,245 @@
+//! A record as octets: numbers in network order, lengths in front of what varies, a CRC-32C behind everything.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{Body, Handshake, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Tuple};
+use crate::head::{self, MAX_HEAD};
+
+/// Octets of the longest record. One of curl and nginx has less than 500, one of a browser less than 1,000; what is beyond are
+/// long cookies, pipelines and responses that are stored whole.
+pub const MAX_RECORD: usize = 8192;
+/// What a record begins with; the last octet is the format's version.
+const MAGIC: [u8; 4] = *b"TRK\x01";
+/// RFC 7323 section 2.3.
+const MAX_SCALE: u8 = 14;
+
+/// Why octets are no record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// It begins otherwise: something else, or of another version.
+    #[error("no record of this version")]
+    Magic,
+    /// It ends early, goes on behind its end, or its sum does not hold.
+    #[error("damaged")]
+    Damaged,
+    /// A field has a value that no record has.
+    #[error("{0} cannot be")]
+    Field(&'static str),
+}
+
+const UNPROTECTED: u8 = 1;
+const CLIENT_FIN: u8 = 2;
+const SACK: u8 = 4;
+const SCALES: u8 = 8;
+const TIMESTAMP: u8 = 16;
+const V6: u8 = 32;
+
+const CLOSE: u8 = 1;
+const WHOLE: u8 = 2;
+
+impl Record {
+    /// Octets of [`encode`](Self::encode).
+    #[must_use]
+    pub fn size(&self) -> usize {
+        let address = if self.tuple.client.is_ipv6() { 18 } else { 6 };
+        let fixed = MAGIC.len() + 1 + 2 * address + 4 + 4 + 2 + 2 + 4 + 8 + 4 + 4 + 1 + 4 + 2 + 4;
+        fixed + self.responses.iter().map(Response::size).sum::<usize>() + self.requests.len()
+    }
+
+    /// Its octets, at most [`MAX_RECORD`] of a record that [`decode`](Self::decode) takes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.size());
+        out.extend_from_slice(&MAGIC);
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, at_ms } = self.handshake;
+        out.push(
+            flag(self.unprotected, UNPROTECTED)
+                | flag(self.client_fin, CLIENT_FIN)
+                | flag(sack, SACK)
+                | flag(scales.is_some(), SCALES)
+                | flag(timestamp.is_some(), TIMESTAMP)
+                | flag(self.tuple.client.is_ipv6(), V6),
+        );
+        for end in [self.tuple.client, self.tuple.service] {
+            match end.ip() {
+                IpAddr::V4(ip) => out.extend_from_slice(&ip.octets()),
+                IpAddr::V6(ip) => out.extend_from_slice(&ip.octets()),
+            }
+            out.extend_from_slice(&end.port().to_be_bytes());
+        }
+        out.extend_from_slice(&client_isn.to_be_bytes());
+        out.extend_from_slice(&service_isn.to_be_bytes());
+        out.extend_from_slice(&mss.to_be_bytes());
+        let (theirs, ours) = scales.unwrap_or_default();
+        out.extend_from_slice(&[theirs, ours]);
+        out.extend_from_slice(&timestamp.unwrap_or(0).to_be_bytes());
+        out.extend_from_slice(&at_ms.to_be_bytes());
+        out.extend_from_slice(&self.version.to_be_bytes());
+        out.extend_from_slice(&self.response_at.to_be_bytes());
+        out.push(self.responses.len() as u8);
+        for response in &self.responses {
+            let whole = matches!(response.body, Body::Whole(_));
+            out.push(flag(response.close, CLOSE) | flag(whole, WHOLE));
+            out.extend_from_slice(&response.length.to_be_bytes());
+            out.extend_from_slice(&response.passed.to_be_bytes());
+            match &response.body {
+                Body::Object { request, head, check } => {
+                    out.extend_from_slice(&check.0.to_be_bytes());
+                    out.extend_from_slice(&check.1.to_be_bytes());
+                    put(&mut out, request);
+                    put(&mut out, head);
+                }
+                Body::Whole(octets) => put(&mut out, octets),
+            }
+        }
+        out.extend_from_slice(&self.request_at.to_be_bytes());
+        put(&mut out, &self.requests);
+        let sum = crc32c::crc32c(&out);
+        out.extend_from_slice(&sum.to_be_bytes());
+        out
+    }
+
+    /// Reads a record. What it says has been looked at: lengths add up, heads are heads, objects have a strong entity tag.
+    ///
+    /// # Errors
+    /// The first rule broken.
+    pub fn decode(octets: &[u8]) -> Result<Record, RecordError> {
+        if !octets.starts_with(&MAGIC) {
+            return Err(RecordError::Magic);
+        }
+        let (octets, sum) =
+            octets.split_last_chunk().filter(|_| octets.len() <= MAX_RECORD).ok_or(RecordError::Damaged)?;
+        if crc32c::crc32c(octets) != u32::from_be_bytes(*sum) {
+            return Err(RecordError::Damaged);
+        }
+        let mut from = Reader(&octets[MAGIC.len()..]);
+        let flags = from.u8()?;
+        let is = |flag: u8| flags & flag != 0;
+        let (client, service) = (from.end(is(V6))?, from.end(is(V6))?);
+        let (client_isn, service_isn, mss) = (from.u32()?, from.u32()?, from.u16()?);
+        let (theirs, ours) = (from.u8()?, from.u8()?);
+        if theirs > MAX_SCALE || ours > MAX_SCALE {
+            return Err(RecordError::Field("a window's shift"));
+        }
+        let handshake = Handshake {
+            client_isn,
+            service_isn,
+            mss,
+            scales: is(SCALES).then_some((theirs, ours)),
+            sack: is(SACK),
+            timestamp: Some(from.u32()?).filter(|_| is(TIMESTAMP)),
+            at_ms: from.u64()?,
+        };
+        let (version, response_at, count) = (from.u32()?, from.u32()?, usize::from(from.u8()?));
+        if count > MAX_RESPONSES {
+            return Err(RecordError::Field("the number of responses"));
+        }
+        let mut responses = Vec::with_capacity(count);
+        for left in (0..count).rev() {
+            responses.push(from.response(left == 0)?);
+        }
+        let request_at = from.u32()?;
+        let requests = from.octets(MAX_REQUESTS, "the length of requests")?;
+        if !from.0.is_empty() {
+            return Err(RecordError::Damaged);
+        }
+        Ok(Record {
+            tuple: Tuple { client, service },
+            handshake,
+            version,
+            unprotected: is(UNPROTECTED),
+            response_at,
+            responses,
+            request_at,
+            requests,
+            client_fin: is(CLIENT_FIN),
+        })
+    }
+}
+
+impl Response {
+    /// Octets of it in a record.
+    pub(crate) fn size(&self) -> usize {
+        17 + match &self.body {
+            Body::Object { request, head, .. } => 12 + request.len() + head.len(),
+            Body::Whole(octets) => 2 + octets.len(),
+        }
+    }
+}
+
+fn put(out: &mut Vec<u8>, octets: &[u8]) {
+    out.extend_from_slice(&(octets.len() as u16).to_be_bytes());
+    out.extend_from_slice(octets);
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], RecordError> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(RecordError::Damaged)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn u8(&mut self) -> Result<u8, RecordError> {
+        self.array::<1>().map(|[octet]| octet)
+    }
+
+    fn u16(&mut self) -> Result<u16, RecordError> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, RecordError> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, RecordError> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    fn end(&mut self, v6: bool) -> Result<SocketAddr, RecordError> {
+        let ip: IpAddr = if v6 { self.array::<16>()?.into() } else { self.array::<4>()?.into() };
+        Ok(SocketAddr::new(ip, self.u16()?))
+    }
+
+    fn octets(&mut self, most: usize, what: &'static str) -> Result<Vec<u8>, RecordError> {
+        let length = usize::from(self.u16()?);
+        if length > most {
+            return Err(RecordError::Field(what));
+        }
+        let (octets, rest) = self.0.split_at_checked(length).ok_or(RecordError::Damaged)?;
+        self.0 = rest;
+        Ok(octets.to_vec())
+    }
+
+    fn response(&mut self, last: bool) -> Result<Response, RecordError> {
+        let (flags, length, passed) = (self.u8()?, self.u64()?, self.u64()?);
+        if passed > length || passed < length && !last || length == 0 {
+            return Err(RecordError::Field("what was let pass"));
+        }
+        let body = if flags & WHOLE != 0 {
+            let octets = self.octets(MAX_WHOLE, "the length of a whole response")?;
+            if octets.len() as u64 != length {
+                return Err(RecordError::Field("the length of a whole response"));
+            }
+            Body::Whole(octets)
+        } else {
+            let check = (self.u32()?, self.u32()?);
+            let request = self.octets(MAX_HEAD, "the length of a request's head")?;
+            let head = self.octets(MAX_HEAD, "the length of a response's head")?;
+            let asked = head::request(&request).ok().flatten().filter(|asked| asked.length == request.len());
+            let asked = asked.ok_or(RecordError::Field("the head of a request"))?;
+            let said = head::response(&head, asked.method).ok().flatten();
+            let said = said
+                .filter(|said| said.length == head.len())
+                .ok_or(RecordError::Field("the head of a response"))?;
+            let object = said.object.ok_or(RecordError::Field("an object"))?;
+            if head.len() as u64 + object.length != length || u64::from(check.0) > object.length {
+                return Err(RecordError::Field("the length of an object"));
+            }
+            Body::Object { request, head, check }
+        };
+        Ok(Response { length, passed, close: flags & CLOSE != 0, body })
+    }
+}

@@ -1,0 +1,356 @@
+//! Connections step by step.
+
+use rivulet_trods::flow::{GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
+use rivulet_trods::record::Body;
+use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
+
+use crate::support::{CLOSED, OPEN, established, stores};
+
+const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+const N: u32 = GET.len() as u32;
+/// Sequence numbers of the first octets, whatever they are.
+const CLIENT: u32 = 1000;
+const SERVICE: u32 = u32::MAX - 100;
+
+fn flow(settings: &Settings) -> Flow {
+    established(CLIENT - 1, SERVICE - 1, settings)
+}
+
+fn head(length: u64) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: {length}\r\n\r\n").into_bytes()
+}
+
+/// The sequence number so far behind the first.
+fn at(octets: u64) -> u32 {
+    SERVICE.wrapping_add(octets as u32)
+}
+
+fn limits(ack: u32, data: u32, fin_at: Option<u32>) -> Vec<Action> {
+    vec![Action::Limits(Limits { ack, data, fin_at })]
+}
+
+/// What comes of a step.
+fn after(step: impl FnOnce(&mut Vec<Action>)) -> Vec<Action> {
+    let mut out = Vec::new();
+    step(&mut out);
+    out
+}
+
+/// The one record that comes of a step, kept at once, and what follows from that.
+fn kept(flow: &mut Flow, step: impl FnOnce(&mut Flow, &mut Vec<Action>)) -> (Record, Vec<Action>) {
+    let mut out = Vec::new();
+    step(flow, &mut out);
+    let [(ticket, record)] = stores(&out).try_into().unwrap_or_else(|_| panic!("{out:?}"));
+    (record, after(|out| flow.stored(ticket, true, out)))
+}
+
+/// A first request and the head of its answer, stored.
+fn answered(flow: &mut Flow, length: u64) -> u32 {
+    assert_eq!(after(|out| flow.request(CLIENT, GET, false, out)), limits(CLIENT, SERVICE, None));
+    let head = head(length);
+    let whole = head.len() as u64 + length;
+    let (_, then) = kept(flow, |flow, out| flow.response(SERVICE, &head, false, out));
+    assert_eq!(then, limits(CLIENT + N, at(whole), Some(at(whole))));
+    at(whole)
+}
+
+#[test]
+fn a_response_is_stored_when_its_head_is_there() {
+    let mut flow = flow(&OPEN);
+    assert_eq!(after(|out| flow.request(CLIENT, &GET[..5], false, out)), limits(CLIENT, SERVICE, None));
+    assert_eq!(after(|out| flow.request(CLIENT, GET, false, out)), []);
+    let head = head(20);
+    assert_eq!(after(|out| flow.response(SERVICE, &head[..30], false, out)), []);
+    let octets = [&head[30..], b"0123456789"].concat();
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(at(30), &octets, false, out));
+    let whole = head.len() as u64 + 20;
+    let end = at(whole);
+    assert_eq!(then, limits(CLIENT + N, end, Some(end)));
+    let handshake = record.handshake;
+    assert_eq!((handshake.mss, handshake.scales, handshake.sack), (1460, Some((7, 7)), true));
+    assert_eq!((handshake.timestamp, handshake.at_ms), (Some(1000), 0));
+    assert_eq!(
+        (record.response_at, record.request_at, &record.requests[..]),
+        (SERVICE, CLIENT + N, &b""[..])
+    );
+    let [response] = &record.responses[..] else { panic!("{record:?}") };
+    assert_eq!((response.length, response.passed, response.close), (whole, whole, false));
+    let check = (10, crc32c::crc32c(b"0123456789"));
+    assert_eq!(response.body, Body::Object { request: GET.to_vec(), head, check });
+    // The next request on the same connection tells that the client has the first answer.
+    flow.acknowledged(end);
+    assert_eq!(after(|out| flow.request(CLIENT + N, GET, false, out)), limits(CLIENT + N, end, None));
+    let answer = b"HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(end, answer, true, out));
+    assert_eq!((record.response_at, record.responses.len(), record.responses[0].close), (end, 1, true));
+    assert_eq!(record.responses[0].body, Body::Whole(answer.to_vec()));
+    let last = end.wrapping_add(answer.len() as u32);
+    assert_eq!(then, limits(CLIENT + 2 * N, last, Some(last)));
+    assert!(!flow.ends_early());
+    assert_eq!(after(|out| flow.closed(out)), [Action::Forget]);
+    assert_eq!(after(|out| flow.response(last, b"x", false, out)), []);
+}
+
+#[test]
+fn a_slow_answer_does_not_keep_a_request_waiting() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, GET, false, out));
+    assert_eq!(after(|out| flow.tick(REQUEST_PATIENCE - 1, out)), []);
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(REQUEST_PATIENCE, out));
+    assert_eq!((&record.requests[..], record.request_at, record.responses.len()), (GET, CLIENT, 0));
+    assert_eq!(then, limits(CLIENT + N, SERVICE, None));
+    assert_eq!(after(|out| flow.tick(10 * REQUEST_PATIENCE, out)), []);
+    // Half a request, too, and then FIN.
+    let (record, then) = kept(&mut flow, |flow, out| {
+        flow.request(CLIENT + N, b"GET", false, out);
+        flow.tick(11 * REQUEST_PATIENCE, out);
+    });
+    assert_eq!((&record.requests[..], record.client_fin), (&[GET, b"GET"].concat()[..], false));
+    assert_eq!(then, limits(CLIENT + N + 3, SERVICE, None));
+    let (record, then) = kept(&mut flow, |flow, out| {
+        flow.request(CLIENT + N + 3, b"", true, out);
+        flow.tick(12 * REQUEST_PATIENCE, out);
+    });
+    assert!(record.client_fin);
+    assert_eq!(then, limits(CLIENT + N + 4, SERVICE, None));
+}
+
+#[test]
+fn an_idle_client_that_ends_is_stored_at_once() {
+    let mut flow = flow(&OPEN);
+    let end = answered(&mut flow, 10);
+    let (record, then) = kept(&mut flow, |flow, out| flow.request(CLIENT + N, b"", true, out));
+    assert!(record.client_fin);
+    assert_eq!(then, limits(CLIENT + N + 1, end, Some(end)));
+    assert_eq!(after(|out| flow.request(CLIENT + N, b"", true, out)), []);
+}
+
+#[test]
+fn one_frame_may_hold_several_answers() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, &[GET, GET, GET].concat(), false, out));
+    let one = [head(10_000), vec![7; 10_000]].concat();
+    let frame = [&one[..], &one, &one[..one.len() - 1000]].concat();
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &frame, false, out));
+    assert_eq!(record.responses.len(), 3);
+    let end = at(3 * one.len() as u64);
+    assert_eq!(then, limits(CLIENT + 3 * N, end, Some(end)));
+}
+
+#[test]
+fn a_full_record_waits_for_the_client() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, &GET.repeat(12), false, out));
+    let one = [head(10), vec![7; 10]].concat();
+    let frame = one.repeat(12);
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &frame, false, out));
+    assert_eq!((record.responses.len(), &record.requests[..]), (8, &GET.repeat(4)[..]));
+    assert_eq!(then, limits(CLIENT + 12 * N, at(8 * one.len() as u64), None));
+    assert!(flow.wants_acknowledgement());
+    assert_eq!(after(|out| flow.tick(10 * RESPONSE_PATIENCE, out)), []);
+    flow.acknowledged(at(3 * one.len() as u64 + 5));
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(20 * RESPONSE_PATIENCE, out));
+    assert_eq!((record.responses.len(), record.response_at), (8, at(3 * one.len() as u64)));
+    assert_eq!(then, limits(CLIENT + 12 * N, at(11 * one.len() as u64), None));
+    assert!(flow.wants_acknowledgement());
+}
+
+#[test]
+fn a_long_response_passes_by_stretches() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, GET, false, out));
+    let length = 5 * GATE + 12_345;
+    let head = head(length);
+    let whole = head.len() as u64 + length;
+    let (_, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &head, false, out));
+    assert_eq!(then, limits(CLIENT + N, at(GATE), None));
+    let mut passed = GATE;
+    while passed < whole {
+        // A frame at the gate, and one that reaches over it.
+        let from = at(passed - u64::from(passed == 2 * GATE) * 700);
+        let (record, then) = kept(&mut flow, |flow, out| flow.response(from, &[1; 1400], false, out));
+        passed = (passed + GATE).min(whole);
+        assert_eq!((record.responses[0].passed, record.passed()), (passed, at(passed)));
+        assert_eq!(Record::decode(&record.encode()), Ok(record));
+        assert_eq!(then, limits(CLIENT + N, at(passed), Some(at(passed)).filter(|_| passed == whole)));
+        // What came before is of no interest any more.
+        assert_eq!(after(|out| flow.response(at(passed - 5000), &[1; 1400], false, out)), []);
+    }
+    flow.acknowledged(at(whole));
+    after(|out| flow.request(CLIENT + N, GET, false, out));
+    let (record, _) = kept(&mut flow, |flow, out| flow.response(at(whole), &self::head(5), false, out));
+    assert_eq!((record.response_at, record.responses.len()), (at(whole), 1));
+}
+
+#[test]
+fn fin_passes_behind_a_response_alone() {
+    let mut flow = flow(&OPEN);
+    // Before anything was asked the server may close.
+    assert_eq!(flow.limits().fin_at, Some(SERVICE));
+    let end = answered(&mut flow, 100_000);
+    assert!(!flow.ends_early());
+    // The server's kernel closes for a process that was killed.
+    assert_eq!(after(|out| flow.response(at(5000), &[1; 1000], true, out)), []);
+    assert!(flow.ends_early());
+    assert_eq!(flow.limits().fin_at, Some(end));
+}
+
+#[test]
+fn fin_does_not_pass_while_a_request_waits() {
+    let mut flow = flow(&OPEN);
+    let end = answered(&mut flow, 10);
+    assert_eq!(after(|out| flow.request(CLIENT + N, b"GE", false, out)), limits(CLIENT + N, end, None));
+    assert_eq!(after(|out| flow.response(end, b"", true, out)), []);
+    assert!(flow.ends_early());
+    // It lives and means it.
+    let mut out = Vec::new();
+    flow.let_go(Reason::Closed, &mut out);
+    let [(ticket, record)] = stores(&out).try_into().unwrap();
+    assert!(record.unprotected && record.responses.is_empty() && record.requests.is_empty());
+    let over = after(|out| flow.stored(ticket, true, out));
+    assert_eq!(over, [Action::Unprotected(Reason::Closed), Action::Forget]);
+}
+
+#[test]
+fn a_body_without_length_ends_with_the_connection() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, GET, false, out));
+    let text = b"HTTP/1.1 200 OK\r\n\r\nsome text";
+    assert_eq!(after(|out| flow.response(SERVICE, text, false, out)), []);
+    let end = at(text.len() as u64);
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(end, b"", true, out));
+    assert_eq!(record.responses[0].body, Body::Whole(text.to_vec()));
+    assert_eq!(then, limits(CLIENT + N, end, Some(end)));
+    assert!(!flow.ends_early());
+}
+
+/// Limits are lifted at once where nothing is stored yet.
+#[test]
+fn what_cannot_be_protected_is_let_pass_and_says_why() {
+    let huge = GET.repeat(200);
+    let long = [b"GET / HTTP/1.1\r\nCookie: ".to_vec(), vec![b'x'; 2100]].concat();
+    let requests: [(&[u8], Reason); 7] = [
+        (&[22, 3, 1, 0, 5], Reason::Tls),
+        (b"PRI * HTTP/2.0\r\n\r\n", Reason::Http2),
+        (b"POST / HTTP/1.1\r\n", Reason::Method),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n", Reason::Body),
+        (b"\0\0\0\0", Reason::Malformed),
+        (&long, Reason::TooLong),
+        (&huge, Reason::TooLong),
+    ];
+    for (octets, reason) in requests {
+        let mut flow = flow(&OPEN);
+        let out = after(|out| flow.request(CLIENT, octets, false, out));
+        assert_eq!(out, [Action::Unprotected(reason)]);
+        assert_eq!(after(|out| flow.response(SERVICE, b"HTTP", false, out)), []);
+        assert_eq!(after(|out| flow.closed(out)), []);
+    }
+    let chunks = [&b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1000\r\n"[..], &[1; 4096]].concat();
+    let page = [&b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n"[..], &[1; 100]].concat();
+    let weak = b"HTTP/1.1 200 OK\r\nETag: W/\"x\"\r\nContent-Length: 5000\r\n\r\n";
+    let endless = [&b"HTTP/1.1 200 OK\r\n\r\n"[..], &[1; 5000]].concat();
+    let responses: [(&[u8], Reason); 6] = [
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", Reason::Interim),
+        (b"220 mail\r\n", Reason::Malformed),
+        (&chunks, Reason::Dynamic),
+        (&page, Reason::Dynamic),
+        (weak, Reason::Dynamic),
+        (&endless, Reason::Dynamic),
+    ];
+    for (octets, reason) in responses {
+        let mut flow = flow(&OPEN);
+        after(|out| flow.request(CLIENT, GET, false, out));
+        assert_eq!(after(|out| flow.response(SERVICE, octets, false, out)), [Action::Unprotected(reason)]);
+    }
+}
+
+#[test]
+fn what_does_not_come_is_not_awaited_for_ever() {
+    let half = b"HTTP/1.1 404 Not Found\r\nContent-Length: 10\r\n\r\n12345";
+    for (asked, octets, reason) in [(true, &half[..], Reason::Dynamic), (false, &half[..], Reason::Unasked)] {
+        let mut flow = flow(&OPEN);
+        if asked {
+            after(|out| flow.request(CLIENT, GET, false, out));
+        }
+        assert_eq!(after(|out| flow.response(SERVICE, octets, false, out)), []);
+        let mut out = after(|out| flow.tick(RESPONSE_PATIENCE - 1, out));
+        if let [(ticket, _)] = stores(&out)[..] {
+            out = after(|out| flow.stored(ticket, true, out));
+            assert_eq!(out, limits(CLIENT + N, SERVICE, None));
+        }
+        let mut out = after(|out| flow.tick(RESPONSE_PATIENCE, out));
+        if let [(ticket, _)] = stores(&out)[..] {
+            out = after(|out| flow.stored(ticket, true, out));
+        }
+        assert_eq!(out[0], Action::Unprotected(reason));
+    }
+    let mut flow = Flow::new(crate::support::tuple(), &OPEN);
+    assert_eq!(after(|out| flow.request(CLIENT, GET, false, out)), [Action::Unprotected(Reason::Unseen)]);
+}
+
+#[test]
+fn a_stored_connection_is_unprotected_only_when_that_is_stored() {
+    let mut flow = flow(&OPEN);
+    let end = answered(&mut flow, 10);
+    let out = after(|out| flow.request(CLIENT + N, b"POST / HTTP/1.1\r\n\r\n", false, out));
+    let [(ticket, record)] = stores(&out).try_into().unwrap();
+    assert!(record.unprotected);
+    assert_eq!(out[0], limits(CLIENT + N, end, None)[0]);
+    assert_eq!(after(|out| flow.stored(ticket + 1, true, out)), []);
+    let over = after(|out| flow.stored(ticket, true, out));
+    assert_eq!(over, [Action::Unprotected(Reason::Method), Action::Forget]);
+}
+
+#[test]
+fn a_store_that_fails_lets_pass_or_holds() {
+    let head = head(10);
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, GET, false, out));
+    let [(ticket, _)] = stores(&after(|out| flow.response(SERVICE, &head, false, out))).try_into().unwrap();
+    let over = after(|out| flow.stored(ticket, false, out));
+    assert_eq!(over, [Action::Unprotected(Reason::Store), Action::Forget]);
+
+    let mut flow = established(CLIENT - 1, SERVICE - 1, &CLOSED);
+    after(|out| flow.request(CLIENT, GET, false, out));
+    let [(ticket, _)] = stores(&after(|out| flow.response(SERVICE, &head, false, out))).try_into().unwrap();
+    assert_eq!(after(|out| flow.stored(ticket, false, out)), []);
+    assert_eq!(after(|out| flow.tick(1, out)), []);
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(1000, out));
+    let end = at(head.len() as u64 + 10);
+    assert_eq!((record.version, then), (2, limits(CLIENT + N, end, Some(end))));
+    // And anew when its server died later.
+    let (record, then) = kept(&mut flow, |flow, out| flow.renew(out));
+    assert_eq!((record.version, record.responses.len(), then), (3, 1, vec![]));
+}
+
+#[test]
+fn what_comes_while_something_is_being_stored_is_stored_behind_it() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, GET, false, out));
+    let [(first, _)] = stores(&after(|out| flow.tick(REQUEST_PATIENCE, out))).try_into().unwrap();
+    let head = head(10);
+    assert_eq!(after(|out| flow.response(SERVICE, &head, false, out)), []);
+    let (record, then) = kept(&mut flow, |flow, out| flow.stored(first, true, out));
+    assert_eq!((record.version, record.responses.len()), (2, 1));
+    let end = at(head.len() as u64 + 10);
+    assert_eq!(then, limits(CLIENT + N, end, Some(end)));
+}
+
+#[test]
+fn a_connection_that_is_taken_over_is_stored_before_it_speaks() {
+    let mut first = flow(&OPEN);
+    after(|out| first.request(CLIENT, &[GET, GET, b"GET /x"].concat(), false, out));
+    let (record, _) = kept(&mut first, |flow, out| flow.response(SERVICE, &head(5000), false, out));
+    let end = at(head(5000).len() as u64 + 5000);
+    let mut out = Vec::new();
+    let mut second = Flow::resume(record.clone(), &OPEN, 7, &mut out);
+    assert_eq!(second.limits(), Limits { ack: CLIENT + 2 * N + 6, data: SERVICE, fin_at: None });
+    let (again, then) = kept(&mut second, |_, all| all.append(&mut out));
+    assert_eq!(again, Record { version: 2, ..record });
+    assert_eq!(then, limits(CLIENT + 2 * N + 6, end, None));
+    // It goes on where the first one was: with the second request, and the rest of the third.
+    after(|out| second.request(CLIENT + 2 * N + 6, b" HTTP/1.1\r\nHost: h\r\n\r\n", false, out));
+    let both = [head(1), vec![1], head(0)].concat();
+    let (record, _) = kept(&mut second, |flow, out| flow.response(end, &both, false, out));
+    assert_eq!((record.version, record.responses.len(), record.requests.len()), (3, 3, 0));
+}

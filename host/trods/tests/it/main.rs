@@ -1,0 +1,6 @@
+//! All integration tests of this crate in one program.
+
+mod cases;
+mod model;
+mod records;
+mod support;

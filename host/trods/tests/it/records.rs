@@ -1,0 +1,150 @@
+//! Records as octets.
+
+use proptest::prelude::*;
+use rivulet_trods::record::{Body, Handshake, MAX_RECORD, MAX_RESPONSES, Record, RecordError, Response};
+
+use crate::support::tuple;
+
+const REQUEST: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: 1000\r\n\r\n";
+
+pub fn object() -> Response {
+    let length = HEAD.len() as u64 + 1000;
+    let body = Body::Object { request: REQUEST.to_vec(), head: HEAD.to_vec(), check: (10, 77) };
+    Response { length, passed: length, close: false, body }
+}
+
+pub fn record() -> Record {
+    Record {
+        tuple: tuple(),
+        handshake: Handshake {
+            client_isn: 1,
+            service_isn: u32::MAX,
+            mss: 1460,
+            scales: Some((7, 8)),
+            sack: true,
+            timestamp: Some(5),
+            at_ms: 1 << 40,
+        },
+        version: 3,
+        unprotected: false,
+        response_at: 9,
+        responses: vec![object()],
+        request_at: 30,
+        requests: b"GET /b".to_vec(),
+        client_fin: false,
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let whole = Response { length: 3, passed: 3, close: true, body: Body::Whole(b"abc".to_vec()) };
+    let part = Response { passed: 7, ..object() };
+    let mut v6 = record();
+    v6.tuple.client = "[fd00::1]:5".parse().unwrap();
+    v6.tuple.service = "[fd00::2]:80".parse().unwrap();
+    v6.responses = vec![object(), whole, part];
+    let mut bare = record();
+    bare.handshake = Handshake { scales: None, sack: false, timestamp: None, ..bare.handshake };
+    (bare.client_fin, bare.unprotected) = (true, true);
+    (bare.responses, bare.requests) = (Vec::new(), Vec::new());
+    for record in [record(), v6, bare] {
+        let octets = record.encode();
+        assert_eq!((octets.len(), Record::decode(&octets)), (record.size(), Ok(record)));
+    }
+}
+
+#[test]
+fn a_record_is_damaged_wherever_it_is_touched() {
+    let octets = record().encode();
+    for n in 0..octets.len() {
+        assert!(Record::decode(&octets[..n]).is_err(), "{n}");
+        let mut other = octets.clone();
+        other[n] ^= 1;
+        let want = if n < 4 { RecordError::Magic } else { RecordError::Damaged };
+        assert_eq!(Record::decode(&other), Err(want), "{n}");
+    }
+    assert_eq!(Record::decode(&[&octets[..], &[0]].concat()), Err(RecordError::Damaged));
+    let long = [&octets[..4], &vec![0; MAX_RECORD]].concat();
+    assert_eq!(Record::decode(&long), Err(RecordError::Damaged));
+}
+
+#[test]
+fn what_no_flow_writes_is_refused() {
+    let with = |change: &dyn Fn(&mut Record)| {
+        let mut record = record();
+        change(&mut record);
+        Record::decode(&record.encode())
+    };
+    assert!(with(&|_| {}).is_ok());
+    let weak = String::from_utf8(HEAD.to_vec()).unwrap().replace("ETag: ", "ETag: W/").into_bytes();
+    let bodies: [(&[u8], &[u8], u32); 5] = [
+        (REQUEST, &weak, 0),
+        (REQUEST, &HEAD[..HEAD.len() - 1], 0),
+        (&REQUEST[1..], HEAD, 0),
+        (b"HEAD /a HTTP/1.1\r\nHost: h\r\n\r\n", HEAD, 0),
+        (REQUEST, HEAD, 1001),
+    ];
+    for (request, head, seen) in bodies {
+        let body = Body::Object { request: request.to_vec(), head: head.to_vec(), check: (seen, 0) };
+        let length = head.len() as u64 + 1000;
+        let refused = with(&|record| {
+            record.responses = vec![Response { length, passed: length, close: false, body: body.clone() }];
+        });
+        assert!(matches!(refused, Err(RecordError::Field(_))), "{refused:?}");
+    }
+    let changes: [&dyn Fn(&mut Record); 8] = [
+        &|record| record.responses[0].length += 1,
+        &|record| record.responses[0].passed += 1,
+        &|record| (record.responses[0].length, record.responses[0].passed) = (0, 0),
+        // Another behind one that is not whole.
+        &|record| record.responses = vec![Response { passed: 7, ..object() }, object()],
+        &|record| record.responses = vec![object(); MAX_RESPONSES + 1],
+        &|record| record.responses[0].body = Body::Whole(vec![0; 5000]),
+        &|record| record.requests = vec![b'a'; 4097],
+        &|record| record.handshake.scales = Some((15, 0)),
+    ];
+    for (n, change) in changes.iter().enumerate() {
+        assert!(matches!(with(change), Err(RecordError::Field(_))), "{n}: {:?}", with(change));
+    }
+}
+
+#[test]
+fn responses_that_the_client_has_are_left_out() {
+    let mut three = record();
+    three.response_at = u32::MAX - 500;
+    three.responses = vec![object(), object(), Response { passed: 7, ..object() }];
+    let ends: Vec<u32> = (1..3).map(|n| three.response_at.wrapping_add(n * object().length as u32)).collect();
+    let passed = three.passed();
+    for (ack, left) in [
+        (three.response_at, 3),
+        (ends[0].wrapping_sub(1), 3),
+        (ends[0], 2),
+        (ends[1].wrapping_sub(1), 2),
+        (ends[1], 1),
+        (passed, 1),
+        // Nobody can have this.
+        (passed.wrapping_add(1), 3),
+        (three.response_at.wrapping_sub(1), 3),
+    ] {
+        let mut record = three.clone();
+        record.drop_acknowledged(ack);
+        assert_eq!((record.responses.len(), record.passed()), (left, passed), "{ack}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_octets_are_survived(octets in prop::collection::vec(any::<u8>(), 0..300), at in 4usize..200) {
+        let _ = Record::decode(&octets);
+        // With a sum that holds.
+        let mut whole = record().encode();
+        whole.truncate(at.min(whole.len()));
+        whole.extend_from_slice(&octets);
+        let sum = crc32c::crc32c(&whole);
+        whole.extend_from_slice(&sum.to_be_bytes());
+        if let Ok(record) = Record::decode(&whole) {
+            prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What tests of connections stand on.
+
+use rivulet_packet::segment::TcpFlags;
+use rivulet_plain::{Header, Options, Stamps};
+use rivulet_trods::{Action, Flow, Settings, Tuple};
+
+pub const OPEN: Settings = Settings { closed: false };
+pub const CLOSED: Settings = Settings { closed: true };
+
+pub fn tuple() -> Tuple {
+    Tuple { client: "10.0.0.1:4000".parse().unwrap(), service: "10.9.0.1:80".parse().unwrap() }
+}
+
+/// The TCP header of a SYN (SYN-ACK, if `ack`) with the options that Linux has.
+pub fn syn(seq: u32, ack: bool) -> Vec<u8> {
+    let Tuple { client, service } = tuple();
+    let header = Header {
+        src: if ack { service } else { client },
+        dst: if ack { client } else { service },
+        seq,
+        ack: 0,
+        flags: TcpFlags(if ack { TcpFlags::SYN | TcpFlags::ACK } else { TcpFlags::SYN }),
+        window: 0xffff,
+        options: Options {
+            mss: Some(1460),
+            scale: Some(7),
+            sack_permitted: true,
+            stamps: Some(Stamps { value: 1000, echo: 0 }),
+            ..Options::default()
+        },
+    };
+    let mut packet = vec![0; header.length()];
+    header.finish(&mut packet, 0).unwrap();
+    packet.split_off(20)
+}
+
+/// A connection behind its handshake, at time 0.
+pub fn established(client_isn: u32, service_isn: u32, settings: &Settings) -> Flow {
+    let mut flow = Flow::new(tuple(), settings);
+    let mut out = Vec::new();
+    flow.tick(0, &mut out);
+    flow.syn(&syn(client_isn, false));
+    flow.syn_ack(&syn(service_isn, true));
+    assert_eq!(out, []);
+    flow
+}
+
+/// A random sequence that depends on its seed alone (SplitMix64).
+#[derive(Debug)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % n as u64) as usize
+    }
+}
+
+/// A server of static objects as a function: what it says to a request, and whether it closes behind it.
+pub mod server {
+    use super::Dice;
+
+    /// Octet `at` of the object of this name.
+    pub fn object(name: &str, size: usize) -> Vec<u8> {
+        let mut dice = Dice(name.bytes().fold(7, |hash: u64, b| hash.wrapping_mul(31) ^ u64::from(b)));
+        (0..size).map(|_| dice.below(256) as u8).collect()
+    }
+
+    fn size_of(name: &str) -> usize {
+        name.trim_start_matches('/').split('?').next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    }
+
+    /// The responses to all whole requests of `octets`, one behind the other, and whether the connection ends behind them.
+    pub fn answers(mut octets: &[u8]) -> (Vec<u8>, bool) {
+        let mut out = Vec::new();
+        while let Some(end) = octets.windows(4).position(|four| four == b"\r\n\r\n") {
+            let close = answer(std::str::from_utf8(&octets[..end]).unwrap(), &mut out);
+            octets = &octets[end + 4..];
+            if close {
+                return (out, true);
+            }
+        }
+        (out, false)
+    }
+
+    /// How many whole requests these are.
+    pub fn count(octets: &[u8]) -> usize {
+        octets.windows(4).filter(|four| *four == b"\r\n\r\n").count()
+    }
+
+    fn answer(request: &str, out: &mut Vec<u8>) -> bool {
+        let mut words = request.trim_start().split(' ');
+        let (method, target) = (words.next().unwrap(), words.next().unwrap());
+        let close = request.contains("Connection: close");
+        let connection = if close { "Connection: close\r\n" } else { "" };
+        let body = object(target, size_of(target));
+        let etag = format!("ETag: \"{target}\"\r\n");
+        let range = request.lines().find_map(|line| line.strip_prefix("Range: bytes="));
+        let mut say = |head: String, body: &[u8]| {
+            out.extend_from_slice(head.as_bytes());
+            if method != "HEAD" {
+                out.extend_from_slice(body);
+            }
+        };
+        let n = body.len();
+        if target.contains("missing") {
+            say(format!("HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n{connection}\r\n"), b"gone");
+        } else if target.contains("same") {
+            say(format!("HTTP/1.1 304 Not Modified\r\n{etag}{connection}\r\n"), b"");
+        } else if target.contains("chunked") {
+            let mut chunks = Vec::new();
+            for chunk in body.chunks(100) {
+                chunks.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
+                chunks.extend_from_slice(chunk);
+                chunks.extend_from_slice(b"\r\n");
+            }
+            chunks.extend_from_slice(b"0\r\n\r\n");
+            say(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{connection}\r\n"), &chunks);
+        } else if let Some((first, last)) = range.and_then(|range| range.split_once('-')) {
+            let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+            let part = &body[first..=last];
+            let length = part.len();
+            say(
+                format!(
+                    "HTTP/1.1 206 Partial Content\r\n{etag}Content-Range: bytes {first}-{last}/{n}\r\n\
+                     Content-Length: {length}\r\n{connection}\r\n"
+                ),
+                part,
+            );
+        } else {
+            say(format!("HTTP/1.1 200 OK\r\n{etag}Content-Length: {n}\r\n{connection}\r\n"), &body);
+        }
+        close
+    }
+}
+
+/// What the actions say, one after the other, those that are of no interest left out.
+pub fn stores(out: &[Action]) -> Vec<(u64, rivulet_trods::Record)> {
+    let store = |action: &Action| match action {
+        Action::Store { ticket, record } => Some((*ticket, (**record).clone())),
+        _ => None,
+    };
+    out.iter().filter_map(store).collect()
+}
