@@ -9,6 +9,7 @@ mod chunked;
 pub mod flow;
 pub mod head;
 pub mod record;
+pub mod store;
 
 pub use flow::{Action, Flow, Limits, Reason, Settings};
 pub use record::{Record, Tuple};

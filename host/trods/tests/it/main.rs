@@ -3,4 +3,5 @@
 mod cases;
 mod model;
 mod records;
+mod store;
 mod support;

@@ -86,11 +86,6 @@ pub mod server {
         (out, false)
     }
 
-    /// How many whole requests these are.
-    pub fn count(octets: &[u8]) -> usize {
-        octets.windows(4).filter(|four| *four == b"\r\n\r\n").count()
-    }
-
     fn answer(request: &str, out: &mut Vec<u8>) -> bool {
         let mut words = request.trim_start().split(' ');
         let (method, target) = (words.next().unwrap(), words.next().unwrap());

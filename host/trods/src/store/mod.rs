@@ -1,0 +1,335 @@
+//! Where records are kept: memcached servers on other hosts, by their meta commands.
+//!
+//! Nothing here blocks: wait on [`Store::descriptors`] until [`Store::deadline`], then call [`Store::turn`]. A record goes to
+//! the first server that does well, and to the next one too if that has not answered within the patience; an answer that
+//! comes later counts all the same. Servers of the own host are not used: they die with it.
+//!
+//! The record of connection number `n` has the key `pool.replica.incarnation.n`; the key without a number holds a number
+//! that is above all those in use, so that another replica finds them all ([`load`]).
+
+mod load;
+mod server;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use self::server::{Answer, Server};
+
+pub use load::{Loaded, erase, load};
+
+/// Seconds after which a record that was not stored again is gone.
+pub const LIFETIME: u32 = 3600;
+/// After this a server's silence makes one ask the next, unless [`StoreConfig::patience`] says otherwise.
+pub const PATIENCE: Duration = Duration::from_millis(2);
+/// So many patiences after its beginning an attempt has failed.
+const GIVE_UP: u32 = 25;
+/// A server that was late is the last choice for so long.
+const SUSPECT: Duration = Duration::from_secs(1);
+/// The numbers in use are announced in such steps, and again after a third of their lifetime.
+const STEP: u32 = 256;
+const ANNOUNCE: Duration = Duration::from_secs(LIFETIME as u64 / 3);
+/// Connections that may have records.
+pub const MAX_NUMBER: u32 = 1 << 20;
+/// Servers of a store.
+pub const MAX_SERVERS: usize = 16;
+
+/// A store as it is configured.
+#[derive(Clone, Debug)]
+pub struct StoreConfig {
+    /// The servers.
+    pub servers: Vec<SocketAddr>,
+    /// Addresses of this host.
+    pub own: Vec<IpAddr>,
+    /// Servers that must keep a record, 1 or 2.
+    pub copies: u8,
+    /// The first part of all keys, of [`prefix`].
+    pub prefix: String,
+    /// How long a server may take.
+    pub patience: Duration,
+}
+
+/// Why a store cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// There is no server but on this host.
+    #[error("no server of the store is on another host")]
+    Alone,
+    /// More than [`MAX_SERVERS`].
+    #[error("{0} servers are too many")]
+    Servers(usize),
+    /// Neither 1 nor 2.
+    #[error("{0} copies: 1 or 2 can be had")]
+    Copies(u8),
+    /// A name that no key can have.
+    #[error("{0:?} cannot be part of a key")]
+    Name(String),
+}
+
+/// What became of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The connection's number.
+    pub n: u32,
+    /// The ticket that came with it.
+    pub ticket: u64,
+    /// Whether a server keeps it; with two copies asked and one server left, whether that does.
+    pub kept: bool,
+}
+
+/// What the keys of a replica begin with.
+///
+/// # Errors
+/// [`StoreError::Name`]: names are printable ASCII without spaces and dots, 64 octets at most.
+pub fn prefix(pool: &str, replica: &str, incarnation: u64) -> Result<String, StoreError> {
+    for name in [pool, replica] {
+        let good = name.bytes().all(|b| b.is_ascii_graphic() && b != b'.');
+        if !good || !(1..=64).contains(&name.len()) {
+            return Err(StoreError::Name(name.to_owned()));
+        }
+    }
+    Ok(format!("{pool}.{replica}.{incarnation}"))
+}
+
+#[derive(Debug)]
+struct Job {
+    n: u32,
+    ticket: u64,
+    record: Vec<u8>,
+    /// Servers that were asked, a bit each; how many have not answered, and how many keep it.
+    asked: u16,
+    waiting: u32,
+    kept: u32,
+    give_up: Instant,
+}
+
+/// The store as one replica writes it.
+#[derive(Debug)]
+pub struct Store {
+    prefix: String,
+    patience: Duration,
+    copies: u32,
+    servers: Vec<Server>,
+    jobs: HashMap<u64, Job>,
+    count: u64,
+    /// When jobs are to be looked at.
+    timers: VecDeque<(Instant, u64)>,
+    /// The job of each connection, and the servers that may have something of it, by its number.
+    current: Vec<(Option<u64>, u16)>,
+    /// Above all numbers in use.
+    announced: u32,
+    announce_at: Instant,
+    done: Vec<Done>,
+}
+
+impl Store {
+    /// A store, whose servers are being connected to.
+    ///
+    /// # Errors
+    /// [`StoreError`]
+    pub fn new(config: &StoreConfig, now: Instant) -> Result<Store, StoreError> {
+        let count = config.servers.len();
+        if count > MAX_SERVERS {
+            return Err(StoreError::Servers(count));
+        }
+        if !(1..=2).contains(&config.copies) {
+            return Err(StoreError::Copies(config.copies));
+        }
+        let mut others: Vec<SocketAddr> = config.servers.clone();
+        others.retain(|server| !config.own.contains(&server.ip()));
+        if others.is_empty() {
+            return Err(StoreError::Alone);
+        }
+        // Replicas begin with different servers.
+        let turn = crc32c::crc32c(config.prefix.as_bytes()) as usize % others.len();
+        others.rotate_left(turn);
+        let mut store = Store {
+            prefix: config.prefix.clone(),
+            patience: config.patience,
+            copies: u32::from(config.copies).min(others.len() as u32),
+            servers: others.into_iter().map(|address| Server::new(address, now)).collect(),
+            jobs: HashMap::new(),
+            count: 0,
+            timers: VecDeque::new(),
+            current: Vec::new(),
+            announced: 0,
+            announce_at: now + ANNOUNCE,
+            done: Vec::new(),
+        };
+        for server in &mut store.servers {
+            server.reconnect(now, &store.prefix, 0);
+        }
+        Ok(store)
+    }
+
+    /// Stores the record of connection `n`, below [`MAX_NUMBER`], in place of the one before. What became of it
+    /// [`Store::turn`] tells; of one that is still on its way nothing more is told.
+    pub fn put(&mut self, n: u32, ticket: u64, record: &[u8], now: Instant) {
+        if n >= MAX_NUMBER {
+            self.done.push(Done { n, ticket, kept: false });
+            return;
+        }
+        if n >= self.announced {
+            self.announced = (n / STEP + 1) * STEP;
+            self.announce(now);
+        }
+        self.count += 1;
+        let serial = self.count;
+        if let Some(before) = self.entry(n).0.replace(serial) {
+            self.jobs.remove(&before);
+        }
+        let give_up = now + self.patience * GIVE_UP;
+        let record = record.to_vec();
+        self.jobs.insert(serial, Job { n, ticket, record, asked: 0, waiting: 0, kept: 0, give_up });
+        for _ in 0..self.copies {
+            self.ask_next(serial, now);
+        }
+        self.timers.push_back((now + self.patience, serial));
+        self.judge(serial, false);
+    }
+
+    /// Deletes the record of connection `n`, whose number may be used again from now on.
+    pub fn forget(&mut self, n: u32) {
+        if n >= self.current.len() as u32 {
+            return;
+        }
+        let (job, holders) = std::mem::take(self.entry(n));
+        if let Some(serial) = job {
+            self.jobs.remove(&serial);
+        }
+        for (at, server) in self.servers.iter_mut().enumerate() {
+            if holders & 1 << at != 0 {
+                server.delete(n);
+            }
+        }
+    }
+
+    /// Sends, receives, connects; what became of records goes to `done`. To be called when a descriptor is ready or the
+    /// deadline has come.
+    pub fn turn(&mut self, now: Instant, done: &mut Vec<Done>) {
+        if now >= self.announce_at {
+            self.announce(now);
+        }
+        for at in 0..self.servers.len() {
+            let mut answers = Vec::new();
+            let server = &mut self.servers[at];
+            let announced = self.announced;
+            if server.reconnect(now, &self.prefix, announced) {
+                server.turn(&self.prefix, &mut answers, now);
+            }
+            for answer in answers {
+                self.answered(at, answer, now);
+            }
+        }
+        while self.timers.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, serial)) = self.timers.pop_front() else { break };
+            self.look_at(serial, now);
+        }
+        // What the last of these put out.
+        for server in &mut self.servers {
+            server.flush(now);
+        }
+        done.append(&mut self.done);
+    }
+
+    /// Descriptors to wait on, and whether there is something to write.
+    pub fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
+        self.servers.iter().filter_map(Server::descriptor)
+    }
+
+    /// When [`Store::turn`] has something to do though no descriptor is ready.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        let servers = self.servers.iter().map(Server::deadline);
+        let timer = self.timers.front().map(|(at, _)| *at);
+        servers.chain(timer).fold(self.announce_at, Instant::min)
+    }
+
+    /// Records that are on their way.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.jobs.len()
+    }
+
+    fn entry(&mut self, n: u32) -> &mut (Option<u64>, u16) {
+        let n = n as usize;
+        if n >= self.current.len() {
+            self.current.resize(n + 1, (None, 0));
+        }
+        &mut self.current[n]
+    }
+
+    fn announce(&mut self, now: Instant) {
+        self.announce_at = now + ANNOUNCE;
+        for server in &mut self.servers {
+            server.announce(&self.prefix, self.announced, now);
+        }
+    }
+
+    /// Hands a job to the best server that was not asked yet. False if there is none.
+    fn ask_next(&mut self, serial: u64, now: Instant) -> bool {
+        let Some(job) = self.jobs.get_mut(&serial) else { return false };
+        let open = (0..self.servers.len()).filter(|at| job.asked & 1 << at == 0 && self.servers[*at].takes());
+        let Some(at) = open.min_by_key(|at| self.servers[*at].suspect_until > now) else { return false };
+        let server = &mut self.servers[at];
+        server.put(&self.prefix, job.n, serial, &job.record, now);
+        job.asked |= 1 << at;
+        job.waiting += 1;
+        let n = job.n;
+        self.entry(n).1 |= 1 << at;
+        true
+    }
+
+    /// A job's time for one more attempt, or for none.
+    fn look_at(&mut self, serial: u64, now: Instant) {
+        let Some(job) = self.jobs.get(&serial) else { return };
+        let give_up = job.give_up;
+        for (at, server) in self.servers.iter_mut().enumerate() {
+            if job.asked & 1 << at != 0 && server.is_late(now, self.patience) {
+                server.suspect_until = now + SUSPECT;
+            }
+        }
+        if now >= give_up {
+            self.judge(serial, true);
+        } else {
+            let again = if self.ask_next(serial, now) { now + self.patience } else { give_up };
+            self.timers.push_back((again.min(give_up), serial));
+        }
+    }
+
+    fn answered(&mut self, at: usize, answer: Answer, now: Instant) {
+        let Some(job) = self.jobs.get_mut(&answer.serial) else { return };
+        job.waiting -= 1;
+        if answer.kept {
+            job.kept += 1;
+        } else {
+            self.servers[at].suspect_until = now + SUSPECT;
+            self.ask_next(answer.serial, now);
+        }
+        self.judge(answer.serial, false);
+    }
+
+    /// Whether a job is over.
+    fn judge(&mut self, serial: u64, late: bool) {
+        let Some(job) = self.jobs.get(&serial) else { return };
+        if job.kept >= self.copies || job.waiting == 0 || late {
+            let (n, ticket, kept) = (job.n, job.ticket, job.kept > 0);
+            self.done.push(Done { n, ticket, kept });
+            self.jobs.remove(&serial);
+            self.entry(n).0 = None;
+        }
+    }
+}
+
+/// The command that stores a value under a key.
+fn put_command(key: std::fmt::Arguments<'_>, opaque: u64, value: &[u8], out: &mut Vec<u8>) {
+    use std::io::Write;
+    // Writing into memory does not fail.
+    let _ = write!(out, "ms {key} {} T{LIFETIME} O{opaque}\r\n", value.len());
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+// A bit each.
+const _: () = assert!(MAX_SERVERS <= u16::BITS as usize);

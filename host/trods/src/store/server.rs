@@ -1,0 +1,254 @@
+//! One memcached server: a connection that is made again when it breaks, commands written one behind the other, answers in
+//! their order.
+
+use std::collections::{HashSet, VecDeque};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
+
+use super::put_command;
+
+/// Between attempts to connect.
+const RETRY: Duration = Duration::from_millis(200);
+/// A connection on which nothing is answered for so long is broken.
+const SILENCE: Duration = Duration::from_secs(1);
+/// Octets that may wait to be sent, and commands whose answer may be missing: beyond, a server takes no more.
+const MAX_OUT: usize = 4 << 20;
+const MAX_WAITING: usize = 65_536;
+/// Octets of an answer's line.
+const MAX_LINE: usize = 2048;
+/// Deletions that wait for a server that is away; what is beyond expires.
+const MAX_STALE: usize = 65_536;
+
+/// What a command was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Put,
+    /// Whatever comes of it.
+    Other,
+}
+
+/// What a server said to a record.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub serial: u64,
+    pub kept: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Server {
+    address: SocketAddr,
+    stream: Option<TcpStream>,
+    retry_at: Instant,
+    /// The last choice until then.
+    pub suspect_until: Instant,
+    out: Vec<u8>,
+    sent: usize,
+    input: Vec<u8>,
+    waiting: VecDeque<(u64, Kind, Instant)>,
+    /// Opaque numbers of commands that are no records count down from the top.
+    others: u64,
+    /// Numbers whose records are to be deleted there.
+    stale: HashSet<u32>,
+    /// Of records that broke with the connection.
+    broken: Vec<Answer>,
+}
+
+impl Server {
+    pub fn new(address: SocketAddr, now: Instant) -> Server {
+        Server {
+            address,
+            stream: None,
+            retry_at: now,
+            suspect_until: now,
+            out: Vec::new(),
+            sent: 0,
+            input: Vec::new(),
+            waiting: VecDeque::new(),
+            others: u64::MAX,
+            stale: HashSet::new(),
+            broken: Vec::new(),
+        }
+    }
+
+    /// Whether a record may be handed to it.
+    pub fn takes(&self) -> bool {
+        self.stream.is_some() && self.out.len() - self.sent < MAX_OUT && self.waiting.len() < MAX_WAITING
+    }
+
+    pub fn descriptor(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        self.stream.as_ref().map(|stream| (stream.as_fd(), self.sent < self.out.len()))
+    }
+
+    pub fn deadline(&self) -> Instant {
+        if !self.broken.is_empty() {
+            return self.retry_at - RETRY;
+        }
+        match (&self.stream, self.waiting.front()) {
+            (None, _) => self.retry_at,
+            (Some(_), Some((_, _, since))) => *since + SILENCE,
+            // Nothing to be done.
+            (Some(_), None) => self.retry_at + Duration::from_secs(3600),
+        }
+    }
+
+    /// Whether an answer is missing for longer than this.
+    pub fn is_late(&self, now: Instant, patience: Duration) -> bool {
+        self.waiting.front().is_some_and(|(_, _, since)| now.saturating_duration_since(*since) >= patience)
+    }
+
+    pub fn put(&mut self, prefix: &str, n: u32, serial: u64, record: &[u8], now: Instant) {
+        put_command(format_args!("{prefix}.{n}"), serial, record, &mut self.out);
+        self.waiting.push_back((serial, Kind::Put, now));
+        // A deletion that waits is of what was before.
+        self.stale.remove(&n);
+    }
+
+    pub fn announce(&mut self, prefix: &str, count: u32, now: Instant) {
+        if self.stream.is_some() && count > 0 {
+            self.others -= 1;
+            put_command(format_args!("{prefix}"), self.others, count.to_string().as_bytes(), &mut self.out);
+            self.waiting.push_back((self.others, Kind::Other, now));
+        }
+    }
+
+    /// Deletes a record as soon as may be.
+    pub fn delete(&mut self, n: u32) {
+        if self.stale.len() < MAX_STALE {
+            self.stale.insert(n);
+        }
+    }
+
+    /// Whether there is a connection, perhaps one that is being made.
+    pub fn reconnect(&mut self, now: Instant, prefix: &str, announced: u32) -> bool {
+        if self.stream.is_none() && now >= self.retry_at {
+            self.retry_at = now + RETRY;
+            match begin(self.address) {
+                Ok(stream) => {
+                    self.stream = Some(stream);
+                    self.announce(prefix, announced, now);
+                }
+                Err(e) => tracing::debug!(server = %self.address, "the store cannot be reached: {e}"),
+            }
+        }
+        self.stream.is_some() || !self.broken.is_empty()
+    }
+
+    /// Sends what waits, takes what came.
+    pub fn turn(&mut self, prefix: &str, answers: &mut Vec<Answer>, now: Instant) {
+        if self.takes() {
+            for n in self.stale.drain() {
+                self.others -= 1;
+                // Writing into memory does not fail.
+                let _ = write!(self.out, "md {prefix}.{n} O{}\r\n", self.others);
+                self.waiting.push_back((self.others, Kind::Other, now));
+            }
+        }
+        self.flush(now);
+        if let Err(e) = self.receive(answers) {
+            self.fail(&e, now);
+        }
+        if self.waiting.front().is_some_and(|(_, _, since)| now.saturating_duration_since(*since) >= SILENCE)
+        {
+            self.fail(&io::ErrorKind::TimedOut.into(), now);
+        }
+        answers.append(&mut self.broken);
+    }
+
+    pub fn flush(&mut self, now: Instant) {
+        while let Some(stream) = self.stream.as_mut().filter(|_| self.sent < self.out.len()) {
+            match stream.write(&self.out[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // A connection that is being made says so too.
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
+                    break;
+                }
+                Err(e) => self.fail(&e, now),
+            }
+        }
+        if self.sent == self.out.len() {
+            self.out.clear();
+            self.sent = 0;
+        } else if self.sent > MAX_OUT {
+            self.out.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+
+    fn receive(&mut self, answers: &mut Vec<Answer>) -> io::Result<()> {
+        let mut chunk = [0; 16_384];
+        while let Some(stream) = self.stream.as_mut() {
+            match stream.read(&mut chunk) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.input.extend_from_slice(&chunk[..count]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
+                    break;
+                }
+                Err(e) => return Err(e),
+            }
+            self.read_answers(answers)?;
+        }
+        Ok(())
+    }
+
+    fn read_answers(&mut self, answers: &mut Vec<Answer>) -> io::Result<()> {
+        let rubbish = || io::Error::from(io::ErrorKind::InvalidData);
+        let mut at = 0;
+        while let Some(end) = self.input[at..].iter().position(|&b| b == b'\n') {
+            let line = self.input[at..at + end].trim_ascii_end();
+            let (serial, kind, _) = *self.waiting.front().ok_or_else(rubbish)?;
+            let mut words = line.split(|&b| b == b' ');
+            let said = words.next().unwrap_or_default();
+            let kept = match said {
+                // Full, or out of order: it answers, and keeps nothing.
+                b"SERVER_ERROR" => false,
+                b"HD" | b"NF" | b"NS" | b"EX" => {
+                    let opaque =
+                        words.next().and_then(|word| std::str::from_utf8(word.strip_prefix(b"O")?).ok());
+                    if opaque.and_then(|digits| digits.parse().ok()) != Some(serial) {
+                        return Err(rubbish());
+                    }
+                    said == b"HD"
+                }
+                _ => return Err(rubbish()),
+            };
+            self.waiting.pop_front();
+            if kind == Kind::Put {
+                answers.push(Answer { serial, kept });
+            }
+            at += end + 1;
+        }
+        self.input.drain(..at);
+        if self.input.len() > MAX_LINE { Err(rubbish()) } else { Ok(()) }
+    }
+
+    fn fail(&mut self, error: &io::Error, now: Instant) {
+        tracing::debug!(server = %self.address, "the store's connection broke: {error}");
+        self.stream = None;
+        self.retry_at = now + RETRY;
+        (self.sent, self.out, self.input) = (0, Vec::new(), Vec::new());
+        for (serial, kind, _) in self.waiting.drain(..) {
+            if kind == Kind::Put {
+                self.broken.push(Answer { serial, kept: false });
+            }
+        }
+    }
+}
+
+/// A connection that is being made.
+fn begin(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
+        Err(e) => Err(e.into()),
+    }
+}

@@ -1,0 +1,340 @@
+//! The store, with real memcached servers and with such as do not do well.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::testing::{PATIENCE, Process, eventually};
+use rivulet_trods::Record;
+use rivulet_trods::store::{Done, Store, StoreConfig, StoreError, erase, load, prefix};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::records::record;
+
+/// A memcached with a port of its own.
+pub struct Memcached {
+    pub address: SocketAddr,
+    _process: Process,
+    _folder: tempfile::TempDir,
+}
+
+impl Memcached {
+    /// `None`, and a line that says so, where there is none.
+    pub fn start() -> Option<Memcached> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("port");
+        let mut command = Command::new("memcached");
+        command.args(["-l", "127.0.0.1", "-p", "-1", "-U", "0", "-u", "nobody", "-M", "-m", "64", "-t", "1"]);
+        command.env("MEMCACHED_PORT_FILENAME", &file).stdout(Stdio::null()).stderr(Stdio::null());
+        // It writes as the user that it becomes.
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let process = match command.spawn() {
+            Ok(child) => Process(child),
+            Err(e) => {
+                eprintln!("SKIPPED: cannot run memcached: {e}");
+                return None;
+            }
+        };
+        let mut port = None;
+        eventually("memcached's port", || {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            port = text.lines().find_map(|line| line.strip_prefix("TCP INET: ")?.trim().parse().ok());
+            port.is_some_and(|port: u16| TcpStream::connect(("127.0.0.1", port)).is_ok())
+        });
+        let address = SocketAddr::from(([127, 0, 0, 1], port.unwrap()));
+        Some(Memcached { address, _process: process, _folder: folder })
+    }
+
+    /// Everything under these names, as another replica finds it.
+    fn load(&self) -> Vec<(u32, Record)> {
+        let loaded = load(&[self.address], "web.r1.7", PATIENCE);
+        assert_eq!((loaded.servers, loaded.damaged), (1, 0));
+        loaded.records
+    }
+}
+
+/// A patience that nothing on a busy machine exceeds.
+const LONG: Duration = Duration::from_secs(2);
+
+fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
+    let prefix = prefix("web", "r1", 7).unwrap();
+    // The order does not depend on the name here.
+    let mut servers = servers.to_vec();
+    let turn = crc32c::crc32c(prefix.as_bytes()) as usize % servers.len();
+    servers.rotate_right(turn);
+    Store::new(&StoreConfig { servers, own: Vec::new(), copies, prefix, patience }, Instant::now()).unwrap()
+}
+
+/// Turns until so many are done.
+fn finish(store: &mut Store, count: usize) -> Vec<Done> {
+    let mut done = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        store.turn(Instant::now(), &mut done);
+        if done.len() >= count {
+            return done;
+        }
+        assert!(Instant::now() < deadline, "{done:?}");
+        let wait = store.deadline().saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
+        let mut fds: Vec<PollFd<'_>> = store
+            .descriptors()
+            .map(|(fd, writes)| {
+                let flags = if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+                PollFd::from_borrowed_fd(fd, flags)
+            })
+            .collect();
+        let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as _ };
+        poll(&mut fds, Some(&wait)).unwrap();
+    }
+}
+
+fn of(n: u32, version: u32) -> Record {
+    let mut record = record();
+    record.tuple.client.set_port(n as u16);
+    record.version = version;
+    record
+}
+
+fn put(store: &mut Store, n: u32, version: u32) {
+    store.put(n, version.into(), &of(n, version).encode(), Instant::now());
+}
+
+/// One record at a time: whether it was kept.
+fn kept(store: &mut Store, n: u32, version: u32) -> bool {
+    put(store, n, version);
+    let done = finish(store, 1);
+    assert_eq!((done.len(), done[0].n, done[0].ticket), (1, n, version.into()));
+    done[0].kept
+}
+
+#[test]
+fn another_replica_finds_what_was_stored() {
+    let Some(server) = Memcached::start() else { return };
+    let mut store = store(&[server.address], 1, LONG);
+    for n in 0..1000 {
+        put(&mut store, n, 1);
+    }
+    let done = finish(&mut store, 1000);
+    assert!(done.len() == 1000 && done.iter().all(|done| done.kept && done.ticket == 1));
+    assert_eq!(store.pending(), 0);
+    assert!(kept(&mut store, 5, 2));
+    store.forget(6);
+    // Before the deletion is sent its number is used again.
+    store.forget(7);
+    assert!(kept(&mut store, 7, 9));
+    let mut found = server.load();
+    found.sort_by_key(|(n, _)| *n);
+    let want: Vec<_> = (0..1000)
+        .filter(|n| *n != 6)
+        .map(|n| (n, of(n, [1, 2, 9][usize::from(n == 5) + 2 * usize::from(n == 7)])))
+        .collect();
+    assert!(found == want);
+    let numbers: Vec<u32> = (0..999).collect();
+    assert_eq!(erase(&[server.address], "web.r1.7", &numbers, PATIENCE), 1);
+    assert_eq!(server.load(), [(999, of(999, 1))]);
+    assert_eq!(load(&[server.address], "web.r1.8", PATIENCE).records, []);
+}
+
+#[test]
+fn two_copies_are_on_two_servers() {
+    let (Some(one), Some(two)) = (Memcached::start(), Memcached::start()) else { return };
+    let mut both = store(&[one.address, two.address], 2, LONG);
+    assert!(kept(&mut both, 3, 1));
+    assert_eq!((one.load(), two.load()), (vec![(3, of(3, 1))], vec![(3, of(3, 1))]));
+    drop(one);
+    assert!(kept(&mut both, 3, 2), "one that is left is better than none");
+    assert_eq!(two.load(), [(3, of(3, 2))]);
+}
+
+#[test]
+fn the_next_server_takes_over_when_one_dies() {
+    let (Some(one), Some(two)) = (Memcached::start(), Memcached::start()) else { return };
+    let mut store = store(&[one.address, two.address], 1, LONG);
+    assert!(kept(&mut store, 0, 1) && kept(&mut store, 1, 1));
+    assert_eq!((one.load().len(), two.load().len()), (2, 0));
+    let addresses = [one.address, two.address];
+    drop(one);
+    for version in 2..20 {
+        assert!(kept(&mut store, 0, version));
+    }
+    assert_eq!(two.load(), [(0, of(0, 19))]);
+    drop(two);
+    assert!(!kept(&mut store, 0, 20), "nobody is left");
+    let loaded = load(&addresses, "web.r1.7", PATIENCE);
+    assert_eq!((loaded.servers, loaded.records.len()), (0, 0));
+}
+
+/// The newest record counts, wherever the others are.
+#[test]
+fn old_records_on_another_server_do_not_count() {
+    let (Some(one), Some(two)) = (Memcached::start(), Memcached::start()) else { return };
+    for (server, version) in [(&one, 4), (&two, 3)] {
+        let mut store = store(&[server.address], 1, LONG);
+        assert!(kept(&mut store, 0, version));
+    }
+    let both = [two.address, one.address];
+    assert_eq!(load(&both, "web.r1.7", PATIENCE).records, [(0, of(0, 4))]);
+    // Another connection between the same ends, with a number of its own.
+    let mut later = of(0, 1);
+    later.handshake.at_ms += 1;
+    let mut store = store(&[two.address], 1, LONG);
+    store.put(9, 1, &later.encode(), Instant::now());
+    finish(&mut store, 1);
+    assert_eq!(load(&both, "web.r1.7", PATIENCE).records, [(9, later)]);
+}
+
+/// What a server that is none answers to each line of a record that it is sent; it says that it got one.
+fn pretender(
+    answer: impl Fn(usize, &str) -> Option<String> + Send + 'static,
+) -> (SocketAddr, Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let mut count = 0;
+        for stream in listener.incoming() {
+            // A test that is over does not listen.
+            let Ok(stream) = stream else { return };
+            if serve(stream, &answer, &mut count, &tell).is_none() {
+                return;
+            }
+        }
+    });
+    (address, told)
+}
+
+fn serve(
+    stream: TcpStream,
+    answer: &impl Fn(usize, &str) -> Option<String>,
+    count: &mut usize,
+    tell: &Sender<String>,
+) -> Option<()> {
+    let mut from = BufReader::new(stream);
+    let mut line = String::new();
+    while from.read_line(&mut line).is_ok_and(|n| n > 0) {
+        let mut words = line.split_ascii_whitespace();
+        if words.next() == Some("ms") {
+            let length: usize = words.nth(1)?.parse().ok()?;
+            from.read_exact(&mut vec![0; length + 2]).ok()?;
+        }
+        *count += 1;
+        tell.send(line.trim().to_owned()).ok()?;
+        let opaque = line.trim().rsplit(' ').next()?.to_owned();
+        match answer(*count, &opaque) {
+            Some(said) => from.get_mut().write_all(said.as_bytes()).ok()?,
+            None => break,
+        }
+        line.clear();
+    }
+    Some(())
+}
+
+#[test]
+fn a_server_that_is_slow_is_helped_out_by_the_next() {
+    let Some(good) = Memcached::start() else { return };
+    // It never answers.
+    let (slow, told) = pretender(|_, _| Some(String::new()));
+    let mut store = store(&[slow, good.address], 1, Duration::from_millis(50));
+    for version in 1..10 {
+        assert!(kept(&mut store, 0, version));
+    }
+    assert_eq!(good.load(), [(0, of(0, 9))]);
+    // The number in use, one record, and no more while there is a better one: but a second later it may be tried again.
+    let asked: Vec<String> = told.try_iter().collect();
+    assert!(asked.len() >= 2 && asked[0].starts_with("ms web.r1.7 3 "), "{asked:?}");
+    assert!(asked[1].starts_with("ms web.r1.7.0 "), "{asked:?}");
+}
+
+#[test]
+fn an_answer_that_comes_late_counts() {
+    let (slow, told) = pretender(|_, opaque| {
+        std::thread::sleep(Duration::from_millis(100));
+        Some(format!("HD {opaque}\r\n"))
+    });
+    let mut store = store(&[slow], 1, Duration::from_millis(20));
+    // There is nobody else to be asked, so it is waited for: 25 times as long.
+    put(&mut store, 0, 1);
+    let done = finish(&mut store, 1);
+    assert_eq!(told.try_iter().count(), 2);
+    assert!(done[0].kept);
+}
+
+#[test]
+fn silence_is_failure_in_the_end() {
+    let (slow, _told) = pretender(|_, _| Some(String::new()));
+    let mut store = store(&[slow], 1, Duration::from_millis(2));
+    assert!(!kept(&mut store, 0, 1));
+}
+
+#[test]
+fn rubbish_is_no_answer() {
+    let Some(good) = Memcached::start() else { return };
+    for rubbish in [
+        "OK\r\n",
+        "HD\r\n",
+        "HD O12345\r\n",
+        "\r\n",
+        "\0\0\0\n",
+        "HD O1 HD O1",
+        "ERROR\r\n",
+        "CLIENT_ERROR bad data chunk\r\n",
+        "VA 5 O1\r\nhello\r\n",
+        "NS O1\r\n",
+        "SERVER_ERROR out of memory storing object\r\n",
+    ] {
+        // The first command announces numbers; what is answered to it has to be good, so that the record is judged.
+        let text = rubbish.to_owned();
+        let (bad, told) = pretender(move |count, opaque| {
+            Some(if count % 2 == 1 { format!("HD {opaque}\r\n") } else { text.clone() + &"x".repeat(3000) })
+        });
+        let mut both = store(&[bad, good.address], 1, LONG);
+        let version = 1 + u32::try_from(rubbish.len()).unwrap();
+        assert!(kept(&mut both, 0, version), "{rubbish}");
+        assert!(told.try_iter().count() >= 2, "{rubbish}");
+        assert_eq!(good.load(), [(0, of(0, version))]);
+        let mut alone = store(&[bad], 1, Duration::from_millis(20));
+        assert!(!kept(&mut alone, 0, 1), "{rubbish}");
+    }
+}
+
+#[test]
+fn a_server_without_end_is_not_read_for_ever() {
+    for said in [
+        "VA 999999999\r\n",
+        "VA 8193\r\n",
+        "VA x\r\n",
+        "EN",
+        "x".repeat(1000).as_str(),
+        "VA 9\r\n4294967295\r\n",
+    ] {
+        let said = said.to_owned();
+        let (bad, _told) = pretender(move |_, _| Some(said.clone()));
+        let loaded = load(&[bad], "web.r1.7", Duration::from_millis(300));
+        assert_eq!((loaded.servers, loaded.records.len()), (0, 0));
+    }
+}
+
+#[test]
+fn the_own_host_is_no_store() {
+    let config = StoreConfig {
+        servers: vec!["10.0.0.1:11211".parse().unwrap(); 2],
+        own: vec!["10.0.0.1".parse().unwrap()],
+        copies: 1,
+        prefix: prefix("web", "r1", 7).unwrap(),
+        patience: LONG,
+    };
+    let refused = |config: StoreConfig| Store::new(&config, Instant::now()).map(drop);
+    assert_eq!(refused(config.clone()), Err(StoreError::Alone));
+    assert_eq!(
+        refused(StoreConfig { own: Vec::new(), copies: 3, ..config.clone() }),
+        Err(StoreError::Copies(3))
+    );
+    let many = vec!["10.0.0.2:1".parse().unwrap(); 17];
+    assert_eq!(refused(StoreConfig { servers: many, ..config }), Err(StoreError::Servers(17)));
+    for name in ["", "a b", "a.b", "a\r\nmd x", &"a".repeat(65), "\u{e9}"] {
+        assert_eq!(prefix(name, "r1", 1), Err(StoreError::Name(name.to_owned())));
+        assert_eq!(prefix("web", name, 1), Err(StoreError::Name(name.to_owned())));
+    }
+}
