@@ -192,14 +192,15 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
     Ok(Some(ResponseHead { length, status, framing, object, close }))
 }
 
-/// Fields that ask for a part of an object or under a condition: what asks for another part has its own.
-const CONDITIONS: [&str; 6] =
-    ["range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"];
+/// Fields that ask for a part of an object or under a condition, and what becomes of the connection behind it: what asks for
+/// another part has its own.
+const REPLACED: [&str; 7] =
+    ["connection", "range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"];
 
 /// The request for octets `first` to `last`, both included, of the object that answered `head`, a head that [`request`] has read.
 #[must_use]
 pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8> {
-    let mut out = Vec::with_capacity(head.len() + etag.len() + 80);
+    let mut out = Vec::with_capacity(head.len() + etag.len() + 100);
     let lead = head.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
     for line in head[lead..].split_inclusive(|&b| b == b'\n') {
         let colon = line.iter().position(|&b| b == b':');
@@ -208,11 +209,11 @@ pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8>
         if matches!(line, b"\r\n" | b"\n") {
             break;
         }
-        if !CONDITIONS.iter().any(|condition| name.eq_ignore_ascii_case(condition.as_bytes())) {
+        if !REPLACED.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes())) {
             out.extend_from_slice(line);
         }
     }
-    out.extend_from_slice(format!("Range: bytes={first}-{last}\r\nIf-Range: ").as_bytes());
+    out.extend_from_slice(format!("Connection: keep-alive\r\nRange: bytes={first}-{last}\r\nIf-Range: ").as_bytes());
     out.extend_from_slice(etag);
     out.extend_from_slice(b"\r\n\r\n");
     out
@@ -392,8 +393,8 @@ mod tests {
     #[test]
     fn a_range_takes_the_place_of_conditions() {
         let head = "\r\nGET /a:b HTTP/1.1\r\nHost: h\r\nrange: bytes=1-\r\nIf-Range: \"y\"\r\n\
-                    If-None-Match: \"z\"\r\nCookie: c\r\n\r\n";
-        let want = "GET /a:b HTTP/1.1\r\nHost: h\r\nCookie: c\r\nRange: bytes=5-9\r\nIf-Range: \"x\"\r\n\r\n";
+                    If-None-Match: \"z\"\r\nCookie: c\r\nConnection: close\r\n\r\n";
+        let want = "GET /a:b HTTP/1.1\r\nHost: h\r\nCookie: c\r\nConnection: keep-alive\r\nRange: bytes=5-9\r\nIf-Range: \"x\"\r\n\r\n";
         assert_eq!(String::from_utf8(range_request(head.as_bytes(), b"\"x\"", 5, 9)).unwrap(), want);
     }
 }

@@ -5,11 +5,13 @@
 //!   client, and nothing of the server's is let out, before a [`Record`] of what it means is stored. No sockets, no clock.
 //! - [`Record`] is what another replica needs to go on with the connection.
 
+pub mod adopt;
 mod chunked;
 pub mod flow;
 pub mod head;
 pub mod record;
 pub mod store;
+pub mod wake;
 
 pub use flow::{Action, Flow, Limits, Reason, Settings};
 pub use record::{Record, Tuple};

@@ -1,0 +1,244 @@
+//! The thread that all adopted connections of a replica live on.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::repair::{Connection, RepairError};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+use super::{AdoptConfig, Adoption, Refusal, Turn};
+use crate::record::{Record, Tuple};
+
+/// Between looks at who waited long enough.
+const LOOK: Duration = Duration::from_millis(50);
+/// What the descriptor that wakes the thread is called among those of connections.
+const WAKE: u64 = u64::MAX;
+
+/// What became of a connection.
+#[derive(Debug)]
+pub enum Outcome {
+    /// It was gone on with to its end.
+    Over,
+    /// Its client was reset.
+    Refused(Refusal),
+}
+
+/// Connections so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Sockets that the kernel made.
+    pub adopted: u64,
+    /// Those of them whose clients were reset.
+    pub refused: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    adopted: AtomicU64,
+    refused: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// All adopted connections of a replica.
+#[derive(Debug)]
+pub struct Adopters {
+    send: Sender<Adoption>,
+    wake: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Adopters {
+    /// Starts the thread. It tells of each connection when it has ended.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(config: AdoptConfig, ended: Sender<(Tuple, Outcome)>) -> io::Result<Adopters> {
+        let (send, receive) = channel();
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &*wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+        let shared = Arc::new(Shared::default());
+        let mut engine = Engine {
+            config,
+            epoll,
+            receive,
+            ended,
+            wake: wake.clone(),
+            shared: shared.clone(),
+            count: 0,
+            connections: HashMap::new(),
+        };
+        let thread = std::thread::Builder::new().name("adopters".into()).spawn(move || engine.run())?;
+        Ok(Adopters { send, wake, shared, thread: Some(thread) })
+    }
+
+    /// Has the kernel take a connection over, in the calling thread's network namespace, and goes on with it. The record is
+    /// one that is not unprotected, and must be stored under this replica's name before; `connection` is what
+    /// [`wake::connection`](crate::wake::connection) makes of it.
+    ///
+    /// # Errors
+    /// [`RepairError`]: the kernel does not.
+    pub fn adopt(&self, record: Record, connection: &Connection) -> Result<(), RepairError> {
+        let adoption = Adoption::begin(record, connection, Instant::now())?;
+        self.shared.adopted.fetch_add(1, Ordering::Relaxed);
+        if self.send.send(adoption).is_err() {
+            return Err(RepairError { step: "the thread of adopters", source: io::ErrorKind::BrokenPipe.into() });
+        }
+        self.wake();
+        Ok(())
+    }
+
+    /// How many there were.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts { adopted: get(&self.shared.adopted), refused: get(&self.shared.refused) }
+    }
+
+    fn wake(&self) {
+        // One that cannot be counted any further is awake.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Adopters {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of adopted connections panicked");
+        }
+    }
+}
+
+struct Entry {
+    adoption: Adoption,
+    tuple: Tuple,
+    /// What each descriptor is waited for now, and which connection to the server the second one is.
+    waits: [Option<(RawFd, EventFlags)>; 2],
+    origins: u32,
+}
+
+struct Engine {
+    config: AdoptConfig,
+    epoll: OwnedFd,
+    receive: Receiver<Adoption>,
+    ended: Sender<(Tuple, Outcome)>,
+    wake: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+    count: u64,
+    connections: HashMap<u64, Entry>,
+}
+
+impl Engine {
+    fn run(&mut self) {
+        let mut events = Vec::with_capacity(256);
+        let mut look_at = Instant::now() + LOOK;
+        let mut due = Vec::new();
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            events.clear();
+            let wait = look_at.saturating_duration_since(Instant::now());
+            let wait = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as _ };
+            // Nobody to look after: nothing to look at.
+            let wait = if self.connections.is_empty() { None } else { Some(&wait) };
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), wait) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => {
+                    tracing::error!("adopted connections cannot be waited for: {e}");
+                    return;
+                }
+            }
+            due.extend(events.iter().map(|event: &Event| event.data.u64()));
+            if due.contains(&WAKE) {
+                // It was counted; how often does not matter.
+                let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+                self.take_up(&mut due);
+            }
+            let now = Instant::now();
+            if now >= look_at {
+                look_at = now + LOOK;
+                let late = |(n, entry): (&u64, &Entry)| (entry.adoption.deadline(&self.config) <= now).then_some(*n);
+                due.extend(self.connections.iter().filter_map(late));
+            }
+            for n in due.drain(..) {
+                self.turn(n, now);
+            }
+        }
+    }
+
+    fn take_up(&mut self, due: &mut Vec<u64>) {
+        while let Ok(adoption) = self.receive.try_recv() {
+            self.count += 1;
+            let tuple = adoption.tuple();
+            self.connections.insert(self.count, Entry { adoption, tuple, waits: [None, None], origins: 0 });
+            due.push(self.count);
+        }
+    }
+
+    fn turn(&mut self, n: u64, now: Instant) {
+        let Some(entry) = self.connections.get_mut(&n) else { return };
+        let outcome = match entry.adoption.turn(&self.config, now) {
+            Turn::Waits => match entry.wait(&self.epoll, n) {
+                Ok(()) => return,
+                Err(e) => {
+                    tracing::warn!("an adopted connection cannot be waited for: {e}");
+                    Outcome::Over
+                }
+            },
+            Turn::Over => Outcome::Over,
+            Turn::Refused(refusal) => {
+                self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(client = %entry.tuple.client, "not adopted: {refusal}");
+                Outcome::Refused(refusal)
+            }
+        };
+        if let Some(entry) = self.connections.remove(&n) {
+            // Whoever does not listen any more has no use for it.
+            let _ = self.ended.send((entry.tuple, outcome));
+        }
+    }
+}
+
+impl Entry {
+    /// Has epoll wait for what the connection waits for.
+    fn wait(&mut self, epoll: &OwnedFd, n: u64) -> io::Result<()> {
+        // Another one may have the same number, and epoll has forgotten the one before.
+        if self.origins != self.adoption.origins() {
+            self.origins = self.adoption.origins();
+            self.waits[1] = None;
+        }
+        for (wanted, waits) in self.adoption.interests().into_iter().zip(&mut self.waits) {
+            let wanted = wanted.map(|(fd, reads, writes)| {
+                let mut flags = EventFlags::empty();
+                flags.set(EventFlags::IN, reads);
+                flags.set(EventFlags::OUT, writes);
+                (fd, flags)
+            });
+            let data = EventData::new_u64(n);
+            match (wanted, *waits) {
+                (Some((fd, flags)), Some((before, had))) if before == fd.as_raw_fd() && flags == had => {}
+                (Some((fd, flags)), _) => set(epoll, fd, data, flags)?,
+                (None, _) => {}
+            }
+            *waits = wanted.map(|(fd, flags)| (fd.as_raw_fd(), flags));
+        }
+        Ok(())
+    }
+}
+
+fn set(epoll: &OwnedFd, fd: BorrowedFd<'_>, data: EventData, flags: EventFlags) -> io::Result<()> {
+    match epoll::modify(epoll, fd, data, flags) {
+        Err(rustix::io::Errno::NOENT) => Ok(epoll::add(epoll, fd, data, flags)?),
+        done => Ok(done?),
+    }
+}

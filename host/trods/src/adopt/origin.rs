@@ -1,0 +1,130 @@
+//! The server beside a connection that was taken over, and the pipe through which its octets go to the client.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
+
+/// Octets that a pipe of Linux takes unless told otherwise.
+const PIPE: usize = 65_536;
+
+/// A connection to the server, perhaps one that is being made.
+#[derive(Debug)]
+pub(super) struct Origin {
+    stream: TcpStream,
+    input: Vec<u8>,
+    ended: bool,
+    spoken: bool,
+}
+
+impl Origin {
+    pub fn connect(address: SocketAddr) -> io::Result<Origin> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        match connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(e) => return Err(e.into()),
+        }
+        Ok(Origin { stream: socket.into(), input: Vec::new(), ended: false, spoken: false })
+    }
+
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// What was read and not consumed.
+    pub fn input(&self) -> &[u8] {
+        &self.input
+    }
+
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Whether it ever said something.
+    pub fn has_spoken(&self) -> bool {
+        self.spoken
+    }
+
+    pub fn consume(&mut self, count: usize) {
+        self.input.drain(..count);
+    }
+
+    /// Reads what is there until there are so many octets.
+    pub fn fill(&mut self, most: usize) -> io::Result<()> {
+        let mut chunk = [0; 4096];
+        while self.input.len() < most && !self.ended {
+            let room = chunk.len().min(most - self.input.len());
+            match self.stream.read(&mut chunk[..room]) {
+                Ok(0) => self.ended = true,
+                Ok(count) => {
+                    self.input.extend_from_slice(&chunk[..count]);
+                    self.spoken = true;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        self.stream.write(octets)
+    }
+
+    /// Nothing more will be asked.
+    pub fn end(&mut self) {
+        // One that has gone meanwhile is noticed when it is read from.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+/// A pipe that octets go through without being copied. It is made when it is needed.
+#[derive(Debug, Default)]
+pub(super) struct Pipe {
+    ends: Option<(OwnedFd, OwnedFd)>,
+    filled: usize,
+}
+
+impl Pipe {
+    pub fn filled(&self) -> usize {
+        self.filled
+    }
+
+    /// Takes at most so many octets of the server's: none of them is an error, as is its end.
+    pub fn read(&mut self, from: &mut Origin, most: u64) -> io::Result<u64> {
+        let (_, to) = match &mut self.ends {
+            Some(ends) => ends,
+            none => none.insert(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?),
+        };
+        let most = usize::try_from(most).unwrap_or(usize::MAX).min(PIPE);
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        match splice(from.stream.as_fd(), None, &*to, None, most, flags)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                from.spoken = true;
+                self.filled += count;
+                Ok(count as u64)
+            }
+        }
+    }
+
+    /// Hands on what it has, as much as the client takes.
+    pub fn write(&mut self, to: &TcpStream) -> io::Result<()> {
+        let Some((from, _)) = &self.ends else { return Ok(()) };
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        match splice(from, None, to, None, self.filled, flags)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.filled -= count;
+                Ok(())
+            }
+        }
+    }
+}
