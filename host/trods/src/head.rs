@@ -194,8 +194,15 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
 
 /// Fields that ask for a part of an object or under a condition, and what becomes of the connection behind it: what asks for
 /// another part has its own.
-const REPLACED: [&str; 7] =
-    ["connection", "range", "if-range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since"];
+const REPLACED: [&str; 7] = [
+    "connection",
+    "range",
+    "if-range",
+    "if-match",
+    "if-none-match",
+    "if-modified-since",
+    "if-unmodified-since",
+];
 
 /// The request for octets `first` to `last`, both included, of the object that answered `head`, a head that [`request`] has read.
 #[must_use]
@@ -213,7 +220,9 @@ pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8>
             out.extend_from_slice(line);
         }
     }
-    out.extend_from_slice(format!("Connection: keep-alive\r\nRange: bytes={first}-{last}\r\nIf-Range: ").as_bytes());
+    out.extend_from_slice(
+        format!("Connection: keep-alive\r\nRange: bytes={first}-{last}\r\nIf-Range: ").as_bytes(),
+    );
     out.extend_from_slice(etag);
     out.extend_from_slice(b"\r\n\r\n");
     out

@@ -3,10 +3,15 @@
 //! A segment that is no longer awaited has to be answered by an acknowledgement (RFC 9293 section 3.10.7.4), which says where the client
 //! is. Its timestamp must be a new one, or PAWS has it dropped without a word (RFC 7323 section 5.2).
 
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::{Header, Options, Segment, Stamps};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 
 use crate::record::Record;
 
@@ -22,6 +27,11 @@ const WINDOW: u16 = 1024;
 /// Where a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
+    /// It answers a probe, and so has all that was on its way to it before: else more may come, and it is somewhere else
+    /// then. Clients that send no duplicate SACK (RFC 2883) never say so.
+    pub fresh: bool,
+    /// Octets from `ack` on up to the last one that it has, behind a hole.
+    pub sacked: u32,
     /// The next octet that it awaits.
     pub ack: u32,
     /// Octets from there that it takes.
@@ -48,16 +58,16 @@ pub fn timestamp(record: &Record, now_ms: u64) -> Option<u32> {
     record.handshake.timestamp.map(|value| value.wrapping_add(passed).wrapping_add(MARGIN))
 }
 
-/// The probe: an IP packet without data, or, as its repetition, with one octet that the client had long ago. Stacks limit how
-/// often they answer the former, not the latter.
+/// The probe: an IP packet with one octet that the client had long ago. Stacks limit how often they answer a segment without
+/// data, and name this octet in a duplicate SACK, which tells the answer from other acknowledgements.
 ///
 /// # Errors
 /// [`BuildError`]: the record's addresses are of two families.
-pub fn probe(record: &Record, now_ms: u64, repeated: bool) -> Result<Vec<u8>, BuildError> {
+pub fn probe(record: &Record, now_ms: u64) -> Result<Vec<u8>, BuildError> {
     let header = Header {
         src: record.tuple.service,
         dst: record.tuple.client,
-        seq: record.passed().wrapping_sub((reach(record) + 1).min(MAX_BACK) as u32),
+        seq: old(record),
         ack: record.acknowledged(),
         flags: TcpFlags(TcpFlags::ACK),
         window: WINDOW,
@@ -66,10 +76,45 @@ pub fn probe(record: &Record, now_ms: u64, repeated: bool) -> Result<Vec<u8>, Bu
             ..Options::default()
         },
     };
-    let payload = usize::from(repeated);
-    let mut packet = vec![0; header.length() + payload];
-    header.finish(&mut packet, payload)?;
+    let mut packet = vec![0; header.length() + 1];
+    header.finish(&mut packet, 1)?;
     Ok(packet)
+}
+
+/// Sends probes, past what this host's own TCP knows of their connections.
+#[derive(Debug)]
+pub struct Prober {
+    v4: OwnedFd,
+    /// None where there is no IPv6.
+    v6: Option<OwnedFd>,
+}
+
+impl Prober {
+    /// In the calling thread's network namespace. Needs `CAP_NET_RAW`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open() -> io::Result<Prober> {
+        // This protocol number says that headers are written here (raw(7), ipv6(7)), and nothing is ever received.
+        let raw = |family| socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW));
+        Ok(Prober { v4: raw(AddressFamily::INET)?, v6: raw(AddressFamily::INET6).ok() })
+    }
+
+    /// Sends the [`probe`] of a connection. The service's address must stand on this host.
+    ///
+    /// # Errors
+    /// The system's; a queue that is full is one.
+    pub fn send(&self, record: &Record, now_ms: u64) -> io::Result<()> {
+        let packet = probe(record, now_ms).map_err(io::Error::other)?;
+        let client = record.tuple.client.ip();
+        let socket = match client.is_ipv4() {
+            true => &self.v4,
+            false => self.v6.as_ref().ok_or(io::ErrorKind::Unsupported)?,
+        };
+        // The IP header names the addresses; a port is none of a raw socket's.
+        sendto(socket, &packet, SendFlags::DONTWAIT, &SocketAddr::new(client, 0))?;
+        Ok(())
+    }
 }
 
 /// What a segment tells, whose checksum holds ([`Segment::is_intact`]).
@@ -97,7 +142,16 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
         return Told::Nothing;
     }
     let shift = record.handshake.scales.map_or(0, |(theirs, _)| theirs);
-    Told::Waits(Place { ack: header.ack, window: u32::from(header.window) << shift, seq: header.seq })
+    let blocks = header.options.sack.blocks();
+    let left = record.passed().wrapping_sub(header.ack);
+    let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack)).filter(|further| *further <= left);
+    Told::Waits(Place {
+        fresh: blocks.first() == Some(&(old(record), old(record).wrapping_add(1))),
+        sacked: ends.max().unwrap_or(0),
+        ack: header.ack,
+        window: u32::from(header.window) << shift,
+        seq: header.seq,
+    })
 }
 
 /// The socket that goes on there.
@@ -117,6 +171,11 @@ pub fn connection(record: &Record, place: &Place, now_ms: u64) -> Connection {
         // Later than that of a probe, which the client has heard.
         timestamp: timestamp(record, now_ms).map(|value| value.wrapping_add(MARGIN)),
     }
+}
+
+/// The sequence number of an octet that the client has had.
+fn old(record: &Record) -> u32 {
+    record.passed().wrapping_sub((reach(record) + 1).min(MAX_BACK) as u32)
 }
 
 /// Octets before the end of what was let pass at which the client can be.

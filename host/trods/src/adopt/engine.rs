@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use super::{AdoptConfig, Adoption, Refusal, Turn};
 use crate::record::{Record, Tuple};
+use crate::wake::Prober;
 
 /// Between looks at who waited long enough.
 const LOOK: Duration = Duration::from_millis(50);
@@ -50,13 +51,14 @@ struct Shared {
 #[derive(Debug)]
 pub struct Adopters {
     send: Sender<Adoption>,
+    prober: Arc<Prober>,
     wake: Arc<OwnedFd>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Adopters {
-    /// Starts the thread. It tells of each connection when it has ended.
+    /// Starts the thread, which works in the calling thread's network namespace. It tells of each connection when it has ended.
     ///
     /// # Errors
     /// The system's.
@@ -77,20 +79,23 @@ impl Adopters {
             connections: HashMap::new(),
         };
         let thread = std::thread::Builder::new().name("adopters".into()).spawn(move || engine.run())?;
-        Ok(Adopters { send, wake, shared, thread: Some(thread) })
+        Ok(Adopters { send, prober: Arc::new(Prober::open()?), wake, shared, thread: Some(thread) })
     }
 
     /// Has the kernel take a connection over, in the calling thread's network namespace, and goes on with it. The record is
     /// one that is not unprotected, and must be stored under this replica's name before; `connection` is what
-    /// [`wake::connection`](crate::wake::connection) makes of it.
+    /// [`wake::connection`](crate::wake::connection) makes of it, `sacked` what its [`Place`](crate::wake::Place) says.
     ///
     /// # Errors
     /// [`RepairError`]: the kernel does not.
-    pub fn adopt(&self, record: Record, connection: &Connection) -> Result<(), RepairError> {
-        let adoption = Adoption::begin(record, connection, Instant::now())?;
+    pub fn adopt(&self, record: Record, connection: &Connection, sacked: u32) -> Result<(), RepairError> {
+        let adoption = Adoption::begin(record, connection, sacked, self.prober.clone(), Instant::now())?;
         self.shared.adopted.fetch_add(1, Ordering::Relaxed);
         if self.send.send(adoption).is_err() {
-            return Err(RepairError { step: "the thread of adopters", source: io::ErrorKind::BrokenPipe.into() });
+            return Err(RepairError {
+                step: "the thread of adopters",
+                source: io::ErrorKind::BrokenPipe.into(),
+            });
         }
         self.wake();
         Ok(())
@@ -167,7 +172,8 @@ impl Engine {
             let now = Instant::now();
             if now >= look_at {
                 look_at = now + LOOK;
-                let late = |(n, entry): (&u64, &Entry)| (entry.adoption.deadline(&self.config) <= now).then_some(*n);
+                let late =
+                    |(n, entry): (&u64, &Entry)| (entry.adoption.deadline(&self.config) <= now).then_some(*n);
                 due.extend(self.connections.iter().filter_map(late));
             }
             for n in due.drain(..) {

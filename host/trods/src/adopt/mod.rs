@@ -11,19 +11,23 @@ mod origin;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_pktio::repair::{Connection, RepairError, restore};
+use rivulet_pktio::repair::{Connection, RepairError, restore, set_sent};
 use rustix::net::sockopt;
 
 use self::origin::{Origin, Pipe};
 use crate::head::{self, MAX_HEAD, Method};
 use crate::record::{Body, MAX_WHOLE, Record, Response, Tuple};
+use crate::wake::Prober;
 
 pub use engine::{Adopters, Counts, Outcome};
 
 /// Octets that wait to be sent on, in either direction.
 const MAX_WAITING: usize = 16_384;
+/// Octets of room for what counts as sent, at least.
+const MIN_ROOM: usize = 4 << 20;
 /// After an attempt that did not reach the server the next one waits so long.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -99,6 +103,9 @@ pub(crate) struct Adoption {
     at: usize,
     offset: u64,
     client: TcpStream,
+    /// So many of the next octets count as sent: the client has some of them, behind a hole.
+    sent: usize,
+    prober: Arc<Prober>,
     origin: Option<Origin>,
     /// Connections to the server so far.
     origins: u32,
@@ -125,8 +132,22 @@ enum Stop {
 impl Adoption {
     /// Has the kernel take the connection over in the calling thread's network namespace. The service's address must stand
     /// there, and the record must not be unprotected.
-    pub fn begin(record: Record, connection: &Connection, now: Instant) -> Result<Adoption, RepairError> {
+    pub fn begin(
+        record: Record,
+        connection: &Connection,
+        sacked: u32,
+        prober: Arc<Prober>,
+        now: Instant,
+    ) -> Result<Adoption, RepairError> {
         let client = restore(connection, None)?;
+        if sacked > 0 {
+            // Or the kernel would take acknowledgements behind the hole for somebody else's. None of it is sent before all of
+            // it is there, so there must be room.
+            let room = MIN_ROOM.max(2 * sacked as usize);
+            let forced = sockopt::set_socket_send_buffer_size_force(&client, room);
+            forced.map_err(|e| RepairError { step: "SO_SNDBUFFORCE", source: e.into() })?;
+            set_sent(&client, true)?;
+        }
         let of = |step| move |source| RepairError { step, source };
         client.set_nonblocking(true).map_err(of("O_NONBLOCK"))?;
         client.set_nodelay(true).map_err(of("TCP_NODELAY"))?;
@@ -149,6 +170,8 @@ impl Adoption {
             at,
             offset,
             client,
+            sent: sacked as usize,
+            prober,
             origin: None,
             origins: 0,
             pipe: Pipe::default(),
@@ -215,10 +238,12 @@ impl Adoption {
             return [Some((self.client.as_fd(), false, false)), None];
         }
         let blocked = !self.out.is_empty() || self.pipe.filled() > 0;
-        let listens = matches!(self.step, Step::Relay) && !self.client_ended && self.to_origin.len() < MAX_WAITING;
+        let listens =
+            matches!(self.step, Step::Relay) && !self.client_ended && self.to_origin.len() < MAX_WAITING;
         let listens = listens || self.step == Step::Drain;
         let client = Some((self.client.as_fd(), listens, blocked));
-        let origin = self.origin.as_ref().map(|origin| (origin.as_fd(), !blocked, !self.to_origin.is_empty()));
+        let origin =
+            self.origin.as_ref().map(|origin| (origin.as_fd(), !blocked, !self.to_origin.is_empty()));
         [client, origin]
     }
 
@@ -247,6 +272,20 @@ impl Adoption {
             Step::Body(0) => {
                 (self.offset, self.step) = (self.record.responses[self.at].length, Step::Next);
                 Ok(())
+            }
+            Step::Body(unread) if self.sent > 0 => {
+                let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
+                let most = MAX_WAITING.min(usize::try_from(unread).unwrap_or(usize::MAX));
+                origin.fill(most).map_err(|_| Stop::Origin)?;
+                let count = origin.input().len().min(most);
+                self.out.extend_from_slice(&origin.input()[..count]);
+                origin.consume(count);
+                self.step = Step::Body(unread - count as u64);
+                match count {
+                    0 if origin.is_ended() => Err(Stop::Origin),
+                    0 => Err(Stop::Waits),
+                    _ => Ok(()),
+                }
             }
             Step::Body(unread) => {
                 let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
@@ -345,7 +384,9 @@ impl Adoption {
         let left = response.length - head.len() as u64 - from;
         let length = same(response, origin.input(), from, left)?;
         origin.consume(length);
-        self.out.extend_from_slice(head.get(usize::try_from(self.offset).unwrap_or(usize::MAX)..).unwrap_or_default());
+        self.out.extend_from_slice(
+            head.get(usize::try_from(self.offset).unwrap_or(usize::MAX)..).unwrap_or_default(),
+        );
         let count = origin.input().len().min(usize::try_from(left).unwrap_or(usize::MAX));
         self.out.extend_from_slice(&origin.input()[..count]);
         origin.consume(count);
@@ -408,9 +449,17 @@ impl Adoption {
     /// Writes what waits for the client, all of it.
     fn to_client(&mut self, now: Instant) -> Result<(), Stop> {
         while !self.out.is_empty() {
-            let count = self.client.write(&self.out).map_err(|e| stop_client(&e))?;
+            let most = if self.sent > 0 { self.sent } else { usize::MAX };
+            let count =
+                self.client.write(&self.out[..self.out.len().min(most)]).map_err(|e| stop_client(&e))?;
             self.out.drain(..count);
             self.active = now;
+            if self.sent > 0 {
+                self.sent -= count;
+                if self.sent == 0 {
+                    self.fill_hole()?;
+                }
+            }
         }
         while self.pipe.filled() > 0 {
             self.pipe.write(&self.client).map_err(|e| stop_client(&e))?;
@@ -435,7 +484,24 @@ impl Adoption {
         Ok(())
     }
 
+    /// All that the client has behind its hole counts as sent: from its answer the kernel sees what it lacks.
+    fn fill_hole(&mut self) -> Result<(), Stop> {
+        set_sent(&self.client, false).map_err(|_| Stop::Client)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64);
+        if let Err(e) = self.prober.send(&self.record, now) {
+            // The kernel's own clock does the same, later.
+            tracing::debug!("a client with a hole is not asked about it: {e}");
+        }
+        Ok(())
+    }
+
     fn refuse(&mut self, refusal: Refusal) -> Turn {
+        // While octets count as sent nothing is sent at all.
+        if self.sent > 0
+            && let Err(e) = set_sent(&self.client, false)
+        {
+            tracing::debug!("a client that is to be reset: {e}");
+        }
         // The kernel says it, where the client is, when the socket is closed.
         if let Err(e) = sockopt::set_socket_linger(&self.client, Some(Duration::ZERO)) {
             tracing::debug!("a client that is to be reset: {e}");
@@ -459,7 +525,9 @@ fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<us
         None => Refusal::Tag,
         Some(got) if got.etag != want.etag => Refusal::Tag,
         Some(got) if got.encoding != want.encoding => Refusal::Coding,
-        Some(got) if (got.first, got.length, got.total) != (want.first + from, length, want.total) => Refusal::Length,
+        Some(got) if (got.first, got.length, got.total) != (want.first + from, length, want.total) => {
+            Refusal::Length
+        }
         Some(_) => return Ok(head.length),
     };
     Err(Stop::Refused(refusal))

@@ -235,7 +235,9 @@ impl Reader<'_> {
                 .filter(|said| said.length == head.len())
                 .ok_or(RecordError::Field("the head of a response"))?;
             let object = said.object.ok_or(RecordError::Field("an object"))?;
-            if head.len() as u64 + object.length != length || u64::from(check.0) > object.length.min(MAX_WHOLE as u64) {
+            if head.len() as u64 + object.length != length
+                || u64::from(check.0) > object.length.min(MAX_WHOLE as u64)
+            {
                 return Err(RecordError::Field("the length of an object"));
             }
             Body::Object { request, head, check }

@@ -1,6 +1,8 @@
 //! All integration tests of this crate in one program.
 
+mod adoption;
 mod cases;
+mod corpus;
 mod model;
 mod records;
 mod store;

@@ -1,5 +1,7 @@
 //! What tests of connections stand on.
 
+pub mod rack;
+
 use rivulet_packet::segment::TcpFlags;
 use rivulet_plain::{Header, Options, Stamps};
 use rivulet_trods::{Action, Flow, Settings, Tuple};

@@ -1,0 +1,308 @@
+//! Connections of a replica that is gone, gone on with by another beside real nginx.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use rivulet_pktio::testing::{PATIENCE, Process, eventually};
+use rivulet_trods::Record;
+use rivulet_trods::adopt::{Counts, Outcome, Refusal};
+use rivulet_trods::record::{Body, Response};
+
+use crate::support::rack::{Rack, fetch, nginx};
+use crate::support::server::object;
+
+const GET: &str = "GET /a.bin HTTP/1.1\r\nHost: h\r\n\r\n";
+const SIZE: usize = 100_000;
+
+/// Length of the head.
+fn head(octets: &[u8]) -> usize {
+    octets.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4
+}
+
+fn replaced(octets: &[u8], old: &str, new: &str) -> Vec<u8> {
+    let (head, body) = octets.split_at(head(octets));
+    let text = std::str::from_utf8(head).unwrap();
+    assert!(text.contains(old), "{old} in {text}");
+    [text.replace(old, new).as_bytes(), body].concat()
+}
+
+/// A client that has sent something, and had the first so many octets of the answer from the first replica, which then is cut
+/// off. `knows` is all that was held there.
+struct Cut {
+    client: TcpStream,
+    record: Record,
+    /// The sequence number of the first octet of the answer.
+    start: u32,
+    _server: TcpStream,
+}
+
+fn cut(rack: &Rack, request: &str, knows: &[u8], had: usize, half_close: bool) -> Cut {
+    rack.mend();
+    let listener = rack.listen();
+    let mut client = rack.connect();
+    let (mut server, _) = listener.accept().unwrap();
+    client.write_all(request.as_bytes()).unwrap();
+    if half_close {
+        client.shutdown(Shutdown::Write).unwrap();
+    }
+    server.read_exact(&mut vec![0; request.len()]).unwrap();
+    server.write_all(&knows[..had]).unwrap();
+    client.read_exact(&mut vec![0; had]).unwrap();
+    let name = client.local_addr().unwrap();
+    let asked = request.len() as u32 + u32::from(half_close);
+    let mut found = None;
+    eventually("the record", || {
+        if let Some(seen) = rack.flows().get_mut(&name).filter(|seen| seen.asked == asked) {
+            let start = seen.start.unwrap();
+            seen.feed(|flow, out| flow.response(start, knows, false, out));
+            // What waits for longer than it should is stored alone.
+            if seen.record.is_none() {
+                seen.feed(|flow, out| flow.tick(u64::MAX / 2, out));
+            }
+            found = seen.record.clone();
+        }
+        found.is_some()
+    });
+    rack.cut();
+    let record = found.unwrap();
+    let start = record.handshake.service_isn.wrapping_add(1);
+    Cut { client, record, start, _server: server }
+}
+
+fn rest(client: &mut TcpStream, length: usize) -> Vec<u8> {
+    let mut octets = vec![0; length];
+    client.read_exact(&mut octets).unwrap();
+    octets
+}
+
+#[test]
+fn curl_goes_on_byte_for_byte() {
+    let Some(rack) = Rack::new() else { return };
+    let size = 12 << 20;
+    std::fs::write(rack.www.path().join("big.bin"), object("big", size)).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let _first = nginx(&rack.r1, other.path(), rack.www.path());
+    let _second = rack.nginx();
+    rack.slow("30mbit");
+    let file = rack.folder.path().join("got");
+    let mut command = rack.client.command("curl");
+    command.args(["-sS", "-o"]).arg(&file).arg("http://10.9.0.1/big.bin");
+    let mut curl = Process(command.spawn().unwrap());
+    eventually("the first part", || std::fs::metadata(&file).is_ok_and(|meta| meta.len() > 1 << 20));
+    rack.cut();
+    let record = rack.flows().values().find_map(|seen| seen.record.clone()).unwrap();
+    let (adopters, ends) = rack.adopters(PATIENCE);
+    rack.adopt(&adopters, record);
+    eventually("the end of the download", || !curl.lives());
+    assert!(curl.0.wait().unwrap().success());
+    assert!(std::fs::read(&file).unwrap() == object("big", size));
+    assert!(matches!(ends.recv_timeout(PATIENCE).unwrap().1, Outcome::Over));
+    assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+}
+
+#[test]
+fn whatever_the_client_has_it_gets_the_rest_and_the_next_answers() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
+    let _nginx = rack.nginx();
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    // What the first replica said is not what the second one would: the head is another, but for what tells the object.
+    let full = replaced(&fetch(&rack.r2, GET), "Server: nginx", "Server: another one");
+    let full = replaced(&full, "Connection: close", "Connection: keep-alive");
+    let size = head(&full);
+    let mut count = 0;
+    for had in [0, 1, size - 1, size, size + 1, size + 1000, size + 50_000, full.len() - 1, full.len()] {
+        let mut cut = cut(&rack, GET, &full, had, false);
+        let place = rack.adopt(&adopters, cut.record);
+        assert_eq!(place.ack.wrapping_sub(cut.start), had as u32);
+        assert!(rest(&mut cut.client, full.len() - had) == full[had..], "{had}");
+        // It is a connection as any other.
+        for _ in 0..3 {
+            cut.client.write_all(b"GET /b.bin HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+            let mut answer = Vec::new();
+            while !answer.ends_with(&object("b", 300)) {
+                answer.extend(rest(&mut cut.client, 1));
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 200 OK\r\n"));
+            assert_eq!(answer.len(), head(&answer) + 300);
+        }
+        count += 1;
+    }
+    assert_eq!(adopters.counts(), Counts { adopted: count, refused: 0 });
+}
+
+#[test]
+fn what_else_was_asked_is_answered_too() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
+    let _nginx = rack.nginx();
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    let keep = |octets: Vec<u8>| replaced(&octets, "Connection: close", "Connection: keep-alive");
+    let a = keep(fetch(&rack.r2, GET));
+    let missing = "GET /none HTTP/1.1\r\nHost: h\r\n\r\n";
+    let gone = keep(fetch(&rack.r2, missing));
+    let part = "GET /a.bin HTTP/1.1\r\nHost: h\r\nRange: bytes=500-60499\r\n\r\n";
+    let parted = keep(fetch(&rack.r2, part));
+    assert!(parted.starts_with(b"HTTP/1.1 206 ") && parted.ends_with(&object("a", SIZE)[500..60_500]));
+    let ask = "HEAD /a.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
+    let told = fetch(&rack.r2, &ask.replace("Connection: close\r\n", ""));
+    let all = [GET, part, missing, ask].concat();
+    let want = [&a[..], &parted, &gone, &told].concat();
+    // In the first answer, in the second, in the third, of which the first replica knew each time another number.
+    for (known, had) in [
+        (&a[..], 1000),
+        (&[&a[..], &parted].concat(), 1000),
+        (&[&a[..], &parted].concat(), a.len() + 1000),
+        (&[&a[..], &parted, &gone].concat(), a.len() + 1000),
+        (&[&a[..], &parted, &gone].concat(), a.len() + parted.len() + 10),
+        (&want, a.len() + 1000),
+        (&want, want.len() - 10),
+        (&want, want.len()),
+        (&[], 0),
+    ] {
+        let mut cut = cut(&rack, &all, known, had, false);
+        let place = rack.adopt(&adopters, cut.record);
+        assert_eq!(place.ack.wrapping_sub(cut.start), had as u32);
+        let mut got = Vec::new();
+        cut.client.read_to_end(&mut got).unwrap();
+        // What was not known has another date, of the same length.
+        assert_eq!(got.len(), want.len() - had, "{had}");
+        let sure = known.len() - had;
+        assert!(got[..sure] == known[had..], "{had}");
+        for body in [&object("a", SIZE)[..], &object("a", SIZE)[500..60_500]] {
+            let tail = &body[body.len() - 1000..];
+            let count = |octets: &[u8]| octets.windows(1000).filter(|window| *window == tail).count();
+            assert_eq!(count(&got), count(&want[had..]), "{had}");
+        }
+    }
+    assert_eq!(adopters.counts(), Counts { adopted: 9, refused: 0 });
+}
+
+#[test]
+fn a_client_that_ended_its_half_gets_everything_and_the_end() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let _nginx = rack.nginx();
+    let (adopters, ends) = rack.adopters(PATIENCE);
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    for had in [3000, full.len()] {
+        let mut cut = cut(&rack, GET, &full, had, true);
+        rack.adopt(&adopters, cut.record);
+        let mut got = Vec::new();
+        cut.client.read_to_end(&mut got).unwrap();
+        assert!(got == full[had..]);
+        assert!(matches!(ends.recv_timeout(PATIENCE).unwrap().1, Outcome::Over));
+    }
+}
+
+#[test]
+fn another_object_is_refused() {
+    let Some(rack) = Rack::new() else { return };
+    let file = rack.www.path().join("a.bin");
+    std::fs::write(&file, object("a", SIZE)).unwrap();
+    let nginx = rack.nginx();
+    let (adopters, ends) = rack.adopters(Duration::from_millis(200));
+    let full = fetch(&rack.r2, GET);
+    let size = head(&full);
+    let length = |n: usize| format!("Content-Length: {n}");
+    let mut wrong = full.clone();
+    wrong[size + 7] ^= 1;
+    let (etag, coding) = ("ETag: \"", "Connection: close");
+    let mut count = 0;
+    let mut refuses = |rack: &Rack, request: &str, known: &[u8], had: usize, want: Refusal| {
+        let mut cut = cut(rack, request, known, had, false);
+        rack.adopt(&adopters, cut.record);
+        let mut got = Vec::new();
+        let error = cut.client.read_to_end(&mut got).unwrap_err();
+        assert_eq!((error.kind(), got.len()), (ErrorKind::ConnectionReset, 0), "{want}");
+        match ends.recv_timeout(PATIENCE).unwrap().1 {
+            Outcome::Refused(refusal) => assert_eq!(refusal, want),
+            other => panic!("{want}: {other:?}"),
+        }
+        count += 1;
+        assert_eq!(adopters.counts(), Counts { adopted: count, refused: count });
+    };
+    let other = replaced(&full, etag, "ETag: \"x");
+    // Whether the client has part of the head, or of the body.
+    for had in [10, size + 5000] {
+        refuses(&rack, GET, &other, had, Refusal::Status(200));
+        let longer = replaced(&full, &length(SIZE), &length(SIZE + 1));
+        refuses(&rack, GET, &longer, had, Refusal::Length);
+        let shorter = replaced(&full, &length(SIZE), &length(SIZE - 1));
+        refuses(&rack, GET, &shorter, had, Refusal::Length);
+        let coded = replaced(&full, coding, "Connection: close\r\nContent-Encoding: br");
+        refuses(&rack, GET, &coded, had, Refusal::Coding);
+        refuses(&rack, GET, &wrong, had, Refusal::Content);
+        refuses(&rack, &GET.replace("a.bin", "none"), &full, had, Refusal::Status(404));
+    }
+    // The file changes, and with it the tag.
+    std::fs::write(&file, object("a", SIZE + 5)).unwrap();
+    refuses(&rack, GET, &full, size + 5000, Refusal::Status(200));
+    assert!(nginx.stop().success());
+    refuses(&rack, GET, &full, size + 5000, Refusal::Unreachable);
+}
+
+#[test]
+fn an_object_may_be_longer_than_sequence_numbers_are() {
+    let Some(rack) = Rack::new() else { return };
+    let length: u64 = 5 << 30;
+    let file = std::fs::File::create(rack.www.path().join("a.bin")).unwrap();
+    file.set_len(length).unwrap();
+    let tail = object("tail", 20_000);
+    std::os::unix::fs::FileExt::write_all_at(&file, &tail, length - 20_000).unwrap();
+    let _nginx = rack.nginx();
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    let text = fetch(&rack.r2, &GET.replace("GET", "HEAD"));
+    let head = replaced(&text, "Connection: close", "Connection: keep-alive");
+    let mut cut = cut(&rack, GET, &[], 0, false);
+    // As if it had had all but the last part.
+    let whole = head.len() as u64 + length;
+    let mut record = cut.record;
+    record.response_at = cut.start.wrapping_sub((whole - 20_000) as u32);
+    let check = (4000, crc32c::crc32c(&[0; 4000]));
+    let body = Body::Object { request: GET.as_bytes().to_vec(), head, check };
+    record.responses = vec![Response { length: whole, passed: whole, close: false, body }];
+    (record.request_at, record.requests) = (record.acknowledged(), Vec::new());
+    record = Record::decode(&record.encode()).unwrap();
+    rack.adopt(&adopters, record);
+    assert!(rest(&mut cut.client, 20_000) == tail);
+    assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+}
+
+#[test]
+fn a_server_that_starts_again_is_asked_for_the_rest() {
+    let Some(rack) = Rack::new() else { return };
+    let size = 30 << 20;
+    std::fs::write(rack.www.path().join("a.bin"), object("a", size)).unwrap();
+    let nginx = rack.nginx();
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    let mut cut = cut(&rack, GET, &full, 2000, false);
+    rack.adopt(&adopters, cut.record);
+    let mut got = rest(&mut cut.client, 1 << 20);
+    // kill -9, in the middle: the client's window is full.
+    drop(nginx);
+    got.append(&mut rest(&mut cut.client, 1 << 20));
+    let _nginx = rack.nginx();
+    got.append(&mut rest(&mut cut.client, full.len() - 2000 - (2 << 20)));
+    assert!(got == full[2000..]);
+    assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+}
+
+#[test]
+fn clients_without_timestamps_are_adopted_too() {
+    let Some(rack) = Rack::new() else { return };
+    rack.client.run("sysctl -qw net.ipv4.tcp_timestamps=0 net.ipv4.tcp_sack=0 net.ipv4.tcp_window_scaling=0");
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let _nginx = rack.nginx();
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let mut cut = cut(&rack, GET, &full, 5000, false);
+    let handshake = cut.record.handshake;
+    assert_eq!((handshake.timestamp, handshake.sack, handshake.scales), (None, false, None));
+    rack.adopt(&adopters, cut.record);
+    assert!(rest(&mut cut.client, full.len() - 5000) == full[5000..]);
+}

@@ -1,0 +1,301 @@
+//! A client, two replicas of a service behind a router, and nginx on them, in network namespaces.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::num::NonZeroU32;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rivulet_packet::segment::TcpFlags;
+use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually};
+use rivulet_pktio::{AfPacket, Config, PacketIo, in_netns};
+use rivulet_plain::Segment;
+use rivulet_trods::adopt::{AdoptConfig, Adopters, Outcome};
+use rivulet_trods::wake::{self, Place, Prober, Told};
+use rivulet_trods::{Action, Flow, Record, Tuple};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with, sockopt};
+
+use super::OPEN;
+
+pub const SERVICE: &str = "10.9.0.1:80";
+
+pub fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// nginx in a namespace, on all its addresses.
+pub fn nginx(ns: &Netns, folder: &Path, www: &Path) -> Process {
+    let path = folder.display();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|what| format!("{what}_temp_path {path}/{what};\n"))
+        .concat();
+    let text = format!(
+        "user root; daemon off; master_process off; pid {path}/pid; error_log {path}/log;\nevents {{}}\nhttp {{\n{temporary}\
+         access_log off; sendfile on; server {{ listen 80; root {}; }} }}\n",
+        www.display()
+    );
+    std::fs::write(folder.join("conf"), text).unwrap();
+    let mut command = ns.command("nginx");
+    command.arg("-p").arg(folder).arg("-c").arg(folder.join("conf")).arg("-e").arg(folder.join("log"));
+    let process = Process(command.stderr(Stdio::null()).spawn().expect("ip"));
+    let connects = || TcpStream::connect("127.0.0.1:80").is_ok();
+    eventually("nginx (scripts/setup.sh --test)", || in_netns(Some(ns.name()), connects).unwrap());
+    process
+}
+
+/// What a flow made of a connection, with everything stored at once.
+pub struct Seen {
+    flow: Flow,
+    pub record: Option<Record>,
+    /// The sequence number of the first octet of the service's, once its SYN-ACK was seen.
+    pub start: Option<u32>,
+    /// Octets of the client's that were seen, FIN counted.
+    pub asked: u32,
+    isn: u32,
+}
+
+impl Seen {
+    pub fn feed(&mut self, step: impl FnOnce(&mut Flow, &mut Vec<Action>)) {
+        let mut out = Vec::new();
+        step(&mut self.flow, &mut out);
+        while let Some(action) = out.pop() {
+            if let Action::Store { ticket, record } = action {
+                self.record = Some(*record);
+                self.flow.stored(ticket, true, &mut out);
+            }
+        }
+    }
+}
+
+type Flows = Arc<Mutex<HashMap<SocketAddr, Seen>>>;
+
+/// Reads what passes an interface of the first replica's.
+struct Watch {
+    flows: Flows,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn frames(ns: &Netns, name: &str) -> AfPacket {
+    AfPacket::open(&ns.interface(name), Config { promiscuous: false, ..Config::default() }).unwrap()
+}
+
+/// The frames that come within a moment.
+fn receive(io: &mut AfPacket, mut each: impl FnMut(&[u8])) {
+    let wait = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+    poll(&mut [PollFd::from_borrowed_fd(io.as_fd(), PollFlags::IN)], Some(&wait)).unwrap();
+    let count = io.recv().unwrap_or(0);
+    for n in 0..count {
+        if let Some(packet) = io.frame(n).data.get(14..) {
+            each(packet);
+        }
+    }
+}
+
+/// All packets of a namespace, those that leave it too, as large as they are handed to the device.
+fn packets(ns: &Netns) -> OwnedFd {
+    let every = Protocol::from_raw(NonZeroU32::new(u32::from(3u16.to_be())).unwrap());
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let open = || socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, Some(every)).unwrap();
+    let socket = in_netns(Some(ns.name()), open).unwrap();
+    sockopt::set_socket_recv_buffer_size_force(&socket, 32 << 20).unwrap();
+    socket
+}
+
+impl Watch {
+    fn start(ns: &Netns) -> Watch {
+        let socket = packets(ns);
+        let (flows, stop) = (Flows::default(), Arc::new(AtomicBool::new(false)));
+        let (ours, ends) = (flows.clone(), stop.clone());
+        let service: SocketAddr = SERVICE.parse().unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut buffer = vec![0; 1 << 17];
+            while !ends.load(Ordering::Relaxed) {
+                let Ok((_, length)) = recv(&socket, &mut buffer[..], RecvFlags::empty()) else {
+                    let wait = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+                    poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&wait)).unwrap();
+                    continue;
+                };
+                let each = |packet: &[u8]| {
+                    let Ok(segment) = Segment::parse(packet) else { return };
+                    let header = segment.header;
+                    let client = if header.dst == service { header.src } else { header.dst };
+                    let (syn, fin) = (segment.has(TcpFlags::SYN), segment.has(TcpFlags::FIN));
+                    let mut flows = ours.lock().unwrap();
+                    if header.dst == service && syn {
+                        let mut flow = Flow::new(Tuple { client, service }, &OPEN);
+                        flow.tick(now_ms(), &mut Vec::new());
+                        flow.syn(&packet[20..]);
+                        flows.insert(
+                            client,
+                            Seen { flow, record: None, start: None, asked: 0, isn: header.seq },
+                        );
+                    }
+                    let Some(seen) = flows.get_mut(&client) else { return };
+                    if header.dst == service {
+                        seen.flow.acknowledged(header.ack);
+                        if !syn {
+                            let isn = seen.isn;
+                            seen.asked = seen.asked.max(segment.end().wrapping_sub(isn.wrapping_add(1)));
+                            seen.feed(|flow, out| flow.request(header.seq, segment.payload, fin, out));
+                        }
+                    } else if syn {
+                        seen.flow.syn_ack(&packet[20..]);
+                        seen.start = Some(header.seq.wrapping_add(1));
+                    } else {
+                        seen.feed(|flow, out| flow.response(header.seq, segment.payload, fin, out));
+                    }
+                };
+                each(&buffer[..length]);
+            }
+        });
+        Watch { flows, stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+pub struct Rack {
+    pub client: Netns,
+    router: Netns,
+    pub r1: Netns,
+    pub r2: Netns,
+    watch: Watch,
+    pub www: tempfile::TempDir,
+    pub folder: tempfile::TempDir,
+}
+
+impl Rack {
+    /// The service is at the first replica.
+    pub fn new() -> Option<Rack> {
+        let [client, router, r1, r2] =
+            [Netns::new("tc")?, Netns::new("tr")?, Netns::new("t1")?, Netns::new("t2")?];
+        for ns in [&client, &router, &r1, &r2] {
+            ns.quiet();
+        }
+        router.run("sysctl -qw net.ipv4.ip_forward=1");
+        for (n, (ns, there)) in [(&client, "c"), (&r1, "r1"), (&r2, "r2")].into_iter().enumerate() {
+            ns.veth("eth0", &router, there);
+            ns.ip(&format!("addr add 10.0.{n}.2/24 dev eth0"));
+            router.ip(&format!("addr add 10.0.{n}.1/24 dev {there}"));
+            ns.ip(&format!("route add default via 10.0.{n}.1"));
+        }
+        for ns in [&r1, &r2] {
+            ns.ip("addr add 10.9.0.1/32 dev lo");
+        }
+        router.ip("route add 10.9.0.1 via 10.0.1.2");
+        router.run("nft add table ip t");
+        router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+        r2.run("nft add table ip t");
+        r2.run("nft add chain ip t i { type filter hook input priority 0 ; }");
+        let watch = Watch::start(&r1);
+        let (www, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        // nginx's worker may be another user.
+        std::fs::set_permissions(www.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        Some(Rack { client, router, r1, r2, watch, www, folder })
+    }
+
+    pub fn slow(&self, rate: &str) {
+        self.router.shape("c", rate);
+    }
+
+    pub fn nginx(&self) -> Process {
+        nginx(&self.r2, self.folder.path(), self.www.path())
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = in_netns(Some(self.client.name()), || TcpStream::connect(SERVICE)).unwrap().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// A listener at the first replica, in nginx's place.
+    pub fn listen(&self) -> TcpListener {
+        in_netns(Some(self.r1.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap()
+    }
+
+    pub fn flows(&self) -> MutexGuard<'_, HashMap<SocketAddr, Seen>> {
+        self.watch.flows.lock().unwrap()
+    }
+
+    /// The first replica is heard no more, the second one gets the service's packets, whose kernel does not see them.
+    pub fn cut(&self) {
+        self.router.run("nft add rule ip t f iifname r1 drop");
+        self.r2.run("nft add rule ip t i ip daddr 10.9.0.1 drop");
+        self.router.ip("route replace 10.9.0.1 via 10.0.2.2");
+    }
+
+    /// As before.
+    pub fn mend(&self) {
+        self.router.run("nft flush chain ip t f");
+        self.router.ip("route replace 10.9.0.1 via 10.0.1.2");
+    }
+
+    /// The second replica's adopters, and what they tell.
+    pub fn adopters(&self, patience: Duration) -> (Adopters, Receiver<(Tuple, Outcome)>) {
+        let (ended, ends) = channel();
+        let origin = "127.0.0.1:80".parse().unwrap();
+        let config = AdoptConfig { origin, patience, idle: PATIENCE };
+        let start = || Adopters::start(config, ended).unwrap();
+        (in_netns(Some(self.r2.name()), start).unwrap(), ends)
+    }
+
+    /// Where the client of a connection that is cut off is, as a probe of the second replica's finds out.
+    pub fn probe(&self, record: &Record) -> Place {
+        let prober = in_netns(Some(self.r2.name()), Prober::open).unwrap().unwrap();
+        let mut io = frames(&self.r2, "eth0");
+        let mut place = None;
+        let mut count = 0;
+        eventually("an answer to the probe", || {
+            // Not each time it looks.
+            if count % 20 == 0 {
+                prober.send(record, now_ms()).unwrap();
+            }
+            count += 1;
+            receive(&mut io, |packet| {
+                let Ok(segment) = Segment::parse(packet) else { return };
+                assert!(segment.is_intact());
+                if let Told::Waits(at) = wake::read(record, &segment, now_ms()) {
+                    // Linux names the probe's octet, unless it was told not to.
+                    place = Some(at).filter(|at| at.fresh || !record.handshake.sack).or(place);
+                }
+            });
+            place.is_some()
+        });
+        place.unwrap()
+    }
+
+    /// Adopts a connection that is cut off, and lets its packets through.
+    pub fn adopt(&self, adopters: &Adopters, record: Record) -> Place {
+        let place = self.probe(&record);
+        let connection = wake::connection(&record, &place, now_ms());
+        in_netns(Some(self.r2.name()), || adopters.adopt(record, &connection, place.sacked))
+            .unwrap()
+            .unwrap();
+        self.r2.run("nft flush chain ip t i");
+        place
+    }
+}
+
+/// All that the server of a namespace says to this request, until it closes.
+pub fn fetch(ns: &Netns, request: &str) -> Vec<u8> {
+    let mut stream = in_netns(Some(ns.name()), || TcpStream::connect("127.0.0.1:80")).unwrap().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(request.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n").as_bytes()).unwrap();
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).unwrap();
+    said
+}
