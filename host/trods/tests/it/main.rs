@@ -7,3 +7,4 @@ mod model;
 mod records;
 mod store;
 mod support;
+mod waking;

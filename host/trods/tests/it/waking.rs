@@ -1,0 +1,116 @@
+//! Probes, and what answers tell.
+
+use rivulet_packet::segment::TcpFlags;
+use rivulet_plain::{Header, Options, Segment, Stamps};
+use rivulet_trods::Record;
+use rivulet_trods::record::Response;
+use rivulet_trods::wake::{self, Place, Told};
+
+use crate::records::{object, record};
+
+const ACK: u8 = TcpFlags::ACK;
+/// A while after the SYN-ACK.
+const LATER: u64 = (1 << 40) + 60_000;
+
+/// An answer of the client's: it has 600 octets of the response.
+fn answer(record: &Record) -> Header {
+    Header {
+        src: record.tuple.client,
+        dst: record.tuple.service,
+        seq: record.acknowledged(),
+        ack: record.response_at.wrapping_add(600),
+        flags: TcpFlags(ACK),
+        window: 10,
+        options: Options { stamps: Some(Stamps { value: 9, echo: 5000 }), ..Options::default() },
+    }
+}
+
+fn told(record: &Record, header: &Header) -> Told {
+    let mut packet = vec![0; header.length()];
+    header.finish(&mut packet, 0).unwrap();
+    wake::read(record, &Segment::parse(&packet).unwrap(), LATER)
+}
+
+#[test]
+fn a_probe_is_old_data_with_a_new_timestamp() {
+    let mut record = record();
+    let packet = wake::probe(&record, LATER).unwrap();
+    let segment = Segment::parse(&packet).unwrap();
+    let header = segment.header;
+    assert!(segment.is_intact() && segment.payload.len() == 1);
+    assert_eq!((header.src, header.dst), (record.tuple.service, record.tuple.client));
+    assert_eq!((header.seq, header.ack), (record.response_at.wrapping_sub(1), record.acknowledged()));
+    // The SYN-ACK had 5.
+    assert!(header.options.stamps.is_some_and(|stamps| (60_005..70_000).contains(&stamps.value)));
+    // Of a response that is longer than numbers are, where the client is at most one gate behind.
+    let length = object().length + (20 << 30);
+    record.responses = vec![Response { length, passed: 20 << 30, ..object() }];
+    let packet = wake::probe(&record, LATER).unwrap();
+    let seq = Segment::parse(&packet).unwrap().header.seq;
+    for behind in [0, 1, 1 << 29, 1 << 30] {
+        let awaits = record.passed().wrapping_sub(behind);
+        assert!(awaits.wrapping_sub(seq) > 1 << 29 && awaits.wrapping_sub(seq) < 1 << 31, "{behind}");
+    }
+    record.handshake.timestamp = None;
+    let packet = wake::probe(&record, LATER).unwrap();
+    assert_eq!(Segment::parse(&packet).unwrap().header.options, Options::default());
+}
+
+#[test]
+fn an_answer_says_where_the_client_is() {
+    let record = record();
+    let mut header = answer(&record);
+    let place = Place { fresh: false, sacked: 0, ack: header.ack, window: 10 << 7, seq: header.seq };
+    assert_eq!(told(&record, &header), Told::Waits(place));
+    // What it has behind a hole; what nobody can have is left out.
+    header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
+    header.options.sack.push((header.ack, record.passed().wrapping_add(1)));
+    assert_eq!(told(&record, &header), Told::Waits(Place { sacked: 200, ..place }));
+    // It names the probe's octet.
+    let mut header = answer(&record);
+    let old = record.response_at.wrapping_sub(1);
+    header.options.sack.push((old, record.response_at));
+    header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
+    assert_eq!(told(&record, &header), Told::Waits(Place { fresh: true, sacked: 200, ..place }));
+    // And sent something that nobody stored.
+    header.seq = header.seq.wrapping_add(300);
+    let place = Place { fresh: true, sacked: 200, seq: header.seq, ..place };
+    assert_eq!(told(&record, &header), Told::Waits(place));
+}
+
+#[test]
+fn a_client_that_knows_nothing_of_it_says_so() {
+    let record = record();
+    let header = Header { flags: TcpFlags(TcpFlags::RST), options: Options::default(), ..answer(&record) };
+    assert_eq!(told(&record, &header), Told::Gone);
+    let far = Header { seq: header.seq.wrapping_sub(1), ..header };
+    assert_eq!(told(&record, &far), Told::Nothing);
+}
+
+#[test]
+fn what_is_not_the_clients_tells_nothing() {
+    let record = record();
+    let good = answer(&record);
+    assert!(matches!(told(&record, &good), Told::Waits(_)));
+    let stamps = |echo| Options { stamps: Some(Stamps { value: 9, echo }), ..Options::default() };
+    let bad = [
+        Header { src: "10.0.0.1:4001".parse().unwrap(), ..good },
+        Header { dst: "10.9.0.2:80".parse().unwrap(), ..good },
+        Header { seq: good.seq.wrapping_sub(1), ..good },
+        Header { seq: good.seq.wrapping_add(65_537), ..good },
+        Header { ack: record.response_at.wrapping_sub(1), ..good },
+        Header { ack: record.passed().wrapping_add(1), ..good },
+        Header { flags: TcpFlags(TcpFlags::SYN | ACK), ..good },
+        Header { flags: TcpFlags(0), ..good },
+        Header { options: Options::default(), ..good },
+        Header { options: stamps(4), ..good },
+        Header { options: stamps(70_000), ..good },
+    ];
+    for header in bad {
+        assert_eq!(told(&record, &header), Told::Nothing, "{header:?}");
+    }
+    let mut bare = record;
+    bare.handshake.timestamp = None;
+    assert_eq!(told(&bare, &good), Told::Nothing);
+    assert!(matches!(told(&bare, &Header { options: Options::default(), ..good }), Told::Waits(_)));
+}
