@@ -6,6 +6,7 @@
 //! Behind the responses of the record client and server speak with each other.
 
 mod engine;
+mod identity;
 mod origin;
 
 use std::io::{self, Read, Write};
@@ -17,12 +18,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rivulet_pktio::repair::{Connection, RepairError, restore, set_sent};
 use rustix::net::sockopt;
 
+use self::identity::same;
 use self::origin::{Origin, Pipe};
-use crate::head::{self, MAX_HEAD, Method};
+use crate::head::{self, MAX_HEAD};
 use crate::record::{Body, MAX_WHOLE, Record, Response, Tuple};
 use crate::wake::Prober;
 
 pub use engine::{Adopters, Counts, Outcome};
+pub use identity::Refusal;
 
 /// Octets that wait to be sent on, in either direction.
 const MAX_WAITING: usize = 16_384;
@@ -40,32 +43,6 @@ pub struct AdoptConfig {
     pub patience: Duration,
     /// After this a connection on which nothing happens is closed, as servers do.
     pub idle: Duration,
-}
-
-/// Why a connection was not gone on with: its client gets a reset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Refusal {
-    /// The server has no such object, or not by ranges: its status.
-    #[error("the server says {0}")]
-    Status(u16),
-    /// Another entity tag, or none that is strong.
-    #[error("another entity tag")]
-    Tag,
-    /// Another length, or not the part that was asked for.
-    #[error("another length")]
-    Length,
-    /// Another content coding.
-    #[error("another coding")]
-    Coding,
-    /// The same by all its head says, with other octets.
-    #[error("other octets")]
-    Content,
-    /// What the server says is no HTTP.
-    #[error("no HTTP")]
-    Malformed,
-    /// The server is not there.
-    #[error("no server")]
-    Unreachable,
 }
 
 /// What a turn came to.
@@ -254,7 +231,7 @@ impl Adoption {
 
     /// Takes one step, or says why that cannot be.
     fn step(&mut self, config: &AdoptConfig, now: Instant) -> Result<(), Stop> {
-        self.to_client(now)?;
+        self.flush_client(now)?;
         match self.step {
             Step::Next => self.next(config),
             Step::Check | Step::Head => {
@@ -447,7 +424,7 @@ impl Adoption {
     }
 
     /// Writes what waits for the client, all of it.
-    fn to_client(&mut self, now: Instant) -> Result<(), Stop> {
+    fn flush_client(&mut self, now: Instant) -> Result<(), Stop> {
         while !self.out.is_empty() {
             let most = if self.sent > 0 { self.sent } else { usize::MAX };
             let count =
@@ -508,29 +485,6 @@ impl Adoption {
         }
         Turn::Refused(refusal)
     }
-}
-
-/// Whether the head at the beginning of these octets brings `length` octets from `from` on of the same body; its length.
-fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<usize, Stop> {
-    let head = match head::response(octets, Method::Get) {
-        Ok(Some(head)) => head,
-        Ok(None) => return Err(Stop::Waits),
-        Err(_) => return Err(Stop::Refused(Refusal::Malformed)),
-    };
-    let want = response.object().ok_or(Stop::Refused(Refusal::Malformed))?;
-    if head.status != 206 {
-        return Err(Stop::Refused(Refusal::Status(head.status)));
-    }
-    let refusal = match head.object {
-        None => Refusal::Tag,
-        Some(got) if got.etag != want.etag => Refusal::Tag,
-        Some(got) if got.encoding != want.encoding => Refusal::Coding,
-        Some(got) if (got.first, got.length, got.total) != (want.first + from, length, want.total) => {
-            Refusal::Length
-        }
-        Some(_) => return Ok(head.length),
-    };
-    Err(Stop::Refused(refusal))
 }
 
 fn waits(progress: bool) -> Result<(), Stop> {
