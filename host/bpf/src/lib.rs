@@ -1,7 +1,7 @@
 //! The BPF programs of this project: C in `src/bpf`, compiled by clang when this crate is built, loaded by libbpf.
 //!
 //! A program is a file `src/bpf/NAME.c`, a header `NAME.h` with the layouts of its maps, and a module of this crate that
-//! includes the object, opens it by [`open`] and gives its maps types ([`redirect`] is one). Licence string "Dual
+//! includes the object, opens it by [`open`] and gives its maps types ([`redirect`] and [`trods`] are such). Licence string "Dual
 //! BSD/GPL"; types by hand or from the kernel's uapi headers, so that nothing depends on the BTF of the machine that builds.
 //! What a program needs of the kernel is a [`kernel::Feature`], asked for where the program is first used.
 //!
@@ -11,6 +11,7 @@ mod error;
 pub mod kernel;
 mod object;
 pub mod redirect;
+pub mod trods;
 
 pub use error::Error;
 pub use libbpf_rs;

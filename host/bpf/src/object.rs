@@ -1,9 +1,12 @@
 //! Opening and loading the objects that clang made.
 
 use std::cell::RefCell;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Once;
 
-use libbpf_rs::{Object, ObjectBuilder, OpenObject, PrintLevel};
+use libbpf_rs::libbpf_sys::{bpf_link_create, bpf_link_create_opts};
+use libbpf_rs::{Map, MapCore, Object, ObjectBuilder, OpenObject, PrintLevel, Program};
 
 use crate::Error;
 use crate::error::to_io;
@@ -54,6 +57,34 @@ pub(crate) fn load(name: &'static str, object: OpenObject) -> Result<Object, Err
             None => Error::Os { operation: "loading a BPF object", source },
         }
     })
+}
+
+/// Attaches a program to the interface of this index, in the namespace of the calling thread; closing the link takes it off.
+/// `kind` is an `enum bpf_attach_type`, `flags` are that kind's.
+pub(crate) fn attach(program: &Program<'_>, index: u32, kind: u32, flags: u32) -> io::Result<OwnedFd> {
+    let options = bpf_link_create_opts {
+        sz: size_of::<bpf_link_create_opts>() as u64,
+        flags,
+        ..bpf_link_create_opts::default()
+    };
+    let program = program.as_fd().as_raw_fd();
+    // SAFETY: the options are whole, name their size, and live through the call.
+    let rc = unsafe { bpf_link_create(program, index as i32, kind, &raw const options) };
+    if rc < 0 {
+        return Err(io::Error::from_raw_os_error(-rc));
+    }
+    // SAFETY: a descriptor that was just made, nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(rc) })
+}
+
+/// A map of a loaded object.
+pub(crate) fn map<'o>(object: &'o Object, name: &'static str) -> Result<Map<'o>, Error> {
+    object.maps().find(|m| m.name() == name).ok_or_else(|| missing(name))
+}
+
+/// There is no such map or program in the object.
+pub(crate) fn missing(name: &'static str) -> Error {
+    Error::Os { operation: name, source: io::Error::new(io::ErrorKind::NotFound, "not in the BPF object") }
 }
 
 /// Has libbpf speak to the log of this process and not to standard error.

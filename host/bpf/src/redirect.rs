@@ -5,16 +5,16 @@ mod local_ports;
 mod table;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use libbpf_rs::libbpf_sys::{BPF_XDP, bpf_link_create, bpf_link_create_opts};
+use libbpf_rs::libbpf_sys::BPF_XDP;
 use libbpf_rs::{MapCore, MapFlags, Object, Program};
 
 pub use local_ports::{LocalPorts, State};
 pub use table::{MAX_ENDPOINTS, MAX_ETHERTYPES, MAX_TUNNELS, Table, TableError, Taking};
 
 use crate::Error;
-use crate::object::{load, object, open};
+use crate::object::{attach, load, map, missing, object, open};
 
 const NAME: &str = "redirect";
 
@@ -44,7 +44,7 @@ impl Redirect {
         let mut open = open(NAME, object!("redirect"))?;
         if let Some(ports) = local_ports {
             let mut maps = open.maps_mut().filter(|m| m.name() == "local_ports");
-            let mut map = maps.next().ok_or_else(|| unknown("local_ports"))?;
+            let mut map = maps.next().ok_or_else(|| missing("local_ports"))?;
             map.reuse_fd(ports.map()).map_err(Error::of("sharing the local ports"))?;
         }
         Ok(Redirect { object: load(NAME, open)?, table: Table::default() })
@@ -98,19 +98,7 @@ impl Redirect {
             Mode::Generic => 1 << 1,
             Mode::Native => 1 << 2,
         };
-        let options = bpf_link_create_opts {
-            sz: size_of::<bpf_link_create_opts>() as u64,
-            flags,
-            ..bpf_link_create_opts::default()
-        };
-        let program = self.program().as_fd().as_raw_fd();
-        // SAFETY: the options are whole, name their size, and live through the call.
-        let rc = unsafe { bpf_link_create(program, index as i32, BPF_XDP, &raw const options) };
-        if rc < 0 {
-            return Err(io::Error::from_raw_os_error(-rc));
-        }
-        // SAFETY: a descriptor that was just made, nobody else's.
-        Ok(unsafe { OwnedFd::from_raw_fd(rc) })
+        attach(&self.program(), index, BPF_XDP, flags)
     }
 
     fn settings(&self, settings: u32) -> Result<(), Error> {
@@ -122,13 +110,6 @@ impl Redirect {
     }
 
     fn map(&self, name: &'static str) -> Result<libbpf_rs::Map<'_>, Error> {
-        self.object.maps().find(|m| m.name() == name).ok_or_else(|| unknown(name))
-    }
-}
-
-fn unknown(name: &'static str) -> Error {
-    Error::Os {
-        operation: name,
-        source: io::Error::new(io::ErrorKind::NotFound, "no such map in redirect.c"),
+        map(&self.object, name)
     }
 }

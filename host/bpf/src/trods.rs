@@ -1,0 +1,319 @@
+//! The programs of TRODS (`src/bpf/trods.c`): what of a server's TCP leaves an interface, and what a process is told of it.
+
+mod layout;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, Program, RingBuffer, RingBufferBuilder};
+
+pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, TCP_HEADER_MAX, What};
+
+use crate::Error;
+use crate::object::{attach, load, map, missing, object, open};
+
+const NAME: &str = "trods";
+/// Most addresses of services.
+pub const MAX_SERVICES: usize = 256;
+/// Leases that services can stand under.
+pub const MAX_LEASES: u32 = 16;
+/// Octets of `struct withheld`.
+const WITHHELD: usize = 4 + 128;
+
+/// Until when something holds, nanoseconds of `CLOCK_MONOTONIC` (`struct lease`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lease {
+    /// What is protected may speak before it.
+    pub until: u64,
+    /// A connection that nobody knows is not reset before it.
+    pub settling: u64,
+}
+
+/// The leases of loaded programs.
+#[derive(Debug)]
+pub struct Leases(MapHandle);
+
+impl Leases {
+    /// Sets one.
+    ///
+    /// # Errors
+    /// A number that is not below [`MAX_LEASES`].
+    pub fn set(&self, number: u32, lease: Lease) -> Result<(), Error> {
+        let mut value = [0; 16];
+        value[..8].copy_from_slice(&lease.until.to_ne_bytes());
+        value[8..].copy_from_slice(&lease.settling.to_ne_bytes());
+        update(&self.0, &number.to_ne_bytes(), &value, MapFlags::ANY)
+    }
+}
+
+/// What the programs counted since they were loaded: segments, but for the first two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Connections that got limits.
+    pub opened: u64,
+    /// Connections for which there was no room.
+    pub full: u64,
+    /// Given to the TAP.
+    pub held: u64,
+    /// Acknowledgements not let through.
+    pub acks: u64,
+    /// Data whose acknowledgement was taken back.
+    pub clamped: u64,
+    /// FINs not let through.
+    pub fins: u64,
+    /// RSTs not let through.
+    pub resets: u64,
+    /// Muted by a lease.
+    pub muted: u64,
+    /// Of orphans, given to the process alone.
+    pub parked: u64,
+    /// From clients, dropped since there was no room for their copy.
+    pub lost: u64,
+}
+
+/// Events on their way from the ring to who asked for them.
+#[derive(Debug, Default)]
+struct Batch {
+    octets: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+/// The loaded programs, their maps, and the links to an interface.
+#[derive(Debug)]
+pub struct Trods {
+    object: Object,
+    links: Vec<OwnedFd>,
+    services: MapHandle,
+    leases: MapHandle,
+    flows: MapHandle,
+    orphans: MapHandle,
+    withheld: MapHandle,
+    ring: RingBuffer<'static>,
+    /// Never held while anything is called but libbpf.
+    batch: Arc<Mutex<Batch>>,
+}
+
+impl Trods {
+    /// Loads them; nothing is held to anything before [`Trods::attach`].
+    ///
+    /// # Errors
+    /// What the kernel says, with its verifier's last lines.
+    pub fn load() -> Result<Trods, Error> {
+        crate::kernel::require(crate::kernel::Feature::Tcx)?;
+        let object = load(NAME, open(NAME, object!("trods"))?)?;
+        let handle =
+            |name| MapHandle::try_from(&map(&object, name)?).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"));
+        let batch = Arc::new(Mutex::new(Batch::default()));
+        let to = Arc::clone(&batch);
+        let events = map(&object, "events")?;
+        let mut builder = RingBufferBuilder::new();
+        builder
+            .add(&events, move |octets| {
+                let mut batch = to.lock().unwrap_or_else(PoisonError::into_inner);
+                batch.octets.extend_from_slice(octets);
+                let end = batch.octets.len();
+                batch.ends.push(end);
+                0
+            })
+            .map_err(Error::of("reading events"))?;
+        let ring = builder.build().map_err(Error::of("reading events"))?;
+        let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
+        let (orphans, withheld) = (handle("orphans")?, handle("withheld")?);
+        Ok(Trods { object, links: Vec::new(), services, leases, flows, orphans, withheld, ring, batch })
+    }
+
+    /// Attaches both programs to the interface of this index, in the namespace of the calling thread, in place of where they
+    /// were.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is none.
+    pub fn attach(&mut self, index: u32) -> Result<(), Error> {
+        self.links.clear();
+        for (name, kind) in [("trods_egress", BPF_TCX_EGRESS), ("trods_ingress", BPF_TCX_INGRESS)] {
+            let link = attach(&self.program(name)?, index, kind, 0);
+            self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
+        }
+        Ok(())
+    }
+
+    /// Takes them off.
+    pub fn detach(&mut self) {
+        self.links.clear();
+    }
+
+    /// Where held segments go: the index of a TAP; 0 and they are dropped.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_tap(&self, index: u32) -> Result<(), Error> {
+        let tap = map(&self.object, ".data.tap")?;
+        update(&tap, &0u32.to_ne_bytes(), &index.to_ne_bytes(), MapFlags::ANY)
+    }
+
+    /// Protects the connections of this address from now on, under this lease.
+    ///
+    /// # Errors
+    /// More than [`MAX_SERVICES`].
+    pub fn protect(&self, service: SocketAddr, lease: u32) -> Result<(), Error> {
+        update(&self.services, &layout::service_key(service), &lease.to_ne_bytes(), MapFlags::ANY)
+    }
+
+    /// What comes to and from this address passes from now on, whatever its limits.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn release(&self, service: SocketAddr) -> Result<(), Error> {
+        delete(&self.services, &layout::service_key(service))
+    }
+
+    /// The leases, for whoever hears that they are prolonged. They are over until they are set.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn leases(&self) -> Result<Leases, Error> {
+        MapHandle::try_from(&self.leases).map(Leases).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"))
+    }
+
+    /// Limits of a connection that has none yet.
+    ///
+    /// # Errors
+    /// It has some, or there is no room.
+    pub fn insert(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
+        update(&self.flows, key.octets(), &limits.encode(), MapFlags::NO_EXIST)
+    }
+
+    /// Other limits of a connection. False: it has none any more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_limits(&self, key: &FlowKey, limits: &Limits) -> Result<bool, Error> {
+        match self.flows.update(key.octets(), &limits.encode(), MapFlags::EXIST) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::of("BPF_MAP_UPDATE_ELEM")(e)),
+        }
+    }
+
+    /// What limits a connection has.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn limits(&self, key: &FlowKey) -> Result<Option<Limits>, Error> {
+        let mut octets = [0; layout::LIMITS];
+        let found = self.flows.lookup_into(key.octets(), &mut octets, MapFlags::ANY);
+        Ok(found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.then(|| Limits::decode(&octets)))
+    }
+
+    /// A connection is free from now on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn free(&self, key: &FlowKey) -> Result<(), Error> {
+        delete(&self.flows, key.octets())
+    }
+
+    /// Takes the last segment without data that was not let through: a frame of which the TCP checksum may be missing.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn take_withheld(&self, key: &FlowKey) -> Result<Option<Vec<u8>>, Error> {
+        let mut value = [0; WITHHELD];
+        // LRU maps cannot look up and delete in one before Linux 5.14, and tcx is newer.
+        let found = self.withheld.lookup_into_and_delete(key.octets(), &mut value);
+        if !found.map_err(Error::of("BPF_MAP_LOOKUP_AND_DELETE_ELEM"))? {
+            return Ok(None);
+        }
+        let (length, frame) = value.split_at(4);
+        let length = u32::from_ne_bytes([length[0], length[1], length[2], length[3]]);
+        Ok(frame.get(..length as usize).map(<[u8]>::to_vec))
+    }
+
+    /// Segments of a connection that is looked for come here and are not reset.
+    ///
+    /// # Errors
+    /// The system's; if there is no room the oldest gives way.
+    pub fn park(&self, key: &FlowKey) -> Result<(), Error> {
+        update(&self.orphans, key.octets(), &[1], MapFlags::ANY)
+    }
+
+    /// It is not any more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn unpark(&self, key: &FlowKey) -> Result<(), Error> {
+        delete(&self.orphans, key.octets())
+    }
+
+    /// Readable when there are events.
+    #[must_use]
+    pub fn readable(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor lives as long as the ring, which `self` owns.
+        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
+    }
+
+    /// Hands over up to `most` events, in the order in which they happened, and says how many.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn events(&mut self, most: usize, mut take: impl FnMut(Event<'_>)) -> Result<usize, Error> {
+        let done = self.ring.consume_raw_n(most);
+        let mut batch = std::mem::take(&mut *self.batch.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut start = 0;
+        for &end in &batch.ends {
+            if let Some(event) = Event::parse(&batch.octets[start..end]) {
+                take(event);
+            }
+            start = end;
+        }
+        let count = batch.ends.len();
+        batch.octets.clear();
+        batch.ends.clear();
+        *self.batch.lock().unwrap_or_else(PoisonError::into_inner) = batch;
+        match done {
+            0.. => Ok(count),
+            error => {
+                let source = io::Error::from_raw_os_error(-error);
+                Err(Error::Os { operation: "reading events", source })
+            }
+        }
+    }
+
+    /// What was counted.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn counters(&self) -> Result<Counters, Error> {
+        let counters = map(&self.object, "counters")?;
+        let mut sums = [0u64; 10];
+        for (key, sum) in (0u32..).zip(&mut sums) {
+            let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
+            for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
+                *sum += value.first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets));
+            }
+        }
+        let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost] = sums;
+        Ok(Counters { opened, full, held, acks, clamped, fins, resets, muted, parked, lost })
+    }
+
+    fn program(&self, name: &'static str) -> Result<Program<'_>, Error> {
+        self.object.progs().find(|p| p.name() == name).ok_or_else(|| missing(name))
+    }
+}
+
+fn update(map: &dyn MapCore, key: &[u8], value: &[u8], flags: MapFlags) -> Result<(), Error> {
+    map.update(key, value, flags).map_err(Error::of("BPF_MAP_UPDATE_ELEM"))
+}
+
+/// What is not there needs no deletion.
+fn delete(map: &dyn MapCore, key: &[u8]) -> Result<(), Error> {
+    match map.delete(key) {
+        Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(Error::of("BPF_MAP_DELETE_ELEM")(e)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! The layouts of `src/bpf/trods.h`.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Most octets of a TCP header.
+pub const TCP_HEADER_MAX: usize = 60;
+/// Most octets of a segment that one event carries.
+pub const EVENT_OCTETS: usize = 2048;
+
+/// `struct event` without its octets.
+const EVENT_HEADER: usize = KEY + 4 + 4 + 2 + 1 + 1;
+/// Octets of `struct flow_key`.
+const KEY: usize = 36;
+const EVENT_HAS_FIN: u8 = 1 << 0;
+/// Octets of `struct limits`.
+pub(super) const LIMITS: usize = 24;
+
+/// The two ends of a connection as the maps have them (`struct flow_key`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FlowKey([u8; KEY]);
+
+impl FlowKey {
+    /// Of a client's address and a service's, both of one family.
+    #[must_use]
+    pub fn new(client: SocketAddr, service: SocketAddr) -> FlowKey {
+        let mut key = [0; KEY];
+        key[..16].copy_from_slice(&octets(client.ip()));
+        key[16..32].copy_from_slice(&octets(service.ip()));
+        key[32..34].copy_from_slice(&client.port().to_be_bytes());
+        key[34..].copy_from_slice(&service.port().to_be_bytes());
+        FlowKey(key)
+    }
+
+    /// The client's address and port.
+    #[must_use]
+    pub fn client(&self) -> SocketAddr {
+        self.end(0, 32)
+    }
+
+    /// The service's.
+    #[must_use]
+    pub fn service(&self) -> SocketAddr {
+        self.end(16, 34)
+    }
+
+    pub(super) fn octets(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn end(&self, address: usize, port: usize) -> SocketAddr {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&self.0[address..address + 16]);
+        let address = Ipv6Addr::from(octets);
+        let address = address.to_ipv4_mapped().map_or(IpAddr::V6(address), IpAddr::V4);
+        SocketAddr::new(address, u16::from_be_bytes([self.0[port], self.0[port + 1]]))
+    }
+}
+
+/// As the programs have an address.
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
+        IpAddr::V6(a) => a.octets(),
+    }
+}
+
+/// `struct service_key`
+pub(super) fn service_key(service: SocketAddr) -> [u8; 20] {
+    let mut key = [0; 20];
+    key[..16].copy_from_slice(&octets(service.ip()));
+    key[16..18].copy_from_slice(&service.port().to_be_bytes());
+    key
+}
+
+/// How far a connection's server is heard (`struct limits`); sequence numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// No acknowledgement beyond it.
+    pub ack: u32,
+    /// No data beyond it.
+    pub data: u32,
+    /// The only place of a FIN.
+    pub fin_at: Option<u32>,
+    /// Where the server's data begin.
+    pub first: u32,
+    /// What the client acknowledged last. The program writes it; what is written here may be older than what it knows, and
+    /// is corrected by the client's next segment.
+    pub acked: u32,
+}
+
+impl Limits {
+    pub(super) fn encode(&self) -> [u8; LIMITS] {
+        let words = [
+            self.ack,
+            self.data,
+            self.fin_at.unwrap_or(0),
+            self.fin_at.is_some().into(),
+            self.first,
+            self.acked,
+        ];
+        let mut octets = [0; LIMITS];
+        for (to, word) in octets.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        octets
+    }
+
+    pub(super) fn decode(octets: &[u8; LIMITS]) -> Limits {
+        let word = |n: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&octets[4 * n..4 * n + 4]);
+            u32::from_ne_bytes(word)
+        };
+        let fin_at = (word(3) != 0).then_some(word(2));
+        Limits { ack: word(0), data: word(1), fin_at, first: word(4), acked: word(5) }
+    }
+}
+
+/// What a program tells of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// Which.
+    pub key: FlowKey,
+    /// Acknowledged by the segment that this is about.
+    pub ack: u32,
+    /// What it is.
+    pub what: What<'a>,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What<'a> {
+    /// The handshake is over, the connection has its first limits: nothing beyond the SYNs.
+    Opened {
+        /// The client's SYN: its TCP header.
+        syn: &'a [u8],
+        /// The server's.
+        syn_ack: &'a [u8],
+    },
+    /// The client sent this, perhaps again; the server gets it too.
+    Request {
+        /// Where.
+        seq: u32,
+        /// What; may be empty before a FIN.
+        octets: &'a [u8],
+        /// A FIN stands behind it.
+        fin: bool,
+    },
+    /// The client reset the connection, if its server believes the number.
+    Reset {
+        /// The segment's.
+        seq: u32,
+    },
+    /// The client acknowledged the FIN that was let through.
+    Ended,
+    /// A FIN of the server's was not let through.
+    Fin {
+        /// Its place.
+        seq: u32,
+    },
+    /// A RST of the server's was not let through.
+    Aborted,
+    /// A segment of an orphan, which nobody else got. Its checksum was right, or left to hardware that there is not. One that is
+    /// longer than [`EVENT_OCTETS`] is not told.
+    Parked {
+        /// The IP packet.
+        packet: &'a [u8],
+    },
+}
+
+impl Event<'_> {
+    /// Reads one as the program wrote it; None of what it never writes.
+    pub(super) fn parse(octets: &[u8]) -> Option<Event<'_>> {
+        let (header, octets) = octets.split_at_checked(EVENT_HEADER)?;
+        let (key, rest) = header.split_first_chunk::<KEY>()?;
+        let (seq, rest) = rest.split_first_chunk::<4>()?;
+        let (ack, rest) = rest.split_first_chunk::<4>()?;
+        let &[length, more, kind, flags] = rest else { return None };
+        let octets = octets.get(..usize::from(u16::from_ne_bytes([length, more])))?;
+        let (seq, fin) = (u32::from_ne_bytes(*seq), flags & EVENT_HAS_FIN != 0);
+        let what = match kind {
+            1 => {
+                let (syn, syn_ack) = octets.split_at_checked(TCP_HEADER_MAX)?;
+                What::Opened { syn: header_of(syn)?, syn_ack: header_of(syn_ack)? }
+            }
+            2 => What::Request { seq, octets, fin },
+            3 => What::Reset { seq },
+            4 => What::Ended,
+            5 => What::Fin { seq },
+            6 => What::Aborted,
+            7 => What::Parked { packet: octets },
+            _ => return None,
+        };
+        Some(Event { key: FlowKey(*key), ack: u32::from_ne_bytes(*ack), what })
+    }
+}
+
+/// As much as the header says that it is long.
+fn header_of(octets: &[u8]) -> Option<&[u8]> {
+    octets.get(..4 * usize::from(octets.get(12)? >> 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_say_both_ends() {
+        for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:65535", "[fd00:9::1]:1")]
+        {
+            let (client, service) = (client.parse().unwrap(), service.parse().unwrap());
+            let key = FlowKey::new(client, service);
+            assert_eq!((key.client(), key.service()), (client, service));
+        }
+    }
+
+    #[test]
+    fn limits_are_read_as_they_were_written() {
+        for fin_at in [None, Some(0), Some(u32::MAX)] {
+            let limits = Limits { ack: 1, data: 2, fin_at, first: 3, acked: 4 };
+            assert_eq!(Limits::decode(&limits.encode()), limits);
+        }
+    }
+
+    #[test]
+    fn what_no_program_writes_is_nothing() {
+        let key = FlowKey::new("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let event = |length: u16, kind: u8, octets: usize| {
+            [&key.0[..], &[0; 8], &length.to_ne_bytes(), &[kind, 1], &vec![0x50; octets]].concat()
+        };
+        let whole = event(3, 2, 3);
+        let request = What::Request { seq: 0, octets: &[0x50; 3], fin: true };
+        assert_eq!(Event::parse(&whole), Some(Event { key, ack: 0, what: request }));
+        for short in 0..whole.len() {
+            assert_eq!(Event::parse(&whole[..short]), None, "{short} octets");
+        }
+        for kind in [0, 8, 255] {
+            assert_eq!(Event::parse(&event(0, kind, 0)), None);
+        }
+        assert!(Event::parse(&event(120, 1, 120)).is_some());
+        // The headers say that they are 20 octets long.
+        for short in 0..80 {
+            assert_eq!(Event::parse(&event(short, 1, short.into())), None, "{short} octets of two headers");
+        }
+    }
+}

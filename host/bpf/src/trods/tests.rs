@@ -1,0 +1,563 @@
+//! One segment at a time through both programs, by `BPF_PROG_TEST_RUN`.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+
+use libbpf_rs::libbpf_sys::{bpf_prog_test_run_opts, bpf_test_run_opts};
+
+use super::*;
+use crate::kernel::{self, Feature};
+
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+const NEXT: i32 = -1;
+const DROP: i32 = 2;
+const REDIRECT: i32 = 7;
+
+/// So that all numbers wrap within the first octets.
+const CLIENT_ISN: u32 = u32::MAX - 2;
+const SERVER_ISN: u32 = u32::MAX - 1;
+const CLIENT: u32 = CLIENT_ISN.wrapping_add(1);
+const SERVER: u32 = SERVER_ISN.wrapping_add(1);
+/// MSS 1460, SACK, timestamps 7 and 0, scale 7.
+const OPTIONS: [u8; 20] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 7, 0, 0, 0, 0, 1, 3, 3, 7];
+
+/// A segment to be made into a frame.
+#[derive(Clone)]
+struct Segment {
+    from: SocketAddr,
+    to: SocketAddr,
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    options: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl Segment {
+    fn frame(&self) -> Vec<u8> {
+        let mut tcp = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
+        tcp.extend(self.seq.to_be_bytes());
+        tcp.extend(self.ack.to_be_bytes());
+        tcp.extend([(5 + self.options.len() as u8 / 4) << 4, self.flags, 1, 0, 0, 0, 0, 0]);
+        tcp.extend(&self.options);
+        tcp.extend(&self.data);
+        let pseudo = pseudo(self.from.ip(), self.to.ip(), tcp.len());
+        let sum = !sum(&[&pseudo[..], &tcp].concat());
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        let mut frame = vec![2; 12];
+        match (self.from.ip(), self.to.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                frame.extend([8, 0, 0x45, 0]);
+                frame.extend((20 + tcp.len() as u16).to_be_bytes());
+                frame.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+                frame.extend(from.octets());
+                frame.extend(to.octets());
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+                frame.extend((tcp.len() as u16).to_be_bytes());
+                frame.extend([6, 64]);
+                frame.extend(from.octets());
+                frame.extend(to.octets());
+            }
+            _ => panic!("two families"),
+        }
+        frame.extend(tcp);
+        frame
+    }
+}
+
+fn pseudo(from: IpAddr, to: IpAddr, length: usize) -> Vec<u8> {
+    let octets = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    [&octets(from)[..], &octets(to), &(length as u32).to_be_bytes(), &[0, 0, 0, 6]].concat()
+}
+
+/// RFC 1071.
+fn sum(octets: &[u8]) -> u16 {
+    let words = octets.chunks(2).map(|c| u32::from(c[0]) << 8 | u32::from(*c.get(1).unwrap_or(&0)));
+    let sum = words.fold(0u64, |sum, word| sum + u64::from(word));
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+/// The programs with one protected service, and a client of it.
+struct Rig {
+    trods: Trods,
+    client: SocketAddr,
+    service: SocketAddr,
+}
+
+/// What happened, without borrowed octets.
+#[derive(Debug, PartialEq)]
+enum Told {
+    Opened(Vec<u8>, Vec<u8>),
+    Request(u32, Vec<u8>, bool),
+    Reset(u32),
+    Ended,
+    Fin(u32),
+    Aborted,
+    Parked(Vec<u8>),
+}
+
+impl Rig {
+    fn new(client: &str, service: &str) -> Option<Rig> {
+        if kernel::skipped(Feature::Tcx) {
+            return None;
+        }
+        let trods = Trods::load().unwrap_or_else(|e| panic!("{e}"));
+        let (client, service) = (client.parse().unwrap(), service.parse().unwrap());
+        trods.protect(service, 3).unwrap();
+        trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
+        Some(Rig { trods, client, service })
+    }
+
+    fn v4() -> Option<Rig> {
+        Rig::new("192.0.2.7:1025", "10.9.0.1:80")
+    }
+
+    fn run(&self, program: &'static str, frame: &[u8]) -> (i32, Vec<u8>) {
+        let program = self.trods.program(program).unwrap();
+        let mut out = vec![0; frame.len() + 256];
+        let mut options = bpf_test_run_opts {
+            sz: size_of::<bpf_test_run_opts>() as u64,
+            data_in: frame.as_ptr().cast(),
+            data_size_in: frame.len() as u32,
+            data_out: out.as_mut_ptr().cast(),
+            data_size_out: out.len() as u32,
+            ..bpf_test_run_opts::default()
+        };
+        // SAFETY: the options name their size and that of both buffers, which live through the call.
+        let rc = unsafe { bpf_prog_test_run_opts(program.as_fd().as_raw_fd(), &raw mut options) };
+        assert_eq!(rc, 0, "{} octets", frame.len());
+        out.truncate(options.data_size_out as usize);
+        (options.retval as i32, out)
+    }
+
+    /// Of the client, `seq` and `ack` behind the SYNs.
+    fn up(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> i32 {
+        let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
+        let segment = Segment {
+            from: self.client,
+            to: self.service,
+            seq,
+            ack,
+            flags,
+            options: vec![],
+            data: data.into(),
+        };
+        let frame = segment.frame();
+        let (verdict, out) = self.run("trods_ingress", &frame);
+        assert_eq!(out, frame, "what comes in is not changed");
+        verdict
+    }
+
+    /// Of the server; the segment that goes on.
+    fn down(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> (i32, Segment) {
+        let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT.wrapping_add(ack));
+        let segment = Segment {
+            from: self.service,
+            to: self.client,
+            seq,
+            ack,
+            flags,
+            options: vec![],
+            data: data.into(),
+        };
+        let frame = segment.frame();
+        let (verdict, out) = self.run("trods_egress", &frame);
+        let tcp = &out[frame.len() - 20 - data.len()..];
+        let changed = Segment {
+            ack: u32::from_be_bytes(tcp[8..12].try_into().unwrap()).wrapping_sub(CLIENT),
+            flags: tcp[13],
+            ..segment.clone()
+        };
+        // The checksum goes with every change, and nothing else changes.
+        let whole = Segment { ack: changed.ack.wrapping_add(CLIENT), ..changed.clone() };
+        assert_eq!(out, whole.frame());
+        (verdict, changed)
+    }
+
+    /// Both SYNs and the segment that ends the handshake.
+    fn open(&mut self) {
+        assert_eq!(self.syn(), NEXT);
+        assert_eq!(self.syn_ack(SERVER_ISN), NEXT);
+        assert_eq!(self.up(ACK, 0, 0, &[]), NEXT);
+        assert!(matches!(&self.told()[..], [Told::Opened(..)]));
+    }
+
+    fn syn(&self) -> i32 {
+        let (from, to, options) = (self.client, self.service, OPTIONS.to_vec());
+        let syn = Segment { from, to, seq: CLIENT_ISN, ack: 0, flags: SYN, options, data: vec![] };
+        self.run("trods_ingress", &syn.frame()).0
+    }
+
+    fn syn_ack(&self, seq: u32) -> i32 {
+        let (from, to, options) = (self.service, self.client, OPTIONS.to_vec());
+        let syn = Segment { from, to, seq, ack: CLIENT, flags: SYN | ACK, options, data: vec![] };
+        self.run("trods_egress", &syn.frame()).0
+    }
+
+    fn key(&self) -> FlowKey {
+        FlowKey::new(self.client, self.service)
+    }
+
+    /// Limits in octets behind the SYNs.
+    fn limit(&self, ack: u32, data: u32, fin_at: Option<u32>) {
+        let fin_at = fin_at.map(|at| SERVER.wrapping_add(at));
+        let (ack, data) = (CLIENT.wrapping_add(ack), SERVER.wrapping_add(data));
+        let limits = Limits { ack, data, fin_at, first: SERVER, acked: SERVER };
+        assert!(self.trods.set_limits(&self.key(), &limits).unwrap());
+    }
+
+    fn told(&mut self) -> Vec<Told> {
+        let (mut told, key) = (Vec::new(), self.key());
+        while self
+            .trods
+            .events(1, |event| {
+                assert_eq!(event.key, key);
+                told.push(match event.what {
+                    What::Opened { syn, syn_ack } => Told::Opened(syn.into(), syn_ack.into()),
+                    What::Request { seq, octets, fin } => {
+                        Told::Request(seq.wrapping_sub(CLIENT), octets.into(), fin)
+                    }
+                    What::Reset { seq } => Told::Reset(seq.wrapping_sub(CLIENT)),
+                    What::Ended => Told::Ended,
+                    What::Fin { seq } => Told::Fin(seq.wrapping_sub(SERVER)),
+                    What::Aborted => Told::Aborted,
+                    What::Parked { packet } => Told::Parked(packet.into()),
+                });
+            })
+            .unwrap()
+            > 0
+        {}
+        told
+    }
+
+    fn counters(&self) -> Counters {
+        self.trods.counters().unwrap()
+    }
+}
+
+#[test]
+fn the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied() {
+    for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
+        let Some(mut rig) = Rig::new(client, service) else { return };
+        assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN)), (NEXT, NEXT));
+        // A segment that does not end the handshake opens nothing.
+        for (seq, ack) in [(1, 0), (0, 1), (u32::MAX, 0)] {
+            assert_eq!(rig.up(ACK, seq, ack, b"GET"), NEXT);
+        }
+        assert_eq!((rig.told(), rig.counters().opened), (vec![], 0));
+        assert_eq!(rig.syn(), NEXT, "the same SYN again");
+        assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
+        let told = rig.told();
+        let [Told::Opened(syn, syn_ack), Told::Request(0, octets, false)] = &told[..] else {
+            panic!("{told:?}")
+        };
+        for (header, flags, seq, ack) in [(syn, SYN, CLIENT_ISN, 0), (syn_ack, SYN | ACK, SERVER_ISN, CLIENT)]
+        {
+            assert_eq!((header.len(), header[13]), (40, flags));
+            assert_eq!((&header[4..8], &header[8..12]), (&seq.to_be_bytes()[..], &u32::to_be_bytes(ack)[..]));
+            assert_eq!(header[20..], OPTIONS);
+        }
+        assert_eq!(octets, b"GET");
+        let limits = Limits { ack: CLIENT, data: SERVER, fin_at: None, first: SERVER, acked: SERVER };
+        assert_eq!(rig.trods.limits(&rig.key()).unwrap(), Some(limits));
+        rig.limit(3, 9, None);
+        // More than one event carries, and what is left of it.
+        // (BPF_PROG_TEST_RUN takes no more than a page.)
+        let data: Vec<u8> = (0..EVENT_OCTETS + 1200).map(|n| n as u8).collect();
+        for (length, fin) in [(EVENT_OCTETS, FIN), (EVENT_OCTETS + 1, 0), (data.len(), FIN), (0, FIN)] {
+            assert_eq!(rig.up(ACK | fin, 3, 9, &data[..length]), NEXT);
+            let (mut got, mut last) = (Vec::new(), false);
+            for told in rig.told() {
+                let Told::Request(seq, octets, fin) = told else { panic!("{told:?}") };
+                assert_eq!((seq, last), (3 + got.len() as u32, false));
+                (got, last) = ([&got[..], &octets].concat(), fin);
+            }
+            assert_eq!((&got[..], last), (&data[..length], fin != 0));
+        }
+        let acked = |rig: &Rig| rig.trods.limits(&rig.key()).unwrap().unwrap().acked;
+        assert_eq!((acked(&rig), rig.counters().opened), (SERVER.wrapping_add(9), 1));
+        for ack in [8, 10, 1 << 30] {
+            assert_eq!(rig.up(ACK, 3, ack, &[]), NEXT);
+            assert_eq!(acked(&rig), SERVER.wrapping_add(9), "old, or of what was never sent");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_segment_is_the_kernels_to_drop() {
+    for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
+        let Some(mut rig) = Rig::new(client, service) else { return };
+        rig.open();
+        rig.limit(0, 9, Some(9));
+        let (from, to, seq, options) = (rig.client, rig.service, CLIENT, vec![]);
+        let ack = SERVER.wrapping_add(10);
+        for (flags, length) in
+            [(ACK, 0), (FIN | ACK, 0), (RST, 0), (ACK, 1), (ACK, 3), (ACK, 1400), (ACK, 2047)]
+        {
+            let data: Vec<u8> = (0..length).map(|n| n as u8).collect();
+            let frame = Segment { from, to, seq, ack, flags, options: options.clone(), data }.frame();
+            let tcp = frame.len() - 20 - length;
+            for at in [tcp + 8, tcp + 16, frame.len() - 1] {
+                let mut damaged = frame.clone();
+                damaged[at] ^= 4;
+                assert_eq!(rig.run("trods_ingress", &damaged).0, NEXT);
+            }
+            assert_eq!(rig.told(), [], "{flags} {length}");
+            assert_eq!(rig.trods.limits(&rig.key()).unwrap().unwrap().acked, SERVER);
+            // One whose sender left the sum to hardware that there is not.
+            let mut partial = frame.clone();
+            let pseudo = sum(&pseudo(from.ip(), to.ip(), 20 + length));
+            partial[tcp + 16..tcp + 18].copy_from_slice(&pseudo.to_be_bytes());
+            for whole in [partial, frame] {
+                assert_eq!(rig.run("trods_ingress", &whole).0, NEXT);
+                assert!(!rig.told().is_empty(), "{flags} {length}");
+            }
+            rig.limit(0, 9, Some(9));
+        }
+        // A damaged SYN opens nothing either.
+        rig.client.set_port(1026);
+        let mut syn =
+            Segment { from: rig.client, to, seq: CLIENT_ISN, ack: 0, flags: SYN, options, data: vec![] }
+                .frame();
+        syn[8] ^= 1;
+        let last = syn.len() - 1;
+        syn[last] ^= 1;
+        assert_eq!(rig.run("trods_ingress", &syn).0, NEXT);
+        assert_eq!((rig.syn_ack(SERVER_ISN), rig.up(ACK, 0, 0, &[])), (NEXT, NEXT));
+        assert_eq!(rig.told(), []);
+    }
+}
+
+#[test]
+fn data_beyond_the_limit_does_not_leave() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "nowhere to hold it");
+    rig.trods.set_tap(1).unwrap();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, REDIRECT);
+    rig.limit(0, 4, None);
+    for (seq, data, verdict) in
+        [(0, &b"HTTP"[..], NEXT), (2, b"TP/", REDIRECT), (4, b"/", REDIRECT), (3, b"P", NEXT)]
+    {
+        assert_eq!(rig.down(ACK, seq, 0, data).0, verdict, "{seq}");
+    }
+    assert_eq!((rig.counters().held, rig.told()), (4, vec![]));
+    rig.trods.free(&rig.key()).unwrap();
+    assert_eq!(rig.down(ACK, 4, 0, b"/1.1").0, NEXT);
+}
+
+#[test]
+fn no_acknowledgement_leaves_beyond_the_limit() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    rig.limit(10, 100, None);
+    assert_eq!(rig.down(ACK, 0, 10, &[]).0, NEXT);
+    assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None);
+    assert_eq!(rig.down(ACK, 0, 11, &[]).0, DROP);
+    assert_eq!(rig.down(ACK, 0, 12, &[]).0, DROP);
+    let (verdict, sent) = rig.down(ACK, 0, 13, b"HTTP");
+    assert_eq!((verdict, sent.ack), (NEXT, 10));
+    let (verdict, sent) = rig.down(ACK, 0, 9, b"HTTP");
+    assert_eq!((verdict, sent.ack), (NEXT, 9), "an old one");
+    let last = rig.trods.take_withheld(&rig.key()).unwrap().unwrap();
+    assert_eq!(last[last.len() - 12..][..4], CLIENT.wrapping_add(12).to_be_bytes());
+    assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None, "it was taken");
+    assert_eq!((rig.counters().acks, rig.counters().clamped), (2, 1));
+}
+
+#[test]
+fn a_fin_leaves_at_its_place_alone() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    rig.limit(0, 4, None);
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+    assert_eq!(rig.told(), [Told::Fin(4)]);
+    assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
+    let (verdict, sent) = rig.down(FIN | ACK, 0, 5, b"HTTP");
+    assert_eq!((verdict, sent.flags, sent.ack), (NEXT, ACK, 0), "its data leave without it");
+    assert_eq!(rig.told(), [Told::Fin(4)]);
+    rig.limit(0, 4, Some(4));
+    assert_eq!(rig.down(FIN | ACK, 3, 0, &[]).0, DROP);
+    let (verdict, sent) = rig.down(FIN | ACK, 4, 5, &[]);
+    assert_eq!((verdict, sent.flags, sent.ack), (NEXT, FIN | ACK, 0));
+    assert_eq!(rig.down(FIN | ACK, 0, 0, b"HTTP").1.flags, FIN | ACK);
+    assert_eq!(rig.told(), [Told::Fin(3)]);
+    // Acknowledged: no earlier and no later number.
+    for (ack, told) in [(4, vec![]), (6, vec![]), (5, vec![Told::Ended])] {
+        assert_eq!(rig.up(ACK, 0, ack, &[]), NEXT);
+        assert_eq!(rig.told(), told, "{ack}");
+    }
+    assert_eq!(rig.counters().fins, 3);
+}
+
+#[test]
+fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
+    let Some(mut rig) = Rig::v4() else { return };
+    assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
+    rig.open();
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.up(RST, 7, 0, &[]), NEXT);
+    assert_eq!(rig.told(), [Told::Aborted, Told::Reset(7)]);
+    rig.trods.free(&rig.key()).unwrap();
+    assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
+    rig.trods.leases().unwrap().set(3, Lease { until: 0, settling: u64::MAX }).unwrap();
+    assert_eq!(rig.down(RST, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "no other segment of it");
+    rig.trods.leases().unwrap().set(3, Lease::default()).unwrap();
+    rig.trods.park(&rig.key()).unwrap();
+    assert_eq!(rig.down(RST, 0, 0, &[]).0, DROP);
+    rig.trods.unpark(&rig.key()).unwrap();
+    assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
+    assert_eq!(rig.counters().resets, 3);
+}
+
+#[test]
+fn an_orphan_is_heard_here_alone_until_it_begins_anew() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.trods.park(&rig.key()).unwrap();
+    assert_eq!(rig.up(ACK, 5, 9, b"GET"), DROP);
+    assert_eq!(rig.up(FIN | ACK, 5, 9, &vec![1; EVENT_OCTETS - 40]), DROP);
+    assert_eq!(rig.up(ACK, 5, 9, &vec![1; EVENT_OCTETS - 39]), DROP);
+    let told = rig.told();
+    let [Told::Parked(one), Told::Parked(most)] = &told[..] else { panic!("{told:?}") };
+    let (seq, ack) = (CLIENT.wrapping_add(5).to_be_bytes(), SERVER.wrapping_add(9).to_be_bytes());
+    assert_eq!((one[0], &one[24..28], &one[28..32], &one[40..]), (0x45, &seq[..], &ack[..], &b"GET"[..]));
+    assert_eq!(most.len(), EVENT_OCTETS);
+    let (from, to) = (rig.client, rig.service);
+    let mut damaged =
+        Segment { from, to, seq: 1, ack: 1, flags: ACK, options: vec![], data: vec![1] }.frame();
+    damaged[54] = 0;
+    assert_eq!((rig.run("trods_ingress", &damaged).0, rig.told()), (DROP, vec![]));
+    rig.open();
+    assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
+    assert_eq!((rig.told(), rig.counters().parked), (vec![Told::Request(0, b"GET".into(), false)], 4));
+}
+
+#[test]
+fn whose_lease_is_over_is_silent() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    rig.limit(10, 10, Some(10));
+    for until in [0, 1] {
+        rig.trods.leases().unwrap().set(3, Lease { until, settling: 0 }).unwrap();
+        for (flags, data) in [(ACK, &b""[..]), (ACK, b"HTTP"), (FIN | ACK, b"HTTP/1.1 2"), (RST, b"")] {
+            assert_eq!(rig.down(flags, 0, 0, data).0, DROP);
+        }
+    }
+    rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0 }).unwrap();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "another's lease");
+    assert_eq!((rig.counters().muted, rig.told()), (9, vec![]));
+    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT);
+}
+
+#[test]
+fn another_connection_between_the_same_ports_is_another() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    rig.limit(10, 100, None);
+    assert_eq!(rig.syn_ack(SERVER_ISN), NEXT, "sent again");
+    assert!(rig.trods.limits(&rig.key()).unwrap().is_some());
+    assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN.wrapping_add(50))), (NEXT, NEXT));
+    assert_eq!(rig.trods.limits(&rig.key()).unwrap(), None);
+    assert_eq!(rig.up(ACK, 0, 50, &[]), NEXT);
+    assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
+    let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
+    assert_eq!((limits.data, limits.first), (SERVER.wrapping_add(50), SERVER.wrapping_add(50)));
+    let limits = Limits { ack: 0, ..limits };
+    assert!(rig.trods.insert(&rig.key(), &limits).is_err(), "it has limits");
+    rig.trods.free(&rig.key()).unwrap();
+    assert!(!rig.trods.set_limits(&rig.key(), &limits).unwrap(), "it has none");
+    rig.trods.insert(&rig.key(), &limits).unwrap();
+}
+
+#[test]
+fn a_syn_with_data_opens_nothing() {
+    let Some(mut rig) = Rig::v4() else { return };
+    let (from, to) = (rig.client, rig.service);
+    let syn =
+        Segment { from, to, seq: CLIENT_ISN, ack: 0, flags: SYN, options: vec![], data: b"GET".to_vec() };
+    assert_eq!(rig.run("trods_ingress", &syn.frame()).0, NEXT);
+    assert_eq!((rig.syn_ack(SERVER_ISN), rig.up(ACK, 0, 0, &[])), (NEXT, NEXT));
+    assert_eq!((rig.told(), rig.down(ACK, 0, 0, b"HTTP").0), (vec![], NEXT));
+}
+
+#[test]
+fn what_cannot_be_told_does_not_reach_the_server() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    let mut passed = 0;
+    for octets in [EVENT_OCTETS, 130, 1] {
+        while rig.up(ACK, passed * 2048, 0, &vec![1; octets]) == NEXT {
+            passed += 1;
+            assert!(passed < 4096, "more than the ring has room for");
+        }
+    }
+    assert_eq!(rig.counters().lost, 3);
+    // Nor is a connection opened of which nobody hears.
+    let first = std::mem::replace(&mut rig.client, "192.0.2.8:1025".parse().unwrap());
+    assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN), rig.up(ACK, 0, 0, &[])), (NEXT, NEXT, DROP));
+    assert_eq!(rig.trods.limits(&rig.key()).unwrap(), None);
+    rig.client = first;
+    assert_eq!(rig.told().len(), passed as usize);
+    assert_eq!(rig.up(ACK, passed * 2048, 0, b"GET"), NEXT);
+    rig.client = "192.0.2.8:1025".parse().unwrap();
+    assert_eq!(rig.trods.events(9, |_| ()).unwrap(), 1);
+    assert_eq!(rig.up(ACK, 0, 0, &[]), NEXT);
+    assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
+}
+
+#[test]
+fn what_is_not_a_segment_of_a_service_passes() {
+    for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
+        let Some(mut rig) = Rig::new(client, service) else { return };
+        rig.open();
+        let segment = Segment {
+            from: rig.service,
+            to: rig.client,
+            seq: SERVER,
+            ack: CLIENT,
+            flags: ACK,
+            options: OPTIONS.to_vec(),
+            data: b"HTTP".to_vec(),
+        };
+        let frame = segment.frame();
+        assert_eq!(rig.run("trods_egress", &frame).0, DROP);
+        let port = SocketAddr::new(rig.service.ip(), 81);
+        let mut others = vec![Segment { from: port, ..segment.clone() }.frame()];
+        // No frame that was cut, and none whose header lies.
+        let tcp = frame.len() - 44;
+        others.extend((tcp..frame.len()).map(|length| frame[..length].to_vec()));
+        for (at, octet) in
+            [(tcp + 12, 0x40), (tcp + 12, 0xf0), (12, 9), (if tcp == 34 { 23 } else { 20 }, 17)]
+        {
+            let mut other = frame.clone();
+            other[at] = octet;
+            others.push(other);
+        }
+        if tcp == 34 {
+            let mut fragment = frame.clone();
+            fragment[20] = 0x20;
+            others.push(fragment);
+        }
+        for other in others {
+            assert_eq!(rig.run("trods_egress", &other), (NEXT, other.clone()), "{other:02x?}");
+        }
+        // Short frames come padded.
+        let mut padded = Segment { data: vec![], options: vec![], ..segment }.frame();
+        padded.resize(padded.len() + 6, 0);
+        assert_eq!(rig.run("trods_egress", &padded).0, NEXT, "no data");
+        rig.trods.release(rig.service).unwrap();
+        assert_eq!(rig.run("trods_egress", &frame).0, NEXT);
+        assert_eq!(rig.told(), []);
+    }
+}
