@@ -33,6 +33,7 @@ mod netlink;
 mod pool;
 pub mod repair;
 pub mod route;
+pub mod tap;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod vnet;
