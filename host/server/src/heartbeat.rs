@@ -28,6 +28,9 @@ pub fn heartbeat_of(frame: &[u8; FRAME]) -> &[u8] {
 /// taken this place and be gone.
 const RENEW: u64 = 1_000_000;
 
+/// Heartbeats whose time of leaving is remembered: a hundred times what the bound of a rack has room for.
+const REMEMBERED: usize = 256;
+
 /// The beat of one place in a pool.
 #[derive(Debug)]
 pub struct Beat {
@@ -40,6 +43,8 @@ pub struct Beat {
     incarnation: u32,
     /// What the next heartbeat carries.
     number: (u32, u32),
+    /// The number of the last heartbeats and when each was sent, microseconds, by the low bits of its sequence.
+    sent: [((u32, u32), u64); REMEMBERED],
     /// When the next is due, microseconds.
     next: u64,
     /// When it was last answered or began, microseconds.
@@ -54,7 +59,8 @@ impl Beat {
     pub fn new(member: Member, keys: &KeySet, incarnation: u32, now: u64) -> Beat {
         let number = begin(incarnation);
         let key = keys.beat_key();
-        Beat { member, key, former: None, incarnation, number, next: now, renewed: now, live: None }
+        let sent = [((0, 0), 0); REMEMBERED];
+        Beat { member, key, former: None, incarnation, number, sent, next: now, renewed: now, live: None }
     }
 
     /// The place that it is for.
@@ -115,6 +121,7 @@ impl Beat {
             sequence: self.number.1,
             tag: 0,
         };
+        self.sent[self.number.1 as usize % REMEMBERED] = (self.number, now);
         self.number = match self.number.1.checked_add(1) {
             Some(sequence) => (self.number.0, sequence),
             None => (self.number.0.saturating_add(1), 0),
@@ -153,7 +160,10 @@ impl Beat {
             && before.is_none_or(|before| before.number < number)
             && answer.verify(key);
         let Answer { tor_id, settled, alive, plain, .. } = answer;
-        right.then_some(Live { number, tor_id, settled, alive, plain, at: now })
+        // One that came so late that it is not known any more was not sent later than all that are.
+        let (last, sent) = self.sent[answer.sequence as usize % REMEMBERED];
+        let sent = if last == number { sent } else { 0 };
+        right.then_some(Live { number, tor_id, settled, alive, plain, sent, at: now })
     }
 }
 
@@ -170,7 +180,10 @@ pub struct Live {
     pub alive: u64,
     /// Bit r: and takes plain TCP.
     pub plain: u64,
-    /// When the answer came, microseconds of the process's own clock.
+    /// When the heartbeat left that was answered, microseconds of the process's own clock; 0 if that is so long ago that it is
+    /// not known.
+    pub sent: u64,
+    /// When the answer came, of the same clock.
     pub at: u64,
 }
 
@@ -358,7 +371,8 @@ mod tests {
         assert_eq!(beat.live(), None);
         assert!(beat.answered(&answer(&sent, |_| {}, key(5), None), 1500));
         let live = *beat.live().unwrap();
-        assert_eq!((live.alive, live.plain, live.settled, live.at), (0b1101, 0b1001, true, 1500));
+        assert_eq!((live.alive, live.plain, live.settled), (0b1101, 0b1001, true));
+        assert_eq!((live.sent, live.at), (1000, 1500));
         assert!(!beat.answered(&answer(&sent, |a| a.alive = 0, key(5), None), 1600), "answered before");
         // Under a new key, also what is still under way under the old one.
         let old = read(&beat.frame(3000, OWN, true, 0, 0).unwrap());
@@ -367,6 +381,14 @@ mod tests {
         assert!(new.key_epoch == 6 && new.verify(key(6)));
         assert!(beat.answered(&answer(&old, |_| {}, key(5), None), 5100));
         assert!(beat.answered(&answer(&new, |_| {}, key(6), None), 5200));
+        assert_eq!(beat.live().unwrap().sent, 5000);
+        // An answer that comes after so many others says nothing of when.
+        let late = read(&beat.frame(7000, OWN, true, 0, 0).unwrap());
+        for n in 0..REMEMBERED as u64 {
+            beat.frame(9000 + 2000 * n, OWN, true, 0, 0).unwrap();
+        }
+        assert!(beat.answered(&answer(&late, |_| {}, key(6), None), 600_000));
+        assert_eq!(beat.live().unwrap().sent, 0);
     }
 
     #[test]
