@@ -3,13 +3,17 @@
 //!
 //! - [`Flow`] reads what client and server say on one connection and tells what may pass: nothing is acknowledged to the
 //!   client, and nothing of the server's is let out, before a [`Record`] of what it means is stored. No sockets, no clock.
+//! - [`hold`] is what has them pass on a real interface, and what does as flows say.
 //! - [`Record`] is what another replica needs to go on with the connection.
 
 pub mod adopt;
 mod chunked;
 pub mod flow;
 pub mod head;
+pub mod hold;
+pub mod lease;
 pub mod record;
+pub mod replica;
 pub mod store;
 pub mod wake;
 

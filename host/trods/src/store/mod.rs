@@ -36,7 +36,7 @@ pub const MAX_NUMBER: u32 = 1 << 20;
 pub const MAX_SERVERS: usize = 16;
 
 /// A store as it is configured.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// The servers.
     pub servers: Vec<SocketAddr>,

@@ -2,7 +2,13 @@
 
 pub mod rack;
 
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Stdio;
+
 use rivulet_packet::segment::TcpFlags;
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::{Header, Options, Stamps};
 use rivulet_trods::{Action, Flow, Settings, Tuple};
 
@@ -141,4 +147,25 @@ pub fn stores(out: &[Action]) -> Vec<(u64, rivulet_trods::Record)> {
         _ => None,
     };
     out.iter().filter_map(store).collect()
+}
+
+/// nginx at a service's address, with the files of `root`/www and its own in `dir`.
+pub fn nginx(replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
+    let (path, www) = (dir.display().to_string(), root.join("www").display().to_string());
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .map(|what| format!("{what}_temp_path {path}/{what};\n"))
+        .concat();
+    let text = format!(
+        "daemon off; master_process off; pid {path}/pid; error_log {path}/log;\nevents {{}}\nhttp {{\n{temporary}\
+         access_log off; default_type text/plain; sendfile on;\nserver {{ listen {service}; root {www}; }} }}\n"
+    );
+    std::fs::write(dir.join("conf"), text).unwrap();
+    let mut command = replica.command("nginx");
+    command.args(["-p", &path, "-c", &format!("{path}/conf"), "-e", &format!("{path}/log")]);
+    let process = Process(command.stderr(Stdio::null()).spawn().expect("nginx (scripts/setup.sh --test)"));
+    let service: SocketAddr = service.parse().unwrap();
+    eventually("nginx listens", || {
+        in_netns(Some(replica.name()), || TcpStream::connect(service).is_ok()).unwrap()
+    });
+    process
 }

@@ -1,0 +1,147 @@
+//! One watched connection: its flow, and the frames that wait.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use rivulet_bpf::trods::{FlowKey, What};
+
+use super::watch::{ASK, LOOK};
+use super::{Frame, Hold};
+use crate::flow::{Action, Flow, Limits, Settings};
+use crate::record::{Record, Tuple};
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub flow: Flow,
+    pub limits: Limits,
+    /// Where the server's data begin.
+    pub first: u32,
+    /// What may not leave yet, in the order in which it came.
+    pub held: VecDeque<Frame>,
+    /// What the client sent: its end without a gap, and at all.
+    next: u32,
+    most: u32,
+    /// When it is to be asked again, milliseconds of Unix time; 0: not at all.
+    pub due: u64,
+    /// A FIN of the server's was withheld.
+    pub fin: bool,
+    /// A record of it was stored.
+    pub stored: bool,
+    /// What the client had acknowledged and sent when that was looked at last, and when it was something new, milliseconds.
+    said: (u32, u32, u64),
+}
+
+impl Connection {
+    /// One whose handshake is over.
+    pub fn new(
+        tuple: Tuple,
+        settings: &Settings,
+        syn: &[u8],
+        syn_ack: &[u8],
+        now: u64,
+        out: &mut Vec<Action>,
+    ) -> Connection {
+        let mut flow = Flow::new(tuple, settings);
+        flow.tick(now, out);
+        flow.syn(syn);
+        flow.syn_ack(syn_ack);
+        let behind = |header: &[u8]| {
+            let seq = header.get(4..8).and_then(|s| s.first_chunk()).map_or(0, |s| u32::from_be_bytes(*s));
+            seq.wrapping_add(1)
+        };
+        let (next, first) = (behind(syn), behind(syn_ack));
+        let limits = flow.limits();
+        let (held, said) = (VecDeque::new(), (first, next, now));
+        Connection { flow, limits, first, held, next, most: next, due: 0, fin: false, stored: false, said }
+    }
+
+    /// One that another replica had.
+    pub fn adopted(record: &Record, settings: &Settings, now: u64, out: &mut Vec<Action>) -> Connection {
+        let flow = Flow::resume(record.clone(), settings, now, out);
+        let (limits, first, next) =
+            (flow.limits(), record.handshake.service_isn.wrapping_add(1), record.acknowledged());
+        let (held, said) = (VecDeque::new(), (first, next, now));
+        Connection { flow, limits, first, held, next, most: next, due: 0, fin: false, stored: false, said }
+    }
+
+    /// Whether the connection is over with this.
+    pub fn ends(&self, what: &What<'_>) -> bool {
+        match *what {
+            What::Ended => true,
+            // The server believes one in its place alone (RFC 5961 section 3.2), and so do we.
+            What::Reset { seq } => seq == self.next || seq == self.most,
+            _ => false,
+        }
+    }
+
+    /// What the programs tell, with what the client acknowledged.
+    pub fn hear(&mut self, ack: u32, what: &What<'_>, out: &mut Vec<Action>) {
+        match *what {
+            What::Request { seq, octets, fin } => {
+                self.came(seq, seq.wrapping_add(octets.len() as u32).wrapping_add(fin.into()));
+                self.flow.acknowledged(ack);
+                self.flow.request(seq, octets, fin, out);
+            }
+            What::Fin { seq } => {
+                self.fin = true;
+                self.flow.response(seq, &[], true, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// Has it asked again when it may have waited long enough, unless it is to be asked before.
+    pub fn ask_later(&mut self, key: &FlowKey, now: u64, due: &mut BinaryHeap<Reverse<(u64, FlowKey)>>) {
+        let at = now + if self.flow.wants_acknowledgement() { LOOK } else { ASK };
+        if self.due == 0 || self.due > at {
+            self.due = at;
+            due.push(Reverse((at, *key)));
+        }
+    }
+
+    /// When the client said something new last, as far as that is looked at, and it has acknowledged this.
+    pub fn speaks(&mut self, acked: u32, now: u64) -> u64 {
+        if (self.said.0, self.said.1) != (acked, self.most) {
+            self.said = (acked, self.most, now);
+        }
+        self.said.2
+    }
+
+    /// The client sent what lies between.
+    fn came(&mut self, seq: u32, end: u32) {
+        if !after(seq, self.next) && after(end, self.next) {
+            self.next = end;
+        }
+        if after(end, self.most) {
+            self.most = end;
+        }
+    }
+
+    /// Keeps a frame, unless it says what another one says.
+    pub fn keep(&mut self, frame: Frame, hold: &mut Hold) {
+        if self.held.iter().any(|held| frame.is_within(held)) {
+            hold.forget(frame);
+        } else {
+            self.held.push_back(frame);
+        }
+    }
+
+    /// Sends what may leave, and says how many frames.
+    pub fn release(&mut self, hold: &mut Hold) -> usize {
+        let before = self.held.len();
+        for _ in 0..before {
+            match self.held.pop_front() {
+                Some(frame) if after(frame.end(), self.limits.data) => self.held.push_back(frame),
+                Some(frame) => hold.send(frame),
+                None => {}
+            }
+        }
+        before - self.held.len()
+    }
+}
+
+/// Whether `a` comes after `b`.
+fn after(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b) as i32 > 0
+}

@@ -1,0 +1,203 @@
+//! What stands between a server's TCP and the wire: the BPF programs ([`rivulet_bpf::trods`]), the TAP into which they put
+//! what may not leave yet, and the socket by which it leaves when it may.
+//!
+//! A released frame passes the programs like any other, so nothing but the limits in their map decides what leaves.
+
+mod connection;
+mod frame;
+mod places;
+mod rescue;
+mod watch;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rivulet_bpf::trods::{Counters, Event, FlowKey, Trods};
+use rivulet_pktio::tap::{self, Tap};
+use rivulet_pktio::{AfPacket, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
+
+pub use frame::Frame;
+pub use places::Stores;
+pub use rescue::{Departed, Rescue};
+pub(crate) use watch::now_ms;
+pub use watch::{Keeper, Status, Watch};
+
+/// The name of the TAP.
+const TAP: &str = "trods%d";
+/// Frames that wait in it.
+const QUEUE: u32 = 4096;
+/// Octets of all frames that are held; what comes beyond is dropped, and TCP sends it again.
+const MAX_HELD: usize = 64 << 20;
+/// Buffers that are kept for frames to come.
+const SPARE: usize = 128;
+
+/// Why a replica cannot protect connections.
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    /// The programs.
+    #[error(transparent)]
+    Bpf(#[from] rivulet_bpf::Error),
+    /// An interface: the one that is watched, or the TAP.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A socket.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Connections cannot be taken over.
+    #[error("TCP_REPAIR: {0}")]
+    Repair(#[from] rivulet_pktio::repair::RepairError),
+}
+
+/// The programs on an interface, and the frames that they hold.
+#[derive(Debug)]
+pub struct Hold {
+    programs: Trods,
+    tap: Tap,
+    out: Out,
+    interface: Interface,
+    index: u32,
+    /// Where a frame is read.
+    scratch: Box<[u8]>,
+    spare: Vec<Vec<u8>>,
+    /// Octets of the frames that were read and are not sent.
+    held: usize,
+    /// Frames for which there was no room.
+    dropped: u64,
+}
+
+/// The socket by which frames leave.
+struct Out(AfPacket);
+
+impl std::fmt::Debug for Out {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Out({})", self.0.interface())
+    }
+}
+
+impl Hold {
+    /// Loads the programs and attaches them to an interface. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    ///
+    /// # Errors
+    /// What the kernel lacks or refuses, in words for the operator.
+    pub fn open(interface: &Interface) -> Result<Hold, HoldError> {
+        let mut programs = Trods::load()?;
+        let tap = Tap::new(TAP, QUEUE, interface.netns())?;
+        programs.set_tap(tap.index())?;
+        let index = LinkInfo::of(interface)?.index;
+        let out = Out(AfPacket::open(interface, config()?)?);
+        in_netns(interface.netns(), || programs.attach(index))??;
+        let scratch = vec![0; tap::MAX_FRAME].into();
+        let interface = interface.clone();
+        Ok(Hold { programs, tap, out, interface, index, scratch, spare: Vec::new(), held: 0, dropped: 0 })
+    }
+
+    /// The interface of that name may be another one: then the programs go there. True if they did.
+    ///
+    /// # Errors
+    /// There is none now; to be tried again.
+    pub fn follow(&mut self) -> Result<bool, HoldError> {
+        let index = LinkInfo::of(&self.interface)?.index;
+        if index == self.index {
+            return Ok(false);
+        }
+        self.out.0.reopen()?;
+        let programs = &mut self.programs;
+        in_netns(self.interface.netns(), || programs.attach(index))??;
+        self.index = index;
+        Ok(true)
+    }
+
+    /// The programs' maps.
+    #[must_use]
+    pub fn programs(&self) -> &Trods {
+        &self.programs
+    }
+
+    /// What the programs counted.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn counters(&self) -> Result<Counters, HoldError> {
+        Ok(self.programs.counters()?)
+    }
+
+    /// Frames that were dropped since too many were held.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Readable when there are events, and when there are frames.
+    #[must_use]
+    pub fn readable(&self) -> [BorrowedFd<'_>; 2] {
+        [self.programs.readable(), self.tap.as_fd()]
+    }
+
+    /// Hands over events ([`Trods::events`]).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn events(&mut self, most: usize, take: impl FnMut(Event<'_>)) -> Result<usize, HoldError> {
+        Ok(self.programs.events(most, take)?)
+    }
+
+    /// Takes the next frame that the programs did not let leave. What is no segment is passed over.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn next(&mut self) -> Result<Option<Frame>, HoldError> {
+        while let Some(read) = self.tap.read(&mut self.scratch)? {
+            let Some(octets) = self.scratch.get(..read.len) else { continue };
+            if self.held + read.len > MAX_HELD {
+                self.dropped += 1;
+                continue;
+            }
+            let buffer = self.spare.pop().unwrap_or_default();
+            if let Some(frame) = Frame::new(octets, &read, buffer) {
+                self.held += frame.octets().len();
+                return Ok(Some(frame));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sends a frame; the programs judge it again. One that the interface does not take is lost, as on any link.
+    pub fn send(&mut self, frame: Frame) {
+        self.transmit(&[frame.to_send()]);
+        self.forget(frame);
+    }
+
+    /// Gives a frame up.
+    pub fn forget(&mut self, frame: Frame) {
+        self.held = self.held.saturating_sub(frame.octets().len());
+        if self.spare.len() < SPARE {
+            self.spare.push(frame.into_buffer());
+        }
+    }
+
+    /// Sends the last segment without data that the programs did not let leave, if there is one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn send_withheld(&mut self, key: &FlowKey) -> Result<(), HoldError> {
+        if let Some(mut octets) = self.programs.take_withheld(key)?
+            && frame::complete(&mut octets)
+        {
+            self.transmit(&[rivulet_pktio::TxFrame::new(&octets)]);
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, frames: &[rivulet_pktio::TxFrame<'_>]) {
+        match self.out.0.send(frames) {
+            Ok(_) | Err(IoError::Down(_) | IoError::Gone(_)) => {}
+            Err(e) => tracing::debug!(error = %e, "a released frame was not sent"),
+        }
+    }
+}
+
+/// Through the queueing discipline, in front of which the programs stand; it receives nothing.
+fn config() -> Result<Config, OpenError> {
+    let filter = Some(Filter::new(&[])?);
+    Ok(Config { batch: 1, queue: 1, rx_bytes: 4096, promiscuous: false, filter, ..Config::default() })
+}

@@ -1,0 +1,164 @@
+//! The places that connections have in stores: a number each, the lowest that is free, since whoever looks for the records of
+//! a dead replica asks for all numbers up to the highest.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use rivulet_bpf::trods::FlowKey;
+
+use super::Keeper;
+use crate::record::Record;
+use crate::store::{Done, Store, StoreConfig};
+
+/// A store, and which connection has which number in it.
+#[derive(Debug)]
+struct Places {
+    store: Store,
+    config: StoreConfig,
+    numbers: HashMap<FlowKey, u32>,
+    /// By number: whose it is, and what was stored there last, as the store knows it and as the flow does.
+    taken: Vec<Option<(FlowKey, u64, u64)>>,
+    free: BinaryHeap<Reverse<u32>>,
+}
+
+impl Places {
+    fn new(store: Store, config: StoreConfig) -> Places {
+        Places { store, config, numbers: HashMap::new(), taken: Vec::new(), free: BinaryHeap::new() }
+    }
+
+    fn number(&mut self, key: &FlowKey) -> u32 {
+        *self.numbers.entry(*key).or_insert_with(|| match self.free.pop() {
+            Some(Reverse(n)) => n,
+            None => {
+                self.taken.push(None);
+                self.taken.len() as u32 - 1
+            }
+        })
+    }
+}
+
+/// All stores of a replica, each for its services.
+#[derive(Debug, Default)]
+pub struct Stores {
+    all: Vec<Places>,
+    services: HashMap<SocketAddr, usize>,
+    /// What was handed to stores, counted: what one says of a place is of its last record or of none.
+    handed: u64,
+    done: Vec<Done>,
+}
+
+impl Stores {
+    /// Has a store keep the records of these services from now on. What others keep stays there.
+    pub fn add(
+        &mut self,
+        store: Store,
+        config: &StoreConfig,
+        services: impl IntoIterator<Item = SocketAddr>,
+    ) {
+        let at = self.all.len();
+        self.all.push(Places::new(store, config.clone()));
+        self.services.extend(services.into_iter().map(|service| (service, at)));
+    }
+
+    /// Whether a store of this configuration keeps the records of a service.
+    #[must_use]
+    pub fn has(&self, service: &SocketAddr, config: &StoreConfig) -> bool {
+        self.services
+            .get(service)
+            .and_then(|at| self.all.get(*at))
+            .is_some_and(|places| places.config == *config)
+    }
+
+    /// Whether some store keeps the records of a service.
+    #[must_use]
+    pub fn serves(&self, service: &SocketAddr) -> bool {
+        self.services.contains_key(service)
+    }
+}
+
+impl Keeper for Stores {
+    fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record) {
+        let Some(places) = self.services.get(&key.service()).and_then(|at| self.all.get_mut(*at)) else {
+            return;
+        };
+        let n = places.number(key);
+        self.handed += 1;
+        if let Some(taken) = places.taken.get_mut(n as usize) {
+            *taken = Some((*key, self.handed, ticket));
+        }
+        places.store.put(n, self.handed, &record.encode(), Instant::now());
+    }
+
+    fn forget(&mut self, key: &FlowKey) {
+        let Some(places) = self.services.get(&key.service()).and_then(|at| self.all.get_mut(*at)) else {
+            return;
+        };
+        if let Some(n) = places.numbers.remove(key) {
+            places.store.forget(n);
+            if let Some(taken) = places.taken.get_mut(n as usize) {
+                *taken = None;
+            }
+            places.free.push(Reverse(n));
+        }
+    }
+
+    fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool)) {
+        for places in &mut self.all {
+            places.store.turn(Instant::now(), &mut self.done);
+            for Done { n, ticket: handed, kept } in self.done.drain(..) {
+                if let Some(&Some((key, last, ticket))) = places.taken.get(n as usize)
+                    && last == handed
+                {
+                    settled(&key, ticket, kept);
+                }
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.all.iter().map(|places| places.store.deadline()).min()
+    }
+
+    fn wait<'k>(&'k self, on: &mut Vec<(BorrowedFd<'k>, bool)>) {
+        on.extend(self.all.iter().flat_map(|places| places.store.descriptors()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_the_lowest_that_are_free() {
+        let config = StoreConfig {
+            servers: vec!["192.0.2.9:11211".parse().unwrap()],
+            own: Vec::new(),
+            copies: 1,
+            prefix: "p.0.1".into(),
+            patience: Duration::from_millis(2),
+        };
+        let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
+        let mut stores = Stores::default();
+        assert!(!stores.serves(&service));
+        stores.add(Store::new(&config, Instant::now()).unwrap(), &config, [service]);
+        assert!(stores.serves(&service) && stores.has(&service, &config));
+        assert!(!stores.has(&service, &StoreConfig { copies: 2, ..config }));
+        let key = |port: u16| FlowKey::new(SocketAddr::from(([192, 0, 2, 7], port)), service);
+        let places = &mut stores.all[0];
+        for port in 0..4 {
+            assert_eq!((places.number(&key(port)), places.number(&key(port))), (port.into(), port.into()));
+        }
+        for port in [2, 0] {
+            stores.forget(&key(port));
+            stores.forget(&key(port));
+        }
+        let places = &mut stores.all[0];
+        assert_eq!([9, 8, 7].map(|port| places.number(&key(port))), [0, 2, 4]);
+        assert_eq!((places.number(&key(1)), places.number(&key(3))), (1, 3));
+    }
+}

@@ -1,0 +1,436 @@
+//! All connections of a replica's protected services: what the programs tell goes to their [`Flow`]s, and what these say is
+//! done. Nothing here waits, but for [`Watch::wait`].
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rivulet_bpf::trods::{Event, FlowKey, What};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::connection::Connection;
+use super::{Frame, Hold, HoldError};
+use crate::flow::{Action, Flow, Limits, REQUEST_PATIENCE, Reason, Settings};
+use crate::record::{Record, Tuple};
+
+/// Events and frames that are taken at once.
+const BATCH: usize = 256;
+const MOST_BATCHES: usize = 512;
+/// A connection on which nobody says anything for so long is over, milliseconds: servers have given up long before.
+const IDLE: u64 = 15 * 60 * 1000;
+/// Connections that are looked at at once.
+const SWEPT: usize = 256;
+/// After this time a connection on which something happened is asked whether it still waits, milliseconds.
+pub(super) const ASK: u64 = REQUEST_PATIENCE + 1;
+/// Between two looks at what a client acknowledged, for a connection that needs to know, milliseconds.
+pub(super) const LOOK: u64 = 2;
+
+/// Where records go. Nothing of it blocks.
+pub trait Keeper {
+    /// Stores a record in place of the connection's last.
+    fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record);
+
+    /// Deletes the connection's record. What is under way for it is not told of any more: the next connection may be another
+    /// one between the same ports.
+    fn forget(&mut self, key: &FlowKey);
+
+    /// Goes on with what is under way, and tells what was kept (`true`) or given up since.
+    fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool));
+
+    /// When `turn` is to be called though nothing is readable.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// What there is to wait for, and whether for room to write.
+    fn wait<'k>(&'k self, on: &mut Vec<(BorrowedFd<'k>, bool)>);
+}
+
+/// How the connections of this replica are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Connections that are watched now.
+    pub watched: u64,
+    /// Connections of which a record was stored, since the start.
+    pub protected: u64,
+    /// Connections that were not, or not to their end, by reason.
+    pub unprotected: HashMap<Reason, u64>,
+}
+
+/// The connections of a replica.
+#[derive(Debug)]
+pub struct Watch<K> {
+    hold: Hold,
+    keeper: K,
+    services: HashMap<SocketAddr, Settings>,
+    connections: HashMap<FlowKey, Connection>,
+    /// When connections are to be asked whether they still wait; what does not agree with [`Connection::due`] is outdated.
+    due: BinaryHeap<Reverse<(u64, FlowKey)>>,
+    /// What is to be done, by whom.
+    actions: Vec<(FlowKey, Action)>,
+    said: Vec<Action>,
+    /// Frames that were read.
+    fresh: Vec<Frame>,
+    /// Frames that nobody waits for any more.
+    stale: Vec<Frame>,
+    /// Connections that ended.
+    over: Vec<FlowKey>,
+    /// Connections whose server ended them where it should not.
+    early: Vec<FlowKey>,
+    /// Connections that are still to be looked at in this round.
+    swept: Vec<FlowKey>,
+    status: Status,
+}
+
+impl<K: Keeper> Watch<K> {
+    /// Nothing is watched before [`Watch::set_services`].
+    pub fn new(hold: Hold, keeper: K) -> Watch<K> {
+        Watch {
+            hold,
+            keeper,
+            services: HashMap::new(),
+            connections: HashMap::new(),
+            due: BinaryHeap::new(),
+            actions: Vec::new(),
+            said: Vec::new(),
+            fresh: Vec::with_capacity(BATCH),
+            stale: Vec::new(),
+            over: Vec::new(),
+            early: Vec::new(),
+            swept: Vec::new(),
+            status: Status::default(),
+        }
+    }
+
+    /// The programs.
+    pub fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
+    /// The programs, to follow the interface.
+    pub fn hold_mut(&mut self) -> &mut Hold {
+        &mut self.hold
+    }
+
+    /// Where records go.
+    pub fn keeper_mut(&mut self) -> &mut K {
+        &mut self.keeper
+    }
+
+    /// How the connections are.
+    pub fn status(&self) -> Status {
+        Status { watched: self.connections.len() as u64, ..self.status.clone() }
+    }
+
+    /// These services are protected from now on, each under its lease; the connections of others are free.
+    ///
+    /// # Errors
+    /// Too many of them.
+    pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<(), HoldError> {
+        let gone: Vec<SocketAddr> = self
+            .services
+            .keys()
+            .filter(|s| services.iter().all(|(other, ..)| other != *s))
+            .copied()
+            .collect();
+        for service in gone {
+            self.hold.programs.release(service)?;
+            self.services.remove(&service);
+            let keys: Vec<FlowKey> =
+                self.connections.keys().filter(|key| key.service() == service).copied().collect();
+            for key in keys {
+                self.tell(&key, |flow, out| flow.let_go(Reason::Unseen, out));
+            }
+        }
+        for (service, lease, settings) in services {
+            self.services.insert(*service, *settings);
+            self.hold.programs.protect(*service, *lease)?;
+        }
+        self.act()
+    }
+
+    /// Waits until something happens, or `wake` is readable, for so long at most.
+    pub fn wait(&self, longest: Duration, wake: BorrowedFd<'_>) {
+        let asked =
+            self.due.peek().map(|Reverse((due, _))| Duration::from_millis(due.saturating_sub(now_ms())));
+        let store = self.keeper.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let pause = asked.into_iter().chain(store).fold(longest, Duration::min);
+        let mut on: Vec<(BorrowedFd<'_>, bool)> = self.hold.readable().map(|fd| (fd, false)).into();
+        self.keeper.wait(&mut on);
+        on.push((wake, false));
+        let mut set: Vec<PollFd<'_>> = on
+            .iter()
+            .map(|(fd, write)| {
+                let events = if *write { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+                PollFd::from_borrowed_fd(*fd, events)
+            })
+            .collect();
+        // A signal ends it early, which is as good.
+        let _ = poll(&mut set, Timespec::try_from(pause).ok().as_ref());
+    }
+
+    /// Does what there is to do; `parked` gets the packets of orphans ([`What::Parked`]).
+    ///
+    /// # Errors
+    /// The system's; the next call goes on.
+    pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
+        // Whatever a frame answers was told before it was made: so what is told is read after the frames, and looked at before.
+        while self.fresh.len() < BATCH
+            && let Some(frame) = self.hold.next()?
+        {
+            self.fresh.push(frame);
+        }
+        // As often as it takes to read a full ring of the shortest events.
+        for _ in 0..MOST_BATCHES {
+            if self.hear(&mut parked)? < BATCH {
+                break;
+            }
+        }
+        let mut result = self.act();
+        let mut fresh = std::mem::take(&mut self.fresh);
+        for frame in fresh.drain(..) {
+            result = result.and(self.answer(frame));
+        }
+        self.fresh = fresh;
+        result?;
+        self.settle()?;
+        self.ask_again()
+    }
+
+    /// Connections whose server sent FIN or RST where it should not, since this was called last. Who knows that the server
+    /// lives calls [`Watch::let_go`]; else they wait for whoever adopts them.
+    pub fn ended_early(&mut self) -> Vec<FlowKey> {
+        std::mem::take(&mut self.early)
+    }
+
+    /// Gives up a connection.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn let_go(&mut self, key: &FlowKey, reason: Reason) -> Result<(), HoldError> {
+        self.tell(key, |flow, out| flow.let_go(reason, out));
+        self.act()
+    }
+
+    /// A connection of another replica's goes on here, whose client has everything below `acked`: its limits stand before the
+    /// kernel has it, and its record is stored under this replica's name before an octet leaves.
+    ///
+    /// # Errors
+    /// No room for it.
+    pub fn adopt(&mut self, record: &Record, acked: u32) -> Result<(), HoldError> {
+        let Tuple { client, service } = record.tuple;
+        let key = FlowKey::new(client, service);
+        let settings = self.services.get(&service).copied().unwrap_or(Settings { closed: false });
+        let connection = Connection::adopted(record, &settings, now_ms(), &mut self.said);
+        let Limits { ack, data, fin_at } = connection.limits;
+        let limits = rivulet_bpf::trods::Limits { ack, data, fin_at, first: connection.first, acked };
+        self.hold.programs.insert(&key, &limits)?;
+        self.connections.insert(key, connection);
+        self.actions.extend(self.said.drain(..).map(|action| (key, action)));
+        self.act()
+    }
+
+    /// Looks at some connections, others each time: one on which nothing was said for [`IDLE`] is over, since its server, or the
+    /// server's kernel, has given it up. To be called ten times a second or so.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn sweep(&mut self) -> Result<(), HoldError> {
+        let now = now_ms();
+        if self.swept.is_empty() {
+            self.swept.extend(self.connections.keys());
+        }
+        for key in self.swept.split_off(self.swept.len().saturating_sub(SWEPT)) {
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
+            // Without limits the programs have forgotten it, for another one between its ports that never began.
+            let limits = self.hold.programs.limits(&key)?;
+            if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + IDLE > now) {
+                continue;
+            }
+            connection.flow.closed(&mut self.said);
+            if self.said.drain(..).any(|action| action == Action::Forget) {
+                self.keeper.forget(&key);
+            }
+            if let Some(connection) = self.connections.remove(&key) {
+                self.hold.programs.free(&key)?;
+                for frame in connection.held {
+                    self.hold.forget(frame);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes events in, and says how many.
+    fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
+        let now = now_ms();
+        let Watch { hold, keeper, services, connections, due, actions, said, stale, over, early, .. } = self;
+        let count = hold.events(BATCH, |event| {
+            let Event { key, ack, what } = event;
+            let mut end =
+                |mut connection: Connection, actions: &mut Vec<(FlowKey, Action)>, said: &mut Vec<Action>| {
+                    connection.flow.closed(said);
+                    if said.drain(..).any(|action| action == Action::Forget) {
+                        keeper.forget(&key);
+                    }
+                    actions.retain(|(other, _)| *other != key);
+                    stale.append(&mut connection.held.into());
+                };
+            match what {
+                What::Parked { packet } => return parked(&key, packet),
+                What::Opened { syn, syn_ack } => {
+                    let tuple = Tuple { client: key.client(), service: key.service() };
+                    // Of a service that went meanwhile: nothing holds it, and it ends like any other.
+                    let settings =
+                        services.get(&tuple.service).copied().unwrap_or(Settings { closed: false });
+                    // The end of the one before between these ports was not seen.
+                    if let Some(before) = connections.remove(&key) {
+                        end(before, actions, said);
+                    }
+                    connections.insert(key, Connection::new(tuple, &settings, syn, syn_ack, now, said));
+                }
+                _ => {
+                    let Some(connection) = connections.get_mut(&key) else { return };
+                    if connection.ends(&what) {
+                        if let Some(connection) = connections.remove(&key) {
+                            end(connection, actions, said);
+                        }
+                        over.push(key);
+                        return;
+                    }
+                    connection.flow.tick(now, said);
+                    connection.hear(ack, &what, said);
+                    if matches!(what, What::Aborted) || connection.flow.ends_early() {
+                        early.push(key);
+                    }
+                    connection.ask_later(&key, now, due);
+                }
+            }
+            actions.extend(said.drain(..).map(|action| (key, action)));
+        })?;
+        for key in over.drain(..) {
+            // Another one may have begun since, with limits of its own.
+            if !connections.contains_key(&key) {
+                hold.programs.free(&key)?;
+            }
+        }
+        for frame in stale.drain(..) {
+            hold.forget(frame);
+        }
+        Ok(count)
+    }
+
+    /// A frame that may not leave.
+    fn answer(&mut self, frame: Frame) -> Result<(), HoldError> {
+        let (key, now) = (*frame.key(), now_ms());
+        let Some(connection) = self.connections.get_mut(&key) else {
+            self.hold.send(frame);
+            return Ok(());
+        };
+        if let Ok(Some(limits)) = self.hold.programs.limits(&key) {
+            connection.flow.acknowledged(limits.acked);
+        }
+        connection.flow.tick(now, &mut self.said);
+        connection.flow.response(frame.seq(), frame.data(), frame.fin(), &mut self.said);
+        if connection.flow.ends_early() {
+            self.early.push(key);
+        }
+        connection.ask_later(&key, now, &mut self.due);
+        self.actions.extend(self.said.drain(..).map(|action| (key, action)));
+        connection.keep(frame, &mut self.hold);
+        connection.release(&mut self.hold);
+        self.act()
+    }
+
+    /// What the store says.
+    fn settle(&mut self) -> Result<(), HoldError> {
+        let Watch { keeper, connections, actions, said, status, .. } = self;
+        keeper.turn(&mut |key, ticket, kept| {
+            if let Some(connection) = connections.get_mut(key) {
+                status.protected += u64::from(kept && !std::mem::replace(&mut connection.stored, kept));
+                connection.flow.stored(ticket, kept, said);
+                actions.extend(said.drain(..).map(|action| (*key, action)));
+            }
+        });
+        self.act()
+    }
+
+    /// Connections whose time has come.
+    fn ask_again(&mut self) -> Result<(), HoldError> {
+        let now = now_ms();
+        while let Some(&Reverse((at, key))) = self.due.peek().filter(|Reverse((at, _))| *at <= now) {
+            self.due.pop();
+            let Some(connection) = self.connections.get_mut(&key).filter(|c| c.due == at) else { continue };
+            connection.due = 0;
+            if connection.flow.wants_acknowledgement()
+                && let Some(limits) = self.hold.programs.limits(&key)?
+            {
+                connection.flow.acknowledged(limits.acked);
+            }
+            connection.flow.tick(now, &mut self.said);
+            if connection.flow.wants_acknowledgement() || !connection.held.is_empty() {
+                connection.ask_later(&key, now, &mut self.due);
+            }
+            self.actions.extend(self.said.drain(..).map(|action| (key, action)));
+        }
+        self.act()
+    }
+
+    fn tell(&mut self, key: &FlowKey, what: impl FnOnce(&mut Flow, &mut Vec<Action>)) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            what(&mut connection.flow, &mut self.said);
+            self.actions.extend(self.said.drain(..).map(|action| (*key, action)));
+        }
+    }
+
+    /// Does what the flows said.
+    fn act(&mut self) -> Result<(), HoldError> {
+        let mut actions = std::mem::take(&mut self.actions);
+        let mut result = Ok(());
+        for (key, action) in actions.drain(..) {
+            // One that fails leaves the others as they are; its connection stays held.
+            result = result.and(self.act_one(&key, action));
+        }
+        self.actions = actions;
+        result
+    }
+
+    fn act_one(&mut self, key: &FlowKey, action: Action) -> Result<(), HoldError> {
+        match action {
+            Action::Store { ticket, record } => self.keeper.store(key, ticket, &record),
+            Action::Forget => self.keeper.forget(key),
+            Action::Limits(limits) => {
+                let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+                let raised = connection.limits.ack != limits.ack || connection.limits.fin_at != limits.fin_at;
+                connection.limits = limits;
+                let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
+                let Limits { ack, data, fin_at } = limits;
+                let value = rivulet_bpf::trods::Limits { ack, data, fin_at, first: connection.first, acked };
+                if !self.hold.programs.set_limits(key, &value)? {
+                    // Another connection of these ports took its place, and will be told of.
+                    return Ok(());
+                }
+                let sent = connection.release(&mut self.hold);
+                if (raised && sent == 0) || connection.fin {
+                    self.hold.send_withheld(key)?;
+                }
+            }
+            Action::Unprotected(reason) => {
+                *self.status.unprotected.entry(reason).or_default() += 1;
+                if let Some(connection) = self.connections.remove(key) {
+                    self.hold.programs.free(key)?;
+                    for frame in connection.held {
+                        self.hold.send(frame);
+                    }
+                    self.hold.send_withheld(key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The time, milliseconds of Unix time.
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}

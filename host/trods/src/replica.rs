@@ -1,0 +1,271 @@
+//! A replica's part in TRODS as one thread: it protects connections of the services that it is given, and goes on with those of
+//! replicas that it hears are gone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::trods::{FlowKey, Lease, Leases};
+use rivulet_pktio::{Interface, in_netns, repair};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::adopt::{AdoptConfig, Adopters};
+use crate::flow::{Reason, Settings};
+use crate::hold::{Departed, Hold, HoldError, Rescue, Stores, Watch, now_ms};
+use crate::store::{Store, StoreConfig};
+
+/// Between two looks at everything that does not make itself heard.
+const LOOK: Duration = Duration::from_millis(100);
+/// After the end of a connection where there should be none its server is asked whether it lives: as long as a process takes
+/// that is killed.
+const DEATH: Duration = Duration::from_millis(20);
+/// And has so long to accept.
+const ACCEPT: Duration = Duration::from_millis(20);
+/// For how long a server that should serve the rest of a response is asked again.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// An adopted connection on which nothing happens is closed, as nginx does.
+const IDLE: Duration = Duration::from_secs(75);
+
+/// What is protected.
+#[derive(Clone, Debug)]
+pub struct Protected {
+    /// Addresses and port of the service.
+    pub sockets: Vec<SocketAddr>,
+    /// Under which lease, of [`Replica::set_lease`].
+    pub lease: u32,
+    /// How.
+    pub settings: Settings,
+    /// Where its records go.
+    pub store: StoreConfig,
+}
+
+/// What became of connections since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Connections of which a record was stored.
+    pub protected: u64,
+    /// Connections that were not protected to their end, by [reason](Reason::name).
+    pub unprotected: BTreeMap<&'static str, u64>,
+    /// Connections of other replicas that go on here.
+    pub adopted: u64,
+    /// Of these, those whose clients were reset.
+    pub refused: u64,
+}
+
+enum Command {
+    Services(Vec<Protected>),
+    Departed(Departed),
+}
+
+/// The thread. It ends with this.
+#[derive(Debug)]
+pub struct Replica {
+    commands: Sender<Command>,
+    leases: Leases,
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wake: OwnedFd,
+    stop: AtomicBool,
+    counts: Mutex<Counts>,
+}
+
+impl Replica {
+    /// Loads the programs onto an interface; nothing is protected yet. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    ///
+    /// # Errors
+    /// What the kernel lacks, in words for the operator.
+    pub fn start(interface: &Interface) -> Result<Replica, HoldError> {
+        in_netns(interface.netns(), repair::check)??;
+        let hold = Hold::open(interface)?;
+        let leases = hold.programs().leases()?;
+        let rescue = Rescue::new(interface.netns())?;
+        let wake =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
+        let shared = Arc::new(Shared { wake, stop: AtomicBool::new(false), counts: Mutex::default() });
+        let (commands, receive) = channel();
+        let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
+            let watch = Watch::new(hold, Stores::default());
+            let (adopters, early) = (HashMap::new(), Vec::new());
+            let mut body = Body { watch, rescue, adopters, early, commands: receive, shared: of_thread };
+            if let Err(e) = in_netns(netns.as_deref(), || body.run()) {
+                tracing::error!(error = %e, "connections are not protected any more");
+            }
+        })?;
+        Ok(Replica { commands, leases, shared, thread: Some(thread) })
+    }
+
+    /// These services are protected from now on, and no others.
+    pub fn protect(&self, services: Vec<Protected>) {
+        self.command(Command::Services(services));
+    }
+
+    /// A replica is gone: its connections are looked for.
+    pub fn departed(&self, departed: Departed) {
+        self.command(Command::Departed(departed));
+    }
+
+    /// Sets a lease: until when what stands under it may speak.
+    pub fn set_lease(&self, number: u32, lease: Lease) {
+        if let Err(e) = self.leases.set(number, lease) {
+            tracing::error!(error = %e, "a lease cannot be set");
+        }
+    }
+
+    /// What became of connections.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn command(&self, command: Command) {
+        // A thread that is gone has said so.
+        let _ = self.commands.send(command);
+        self.shared.wake();
+    }
+}
+
+impl Drop for Replica {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of protected connections panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn wake(&self) {
+        // One that cannot be counted any further is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+struct Body {
+    watch: Watch<Stores>,
+    rescue: Rescue,
+    /// Who goes on with connections, by service.
+    adopters: HashMap<SocketAddr, Adopters>,
+    /// Connections whose server ended them, and since when.
+    early: Vec<(Instant, FlowKey)>,
+    commands: Receiver<Command>,
+    shared: Arc<Shared>,
+}
+
+impl Body {
+    fn run(&mut self) {
+        let mut looked = Instant::now();
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            let now = Instant::now();
+            let due = self.rescue.deadline().into_iter().chain(self.early.first().map(|(at, _)| *at + DEATH));
+            let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
+            self.watch.wait(pause, self.shared.wake.as_fd());
+            // How often it was woken does not matter.
+            let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+            if let Err(e) = self.turn() {
+                tracing::warn!(error = %e, "protected connections");
+                std::thread::sleep(LOOK);
+            }
+            if looked.elapsed() > LOOK {
+                looked = Instant::now();
+                self.look();
+            }
+        }
+    }
+
+    fn turn(&mut self) -> Result<(), HoldError> {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Services(services) => self.replace(&services)?,
+                Command::Departed(departed) => {
+                    let shared = Arc::clone(&self.shared);
+                    self.rescue.depart(departed, move || shared.wake())?;
+                }
+            }
+        }
+        let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
+        self.watch.turn(|key, packet| found.extend(rescue.heard(key, packet, now)))?;
+        for (record, connection, sacked) in found {
+            let (key, service) =
+                (FlowKey::new(record.tuple.client, record.tuple.service), record.tuple.service);
+            self.watch.adopt(&record, connection.send_next)?;
+            if let Err(e) = self.adopters(service)?.adopt(record, &connection, sacked) {
+                tracing::warn!(error = %e, client = %key.client(), "not adopted");
+            }
+            self.watch.hold().programs().unpark(&key)?;
+        }
+        self.rescue.turn(Instant::now(), now, self.watch.hold())?;
+        self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));
+        self.judge()
+    }
+
+    /// Whose server ended a connection where it should not: if it lives, that is how it is.
+    fn judge(&mut self) -> Result<(), HoldError> {
+        let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
+        while self.early.first().is_some_and(|(at, _)| at.elapsed() >= DEATH) {
+            let (_, key) = self.early.remove(0);
+            let service = key.service();
+            let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
+            if *lives.entry(service).or_insert_with(accepts) {
+                self.watch.let_go(&key, Reason::Closed)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn replace(&mut self, services: &[Protected]) -> Result<(), HoldError> {
+        let keeper = self.watch.keeper_mut();
+        for service in services {
+            if !service.sockets.iter().all(|s| keeper.has(s, &service.store)) {
+                match Store::new(&service.store, Instant::now()) {
+                    Ok(store) => keeper.add(store, &service.store, service.sockets.iter().copied()),
+                    Err(e) => tracing::error!(error = %e, "no store for {:?}", service.sockets),
+                }
+            }
+        }
+        let all = services.iter().flat_map(|s| s.sockets.iter().map(|socket| (*socket, s.lease, s.settings)));
+        let all: Vec<_> = all.filter(|(socket, ..)| self.watch.keeper_mut().serves(socket)).collect();
+        self.watch.set_services(&all)
+    }
+
+    fn adopters(&mut self, service: SocketAddr) -> Result<&Adopters, HoldError> {
+        if !self.adopters.contains_key(&service) {
+            let config = AdoptConfig { origin: service, patience: PATIENCE, idle: IDLE };
+            // Their ends are seen on the interface.
+            let adopters = Adopters::start(config, channel().0)?;
+            self.adopters.insert(service, adopters);
+        }
+        self.adopters.get(&service).ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound).into())
+    }
+
+    /// Counts, and whether the interface is another one.
+    fn look(&mut self) {
+        if let Err(e) = self.watch.hold_mut().follow() {
+            tracing::debug!(error = %e, "the interface");
+        }
+        if let Err(e) = self.watch.sweep() {
+            tracing::warn!(error = %e, "idle connections");
+        }
+        let status = self.watch.status();
+        let mut counts = Counts { protected: status.protected, ..Counts::default() };
+        counts.unprotected =
+            status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
+        for adopters in self.adopters.values() {
+            let of = adopters.counts();
+            counts.adopted += of.adopted;
+            counts.refused += of.refused;
+        }
+        *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner) = counts;
+    }
+}

@@ -1,0 +1,215 @@
+//! The programs on a real interface, between a server and a client of the kernel's: what leaves is what the test lets leave.
+//! Needs root; skipped where namespaces cannot be made.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rivulet_bpf::kernel::{Feature, skipped};
+use rivulet_bpf::trods::{FlowKey, Lease, Limits, What};
+use rivulet_pktio::in_netns;
+use rivulet_pktio::repair::unacknowledged;
+use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
+use rivulet_trods::hold::{Frame, Hold};
+
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
+
+/// A client's host and a replica, and the programs on the replica's interface.
+struct Rig {
+    client: Netns,
+    replica: Netns,
+    hold: Hold,
+    service: SocketAddr,
+    told: Vec<Told>,
+    frames: Vec<Frame>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Told {
+    Opened,
+    Request(Vec<u8>, bool),
+    Ended,
+    Fin,
+    Aborted,
+}
+
+impl Rig {
+    fn new(ipv6: bool) -> Option<Rig> {
+        if skipped(Feature::Tcx) {
+            return None;
+        }
+        let (client, replica) = (Netns::new("hold-c")?, Netns::new("hold-r")?);
+        client.veth("c0", &replica, "r0");
+        let (address, nodad) = if ipv6 { ("fd00:7::", " nodad") } else { ("10.7.0.", "") };
+        client.ip(&format!("addr add {address}1/24 dev c0{nodad}"));
+        replica.ip(&format!("addr add {address}2/24 dev r0{nodad}"));
+        let mut service: SocketAddr = if ipv6 { "[fd00:7::2]:80" } else { "10.7.0.2:80" }.parse().unwrap();
+        service.set_port(8080);
+        let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+        hold.programs().leases().unwrap().set(0, Lease { until: u64::MAX, settling: 0 }).unwrap();
+        hold.programs().protect(service, 0).unwrap();
+        Some(Rig { client, replica, hold, service, told: Vec::new(), frames: Vec::new() })
+    }
+
+    /// A connection: the client's end, the server's, and how the programs call it. The client has sent nothing yet.
+    fn connect(&mut self) -> (TcpStream, TcpStream, FlowKey) {
+        let service = self.service;
+        let listener = in_netns(Some(self.replica.name()), || TcpListener::bind(service).unwrap()).unwrap();
+        let client = in_netns(Some(self.client.name()), || TcpStream::connect(service).unwrap()).unwrap();
+        let server = listener.accept().unwrap().0;
+        client.set_nonblocking(true).unwrap();
+        let key = FlowKey::new(client.local_addr().unwrap(), service);
+        self.until("opened", |rig| rig.told.contains(&Told::Opened));
+        self.told.clear();
+        (client, server, key)
+    }
+
+    /// Takes what there is.
+    fn look(&mut self) {
+        let told = &mut self.told;
+        let mut note = |what: What<'_>| {
+            told.push(match what {
+                What::Opened { .. } => Told::Opened,
+                What::Request { octets, fin, .. } => Told::Request(octets.into(), fin),
+                What::Ended => Told::Ended,
+                What::Fin { .. } => Told::Fin,
+                What::Aborted => Told::Aborted,
+                What::Reset { .. } | What::Parked { .. } => panic!("{what:?}"),
+            });
+        };
+        while self.hold.events(64, |event| note(event.what)).unwrap() > 0 {}
+        while let Some(frame) = self.hold.next().unwrap() {
+            self.frames.push(frame);
+        }
+    }
+
+    fn until(&mut self, what: &str, mut condition: impl FnMut(&mut Rig) -> bool) {
+        eventually(what, || {
+            self.look();
+            condition(self)
+        });
+    }
+
+    /// Limits: `ack` as it is, the others in octets from where the server's data begin.
+    fn limit(&self, key: &FlowKey, ack: u32, data: u32, fin_at: Option<u32>) {
+        let now = self.hold.programs().limits(key).unwrap().unwrap();
+        let first = now.first;
+        let fin_at = fin_at.map(|at| first.wrapping_add(at));
+        let limits = Limits { ack, data: first.wrapping_add(data), fin_at, ..now };
+        assert!(self.hold.programs().set_limits(key, &limits).unwrap());
+    }
+
+    fn send_all(&mut self) {
+        for frame in std::mem::take(&mut self.frames) {
+            self.hold.send(frame);
+        }
+    }
+}
+
+/// As much as is there now.
+fn at_hand(stream: &mut TcpStream) -> Vec<u8> {
+    let mut got = Vec::new();
+    match stream.read_to_end(&mut got) {
+        Ok(_) => {}
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+        Err(e) => panic!("{e}"),
+    }
+    got
+}
+
+fn body(octets: usize) -> Vec<u8> {
+    (0..octets).map(|n| (n * 7 + n / 251) as u8).collect()
+}
+
+#[test]
+fn nothing_is_acknowledged_and_nothing_is_said_before_it_may_be() {
+    for ipv6 in [false, true] {
+        let Some(mut rig) = Rig::new(ipv6) else { return };
+        let (mut client, mut server, key) = rig.connect();
+        let start = rig.hold.programs().limits(&key).unwrap().unwrap().ack;
+        let requested = start.wrapping_add(REQUEST.len() as u32);
+        client.write_all(REQUEST).unwrap();
+        let mut request = vec![0; REQUEST.len()];
+        server.read_exact(&mut request).unwrap();
+        rig.until("the copy", |rig| rig.told.contains(&Told::Request(REQUEST.into(), false)));
+        // The kernel acknowledges at once or 40 ms later; neither leaves, nor does what comes with the client's repetitions.
+        rig.until("an acknowledgement", |rig| rig.hold.counters().unwrap().acks > 1);
+        assert_eq!(unacknowledged(&client).unwrap() as usize, REQUEST.len());
+        rig.limit(&key, requested, 0, None);
+        rig.hold.send_withheld(&key).unwrap();
+        eventually("acknowledged", || unacknowledged(&client).unwrap() == 0);
+        // A response leaves in the pieces in which it was held, and the FIN behind it does not.
+        let sent = body(300_000);
+        // (More would not find room in the server's kernel.)
+        server.write_all(&sent[..10_000]).unwrap();
+        rig.until("a frame", |rig| !rig.frames.is_empty());
+        assert!(at_hand(&mut client).is_empty());
+        rig.limit(&key, requested, sent.len() as u32, None);
+        rig.send_all();
+        let writer = std::thread::spawn(move || {
+            server.write_all(&sent[10_000..]).unwrap();
+            server
+        });
+        let mut got = Vec::new();
+        rig.until("the response", |rig| {
+            rig.send_all();
+            got.extend(at_hand(&mut client));
+            got.len() >= 300_000
+        });
+        assert!(got == body(300_000));
+        drop(writer.join().unwrap());
+        rig.until("a FIN", |rig| rig.told.contains(&Told::Fin));
+        client.set_nonblocking(false).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "the end is not told");
+        rig.limit(&key, requested, 300_000, Some(300_000));
+        rig.hold.send_withheld(&key).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        rig.until("the end", |rig| rig.told.contains(&Told::Ended));
+        let counters = rig.hold.counters().unwrap();
+        assert_eq!((counters.opened, counters.full, counters.lost, counters.muted), (1, 0, 0, 0));
+    }
+}
+
+#[test]
+fn frames_are_held_as_large_as_they_were_made() {
+    let Some(mut rig) = Rig::new(false) else { return };
+    let (mut client, mut server, key) = rig.connect();
+    client.write_all(REQUEST).unwrap();
+    server.write_all(&body(10_000)).unwrap();
+    rig.until("ten thousand octets", |rig| {
+        rig.frames.iter().map(|f| f.data().len()).sum::<usize>() >= 10_000
+    });
+    let longest = rig.frames.iter().map(|f| f.data().len()).max().unwrap();
+    assert!(longest > 4 * 1460, "{longest} octets");
+    rig.limit(&key, rig.hold.programs().limits(&key).unwrap().unwrap().ack, 10_000, None);
+    rig.send_all();
+    let mut got = Vec::new();
+    eventually("the response", || {
+        got.extend(at_hand(&mut client));
+        got.len() >= 10_000
+    });
+    assert!(got == body(10_000));
+    assert!(unacknowledged(&client).unwrap() > 0, "what was asked is not acknowledged by it");
+}
+
+#[test]
+fn a_server_that_dies_is_not_heard() {
+    let Some(mut rig) = Rig::new(false) else { return };
+    let (mut client, server, _) = rig.connect();
+    client.write_all(REQUEST).unwrap();
+    // With the request unread its end is a RST.
+    rig.until("the request", |rig| !rig.told.is_empty());
+    drop(OwnedFd::from(server));
+    rig.until("the RST", |rig| rig.told.contains(&Told::Aborted));
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(client.take_error().unwrap().map(|e| e.kind()), None);
+    // Nor is what its kernel says to what the client sends again.
+    rig.until("more of them", |rig| rig.hold.counters().unwrap().resets > 2);
+    assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    // Without the programs it is.
+    drop(rig.hold);
+    eventually("the RST", || client.read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+}

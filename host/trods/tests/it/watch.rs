@@ -1,0 +1,298 @@
+//! Real clients and nginx, the programs and flows between them, and a store that says when it kept what. Needs root; skipped
+//! where namespaces cannot be made.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::kernel::{Feature, skipped};
+use rivulet_bpf::trods::{Counters, FlowKey, Lease};
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{Netns, Process, eventually};
+use rivulet_trods::hold::{Hold, Keeper, Status, Watch};
+use rivulet_trods::{Reason, Record, Settings};
+use tempfile::TempDir;
+
+use crate::support::nginx;
+
+const SERVICE: &str = "10.7.0.2:8080";
+
+/// What a store does, and what it has.
+#[derive(Debug, Default)]
+struct Shelf {
+    records: HashMap<FlowKey, Record>,
+    /// Each record that was stored, in its order.
+    history: Vec<Record>,
+    /// What it has not told of yet.
+    pending: VecDeque<(FlowKey, u64)>,
+    /// It tells of nothing while this is set.
+    silent: bool,
+    failing: bool,
+    forgotten: usize,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Shared(Arc<Mutex<Shelf>>);
+
+impl Keeper for Shared {
+    fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record) {
+        let mut shelf = self.0.lock().unwrap();
+        shelf.pending.push_back((*key, ticket));
+        if !shelf.failing {
+            shelf.records.insert(*key, record.clone());
+            shelf.history.push(record.clone());
+        }
+    }
+
+    fn forget(&mut self, key: &FlowKey) {
+        let mut shelf = self.0.lock().unwrap();
+        shelf.records.remove(key);
+        shelf.pending.retain(|(other, _)| other != key);
+        shelf.forgotten += 1;
+    }
+
+    fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool)) {
+        let mut shelf = self.0.lock().unwrap();
+        while !shelf.silent
+            && let Some((key, ticket)) = shelf.pending.pop_front()
+        {
+            settled(&key, ticket, !shelf.failing);
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let due = !self.0.lock().unwrap().pending.is_empty();
+        due.then(|| Instant::now() + Duration::from_millis(1))
+    }
+
+    fn wait<'k>(&'k self, _: &mut Vec<(BorrowedFd<'k>, bool)>) {}
+}
+
+/// A client's host, a replica with nginx, and what watches its interface.
+struct Rig {
+    client: Netns,
+    store: Shared,
+    said: Arc<Mutex<(Status, Counters)>>,
+    stop: Arc<AtomicBool>,
+    /// The server is known to be gone.
+    dead: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    dir: TempDir,
+    nginx: Process,
+    _replica: Netns,
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let done = self.thread.take().unwrap().join();
+        assert!(done.is_ok() || std::thread::panicking());
+    }
+}
+
+impl Rig {
+    fn new() -> Option<Rig> {
+        if skipped(Feature::Tcx) {
+            return None;
+        }
+        let (client, replica) = (Netns::new("watch-c")?, Netns::new("watch-r")?);
+        client.veth("c0", &replica, "r0");
+        client.ip("addr add 10.7.0.1/24 dev c0");
+        replica.ip("addr add 10.7.0.2/24 dev r0");
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("www")).unwrap();
+        let nginx = nginx(&replica, SERVICE, dir.path(), dir.path());
+        let (store, said) = (Shared::default(), Arc::<Mutex<(Status, Counters)>>::default());
+        let (stop, dead) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let (hold, leases) = {
+            let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+            let leases = hold.programs().leases().unwrap();
+            (hold, leases)
+        };
+        leases.set(0, Lease { until: u64::MAX, settling: 0 }).unwrap();
+        let (of_thread, at) = (store.clone(), Arc::clone(&said));
+        let (end, gone) = (Arc::clone(&stop), Arc::clone(&dead));
+        let mut watch = Watch::new(hold, of_thread);
+        watch.set_services(&[(SERVICE.parse().unwrap(), 0, Settings { closed: false })]).unwrap();
+        let never = UnixStream::pair().unwrap();
+        let thread = std::thread::spawn(move || {
+            while !end.load(Ordering::Relaxed) {
+                watch.wait(Duration::from_millis(5), never.0.as_fd());
+                watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
+                let early = watch.ended_early();
+                for key in early.into_iter().filter(|_| !gone.load(Ordering::Relaxed)) {
+                    watch.let_go(&key, Reason::Closed).unwrap();
+                }
+                *at.lock().unwrap() = (watch.status(), watch.hold().counters().unwrap());
+            }
+        });
+        Some(Rig { client, store, said, stop, dead, thread: Some(thread), dir, nginx, _replica: replica })
+    }
+
+    fn file(&self, name: &str, octets: usize) -> Vec<u8> {
+        let content: Vec<u8> = (0..octets).map(|n| (n * 7 + n / 251) as u8).collect();
+        fs::write(self.dir.path().join("www").join(name), &content).unwrap();
+        content
+    }
+
+    /// What curl got and wrote on standard output.
+    fn curl(&self, arguments: &str) -> Vec<u8> {
+        let mut command = self.client.command("curl");
+        let out = command.args(["-s", "-S", "-m", "60"]).args(arguments.split(' ')).output().unwrap();
+        assert!(out.status.success(), "{arguments}: {}", String::from_utf8_lossy(&out.stderr));
+        out.stdout
+    }
+
+    /// A connection of the test's own.
+    fn connect(&self) -> TcpStream {
+        let service: SocketAddr = SERVICE.parse().unwrap();
+        let stream = in_netns(Some(self.client.name()), || TcpStream::connect(service).unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    fn status(&self) -> (Status, Counters) {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Waits until every connection is over, and says how many records were stored and forgotten since.
+    fn over(&self) -> (usize, usize) {
+        eventually("the end of all connections", || self.status().0.watched == 0);
+        let mut shelf = self.store.0.lock().unwrap();
+        assert!(shelf.records.is_empty(), "{:?}", shelf.records);
+        (std::mem::take(&mut shelf.history).len(), std::mem::take(&mut shelf.forgotten))
+    }
+}
+
+#[test]
+fn a_download_is_stored_before_it_begins_and_forgotten_behind_its_end() {
+    let Some(rig) = Rig::new() else { return };
+    let content = rig.file("large", 5_000_000);
+    rig.store.0.lock().unwrap().silent = true;
+    let mut stream = rig.connect();
+    stream.set_nonblocking(true).unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    eventually("a record", || !rig.store.0.lock().unwrap().history.is_empty());
+    eventually("its response is held", || rig.status().1.held > 0);
+    assert!(stream.read(&mut [0]).is_err(), "an octet came before the store said that it has its record");
+    assert_ne!(rivulet_pktio::repair::unacknowledged(&stream).unwrap(), 0);
+    rig.store.0.lock().unwrap().silent = false;
+    stream.set_nonblocking(false).unwrap();
+    let (mut head, mut octet) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut octet).unwrap();
+        head.push(octet[0]);
+    }
+    let mut body = vec![0; content.len()];
+    stream.read_exact(&mut body).unwrap();
+    assert!(body == content);
+    assert_eq!(rig.status().0.watched, 1);
+    drop(stream);
+    assert_eq!(rig.over().1, 1);
+    assert_eq!(rig.status().0.unprotected, HashMap::new());
+}
+
+#[test]
+fn what_curl_asks_for_is_protected_whatever_it_is() {
+    let Some(rig) = Rig::new() else { return };
+    let (small, large) = (rig.file("small", 700), rig.file("large", 1_000_000));
+    let url = format!("http://{SERVICE}");
+    assert!(rig.curl(&format!("{url}/small")) == small);
+    assert!(
+        rig.curl(&format!("{url}/small {url}/large {url}/small")) == [&small[..], &large, &small].concat()
+    );
+    assert!(rig.curl(&format!("-r 1000-200000 {url}/large")) == large[1000..=200_000]);
+    assert!(rig.curl(&format!("--http1.0 {url}/large")) == large);
+    assert!(rig.curl(&format!("-H Connection:close {url}/large")) == large);
+    let head = String::from_utf8(rig.curl(&format!("-I {url}/large"))).unwrap();
+    assert!(head.contains("Content-Length: 1000000"), "{head}");
+    let tag = head.lines().find_map(|line| line.strip_prefix("ETag: ")).unwrap().to_owned();
+    let status = |more: &str| {
+        let got = rig.curl(&format!("-o /dev/null -w %{{http_code}} {more}"));
+        String::from_utf8(got).unwrap()
+    };
+    assert_eq!(status(&format!("-H If-None-Match:{tag} {url}/large")), "304");
+    assert_eq!(status(&format!("{url}/none")), "404");
+    assert_eq!(status(&format!("-r 2000000- {url}/large")), "416");
+    let (stored, forgotten) = rig.over();
+    assert!(stored >= 11 && forgotten == 9, "{stored} records, {forgotten} forgotten");
+    assert_eq!(rig.status().0.unprotected, HashMap::new());
+    let counters = rig.status().1;
+    assert_eq!((counters.opened, counters.full, counters.lost, counters.resets), (9, 0, 0, 0));
+}
+
+#[test]
+fn requests_in_a_row_are_answered_in_their_order() {
+    let Some(rig) = Rig::new() else { return };
+    let (one, two) = (rig.file("one", 100_000), rig.file("two", 50_000));
+    let mut stream = rig.connect();
+    let request = |name: &str, more: &str| format!("GET /{name} HTTP/1.1\r\nHost: a\r\n{more}\r\n");
+    let all = [request("one", ""), request("two", ""), request("one", "Connection: close\r\n")].concat();
+    stream.write_all(all.as_bytes()).unwrap();
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    for body in [one.clone(), two, one] {
+        let head = got.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+        assert!(got[head..head + body.len()] == body);
+        got.drain(..head + body.len());
+    }
+    assert!(got.is_empty());
+    drop(stream);
+    assert_eq!(rig.over().1, 1);
+}
+
+#[test]
+fn what_cannot_be_protected_goes_on_unprotected() {
+    let Some(rig) = Rig::new() else { return };
+    let url = format!("http://{SERVICE}");
+    let small = rig.file("small", 700);
+    let post = rig.curl(&format!("-o /dev/null -w %{{http_code}} -d abc {url}/small"));
+    assert_eq!(post, b"405");
+    rig.store.0.lock().unwrap().failing = true;
+    assert!(rig.curl(&format!("{url}/small")) == small);
+    eventually("both are counted", || rig.status().0.unprotected.values().sum::<u64>() == 2);
+    let counted = rig.status().0.unprotected;
+    assert_eq!(counted.get(&Reason::Store), Some(&1), "{counted:?}");
+    assert_eq!(rig.over().0, 0);
+}
+
+/// nginx is killed in the middle of a download; `dead`: that is known. What the client's reading ended with.
+fn killed(rig: &mut Rig, dead: bool) -> (usize, std::io::Result<usize>) {
+    rig.file("large", 50_000_000);
+    let mut stream = rig.connect();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.read_exact(&mut [0; 1000]).unwrap();
+    rig.dead.store(dead, Ordering::Relaxed);
+    rig.nginx.0.kill().unwrap();
+    rig.nginx.0.wait().unwrap();
+    // What the server's kernel has yet comes, and then nothing, or the end.
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let mut got = Vec::new();
+    let end = stream.read_to_end(&mut got);
+    (got.len(), end)
+}
+
+#[test]
+fn a_server_that_is_killed_says_nothing() {
+    let Some(mut rig) = Rig::new() else { return };
+    let (got, end) = killed(&mut rig, true);
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::WouldBlock, "the client was told");
+    assert!(got < 50_000_000 && rig.status().1.resets + rig.status().1.fins > 0);
+    assert_eq!((rig.status().0.watched, rig.status().0.unprotected), (1, HashMap::new()));
+    assert_eq!(rig.store.0.lock().unwrap().records.len(), 1);
+}
+
+#[test]
+fn a_server_that_gives_up_and_lives_is_heard() {
+    let Some(mut rig) = Rig::new() else { return };
+    let (got, end) = killed(&mut rig, false);
+    assert!(got < 50_000_000 && end.is_ok(), "{got} octets, {end:?}");
+    eventually("it is counted", || rig.status().0.unprotected.get(&Reason::Closed) == Some(&1));
+    assert_eq!(rig.over().1, 1);
+}
