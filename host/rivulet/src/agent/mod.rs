@@ -2,11 +2,13 @@
 //!
 //! It keeps services and keys for the serving processes of this host, which come and go, and hands them out on
 //! a Unix socket. Where nothing of ours serves but the kernel's TCP (nginx, say), it also sends the heartbeats,
-//! ready while the service accepts connections; elsewhere heartbeats come from the serving process alone.
+//! ready while the service accepts connections; elsewhere heartbeats come from the serving process alone. It protects such
+//! services' connections too, where they are to outlive their replica.
 
 mod args;
 mod command;
 mod plain;
+mod trods;
 
 pub use args::{AgentArgs, ControllerArgs};
 pub use command::run;

@@ -15,6 +15,8 @@ use rivulet_pktio::{AfPacket, Interface, LinkInfo, PacketIo, TxFrame};
 use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::{Plain, Service};
 
+use super::trods::Guard;
+
 /// Between two checks.
 const CHECK: Duration = Duration::from_millis(50);
 /// A check takes this long at most.
@@ -55,6 +57,7 @@ pub(super) struct PlainTcp {
     /// One a place in a pool, with the numbers of its services: ready while one of them is.
     beats: Vec<(Vec<u16>, Beat)>,
     board: Arc<Mutex<Board>>,
+    guard: Guard,
 }
 
 impl PlainTcp {
@@ -77,13 +80,14 @@ impl PlainTcp {
             }
         })?;
         let now = Instant::now();
-        Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats: Vec::new(), board })
+        let guard = Guard::new(interface, incarnation);
+        Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats: Vec::new(), board, guard })
     }
 
     /// These are the services from now on.
-    pub(super) fn replace(&mut self, services: &[Service]) {
+    pub(super) fn replace(&mut self, all: &[Service]) {
         let now = self.now();
-        let plain = || services.iter().filter(|s| s.is_kernels());
+        let plain = || all.iter().filter(|s| s.is_kernels());
         let mut before = std::mem::take(&mut self.beats);
         for service in plain() {
             let Some(member) = service.member else { continue };
@@ -103,9 +107,11 @@ impl PlainTcp {
         }
         let mut board = self.board.lock();
         board.services = plain().cloned().collect();
-        board.stateless = services.iter().find(|s| s.plain == Plain::Stateless).map(|s| s.name.clone());
+        board.stateless = all.iter().find(|s| s.plain == Plain::Stateless).map(|s| s.name.clone());
         let Board { services, found, .. } = &mut *board;
         found.retain(|id, _| services.iter().any(|s| s.keys.service == *id));
+        drop(board);
+        self.guard.replace(all);
     }
 
     fn now(&self) -> u64 {
@@ -128,13 +134,18 @@ impl PlainTcp {
         // Those to the last heartbeats came meanwhile. An error is the sender's to find.
         for index in 0..self.io.recv().unwrap_or(0) {
             let frame = self.io.frame(index).data;
-            self.beats.iter_mut().any(|(_, beat)| beat.answered(frame, now));
+            if let Some((_, beat)) = self.beats.iter_mut().find_map(|b| b.1.answered(frame, now).then_some(b))
+                && let Some(live) = beat.live().filter(|live| live.sent > 0)
+            {
+                let sent = rivulet_trods::lease::at(self.started).saturating_add(live.sent * 1000);
+                self.guard.answered(beat.member(), live, sent);
+            }
         }
         {
             let board = self.board.lock();
             for (services, beat) in &mut self.beats {
                 let health = || services.iter().filter_map(|service| board.found.get(service));
-                let ready = health().any(Health::is_good);
+                let ready = health().any(Health::is_good) && self.guard.trouble().is_none();
                 let load = health().map(|h| usize::from(h.load)).sum();
                 if let Some(frame) = beat.frame(now, self.link.mac, ready, load, 0) {
                     // A heartbeat that finds no room is one that did not come; the next one follows soon.
@@ -154,13 +165,15 @@ impl PlainTcp {
             Some(Health { trouble: Some(why), .. }) => Some(format!("{}: {why}", s.name)),
             _ => Some(format!("{}: not checked", s.name)),
         });
+        let trouble = trouble.or_else(|| self.guard.trouble().map(str::to_owned));
         let reason = match (&board.stateless, trouble) {
             (Some(name), _) => format!("{name}: stateless TCP is for `rivulet serve`"),
             (_, None) if board.services.is_empty() => "no service of plain TCP is configured".into(),
             (_, trouble) => trouble.unwrap_or_default(),
         };
         let load = board.found.values().map(|h| u32::from(h.load)).sum();
-        Status { ready: reason.is_empty() && self.link.up, reason, load, ..Status::default() }
+        let trods = self.guard.counts();
+        Status { ready: reason.is_empty() && self.link.up, reason, load, trods, ..Status::default() }
     }
 }
 

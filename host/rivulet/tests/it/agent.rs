@@ -13,9 +13,9 @@ use rivulet_pktio::filter::Rule;
 use rivulet_pktio::testing::{Process, eventually};
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo};
 
-/// What a controller gave, once.
-fn kept(rig: &Rig) {
-    let service = Service {
+/// A service as a controller gives it.
+pub fn service(rig: &Rig) -> Service {
+    Service {
         id: 1,
         name: "files".into(),
         addresses: vec![vec![10, 9, 0, 1]],
@@ -35,14 +35,18 @@ fn kept(rig: &Rig) {
         horizon_us: 4_000_000,
         tunnels: Vec::new(),
         ..Service::default()
-    };
+    }
+}
+
+/// What a controller gave, once.
+pub fn keep(rig: &Rig, service: Service) {
     let update = Update { version: 3, services: vec![service] };
     let mut file = std::fs::File::options();
     let mut file = file.write(true).create(true).mode(0o600).open(rig.dir.path().join("kept")).unwrap();
     file.write_all(&update.encode_to_vec()).unwrap();
 }
 
-fn agent(rig: &Rig, flags: &[&str]) -> Process {
+pub fn agent(rig: &Rig, flags: &[&str]) -> Process {
     let mut command = rig.server.command(RIVULET);
     command.current_dir(rig.dir.path()).args(["agent", "--name", "r1", "-i", "s0", "--socket", "agent.sock"]);
     command.args(["--keep", "kept", "--controller", "unix:nobody.sock,unix:nobody2.sock"]).args(flags);
@@ -64,7 +68,7 @@ fn serve(rig: &Rig) -> Process {
 fn keys_outlive_serving_processes() {
     let Some(rig) = Rig::new() else { return };
     rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
-    kept(&rig);
+    keep(&rig, service(&rig));
     let agent = agent(&rig, &[]);
     let content = rig.file("file", 12_000_000);
     let server = serve(&rig);
@@ -114,7 +118,7 @@ impl Ear {
 #[test]
 fn plain_services_beat_while_they_accept() {
     let Some(rig) = Rig::new() else { return };
-    kept(&rig);
+    keep(&rig, service(&rig));
     rig.file("small", 1000);
     let mut ear = Ear::new(&rig);
     let _agent = agent(&rig, &["--plain-tcp", "--health-path", "/small", "--setup-address"]);

@@ -18,4 +18,5 @@ mod sockets;
 mod stateless;
 mod streams;
 mod survival;
+mod trods;
 mod workers;
