@@ -86,7 +86,13 @@ class Agent:
 
     def serves(self) -> bool:
         """Whether its replica does, as it last said: then what the agent holds is in force there."""
-        return self.report is not None and self.report.ready
+        # Who says what content it has is the serving process itself, also where it waits for its turn with that.
+        return self.report is not None and (self.report.ready or self.report.HasField("content"))
+
+    @property
+    def content(self) -> int:
+        """Version of the content that its replica has for plain clients; 0 for none."""
+        return self.report.content if self.report is not None else 0
 
     @property
     def records(self) -> int:
@@ -183,17 +189,22 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             async for message in messages:
                 if message.WhichOneof("message") != "report":
                     continue
-                before = (agent.held, agent.plain, agent.records, agent.report.ready if agent.report else None)
+                before = _weighty(agent)
                 told = agent.report.error if agent.report else ""
                 agent.note(message.report)
                 said, now = message.report.error, time.monotonic()
                 if said and said != told and now - complained >= COMPLAINT_S:
                     complained = now
                     log.error("agent %s: %s", agent.name, said)
-                if before != (agent.held, agent.plain, agent.records, message.report.ready):
+                if before != _weighty(agent):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
             return
+
+
+def _weighty(agent: Agent) -> tuple[Held, Plain, bool | None, int, int]:
+    """What of an agent's report needs a round of the controller's loop when it changes."""
+    return agent.held, agent.plain, agent.report.ready if agent.report else None, agent.content, agent.records
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

@@ -35,7 +35,7 @@ STYLES = {
     "unknown": "yellow",
 }
 BARS = " ▁▂▃▄▅▆▇█"
-BAD = ("EXCLUDED", "NO_REPLICA", "MUTE", "LEFT_OUT")
+BAD = ("EXCLUDED", "NO_REPLICA", "MUTE", "LEFT_OUT", "OTHER_CONTENT")
 """Events that are bad news."""
 
 File = Annotated[Path, typer.Argument(help="the description of the rack (YAML)")]
@@ -273,6 +273,8 @@ def _replicas(found: dict[str, Any]) -> Table:
         shown = Text(replica["state"], style=STYLES.get(replica["state"], ""))
         if replica["draining"] and replica["state"] != "draining":
             shown.append(" draining", style=STYLES["draining"])
+        if replica["other_content"]:
+            shown.append(" other content", style=STYLES["excluded"])
         table.add_row(
             replica["name"], replica["switch"], shown, str(replica["weight"]), f"{replica['requests_per_s']:.0f}",
             f"{replica['heartbeats_per_s']:.0f}", str(replica["load"]), str(replica["exclusions"]), replica["reason"],
@@ -302,9 +304,18 @@ def _services(found: list[dict[str, Any]]) -> Table:
         stateless = "stateless" in service["plain"]
         epochs = [_key(service["keys"][kind]) for kind in ("seal", "nonce")]
         epochs.append(_key(service["keys"]["cookie"]) if stateless else "—")
-        row = (service["name"], where, service["policy"], service["plain"], str(service["slots"]), *epochs, became)
+        row = (service["name"], where, service["policy"], _plain(service), str(service["slots"]), *epochs, became)
         table.add_row(*row)
     return table
+
+
+def _plain(service: dict[str, Any]) -> str:
+    """How plain TCP is served, and from what where replicas do not agree or something else follows."""
+    content = service["content"]
+    if content is None or not (content["others"] or content["following"] or not content["version"]):
+        return str(service["plain"])
+    others = f", other content at {', '.join(content['others'])}" if content["others"] else ""
+    return f"{service['plain']}, content {content['words']}{others}"
 
 
 def _key(key: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from .agents import Agent, AgentServer
 from .chronicle import Chronicle
 from .clock import SteadyClock
 from .config import SKETCH_MBPS, Config, Service
+from .contents import Contents
 from .desired import Numbers
 from .entry import Entry
 from .fleet import LOOK_S, Fleet, Rack, SwitchState
@@ -114,6 +115,7 @@ class Controller:
         self._there: set[str] = set()
         """Agents that were there when it was last looked."""
         self._began = time.monotonic()
+        self.contents = Contents(self._rack, self.fleet.note, self.rotate)
 
     @property
     def config(self) -> Config:
@@ -274,7 +276,7 @@ class Controller:
     def plan(self, config: Config) -> dict[str, list[str]]:
         """What a configuration would write to each switch, as lines. Raises SwitchError, OutOfNumbers."""
         state = self.state.copy()
-        trial = Rack(config, state, number(config, state), self._rack.draining)
+        trial = Rack(config, state, number(config, state), self._rack.draining, self._rack.strangers)
         assign(config, state, trial.numbers)
         for service in config.services:
             # As it will be in the end, however long it takes to get there.
@@ -371,8 +373,9 @@ class Controller:
         rack = self._rack
         state = self.state
         return update(
-            self.config, replica, rack.numbers, state.rings, state.slots, rack.draining, state.modes, state.incarnations
-        )
+            self.config, replica, rack.numbers, state.rings, state.slots, rack.draining, state.modes, state.incarnations,
+            state.contents, rack.strangers,
+        )  # fmt: skip
 
     # Keys
 
@@ -420,6 +423,8 @@ class Controller:
             match = {"service": self._rack.numbers.services[service.name]}
             held = self._held(service.name, service.replicas, match, ring, now)
             self.state.set_ring(service.name, ring.tick(now, lives, held, wanted, given))
+        absent = {r.name: self._gone.get(r.name, self._began) for r in self.config.replicas}
+        self.contents.look(self.agents.agents, absent)
         self._step_modes(now)
         ring, given = self.state.rings.get(RACK_RING, KeyRing()), self.state.given.get(RACK_RING)
         wanted = frozenset(self._rotate.pop(RACK_RING, ()))
@@ -436,6 +441,9 @@ class Controller:
             mode = self.state.modes.get(service.name)
             if mode is None:
                 self.state.set_mode(service.name, settled(service.plain))
+            elif mode.replicas != "stateless" and self.contents.awaits(service.name):
+                # Replicas serve as before until it is known from what they are to answer.
+                continue
             elif not mode.is_settled or mode.replicas != service.plain:
                 told, held = self._told(service, mode), self._at_tors(service, mode)
                 after = step(mode, service.plain, now, service.plain_drain, told, held)

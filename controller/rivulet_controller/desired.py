@@ -396,13 +396,15 @@ def desired(
     found: Mapping[str, str] = MappingProxyType({}),
     path_mtus: Mapping[str, int] = MappingProxyType({}),
     modes: Mapping[str, Mode] = MappingProxyType({}),
+    strangers: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> dict[str, Fragment]:
     """Everything that one switch should hold, by fragment.
 
     `weights` are the replicas' weights in force; `readmitted` holds, by (pool, replica) numbers, the exclusions after
     which a replica takes plain TCP again; `learned` are sources that events told of, `found` MAC addresses by next hop
     that the configuration does not give, `path_mtus` what tunnels take, by replica's address, `modes` how plain TCP is
-    served, by service, where that is on its way to what the configuration says. A service without a nonce key is left
+    served, by service, where that is on its way to what the configuration says, `strangers` who gets nothing new of a
+    service because its content is another than the one in force. A service without a nonce key is left
     out: it is not live before its keys.
     """
     hops = next_hops(config, switch, found)
@@ -438,6 +440,8 @@ def desired(
             fragments[f"sources {service.name}"] = plain_sources(service, pool, sources)
             guarded.update(port for _, port, _ in sources)
         by_index, away = indices[service.pool_name], leaving[service.pool_name]
+        known = numbers.replicas[service.pool_name]
+        away |= {known[name] for name in strangers.get(service.name, ())} & by_index.keys()
         flows = drained(slots[service.name], away, by_index)
         fragments[f"slots {service.name}"] = _slot_set(flow_set(number), flows)
         if service.policy == "round_robin":

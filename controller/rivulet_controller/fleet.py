@@ -60,6 +60,8 @@ class Rack:
     numbers: Numbers
     draining: frozenset[str] = frozenset()
     """Replicas that get nothing new: an operator drains them, or they are mute and left out."""
+    strangers: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By service, replicas that get nothing new of it: they have other content than the one in force."""
 
 
 @dataclass(slots=True)
@@ -234,6 +236,7 @@ class Fleet:
             self._found(rack, place, switch),
             switch.paths.mtus(),
             rack.state.modes,
+            rack.strangers,
         )
 
     def _found(self, rack: Rack, place: SwitchConfig, switch: SwitchState) -> dict[str, str]:

@@ -80,6 +80,9 @@ class Metrics:
         refused = CounterMetricFamily(
             "rivulet_replica_refused", "Requests that the replica refused", labels=["replica"]
         )
+        other = GaugeMetricFamily(
+            "rivulet_replica_other_content", "Services at which its content is not the one in force", labels=["replica"]
+        )
         trods = {
             fate: CounterMetricFamily(f"rivulet_trods_{fate}", f"Connections with TRODS {words}", labels=["replica"])
             for fate, words in TRODS.items()
@@ -88,6 +91,7 @@ class Metrics:
             "rivulet_trods_unprotected", "Connections with TRODS that went on without", labels=["replica", "reason"]
         )
         for replica in view.replicas(self._controller):
+            other.add_metric([replica["name"]], len(replica["other_content"]))
             if replica["trods"] is not None:
                 for fate, family in trods.items():
                     family.add_metric([replica["name"]], replica["trods"][fate])
@@ -99,7 +103,7 @@ class Metrics:
                 state.add_metric([replica["name"], name], int(replica["state"] == name))
             load.add_metric([replica["name"]], replica["load"])
             weight.add_metric([replica["name"]], replica["weight"])
-        yield from (state, load, weight, answered, refused, unprotected, *trods.values())
+        yield from (state, load, weight, answered, refused, other, unprotected, *trods.values())
         for attribute, counter in COUNTERS.items():
             name = counter if counter.startswith("replica_") else f"replica_{counter}"
             family = CounterMetricFamily(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from .content import Content
 from .keys import RACK_RING, Key, KeyRing, Kind
 from .keys import State as KeyState
 from .modes import Mode
@@ -77,6 +78,8 @@ class State:
         self.slots: dict[str, Pairs] = {}
         self.modes: dict[str, Mode] = {}
         """How each service's plain TCP is served, by replicas and by ToRs."""
+        self.contents: dict[str, Content] = {}
+        """What plain clients are answered from, of services that answer them without state."""
         self.counters: dict[str, int] = {}
         self.documents: dict[str, str] = {}
         self.secret = b""
@@ -110,6 +113,8 @@ class State:
                 self.slots[name] = tuple(zip(value[::2], value[1::2], strict=True))
             case "mode":
                 self.modes[name] = Mode(**json.loads(value))
+            case "content":
+                self.contents[name] = Content(**json.loads(value))
             case "document":
                 self.documents[name] = value.decode()
             case "clock":
@@ -179,6 +184,16 @@ class State:
             self.modes[service] = mode
             self._changes[f"mode/{service}"] = _json(asdict(mode))
 
+    def set_content(self, service: str, content: Content | None) -> None:
+        """Replaces what plain clients of a service are answered from; None: nobody is answered without state."""
+        if self.contents.get(service) == content:
+            return
+        if content is None:
+            del self.contents[service]
+        else:
+            self.contents[service] = content
+        self._changes[f"content/{service}"] = None if content is None else _json(asdict(content))
+
     def set_document(self, name: str, text: str) -> None:
         """Replaces a text, such as the configuration that several controllers share."""
         if self.documents.get(name) == text:
@@ -215,7 +230,7 @@ class State:
         return self.counters[name]
 
     def forget_services(self, live: Iterable[str]) -> None:
-        """Drops keys, slots and modes of services that are no more."""
+        """Drops keys, slots, modes and contents of services that are no more."""
         keep = {*live, RACK_RING}
         for name in [n for n in self.rings if n not in keep]:
             del self.rings[name]
@@ -226,6 +241,8 @@ class State:
         for name in [n for n in self.modes if n not in keep]:
             del self.modes[name]
             self._changes[f"mode/{name}"] = None
+        for name in [n for n in self.contents if n not in keep]:
+            self.set_content(name, None)
 
     def copy(self) -> State:
         """Another state with the same values, for trying something out."""
@@ -236,13 +253,14 @@ class State:
         other.slots, other.counters, other.macs = dict(self.slots), dict(self.counters), dict(self.macs)
         other.documents, other.modes = dict(self.documents), dict(self.modes)
         other.incarnations = dict(self.incarnations)
+        other.contents = dict(self.contents)
         other.secret = self.secret
         return other
 
     def roll_back(self, before: State) -> None:
         """Numbers, slots, modes, decisions and documents as they were; keys of services that were not there go.
 
-        Keys of the others stay as they are now, since time went on; epochs that were given stay given.
+        Keys of the others, and contents, stay as they are now, since time went on; epochs that were given stay given.
         """
         for kind in {*self.numbers, *before.numbers}:
             self._replace(self.numbers, before.numbers, "numbers", kind, _json)
@@ -280,6 +298,7 @@ class State:
             ("numbers", {kind: _json(names) for kind, names in self.numbers.items()}),
             ("slots", {name: _flat(pairs) for name, pairs in self.slots.items()}),
             ("mode", {name: _json(asdict(mode)) for name, mode in self.modes.items()}),
+            ("content", {name: _json(asdict(content)) for name, content in self.contents.items()}),
             ("document", {name: text.encode() for name, text in self.documents.items()}),
             ("mac", {name: _mac(mac) for name, mac in self.macs.items()}),
             ("incarnation", {name: str(number).encode() for name, number in self.incarnations.items()}),

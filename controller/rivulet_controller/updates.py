@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from . import trods
 from .config import Config, PlainMode, Service
+from .content import Content
 from .desired import Numbers, slot_key
 from .keys import RACK_RING, KeyRing, Kind
 from .l2 import mac_int
@@ -23,6 +24,10 @@ PLAIN: Mapping[PlainMode, agent_pb2.Plain] = {
 }
 """What becomes of plain TCP, as agents are told."""
 
+COOKIES_GIVEN = 8
+"""Newest cookie keys that a replica is given. It reads six at most, and there may be many: each change of content makes
+one (content.py)."""
+
 
 def update(
     config: Config,
@@ -33,11 +38,14 @@ def update(
     draining: frozenset[str],
     modes: Mapping[str, Mode] = MappingProxyType({}),
     incarnations: Mapping[str, int] = MappingProxyType({}),
+    contents: Mapping[str, Content] = MappingProxyType({}),
+    strangers: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> agent_pb2.Update:
     """The update for one replica, without a version. Raises KeyError if the configuration has no such replica.
 
-    `modes`: how plain TCP is served, by service, where that is on its way to what the configuration says.
-    `incarnations`: of replicas' records, as their agents reported last (TRODS).
+    `modes`: how plain TCP is served, by service, where that is on its way to what the configuration says;
+    `incarnations`: of replicas' records, as their agents reported last (TRODS); `contents`: what is in force where it
+    is served without state; `strangers`: who has other content than that, by service.
     """
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
@@ -83,12 +91,21 @@ def update(
             tunnels=[agent_pb2.Tunnel(local=place.ip.packed, tor=other.packed) for other in others],
             tor_keys=[agent_pb2.TorKey(epoch=k.epoch, heartbeat=k.heartbeat, block=k.block) for k in tor_keys],
             usable_tor_epoch=next((k.epoch for k in tor_keys if k.usable), 0),
-            cookie_keys=[agent_pb2.CookieKey(epoch=k.epoch, key=k.secret) for k in ring.accepted(Kind.COOKIE)],
+            cookie_keys=[
+                agent_pb2.CookieKey(epoch=k.epoch, key=k.secret) for k in ring.accepted(Kind.COOKIE)[-COOKIES_GIVEN:]
+            ],
             usable_cookie_epoch=cookie.epoch if cookie else 0,
             slot_key=slot_key(numbers, service),
-            slots=bytes(index for pair in _slots(config, service, numbers, slots, draining) for index in pair),
+            slots=bytes(
+                index
+                for pair in _slots(config, service, numbers, slots, draining | strangers.get(service.name, frozenset()))
+                for index in pair
+            ),
             trods=records,
         )
+        if service.name in contents:
+            message.services[-1].content = contents[service.name].version
+            message.services[-1].content_epoch = contents[service.name].epoch
     return message
 
 

@@ -109,6 +109,7 @@ def replicas(controller: Controller) -> list[dict[str, Any]]:
             "weight": weights[place.name],
             "draining": place.name in draining,
             "maintenance": place.maintenance,
+            "other_content": controller.contents.strange_at(place.name),
             "can_kill": bool(place.kill_command) and controller.config.listen.lab,
         }
         for place in controller.config.replicas
@@ -141,11 +142,21 @@ def services(controller: Controller, most: int | None = None) -> list[dict[str, 
             "slots": service.slots,
             "pool": service.pool_name,
             "replicas": list(service.replicas),
+            "content": _content(controller, service),
             "keys": _keys(controller, service),
             "outcomes": outcomes[service.name],
         }
         for service in shown.values()
     ]
+
+
+def _content(controller: Controller, service: Service) -> dict[str, Any] | None:
+    """What plain clients are answered from where that is without state, and which replicas have something else."""
+    content = controller.state.contents.get(service.name)
+    if content is None:
+        return None
+    others = sorted(controller.contents.strangers(service.name))
+    return {"version": content.version, "following": content.following, "words": str(content), "others": others}
 
 
 def _keys(controller: Controller, service: Service) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,7 @@ class FakeAgent:
         self._tls = tls
         self.ready = True
         self.trods: agent_pb2.TrodsStatus | None = None
+        self.content: int | None = 1
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
         self.ended = False
@@ -84,5 +85,7 @@ class FakeAgent:
                     await self._fresh.wait()
             self._fresh.clear()
             if not self.silent:
-                report = agent_pb2.Report(version_in_force=self.newest.version, ready=self.ready, trods=self.trods)
+                report = agent_pb2.Report(
+                    version_in_force=self.newest.version, ready=self.ready, content=self.content, trods=self.trods
+                )
                 await call.write(agent_pb2.AgentMessage(report=report))

@@ -45,6 +45,8 @@ class NetRack(Lab):
         self.agents = f"unix:{folder}/agents.sock"
         self.own_agents: set[str] = set()
         """Replicas whose agent is a process of its own."""
+        self.directories: dict[str, Path] = {}
+        """What replicas serve, of those that serve something else than `file` and what lies beside it."""
         self.client = Client(f"unix:{folder}/api.sock", timeout_s=10.0)
         self.file = folder / "files" / "big"
         self.yaml = folder / "rack.yaml"
@@ -136,7 +138,7 @@ state: {self.folder}/state.db
         """A replica with agent and file server."""
         agents = f"unix:{self.folder}/{name}.agent" if name in self.own_agents else self.agents
         serve = [binary("rivulet"), "serve", "-i", f"{name}-eth0", "--controller", agents, "--name", name]
-        self.start(name, [*serve, str(self.file.parent)], self.spaces[name])
+        self.start(name, [*serve, str(self.directories.get(name, self.file.parent))], self.spaces[name])
 
     def start_agent(self, name: str) -> None:
         """A replica's agent as a process of its own, called `agent NAME`; its file server attaches to it."""

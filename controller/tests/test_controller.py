@@ -418,7 +418,8 @@ async def test_a_key_waits_for_the_replica_behind_an_agent_that_has_just_started
         async with FakeAgent(agents, "r3"):
             await until(lambda: usable() == 1, "all hold the first")
         fresh = FakeAgent(agents, "r3")
-        fresh.ready = False
+        # No serving process has attached to it.
+        fresh.ready, fresh.content = False, None
         async with fresh:
             await until(lambda: bool(fresh.updates), "it is back")
             controller.rotate("web", frozenset({Kind.SEAL}))

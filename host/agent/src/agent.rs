@@ -29,6 +29,8 @@ pub struct Status {
     pub error: String,
     /// What became of connections with TRODS; none while no service has it.
     pub trods: Option<TrodsCounts>,
+    /// Version of the content for plain clients that are answered without state.
+    pub content: Option<u32>,
 }
 
 /// What became of connections with TRODS since this process began.
@@ -73,6 +75,7 @@ impl From<&Status> for Report {
             refused_total: status.refused,
             error: status.error.clone(),
             trods: status.trods.as_ref().map(TrodsStatus::from),
+            content: status.content,
         }
     }
 }

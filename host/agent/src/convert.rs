@@ -6,7 +6,7 @@ use std::time::Duration;
 use rivulet_packet::slot::{Slot, SlotKey};
 use rivulet_server::keys::{CookieEpoch, KeySet, NonceEpoch, SealKey, Secret, TorKeys};
 use rivulet_server::service::{
-    Failure, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, check_all,
+    Failure, InForce, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, check_all,
 };
 
 use crate::proto;
@@ -95,6 +95,10 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         Plain::None => plain,
         drains => drains,
     };
+    let content = match from.content {
+        Some(version) => Some(InForce { version, epoch: small(from.content_epoch, "content_epoch")? }),
+        None => None,
+    };
     let keys = KeySet {
         service: small(from.id, "id")?,
         usable_seal: small(from.usable_seal_epoch, "usable_seal_epoch")?,
@@ -140,6 +144,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         tunnels,
         slots,
         trods: from.trods.as_ref().map(|t| trods(t, bad)).transpose()?,
+        content,
     })
 }
 
@@ -214,6 +219,8 @@ mod tests {
             usable_cookie_epoch: 7,
             plain_drains: proto::Plain::Kernel.into(),
             trods: None,
+            content: Some(0x0102_0304),
+            content_epoch: 7,
         }
     }
 
@@ -251,6 +258,14 @@ mod tests {
         assert_eq!((service.keys.usable_cookie, &cookies[..]), (7, &[(7, [7; 8]), (8, [8; 8])][..]));
         let slots = service.slots.as_ref().unwrap();
         assert_eq!(slots.key, SlotKey::new([4; 8]));
+        assert_eq!(service.content, Some(InForce { version: 0x0102_0304, epoch: 7 }));
+        let before = proto::Service { content: None, ..good() };
+        let update = proto::Update { version: 1, services: vec![before] };
+        assert_eq!(
+            super::services(&update).unwrap()[0].content,
+            None,
+            "a controller of before decides nothing"
+        );
         assert_eq!(&slots.pairs[..], [Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]);
     }
 
@@ -317,7 +332,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 19] = [
+        let cases: [(&str, Change); 20] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -335,6 +350,7 @@ mod tests {
             ("cookie_keys.key", |s| s.cookie_keys[0].key.push(0)),
             ("cookie_keys.epoch", |s| s.cookie_keys[0].epoch = 65_536),
             ("usable cookie epoch", |s| s.usable_cookie_epoch = 9),
+            ("content_epoch", |s| s.content_epoch = 65_536),
             ("power of two", |s| s.slots.extend([0, 1])),
             ("a tunnel", |s| s.tunnels[0].local = vec![0xfd; 16]),
         ];

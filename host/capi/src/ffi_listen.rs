@@ -50,6 +50,7 @@ pub unsafe extern "C" fn msk_listen(
             tunnels: Vec::new(),
             slots: None,
             trods: None,
+            content: None,
         };
         let config = Config {
             interface: Interface::new(None, interface)?,

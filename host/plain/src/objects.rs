@@ -102,10 +102,12 @@ impl Table {
             }
             version = half_sip_hash_32(VERSION_KEY, &text);
         }
-        Ok(Table { entries: entries.into(), unknown, version })
+        // 0 stands for none.
+        Ok(Table { entries: entries.into(), unknown, version: version.max(1) })
     }
 
-    /// A number that is the same for equal tables; two that differ share it once in 2^32, and its lowest two bits once in four.
+    /// A number that is the same for equal tables, never 0; two that differ share it once in 2^32, and its lowest two bits once in
+    /// four.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version

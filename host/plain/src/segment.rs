@@ -231,7 +231,8 @@ impl<'a> Segment<'a> {
     }
 
     /// It says more than that it acknowledges.
-    pub(crate) fn speaks(&self) -> bool {
+    #[must_use]
+    pub fn speaks(&self) -> bool {
         !self.payload.is_empty() || self.has(TcpFlags::FIN)
     }
 

@@ -171,6 +171,7 @@ mod tests {
             tunnels: Vec::new(),
             slots: None,
             trods: None,
+            content: None,
         }
     }
 

@@ -18,11 +18,13 @@ pub enum Unserved {
     Full,
     /// The kernel does not take it over, or nobody serves what it takes over.
     Kernel,
+    /// Its connection began to other content than is in force now.
+    Content,
 }
 
 impl Unserved {
     /// For metrics, in the order of [`Counters::plain_refused`].
-    pub const NAMES: [&'static str; 5] = ["syn", "stray", "later", "full", "kernel"];
+    pub const NAMES: [&'static str; 6] = ["syn", "stray", "later", "full", "kernel", "content"];
 }
 
 /// What the kernel's TCP took connections over for, in the order of [`Counters::plain_adopted`].

@@ -123,6 +123,12 @@ pub struct CookieEpoch {
     pub key: Secret<8>,
 }
 
+impl CookieEpoch {
+    fn key(&self) -> CookieKey {
+        CookieKey::new(self.key.0)
+    }
+}
+
 /// All keys of one service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -243,13 +249,26 @@ impl KeySet {
         Some(TorKey::new(of.block.0))
     }
 
-    /// What cookies are made with, and what they are read with besides: the two newest other epochs. None while none is usable.
+    /// What cookies are made with, and what they are read with besides: the two newest other epochs from `epoch` on (0: all).
+    /// None while none of these is usable.
     #[must_use]
-    pub fn cookies(&self) -> Option<CookieKeys> {
-        let key = |of: &CookieEpoch| CookieKey::new(of.key.0);
-        let current = self.cookie.iter().find(|k| k.epoch == self.usable_cookie).map(key)?;
-        let mut others = self.cookie.iter().rev().filter(|k| k.epoch != self.usable_cookie).map(key);
+    pub fn cookies(&self, epoch: u16) -> Option<CookieKeys> {
+        let keys = self.cookie.get(self.cookies_before(epoch)..)?;
+        let current = keys.iter().find(|k| k.epoch == self.usable_cookie).map(CookieEpoch::key)?;
+        let mut others = keys.iter().rev().filter(|k| k.epoch != self.usable_cookie).map(CookieEpoch::key);
         Some(CookieKeys { current, others: [others.next(), others.next()] })
+    }
+
+    /// What cookies of before this epoch are recognised by, the three newest; none if there are none.
+    #[must_use]
+    pub fn former_cookies(&self, epoch: u16) -> Option<CookieKeys> {
+        let mut keys = self.cookie.get(..self.cookies_before(epoch))?.iter().rev().map(CookieEpoch::key);
+        Some(CookieKeys { current: keys.next()?, others: [keys.next(), keys.next()] })
+    }
+
+    /// How many keys of cookies are older than this epoch's. That of an epoch which is gone is older than all that are left.
+    fn cookies_before(&self, epoch: u16) -> usize {
+        self.cookie.iter().position(|k| k.epoch == epoch).unwrap_or(0)
     }
 
     /// The keys in the form that the transport works with.
@@ -304,7 +323,7 @@ mod tests {
     fn keys_may_be_held_before_any_is_usable() {
         let set = KeySet { usable_seal: 0, usable_nonce: 0, ..KeySet::generate(7).unwrap() };
         set.check().unwrap();
-        assert_eq!(KeySet { usable_cookie: 0, ..set.clone() }.cookies(), None);
+        assert_eq!(KeySet { usable_cookie: 0, ..set.clone() }.cookies(0), None);
         let ring = set.ring();
         assert_eq!((ring.sealing_epoch(0), ring.opening_epoch(0)), (0, 0), "so the heartbeat says not ready");
         assert_eq!((ring.sealing_epoch(1), ring.opening_epoch(1)), (1, 1), "what the ToR names is used");
@@ -318,7 +337,7 @@ mod tests {
         let found = |list: &[u16], usable_cookie| {
             let set = KeySet { cookie: epochs(list), usable_cookie, ..KeySet::generate(7).unwrap() };
             set.check().unwrap();
-            set.cookies()
+            set.cookies(0)
         };
         let key = |epoch: u8| CookieKey::new([epoch; 8]);
         let keys = |current, others: [Option<u8>; 2]| CookieKeys {
@@ -329,6 +348,15 @@ mod tests {
         assert_eq!(found(&[1, 2, 3, 4], 3), Some(keys(3, [Some(4), Some(2)])));
         assert_eq!(found(&[9], 9), Some(keys(9, [None, None])));
         assert_eq!((found(&[9], 0), found(&[], 0)), (None, None));
+        // From an epoch on, and before it.
+        let set =
+            KeySet { cookie: epochs(&[1, 2, 3, 4, 5]), usable_cookie: 4, ..KeySet::generate(7).unwrap() };
+        assert_eq!(set.cookies(4), Some(keys(4, [Some(5), None])));
+        assert_eq!(set.former_cookies(4), Some(keys(3, [Some(2), Some(1)])));
+        assert_eq!(set.cookies(5), None, "what is made is of before");
+        // All that are left are newer than one that is gone.
+        assert_eq!((set.cookies(9), set.former_cookies(9)), (set.cookies(0), None));
+        assert_eq!((set.former_cookies(0), set.former_cookies(1)), (None, None));
         // A file of before has none.
         let set = KeySet { cookie: Vec::new(), usable_cookie: 0, ..KeySet::generate(7).unwrap() };
         let text = set.to_toml().replace("usable_cookie = 0\n", "").replace("cookie = []\n", "");

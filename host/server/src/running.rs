@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use rivulet_packet::Segment;
+use rivulet_plain::CookieKeys;
 use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Refusal, Server as Transport};
 
@@ -17,6 +18,8 @@ pub(crate) struct Running {
     pub(crate) transport: Transport,
     /// For plain clients, if they are answered without state.
     pub(crate) plain: Option<Door>,
+    /// Cookies of connections to the content of before; none where it never changed.
+    pub(crate) former: Option<CookieKeys>,
     /// The ToR named an epoch whose key is not held. New keys make it false again.
     pub(crate) behind: bool,
     /// What was seen of blocks in tunnels.
@@ -27,6 +30,7 @@ impl Running {
     pub(crate) fn new(service: Service, transport: Transport) -> Running {
         Running {
             keys: service.keys.ring(),
+            former: service.content.and_then(|content| service.keys.former_cookies(content.epoch)),
             service,
             transport,
             plain: None,
@@ -52,9 +56,11 @@ impl Running {
     }
 
     /// Both kinds of epoch are usable, and the ToR has not named a newer one; plain clients that are to be answered without
-    /// state can be.
-    pub(crate) fn is_complete(&self) -> bool {
-        let plain = self.service.plain != Plain::Stateless || self.plain.is_some();
+    /// state can be. `holds`: there are connections that the kernel took over. Those go on, and so do the kernel's own of before,
+    /// where the content here is not the one in force: the controller sees to it that nothing new comes.
+    pub(crate) fn is_complete(&self, holds: bool) -> bool {
+        let goes_on = holds || self.service.drains == Plain::Kernel;
+        let plain = self.service.plain != Plain::Stateless || self.plain.is_some() || goes_on;
         self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && plain && !self.behind
     }
 

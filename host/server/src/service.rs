@@ -47,6 +47,18 @@ pub struct Service {
     pub slots: Option<Slots>,
     /// Exactly where plain TCP has TRODS, now or for what began so.
     pub trods: Option<Trods>,
+    /// What plain clients are answered from without state; none where nobody decides: whatever this replica has.
+    pub content: Option<InForce>,
+}
+
+/// The content that all replicas are to answer plain clients from. One that has another answers none of them, and is not ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// Its version ([`Server::content`](crate::Server::content)); 0: it is not decided yet.
+    pub version: u32,
+    /// The first epoch of cookies of connections to it; 0: all are. Those of epochs before are refused, whatever they have of an
+    /// answer: it was another content's.
+    pub epoch: u16,
 }
 
 /// What becomes of clients that speak plain TCP.
@@ -271,6 +283,7 @@ mod tests {
                 pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]),
             }),
             trods: None,
+            content: None,
         }
     }
 

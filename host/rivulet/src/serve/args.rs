@@ -159,6 +159,7 @@ impl ServeArgs {
             tunnels: self.tunnel.clone(),
             slots: None,
             trods: None,
+            content: None,
         };
         service.check()?;
         Ok(vec![service])

@@ -248,8 +248,14 @@ fn report(server: &Server) {
 fn fill(server: &Server, metrics: &metrics::Shared, status: &mut Status) {
     let counters = metrics.counters();
     status.ready = server.is_ready();
-    status.reason =
-        if status.ready { String::new() } else { "nothing to serve, or the interface is down".into() };
+    status.reason = match server.without_content() {
+        _ if status.ready => String::new(),
+        Some(service) => {
+            format!("service {}: what is here is not the content that is in force", service.name)
+        }
+        None => "nothing to serve, or the interface is down".into(),
+    };
+    status.content = server.content();
     status.load = server.load() as u32;
     status.requests = counters.requests;
     status.refused = counters.refused_total();

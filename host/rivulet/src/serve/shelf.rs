@@ -46,7 +46,8 @@ impl Shelf {
 
     /// What these services need. What could not be read is read again the next time.
     pub(super) fn wanted(&mut self, services: &[Service]) -> anyhow::Result<Wanted> {
-        if !services.iter().any(Service::answers_plain) {
+        // A controller asks for the content's version before it has anybody answered from it.
+        if !services.iter().any(|service| service.answers_plain() || service.content.is_some()) {
             return Ok(Wanted::Nothing);
         }
         match std::mem::replace(&mut self.state, State::Unread) {
@@ -110,6 +111,7 @@ mod tests {
             tunnels: Vec::new(),
             slots: None,
             trods: None,
+            content: None,
         }
     }
 

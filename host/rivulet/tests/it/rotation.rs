@@ -40,6 +40,7 @@ fn service(epochs: &[u16]) -> Service {
         tunnels: Vec::new(),
         slots: None,
         trods: None,
+        content: None,
     }
 }
 

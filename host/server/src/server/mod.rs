@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::{AfPacket, Backend, IoChoice, LinkInfo, OpenError, PacketIo, Stats};
-use rivulet_plain::Table;
+use rivulet_plain::{Protocol, Table};
 use rivulet_transport::Time;
 use rivulet_transport::server::{MinisocketCache, Policy, Refusal, ReplayMemory, Server as Transport};
 
@@ -30,7 +30,7 @@ use crate::paths::Paths;
 use crate::pulse::{PoolView, Pulse};
 use crate::rules::{Filters, segments, shares};
 use crate::running::Running;
-use crate::service::{Service, check_all};
+use crate::service::{Plain, Service, check_all};
 use crate::tunnel::{self, Tunnels};
 use crate::workers::{Place, bit};
 
@@ -122,6 +122,19 @@ pub(crate) enum Content {
     Objects(Arc<Table>),
     /// A program that is asked by UDP.
     BackEnd(BackEnd),
+}
+
+impl Content {
+    /// Tells contents apart; never 0.
+    fn version(&self) -> u32 {
+        match self {
+            Content::Objects(table) => table.version(),
+            // What it answers is not known here; that nobody answers from files beside it is.
+            Content::BackEnd(back_end) => {
+                1 + u32::from(back_end.deterministic) + 2 * u32::from(back_end.protocol == Protocol::Dns)
+            }
+        }
+    }
 }
 
 impl Server {
@@ -244,8 +257,9 @@ impl Server {
     /// What heartbeats say from now on.
     fn tell(&self) {
         let Some(pulse) = &self.pulse else { return };
+        let holds = self.adopter.held() > 0;
         let lacking =
-            |(index, running): (usize, &Running)| if running.is_complete() { 0 } else { bit(index) };
+            |(index, running): (usize, &Running)| if running.is_complete(holds) { 0 } else { bit(index) };
         let lacks = self.running.iter().enumerate().map(lacking).fold(0, |all, service| all | service);
         pulse.tell(
             self.link.mac,
@@ -312,6 +326,23 @@ impl Server {
             running.plain = plain::door(&running.service, Some(&content), self.link.mtu, self.ring);
         }
         self.content = Some(content);
+    }
+
+    /// Version of what plain clients are answered from without state, never 0; none before there is anything. Replicas that have the
+    /// same give the same octets.
+    #[must_use]
+    pub fn content(&self) -> Option<u32> {
+        self.content.as_ref().map(Content::version)
+    }
+
+    /// The first service whose plain clients are not answered here, because what is here is not the content in force.
+    #[must_use]
+    pub fn without_content(&self) -> Option<&Service> {
+        let other = |service: &&Service| {
+            let wanted = service.content.filter(|_| service.plain == Plain::Stateless);
+            wanted.is_some_and(|wanted| Some(wanted.version) != self.content())
+        };
+        self.services().find(other)
     }
 
     /// Has the kernel's TCP take over what plain clients want and is not answered without state. All workers of a replica are
@@ -382,7 +413,7 @@ impl Server {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.running.is_empty()
-            && self.running.iter().all(Running::is_complete)
+            && self.running.iter().all(|running| running.is_complete(self.adopter.held() > 0))
             && self.place.seats().behind() == 0
             && self.link.up
             && !self.held_back

@@ -4,7 +4,9 @@
 use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::{Backend, PacketIo};
-use rivulet_plain::{Cause, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal};
+use rivulet_plain::{
+    Cause, CookieKeys, Flow, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal,
+};
 
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
@@ -43,14 +45,18 @@ impl Door {
 }
 
 /// What answers the plain clients of a service without state, or goes on with those that it answered; `None` where others do, or
-/// before there are keys and content.
+/// before there are keys and content, or while another content is in force.
 pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, ring: bool) -> Option<Door> {
     if !service.answers_plain() {
         return None;
     }
-    let keys = service.keys.cookies()?;
+    let content = content?;
+    if service.content.is_some_and(|wanted| wanted.version != content.version()) {
+        return None;
+    }
+    let keys = service.keys.cookies(service.content.map_or(0, |wanted| wanted.epoch))?;
     let mtu = self::mtu(mtu);
-    Some(match content? {
+    Some(match content {
         Content::Objects(table) => {
             let site = Site { keys, table: table.clone(), mtu };
             Door::Objects(Box::new(Replica { site, ring: memory(ring) }))
@@ -84,6 +90,14 @@ struct Way {
     from_tor: bool,
     /// Why what is the kernel's is not handed to it.
     unserved: Unserved,
+}
+
+/// Whether a segment acknowledges within the reach of one of these cookies.
+fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
+    let header = &segment.header;
+    let flow = Flow::new(header.src, header.dst);
+    let reaches = |keys| flow.place(keys, header.ack, header.options.stamps.is_some()).is_some();
+    segment.has(TcpFlags::ACK) && segment.speaks() && keys.is_some_and(reaches)
 }
 
 /// How many hops a packet may still make.
@@ -130,10 +144,10 @@ impl Server {
             self.counters.not_ours += 1;
             return;
         };
-        let Some(door) = &mut running.plain else {
+        if !running.service.answers_plain() {
             self.counters.not_ours += 1;
             return;
-        };
+        }
         let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
         way.from_tor &= origin == Origin::Wire;
         if way.shared && segment.has(TcpFlags::SYN) {
@@ -149,6 +163,8 @@ impl Server {
             Belongs::Stray => return way.stray(packet, &segment, io, counters),
             passed => return counters.pass(passed == Belongs::Passed),
         };
+        // Before there is content, or beside another that is in force, others answer.
+        let Some(door) = &mut running.plain else { return };
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
             Door::Objects(replica) => replica.receive(&segment, minute, path),
@@ -171,6 +187,10 @@ impl Server {
             self.adopter.forget(&segment);
         }
         match verdict {
+            // What it has of an answer is of other content, so nothing is added to that.
+            Verdict::Drop(Reason::Cookie) if shows(running.former.as_ref(), &segment) => {
+                way.refuse(&segment, Unserved::Content, io, counters);
+            }
             // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's.
             Verdict::Drop(Reason::Cookie)
                 if segment.header.options.stamps.is_none() && segment.has(TcpFlags::ACK) =>

@@ -1,0 +1,174 @@
+//! A replica of stateless TCP whose content is not the one in force, and one whose content comes into force: real clients, and a
+//! server in this process. Needs root; skipped where namespaces cannot be made.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_pktio::{Interface, IoChoice, in_netns};
+use rivulet_plain::{Entry, Object, Table};
+use rivulet_server::keys::{CookieEpoch, KeySet, Secret};
+use rivulet_server::service::{InForce, Plain, Service};
+use rivulet_server::{Application, Config, Minisocket, Server};
+use rivulet_transport::server::Refusal;
+
+use crate::rig::{Rig, SERVICE, request, url};
+
+/// Refuses Rivulet's clients.
+struct Nothing;
+
+impl Application for Nothing {
+    fn event(&mut self, _: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
+        Err(Refusal::User)
+    }
+}
+
+/// What the server says of itself.
+#[derive(Default)]
+struct Said {
+    stop: AtomicBool,
+    changes: AtomicU64,
+    ready: AtomicBool,
+    refused: AtomicU64,
+}
+
+fn table() -> Table {
+    let object = Object { kind: "text/plain".into(), hash: [7; 16], body: (*b"small").into() };
+    Table::new(vec![("small".into(), Entry::Object(object))], false).unwrap()
+}
+
+/// The service with this content in force, and cookies of epochs 1 to `newest`, which is in use.
+fn service(keys: &KeySet, newest: u16, content: Option<InForce>) -> Service {
+    let cookie = |epoch: u16| CookieEpoch { epoch, key: Secret([epoch as u8; 8]) };
+    Service {
+        name: "www".into(),
+        addresses: vec![SERVICE.parse().unwrap()],
+        port: 80,
+        keys: KeySet { cookie: (1..=newest).map(cookie).collect(), usable_cookie: newest, ..keys.clone() },
+        member: None,
+        trust_tor: false,
+        plain: Plain::Stateless,
+        drains: Plain::Stateless,
+        horizon: Duration::from_secs(4),
+        tunnels: Vec::new(),
+        slots: None,
+        content,
+    }
+}
+
+fn serve(mut server: Server, changes: &Receiver<Service>, said: &Said) {
+    while !said.stop.load(Ordering::Acquire) {
+        server.turn(&mut Nothing, Duration::from_millis(5));
+        said.ready.store(server.is_ready(), Ordering::Release);
+        let refused = server.counters().plain_refused;
+        said.refused.store(refused.iter().sum(), Ordering::Release);
+        for service in changes.try_iter() {
+            server.replace(vec![service]).unwrap();
+            assert_eq!(server.without_content().is_none(), server.is_ready());
+            said.ready.store(server.is_ready(), Ordering::Release);
+            said.changes.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// The server ends with the test, also when that fails.
+struct StopAtEnd<'a>(&'a Said);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Release);
+    }
+}
+
+fn connect(rig: &Rig) -> TcpStream {
+    let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
+    let stream = in_netns(Some(rig.client.name()), || TcpStream::connect(there)).unwrap().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Asks for the file on a connection, and reads its answer's end.
+fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.write_all(request("small").replace("Connection: close\r\n", "").as_bytes())?;
+    let mut got = Vec::new();
+    while !got.ends_with(b"\r\n\r\nsmall") {
+        let mut room = [0; 2048];
+        match stream.read(&mut room)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            n => got.extend_from_slice(&room[..n]),
+        }
+    }
+    Ok(())
+}
+
+fn curl(rig: &Rig, seconds: &str) -> bool {
+    let mut command = rig.client.command("curl");
+    command.args(["-sS", "--max-time", seconds, &url("small")]);
+    let out = command.output().unwrap();
+    assert!(!out.status.success() || out.stdout == b"small");
+    out.status.success()
+}
+
+#[test]
+fn other_content_is_not_answered_from_and_its_connections_end() {
+    let Some(rig) = Rig::new() else { return };
+    rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
+    let keys = KeySet::generate(1).unwrap();
+    let version = table().version();
+    let in_force = |version, epoch| Some(InForce { version, epoch });
+    let interface = Interface::new(Some(rig.server.name()), "s0").unwrap();
+    let first = service(&keys, 1, in_force(0, 0));
+    let config = Config { interface, services: vec![first], incarnation: 1, io: IoChoice::default() };
+    let mut server = Server::open(&config).unwrap();
+    assert_eq!(server.content(), None);
+    server.set_objects(Arc::new(table()));
+    assert_eq!(server.content(), Some(version));
+    let said = Said::default();
+    let (change, changes) = channel();
+    std::thread::scope(|scope| {
+        let told = &said;
+        scope.spawn(move || serve(server, &changes, told));
+        let _ends = StopAtEnd(&said);
+        let become_ready = |service: Service, ready: bool| {
+            let before = said.changes.load(Ordering::Acquire);
+            change.send(service).unwrap();
+            let patience = Instant::now() + PATIENCE;
+            while said.changes.load(Ordering::Acquire) == before {
+                assert!(Instant::now() < patience, "not taken up");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(said.ready.load(Ordering::Acquire), ready);
+        };
+        assert!(!curl(&rig, "1"), "nothing is decided");
+        become_ready(service(&keys, 1, in_force(version ^ 4, 0)), false);
+        assert!(!curl(&rig, "1"), "another content is in force");
+        become_ready(service(&keys, 1, None), true);
+        assert!(curl(&rig, "30"), "nobody decides");
+        for (stamps, newest) in [(1, 1), (0, 2)] {
+            rig.client.run(&format!("sysctl -qw net.ipv4.tcp_timestamps={stamps}"));
+            become_ready(service(&keys, newest, in_force(version, newest - 1)), true);
+            let mut connections = [connect(&rig), connect(&rig)];
+            if stamps == 1 {
+                ask(&mut connections[0]).unwrap();
+            }
+            // Other keys alone change nothing for who is connected.
+            become_ready(service(&keys, newest + 1, in_force(version, newest - 1)), true);
+            if stamps == 1 {
+                ask(&mut connections[0]).unwrap();
+            }
+            // Other content came and went meanwhile: what this replica has is in force for those of the newest key.
+            become_ready(service(&keys, newest + 1, in_force(version, newest + 1)), true);
+            let before = said.refused.load(Ordering::Acquire);
+            for stream in &mut connections {
+                let error = ask(stream).expect_err("octets of two contents may come together");
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset, "timestamps {stamps}");
+            }
+            eventually("both are counted", || said.refused.load(Ordering::Acquire) == before + 2);
+            assert!(curl(&rig, "30"), "what begins is answered");
+        }
+    });
+}
