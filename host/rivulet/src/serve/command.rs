@@ -253,6 +253,7 @@ fn fill(server: &Server, metrics: &metrics::Shared, status: &mut Status) {
         Some(service) => {
             format!("service {}: what is here is not the content that is in force", service.name)
         }
+        None if server.back_end_is_dead() => "the back end does not answer".into(),
         None => "nothing to serve, or the interface is down".into(),
     };
     status.content = server.content();

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
+use rivulet_pktio::{AfPacket, in_netns};
 
-use crate::rig::SERVICE;
+use crate::rig::{RIVULET, Rig, SERVICE};
 use crate::stateless::{BY_CHANCE, Rack, SERVICE6};
 
 const BACK_END: &str = "127.0.0.1:5300";
@@ -69,6 +69,11 @@ fn answer(socket: &UdpSocket, shared: &Shared) {
     let mut asked = [0; 2048];
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((length, from)) = socket.recv_from(&mut asked) else { continue };
+        // Is it there? The root's name is empty.
+        if asked[12] == 0 {
+            let _ = socket.send_to(&[&asked[..2], &[0x80, 5], &asked[4..length]].concat(), from);
+            continue;
+        }
         shared.by_udp.fetch_add(1, Ordering::Relaxed);
         if shared.lose.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok() {
             continue;
@@ -336,6 +341,37 @@ fn plain_udp_programs_give_answers_of_http() {
         for replica in &rack.replicas {
             assert_eq!(replica.counter("TcpPassiveOpens"), 0, "the kernel took no part");
         }
+    }
+}
+
+/// Its heartbeats say that a replica whose back end is gone is not ready, until the back end is there again.
+#[test]
+fn a_replica_is_ready_while_its_back_end_answers() {
+    let Some(rig) = Rig::new() else { return };
+    let mut ear = rig.heartbeats();
+    let ready = |ear: &mut AfPacket| Rig::heard(ear).last().map(|beat| beat.ready);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plain/examples/httpudp.py");
+    let program = || {
+        let mut command = rig.server.command("python3");
+        Process(command.arg(&script).arg("8081").arg(rig.www()).spawn().unwrap())
+    };
+    let mut command = rig.server.command(RIVULET);
+    command.args(["serve", "--back-end", "udp://127.0.0.1:8081", "--plain", "stateless", "-i", "s0"]);
+    command.args(["--listen", &format!("{SERVICE}:80"), "--member", &rig.member(), "--setup-address"]);
+    command.arg("--keys").arg(rig.dir.path().join("keys.toml"));
+    let _server = rig.started(Process(command.spawn().unwrap()));
+    let mut beats = 0;
+    eventually("many heartbeats", || {
+        let all = Rig::heard(&mut ear);
+        assert!(all.iter().all(|beat| !beat.ready), "nobody answers yet");
+        beats += all.len();
+        beats > 100
+    });
+    for _ in 0..2 {
+        let program = program();
+        eventually("it to be ready", || ready(&mut ear) == Some(true));
+        drop(program);
+        eventually("it not to be ready", || ready(&mut ear) == Some(false));
     }
 }
 

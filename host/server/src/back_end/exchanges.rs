@@ -12,6 +12,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use super::by_tcp::{ByTcp, Job};
+use super::health::Health;
 use super::lane::{Got, Lane, Pending};
 use super::{BackEnd, BackEndCounters};
 
@@ -29,6 +30,8 @@ const STRAY: usize = 4;
 const EVENTS: usize = 64;
 /// In place of a lane: the answers that came by TCP.
 const TCP: u64 = u64::MAX;
+/// And what came to probes.
+const PROBE: u64 = u64::MAX - 1;
 
 /// Requests under way.
 pub(crate) struct Exchanges {
@@ -42,6 +45,8 @@ pub(crate) struct Exchanges {
     /// Lanes that have something, as the last look saw.
     events: Vec<u64>,
     by_tcp: Option<ByTcp>,
+    /// Of several workers' exchanges one's.
+    health: Option<Health>,
     /// Answers that came by TCP may wait.
     heard: bool,
     datagram: Box<[u8]>,
@@ -83,6 +88,7 @@ impl Exchanges {
             ready,
             events: Vec::with_capacity(EVENTS),
             by_tcp,
+            health: None,
             heard: false,
             datagram: vec![0; 1 << 16].into(),
             order: Vec::new(),
@@ -91,6 +97,19 @@ impl Exchanges {
             swept: 0,
             under_way: 0,
         })
+    }
+
+    /// Looks from now on whether the back end answers.
+    pub(crate) fn probe(&mut self) -> io::Result<()> {
+        let health = Health::open(self.back_end)?;
+        epoll::add(&self.ready, &health.socket, EventData::new_u64(PROBE), EventFlags::IN)?;
+        self.health = Some(health);
+        Ok(())
+    }
+
+    /// The back end does not answer, or has not answered yet; it is not known where nobody looks.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.health.as_ref().is_some_and(|health| !health.is_alive())
     }
 
     /// Asks the back end what the client asks in this frame. One that asks the same again is told of with its new frame.
@@ -202,6 +221,9 @@ impl Exchanges {
     /// Looks which lanes have something, and gives up what has waited too long. To be called once a turn, before
     /// [`next`](Self::next).
     pub(crate) fn look(&mut self, now: u64, counters: &mut BackEndCounters) {
+        if let Some(health) = &mut self.health {
+            health.look(now, counters);
+        }
         self.events.clear();
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut room = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
@@ -234,14 +256,14 @@ impl Exchanges {
     /// Reads on until a request has all its answers.
     fn advance(&mut self, counters: &mut BackEndCounters) -> Option<(u16, Got)> {
         while let Some(&event) = self.events.last() {
-            match (u16::try_from(event), &self.by_tcp) {
-                (Ok(index), _) => {
+            match (event, u16::try_from(event)) {
+                (_, Ok(index)) => {
                     if let Some(got) = self.read(index, counters) {
                         return Some((index, got));
                     }
                 }
-                (Err(_), Some(by_tcp)) => by_tcp.heard(),
-                (Err(_), None) => {}
+                (PROBE, _) => self.health.iter_mut().for_each(Health::read),
+                _ => self.by_tcp.iter().for_each(ByTcp::heard),
             }
             self.events.pop();
         }
@@ -280,6 +302,9 @@ impl Exchanges {
                 continue;
             }
             counters.answers += 1;
+            if let Some(health) = &mut self.health {
+                health.heard();
+            }
             match got {
                 Got::All | Got::TooLong => return Some(got),
                 Got::Truncated(number) => self.hand_over(index, number, counters),

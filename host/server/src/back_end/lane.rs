@@ -74,7 +74,7 @@ pub(super) struct Lane {
 }
 
 /// A socket of a port that nobody knows beforehand, to and from the back end alone.
-fn open(back_end: &BackEnd) -> io::Result<UdpSocket> {
+pub(super) fn open(back_end: &BackEnd) -> io::Result<UdpSocket> {
     let any: SocketAddr = match back_end.address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),

@@ -2,6 +2,7 @@
 
 mod by_tcp;
 mod exchanges;
+mod health;
 mod lane;
 
 use std::net::SocketAddr;
@@ -62,12 +63,14 @@ pub struct BackEndCounters {
     pub tcp_failed: u64,
     /// Answers under way that the back end gives otherwise now: it is not deterministic.
     pub changed: u64,
+    /// What it was asked only to see whether it answers.
+    pub probes: u64,
 }
 
 impl BackEndCounters {
     /// Names, as metrics have them, and values.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, u64); 8] {
+    pub fn named(&self) -> [(&'static str, u64); 9] {
         [
             ("queries", self.queries),
             ("answers", self.answers),
@@ -77,6 +80,7 @@ impl BackEndCounters {
             ("by_tcp", self.by_tcp),
             ("tcp_failed", self.tcp_failed),
             ("changed", self.changed),
+            ("probes", self.probes),
         ]
     }
 
@@ -91,6 +95,7 @@ impl BackEndCounters {
             (&mut self.by_tcp, other.by_tcp),
             (&mut self.tcp_failed, other.tcp_failed),
             (&mut self.changed, other.changed),
+            (&mut self.probes, other.probes),
         ];
         for (sum, more) in sums {
             *sum += more;

@@ -106,6 +106,16 @@ impl Rig {
         all
     }
 
+    /// Looks until the back end is known to live.
+    fn until_alive(&mut self) {
+        let started = Instant::now();
+        while self.exchanges.is_dead() {
+            assert!(started.elapsed() < Duration::from_secs(20), "{:?}", self.counters);
+            self.look();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn look(&mut self) -> Vec<Got> {
         let mut all = Vec::new();
         self.exchanges.look(self.now, &mut self.counters);
@@ -357,4 +367,69 @@ fn what_is_truncated_is_asked_by_tcp() {
         assert_eq!((octets.len(), octets[2..4] == n.to_be_bytes()), (2 + 19 + 600, true));
     }
     assert_eq!((rig.counters.by_tcp, rig.counters.answers), (8, 8));
+}
+
+#[test]
+fn a_back_end_is_dead_until_it_answers_and_when_it_does_not() {
+    for protocol in [Protocol::Dns, Protocol::Http] {
+        let mut rig = Rig::new(protocol);
+        let reply = |asked: &[u8]| match protocol {
+            Protocol::Dns => [&asked[..2], &[0x80, 5], &asked[4..]].concat(),
+            Protocol::Http => b"HTTP/1.1 404 Not Found\r\n\r\n".to_vec(),
+        };
+        assert!(!rig.exchanges.is_dead(), "nobody looks");
+        rig.exchanges.probe().unwrap();
+        assert!(rig.exchanges.is_dead(), "it has not answered yet");
+        rig.look();
+        let (asked, from) = rig.heard();
+        assert_eq!((asked.len(), rig.counters.probes), (if protocol == Protocol::Dns { 17 } else { 54 }, 1));
+        // What is no answer is none.
+        rig.program.send_to(b"what", from).unwrap();
+        rig.program.send_to(&reply(&asked), from).unwrap();
+        rig.until_alive();
+        assert!(rig.counters.late == 0 && rig.counters.answers == 0, "no request's");
+        // Three probes without an answer.
+        for probes in 2..=4 {
+            rig.now += SECOND;
+            rig.look();
+            // Its answer takes one's place.
+            if rig.counters.probes < probes {
+                rig.now += SECOND;
+                rig.look();
+            }
+            assert!(rig.counters.probes == probes && !rig.exchanges.is_dead(), "{probes}");
+            rig.heard();
+        }
+        rig.now += SECOND;
+        rig.look();
+        assert!(rig.exchanges.is_dead());
+        let (asked, from) = rig.heard();
+        rig.program.send_to(&reply(&asked), from).unwrap();
+        rig.until_alive();
+    }
+}
+
+#[test]
+fn an_answer_to_a_request_is_a_sign_of_life_and_a_closed_port_none() {
+    let mut rig = Rig::new(Protocol::Dns);
+    rig.exchanges.probe().unwrap();
+    rig.look();
+    let _ = rig.heard();
+    rig.ask(1, &query(70, b'a'));
+    let (asked, from) = rig.heard();
+    rig.program.send_to(&respond(&asked), from).unwrap();
+    assert_eq!(rig.until(|c| c.answers == 1).len(), 1);
+    assert!(!rig.exchanges.is_dead());
+    rig.now += SECOND;
+    rig.look();
+    assert_eq!(rig.counters.probes, 1, "it is known that it lives");
+    let free = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut gone = Rig::with(Protocol::Dns, free);
+    gone.program = UdpSocket::bind("127.0.0.1:0").unwrap();
+    gone.exchanges.probe().unwrap();
+    for probes in 1..10 {
+        gone.look();
+        assert!(gone.exchanges.is_dead() && gone.counters.probes == probes, "{probes}");
+        gone.now += SECOND;
+    }
 }

@@ -263,7 +263,11 @@ impl Server {
         let lacks = self.running.iter().enumerate().map(lacking).fold(0, |all, service| all | service);
         pulse.tell(
             self.link.mac,
-            if self.link.up && self.turned && !self.held_back { lacks } else { u64::MAX },
+            if self.link.up && self.turned && !self.held_back && !self.back_end_is_dead() {
+                lacks
+            } else {
+                u64::MAX
+            },
         );
     }
 
@@ -316,7 +320,12 @@ impl Server {
     /// # Errors
     /// There are no descriptors or threads for it.
     pub fn set_back_end(&mut self, back_end: BackEnd) -> std::io::Result<()> {
-        self.exchanges = Some(Exchanges::new(back_end)?);
+        let mut exchanges = Exchanges::new(back_end)?;
+        // For all workers, as heartbeats are.
+        if self.place.leads() {
+            exchanges.probe()?;
+        }
+        self.exchanges = Some(exchanges);
         self.set_content(Content::BackEnd(back_end));
         Ok(())
     }
@@ -417,6 +426,13 @@ impl Server {
             && self.place.seats().behind() == 0
             && self.link.up
             && !self.held_back
+            && !self.back_end_is_dead()
+    }
+
+    /// The back end, if there is one, does not answer, or has not answered yet. Not ready until it does.
+    #[must_use]
+    pub fn back_end_is_dead(&self) -> bool {
+        self.exchanges.as_ref().is_some_and(Exchanges::is_dead)
     }
 
     /// While held back, heartbeats say that this replica is not ready, so that it gets no share of the
