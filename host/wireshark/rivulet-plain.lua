@@ -1,11 +1,14 @@
 -- Wireshark dissector of stateless TCP (docs/plain.md): what the cookie and the timestamps of a connection say.
 -- Nothing in such a packet says that it is one, so the services' ports are a preference (`rivulet_plain.ports`, 80 unless
--- told otherwise; `tshark -o rivulet_plain.ports:80,8080`). No key is known here: that a cookie is one is not verified.
+-- told otherwise; `tshark -o rivulet_plain.ports:80,8080`). Nor does it say that a back end gives the answers, whose timestamps
+-- are others: the ports of such services are in `rivulet_plain.back_ends` too. No key is known here: that a cookie is one is not verified.
 
 local plain = Proto("rivulet_plain", "Rivulet, stateless TCP")
 plain.prefs.ports = Pref.range("Ports", "80", "Ports of services that are answered without state", 65535)
 
--- As in host/plain: codec.rs, stamp.rs.
+plain.prefs.back_ends = Pref.range("Ports with back ends", "", "Those of them whose answers a back end gives", 65535)
+
+-- As in host/plain: codec.rs, stamp.rs, whole.rs.
 local SIZES = { [0] = 536, 1220, 1440, 1460 }
 local SCALES = { [0] = 0, 2, 4, 6, 7, 8, 9, 11 }
 local KINDS = { [0] = "small answers", "large answers, steady", "large answers, repair", "the kernel's own socket" }
@@ -31,6 +34,8 @@ field("sealed", "uint16", "Client's first sequence number, 15 bits under a pad",
 field("start", "uint32", "The answer begins at octet", base.DEC)
 field("next", "uint16", "Sequence number behind the request, 12 bits", base.HEX)
 field("version", "uint8", "Version of the table, 2 bits", base.DEC)
+field("length", "uint16", "Octets of the back end's answer", base.DEC)
+field("check", "uint16", "Hash of the back end's answer, 10 bits", base.HEX)
 field("scale", "uint8", "Client's window scale, rounded down", base.DEC)
 field("slot", "uint8", "Slot", base.DEC)
 field("clock", "uint32", "Clock of the kernel's socket, 22 bits", base.DEC)
@@ -51,8 +56,8 @@ for name, path in pairs({
 end
 
 -- Whether a preference such as "80,443,8000-8100" names a port. It is a string in some releases, a range in others.
-local function is_ours(port)
-  for low, high in string.gmatch(tostring(plain.prefs.ports), "(%d+)%-?(%d*)") do
+local function names(preference, port)
+  for low, high in string.gmatch(tostring(preference), "(%d+)%-?(%d*)") do
     if port >= tonumber(low) and port <= (tonumber(high) or tonumber(low)) then return true end
   end
   return false
@@ -95,8 +100,13 @@ local function place(tree, range, value, stamped)
   end
 end
 
+-- That of an answer is of another form where a back end gave it.
+local function is_answer(value)
+  return bits(value, 22, 2) == 0 and bits(value, 24, 8) * 32 + bits(value, 17, 5) >= FIRST_START
+end
+
 -- A timestamp of the server's, as it is said or echoed. Gives what it says in words.
-local function stamp(tree, range, value, now)
+local function stamp(tree, range, value, now, back_end)
   local sub = tree:add(f.value, range)
   local kind = bits(value, 22, 2)
   sub:add(f.kind, range, kind)
@@ -113,6 +123,12 @@ local function stamp(tree, range, value, now)
     sub:add(f.age, range, (math.floor(now * 1e6 / UNIT) - minute) % 16):set_generated()
     sub:add(f.sealed, range, bits(value, 3, 15))
     words = "opening"
+  elseif back_end then
+    local length = (start - FIRST_START) * 4 + bits(value, 3, 2)
+    sub:add(f.length, range, length)
+    class(sub, range, bits(value, 15, 2))
+    sub:add(f.check, range, bits(value, 5, 10))
+    words = string.format("a back end's answer of %d", length)
   else
     start = (start - FIRST_START) * 64
     sub:add(f.start, range, start)
@@ -127,7 +143,8 @@ end
 function plain.dissector(_, pinfo, root)
   local source, destination = tcp.source(), tcp.destination()
   if not source or not destination or tcp.reset().value then return end
-  local from, to = is_ours(source.value), is_ours(destination.value)
+  local ports = plain.prefs.ports
+  local from, to = names(ports, source.value), names(ports, destination.value)
   if from == to then return end
   local said, echoed = tcp.said(), tcp.echoed()
   local stamped, now = said ~= nil, tonumber(tostring(pinfo.abs_ts))
@@ -136,13 +153,17 @@ function plain.dissector(_, pinfo, root)
   if opening and (to or not tcp.ack().value) then return end
   local tree = root:add(plain, (from and source or destination).range, "Rivulet, stateless TCP")
   local words
+  local back_end = names(plain.prefs.back_ends, (from and source or destination).value)
   if from then
     if opening then isn(tree, tcp.seq().range, tcp.seq().value, stamped, tcp.acknowledged().value) end
-    if stamped then words = stamp(tree, said.range, said.value, now) end
+    if stamped then words = stamp(tree, said.range, said.value, now, back_end) end
   elseif tcp.ack().value then
     local acknowledged = tcp.acknowledged()
-    place(tree, acknowledged.range, acknowledged.value, stamped)
-    if stamped and echoed then words = stamp(tree, echoed.range, echoed.value, now) end
+    -- A back end's answer ends anywhere, and behind that the low bits say nothing.
+    if not (back_end and stamped and echoed and is_answer(echoed.value)) then
+      place(tree, acknowledged.range, acknowledged.value, stamped)
+    end
+    if stamped and echoed then words = stamp(tree, echoed.range, echoed.value, now, back_end) end
   end
   if words then tree:append_text(", " .. words) end
 end

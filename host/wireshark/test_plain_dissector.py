@@ -148,6 +148,31 @@ def test_answers_and_the_kernels(tmp_path: Path) -> None:
         assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
 
 
+def test_answers_of_back_ends(tmp_path: Path) -> None:
+    answers = VECTORS["back_ends"]
+    frames = [segment(stamps=(answer["value"], 5)) for answer in answers]
+    frames += [segment(to_service=True, ack=1000 + n, stamps=(5, a["value"])) for n, a in enumerate(answers)]
+    fields = ("value", "kind", "length", "mss", "check", "scale", "start", "fin")
+    told = ("-o", f"rivulet_plain.back_ends:{SERVICE}")
+    for answer, row in zip(answers * 2, dissect(tmp_path, frames, *fields, flags=told), strict=True):
+        value, kind, length, mss, check, scale, start, fin = row
+        assert (int(value, 16), int(kind), int(length)) == (answer["value"], 0, answer["length"])
+        # The class is the timestamp's, and none is read of an acknowledgement.
+        assert (int(mss), int(check, 16), start, fin) == (answer["mss"], answer["check"], "", "")
+        assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
+    # Before the answer, and what a kernel has, they are as everywhere; and so are services of other ports.
+    opening, kernel = VECTORS["openings"][0]["value"], next(a["value"] for a in VECTORS["answers"] if a.get("kernel"))
+    frames = [segment(to_service=True, stamps=(5, value)) for value in (opening, kernel)]
+    rows = dissect(tmp_path, frames, "sealed", "clock", "class", "length", flags=told)
+    assert [(sealed != "", clock != "", number != "", length) for sealed, clock, number, length in rows] == [
+        (True, False, True, ""),
+        (False, True, True, ""),
+    ]
+    other = ("-o", "rivulet_plain.back_ends:53,8000-8080")
+    ((length, start),) = dissect(tmp_path, [segment(stamps=(answers[0]["value"], 5))], "length", "start", flags=other)
+    assert length == "" and start != ""
+
+
 def test_large_answers_are_named(tmp_path: Path) -> None:
     frames = [segment(stamps=(slot << 24 | kind << 22 | 12345, 1)) for slot in (0, 255) for kind in (1, 2)]
     rows = dissect(tmp_path, frames, "kind", "slot", "start")

@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use rivulet_plain::{
-    Answering, Class, CookieKey, CookieKeys, Flow, MAX_START, Opened, Place, Scale, Stamp, kernel_value,
+    Answering, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Opened, Place, Scale, Stamp, Whole,
+    kernel_value,
 };
 
 const KEYS: [[u8; 8]; 2] = [[0, 1, 2, 3, 4, 5, 6, 7], *b"\xff\xfe\xfd\xfc\x80\x40\x20\x10"];
@@ -90,8 +91,26 @@ fn render() -> String {
         }
         answers.push(format!("{{\"start\": {start}, \"kernel\": true, \"value\": {}}}", kernel_value(start)));
     }
+    let mut wholes = Vec::new();
+    for length in [1, 63, 127, 128, 1448, MAX_ANSWER] {
+        for (mss, check, shift) in [(536, 0u16, 0u8), (1460, 0x3ff, 14), (1220, 0x2a5, 7)] {
+            let class = Class::of(mss).unwrap();
+            let whole = Whole { length, class, check, scale: Scale::of(shift) };
+            let value = whole.value();
+            assert_eq!(Whole::parse(value), Some(whole));
+            wholes.push(format!(
+                "{{\"length\": {length}, \"mss\": {mss}, \"check\": {check}, \"shift\": {shift}, \"value\": {value}}}"
+            ));
+        }
+    }
     let mut text = String::from("{\n");
-    let sections = [("cookies", cookies), ("places", places), ("openings", openings), ("answers", answers)];
+    let sections = [
+        ("cookies", cookies),
+        ("places", places),
+        ("openings", openings),
+        ("answers", answers),
+        ("back_ends", wholes),
+    ];
     for (n, (name, rows)) in sections.iter().enumerate() {
         let end = if n + 1 < sections.len() { "," } else { "" };
         let _ = writeln!(text, "\"{name}\": [\n{}\n]{end}", rows.join(",\n"));
