@@ -10,7 +10,7 @@ use rivulet_pktio::monitor::{LinkEvent, LinkMonitor};
 use rivulet_pktio::testing::{Netns, PATIENCE};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns, internet_sum};
 
-const PREFIX: &str = "pio-";
+pub(crate) const PREFIX: &str = "pio-";
 
 fn pair() -> Option<(Netns, Netns)> {
     let (a, b) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?);
@@ -37,7 +37,7 @@ fn syn(to: [u8; 6], from: [u8; 6], exid: u16) -> Vec<u8> {
 }
 
 /// How long a test waits for what must not come.
-const SILENCE: Duration = Duration::from_millis(300);
+pub(crate) const SILENCE: Duration = Duration::from_millis(300);
 
 /// Sends a SYN with the ExID; b's tap sees it, and b's kernel answers it or does not.
 fn expect(a: &Netns, b: &Netns, exid: u16, answer: bool, why: &str) {
