@@ -6,7 +6,11 @@
 //! (RFC 6891), by its own OPT record or one that is added and taken out of the answer again. What is signed (TSIG, SIG(0)) goes as
 //! it is.
 
+mod message;
+
 use arrayvec::ArrayVec;
+
+use self::message::{FIXED, HEADER, Options, TYPE_OPT, find_opt, plain_name, word};
 
 /// Queries answered together: more in one segment are the kernel's.
 pub const MAX_QUERIES: usize = 16;
@@ -15,24 +19,15 @@ pub const MAX_QUERY: usize = 1460;
 /// Octets of the longest query as it goes to the back end.
 pub const MAX_DATAGRAM: usize = MAX_QUERY + OPT.len();
 
-/// Octets of a header.
-const HEADER: usize = 12;
 /// Octets of the length in front of a message.
 const LENGTH: usize = 2;
 /// An OPT record without options that allows 65,535 octets (RFC 6891 section 6.1.2).
 const OPT: [u8; 11] = [0, 0, TYPE_OPT as u8, 0xff, 0xff, 0, 0, 0, 0, 0, 0];
-/// Octets of a record's type, class, TTL and length.
-const FIXED: usize = 10;
 
 const TYPE_SIG: u16 = 24;
-const TYPE_OPT: u16 = 41;
 const TYPE_TSIG: u16 = 250;
 const TYPE_IXFR: u16 = 251;
 const TYPE_AXFR: u16 = 252;
-
-/// Options of EDNS that say something of the connection to the client, and nothing of one between replica and back end: cookies
-/// (RFC 7873), and how long a connection of TCP stays (RFC 7828), which must not be in a datagram.
-const HOP: [u16; 2] = [10, 11];
 
 /// Why the data of a segment is not answered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,89 +260,6 @@ impl<'a> Query<'a> {
 const FORMERR: u8 = 1;
 /// RCODE of a server that does not know such queries.
 const NOTIMP: u8 = 4;
-
-fn word(message: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
-}
-
-/// Where a name ends that begins at `at` and has no pointers.
-fn plain_name(message: &[u8], mut at: usize) -> Option<usize> {
-    let start = at;
-    loop {
-        match *message.get(at)? {
-            0 => return (at - start < 255).then_some(at + 1),
-            length @ 1..=63 => at += 1 + usize::from(length),
-            _ => return None,
-        }
-    }
-}
-
-/// Where a name ends as it stands at `at`; a pointer ends it.
-fn any_name(message: &[u8], mut at: usize) -> Option<usize> {
-    loop {
-        match *message.get(at)? {
-            0 => return Some(at + 1),
-            length @ 1..=63 => at += 1 + usize::from(length),
-            0xc0.. => return Some(at + 2),
-            _ => return None,
-        }
-    }
-}
-
-/// The OPT record of a message, from its name on: where it begins and ends, and the upper bits of the response code. An error if
-/// the message cannot be read to its end.
-fn find_opt(message: &[u8]) -> Result<Option<(usize, usize, u8)>, ()> {
-    let read = || {
-        let mut at = HEADER;
-        for _ in 0..word(message, 4)? {
-            at = any_name(message, at)? + 4;
-        }
-        // 65,535 times three at most, each of eleven octets: bounded by the message.
-        let records = (6..HEADER).step_by(2).map(|n| word(message, n).map(u32::from)).sum::<Option<u32>>()?;
-        let mut found = None;
-        for _ in 0..records {
-            let fixed = any_name(message, at)?;
-            let end = fixed + FIXED + usize::from(word(message, fixed + 8)?);
-            if word(message, fixed)? == TYPE_OPT {
-                found = Some((at, end, *message.get(fixed + 4)?));
-            }
-            at = end;
-        }
-        (at == message.len()).then_some(found)
-    };
-    read().ok_or(())
-}
-
-/// The options of an OPT record.
-#[derive(Clone, Copy)]
-struct Options<'a>(&'a [u8]);
-
-struct EdnsOption<'a> {
-    /// With its code and length.
-    bytes: &'a [u8],
-    whole: bool,
-}
-
-impl EdnsOption<'_> {
-    fn is_of_hop(&self) -> bool {
-        word(self.bytes, 0).is_some_and(|code| HOP.contains(&code))
-    }
-}
-
-impl<'a> Iterator for Options<'a> {
-    type Item = EdnsOption<'a>;
-
-    fn next(&mut self) -> Option<EdnsOption<'a>> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let length = word(self.0, 2).map(|length| 4 + usize::from(length));
-        let whole = length.and_then(|length| self.0.split_at_checked(length));
-        let (bytes, rest) = whole.unwrap_or((self.0, &[]));
-        self.0 = rest;
-        Some(EdnsOption { bytes, whole: whole.is_some() })
-    }
-}
 
 #[cfg(test)]
 mod tests {

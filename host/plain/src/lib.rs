@@ -15,6 +15,7 @@ mod flight;
 mod head;
 mod objects;
 mod relay;
+mod say;
 mod segment;
 mod small;
 mod soft;
@@ -27,8 +28,9 @@ pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
 pub use head::{Method, Name, Parsed, Range, Request, Target, begins_a_request, name, parse};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use relay::{Ask, Judged, Protocol, Relay};
+pub use say::refusal;
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
-pub use small::{Cause, Handshake, Reason, Site, Verdict, refusal};
+pub use small::{Cause, Handshake, Reason, Site, Verdict};
 pub use soft::{Replica, Ring};
 pub use stamp::{
     Answering, KERNEL_SPAN, MINUTES, Opened, Scale, Stamp, kernel_value, minute, next_kernel_value,

@@ -15,10 +15,9 @@ use crate::codec::{BARE_END, BARE_SEGMENT, BARE_SEQUENCE, Class, CookieKeys, Flo
 use crate::dns::{self, Fault};
 use crate::flight::{Cut, Flight, Piece, Pieces, Span, is_boundary};
 use crate::head::{Parsed, parse};
+use crate::say::{longest_segment, reply, say, welcome};
 use crate::segment::{Header, Segment};
-use crate::small::{
-    ACK, Cause, Decision, FIN_ACK, Reason, Verdict, have, longest_segment, reply, say, welcome,
-};
+use crate::small::{ACK, Cause, Decision, FIN_ACK, Reason, Verdict, have};
 use crate::stamp::{Opened, Scale, Stamp};
 use crate::whole::Whole;
 

@@ -1,0 +1,95 @@
+//! Where names, records and options of EDNS lie in a message (RFC 1035 section 4, RFC 6891). Nothing here trusts a length.
+
+/// Octets of a header.
+pub(super) const HEADER: usize = 12;
+/// Octets of a record's type, class, TTL and length.
+pub(super) const FIXED: usize = 10;
+/// The record of EDNS.
+pub(super) const TYPE_OPT: u16 = 41;
+
+/// Options of EDNS that say something of the connection to the client, and nothing of one between replica and back end: cookies
+/// (RFC 7873), and how long a connection of TCP stays (RFC 7828), which must not be in a datagram.
+const HOP: [u16; 2] = [10, 11];
+
+pub(super) fn word(message: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
+}
+
+/// Where a name ends that begins at `at` and has no pointers.
+pub(super) fn plain_name(message: &[u8], mut at: usize) -> Option<usize> {
+    let start = at;
+    loop {
+        match *message.get(at)? {
+            0 => return (at - start < 255).then_some(at + 1),
+            length @ 1..=63 => at += 1 + usize::from(length),
+            _ => return None,
+        }
+    }
+}
+
+/// Where a name ends as it stands at `at`; a pointer ends it.
+fn any_name(message: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        match *message.get(at)? {
+            0 => return Some(at + 1),
+            length @ 1..=63 => at += 1 + usize::from(length),
+            0xc0.. => return Some(at + 2),
+            _ => return None,
+        }
+    }
+}
+
+/// The OPT record of a message, from its name on: where it begins and ends, and the upper bits of the response code. An error if
+/// the message cannot be read to its end.
+pub(super) fn find_opt(message: &[u8]) -> Result<Option<(usize, usize, u8)>, ()> {
+    let read = || {
+        let mut at = HEADER;
+        for _ in 0..word(message, 4)? {
+            at = any_name(message, at)? + 4;
+        }
+        // 65,535 times three at most, each of eleven octets: bounded by the message.
+        let records = (6..HEADER).step_by(2).map(|n| word(message, n).map(u32::from)).sum::<Option<u32>>()?;
+        let mut found = None;
+        for _ in 0..records {
+            let fixed = any_name(message, at)?;
+            let end = fixed + FIXED + usize::from(word(message, fixed + 8)?);
+            if word(message, fixed)? == TYPE_OPT {
+                found = Some((at, end, *message.get(fixed + 4)?));
+            }
+            at = end;
+        }
+        (at == message.len()).then_some(found)
+    };
+    read().ok_or(())
+}
+
+/// The options of an OPT record.
+#[derive(Clone, Copy)]
+pub(super) struct Options<'a>(pub(super) &'a [u8]);
+
+pub(super) struct EdnsOption<'a> {
+    /// With its code and length.
+    pub(super) bytes: &'a [u8],
+    pub(super) whole: bool,
+}
+
+impl EdnsOption<'_> {
+    pub(super) fn is_of_hop(&self) -> bool {
+        word(self.bytes, 0).is_some_and(|code| HOP.contains(&code))
+    }
+}
+
+impl<'a> Iterator for Options<'a> {
+    type Item = EdnsOption<'a>;
+
+    fn next(&mut self) -> Option<EdnsOption<'a>> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let length = word(self.0, 2).map(|length| 4 + usize::from(length));
+        let whole = length.and_then(|length| self.0.split_at_checked(length));
+        let (bytes, rest) = whole.unwrap_or((self.0, &[]));
+        self.0 = rest;
+        Some(EdnsOption { bytes, whole: whole.is_some() })
+    }
+}
