@@ -21,7 +21,7 @@ use rustix::net::sockopt;
 use self::identity::same;
 use self::origin::{Origin, Pipe};
 use crate::head::{self, MAX_HEAD};
-use crate::record::{Body, MAX_WHOLE, Record, Response, Tuple};
+use crate::record::{Body, MAX_WHOLE, Record, Tuple};
 use crate::wake::Prober;
 
 pub use engine::{Adopters, Counts, Outcome};
@@ -29,6 +29,8 @@ pub use identity::Refusal;
 
 /// Octets that wait to be sent on, in either direction.
 const MAX_WAITING: usize = 16_384;
+/// Pieces of a body, a pipe's worth each, that one connection moves before others have their turn.
+const MAX_PIECES: usize = 16;
 /// Octets of room for what counts as sent, at least.
 const MIN_ROOM: usize = 4 << 20;
 /// After an attempt that did not reach the server the next one waits so long.
@@ -176,7 +178,15 @@ impl Adoption {
             return Turn::Waits;
         }
         self.retry_at = None;
+        let mut pieces = 0;
         loop {
+            // Others have their turn too; the server's descriptor says at once that there is more.
+            if matches!(self.step, Step::Body(1..)) && self.sent == 0 && self.pipe.filled() == 0 {
+                pieces += 1;
+                if pieces > MAX_PIECES {
+                    return Turn::Waits;
+                }
+            }
             let stop = match self.step(config, now) {
                 Ok(()) => continue,
                 Err(stop) => stop,
