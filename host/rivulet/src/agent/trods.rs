@@ -192,6 +192,7 @@ mod tests {
             drains: Plain::Trods,
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
+            content: None,
             slots: Some(Slots {
                 key: SlotKey::new([1; 8]),
                 pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 0, second: 2 }]),

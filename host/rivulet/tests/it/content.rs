@@ -56,6 +56,7 @@ fn service(keys: &KeySet, newest: u16, content: Option<InForce>) -> Service {
         horizon: Duration::from_secs(4),
         tunnels: Vec::new(),
         slots: None,
+        trods: None,
         content,
     }
 }
