@@ -1,6 +1,7 @@
 //! A replica's part in TRODS as one thread: it protects connections of the services that it is given, and goes on with those of
 //! replicas that it hears are gone.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -240,13 +241,14 @@ impl Body {
     }
 
     fn adopters(&mut self, service: SocketAddr) -> Result<&Adopters, HoldError> {
-        if !self.adopters.contains_key(&service) {
-            let config = AdoptConfig { origin: service, patience: PATIENCE, idle: IDLE };
-            // Their ends are seen on the interface.
-            let adopters = Adopters::start(config, channel().0)?;
-            self.adopters.insert(service, adopters);
-        }
-        self.adopters.get(&service).ok_or_else(|| std::io::Error::from(std::io::ErrorKind::NotFound).into())
+        Ok(match self.adopters.entry(service) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(place) => {
+                let config = AdoptConfig { origin: service, patience: PATIENCE, idle: IDLE };
+                // Their ends are seen on the interface.
+                place.insert(Adopters::start(config, channel().0)?)
+            }
+        })
     }
 
     /// Counts, and whether the interface is another one.

@@ -145,7 +145,7 @@ impl Hold {
     ///
     /// # Errors
     /// The system's.
-    pub fn next(&mut self) -> Result<Option<Frame>, HoldError> {
+    pub fn take(&mut self) -> Result<Option<Frame>, HoldError> {
         while let Some(read) = self.tap.read(&mut self.scratch)? {
             let Some(octets) = self.scratch.get(..read.len) else { continue };
             if self.held + read.len > MAX_HELD {

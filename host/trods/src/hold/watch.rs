@@ -176,7 +176,7 @@ impl<K: Keeper> Watch<K> {
     pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
         // Whatever a frame answers was told before it was made: so what is told is read after the frames, and looked at before.
         while self.fresh.len() < BATCH
-            && let Some(frame) = self.hold.next()?
+            && let Some(frame) = self.hold.take()?
         {
             self.fresh.push(frame);
         }

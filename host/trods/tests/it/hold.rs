@@ -79,7 +79,7 @@ impl Rig {
             });
         };
         while self.hold.events(64, |event| note(event.what)).unwrap() > 0 {}
-        while let Some(frame) = self.hold.next().unwrap() {
+        while let Some(frame) = self.hold.take().unwrap() {
             self.frames.push(frame);
         }
     }
