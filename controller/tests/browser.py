@@ -17,6 +17,10 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 START_S = 60.0
 
 
+class Navigated(Exception):
+    """The page was left while an expression was to be evaluated in it."""
+
+
 class Browser:
     """One page of a browser with a profile of its own.
 
@@ -82,6 +86,8 @@ class Browser:
                 elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
                     self.errors.append(message["params"]["entry"]["text"])
                 if message.get("id") == number:
+                    if message.get("error", {}).get("message") == "Inspected target navigated or closed":
+                        raise Navigated
                     assert "error" not in message, message["error"]
                     return dict(message["result"])
 
@@ -103,11 +109,15 @@ class Browser:
 
     async def until(self, script: str, patience_s: float = 40.0) -> Any:
         """Waits until an expression is true."""
-        end = asyncio.get_running_loop().time() + patience_s
-        while not (value := await self.evaluate(script)):
+        end, value = asyncio.get_running_loop().time() + patience_s, None
+        while True:
+            # A page that is just being loaded anew answers when it is there.
+            with suppress(Navigated):
+                value = await self.evaluate(script)
+            if value:
+                return value
             assert asyncio.get_running_loop().time() < end, f"not within {patience_s:g} s: {script}"
             await asyncio.sleep(0.05)
-        return value
 
     async def click(self, selector: str) -> None:
         """A real click in the middle of an element, as a mouse does it."""

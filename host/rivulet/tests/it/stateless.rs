@@ -130,7 +130,8 @@ impl Rack {
 
     pub(crate) fn curl(&self, args: &[&str]) -> Output {
         let mut command = self.client.command("curl");
-        command.args(["-sS", "--max-time", "60"]).args(args);
+        // Long enough for the losses of a machine that is slow.
+        command.args(["-sS", "--max-time", "240"]).args(args);
         command.output().unwrap()
     }
 
