@@ -13,7 +13,7 @@ from test_stateless_rack import SHORT, describe, until_mode
 
 from rivulet_lab import Process, binary
 
-pytestmark = needs_rack
+pytestmark = [needs_rack, pytest.mark.long]
 
 EACH = 6
 """Downloads, and as many uploads: all twelve are one replica's once in 177,000 times."""
