@@ -1,19 +1,11 @@
 //! Replays the corpus of the fuzz targets.
 
-use std::path::PathBuf;
-
 #[path = "../support/hostile.rs"]
 mod hostile;
+#[path = "../../../fuzz/inputs.rs"]
+mod inputs;
 
-fn replay(target: &str, run: fn(&[u8])) {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
-    let mut count = 0;
-    for entry in std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
-        run(&std::fs::read(entry.unwrap().path()).unwrap());
-        count += 1;
-    }
-    assert!(count > 0, "no corpus for {target}");
-}
+use inputs::replay;
 
 #[test]
 fn heads() {
