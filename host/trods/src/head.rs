@@ -95,11 +95,9 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
     };
     let mut fields = [EMPTY_HEADER; MAX_FIELDS];
     let mut head = httparse::Request::new(&mut fields);
-    let length = match head.parse(&octets[..octets.len().min(MAX_HEAD)]) {
-        Ok(Status::Complete(length)) => length,
-        Ok(Status::Partial) => return waits(octets),
-        Err(Error::TooManyHeaders) => return Err(Reason::TooLong),
-        Err(_) => return Err(Reason::Malformed),
+    let parsed = head.parse(&octets[..octets.len().min(MAX_HEAD)]);
+    let Some(length) = length(parsed, octets)? else {
+        return Ok(None);
     };
     let mut close = head.version == Some(0);
     for field in head.headers.iter() {
@@ -121,11 +119,9 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
 pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>>, Reason> {
     let mut fields = [EMPTY_HEADER; MAX_FIELDS];
     let mut head = httparse::Response::new(&mut fields);
-    let length = match head.parse(&octets[..octets.len().min(MAX_HEAD)]) {
-        Ok(Status::Complete(length)) => length,
-        Ok(Status::Partial) => return waits(octets),
-        Err(Error::TooManyHeaders) => return Err(Reason::TooLong),
-        Err(_) => return Err(Reason::Malformed),
+    let parsed = head.parse(&octets[..octets.len().min(MAX_HEAD)]);
+    let Some(length) = length(parsed, octets)? else {
+        return Ok(None);
     };
     let status = head.code.unwrap_or(0);
     if status < 200 {
@@ -240,6 +236,16 @@ enum Once<'a> {
 impl<'a> Once<'a> {
     fn put(&mut self, value: &'a [u8]) {
         *self = if matches!(self, Once::None) { Once::One(value) } else { Once::More };
+    }
+}
+
+/// The length of a head that was parsed; `None` if more octets are needed.
+fn length(parsed: httparse::Result<usize>, octets: &[u8]) -> Result<Option<usize>, Reason> {
+    match parsed {
+        Ok(Status::Complete(length)) => Ok(Some(length)),
+        Ok(Status::Partial) => waits(octets),
+        Err(Error::TooManyHeaders) => Err(Reason::TooLong),
+        Err(_) => Err(Reason::Malformed),
     }
 }
 

@@ -1,9 +1,8 @@
 //! One segment at a time through both programs, by `BPF_PROG_TEST_RUN`.
 
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd};
 
-use libbpf_rs::libbpf_sys::{bpf_prog_test_run_opts, bpf_test_run_opts};
+use libbpf_rs::ProgramInput as Input;
 
 use super::*;
 use crate::kernel::{self, Feature};
@@ -122,36 +121,18 @@ impl Rig {
     }
 
     fn run(&self, program: &'static str, frame: &[u8]) -> (i32, Vec<u8>) {
-        let program = self.trods.program(program).unwrap();
+        let program = self.trods.object.progs_mut().find(|p| p.name() == program).unwrap();
         let mut out = vec![0; frame.len() + 256];
-        let mut options = bpf_test_run_opts {
-            sz: size_of::<bpf_test_run_opts>() as u64,
-            data_in: frame.as_ptr().cast(),
-            data_size_in: frame.len() as u32,
-            data_out: out.as_mut_ptr().cast(),
-            data_size_out: out.len() as u32,
-            ..bpf_test_run_opts::default()
-        };
-        // SAFETY: the options name their size and that of both buffers, which live through the call.
-        let rc = unsafe { bpf_prog_test_run_opts(program.as_fd().as_raw_fd(), &raw mut options) };
-        assert_eq!(rc, 0, "{} octets", frame.len());
-        out.truncate(options.data_size_out as usize);
-        (options.retval as i32, out)
+        let input = Input { data_in: Some(frame), data_out: Some(&mut out), ..Input::default() };
+        let output = program.test_run(input).unwrap_or_else(|e| panic!("{} octets: {e}", frame.len()));
+        (output.return_value as i32, output.data.unwrap().to_vec())
     }
 
     /// Of the client, `seq` and `ack` behind the SYNs.
     fn up(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> i32 {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
-        let segment = Segment {
-            from: self.client,
-            to: self.service,
-            seq,
-            ack,
-            flags,
-            options: vec![],
-            data: data.into(),
-        };
-        let frame = segment.frame();
+        let (from, to, options, data) = (self.client, self.service, vec![], data.into());
+        let frame = Segment { from, to, seq, ack, flags, options, data }.frame();
         let (verdict, out) = self.run("trods_ingress", &frame);
         assert_eq!(out, frame, "what comes in is not changed");
         verdict
@@ -160,15 +141,8 @@ impl Rig {
     /// Of the server; the segment that goes on.
     fn down(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> (i32, Segment) {
         let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT.wrapping_add(ack));
-        let segment = Segment {
-            from: self.service,
-            to: self.client,
-            seq,
-            ack,
-            flags,
-            options: vec![],
-            data: data.into(),
-        };
+        let (from, to, options) = (self.service, self.client, vec![]);
+        let segment = Segment { from, to, seq, ack, flags, options, data: data.into() };
         let frame = segment.frame();
         let (verdict, out) = self.run("trods_egress", &frame);
         let tcp = &out[frame.len() - 20 - data.len()..];
