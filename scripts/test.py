@@ -33,6 +33,8 @@ PYTHON = str(ROOT / ".venv" / "bin" / "python")
 # they touch would be compiled again.
 BUILD = [CARGO, "build", "--profile", "ci", "--locked", "--workspace", "--lib", "--bins", "--tests"]
 SLOWEST = 25
+WHY = 400
+"""Characters of what a failed test said that the last lines repeat."""
 PATIENCE_S = 3600.0
 """A program of tests that takes longer hangs."""
 LONG = {
@@ -228,7 +230,7 @@ def junit(report: Path) -> list[Outcome]:
         how, why = "passed", ""
         for child in case:
             if child.tag in ("failure", "error"):
-                how = "failed"
+                how, why = "failed", " ".join(child.get("message", "").split())[:WHY]
             elif child.tag == "skipped" and how != "failed":
                 how, why = "skipped", child.get("message", "")
         name = f"{case.get('classname', '').replace('.', '/')} {case.get('name', '')}"
@@ -360,6 +362,8 @@ def main() -> int:
             break
     for lane in beside:
         lane.join(run)
+    if options.only and not (options.report or run.outcomes or run.problems):
+        run.problems.append(f"there is no test of the name {options.only}")
     if options.report:
         options.report.write_text(
             json.dumps(
@@ -411,7 +415,7 @@ def summary(run: Run, seconds: float, parts: list[str]) -> None:
     print(f"{minutes(seconds)}  {minutes(sum(took.cpu for took in run.times))}  together\n")
     for outcome in run.outcomes:
         if outcome.how == "failed":
-            print(f"FAILED {outcome.name}")
+            print(f"FAILED {outcome.name}{outcome.why and ': '}{outcome.why}")
     for problem in run.problems:
         print(problem)
     counts = f"{run.count('passed')} passed, {run.count('failed')} failed, {len(skipped)} skipped"
