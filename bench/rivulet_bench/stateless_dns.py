@@ -90,7 +90,10 @@ def queries(rig: HostRig, repetitions: int, seconds: float) -> Json:
             process = beside(rig) if beside else None
             rows.append({"repetition": repetition, "kind": kind, **_measured(rig, port, seconds)})
             row = rows[-1]
-            print(f"{kind:10}{row['per_second']:9,.0f} queries/s, core {row['core_us']:6.1f} us each", flush=True)
+            failed = f", {row['failed']} failed: {row['first_error']}" if row["failed"] else ""
+            print(
+                f"{kind:10}{row['per_second']:9,.0f} queries/s, core {row['core_us']:6.1f} us each{failed}", flush=True
+            )
             if process is not None:
                 process.end()
         memory.append(ours.anonymous_bytes())
@@ -116,9 +119,12 @@ def _measured(rig: HostRig, port: int, seconds: float) -> Json:
     busy, began = busy_s(SERVER_CORE), time.monotonic()
     result = finish(rig.client(command))
     took, busy = time.monotonic() - began, busy_s(SERVER_CORE) - busy
-    if result["errors"]:
+    # Now and then a SYN to knot or nsd was not answered for 30 s, which ended the whole bench. Of ours none may fail.
+    if result["errors"] and port == PORTS["stateless"]:
         raise RackError(f"port {port}: {result['errors']} queries failed: {result['first_error']}")
     return {
+        "failed": result["errors"],
+        "first_error": result["first_error"],
         "queries": result["requests"],
         "per_second": result["requests_per_second"],
         "core_us": busy / result["requests"] * 1e6,
