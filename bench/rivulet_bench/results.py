@@ -350,6 +350,8 @@ def _stateless(d: Json) -> str:
         )
         for r in d["floods"]["summary"]
     ]
+    dns = d["dns"]
+    servers = [(kind, f"{r['per_second']:,.0f}", f"{r['core_us']:.1f}") for kind, r in dns["summary"].items()]
     kills = d["kills"]
     stalls = ", ".join(f"{name} {value} ms" for name, value in kills["request_ms"].items())
     own = len(d["rates"]["summary"])
@@ -368,6 +370,9 @@ def _stateless(d: Json) -> str:
             f"{kills['kills']:,} kills under {kills['requests']:,} requests: {kills['failed']} failed,"
             f" {kills['wrong']} with wrong octets; time of a request {stalls}."
             " Rows: `bench/results/stateless-kills.csv`.",
+            f"DNS over TCP, a query a connection: {dns['of_the_better']:.2f} of the better of the two. The stateless"
+            f" server asks an nsd by UDP, on the same core; it grew by {dns['growth_bytes']:,} bytes.",
+            table(("server", "queries/s", "core, us each"), servers),
             "Floods at half of what the ToR deals with:",
             table(
                 ("flood", "ToR, packets/s", "flood, packets/s", "good clients keep, %", "replicas, % of a core"), floods
