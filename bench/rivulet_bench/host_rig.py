@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rivulet_lab import End, Lab, Process, RackError, binary, shape, standing, veth
+from rivulet_lab import End, Lab, Process, RackError, binary, nginx, shape, standing, veth
 
 from .rig import BUILD, finish
 
@@ -169,9 +169,6 @@ class HostRig(Lab):
 
     def start_nginx(self, connections: int = 4000) -> Server:
         """nginx on the server's core, with one worker if that may have so many connections."""
-        nginx = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
-        if nginx is None:
-            raise RackError("nginx is not installed: apt-get install nginx-light")
         config = self.folder / "nginx.conf"
         # The kernel spreads connections over listening sockets, not quite evenly: a quarter is to spare.
         workers = 1 + connections * 5 // 4 // descriptors_most()
@@ -187,7 +184,7 @@ class HostRig(Lab):
                 www=self.www,
             )
         )
-        server = self._start("nginx", [*descriptors(), nginx, "-p", str(self.folder), "-c", str(config)], "")
+        server = self._start("nginx", [*descriptors(), nginx.program(), "-p", str(self.folder), "-c", str(config)], "")
 
         def listens() -> bool:
             return f"{SERVICE}:{TCP_PORT}" in self.run("s", ["ss", "-Hltn"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from netrack import SERVICE, NetRack, needs_rack
+from netrack import REPLICAS, SERVICE, NetRack, needs_rack
 from test_stateless_rack import SHORT, describe, until_mode
 
 from rivulet_lab import Process, binary
@@ -80,10 +80,10 @@ def upload(rack: NetRack, port: int, *more: str) -> Flow:
     return Flow(process, port, rack.folder / "stored" / f"up-{port}", source.read_bytes())
 
 
-def holders(rack: NetRack) -> dict[int, str]:
+def holders(rack: NetRack, names: Sequence[str] = REPLICAS) -> dict[int, str]:
     """By client's port, the replica whose kernel has the connection."""
     found = {}
-    for name in rack.replicas:
+    for name in names:
         for line in rack.spaces[name].run("ss", "-Htn", "state", "established").splitlines():
             local, remote = line.split()[2:4]
             if local == f"{SERVICE}:80":

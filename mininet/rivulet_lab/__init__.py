@@ -8,7 +8,7 @@
 However the block ends, the processes are ended by their ids and the namespaces are gone.
 """
 
-from . import switches
+from . import nginx, switches
 from .binaries import REPOSITORY, RackError, binary, built, prompt
 from .lab import Lab, Process, standing
 from .namespaces import End, Namespace, shape, veth
@@ -22,6 +22,7 @@ __all__ = [
     "RackError",
     "binary",
     "built",
+    "nginx",
     "prompt",
     "shape",
     "standing",

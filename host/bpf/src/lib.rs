@@ -5,10 +5,11 @@
 //! BSD/GPL"; types by hand or from the kernel's uapi headers, so that nothing depends on the BTF of the machine that builds.
 //! What a program needs of the kernel is a [`kernel::Feature`], asked for where the program is first used.
 //!
-//! Everything that is loaded is a descriptor and goes with the process, however that ends.
+//! Everything that is loaded is a descriptor and goes with the process, however that ends; what TRODS attached a few seconds later.
 
 mod error;
 pub mod kernel;
+mod linger;
 mod object;
 pub mod redirect;
 pub mod trods;

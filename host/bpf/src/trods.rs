@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, Program, RingBuffer, RingBufferBuilder};
 
-pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, TCP_HEADER_MAX, What};
+pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, Pin, TCP_HEADER_MAX, What};
 
 use crate::Error;
+use crate::linger::Linger;
 use crate::object::{attach, load, map, missing, object, open};
 
 const NAME: &str = "trods";
@@ -72,6 +73,8 @@ pub struct Counters {
     pub parked: u64,
     /// From clients, dropped since there was no room for their copy.
     pub lost: u64,
+    /// From clients, handed on to who holds their connections.
+    pub handed_on: u64,
 }
 
 /// Events on their way from the ring to who asked for them.
@@ -86,10 +89,12 @@ struct Batch {
 pub struct Trods {
     object: Object,
     links: Vec<OwnedFd>,
+    linger: Option<Linger>,
     services: MapHandle,
     leases: MapHandle,
     flows: MapHandle,
     orphans: MapHandle,
+    pins: MapHandle,
     withheld: MapHandle,
     ring: RingBuffer<'static>,
     /// Never held while anything is called but libbpf.
@@ -121,8 +126,20 @@ impl Trods {
             .map_err(Error::of("reading events"))?;
         let ring = builder.build().map_err(Error::of("reading events"))?;
         let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
-        let (orphans, withheld) = (handle("orphans")?, handle("withheld")?);
-        Ok(Trods { object, links: Vec::new(), services, leases, flows, orphans, withheld, ring, batch })
+        let (orphans, pins, withheld) = (handle("orphans")?, handle("pins")?, handle("withheld")?);
+        Ok(Trods {
+            object,
+            links: Vec::new(),
+            linger: None,
+            services,
+            leases,
+            flows,
+            orphans,
+            pins,
+            withheld,
+            ring,
+            batch,
+        })
     }
 
     /// Attaches both programs to the interface of this index, in the namespace of the calling thread, in place of where they
@@ -131,16 +148,19 @@ impl Trods {
     /// # Errors
     /// `ENODEV` if there is none.
     pub fn attach(&mut self, index: u32) -> Result<(), Error> {
-        self.links.clear();
+        self.detach();
         for (name, kind) in [("trods_egress", BPF_TCX_EGRESS), ("trods_ingress", BPF_TCX_INGRESS)] {
             let link = attach(&self.program(name)?, index, kind, 0);
             self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
         }
+        let linger = Linger::new(&self.links).map_err(|source| Error::Os { operation: "fork", source })?;
+        self.linger = Some(linger);
         Ok(())
     }
 
     /// Takes them off.
     pub fn detach(&mut self) {
+        self.linger = None;
         self.links.clear();
     }
 
@@ -247,6 +267,23 @@ impl Trods {
         delete(&self.orphans, key.octets())
     }
 
+    /// Another member of the pool holds a connection: what the client sends is handed on to it by the ToR, unless this host
+    /// has limits for it, and what the kernel here says on it does not leave.
+    ///
+    /// # Errors
+    /// The system's; if there is no room the oldest gives way.
+    pub fn pin(&self, key: &FlowKey, pin: Pin) -> Result<(), Error> {
+        update(&self.pins, key.octets(), &pin.encode(), MapFlags::ANY)
+    }
+
+    /// Nobody is known to hold it any more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn unpin(&self, key: &FlowKey) -> Result<(), Error> {
+        delete(&self.pins, key.octets())
+    }
+
     /// Readable when there are events.
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
@@ -287,15 +324,15 @@ impl Trods {
     /// The system's.
     pub fn counters(&self) -> Result<Counters, Error> {
         let counters = map(&self.object, "counters")?;
-        let mut sums = [0u64; 10];
+        let mut sums = [0u64; 11];
         for (key, sum) in (0u32..).zip(&mut sums) {
             let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
             for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
                 *sum += value.first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets));
             }
         }
-        let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost] = sums;
-        Ok(Counters { opened, full, held, acks, clamped, fins, resets, muted, parked, lost })
+        let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on] = sums;
+        Ok(Counters { opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on })
     }
 
     fn program(&self, name: &'static str) -> Result<Program<'_>, Error> {

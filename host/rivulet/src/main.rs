@@ -61,7 +61,9 @@ fn keygen(service: u16) -> anyhow::Result<u8> {
 fn log(json: bool) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("RIVULET_LOG").unwrap_or_else(|_| {
-        EnvFilter::new("warn,rivulet_cli::serve=info,rivulet_cli::agent=info,rivulet_agent=info")
+        EnvFilter::new(
+            "warn,rivulet_cli::serve=info,rivulet_cli::agent=info,rivulet_agent=info,rivulet_trods=info",
+        )
     });
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json { log.json().init() } else { log.with_target(false).init() }

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::adopt::{AdoptConfig, Adopters};
 use crate::flow::{Reason, Settings};
-use crate::hold::{Departed, Hold, HoldError, Rescue, Stores, Watch, now_ms};
+use crate::hold::{Absence, Departed, Hold, HoldError, Pins, Rescue, Stores, Watch, now_ms};
 use crate::store::{Store, StoreConfig};
 
 /// Between two looks at everything that does not make itself heard.
@@ -60,6 +60,7 @@ pub struct Counts {
 enum Command {
     Services(Vec<Protected>),
     Departed(Departed),
+    Away(Absence),
 }
 
 /// The thread. It ends with this.
@@ -76,6 +77,8 @@ struct Shared {
     wake: OwnedFd,
     stop: AtomicBool,
     counts: Mutex<Counts>,
+    /// Absences that are over.
+    back: Mutex<Vec<(u32, u64)>>,
 }
 
 impl Replica {
@@ -90,13 +93,20 @@ impl Replica {
         let rescue = Rescue::new(interface.netns())?;
         let wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
-        let shared = Arc::new(Shared { wake, stop: AtomicBool::new(false), counts: Mutex::default() });
+        let shared = Arc::new(Shared {
+            wake,
+            stop: AtomicBool::new(false),
+            counts: Mutex::default(),
+            back: Mutex::default(),
+        });
         let (commands, receive) = channel();
         let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
             let watch = Watch::new(hold, Stores::default());
             let (adopters, early) = (HashMap::new(), Vec::new());
-            let mut body = Body { watch, rescue, adopters, early, commands: receive, shared: of_thread };
+            let pins = Pins::default();
+            let mut body =
+                Body { watch, rescue, pins, adopters, early, commands: receive, shared: of_thread };
             if let Err(e) = in_netns(netns.as_deref(), || body.run()) {
                 tracing::error!(error = %e, "connections are not protected any more");
             }
@@ -112,6 +122,18 @@ impl Replica {
     /// A replica is gone: its connections are looked for.
     pub fn departed(&self, departed: Departed) {
         self.command(Command::Departed(departed));
+    }
+
+    /// This replica was away, and others may have gone on with its connections: these are handed on from now on, and given up
+    /// where they are still here. [`Replica::back`] tells when that is done.
+    pub fn away(&self, absence: Absence) {
+        self.command(Command::Away(absence));
+    }
+
+    /// Absences after which it is known who holds what, since this was called last.
+    #[must_use]
+    pub fn back(&self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut *self.shared.back.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sets a lease: until when what stands under it may speak.
@@ -156,6 +178,7 @@ impl Shared {
 struct Body {
     watch: Watch<Stores>,
     rescue: Rescue,
+    pins: Pins,
     /// Who goes on with connections, by service.
     adopters: HashMap<SocketAddr, Adopters>,
     /// Connections whose server ended them, and since when.
@@ -193,7 +216,17 @@ impl Body {
                     let shared = Arc::clone(&self.shared);
                     self.rescue.depart(departed, move || shared.wake())?;
                 }
+                Command::Away(absence) => {
+                    let shared = Arc::clone(&self.shared);
+                    self.pins.ask(absence, move || shared.wake())?;
+                }
             }
+        }
+        while let Some(known) = self.pins.known() {
+            for (key, pin) in &known.held {
+                self.watch.hand_over(key, *pin)?;
+            }
+            self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(known.number);
         }
         let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
         self.watch.turn(|key, packet| found.extend(rescue.heard(key, packet, now)))?;
@@ -205,6 +238,7 @@ impl Body {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
             }
             self.watch.hold().programs().unpark(&key)?;
+            self.watch.hold().programs().unpin(&key)?;
         }
         self.rescue.turn(Instant::now(), now, self.watch.hold())?;
         self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));

@@ -5,7 +5,8 @@
  * Nothing here knows HTTP. A connection of a protected service has limits from the end of its handshake: acknowledgements
  * and data beyond them do not leave, a FIN leaves at one place, a RST never. What the client sends is copied to the process
  * that sets the limits; data beyond them goes to it whole, through a TAP, and comes back through this program when the
- * limits have moved. So nothing gets past it, whatever the process does. While the process is gone there are no programs.
+ * limits have moved. So nothing gets past it, whatever the process does. The
+ * programs go a few seconds after the process (src/linger.rs).
  *
  * The process writes limits and orphans; this program makes the first limits of a connection, and tells it before anything
  * that the connection carries.
@@ -70,6 +71,13 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, __u8);
 } orphans SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_PINS);
+	__type(key, struct flow_key);
+	__type(value, struct pin);
+} pins SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -374,6 +382,8 @@ static __always_inline bool open_flow(const struct segment *s)
 	struct scratch *at = scratch();
 	if (!at || bpf_map_update_elem(&flows, &s->key, &limits, BPF_NOEXIST)) {
 		count(COUNT_FULL);
+		/* The one between these ports that another holds is over. */
+		bpf_map_delete_elem(&pins, &s->key);
 		return true;
 	}
 	__builtin_memcpy(at->event.octets, opening->syn, 2 * TCP_HEADER_MAX);
@@ -384,6 +394,30 @@ static __always_inline bool open_flow(const struct segment *s)
 	bpf_map_delete_elem(&openings, &s->key);
 	count(COUNT_OPENED);
 	return true;
+}
+
+/*
+ * Gives a segment back to the ToR, to the Ethernet address by which the member is named that holds the connection
+ * (docs/dataplane.md). What another member handed on goes no further.
+ */
+static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
+{
+	struct ethhdr ether;
+	__u8 difference = 0;
+
+	if (bpf_skb_load_bytes(skb, 0, &ether, sizeof(ether)))
+		return DROP;
+	for (int i = 0; i < ETH_ALEN; i++)
+		difference |= ether.h_source[i] ^ pin->tor[i];
+	if (difference)
+		return NEXT;
+	__builtin_memcpy(ether.h_source, ether.h_dest, ETH_ALEN);
+	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
+	__builtin_memcpy(ether.h_dest, holder, ETH_ALEN);
+	if (bpf_skb_store_bytes(skb, 0, &ether, sizeof(ether), 0))
+		return DROP;
+	count(COUNT_HANDED_ON);
+	return bpf_redirect(skb->ifindex, 0);
 }
 
 SEC("tcx/ingress")
@@ -405,6 +439,9 @@ int trods_ingress(struct __sk_buff *skb)
 		limits = bpf_map_lookup_elem(&flows, &s.key);
 	}
 	if (!limits) {
+		struct pin *pin = bpf_map_lookup_elem(&pins, &s.key);
+		if (pin)
+			return hand_on(skb, pin);
 		if (!bpf_map_lookup_elem(&orphans, &s.key))
 			return NEXT;
 		count(COUNT_PARKED);
@@ -476,6 +513,10 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 {
 	if (s->flags & SYN) {
 		note_syn(skb, s, false);
+	} else if (bpf_ktime_get_ns() >= lease->until || bpf_map_lookup_elem(&pins, &s->key)) {
+		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
+		count(COUNT_MUTED);
+		return DROP;
 	} else if (s->flags & RST &&
 		   (bpf_ktime_get_ns() < lease->settling || bpf_map_lookup_elem(&orphans, &s->key))) {
 		count(COUNT_RESETS);

@@ -16,6 +16,8 @@
 #define MAX_ORPHANS (1 << 16)
 /* Handshakes under way; the oldest gives way, and its connection is not protected. */
 #define MAX_OPENING (1 << 16)
+/* Connections that others hold; the oldest gives way. */
+#define MAX_PINS (1 << 16)
 /* Connections of which a segment without data was withheld lately. */
 #define MAX_WITHHELD (1 << 14)
 /* Octets of all copies that wait to be read. */
@@ -44,6 +46,13 @@ struct flow_key {
 struct lease {
 	__u64 until;
 	__u64 settling;
+};
+
+/* Who holds a connection for which clients may be sent here: an index in the pool, behind the ToR of this address. */
+struct pin {
+	__u8 tor[6];
+	__u8 holder;
+	__u8 zero;
 };
 
 /* How far a connection's server is heard. Sequence numbers. */
@@ -109,6 +118,7 @@ enum counter {
 	COUNT_MUTED, /* by the lease */
 	COUNT_PARKED,
 	COUNT_LOST, /* from clients, no room for their copy: they send them again */
+	COUNT_HANDED_ON, /* from clients, to who holds their connections */
 	COUNTERS,
 };
 

@@ -72,6 +72,22 @@ pub(super) fn service_key(service: SocketAddr) -> [u8; 20] {
     key
 }
 
+/// Who holds a connection for which clients may be sent here (`struct pin`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The Ethernet address from which the ToR sends: what comes from another is not handed on.
+    pub tor: [u8; 6],
+    /// Index of the holder in the pool.
+    pub holder: u8,
+}
+
+impl Pin {
+    pub(super) fn encode(self) -> [u8; 8] {
+        let [a, b, c, d, e, f] = self.tor;
+        [a, b, c, d, e, f, self.holder, 0]
+    }
+}
+
 /// How far a connection's server is heard (`struct limits`); sequence numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

@@ -383,10 +383,10 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
     assert_eq!(rig.told(), [Told::Aborted, Told::Reset(7)]);
     rig.trods.free(&rig.key()).unwrap();
     assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
-    rig.trods.leases().unwrap().set(3, Lease { until: 0, settling: u64::MAX }).unwrap();
+    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: u64::MAX }).unwrap();
     assert_eq!(rig.down(RST, 0, 0, &[]).0, DROP);
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "no other segment of it");
-    rig.trods.leases().unwrap().set(3, Lease::default()).unwrap();
+    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
     rig.trods.park(&rig.key()).unwrap();
     assert_eq!(rig.down(RST, 0, 0, &[]).0, DROP);
     rig.trods.unpark(&rig.key()).unwrap();
@@ -417,6 +417,42 @@ fn an_orphan_is_heard_here_alone_until_it_begins_anew() {
 }
 
 #[test]
+fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
+    for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
+        let Some(mut rig) = Rig::new(client, service) else { return };
+        let (from, to, key) = (rig.client, rig.service, rig.key());
+        // As all frames here come: from this address, to the same.
+        let tor = [2; 6];
+        rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
+        for (flags, data) in [(ACK, &b"GET"[..]), (ACK, b""), (FIN | ACK, b""), (RST, b"")] {
+            let options = vec![];
+            let frame = Segment { from, to, seq: 5, ack: 9, flags, options, data: data.into() }.frame();
+            let (verdict, out) = rig.run("trods_ingress", &frame);
+            assert_eq!(
+                (verdict, &out[..6], &out[6..12]),
+                (REDIRECT, &[2, 0x52, 0x56, 0, 0, 5][..], &tor[..])
+            );
+            assert_eq!(out[12..], frame[12..]);
+            assert_eq!(rig.down(flags, 0, 0, data).0, DROP, "a kernel that does not know yet");
+        }
+        assert_eq!((rig.counters().handed_on, rig.counters().muted, rig.told()), (4, 4, vec![]));
+        // From another member: it does not go round.
+        rig.trods.pin(&key, Pin { tor: [2, 2, 2, 2, 2, 3], holder: 5 }).unwrap();
+        assert_eq!(rig.up(ACK, 5, 9, b"GET"), NEXT);
+        rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
+        // Another connection between these ports is this host's.
+        rig.open();
+        assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
+        rig.limit(10, 10, None);
+        assert_eq!(rig.down(ACK, 0, 3, b"HTTP").0, NEXT);
+        rig.trods.free(&key).unwrap();
+        assert_eq!(rig.trods.unpin(&key).map_err(|e| e.to_string()), Ok(()));
+        assert_eq!((rig.up(ACK, 0, 0, b"GET"), rig.down(ACK, 0, 3, b"HTTP").0), (NEXT, NEXT));
+        assert_eq!(rig.counters().handed_on, 4);
+    }
+}
+
+#[test]
 fn whose_lease_is_over_is_silent() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
@@ -430,6 +466,12 @@ fn whose_lease_is_over_is_silent() {
     rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0 }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "another's lease");
     assert_eq!((rig.counters().muted, rig.told()), (9, vec![]));
+    // Nor does one say anything of which nothing is known: another may go on with it.
+    let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
+    rig.trods.free(&rig.key()).unwrap();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP);
+    assert_eq!(rig.syn_ack(SERVER_ISN), NEXT, "a connection may begin");
+    rig.trods.insert(&rig.key(), &limits).unwrap();
     rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT);
 }

@@ -166,6 +166,9 @@ impl PlainTcp {
             _ => Some(format!("{}: not checked", s.name)),
         });
         let trouble = trouble.or_else(|| self.guard.trouble().map(str::to_owned));
+        let asking =
+            || self.guard.is_asking().then(|| "TRODS: the others are asked what they hold".to_owned());
+        let trouble = trouble.or_else(asking);
         let reason = match (&board.stateless, trouble) {
             (Some(name), _) => format!("{name}: stateless TCP is for `rivulet serve`"),
             (_, None) if board.services.is_empty() => "no service of plain TCP is configured".into(),

@@ -2,12 +2,12 @@
 //! heartbeats say of it, and whose connections are to be looked for.
 
 use rivulet_agent::TrodsCounts;
-use rivulet_bpf::trods::Lease;
+use rivulet_bpf::trods::{Lease, Pin};
 use rivulet_pktio::Interface;
 use rivulet_server::heartbeat::Live;
 use rivulet_server::service::{Failure, Member, Service};
 use rivulet_trods::Settings;
-use rivulet_trods::hold::Departed;
+use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::lease::{Term, clock};
 use rivulet_trods::replica::{Protected, Replica};
 use rivulet_trods::store::{self, StoreConfig, StoreError};
@@ -17,6 +17,8 @@ use rivulet_trods::store::{self, StoreConfig, StoreError};
 struct Place {
     member: Member,
     term: Term,
+    /// The last absence of which it was asked what others hold since.
+    asked: u64,
     services: Vec<Service>,
 }
 
@@ -50,11 +52,14 @@ impl Guard {
                 continue;
             }
             // Below 64, as `Service::check` has seen.
-            let term = match before.iter().position(|place| place.member == member) {
-                Some(at) => before.swap_remove(at).term,
-                None => Term::new(member.replica as u8, member.bound),
+            let (term, asked) = match before.iter().position(|place| place.member == member) {
+                Some(at) => {
+                    let place = before.swap_remove(at);
+                    (place.term, place.asked)
+                }
+                None => (Term::new(member.replica as u8, member.bound), 0),
             };
-            self.places.push(Place { member, term, services: vec![service.clone()] });
+            self.places.push(Place { member, term, asked, services: vec![service.clone()] });
         }
         if self.places.is_empty() {
             (self.replica, self.trouble) = (None, None);
@@ -88,12 +93,20 @@ impl Guard {
     /// The ToR answered a heartbeat of this place that left at `sent`, of the agent's clock in nanoseconds.
     pub(super) fn answered(&mut self, member: &Member, live: &Live, sent: u64) {
         let Some(replica) = &self.replica else { return };
+        let back = replica.back();
         for (number, place) in (0u32..).zip(&mut self.places) {
+            for (_, absence) in back.iter().filter(|(of, _)| *of == number) {
+                place.term.back(*absence);
+            }
             if (place.member.pool, place.member.replica) != (member.pool, member.replica) {
                 continue;
             }
-            let gone = place.term.answered(sent, live.alive, clock());
+            let gone = place.term.answered(sent, live.alive, live.plain, clock());
             replica.set_lease(number, place.term.lease());
+            if let Some(absence) = place.term.away().filter(|absence| *absence > place.asked) {
+                place.asked = absence;
+                replica.away(place.absence((number, absence), live.alive));
+            }
             for dead in (0..64).filter(|dead| gone >> dead & 1 == 1) {
                 for service in &place.services {
                     if let Some(departed) = departed(service, &place.member, dead, live.plain) {
@@ -109,6 +122,11 @@ impl Guard {
         self.trouble.as_deref()
     }
 
+    /// Whether it is being asked what others hold: before that is known clients are not to come here again.
+    pub(super) fn is_asking(&self) -> bool {
+        self.places.iter().any(|place| place.term.away().is_some_and(|absence| absence == place.asked))
+    }
+
     /// For the report to the controller.
     pub(super) fn counts(&self) -> Option<TrodsCounts> {
         let counts = self.replica.as_ref()?.counts();
@@ -119,6 +137,28 @@ impl Guard {
             adopted: counts.adopted,
             refused: counts.refused,
         })
+    }
+}
+
+impl Place {
+    /// Who of those that are alive may have gone on with connections of this replica.
+    fn absence(&self, number: (u32, u64), alive: u64) -> Absence {
+        let mut absence =
+            Absence { number, others: Vec::new(), servers: Vec::new(), tor: self.member.tor_mac };
+        for service in &self.services {
+            let Some(trods) = &service.trods else { continue };
+            let others = trods.members.iter().filter(|m| u16::from(m.replica) != self.member.replica);
+            for other in others.filter(|m| alive >> m.replica & 1 == 1 && m.incarnation != 0) {
+                if let Ok(prefix) = prefix(service, self.member.pool, other.replica.into(), other.incarnation)
+                {
+                    absence.others.push((other.replica, prefix));
+                }
+            }
+            let fresh = trods.store.iter().filter(|server| !absence.servers.contains(server));
+            let fresh: Vec<_> = fresh.copied().collect();
+            absence.servers.extend(fresh);
+        }
+        absence
     }
 }
 
@@ -151,9 +191,14 @@ fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<
     let (trods, slots) = (service.trods.as_ref()?, service.slots.clone()?);
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
     let prefix = prefix(service, member.pool, dead.into(), incarnation).ok()?;
-    let own = member.replica;
-    let is_ours = move |client, service| slots.owner(client, service, plain).map(u16::from) == Some(own);
-    Some(Departed { prefix, servers: trods.store.clone(), is_ours: Box::new(is_ours) })
+    let (own, tor) = (member.replica, member.tor_mac);
+    // Whoever is nobody's is anybody's who gets an answer, but nobody's to probe.
+    let other = move |client, service| match slots.owner(client, service, plain) {
+        Some(owner) if u16::from(owner) == own => None,
+        owner => Some(Pin { tor, holder: owner.unwrap_or(dead) }),
+    };
+    let waits = plain >> (own & 63) & 1 == 0;
+    Some(Departed { prefix, servers: trods.store.clone(), other: Box::new(other), waits })
 }
 
 #[cfg(test)]
@@ -219,6 +264,24 @@ mod tests {
     }
 
     #[test]
+    fn whoever_was_away_asks_those_that_were_there() {
+        let service = service();
+        let mut place = Place {
+            member: service.member.unwrap(),
+            term: Term::new(1, Duration::from_millis(20)),
+            asked: 0,
+            services: vec![service.clone()],
+        };
+        let absence = place.absence((4, 1), 0b111);
+        assert_eq!((absence.number, absence.tor), ((4, 1), [2, 0, 0, 0, 0, 0xfe]));
+        assert_eq!(absence.others, [(0, "3-5.0.7".into())], "nobody knows the other's incarnation");
+        assert_eq!(absence.servers, service.trods.as_ref().unwrap().store);
+        assert!(place.absence((4, 1), 0b110).others.is_empty(), "who is gone holds nothing");
+        place.services.push(service);
+        assert_eq!(place.absence((4, 1), 0b111).servers.len(), 1);
+    }
+
+    #[test]
     fn who_is_gone_is_looked_for_by_all_and_probed_by_one() {
         let service = service();
         let member = service.member.unwrap();
@@ -231,7 +294,8 @@ mod tests {
         for port in 1..1000 {
             let client = SocketAddr::from(([192, 0, 2, 7], port));
             let owner = service.slots.as_ref().unwrap().owner(client, to, 0b110).unwrap();
-            assert_eq!((gone.is_ours)(client, to), owner == 1);
+            let other = (owner != 1).then_some(Pin { tor: member.tor_mac, holder: owner });
+            assert_eq!((gone.other)(client, to), other);
             ours += u32::from(owner == 1);
         }
         assert!((300..700).contains(&ours), "{ours} of 999");

@@ -5,23 +5,28 @@
 
 mod connection;
 mod frame;
+mod pins;
 mod places;
 mod rescue;
 mod watch;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use rivulet_bpf::trods::{Counters, Event, FlowKey, Trods};
 use rivulet_pktio::tap::{self, Tap};
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
 
 pub use frame::Frame;
+pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
 pub use rescue::{Departed, Rescue};
 pub(crate) use watch::now_ms;
 pub use watch::{Keeper, Status, Watch};
 
+/// A server of the store that has not told all it has in this time is done without.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// The name of the TAP.
 const TAP: &str = "trods%d";
 /// Frames that wait in it.

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_bpf::trods::{Event, FlowKey, What};
+use rivulet_bpf::trods::{Event, FlowKey, Pin, What};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
@@ -212,6 +212,30 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
+    /// Another replica went on with a connection while this one was away: nothing is said on it here any more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn hand_over(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
+        // First of all it is muted.
+        self.hold.programs.pin(key, to)?;
+        let Some(connection) = self.connections.remove(key) else { return Ok(()) };
+        self.end(key, connection)
+    }
+
+    /// Frees a connection that is no more, and forgets it.
+    fn end(&mut self, key: &FlowKey, mut connection: Connection) -> Result<(), HoldError> {
+        connection.flow.closed(&mut self.said);
+        if self.said.drain(..).any(|action| action == Action::Forget) {
+            self.keeper.forget(key);
+        }
+        self.hold.programs.free(key)?;
+        for frame in connection.held {
+            self.hold.forget(frame);
+        }
+        Ok(())
+    }
+
     /// A connection of another replica's goes on here, whose client has everything below `acked`: its limits stand before the
     /// kernel has it, and its record is stored under this replica's name before an octet leaves.
     ///
@@ -247,15 +271,8 @@ impl<K: Keeper> Watch<K> {
             if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + IDLE > now) {
                 continue;
             }
-            connection.flow.closed(&mut self.said);
-            if self.said.drain(..).any(|action| action == Action::Forget) {
-                self.keeper.forget(&key);
-            }
             if let Some(connection) = self.connections.remove(&key) {
-                self.hold.programs.free(&key)?;
-                for frame in connection.held {
-                    self.hold.forget(frame);
-                }
+                self.end(&key, connection)?;
             }
         }
         Ok(())

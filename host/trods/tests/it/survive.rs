@@ -119,7 +119,8 @@ impl Rig {
         self.hosts[of].replica.departed(Departed {
             prefix: prefix("www", &format!("r{dead}"), 1).unwrap(),
             servers: vec![STORE.parse::<SocketAddr>().unwrap()],
-            is_ours: Box::new(|_, _| true),
+            other: Box::new(|_, _| None),
+            waits: false,
         });
     }
 }

@@ -1,0 +1,147 @@
+"""Plain connections to nginx outlive their replica behind a real ToR, the next one's death, and the return of both."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from netrack import SERVICE, NetRack, needs_rack
+from test_adoption_rack import Flow, holders
+
+from rivulet_lab import binary, nginx
+
+pytestmark = [
+    needs_rack,
+    pytest.mark.skipif(shutil.which("memcached") is None, reason="memcached is not installed"),
+]
+
+STORE = "10.0.1.1:11211"
+MEGABYTES = 40
+"""Sixteen seconds at the rack's rate."""
+PORT = 42001
+
+
+class PlainRack(NetRack):
+    """A rack whose replicas are nginx with an agent beside it, and a store on the client's host."""
+
+    def description(self) -> str:
+        text = super().description()
+        return text.replace("    port: 80\n", f"    port: 80\n    plain: trods\n    trods: {{store: ['{STORE}']}}\n")
+
+    def start_controller(self) -> None:
+        """And the store before it."""
+        if "store" not in self.processes:
+            address, port = STORE.split(":")
+            memcached = ["memcached", "-u", "root", "-l", address, "-p", port, "-U", "0", "-M"]
+            self.start("store", memcached, self.spaces["c1"])
+        super().start_controller()
+
+    def start_replica(self, name: str) -> None:
+        """nginx, and the agent under the replica's name."""
+        if f"nginx {name}" not in self.processes:
+            self.start_nginx(name)
+        agent = [binary("rivulet"), "agent", "--plain-tcp", "--health-path", "/small", "-i", f"{name}-eth0"]
+        agent += ["--controller", self.agents, "--name", name, "--socket", str(self.folder / f"{name}.agent")]
+        self.start(name, agent, self.spaces[name])
+
+    def start_nginx(self, name: str) -> None:
+        """nginx alone."""
+        command = nginx.command(self.folder / f"nginx-{name}", self.file.parent, f"{SERVICE}:80")
+        self.start(f"nginx {name}", command, self.spaces[name])
+
+    def all_well(self) -> bool:
+        """Whether every replica is live and gets connections."""
+        return self.all_live() and self.take_plain_tcp()
+
+    def trods(self, what: str) -> int:
+        """A count of what became of connections, of all replicas that are there."""
+        return sum((replica["trods"] or {}).get(what, 0) for replica in self.status()["replicas"])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainRack]:
+    """One for all tests here."""
+    rack = PlainRack(tmp_path_factory.mktemp("trods"), "embedded")
+    try:
+        rack.build(MEGABYTES)
+        rack.until(rack.all_well, "all take plain TCP")
+        yield rack
+    finally:
+        rack.down()
+
+
+def download(rack: PlainRack, port: int) -> Flow:
+    """A download by curl, under way."""
+    out = rack.folder / f"down-{port}"
+    command = rack.curl("big", "--max-time", "240", "--local-port", str(port), "-o", str(out))
+    flow = Flow(rack.start(out.name, command, rack.spaces["c1"], stdout=None), port, out, rack.file.read_bytes())
+    rack.until(lambda: out.exists() and out.stat().st_size > 1 << 20, "it brings something")
+    return flow
+
+
+def holder(rack: PlainRack, flow: Flow, *dead: str) -> str:
+    """The replica whose kernel has the connection; those that are dead may still have it too."""
+    found: list[str] = []
+
+    def is_found() -> bool:
+        found[:] = [name for name in rack.replicas if name not in dead and flow.port in holders(rack, (name,))]
+        return bool(found)
+
+    rack.until(is_found, f"somebody else than {', '.join(dead) or 'nobody'} has port {flow.port}")
+    return found[0]
+
+
+def kill_nginx(rack: PlainRack, name: str) -> Callable[[], None]:
+    rack.end(f"nginx {name}")
+    return lambda: rack.start_nginx(name)
+
+
+def kill_agent(rack: PlainRack, name: str) -> Callable[[], None]:
+    rack.end(name)
+    return lambda: rack.start_replica(name)
+
+
+def cut_link(rack: PlainRack, name: str) -> Callable[[], None]:
+    port = f"v{100 + int(name[1:])}"
+    rack.spaces["tor"].ip(f"link set {port} down")
+    return lambda: rack.spaces["tor"].ip(f"link set {port} up")
+
+
+def freeze(rack: PlainRack, name: str) -> Callable[[], None]:
+    processes = [rack.processes[part].popen for part in (name, f"nginx {name}")]
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+
+    def thaw() -> None:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+    return thaw
+
+
+HARMS = {"nginx": kill_nginx, "agent": kill_agent, "link": cut_link, "freeze": freeze}
+
+
+@pytest.mark.parametrize("first, second", [("nginx", "agent"), pytest.param("link", "freeze", marks=pytest.mark.long)])
+def test_a_download_outlives_two_replicas_and_their_return(plain: PlainRack, first: str, second: str) -> None:
+    rack = plain
+    port = PORT + 10 * list(HARMS).index(first)
+    flow = download(rack, port)
+    one = holder(rack, flow)
+    heal_one = HARMS[first](rack, one)
+    two = holder(rack, flow, one)
+    # However slow this machine is, it is not over before the rest; its kernel goes on answering.
+    flow.process.popen.send_signal(signal.SIGSTOP)
+    try:
+        heal_two = HARMS[second](rack, two)
+        three = holder(rack, flow, one, two)
+        heal_one()
+        heal_two()
+        rack.until(rack.all_well, "both are back")
+        assert flow.port in holders(rack, (three,)), "what was adopted is not taken back"
+    finally:
+        flow.process.popen.send_signal(signal.SIGCONT)
+    assert flow.ended_well(), rack.status()
+    assert rack.trods("refused") == 0

@@ -1,0 +1,79 @@
+//! Connections that others hold though what their clients send may come here: those that were adopted while this replica was
+//! gone. It learns of them from the others' records before it gets connections again, and hands on what comes of them.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use rivulet_bpf::trods::{FlowKey, Pin};
+
+use super::{HoldError, PATIENCE};
+use crate::store;
+
+/// A replica that was away, and who was there meanwhile.
+#[derive(Clone, Debug)]
+pub struct Absence {
+    /// Which one it is, by lease and in order; it is told when it is over.
+    pub number: (u32, u64),
+    /// The other members that are alive: index in the pool, and what the keys of their records begin with.
+    pub others: Vec<(u8, String)>,
+    /// The servers of their store.
+    pub servers: Vec<SocketAddr>,
+    /// The ToR's Ethernet address.
+    pub tor: [u8; 6],
+}
+
+/// What became known of an absence.
+#[derive(Debug)]
+pub struct Known {
+    /// Which.
+    pub number: (u32, u64),
+    /// Who holds what.
+    pub held: Vec<(FlowKey, Pin)>,
+}
+
+/// What others hold, while it is asked for.
+#[derive(Debug)]
+pub struct Pins {
+    load: Sender<Known>,
+    loaded: Receiver<Known>,
+}
+
+impl Default for Pins {
+    fn default() -> Pins {
+        let (load, loaded) = channel();
+        Pins { load, loaded }
+    }
+}
+
+impl Pins {
+    /// Asks for what the others hold. `wake` is called when that is known, or the store did not tell it in time, on another
+    /// thread.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn ask(&self, absence: Absence, wake: impl FnOnce() + Send + 'static) -> Result<(), HoldError> {
+        let load = self.load.clone();
+        std::thread::Builder::new().name("pins".into()).spawn(move || {
+            let mut held = Vec::new();
+            for (holder, prefix) in &absence.others {
+                let loaded = store::load(&absence.servers, prefix, PATIENCE);
+                if loaded.servers == 0 {
+                    tracing::warn!("the store does not tell what replica {holder} holds");
+                }
+                let pin = Pin { tor: absence.tor, holder: *holder };
+                let protected = loaded.records.into_iter().filter(|(_, record)| !record.unprotected);
+                held.extend(protected.map(|(_, r)| (FlowKey::new(r.tuple.client, r.tuple.service), pin)));
+            }
+            tracing::info!(connections = held.len(), members = absence.others.len(), "held by others");
+            // Whoever has ended has no use for them.
+            let _ = load.send(Known { number: absence.number, held });
+            wake();
+        })?;
+        Ok(())
+    }
+
+    /// What has become known.
+    pub fn known(&self) -> Option<Known> {
+        self.loaded.try_recv().ok()
+    }
+}

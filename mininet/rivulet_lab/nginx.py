@@ -1,0 +1,36 @@
+"""nginx as it comes, with everything it writes in a folder of ours."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .binaries import RackError
+
+CONFIG = """\
+user root; daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{ }}
+http {{
+  access_log off; sendfile on; default_type application/octet-stream;
+  types {{ text/html html; image/svg+xml svg; }}
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  server {{ listen {listen}; root {www}; }}
+}}
+"""
+
+
+def program() -> str:
+    """Where it is. RackError where it is not installed."""
+    found = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+    if found is None:
+        raise RackError("nginx is not installed: `scripts/setup.sh --test` installs it")
+    return found
+
+
+def command(folder: Path, www: Path, listen: str) -> list[str]:
+    """Runs one process of it that serves `www` at `listen` (ADDRESS:PORT); ended by its id all of it is gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "nginx.conf"
+    config.write_text(CONFIG.format(folder=folder, www=www, listen=listen))
+    return [program(), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
