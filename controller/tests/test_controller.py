@@ -368,6 +368,9 @@ async def test_a_key_waits_for_agents_on_their_way_from_the_controller_before(
     all_three = (FakeAgent(agents, name) for name in ("r1", "r2", "r3"))
     async with running(switch, tmp_path) as controller, next(all_three), next(all_three), next(all_three):
         await until(lambda: usable(controller) == 1, "all hold the first")
+        rounds = controller.reconciles
+        controller.wake()
+        await until(lambda: controller.reconciles > rounds + 1, "and that is saved")
     async with running(switch, tmp_path) as controller:
         controller.rotate("web", frozenset({Kind.SEAL}))
         async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"):
