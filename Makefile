@@ -112,7 +112,7 @@ $(addprefix demo-,$(SCENARIOS)): demo-%: build
 
 # Figures: kernel TCP beside ours in the same run; JSON and plots in bench/results/
 
-BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py)))
+BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py cm.py)))
 
 .PHONY: bench $(addprefix bench-,$(BENCHES))
 bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one

@@ -1,4 +1,5 @@
-//! Compiles every `src/bpf/*.c` with clang into `OUT_DIR/*.o`, which the modules of this crate include.
+//! Compiles every `src/bpf/*.c` with clang into `OUT_DIR/*.o`, which the modules of this crate include, and natively what its
+//! integration tests hold against Rust.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +22,32 @@ fn main() {
             std::process::exit(1);
         }
     }
+    let object = out.join("native.o");
+    if let Err(why) = natively(Path::new("tests/it/macroflow.c"), &object) {
+        eprintln!("\nerror: {why}\n");
+        std::process::exit(1);
+    }
+    println!("cargo:rustc-link-arg-tests={}", object.display());
+}
+
+/// What is undefined in C ends the program.
+fn natively(source: &Path, object: &Path) -> Result<(), String> {
+    println!("cargo:rerun-if-changed={}", source.display());
+    let clang = env::var("CLANG").unwrap_or_else(|_| "clang".into());
+    let out = Command::new(&clang)
+        .args(["-O2", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I", "src/bpf"])
+        .args(["-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"])
+        .arg(format!("-ffile-prefix-map={}=host/bpf", env::var("CARGO_MANIFEST_DIR").unwrap_or_default()))
+        .arg("-c")
+        .arg(source)
+        .arg("-o")
+        .arg(object)
+        .output()
+        .map_err(|e| format!("cannot run {clang} ({e})"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    Err(format!("{clang} refuses {}:\n{}", source.display(), String::from_utf8_lossy(&out.stderr)))
 }
 
 fn compile(source: &Path, object: &Path) -> Result<(), String> {

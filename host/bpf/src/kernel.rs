@@ -17,6 +17,12 @@ const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Index of `lo` in every namespace.
 const LOOPBACK: i32 = 1;
 
+/// linux/capability.h
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+
 /// Something of the kernel that a program stands on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
@@ -24,14 +30,17 @@ pub enum Feature {
     Xdp,
     /// Programs at ingress and egress of an interface, one behind the other, on links.
     Tcx,
-    /// The kernel's own types, which `struct_ops` needs and nothing else here.
+    /// The kernel's own types, which `struct_ops` needs, and what looks at its sockets.
     Btf,
     /// TCP's congestion control as a program.
     StructOps,
+    /// The same, to be held by a link, which can be pinned.
+    StructOpsLink,
 }
 
 /// All of them.
-pub const FEATURES: [Feature; 4] = [Feature::Xdp, Feature::Tcx, Feature::Btf, Feature::StructOps];
+pub const FEATURES: [Feature; 5] =
+    [Feature::Xdp, Feature::Tcx, Feature::Btf, Feature::StructOps, Feature::StructOpsLink];
 
 impl Feature {
     /// As it is called in errors and in docs/hosts.md.
@@ -42,6 +51,7 @@ impl Feature {
             Feature::Tcx => "tcx",
             Feature::Btf => "BTF",
             Feature::StructOps => "struct_ops",
+            Feature::StructOpsLink => "struct_ops links",
         }
     }
 
@@ -53,6 +63,7 @@ impl Feature {
             Feature::Tcx => "6.6",
             Feature::Btf => "5.4",
             Feature::StructOps => "5.6",
+            Feature::StructOpsLink => "6.4",
         }
     }
 
@@ -63,7 +74,17 @@ impl Feature {
             Feature::Xdp => "CONFIG_BPF_SYSCALL, CONFIG_XDP_SOCKETS",
             Feature::Tcx => "CONFIG_BPF_SYSCALL, CONFIG_NET_XGRESS",
             Feature::Btf => "CONFIG_DEBUG_INFO_BTF",
-            Feature::StructOps => "CONFIG_BPF_JIT, CONFIG_DEBUG_INFO_BTF",
+            Feature::StructOps | Feature::StructOpsLink => "CONFIG_BPF_JIT, CONFIG_DEBUG_INFO_BTF",
+        }
+    }
+
+    /// What a process may do that uses it, without root; tcx's programs calculate with pointers, and those of a congestion control
+    /// read the kernel's sockets, for which the verifier wants `CAP_PERFMON`.
+    #[must_use]
+    pub fn rights(self) -> &'static str {
+        match self {
+            Feature::Tcx | Feature::StructOpsLink => "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+            Feature::Xdp | Feature::Btf | Feature::StructOps => "CAP_BPF and CAP_NET_ADMIN",
         }
     }
 
@@ -73,7 +94,8 @@ impl Feature {
             Feature::Tcx => tcx(),
             Feature::Btf if has_btf() => Probe::Present,
             Feature::Btf => Probe::Absent,
-            Feature::StructOps => struct_ops(),
+            Feature::StructOps => has_struct("bpf_struct_ops_tcp_congestion_ops"),
+            Feature::StructOpsLink => struct_ops_link(),
         }
     }
 }
@@ -102,7 +124,7 @@ pub enum Missing {
         release: String,
     },
     /// This process may not use it.
-    #[error("{n} needs root, or CAP_BPF and CAP_NET_ADMIN", n = feature.name())]
+    #[error("{n} needs root, or {r}", n = feature.name(), r = feature.rights())]
     Right {
         /// What.
         feature: Feature,
@@ -160,8 +182,11 @@ fn socket_map() -> Probe {
     }
 }
 
-/// Asks what is attached to the loopback device: older kernels do not know the question.
+/// Asks what is attached to the loopback device: older kernels do not know the question. That needs CAP_NET_ADMIN alone.
 fn tcx() -> Probe {
+    if !has(CAP_BPF) || !has(CAP_PERFMON) {
+        return Probe::Denied;
+    }
     let mut options = query { sz: size_of::<bpf_prog_query_opts>() as u64, ..Default::default() };
     // SAFETY: the structure is whole, names its size, and lives through the call.
     let rc =
@@ -173,13 +198,32 @@ fn tcx() -> Probe {
     }
 }
 
-/// Looks for the structure that the kernel has for each kind of operations.
-fn struct_ops() -> Probe {
+/// Whether this thread has a capability, or CAP_SYS_ADMIN, which the kernel takes for most of BPF.
+fn has(capability: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // What cannot be known is found out by whoever tries.
+    mask.is_none_or(|mask| mask & (1 << capability | 1 << CAP_SYS_ADMIN) != 0)
+}
+
+/// Looks for a structure that the kernel has for each kind of operations.
+fn has_struct(name: &str) -> Probe {
     let Ok(btf) = Btf::from_vmlinux() else { return Probe::Absent };
-    match btf.type_by_name::<Struct<'_>>("bpf_struct_ops_tcp_congestion_ops") {
+    match btf.type_by_name::<Struct<'_>>(name) {
         Some(_) => Probe::Present,
         None => Probe::Absent,
     }
+}
+
+/// Links came later than the operations, and TCP's go with every kernel that has both.
+fn struct_ops_link() -> Probe {
+    let both = ["bpf_struct_ops_tcp_congestion_ops", "bpf_struct_ops_link"].map(has_struct);
+    if both.contains(&Probe::Absent) {
+        return Probe::Absent;
+    }
+    let rights = [CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN];
+    if rights.into_iter().all(has) { Probe::Present } else { Probe::Denied }
 }
 
 #[cfg(test)]
@@ -205,7 +249,7 @@ mod tests {
                 assert!(text.contains(part), "{text}");
             }
             let text = judge(feature, Probe::Denied).unwrap_err().to_string();
-            assert!(text.contains(feature.name()) && text.contains("CAP_BPF"), "{text}");
+            assert!(text.contains(feature.name()) && text.contains(feature.rights()), "{text}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! The pieces of the `rivulet` command: the file server's HTTP, and what the subcommands share.
 
 pub mod agent;
+pub mod cm;
 pub mod get;
 pub mod http;
 mod process;

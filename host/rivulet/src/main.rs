@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rivulet_cli::agent::{self, AgentArgs};
+use rivulet_cli::cm::{self, CmArgs};
 use rivulet_cli::get::{self, GetArgs};
 use rivulet_cli::run::{self, RunArgs};
 use rivulet_cli::serve::{self, ServeArgs};
@@ -26,6 +27,7 @@ enum Command {
     Agent(AgentArgs),
     Get(GetArgs),
     Run(RunArgs),
+    Cm(CmArgs),
     /// Writes fresh keys for a service to standard output
     Keygen {
         /// Number of the service
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => agent::run(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
         Command::Run(args) => run::run(&args),
+        Command::Cm(args) => cm::run(&args),
         Command::Keygen { service } => keygen(service),
     };
     match result {

@@ -2,6 +2,7 @@
 
 use crate::ids::{LinkId, NodeId};
 use crate::link::{Config, End};
+use crate::managed::{Host, Style};
 use crate::net::Network;
 use crate::tcp::{Client, Server};
 use crate::{Nanos, SECOND};
@@ -53,6 +54,30 @@ impl Dumbbell {
         net.add_node(Client::new(server, self.up, flow.start, 300, flow.delayed));
         net.add_node(Server::new(client, access, flow.bytes, MSS, flow.ecn));
         (client, server)
+    }
+}
+
+impl Dumbbell {
+    /// Adds a host whose connections are managed, and a client for each of these starts and sizes; gives the clients and the
+    /// host.
+    pub fn managed(
+        &self,
+        net: &mut Network,
+        config: rivulet_cm::Config,
+        style: Style,
+        flows: &[TcpFlow],
+    ) -> (Vec<NodeId>, NodeId) {
+        let access = net.add_link(Config::default(), End::Link(self.down));
+        let host = net.add_node(Host::new(access, config, style));
+        let clients = flows
+            .iter()
+            .map(|flow| {
+                let client = net.add_node(Client::new(host, self.up, flow.start, 300, flow.delayed));
+                net.with_node(host, |host: &mut Host, _| host.expect(client, flow.bytes, flow.ecn));
+                client
+            })
+            .collect();
+        (clients, host)
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! [`net::Network`] runs [`net::Node`]s joined by [`link::Link`]s (rate, delay, queue, loss, reordering, duplication,
 //! corruption, ECN marking). On it stand the two ends of the reference, TCP with Reno's congestion control, SACK and
-//! RACK ([`tcp`]), and the parts of Rivulet: a ToR that chooses over replicas ([`tor`]), replicas that die, stall and
+//! RACK ([`tcp`]), the same with the Congestion Manager in place of Reno ([`managed`]), and the parts of Rivulet: a ToR that chooses over replicas ([`tor`]), replicas that die, stall and
 //! return ([`life`], [`replica`]), and clients that check every byte ([`client`]).
 //!
 //! Time is nanoseconds since the start of the run ([`Nanos`]); the same seed gives the same run, packet for packet.
@@ -19,6 +19,7 @@ pub mod hostile;
 pub mod ids;
 pub mod life;
 pub mod link;
+pub mod managed;
 pub mod net;
 pub mod packet;
 pub mod random;

@@ -13,6 +13,12 @@ pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
+/// How even shares are: Jain's index, 1 for equal ones, 1/n if one has all; 1 for none.
+pub fn jain(shares: &[f64]) -> f64 {
+    let squares: f64 = shares.iter().map(|s| s * s).sum();
+    if squares == 0.0 { 1.0 } else { shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares) }
+}
+
 /// The 95 % confidence interval of the mean, by Student's t.
 pub fn confidence_95(values: &[f64]) -> (f64, f64) {
     let n = values.len();

@@ -6,6 +6,7 @@ mod af_xdp;
 mod agent;
 mod attacks;
 mod back_end;
+mod cm;
 mod content;
 mod crowd;
 mod downloads;

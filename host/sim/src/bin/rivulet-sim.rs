@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
-use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, sharing, spraying, stall};
+use rivulet_sim::managed::Style;
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, random, stats};
 use serde_json::{Value, json};
@@ -67,6 +68,15 @@ enum Experiment {
         #[arg(long, default_value_t = 5)]
         seeds: u64,
     },
+    /// The Congestion Manager: groups of connections beside one of Reno, loss, repeated fetches.
+    Sharing {
+        /// Seeds.
+        #[arg(long, default_value_t = 30)]
+        seeds: u64,
+        /// Seconds of virtual time each.
+        #[arg(long, default_value_t = 300)]
+        time: u64,
+    },
     /// Many clients at once.
     Crowd {
         /// How many.
@@ -95,6 +105,7 @@ fn main() {
         Experiment::Skew => skews(seed),
         Experiment::Stall { kills } => stalls(seed, kills),
         Experiment::Overshoot { seeds } => overshoots(seed, seeds),
+        Experiment::Sharing { seeds, time } => managed(seed, seeds, time * SECOND),
         Experiment::Crowd { clients, size } => {
             let c = crowd::run(seed, clients, size);
             let failed: Vec<_> = c.others.iter().take(5).map(|o| format!("{o:?}")).collect();
@@ -105,6 +116,42 @@ fn main() {
     figures["seed"] = json!(seed);
     figures["wall_seconds"] = json!((begin.elapsed().as_secs_f64() * 10.0).round() / 10.0);
     println!("{figures:#}");
+}
+
+fn managed(seed: u64, seeds: u64, time: u64) -> Value {
+    let seeds = seed..seed + seeds;
+    let interval = |values: &[f64]| {
+        let (low, high) = stats::confidence_95(values);
+        json!({ "mean": stats::mean(values), "low": low, "high": high })
+    };
+    let (mut groups, mut losses, mut fetches) = (vec![], vec![], vec![]);
+    for style in [None, Some(Style::Grants), Some(Style::Pull)] {
+        for count in [1, 2, 4, 8, 16] {
+            let all: Vec<_> = seeds.clone().map(|s| sharing::group(s, style, count, time)).collect();
+            groups.push(json!({
+                "style": format!("{style:?}"), "flows": count,
+                "of_reno": interval(&all.iter().map(|s| s.of_reno).collect::<Vec<_>>()),
+                "jain": interval(&all.iter().map(|s| s.jain).collect::<Vec<_>>()),
+            }));
+        }
+        let Some(style) = style else { continue };
+        for loss in [0.0, 0.001, 0.005, 0.01, 0.02, 0.05] {
+            let ratios: Vec<_> = seeds
+                .clone()
+                .map(|s| sharing::goodput(s, Some(style), loss, time) / sharing::goodput(s, None, loss, time))
+                .collect();
+            losses.push(json!({ "style": format!("{style:?}"), "loss": loss, "of_reno": interval(&ratios) }));
+        }
+    }
+    let rtt = 75 * MILLISECOND;
+    for (style, initial) in
+        [(None, 10), (Some(Style::Grants), 1), (Some(Style::Grants), 10), (Some(Style::Pull), 10)]
+    {
+        let took = sharing::fetches(seed, style, initial, 9, 128 * 1024, rtt, SECOND);
+        let ms: Vec<_> = took.iter().map(|t| t.map(|t| t / MILLISECOND)).collect();
+        fetches.push(json!({ "style": format!("{style:?}"), "initial_window": initial, "ms": ms }));
+    }
+    json!({ "groups": groups, "losses": losses, "fetches": fetches })
 }
 
 fn transfers(seed: u64, count: u64) -> Value {

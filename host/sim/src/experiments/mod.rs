@@ -4,5 +4,6 @@ pub mod completion;
 pub mod crowd;
 pub mod fairness;
 pub mod overshoot;
+pub mod sharing;
 pub mod spraying;
 pub mod stall;

@@ -5,6 +5,7 @@
 //! Sequence numbers count segments, not bytes: every segment is full but the last.
 
 mod client;
+mod control;
 mod rack;
 mod receiver;
 mod rto;
@@ -12,6 +13,7 @@ mod sender;
 mod server;
 
 pub use client::Client;
+pub use control::{Control, Managed, Reno};
 pub use receiver::Receiver;
 pub use rto::Rto;
 pub use sender::Sender;

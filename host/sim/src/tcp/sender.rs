@@ -3,14 +3,10 @@
 use std::collections::VecDeque;
 
 use super::Ack;
+use super::control::{Control, Event};
 use super::rack::Rack;
 use super::rto::Rto;
 use crate::Nanos;
-
-/// RFC 6928.
-pub const INITIAL_WINDOW: u32 = 10;
-/// Least window and threshold after a loss.
-const LEAST: u32 = 2;
 
 #[derive(Debug, Clone, Copy)]
 struct Sent {
@@ -58,10 +54,7 @@ pub struct Sender {
     sacked: usize,
     lost: usize,
     retransmitted_out: usize,
-    cwnd: u32,
-    /// Segments acknowledged in congestion avoidance since the window grew.
-    credit: u32,
-    ssthresh: u32,
+    control: Control,
     mode: Mode,
     /// No reaction to another mark before this is acknowledged (RFC 3168 §6.1.2).
     reacted: u64,
@@ -80,6 +73,11 @@ pub struct Sender {
 impl Sender {
     /// A sender of this many segments. `rto` has the sample of the handshake.
     pub fn new(total: u64, rto: Rto) -> Self {
+        Self::with(total, rto, Control::default())
+    }
+
+    /// The same with another congestion control.
+    pub fn with(total: u64, rto: Rto, control: Control) -> Self {
         Self {
             total,
             una: 0,
@@ -87,9 +85,7 @@ impl Sender {
             sacked: 0,
             lost: 0,
             retransmitted_out: 0,
-            cwnd: INITIAL_WINDOW,
-            credit: 0,
-            ssthresh: u32::MAX,
+            control,
             mode: Mode::Open,
             reacted: 0,
             rack: Rack::new(),
@@ -105,7 +101,12 @@ impl Sender {
 
     /// Congestion window, segments.
     pub fn cwnd(&self) -> u32 {
-        self.cwnd
+        self.control.window()
+    }
+
+    /// Its congestion control.
+    pub fn control(&mut self) -> &mut Control {
+        &mut self.control
     }
 
     /// What happened so far.
@@ -122,8 +123,23 @@ impl Sender {
         self.una + self.window.len() as u64
     }
 
+    /// Whether there is something to be sent, if the window allows it.
+    pub fn wants(&self) -> bool {
+        self.lost > 0 || self.next_new() < self.total
+    }
+
+    /// Whether something is to be sent whatever the window says.
+    pub fn must(&self) -> bool {
+        self.forced.is_some_and(|s| s >= self.una)
+    }
+
+    /// Smoothed round trip time; 0 without a sample.
+    pub fn smoothed(&self) -> Nanos {
+        self.rto.smoothed()
+    }
+
     /// Segments that count as being in the network (RFC 6675, pipe).
-    fn pipe(&self) -> usize {
+    pub fn pipe(&self) -> usize {
         self.window.len() - self.sacked - self.lost
     }
 
@@ -136,7 +152,7 @@ impl Sender {
     pub fn poll(&mut self, now: Nanos) -> Option<(u64, bool)> {
         let seq = match self.forced.take().filter(|s| *s >= self.una) {
             Some(seq) => seq,
-            None if self.pipe() >= self.cwnd as usize => return None,
+            None if self.pipe() >= self.control.window() as usize => return None,
             None if self.lost > 0 => self.una + self.window.iter().position(|s| s.lost)? as u64,
             None if self.next_new() < self.total => self.next_new(),
             None => return None,
@@ -191,18 +207,23 @@ impl Sender {
             && self.una >= end
         {
             if matches!(self.mode, Mode::Recovery(_)) {
-                self.cwnd = self.ssthresh;
+                self.control.on(Event::Recovered);
             }
-            (self.mode, self.credit) = (Mode::Open, 0);
+            self.mode = Mode::Open;
         }
-        if ack.marked && self.mode == Mode::Open && self.una > self.reacted {
+        let marked = ack.marked && self.mode == Mode::Open && self.una > self.reacted;
+        if marked {
             self.reacted = self.next_new();
-            self.halve();
-        } else if !matches!(self.mode, Mode::Recovery(_)) {
-            // What was selectively acknowledged before did its share then: the acknowledgement that ends a recovery
-            // is no window's worth of growth.
-            self.grow(delivered);
+            self.control.on(Event::Marked);
         }
+        // What was selectively acknowledged before did its share then: the acknowledgement that ends a recovery is no window's
+        // worth of growth.
+        let grows = !marked && !matches!(self.mode, Mode::Recovery(_));
+        self.control.on(Event::Delivered {
+            segments: delivered + newly_sacked as u32,
+            acked: delivered,
+            grows,
+        });
         self.detect(now);
         if acked > 0 {
             self.rto_at = (!self.window.is_empty()).then(|| now + self.rto.timeout());
@@ -225,24 +246,6 @@ impl Sender {
             }
         }
         newly
-    }
-
-    /// RFC 3465 with L = 2 in slow start; one segment a window in congestion avoidance.
-    fn grow(&mut self, acked: u32) {
-        if self.cwnd < self.ssthresh {
-            self.cwnd = (self.cwnd + acked.min(2)).min(self.ssthresh);
-            return;
-        }
-        self.credit += acked;
-        while self.credit >= self.cwnd {
-            self.credit -= self.cwnd;
-            self.cwnd += 1;
-        }
-    }
-
-    fn halve(&mut self) {
-        self.ssthresh = (self.cwnd / 2).max(LEAST);
-        (self.cwnd, self.credit) = (self.ssthresh, 0);
     }
 
     /// RACK's detection (RFC 8985 §6.2, step 5).
@@ -270,7 +273,7 @@ impl Sender {
         if declared && self.mode == Mode::Open {
             self.counters.recoveries += 1;
             self.rack.recovery();
-            self.halve();
+            self.control.on(Event::Lost);
             self.mode = Mode::Recovery(self.next_new());
             // The first retransmission does not wait for the window to deflate (RFC 6675 §5, step 4.3).
             self.forced = self.window.iter().position(|s| s.lost).map(|i| self.una + i as u64);
@@ -292,7 +295,7 @@ impl Sender {
         } else if ack.next > seq {
             self.probe = None;
             if retransmission && self.mode == Mode::Open {
-                self.halve();
+                self.control.on(Event::Lost);
             }
         }
     }
@@ -313,10 +316,7 @@ impl Sender {
         }
         if self.rto_at.is_some_and(|at| at <= now) {
             self.counters.timeouts += 1;
-            if !matches!(self.mode, Mode::Loss(_)) {
-                self.ssthresh = (self.cwnd / 2).max(LEAST);
-            }
-            (self.cwnd, self.credit) = (1, 0);
+            self.control.on(Event::TimedOut { again: matches!(self.mode, Mode::Loss(_)) });
             self.mode = Mode::Loss(self.next_new());
             // RFC 8985 §6.3: the oldest, and what was sent a round trip before.
             let old = now.saturating_sub(self.rto.smoothed() + self.rto.least() / 4);

@@ -3,6 +3,7 @@
 
 mod corpus;
 mod experiments;
+mod managed;
 mod middlebox;
 mod reference;
 mod replay;

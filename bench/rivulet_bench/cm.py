@@ -1,0 +1,202 @@
+"""The Congestion Manager's TCP beside Reno, Cubic and BBR: the paper's figures 3, 4, 5 and 7, and sharing.
+
+bench/results/cm.json. Parts can be chosen by --parts; only all together are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rivulet_lab import nginx
+
+from .bars import Bar, judge
+from .cm_rig import CLIENT, SERVER, CmRig, Wire, cm_rig
+from .rig import flags
+from .stats import interval, save
+
+Json = dict[str, Any]
+
+CONTROLS = ("cm", "reno", "cubic", "bbr")
+FETCHES = 9
+FETCH_BYTES = 128 * 1024
+FETCH_GAP_S = 0.5
+FETCH = Wire(rate_mbit=20, rtt_ms=75)
+LOSS = Wire(rate_mbit=10, rtt_ms=60)
+LOSSES = (0.0, 0.005, 0.01, 0.02, 0.05)
+SHARE = Wire(rate_mbit=20, rtt_ms=40)
+GROUPS = (1, 2, 4, 8, 16)
+LONG = Wire(rate_mbit=100, rtt_ms=10)
+STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
+
+
+def fetches(options: Any) -> Json:
+    """Figure 7: curl fetches a file again and again from nginx, both as they are."""
+    took: dict[str, list[list[float]]] = {name: [] for name in CONTROLS}
+    with cm_rig(FETCH) as rig:
+        www = rig.folder / "www"
+        www.mkdir(exist_ok=True)
+        (www / "file").write_bytes(bytes(FETCH_BYTES))
+        server = rig.start("nginx", nginx.command(rig.folder / "nginx", www, f"{SERVER}:80"), rig.spaces["s"])
+        rig.until(lambda: f"{SERVER}:80" in rig.spaces["s"].run("ss", "-Hltn"), "nginx listens", 10.0, server)
+        # Neighbours get to know each other.
+        rig.choose("reno")
+        _fetch(rig)
+        for _ in range(options.repetitions):
+            for name in CONTROLS:
+                rig.choose(name)
+                took[name].append([_fetch(rig) for _ in range(FETCHES)])
+    rows = []
+    for name, runs in took.items():
+        first = interval([run[0] for run in runs])
+        later = interval([statistics.fmean(run[1:]) for run in runs])
+        rows.append({"control": name, "first_ms": first, "later_ms": later, "runs_ms": runs})
+        print(f"{name:6} first {first[0]:6.1f} ± {first[1]:.1f}, later {later[0]:6.1f} ± {later[1]:.1f} ms", flush=True)
+    return {"wire": FETCH.flags(), "summary": rows}
+
+
+def _fetch(rig: CmRig) -> float:
+    time.sleep(FETCH_GAP_S)
+    words = ("curl", "-sS", "--fail", "-o", "/dev/null", "-w", "%{time_total} %{size_download}")
+    seconds, size = rig.spaces["c"].run(*words, f"http://{SERVER}/file").split()
+    if int(float(size)) != FETCH_BYTES:
+        raise SystemExit(f"{size} bytes of {FETCH_BYTES} came")
+    return float(seconds) * 1e3
+
+
+def losses(options: Any) -> Json:
+    """Figure 3: one connection at each rate of loss."""
+    rows = []
+    for loss in LOSSES:
+        got: dict[str, list[float]] = {name: [] for name in CONTROLS}
+        with cm_rig(Wire(LOSS.rate_mbit, LOSS.rtt_ms, loss)) as rig:
+            rig.send()
+            for _ in range(options.repetitions):
+                for name in CONTROLS:
+                    got[name].append(rig.shares([name], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
+        rows.append(_row({"loss": loss}, got))
+    return {"wire": LOSS.flags(), "summary": rows}
+
+
+def sharing(options: Any) -> Json:
+    """Groups of connections beside one of Reno."""
+    rows = []
+    with cm_rig(SHARE) as rig:
+        rig.send()
+        for count in GROUPS:
+            runs: dict[str, list[float]] = {"cm": [], "reno": []}
+            jain = []
+            for _ in range(options.repetitions):
+                for name, shares in runs.items():
+                    reno, *group = rig.shares(["reno", *[name] * count], 5.0, 3 * options.seconds)
+                    shares.append(sum(group) / reno)
+                    if name == "cm":
+                        jain.append(sum(group) ** 2 / (count * sum(n * n for n in group)))
+            row: Json = {"flows": count, "jain": interval(jain)}
+            row |= {name: interval(shares) for name, shares in runs.items()}
+            rows.append(row)
+            print(
+                f"{count:2} beside one of Reno: cm {row['cm'][0]:.2f} ± {row['cm'][1]:.2f} of its share, Jain"
+                f" {row['jain'][0]:.4f}; reno {row['reno'][0]:.2f}",
+                flush=True,
+            )
+    return {"wire": SHARE.flags(), "summary": rows}
+
+
+def long(options: Any) -> Json:
+    """Figures 4 and 5: one long connection, and what its programs cost in the kernel."""
+    got: dict[str, list[float]] = {name: [] for name in CONTROLS}
+    with cm_rig(LONG) as rig, _counted():
+        rig.send()
+        for _ in range(options.repetitions):
+            for name in CONTROLS:
+                got[name].append(rig.shares([name], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
+        costs = _costs(rig)
+    row = _row({}, got)
+    ratios = [cm / reno for cm, reno in zip(got["cm"], got["reno"], strict=True)]
+    print(f"an acknowledgement costs {costs['ack_ns']:.0f} ns", flush=True)
+    return {"wire": LONG.flags(), "summary": [row], "of_reno": interval(ratios), "costs": costs}
+
+
+@contextmanager
+def _counted() -> Iterator[None]:
+    """The kernel counts what BPF programs cost."""
+    before = STATS.read_text()
+    STATS.write_text("1")
+    try:
+        yield
+    finally:
+        STATS.write_text(before)
+
+
+def _costs(rig: CmRig) -> Json:
+    """Of each program: runs, ns a run. An acknowledgement outside of recovery runs pkts_acked and cong_avoid."""
+    programs = {
+        one["name"]: {"runs": one["runs"], "ns": one["time"] / max(one["runs"], 1)}
+        for one in json.loads(rig.cm("status", "--json"))["programs"]
+    }
+    # The kernel cuts names.
+    ack = sum(programs[name[:15]]["ns"] for name in ("cm_tcp_pkts_acked", "cm_tcp_cong_avoid"))
+    return {"programs": programs, "ack_ns": ack}
+
+
+def _row(row: Json, got: dict[str, list[float]]) -> Json:
+    row |= {name: interval(values) for name, values in got.items()}
+    words = ", ".join(f"{name} {row[name][0]:.2f} ± {row[name][1]:.2f}" for name in got)
+    print(f"{row['loss'] * 100:g} % loss: " * ("loss" in row) + words + " Mb/s", flush=True)
+    return row
+
+
+PARTS: dict[str, Callable[[Any], Json]] = {"fetches": fetches, "losses": losses, "sharing": sharing, "long": long}
+
+
+def bars(result: Json) -> list[Bar]:
+    """What must be reached."""
+    found = []
+    of = {row["control"]: row for row in result.get("fetches", {}).get("summary", [])}
+    if of:
+        ratio = of["cm"]["later_ms"][0] / of["reno"]["later_ms"][0]
+        found.append(Bar("figure 7: later fetches, of Reno's time", ratio, 0.6, at_most=True))
+    for row in result.get("losses", {}).get("summary", []):
+        ratio = row["cm"][0] / row["reno"][0]
+        what = f"figure 3: throughput at {row['loss'] * 100:g} % loss, of Reno's"
+        found += [Bar(what, ratio, 0.9), Bar(what, ratio, 1.1, at_most=True)]
+    for row in result.get("sharing", {}).get("summary", []):
+        what = f"{row['flows']} connections beside one of Reno"
+        share = (f"{what}: its share", row["cm"][0])
+        found += [Bar(*share, 0.8), Bar(*share, 1.25, at_most=True)]
+        found.append(Bar(f"{what}: Jain's index among them", row["jain"][0], 0.99))
+    if "long" in result:
+        mean, half = result["long"]["of_reno"]
+        found.append(Bar("figure 4: throughput of Reno's, upper end of the interval", mean + half, 0.995))
+        found.append(Bar("figure 5: ns an acknowledgement", result["long"]["costs"]["ack_ns"], 300, at_most=True))
+    return found
+
+
+def main() -> int:
+    """Runs it and writes bench/results/cm.json."""
+    parser = flags(__doc__ or "", repetitions=10)
+    parser.set_defaults(seconds=10.0)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    options = parser.parse_args()
+    result: Json = {"server": SERVER, "client": CLIENT}
+    began = time.monotonic()
+    for part in options.parts:
+        print(f"-- {part}", flush=True)
+        result[part] = PARTS[part](options)
+    result["took_s"] = time.monotonic() - began
+    if set(options.parts) == set(PARTS) and options.repetitions >= 10:
+        print(save("cm", result))
+    else:
+        print("not all was run: nothing is kept")
+    return judge(bars(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

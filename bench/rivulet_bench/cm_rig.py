@@ -1,0 +1,123 @@
+"""A server, a client, a slow and long wire between them, and the Congestion Manager's TCP under a name of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rivulet_lab import End, Lab, binary, prompt, standing, veth
+
+from .rig import BUILD, finish
+
+SERVER = "10.78.0.1"
+CLIENT = "10.78.0.2"
+PORT = 7000
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """From the server to the client; the way back has the delay alone."""
+
+    rate_mbit: float
+    rtt_ms: float
+    loss: float = 0.0
+    """Probability."""
+
+    @property
+    def queue(self) -> int:
+        """Packets of a round trip."""
+        return max(int(self.rate_mbit * 1e6 * self.rtt_ms / 1e3 / 8 / 1514), 8)
+
+    def flags(self) -> list[str]:
+        """Of rivulet-wire, `a` at the server."""
+        down = f"rate={self.rate_mbit:g}mbit,delay={self.rtt_ms / 2:g}ms,loss={self.loss:g},queue={self.queue}"
+        return ["--a-to-b", down, "--b-to-a", f"delay={self.rtt_ms / 2:g}ms,queue=10000"]
+
+
+class CmRig(Lab):
+    """The namespaces while they stand: `s` the server, `c` the client, `m` the wire."""
+
+    def __init__(self, folder: Path, wire: Wire) -> None:
+        super().__init__(folder)
+        self.wire = wire
+        self.name = f"rvcm_b{os.getpid()}"
+        """Of the congestion control."""
+        self.bpf = folder / "bpf"
+
+    def build(self) -> None:
+        """Namespaces, links, the wire, the congestion control."""
+        for name in ("s", "c", "m"):
+            self.namespace(name)
+        middle = self.spaces["m"]
+        veth(End(self.spaces["s"], "s0"), End(middle, "ms0"))
+        veth(End(self.spaces["c"], "c0"), End(middle, "mc0"))
+        self.spaces["s"].ip(f"addr add {SERVER}/24 dev s0", f"route add {CLIENT}/32 dev s0 src {SERVER}")
+        self.spaces["c"].ip(f"addr add {CLIENT}/24 dev c0")
+        # Segments as they are on a wire, and nothing remembered of earlier runs but what is to be measured.
+        for name, device in (("s", "s0"), ("c", "c0")):
+            self.spaces[name].run("ethtool", "-K", device, "tso", "off", "gso", "off", "gro", "off", "tx", "off")
+            self.spaces[name].set("net.ipv4.tcp_no_metrics_save=1", "net.ipv4.tcp_rmem=4096 1048576 16777216")
+        self.spaces["s"].set("net.ipv4.tcp_wmem=4096 1048576 16777216")
+        command = [*prompt(), binary("rivulet-wire"), "ms0", "mc0", *self.wire.flags()]
+        self.start("wire", [*command, "--control", str(self.folder / "wire.sock")], middle)
+        self.bpf.mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "bpf", "bpf", str(self.bpf)], check=True)
+        self.cm("load")
+
+    def down(self) -> None:
+        """Takes all of it away."""
+        try:
+            super().down()
+        finally:
+            if self.bpf.is_mount():
+                subprocess.run(["umount", "-l", str(self.bpf)], check=True)
+
+    def cm(self, *words: str) -> str:
+        """`rivulet cm`."""
+        command = [binary("rivulet"), "cm", "--name", self.name, "--state", str(self.bpf / "cm"), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def choose(self, name: str) -> None:
+        """The congestion control of the server's new connections; `cm`: ours, which knows nothing yet."""
+        if name == "cm":
+            self.cm("forget")
+            name = self.name
+        route = f"route change {CLIENT}/32 dev s0 src {SERVER} congctl {name}"
+        self.spaces["s"].ip(route)
+
+    def idle(self) -> bool:
+        """Nothing is known of any destination, and no connection has ours."""
+        self.cm("forget")
+        return not json.loads(self.cm("status", "--json"))["macroflows"]
+
+    def send(self) -> None:
+        """Starts the server of `shares`."""
+        traffic = [sys.executable, "-m", "rivulet_bench.cm_traffic"]
+        process = self.start("send", [*traffic, "send", SERVER, str(PORT)], self.spaces["s"])
+        self.until(lambda: "listening" in process.text(), "the server listens", 20.0, process)
+
+    def shares(self, names: Sequence[str], warm_up_s: float, seconds: float) -> list[int]:
+        """Bytes that connections with these congestion controls get beside one another; `cm`: ours."""
+        # A forgotten macroflow is as new as the others' state.
+        self.until(self.idle, "connections of before are gone", 60.0)
+        chosen = [self.name if name == "cm" else name for name in names]
+        command = [sys.executable, "-m", "rivulet_bench.cm_traffic", "receive", SERVER, str(PORT)]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        load = self.start("receive", [*command, f"{warm_up_s:g}", f"{seconds:g}", *chosen], self.spaces["c"], **pipes)
+        return [int(count) for count in finish(load, warm_up_s + seconds + 60)]
+
+
+@contextmanager
+def cm_rig(wire: Wire) -> Iterator[CmRig]:
+    """A rig, torn down at the end."""
+    rig = CmRig(BUILD / "cm", wire)
+    with standing(rig):
+        rig.build()
+        yield rig

@@ -1,0 +1,79 @@
+"""Connections whose server's ends have congestion controls of one's choice: sends without end, and counts what arrives.
+
+    python -m rivulet_bench.cm_traffic send ADDRESS PORT
+    python -m rivulet_bench.cm_traffic receive ADDRESS PORT WARM_UP_S SECONDS NAME...
+
+The client names the congestion control in the first line of each connection. It prints a line of JSON: bytes of each
+connection after the warm-up, in the order of the names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import sys
+import threading
+import time
+
+BLOCK = 1 << 18
+
+
+def _serve(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(OSError):
+        name = connection.makefile("rb").readline().strip()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        block = bytes(BLOCK)
+        while True:
+            connection.sendall(block)
+
+
+def send(address: str, port: int) -> None:
+    """Takes connections until it is ended."""
+    with socket.create_server((address, port), backlog=64) as listener:
+        print("listening", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=_serve, args=(connection,), daemon=True).start()
+
+
+def receive(address: str, port: int, warm_up_s: float, seconds: float, names: list[str]) -> list[int]:
+    """Bytes of each connection in so many seconds after the warm-up."""
+    selector = selectors.DefaultSelector()
+    counts = [0] * len(names)
+    for index, name in enumerate(names):
+        connection = socket.create_connection((address, port))
+        connection.sendall(name.encode() + b"\n")
+        connection.setblocking(False)
+        selector.register(connection, selectors.EVENT_READ, index)
+    start = time.monotonic() + warm_up_s
+    end = start + seconds
+    buffer = bytearray(BLOCK)
+    while (now := time.monotonic()) < end:
+        for key, _ in selector.select(end - now):
+            assert isinstance(key.fileobj, socket.socket)
+            with contextlib.suppress(BlockingIOError):
+                count = key.fileobj.recv_into(buffer)
+                if not count:
+                    raise SystemExit("a connection ended")
+                if time.monotonic() >= start:
+                    counts[key.data] += count
+    return counts
+
+
+def main() -> int:
+    """One of the two ends."""
+    match sys.argv[1:]:
+        case ["send", address, port]:
+            send(address, int(port))
+        case ["receive", address, port, warm_up_s, seconds, *names]:
+            print(json.dumps(receive(address, int(port), float(warm_up_s), float(seconds), names)))
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The layout of the maps of cm.c, which host/bpf/src/cm/state.rs reads. */
+#ifndef CM_H
+#define CM_H
+
+#include <linux/bpf.h>
+
+#include "macroflow.h"
+
+#define MAX_MACROFLOWS 65536
+
+/* What flows belong together by. */
+struct cm_key {
+	/* Cookie of the network namespace. */
+	__u64 netns;
+	/* IPv4 mapped into IPv6. */
+	__u32 destination[4];
+	/* Differentiated services code point. */
+	__u32 dscp;
+	__u32 unused;
+};
+
+struct cm_entry {
+	struct bpf_spin_lock lock;
+	__u32 unused;
+	/* When it was made, ns: a flow knows by it that this is still the macroflow that it joined. 0: not ready yet. */
+	__u64 generation;
+	struct macroflow m;
+	/* Forgets it. */
+	struct bpf_timer timer;
+};
+
+#endif

@@ -1,0 +1,290 @@
+//! The Congestion Manager's TCP (`src/bpf/cm.c`): a congestion control that sockets are given by its name, and the macroflows
+//! that their connections share. Both stay when the process that loaded them ends, by pins in a BPF file system.
+
+mod state;
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ProgramType};
+
+use crate::Error;
+use crate::kernel::{Feature, require};
+use crate::object::{load, missing, object, open};
+
+pub use state::{Macroflow, Numbers};
+
+const NAME: &str = "cm";
+/// linux/magic.h
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+/// TCP_CA_NAME_MAX, with the zero at its end.
+const NAME_MAX: usize = 16;
+
+/// Where a BPF file system usually is.
+pub const BPF_FS: &str = "/sys/fs/bpf";
+
+/// What is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// What the congestion control is called: 1 to 15 letters, digits, `_` and `.`.
+    pub name: &'a str,
+    /// First window of a macroflow, packets.
+    pub initial_window: u32,
+    /// Most macroflows, each of some 250 bytes of the kernel's memory once it is there.
+    pub macroflows: u32,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Self { name: "cm", initial_window: 10, macroflows: 65_536 }
+    }
+}
+
+/// A loaded congestion control. Without a [pin](Cm::pin) it can be chosen until this is dropped; connections that have it then
+/// keep it.
+#[derive(Debug)]
+pub struct Cm {
+    link: Link,
+    object: Object,
+}
+
+impl Cm {
+    /// Loads it and registers its name, for all network namespaces.
+    ///
+    /// # Errors
+    /// What the kernel lacks or refuses: `EEXIST` if there is a congestion control of this name.
+    pub fn load(options: &Options<'_>) -> Result<Cm, Error> {
+        require(Feature::Btf)?;
+        require(Feature::StructOpsLink)?;
+        check_name(options.name)?;
+        let mut open = open(NAME, object!("cm"))?;
+        for mut map in open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if name == "macroflows" {
+                map.set_max_entries(options.macroflows.max(1)).map_err(Error::of("sizing the macroflows"))?;
+            }
+            let Some(value) = map.initial_value_mut() else { continue };
+            if name == "cm" {
+                // The name is the first field (cm.c).
+                value[..NAME_MAX].fill(0);
+                value[..options.name.len()].copy_from_slice(options.name.as_bytes());
+            } else if name.ends_with(".rodata") {
+                // `initial_window` is the first variable of cm.c that the loader may choose.
+                value[..4].copy_from_slice(&options.initial_window.to_ne_bytes());
+            }
+        }
+        let mut object = load(NAME, open)?;
+        let mut maps = object.maps_mut();
+        let mut operations = maps.find(|m| m.name() == "cm").ok_or_else(|| missing("cm"))?;
+        let link = operations.attach_struct_ops().map_err(Error::of("registering the congestion control"))?;
+        drop(maps);
+        Ok(Cm { link, object })
+    }
+
+    /// Has it stay, and its macroflows, until [`unpin`] with the same folder, which must be in a BPF file system and is made.
+    ///
+    /// # Errors
+    /// There is no such file system, or something of this name is pinned there.
+    pub fn pin(&mut self, folder: &Path) -> Result<(), Error> {
+        let parent = folder.parent().unwrap_or(folder);
+        require_bpf_fs(parent)?;
+        fs::create_dir(folder)
+            .map_err(|source| Error::Os { operation: "making the folder of the pins", source })?;
+        let pinned = self.pin_in(folder);
+        if pinned.is_err() {
+            let _ = unpin(folder);
+        }
+        pinned
+    }
+
+    fn pin_in(&mut self, folder: &Path) -> Result<(), Error> {
+        let mut maps = self.object.maps_mut();
+        let mut macroflows = maps.find(|m| m.name() == "macroflows").ok_or_else(|| missing("macroflows"))?;
+        macroflows.pin(folder.join("macroflows")).map_err(Error::of("pinning the macroflows"))?;
+        drop(maps);
+        self.link.pin(folder.join("link")).map_err(Error::of("pinning the congestion control"))
+    }
+
+    /// The macroflows as they are.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn macroflows(&self) -> Result<Vec<Macroflow>, Error> {
+        read(&crate::object::map(&self.object, "macroflows")?)
+    }
+}
+
+/// What one of the programs cost so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Its name, as the kernel cuts it: 15 characters.
+    pub name: String,
+    /// How often it ran; 0 as long as `kernel.bpf_stats_enabled` is.
+    pub runs: u64,
+    /// Nanoseconds that it ran.
+    pub time: u64,
+}
+
+/// What the programs of the congestion control cost that was pinned in this folder, while `kernel.bpf_stats_enabled` was set.
+///
+/// # Errors
+/// There is none.
+pub fn costs(folder: &Path) -> Result<Vec<Cost>, Error> {
+    let fail = Error::of("opening the pinned macroflows");
+    let map = MapHandle::from_pinned_path(folder.join("macroflows")).map_err(&fail)?;
+    let id = map.info().map_err(fail)?.info.id;
+    let mut found: Vec<Cost> =
+        ProgInfoIter::with_query_opts(ProgInfoQueryOptions::default().include_map_ids(true))
+            .filter(|info| info.ty == ProgramType::StructOps && info.map_ids.contains(&id))
+            .map(|info| Cost {
+                name: info.name.to_string_lossy().into_owned(),
+                runs: info.run_cnt,
+                time: info.run_time_ns,
+            })
+            .collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// The macroflows of a congestion control that was pinned in this folder.
+///
+/// # Errors
+/// There is none.
+pub fn pinned(folder: &Path) -> Result<Vec<Macroflow>, Error> {
+    let map = MapHandle::from_pinned_path(folder.join("macroflows"));
+    read(&map.map_err(Error::of("opening the pinned macroflows"))?)
+}
+
+/// Forgets the macroflows without connections of what is pinned in this folder; says how many. Those with connections stay.
+///
+/// # Errors
+/// There is none; what the kernel says.
+pub fn forget(folder: &Path) -> Result<usize, Error> {
+    let map = MapHandle::from_pinned_path(folder.join("macroflows"));
+    let map = map.map_err(Error::of("opening the pinned macroflows"))?;
+    let idle: Vec<_> = read(&map)?.into_iter().filter(|m| m.numbers.flows == 0).collect();
+    for macroflow in &idle {
+        map.delete(&macroflow.key).map_err(Error::of("BPF_MAP_DELETE_ELEM"))?;
+    }
+    Ok(idle.len())
+}
+
+/// Takes the pins of a folder away. New sockets cannot choose the congestion control any more; connections that have it keep it.
+///
+/// # Errors
+/// There is no such folder, or it holds something else.
+pub fn unpin(folder: &Path) -> Result<(), Error> {
+    let fail = |source| Error::Os { operation: "taking the pins away", source };
+    require_bpf_fs(folder)?;
+    for name in ["link", "macroflows"] {
+        match fs::remove_file(folder.join(name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fail(e)),
+            _ => {}
+        }
+    }
+    fs::remove_dir(folder).map_err(fail)
+}
+
+/// The folders below this one in which something is pinned; their names are those of the congestion controls.
+///
+/// # Errors
+/// It cannot be read; one that is not there has none.
+pub fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let fail = |source| Error::Os { operation: "reading the folder of the pins", source };
+    let entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
+        entries => entries.map_err(fail)?,
+    };
+    let mut found = vec![];
+    for entry in entries {
+        let path = entry.map_err(fail)?.path();
+        if path.join("link").exists() {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn read(map: &impl MapCore) -> Result<Vec<Macroflow>, Error> {
+    let mut found = vec![];
+    for key in map.keys() {
+        // One that was forgotten meanwhile is none.
+        let value = map.lookup(&key, MapFlags::ANY).map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
+        found.extend(value.and_then(|value| Macroflow::parse(key, &value)));
+    }
+    Ok(found)
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
+    let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    // It is the name of the folder of its pins too.
+    let folder = name.chars().any(|c| c != '.');
+    if (1..NAME_MAX).contains(&name.len()) && name.chars().all(good) && folder {
+        return Ok(());
+    }
+    let why = "the name of a congestion control is 1 to 15 letters, digits, _ and .";
+    Err(Error::Os { operation: "naming it", source: io::Error::new(io::ErrorKind::InvalidInput, why) })
+}
+
+/// Whether a folder is in a BPF file system.
+///
+/// # Errors
+/// It is not, or it is not there.
+pub fn require_bpf_fs(folder: &Path) -> Result<(), Error> {
+    let fail = |source| Error::Os { operation: "looking for a BPF file system", source };
+    let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).map_err(|e| fail(e.into()))?;
+    // SAFETY: all zero is one, and the call fills it.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: both live through the call.
+    if unsafe { libc::statfs(path.as_ptr(), &raw mut stat) } < 0 {
+        return Err(fail(io::Error::last_os_error()));
+    }
+    if stat.f_type as i64 == BPF_FS_MAGIC {
+        return Ok(());
+    }
+    let why = format!("{} is in none: mount -t bpf bpf {BPF_FS}", folder.display());
+    Err(fail(io::Error::other(why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_the_kernel_would_cut_or_mistake_are_refused() {
+        for bad in ["", "a name of sixteen", "0123456789abcdef", "a b", "a/b", "a-b", "..", ".", "ä"] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+        for good in ["c", "cm", "cm.test_1", "0123456789abcde"] {
+            assert!(check_name(good).is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn it_loads_and_registers_a_name() {
+        if crate::kernel::skipped(Feature::StructOpsLink) {
+            return;
+        }
+        let cm = Cm::load(&Options { name: "rvcm_load", initial_window: 3, macroflows: 7 })
+            .unwrap_or_else(|e| panic!("{e}"));
+        let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
+        assert!(available.contains("rvcm_load"), "{available}");
+        let again = Cm::load(&Options { name: "rvcm_load", ..Options::default() }).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists, "{again}");
+        assert_eq!(cm.macroflows().unwrap(), []);
+        drop(cm);
+    }
+
+    #[test]
+    fn a_folder_of_another_file_system_is_refused_with_what_to_do() {
+        let text = require_bpf_fs(Path::new("/proc")).unwrap_err().to_string();
+        assert!(text.contains("mount -t bpf"), "{text}");
+        assert!(require_bpf_fs(Path::new("/nowhere/at/all")).is_err());
+        assert_eq!(list(Path::new("/nowhere/at/all")).unwrap(), Vec::<PathBuf>::new());
+        assert!(unpin(Path::new("/proc")).is_err());
+    }
+}

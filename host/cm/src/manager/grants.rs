@@ -1,0 +1,65 @@
+//! Requests become grants as the window has room.
+
+use super::{Due, Manager};
+use crate::flow::Flow;
+use crate::macroflow::{Macroflow, MacroflowId};
+use crate::{FlowId, Nanos};
+
+impl Manager {
+    /// Gives a macroflow's room to those who wait, in their turn, and sets its timer.
+    pub(super) fn settle(&mut self, now: Nanos, id: MacroflowId) {
+        let Some(macroflow) = self.macroflows.get_mut(&id) else { return };
+        while let Some(next) = macroflow.scheduler.peek() {
+            let Some(flow) = self.flows.get_mut(&next) else {
+                macroflow.scheduler.took_turn(false);
+                continue;
+            };
+            if macroflow.used() == 0 {
+                resume(now, macroflow, u64::from(self.config.rules.initial) * u64::from(flow.mtu));
+            }
+            if !macroflow.has_room(flow.mtu) || macroflow.pace.wait(now).is_some() {
+                break;
+            }
+            give(now, next, flow, macroflow);
+            self.due.push_back(Due::Send(next));
+        }
+        self.arm(now, id);
+    }
+}
+
+/// Nothing was outstanding: the window ages, and what is left of it after a pause is sent over a round trip.
+fn resume(now: Nanos, macroflow: &mut Macroflow, burst: u64) {
+    macroflow.controller.age(now);
+    if let Some(srtt) = macroflow.controller.rtt().smoothed()
+        && now.saturating_sub(macroflow.busy) >= srtt
+    {
+        macroflow.pace.begin(now, macroflow.controller.window(), srtt, burst);
+    }
+}
+
+fn give(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow) {
+    flow.requests -= 1;
+    macroflow.scheduler.took_turn(flow.requests > 0);
+    macroflow.pace.granted(u64::from(flow.mtu));
+    macroflow.reserved += u64::from(flow.mtu);
+    macroflow.busy = now;
+    if flow.grants.is_empty() {
+        macroflow.granted.insert((now, id));
+    }
+    flow.grants.push_back(now);
+    flow.undelivered += 1;
+    super::state::refresh(id, flow, macroflow);
+}
+
+/// Ends a flow's oldest grants.
+pub(super) fn consume(id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow, count: usize) {
+    let count = count.min(flow.grants.len());
+    let Some(oldest) = flow.grants.front().copied().filter(|_| count > 0) else { return };
+    macroflow.granted.remove(&(oldest, id));
+    flow.grants.drain(..count);
+    macroflow.reserved -= count as u64 * u64::from(flow.mtu);
+    if let Some(oldest) = flow.grants.front() {
+        macroflow.granted.insert((*oldest, id));
+    }
+    flow.undelivered = flow.undelivered.min(flow.grants.len());
+}

@@ -1,0 +1,81 @@
+//! What happens by itself: paced grants, grants that nobody used, packets of which nothing is heard, history that is too old.
+
+use super::{Manager, Update, state};
+use crate::controller::rules::FORGET;
+use crate::macroflow::{Macroflow, MacroflowId};
+use crate::{Congestion, Nanos};
+
+impl Manager {
+    /// When [`Manager::handle_timeout`] wants to be called, if it does.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        self.timers.first().map(|first| first.0)
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        while let Some((at, id)) = self.timers.first().copied()
+            && at <= now
+        {
+            self.timers.pop_first();
+            let Some(macroflow) = self.macroflows.get_mut(&id) else { continue };
+            macroflow.armed = None;
+            if macroflow.empty.is_some_and(|since| since + FORGET <= now) {
+                self.forget(id);
+                continue;
+            }
+            self.expire(now, id);
+            self.settle(now, id);
+            self.watch(id);
+        }
+    }
+
+    fn expire(&mut self, now: Nanos, id: MacroflowId) {
+        let Some(macroflow) = self.macroflows.get_mut(&id) else { return };
+        let (grant, silence) =
+            (life(macroflow, self.config.grant_life), patience(macroflow, self.config.silence));
+        while let Some((since, flow)) = macroflow.granted.first().copied()
+            && since + grant <= now
+        {
+            let Some(state) = self.flows.get_mut(&flow) else { break };
+            super::grants::consume(flow, state, macroflow, 1);
+            state::refresh(flow, state, macroflow);
+        }
+        while let Some((since, flow)) = macroflow.unheard.first().copied()
+            && since + silence <= now
+        {
+            let Some(state) = self.flows.get_mut(&flow) else { break };
+            let lost = Update { nsent: u64::MAX, congestion: Congestion::Persistent, ..Update::default() };
+            state::report(now, flow, state, macroflow, &lost);
+            state::refresh(flow, state, macroflow);
+        }
+    }
+
+    /// Sets a macroflow's timer to the next thing that happens to it.
+    pub(super) fn arm(&mut self, now: Nanos, id: MacroflowId) {
+        let Some(macroflow) = self.macroflows.get_mut(&id) else { return };
+        let grant = macroflow.granted.first().map(|g| g.0 + life(macroflow, self.config.grant_life));
+        let silence = macroflow.unheard.first().map(|u| u.0 + patience(macroflow, self.config.silence));
+        let empty = macroflow.empty.map(|since| since + FORGET);
+        let waits = macroflow.scheduler.peek().is_some();
+        let pace = macroflow.pace.wait(now).filter(|_| waits);
+        let next = [grant, silence, empty, pace].into_iter().flatten().min();
+        if next == macroflow.armed {
+            return;
+        }
+        if let Some(at) = std::mem::replace(&mut macroflow.armed, next) {
+            self.timers.remove(&(at, id));
+        }
+        if let Some(at) = next {
+            self.timers.insert((at, id));
+        }
+    }
+}
+
+fn life(macroflow: &Macroflow, least: Nanos) -> Nanos {
+    macroflow.controller.rtt().smoothed().unwrap_or(0).max(least)
+}
+
+fn patience(macroflow: &Macroflow, least: Nanos) -> Nanos {
+    (2 * macroflow.controller.rtt().timeout()).max(least)
+}

@@ -1,0 +1,81 @@
+//! Clients that want to be told when their share changes.
+
+use super::{Due, Event, Manager, Status};
+use crate::flow::Flow;
+use crate::macroflow::{Macroflow, MacroflowId};
+use crate::thresholds::{Thresholds, Watch};
+use crate::{Error, FlowId};
+
+impl Manager {
+    /// Has a client told of changes, with this token (`cm_register_update`): of any, until it sets
+    /// [thresholds](Manager::thresh). None: no longer.
+    ///
+    /// # Errors
+    /// There is no such flow.
+    pub fn register_update(&mut self, id: FlowId, token: Option<u64>) -> Result<(), Error> {
+        let (flow, macroflow) = self.both(id)?;
+        match (token, &mut flow.watch) {
+            (Some(token), Some(watch)) => watch.token = token,
+            (Some(token), none) => {
+                let thresholds = Thresholds::default();
+                *none = Some(Watch { token, thresholds, told: None, due: false });
+                macroflow.watching.insert(id);
+            }
+            (None, watch) => {
+                *watch = None;
+                macroflow.watching.remove(&id);
+            }
+        }
+        let id = flow.macroflow;
+        self.watch(id);
+        Ok(())
+    }
+
+    /// By which factors the rate or the round trip time must have changed since the client was told last (`cm_thresh`).
+    ///
+    /// # Errors
+    /// There is no such flow, or it did not register; a factor says nothing.
+    pub fn thresh(&mut self, id: FlowId, thresholds: Thresholds) -> Result<(), Error> {
+        thresholds.check()?;
+        let (flow, _) = self.both(id)?;
+        flow.watch.as_mut().ok_or(Error::NoFlow)?.thresholds = thresholds;
+        Ok(())
+    }
+
+    /// Looks who of a macroflow is to be told.
+    pub(super) fn watch(&mut self, id: MacroflowId) {
+        let Some(macroflow) = self.macroflows.get(&id) else { return };
+        for id in &macroflow.watching {
+            let Some(flow) = self.flows.get_mut(id) else { continue };
+            let Some(status) = status(flow, macroflow) else { continue };
+            let Some(watch) = flow.watch.as_mut().filter(|w| !w.due && w.crossed(&status)) else { continue };
+            watch.due = true;
+            self.due.push_back(Due::Update(*id));
+        }
+    }
+
+    /// The event of a flow that is to be told: as things are now.
+    pub(super) fn updated(&mut self, id: FlowId) -> Option<Event> {
+        let flow = self.flows.get_mut(&id)?;
+        let macroflow = self.macroflows.get(&flow.macroflow)?;
+        let status = status(flow, macroflow)?;
+        let watch = flow.watch.as_mut().filter(|w| w.due)?;
+        (watch.due, watch.told) = (false, Some(status));
+        Some(Event::Update { flow: id, token: watch.token, status })
+    }
+}
+
+/// A flow's share by weight among those that are active, itself counted.
+pub(super) fn status(flow: &Flow, macroflow: &Macroflow) -> Option<Status> {
+    let rate = macroflow.controller.rate()?;
+    let rtt = macroflow.controller.rtt();
+    let weight = u128::from(flow.weight);
+    let all = u128::from(macroflow.active) + if flow.active { 0 } else { weight };
+    let (resolved, lost) = macroflow.fate;
+    Some(Status {
+        rate: (u128::from(rate) * weight / all) as u64,
+        rtt: rtt.smoothed()?,
+        deviation: rtt.deviation(),
+        loss: (u128::from(lost) * 1_000_000 / u128::from(resolved.max(1))) as u32,
+    })
+}

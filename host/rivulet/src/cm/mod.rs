@@ -1,0 +1,106 @@
+//! `rivulet cm`: the Congestion Manager of this host's TCP (docs/congestion-manager.md).
+
+mod status;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Subcommand};
+use rivulet_bpf::cm::{self, BPF_FS, Cm, Options};
+
+/// Gives all TCP connections of this host to one destination one congestion window, which later ones find.
+///
+/// `load` adds a congestion control to the kernel, with the state that it shares; both stay when this command has ended. Nothing
+/// uses it until it is chosen: `sysctl net.ipv4.tcp_congestion_control=cm` for all new connections of a network namespace,
+/// `ip route ... congctl cm` for a destination, or TCP_CONGESTION by a program for its socket.
+#[derive(Args, Debug)]
+pub struct CmArgs {
+    /// What the congestion control is called: 1 to 15 letters, digits, dots and underscores
+    #[arg(long, value_name = "NAME", default_value = "cm", global = true)]
+    name: String,
+
+    /// Folder in a BPF file system in which one folder a name holds what stays [default: /sys/fs/bpf/rivulet-cm]
+    #[arg(long, value_name = "DIRECTORY", global = true)]
+    state: Option<PathBuf>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Loads it into the kernel; needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
+    Load {
+        /// First window of a destination of which nothing is known, packets
+        #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+        initial_window: u32,
+
+        /// Most destinations whose state is kept; a connection to one more is as without it
+        #[arg(long, value_name = "COUNT", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
+        destinations: u32,
+    },
+    /// Shows the destinations: connections, window, round trip time, rate
+    Status {
+        /// As JSON, with what the programs cost in the kernel while kernel.bpf_stats_enabled was 1
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forgets what is known of destinations without connections
+    Forget,
+    /// Takes it out of the kernel: new connections cannot choose it; those that have it keep it until they end
+    Unload,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// What the kernel lacks or refuses, in words.
+pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
+    let state = args.state.clone().unwrap_or_else(|| Path::new(BPF_FS).join("rivulet-cm"));
+    let folder = state.join(&args.name);
+    match args.command {
+        Command::Load { initial_window, destinations } => {
+            load(&state, &folder, &Options { name: &args.name, initial_window, macroflows: destinations })?;
+        }
+        Command::Status { json } => {
+            let found = cm::pinned(&folder).map_err(|e| absent(&state, &args.name, &e))?;
+            if json {
+                let costs = cm::costs(&folder).map_err(|e| absent(&state, &args.name, &e))?;
+                print!("{}", status::json(&found, &costs));
+            } else {
+                print!("{}", status::table(&found));
+            }
+        }
+        Command::Forget => {
+            let count = cm::forget(&folder).map_err(|e| absent(&state, &args.name, &e))?;
+            println!("forgot {count}");
+        }
+        Command::Unload => cm::unpin(&folder).map_err(|e| absent(&state, &args.name, &e))?,
+    }
+    Ok(0)
+}
+
+fn load(state: &Path, folder: &Path, options: &Options<'_>) -> anyhow::Result<()> {
+    if folder.join("link").exists() {
+        bail!("{} is loaded already: `rivulet cm unload` takes it out", options.name);
+    }
+    // Before anything is loaded: where it is to stay.
+    cm::require_bpf_fs(state.parent().unwrap_or(state)).map_err(|e| anyhow!("{e}"))?;
+    if !state.exists() {
+        std::fs::create_dir(state).with_context(|| format!("cannot make {}", state.display()))?;
+    }
+    let mut loaded = Cm::load(options).map_err(|e| anyhow!("cannot load {}: {e}", options.name))?;
+    loaded.pin(folder).map_err(|e| anyhow!("{e}"))?;
+    eprintln!(
+        "{name} is loaded; `sysctl net.ipv4.tcp_congestion_control={name}` has new connections use it",
+        name = options.name
+    );
+    Ok(())
+}
+
+fn absent(state: &Path, name: &str, why: &rivulet_bpf::Error) -> anyhow::Error {
+    let loaded = cm::list(state).unwrap_or_default();
+    let names: Vec<_> = loaded.iter().filter_map(|path| path.file_name()?.to_str()).collect();
+    let names = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+    anyhow!("{name} is not loaded; in {} is {names} ({why})", state.display())
+}
