@@ -7,7 +7,7 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples
+PYTHON_DIRS := controller mininet bench host/removal.py host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
 packages = $(addprefix -p ,$(1))
 
@@ -101,18 +101,22 @@ SCENARIOS := $(subst _,-,$(notdir $(patsubst %/,%,$(dir $(wildcard mininet/rivul
 .PHONY: demo $(addprefix demo-,$(SCENARIOS))
 demo: demo-failover ## kill replicas in the middle of a download and see the same connection finish
 
-.PHONY: setup-browser
+.PHONY: setup-browser setup-trods
 setup-browser: setup
 	@scripts/setup.sh --browser
 
+setup-trods: setup-browser # nginx and memcached, which are not started
+	@scripts/setup.sh --trods
+
 demo-stateless: setup-browser
+demo-trods: setup-trods
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
 	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)
 
 # Figures: kernel TCP beside ours in the same run; JSON and plots in bench/results/
 
-BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py cm.py)))
+BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py trods.py cm.py)))
 
 .PHONY: bench $(addprefix bench-,$(BENCHES))
 bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one

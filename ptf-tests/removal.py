@@ -3,34 +3,26 @@
 """Takes one defence at a time out of a copy of the P4 program and sees that a packet test notices.
 
 ptf-tests/removal.py [--switch bmv2] [NAME...]   needs p4c and root; without names all of them
-
-A defence that can be taken away without a failing test is one that nobody would miss when it breaks.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "scripts"))
 
+from defences import Removal, parser, run, take_out  # noqa: E402
 
-@dataclass(frozen=True)
-class Removal:
-    """In `file` the text `old`, which stands there once, becomes `new`; one of `tests` must fail."""
-
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
+CONTROLS = Path("include", "control")
+"""Where the defences are, in p4src."""
 
 
 def reason(file: str, name: str, *tests: str) -> Removal:
@@ -269,11 +261,7 @@ def compile_without(removal: Removal, folder: Path) -> Path:
     """The program without it, compiled; where the outputs are."""
     source = folder / "p4src"
     shutil.copytree(ROOT / "p4src", source, ignore=shutil.ignore_patterns("build", "__pycache__"))
-    path = source / "include" / "control" / removal.file
-    text = path.read_text()
-    if text.count(removal.old) != 1:
-        raise SystemExit(f"{removal.file} holds {removal.old!r} {text.count(removal.old)} times, not once")
-    path.write_text(text.replace(removal.old, removal.new))
+    take_out(removal, source / CONTROLS)
     # Not through artifact.py, which wants no warnings: what is taken away may leave something unused.
     command = [
         "p4c",
@@ -299,20 +287,15 @@ def failed(switch: str, build: Path, tests: tuple[str, ...]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--switch", choices=["bmv2", "embedded"], default="embedded")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(REMOVALS))
-    args = parser.parse_args()
-    unnoticed = []
-    for name in args.names or REMOVALS:
-        removal = REMOVALS[name]
+    arguments = parser(__doc__ or "", REMOVALS)
+    arguments.add_argument("--switch", choices=["bmv2", "embedded"], default="embedded")
+    args = arguments.parse_args()
+
+    def noticed(removal: Removal) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
-            noticed = failed(args.switch, compile_without(removal, Path(folder)), removal.tests)
-        print(f"{name}: {', '.join(noticed) or 'UNNOTICED by ' + ', '.join(removal.tests)}", flush=True)
-        if not noticed:
-            unnoticed.append(name)
-    print(f"removal: {len(args.names or REMOVALS) - len(unnoticed)} noticed, {len(unnoticed)} not")
-    return 1 if unnoticed else 0
+            return failed(args.switch, compile_without(removal, Path(folder)), removal.tests)
+
+    return run(REMOVALS, args, noticed)
 
 
 if __name__ == "__main__":

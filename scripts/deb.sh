@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the Debian packages from what `make build` and `make setup` left: build/deb/*.deb.
-#   rivulet             the binaries, the compiled P4 program, units of the switch and of a replica
+#   rivulet             the binaries, the compiled P4 program, units of the switch, of a replica and of its agent
 #   rivulet-controller  the control plane, with the Python packages that it was tested with
 # Usage: scripts/deb.sh [--quick] [--out FOLDER] [FOLDER OF THE BINARIES]; --quick compresses little, for tests.
 # What lintian calls an error or a warning fails; without lintian the packages are made, and the exit code is 3.
@@ -85,7 +85,7 @@ install -m 644 host/wireshark/rivulet.lua host/wireshark/rivulet-plain.lua "$roo
 manual "$root/usr/bin/rivulet" "$root/usr/share/man/man1" "serve and fetch over Rivulet"
 manual "$root/usr/bin/rivulet-switch" "$root/usr/share/man/man1" "a P4 switch in a process, with the flags of simple_switch_grpc"
 manual "$root/usr/bin/rivulet-wire" "$root/usr/share/man/man1" "rate, delay and loss between two interfaces"
-install -m 644 packaging/systemd/rivulet-switch.service packaging/systemd/rivulet-replica.service "$root/lib/systemd/system/"
+for unit in switch replica agent; do install -m 644 "packaging/systemd/rivulet-$unit.service" "$root/lib/systemd/system/"; done
 install -m 644 packaging/etc/*.env "$root/usr/share/doc/rivulet/examples/"
 for page in operating troubleshooting; do gzip -9nc "docs/$page.md" >"$root/usr/share/doc/rivulet/$page.md.gz"; done
 rmdir "$root/etc/rivulet" "$root/etc"

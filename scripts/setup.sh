@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--bench] [--no-apt]; --test adds what only tests need, --deb what
-# looks at packages, --browser what demo-stateless looks at its page with, --bench the servers that benches compare with.
+# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--trods] [--bench] [--no-apt]; --test adds what only tests need, --deb
+# what looks at packages, --browser what demos look at their page with, --trods the server and the store of demo-trods, --bench
+# the servers that benches compare with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,6 +21,7 @@ TEST_PACKAGES=(apache2-utils chromium etcd-server libfaketime lintian memcached 
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)
+[[ " $* " == *" --trods "* ]] && PACKAGES+=(memcached nginx-light)
 [[ " $* " == *" --bench "* ]] && PACKAGES+=(knot nginx-light nsd)
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }

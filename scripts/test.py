@@ -45,7 +45,9 @@ LONG = {
     "RIVULET_CONNECTIONS": "100000",
 }
 """What tests do more of in `make test-long`."""
-DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless")
+REMOVALS = (ROOT / "ptf-tests" / "removal.py", ROOT / "host" / "removal.py")
+"""Programs that take one defence out at a time."""
+DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless", "trods")
 BESIDE = (("packages", "demos", "python"), ("ptf",))
 """Lanes of parts that run, one after the other, beside `rust` and `racks`, in network namespaces of their own: they
 wait for clocks and links half of their time."""
@@ -269,12 +271,23 @@ def demos(run: Run) -> None:
 
 
 def removal(run: Run) -> None:
-    """Each defence taken out of a copy of the P4 program fails a packet test."""
-    command = as_root(PYTHON, str(ROOT / "ptf-tests" / "removal.py"), *run.only.split())
-    for line in lines_of(command):
-        print(line, end="", flush=True)
-        if (match := re.match(r"([\w-]+): (.*)", line)) and match[1] != "removal":
-            run.outcomes.append(Outcome(f"removal {match[1]}", 0.0, "failed" if "UNNOTICED" in match[2] else "passed"))
+    """Each defence taken out of a copy of the P4 program, or of the Rust tree, fails a test."""
+    bad = []
+    for program in REMOVALS:
+        known = {line.strip() for line in lines_of([PYTHON, str(program), "--list"])}
+        names = [name for name in run.only.split() if name in known]
+        if run.only and not names:
+            continue
+        try:
+            for line in lines_of(as_root(PYTHON, str(program), *names)):
+                print(line, end="", flush=True)
+                if (match := re.match(r"([\w-]+): (.*)", line)) and match[1] != "removal":
+                    how = "failed" if "UNNOTICED" in match[2] else "passed"
+                    run.outcomes.append(Outcome(f"removal {match[1]}", 0.0, how))
+        except PartFailed as e:
+            bad.append(str(e))
+    if bad:
+        raise PartFailed("\n".join(bad))
 
 
 def fuzz(run: Run) -> None:

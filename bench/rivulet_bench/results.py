@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from .plot import LABELS
 from .profile import ORDER
 from .stats import REPOSITORY, RESULTS
+from .trods_words import trods_words
+from .words import table, times
 
 Json = dict[str, Any]
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(head) + " |"]
-    lines.append("|" + "---|" * (lines[0].count("|") - 1))
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def _transport(d: Json) -> str:
@@ -300,10 +294,6 @@ def _chaos(d: Json) -> str:
     )
 
 
-def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
 def _stateless(d: Json) -> str:
     rates = [
         (
@@ -313,7 +303,7 @@ def _stateless(d: Json) -> str:
             f"{r['per_second_other']:,.0f}",
             f"{r['core_us']:.1f}",
             f"{r['core_us_other']:.1f}",
-            _times(r["core_us_ratio"]),
+            times(r["core_us_ratio"]),
         )
         for part in ("rates", "nginx")
         for r in d[part]["summary"]
@@ -392,6 +382,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("figure17", "Figure 17: fairness", "make bench-figure17", _figure17),
     ("host", "The hosts", "make bench-host", _host),
     ("stateless", "Stateless TCP", "make bench-stateless", _stateless),
+    ("trods", "TRODS", "make bench-trods", trods_words),
     ("switch", "The switch", "make bench-switch", _switch),
     ("transport", "The transport", "make bench-transport", _transport),
 )

@@ -149,14 +149,14 @@ state: {self.folder}/state.db
 
     # What tests ask
 
-    def download(self) -> Process:
-        """A Rivulet download of the file to folder/out, under way."""
-        out = self.folder / "out"
+    def download(self, name: str = "out") -> Process:
+        """A Rivulet download of the file to folder/NAME, under way."""
+        out = self.folder / name
         out.unlink(missing_ok=True)
         out.with_suffix(".part").unlink(missing_ok=True)
         command = [binary("rivulet"), "get", "--json", "-o", str(out), f"http://{SERVICE}/big"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return self.start("download", command, self.spaces["c1"], **pipes)
+        return self.start(f"download {name}", command, self.spaces["c1"], **pipes)
 
     def under_way(self) -> Process:
         """A download that has brought something and still runs."""
@@ -165,12 +165,12 @@ state: {self.folder}/state.db
         assert download.running(), "the download must still run"
         return download
 
-    def finish(self, download: Process, patience_s: float = 120.0) -> dict[str, Any]:
-        """Waits for a download: it must have come over one Rivulet connection, byte for byte."""
+    def finish(self, download: Process, patience_s: float = 120.0, name: str = "out") -> dict[str, Any]:
+        """Waits for a download to folder/NAME: it must have come over one Rivulet connection, byte for byte."""
         result = dict(json.loads(download.output(patience_s)))
         assert result.get("ok"), result
         assert result["transport"] == "rivulet"
-        assert (self.folder / "out").read_bytes() == self.file.read_bytes(), "the file came damaged"
+        assert (self.folder / name).read_bytes() == self.file.read_bytes(), "the file came damaged"
         return result
 
     @staticmethod

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from netrack import SERVICE, SWITCHES, NetRack, Racks, needs_rack
-
-from rivulet_lab import Process, binary
+from netrack import SWITCHES, NetRack, Racks, needs_rack
 
 pytestmark = [
     needs_rack,
     pytest.mark.skipif("embedded" not in SWITCHES, reason="needs the embedded switch (make build)"),
 ]
 
-CLIENTS = 3
+CLIENTS = ("out-1", "out-2", "out-3")
 MUTE = """
 table netdev mute {{
   chain out {{
@@ -51,37 +46,24 @@ class Load:
 
     def __init__(self, rack: NetRack) -> None:
         self._rack = rack
-        self._content = rack.file.read_bytes()
-        self._running: dict[Path, Process] = {}
-        for number in range(CLIENTS):
-            self._begin(rack.folder / f"out-{number}")
-
-    def _begin(self, out: Path) -> None:
-        get = [binary("rivulet"), "get", "--json", "-o", str(out), f"http://{SERVICE}/big"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        self._running[out] = self._rack.start(f"download {out.name}", get, self._rack.spaces["c1"], **pipes)
+        self._running = {name: rack.download(name) for name in CLIENTS}
 
     def until(self, seen: Callable[[], bool], what: str) -> None:
         """Waits for something while they go on."""
 
         def or_the_next() -> bool:
-            for out in [out for out, process in self._running.items() if not process.running()]:
-                self._end(out)
-                self._begin(out)
+            for name, download in self._running.items():
+                if not download.running():
+                    self._rack.finish(download, name=name)
+                    self._running[name] = self._rack.download(name)
             return seen()
 
         self._rack.until(or_the_next, what)
 
     def finish(self) -> None:
         """Waits for their ends."""
-        for out in list(self._running):
-            self._end(out)
-
-    def _end(self, out: Path) -> None:
-        result = json.loads(self._running.pop(out).output())
-        assert result["ok"] and result["transport"] == "rivulet", result
-        assert out.read_bytes() == self._content, "the file came damaged"
-        out.unlink()
+        for name, download in self._running.items():
+            self._rack.finish(download, name=name)
 
 
 def test_a_replica_whose_answers_are_lost_is_left_out_and_taken_back(racks: Racks) -> None:

@@ -11,8 +11,10 @@ from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
 from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, numbers_of
 
+from rivulet_controller.controller import Controller
 from rivulet_controller.entry import Entry, Meter
 from rivulet_controller.keys import KeyRing, Kind, words
+from rivulet_controller.keys import State as KeyState
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.state import State
 from rivulet_controller.updates import update
@@ -23,6 +25,12 @@ STATELESS = RACK + "    plain: stateless\n"
 def nobody(kind: Kind, epoch: int) -> bool:
     """As if nobody held any key."""
     return False
+
+
+def all_usable(controller: Controller) -> bool:
+    """Whether every key that there is has come into use."""
+    keys = [key for ring in controller.state.rings.values() for key in ring.keys]
+    return bool(keys) and all(key.state is KeyState.USABLE for key in keys)
 
 
 def told(text: str, state: State) -> agent_pb2.Service:
@@ -210,6 +218,12 @@ async def test_a_controller_that_starts_again_finds_the_mode_as_it_was(switch: F
         async with FakeAgent(agents, "r3"):
             await until(lambda: "plain=0x2" in line(switch, "service_config"), "stateless from the start")
             await until(lambda: as_described(controller, switch), "all meters too")
+            # A key that comes into use later, or whose use was not saved, would be a difference of its own.
+            await until(lambda: all_usable(controller), "no key is on its way")
+            rounds = controller.reconciles
+            controller.wake()
+            await until(lambda: controller.reconciles > rounds + 1, "and that is saved")
+            await until(lambda: as_described(controller, switch), "and told")
         assert controller.state.modes["web"].is_settled
     before = switch.lines()
     async with running(switch, tmp_path, STATELESS) as controller:

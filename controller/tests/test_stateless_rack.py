@@ -46,18 +46,13 @@ def describe(rack: NetRack, plain: str, drain: str = SHORT) -> None:
     )
 
 
-def mode(rack: NetRack) -> str:
-    """How plain TCP is served, as the controller says."""
-    return str(rack.client.get("/api/services")[0]["plain"])
-
-
 def cookie_epoch(rack: NetRack) -> int:
     """Epoch of the cookies that ToRs make."""
     return int(rack.client.get("/api/services")[0]["keys"]["cookie"]["usable"])
 
 
 def until_mode(rack: NetRack, words: str) -> None:
-    rack.until(lambda: mode(rack) == words, f"plain TCP is {words}")
+    rack.until(lambda: rack.plain() == words, f"plain TCP is {words}")
 
 
 def fetch(rack: NetRack) -> None:

@@ -42,9 +42,12 @@ class PlainRack(NetRack):
         """nginx, and the agent under the replica's name."""
         if f"nginx {name}" not in self.processes:
             self.start_nginx(name)
-        agent = [binary("rivulet"), "agent", "--plain-tcp", "--health-path", "/small", "-i", f"{name}-eth0"]
-        agent += ["--controller", self.agents, "--name", name, "--socket", str(self.folder / f"{name}.agent")]
-        self.start(name, agent, self.spaces[name])
+        self.start(name, self.agent(name, binary("rivulet")), self.spaces[name])
+
+    def agent(self, name: str, program: str) -> list[str]:
+        """The agent's command."""
+        command = [program, "agent", "--plain-tcp", "--health-path", "/small", "-i", f"{name}-eth0"]
+        return [*command, "--controller", self.agents, "--name", name, "--socket", str(self.folder / f"{name}.agent")]
 
     def start_nginx(self, name: str) -> None:
         """nginx alone."""

@@ -106,6 +106,22 @@ def count(pcap: Path, address: str) -> Traffic:
     return traffic
 
 
+def plain_connections(pcap: Path, address: str) -> set[tuple[bytes, int]]:
+    """The connections that a client's kernel opened: the remote address and port, and the port it chose.
+
+    One whose SYN was repeated is one. RackError if it is not a pcap of Ethernet frames.
+    """
+    client = bytes(int(part) for part in address.split("."))
+    found = set()
+    for frame in _frames(pcap):
+        if frame[12:14] != b"\x08\x00" or len(frame) < 54 or frame[23] != 6 or frame[26:30] != client:
+            continue
+        tcp = 14 + (frame[14] & 0xF) * 4
+        if frame[tcp + 13] & 0x12 == 0x02:
+            found.add((frame[30:34] + frame[tcp + 2 : tcp + 4], int.from_bytes(frame[tcp : tcp + 2], "big")))
+    return found
+
+
 def _repeats(ends: dict[bytes, tuple[int, int]], flow: bytes, frame: bytes, tcp: int, carried: int) -> bool:
     """Whether a plain segment begins below what came before; notes where it ends."""
     sequence = int.from_bytes(frame[tcp + 4 : tcp + 8], "big")

@@ -86,7 +86,8 @@ def panels(
             mark.words,
             (mark.at, 1.0),
             xycoords=("data", "axes fraction"),
-            xytext=(2, -2),
+            # In two rows: what ends a harm may come soon after it.
+            xytext=(2, -2 if mark.harm else -13),
             textcoords="offset points",
             fontsize=8,
             va="top",

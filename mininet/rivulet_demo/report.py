@@ -20,10 +20,11 @@ from .figure import ENDS, Mark, draw, save
 from .meter import goodput_mbps, longest_gap
 from .scenario import Parameters, Standing, console, standing_rack
 
-RIVULET, TCP, LATE = "rivulet", "tcp", "rivulet-late"
-"""Names of the clients: the two that most scenarios have, and a Rivulet client that begins in the middle."""
+RIVULET, TCP, LATE, TRODS = "rivulet", "tcp", "rivulet-late", "trods"
+"""Names of the clients: the two that most scenarios have, a Rivulet client that begins in the middle, and one of plain
+TCP whose connection is to outlive its replica."""
 
-LABELS = {RIVULET: "Rivulet", TCP: "kernel TCP", LATE: "Rivulet, begun in the outage"}
+LABELS = {RIVULET: "Rivulet", TCP: "kernel TCP", LATE: "Rivulet, begun in the outage", TRODS: "plain curl, TRODS"}
 
 STALL_WINDOW_S = 3.0
 """A gap that begins later after a deed is not its doing."""
@@ -78,6 +79,12 @@ def two_clients(
             report["not_done"] = len(todo)
         if also is not None:
             also(standing, report)
+    add_packets(report, standing, captures)
+    return report
+
+
+def add_packets(report: dict[str, Any], standing: Standing, captures: dict[str, Path]) -> None:
+    """Adds to the report what the captures say of its clients, by name; they must have ended."""
     for client, path in captures.items():
         address = standing.rack.spec.host(standing.hosts[client]).ip
         traffic = capture.count(path, address)
@@ -85,7 +92,6 @@ def two_clients(
         mine["pcap"] = path.name
         mine["retransmissions"] = traffic.retransmissions
         mine["header_overhead"] = traffic.report(mine["bytes"])
-    return report
 
 
 def pcap_path(name: str, values: Parameters, client: str) -> Path:
@@ -106,8 +112,11 @@ def versions(switch: str) -> dict[str, str]:
     return found
 
 
-def summarise(name: str, standing: Standing, start: float) -> dict[str, Any]:
-    """`NAME.json`: what each client saw, deed by deed, with the switch's view beside it."""
+def summarise(name: str, standing: Standing, start: float, clients: Sequence[str] = ()) -> dict[str, Any]:
+    """`NAME.json`: what each client saw, deed by deed, with the switch's view beside it.
+
+    `clients`: those that download, if not all do.
+    """
     values = standing.parameters
     report: dict[str, Any] = {
         "scenario": name,
@@ -118,13 +127,13 @@ def summarise(name: str, standing: Standing, start: float) -> dict[str, Any]:
             "bytes": values.size,
             "replicas": values.replicas,
             "switch": values.switch,
-            "liveness_bound_ms": values.liveness_ms,
+            "liveness_bound_ms": standing.rack.spec.liveness_ms,
             "tcp_retry_pause_ms": RETRY_S * 1e3,
         },
         "marks": [{"at_s": round(at - start, 4), "what": what, "replica": who} for at, what, who in standing.marks],
         "clients": {},
     }
-    for client in standing.clients:
+    for client in clients or standing.clients:
         result = standing.result(client)
         samples = [(float(at), int(count)) for at, count in result["samples"]]
         seconds = result["ended"] - result["started"]
@@ -198,8 +207,18 @@ def kept(client: dict[str, Any]) -> bool:
     return bool(client["sha256_ok"]) and client["connections_opened"] == 1 and not client["failures"]
 
 
-def show(report: dict[str, Any], values: Parameters, title: str, opening: str, more: Sequence[str] = ()) -> int:
-    """Summary in plain words, figure, page and JSON; 0 if every Rivulet client kept its one connection."""
+def show(
+    report: dict[str, Any],
+    values: Parameters,
+    title: str,
+    opening: str,
+    more: Sequence[str] = (),
+    picture: Path | None = None,
+) -> int:
+    """Summary in plain words, figure, page and JSON; 0 if every client but that of TCP kept its one connection.
+
+    `picture`: a PNG to show in the page too.
+    """
     clients: dict[str, dict[str, Any]] = report["clients"]
     words = [opening]
     if values.switch == "bmv2":
@@ -242,9 +261,10 @@ def show(report: dict[str, Any], values: Parameters, title: str, opening: str, m
     }
     end = max(client["samples"][-1][0] for client in drawn.values())
     png, page = folder / f"{scenario}.png", folder / f"{scenario}.html"
-    save(draw(flows, marks, 0.0, end, title), png, page, title, rows, "\n".join(words))
+    save(draw(flows, marks, 0.0, end, title), png, page, title, rows, "\n".join(words), picture)
     files = [("figure", png), ("page", page), ("data", folder / f"{scenario}.json")]
     files += [("packets", folder / client["pcap"]) for client in clients.values() if "pcap" in client]
+    files += [("picture", picture)] if picture is not None else []
     for line in [*words, *(f"{what + ':':8} {path}" for what, path in files)]:
         console.print(line, soft_wrap=True)
     return 0 if ok else 1

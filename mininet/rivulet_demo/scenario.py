@@ -120,6 +120,8 @@ class Standing:
     """What a scenario wants to remember of the switch's counters."""
     unit: tuple[str, int] = ("MB", MEGA)
     """What clients are shown to have, and how much of what they write is one."""
+    units: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The same of clients that are not like the others."""
     undo: list[Callable[[], None]] = field(default_factory=list)
     """What must be done before the rack goes, such as thawing what was frozen."""
 
@@ -153,6 +155,11 @@ class Standing:
         with contextlib.suppress(OSError, ValueError):
             return int((self.rack.folder / f"live-{name}").read_text())
         return 0
+
+    def amount(self, name: str, digits: int = 0) -> str:
+        """The same in words."""
+        unit, one = self.units.get(name, self.unit)
+        return f"{self.so_far(name) / one:.{digits if one > 1 else 0}f} {unit}"
 
     def left(self, name: str) -> Any:
         """What a client wrote at its end; RackError if it left nothing."""
@@ -211,12 +218,15 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
     def picture() -> Group:
         unit, one = standing.unit
         clients = Table(
-            "client", unit, "Mb/s" if unit == "MB" else "a second", "", title=None, box=None, padding=(0, 2)
+            "client", "has", "Mb/s" if unit == "MB" else "a second", "", title=None, box=None, padding=(0, 2)
         )
         for name in standing.clients:
+            if name in standing.units:
+                clients.add_row(name, standing.amount(name), "", "")
+                continue
             speed = rate(name) * (8 / MEGA if unit == "MB" else 1 / one)
             bar = "█" * round(30 * min(1.0, speed / standing.parameters.rate_mbit))
-            clients.add_row(name, f"{standing.so_far(name) / one:.1f}", f"{speed:.1f}", Text(bar, style="green"))
+            clients.add_row(name, standing.amount(name, 1), f"{speed:.1f}", Text(bar, style="green"))
         table = Table("replica", "process", "switch says", "packets", "exclusions", box=None, padding=(0, 2))
         switch = standing.watch.view
         for host in standing.rack.spec.of("replica"):
@@ -238,8 +248,7 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
             nonlocal shown
             if time.monotonic() - shown > 5.0:
                 shown = time.monotonic()
-                unit, one = standing.unit
-                each = ", ".join(f"{n} {standing.so_far(n) / one:.0f} {unit}" for n in standing.clients)
+                each = ", ".join(f"{name} {standing.amount(name)}" for name in standing.clients)
                 console.print(f"  {each}; alive: {', '.join(standing.replicas.alive()) or 'none'}")
 
         yield line
@@ -263,13 +272,15 @@ def standing_rack(
     relayed: Sequence[str] = (),
     serve: Sequence[str] = (),
     www: Path | None = None,
+    made_of: type[Replicas] = Replicas,
     **settings: Any,
 ) -> Iterator[Standing]:
     """A rack with switch, controller and replicas up, checked to have the wanted delay.
 
     The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. The agents of
     the replicas in `relayed` reach the controller through a relay. `serve`: more flags of the serving processes.
-    `www`: the folder to serve, in place of one with a file of the wanted size.
+    `www`: the folder to serve, in place of one with a file of the wanted size. `made_of`: what serves in place of
+    `rivulet serve`.
     """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -290,7 +301,7 @@ def standing_rack(
         step("the controller")
         start_controller(standing, switch_socket, agents, api or f"unix:{folder / 'api.sock'}")
         names = [host.name for host in spec.of("replica")]
-        replicas = Replicas(standing, www, agents, flags=serve)
+        replicas = made_of(standing, www, agents, flags=serve)
         step(f"replicas {', '.join(names)}")
         for replica in relayed:
             replicas.relay(replica)()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Role = Literal["client", "replica"]
+Role = Literal["client", "replica", "store"]
 
 TOR_MAC = "02:00:00:00:00:fe"
 SERVICE_V4 = "10.9.0.1"
 SERVICE_V6 = "fd00:9::1"
 SERVICE_PORT = 80
+STORE_PORT = 11211
+"""Where a memcached listens on a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,10 @@ class RackSpec:
         """The host of that name."""
         return next(host for host in self.hosts if host.name == name)
 
+    def stores(self) -> list[str]:
+        """Where records of plain connections are kept, ADDRESS:PORT."""
+        return [f"{host.ip}:{STORE_PORT}" for host in self.of("store")]
+
     def controller_config(self, switch_address: str, agents: str, api: str, state: str) -> dict[str, Any]:
         """The controller's configuration for this rack, as YAML would hold it."""
         gateways = sorted({host.gateway for host in self.hosts} | {host.gateway6 for host in self.hosts})
@@ -121,6 +127,7 @@ class RackSpec:
                     "heartbeat": f"{self.heartbeat_ms:g}ms",
                     "liveness": f"{self.liveness_ms:g}ms",
                     "meters": self.meters,
+                    **({"trods": {"store": self.stores()}} if plain == "trods" else {}),
                 }
                 for name, port, plain in self.services
             ],
@@ -136,12 +143,14 @@ def rack(
     rtt_ms: float = 10.0,
     client_loss_percent: float = 0.0,
     direct: bool = False,
+    stores: int = 0,
     **settings: Any,
 ) -> RackSpec:
     """A rack. The clients' links have the rate and the delay.
 
     A replica's link has the rate of all clients together: the last replica alive must be able to serve them
-    all, or a kill would show the neighbours' traffic and not what the kill does. `direct`: no link has either.
+    all, or a kill would show the neighbours' traffic and not what the kill does. `direct`: no link has either,
+    as none of a store ever has.
     """
     queue = max(50, int(rate_mbit * 1e6 / 8 / 1500 * rtt_ms / 1e3))
     hosts = [
@@ -167,5 +176,17 @@ def rack(
             link=None if direct else Link(rate_mbit * clients, 0.0, 0.0, queue * clients),
         )
         for n in range(1, replicas + 1)
+    ]
+    hosts += [
+        Host(
+            name=f"s{n}",
+            role="store",
+            port=200 + n,
+            ip=f"10.0.3.{n}",
+            ip6=f"fd00:3::{n}",
+            mac=f"02:00:00:00:03:{n:02x}",
+            link=None,
+        )
+        for n in range(1, stores + 1)
     ]
     return RackSpec(hosts=tuple(hosts), **settings)

@@ -39,13 +39,15 @@ def built(*names: str) -> bool:
 
 
 @functools.cache
-def prompt() -> tuple[str, ...]:
+def prompt(priority: int = 5) -> tuple[str, ...]:
     """What runs a command so that it is scheduled at once, as links, switches and the kernel's TCP are.
 
     The packet path of a rack is hardware and kernels; here it is processes, which wait for their turn on a busy
-    machine, so that heartbeats come late and replicas that are well are excluded. Empty where it is not allowed.
+    machine, so that heartbeats come late and replicas that are well are excluded. Those of one priority take turns of
+    100 ms; a higher one is for what would have a machine of its own and must answer sooner. Empty where it is not
+    allowed.
     """
-    command = ("chrt", "--rr", "5")
+    command = ("chrt", "--rr", str(priority))
     try:
         allowed = subprocess.run([*command, "true"], capture_output=True, timeout=5, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -15,7 +15,7 @@ http {{
   types {{ text/html html; image/svg+xml svg; }}
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  server {{ listen {listen}; root {www}; }}
+  server {{ {listen} root {www}; }}
 }}
 """
 
@@ -24,13 +24,16 @@ def program() -> str:
     """Where it is. RackError where it is not installed."""
     found = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if found is None:
-        raise RackError("nginx is not installed: `scripts/setup.sh --test` installs it")
+        raise RackError("nginx is not installed: `scripts/setup.sh --trods` installs it")
     return found
 
 
-def command(folder: Path, www: Path, listen: str) -> list[str]:
-    """Runs one process of it that serves `www` at `listen` (ADDRESS:PORT); ended by its id all of it is gone."""
+def command(folder: Path, www: Path, *listen: str) -> list[str]:
+    """Runs one process of it that serves `www` at each of `listen` (ADDRESS:PORT, [ADDRESS]:PORT).
+
+    Ended by its id all of it is gone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nginx.conf"
-    config.write_text(CONFIG.format(folder=folder, www=www, listen=listen))
+    config.write_text(CONFIG.format(folder=folder, www=www, listen=" ".join(f"listen {where};" for where in listen)))
     return [program(), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rivulet_demo import attacker
-from rivulet_demo.capture import Traffic, count
+from rivulet_demo.capture import Traffic, count, plain_connections
 from rivulet_lab import RackError
 
 VECTORS = json.loads((Path(__file__).resolve().parents[2] / "docs" / "wire-vectors.json").read_text())
@@ -65,6 +65,25 @@ def test_plain_tcp_repeats_what_lies_below_what_came_before(tmp_path: Path) -> N
     assert traffic == Traffic(5, 5 * 40 + 2500, 0, 0, 4, 2500, 1)
     report = traffic.report(2500)
     assert report["header_bytes_per_data_packet"] == 50.0 and report["header_overhead_percent"] == 8.0
+
+
+def opening(port: int, flags: int, back: bool = False) -> bytes:
+    """A plain TCP segment from the client to a service, or back."""
+    ports = (80, port) if back else (port, 80)
+    tcp = struct.pack(">HHIIBBHHH", *ports, 1, 0, 5 << 4, flags, 1000, 0, 0)
+    ends = (b"\x0a\x09\x00\x01", bytes((192, 0, 2, 1)))
+    ip = struct.pack(">BBHHHBBH", 0x45, 0, 40, 0, 0x4000, 64, 6, 0) + b"".join(ends if back else ends[::-1])
+    return bytes(12) + b"\x08\x00" + ip + tcp
+
+
+def test_a_connection_is_its_syn_however_often_that_comes(tmp_path: Path) -> None:
+    syn, syn_ack, ack = 0x02, 0x12, 0x10
+    frames = [opening(40000, syn), opening(40000, syn | 0xC0), opening(40000, syn_ack, back=True), opening(40000, ack)]
+    # What others open to the client is none of its own.
+    frames += [opening(40001, ack), opening(40002, syn, back=True)]
+    service = b"\x0a\x09\x00\x01\x00\x50"
+    assert plain_connections(pcap(tmp_path / "one.pcap", frames), CLIENT) == {(service, 40000)}
+    assert len(plain_connections(pcap(tmp_path / "two.pcap", [*frames, opening(40003, syn)]), CLIENT)) == 2
 
 
 def test_what_is_no_pcap_is_refused(tmp_path: Path) -> None:

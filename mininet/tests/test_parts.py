@@ -14,6 +14,7 @@ from rivulet_demo.figure import throughput
 from rivulet_demo.meter import Meter, longest_gap, typical_mbps
 from rivulet_demo.plan import failover, rolling
 from rivulet_demo.spec import Link, rack
+from rivulet_lab import nginx
 
 
 def test_the_rack_is_a_configuration_that_the_controller_takes() -> None:
@@ -108,3 +109,19 @@ def test_a_client_whose_curl_dies_goes_on_where_it_stopped(tmp_path: Path) -> No
     failures = result["failures"]
     assert isinstance(failures, list) and [f["exit"] for f in failures] == [56, 56]
     assert result["sha256"] == "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"
+
+
+def test_a_service_with_trods_has_its_store_beside_the_replicas() -> None:
+    spec = rack(clients=1, stores=1, services=(("files", 80, "trods"), ("beside", 81, "kernel")))
+    config = parse(json.dumps(spec.controller_config("unix:/x/s", "unix:/x/a", "127.0.0.1:1", "/x/db")))
+    files, beside = config.services
+    assert files.trods is not None and files.trods.store == ("10.0.3.1:11211",)
+    assert beside.plain == "kernel" and beside.trods is None
+    assert spec.host("s1").link is None and spec.host("s1").port in config.switches[0].ports
+
+
+def test_nginx_listens_at_every_place_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nginx, "program", lambda: "nginx")
+    command = nginx.command(tmp_path / "n", tmp_path, "10.9.0.1:80", "[fd00:9::1]:80")
+    config = Path(command[command.index("-c") + 1]).read_text()
+    assert "listen 10.9.0.1:80; listen [fd00:9::1]:80; root" in config

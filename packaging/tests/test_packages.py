@@ -129,7 +129,7 @@ def test_the_example_is_right_and_a_mistake_in_it_is_told(machine: Machine) -> N
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_units_name_what_is_installed(machine: Machine) -> None:
-    units = [f"/lib/systemd/system/rivulet-{name}.service" for name in ("controller", "replica", "switch")]
+    units = [f"/lib/systemd/system/rivulet-{name}.service" for name in ("agent", "controller", "replica", "switch")]
     said = machine.run("systemd-analyze", "--man=no", "verify", *units)
     assert said.returncode == 0 and "rivulet" not in said.stderr, said.stderr
     machine.do("mv", "/usr/bin/rivulet", "/usr/bin/elsewhere")
@@ -175,7 +175,7 @@ def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine
     rack = UpgradeRack(machine)
     rack.build()
     processes = rack.processes()
-    assert len(processes) == 3 and all(processes.values()), processes
+    assert len(processes) == 4 and all(processes.values()), processes
     newer = next_version(machine.packages, tmp_path)
     with rack.downloads() as done:
         machine.until(lambda: bool(done), "a download ends")

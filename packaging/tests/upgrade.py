@@ -14,10 +14,12 @@ from pathlib import Path
 from machine import REPOSITORY, Machine
 
 SERVICE = "10.9.2.1"
+SITE = "10.9.3.1"
+"""What a web server of its own serves, with an agent beside it."""
 NEXT = "+1"
 """What the next version's number has behind it."""
 
-UNITS = ("rivulet-replica", "rivulet-switch", "rivulet-controller")
+UNITS = ("rivulet-replica", "rivulet-agent", "rivulet-switch", "rivulet-controller")
 """In the order in which an upgrade restarts them."""
 
 RATE = "24mbit"
@@ -31,12 +33,15 @@ switches:
     number: 2
     mac: "02:00:00:00:01:fe"
     addresses: [10.1.1.254, 10.1.2.254]
-    ports: [1, 101, 102]
+    ports: [1, 101, 102, 103]
     hosts: [{{ip: 10.1.1.1, mac: "02:00:00:01:01:01", port: 1}}]
 replicas:
   - {{name: r1, switch: tor2, port: 101, mac: "02:00:00:01:02:01", ip: 10.1.2.1}}
   - {{name: r2, switch: tor2, port: 102, mac: "02:00:00:01:02:02", ip: 10.1.2.2}}
-services: [{{name: files, addresses: [{SERVICE}], port: 80, replicas: [r1, r2], heartbeat: 20ms, liveness: 500ms}}]
+  - {{name: r3, switch: tor2, port: 103, mac: "02:00:00:01:02:03", ip: 10.1.2.3}}
+services:
+  - {{name: files, addresses: [{SERVICE}], port: 80, replicas: [r1, r2], heartbeat: 20ms, liveness: 500ms}}
+  - {{name: site, addresses: [{SITE}], port: 80, replicas: [r3], heartbeat: 20ms, liveness: 500ms}}
 listen: {{agents: "unix:/run/rivulet/agents.sock", agents_group: rivulet-agents, api: "127.0.0.1:8081",
   control: "unix:/run/rivulet/control.sock"}}
 """
@@ -49,9 +54,16 @@ NAME=r1
 MORE=
 """
 
+AGENT = """\
+INTERFACE=eth0
+CONTROLLER=unix:/run/rivulet/agents.sock
+NAME=r3
+MORE=--health-path /
+"""
+
 SWITCH = """\
 DEVICE_ID=1
-INTERFACES="-i 1@u1 -i 101@u101 -i 102@u102"
+INTERFACES="-i 1@u1 -i 101@u101 -i 102@u102 -i 103@u103"
 P4RUNTIME=127.0.0.1:9560
 """
 
@@ -87,7 +99,7 @@ class Download:
 
 
 class UpgradeRack:
-    """Switch, controller and replica r1 are units; r2 is as on a machine of its own, which keeps its version."""
+    """Switch, controller, r1 and r3's agent are units; r2 is as on a machine of its own, which keeps its version."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -97,26 +109,30 @@ class UpgradeRack:
         m = self.machine
         for host, port, address, mac in (
             ("u-c1", 1, "10.1.1.1", "01:01"), ("u-r1", 101, "10.1.2.1", "02:01"), ("u-r2", 102, "10.1.2.2", "02:02"),
+            ("u-r3", 103, "10.1.2.3", "02:03"),
         ):  # fmt: skip
             m.host(host, f"u{port}", address, f"02:00:00:01:{mac}")
-        for host in ("u-r1", "u-r2"):
-            m.do("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo", space=host)
+        for host, address in (("u-r1", SERVICE), ("u-r2", SERVICE), ("u-r3", SITE)):
+            m.do("ip", "addr", "add", f"{address}/32", "dev", "lo", space=host)
         m.do(*f"tc qdisc add dev u1 root tbf rate {RATE} burst 65536 limit 400000".split())
         m.do("mkdir", "-p", "/srv/upgraded", "/run/systemd/system", "/run/stand-in")
         m.do("sh", "-c", f"head -c {BYTES} /dev/urandom >/srv/upgraded/some")
         self._write("/etc/rivulet/rack.yaml", RACK)
         self._write("/etc/rivulet/replica.env", REPLICA)
         self._write("/etc/rivulet/switch.env", SWITCH)
-        self._write(
-            "/etc/systemd/system/rivulet-replica.service.d/lab.conf",
-            "[Service]\nNetworkNamespacePath=/run/netns/u-r1\n",
-        )
+        self._write("/etc/rivulet/agent.env", AGENT)
+        for unit, host in (("replica", "u-r1"), ("agent", "u-r3")):
+            self._write(
+                f"/etc/systemd/system/rivulet-{unit}.service.d/lab.conf",
+                f"[Service]\nNetworkNamespacePath=/run/netns/{host}\n",
+            )
+        m.start("python3", "-m", "http.server", "80", "--directory", "/srv/upgraded", space="u-r3")
         self._write("/usr/bin/systemctl", (REPOSITORY / "packaging/tests/systemctl.py").read_text(), "755")
-        for unit in ("rivulet-switch", "rivulet-controller", "rivulet-replica"):
+        for unit in ("rivulet-switch", "rivulet-controller", "rivulet-replica", "rivulet-agent"):
             m.do("systemctl", "start", unit)
         serve = ("rivulet", "serve", "/srv/upgraded", "-i", "eth0", "--name", "r2")
         m.start(*serve, "--controller", "unix:/run/rivulet/agents.sock", space="u-r2")
-        m.until(lambda: m.run("rivuletctl", "replicas").stdout.count(" live ") == 2, "both replicas are live")
+        m.until(lambda: m.run("rivuletctl", "replicas").stdout.count(" live ") == 3, "the replicas are live")
         m.do("rm", "/run/stand-in/order")
 
     def upgrade(self, packages: Path) -> None:

@@ -48,6 +48,15 @@ pub enum Class {
     PlainSyn,
     /// Requests by ordinary TCP on connections that do not exist: acknowledgement and timestamp are guessed.
     PlainData,
+    /// Acknowledgements of ordinary TCP, without data, on connections that do not exist.
+    PlainAck,
+}
+
+impl Class {
+    /// Ordinary TCP, for which no key is needed.
+    fn is_plain(self) -> bool {
+        matches!(self, Class::PlainSyn | Class::PlainData | Class::PlainAck)
+    }
 }
 
 /// An attack.
@@ -93,8 +102,7 @@ pub fn run(attack: &Attack) -> anyhow::Result<Sent> {
     let hop = rivulet_client::resolve(attack.server.ip())?;
     let source = attack.source.unwrap_or(hop.source);
     let interface = Interface::new(None, &hop.interface)?;
-    let plain = matches!(attack.class, Class::PlainSyn | Class::PlainData);
-    let exid = (!plain).then_some(EX_ID);
+    let exid = (!attack.class.is_plain()).then_some(EX_ID);
     let rule = TcpRule { exid, destinations: vec![source], ..TcpRule::default() };
     let _guard = KernelGuard::install(None, &[&hop.interface], &[rule])?;
     let config = rivulet_pktio::Config {
@@ -154,7 +162,7 @@ impl Maker {
     /// IP packets of the attack.
     fn pool(&self) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut seed = clock().0 | 1;
-        if matches!(self.class, Class::PlainSyn | Class::PlainData) {
+        if self.class.is_plain() {
             let ends = (self.source, self.server);
             return (0..POOL as u64).map(|n| plain::packet(self.class, ends, mix(seed ^ n))).collect();
         }

@@ -9,6 +9,7 @@
 //! the Congestion Manager pinned not.
 
 pub mod cm;
+mod dying;
 mod error;
 pub mod kernel;
 mod linger;

@@ -4,7 +4,7 @@ mod layout;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
@@ -13,6 +13,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, Program, RingBuffer, RingB
 pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, Pin, TCP_HEADER_MAX, What};
 
 use crate::Error;
+use crate::dying::Dying;
 use crate::linger::Linger;
 use crate::object::{attach, load, map, missing, object, open};
 
@@ -21,6 +22,12 @@ const NAME: &str = "trods";
 pub const MAX_SERVICES: usize = 256;
 /// Leases that services can stand under.
 pub const MAX_LEASES: u32 = 16;
+/// The mark (`SO_MARK`) that what was held, or withheld, is sent with.
+pub const RELEASED: u32 = 0x5452_4f44;
+/// The mark that clients' segments have whose connections are here, when they have passed the program.
+pub const KNOWN: u32 = 0x5452_4f4b;
+/// Octets of `struct lease`.
+const LEASE: usize = 24;
 /// Octets of `struct withheld`.
 const WITHHELD: usize = 4 + 128;
 
@@ -31,6 +38,8 @@ pub struct Lease {
     pub until: u64,
     /// A connection that nobody knows is not reset before it.
     pub settling: u64,
+    /// The ToR's Ethernet address: what is handed on by others does not show where a client is. 0: whatever comes does.
+    pub tor: [u8; 6],
 }
 
 /// The leases of loaded programs.
@@ -43,10 +52,26 @@ impl Leases {
     /// # Errors
     /// A number that is not below [`MAX_LEASES`].
     pub fn set(&self, number: u32, lease: Lease) -> Result<(), Error> {
-        let mut value = [0; 16];
+        let mut value = [0; LEASE];
         value[..8].copy_from_slice(&lease.until.to_ne_bytes());
-        value[8..].copy_from_slice(&lease.settling.to_ne_bytes());
+        value[8..16].copy_from_slice(&lease.settling.to_ne_bytes());
+        value[16..22].copy_from_slice(&lease.tor);
         update(&self.0, &number.to_ne_bytes(), &value, MapFlags::ANY)
+    }
+
+    /// What it is.
+    ///
+    /// # Errors
+    /// A number that is not below [`MAX_LEASES`].
+    pub fn get(&self, number: u32) -> Result<Lease, Error> {
+        let mut value = [0; LEASE];
+        let found = self.0.lookup_into(&number.to_ne_bytes(), &mut value, MapFlags::ANY);
+        if !found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))? {
+            return Err(missing("leases"));
+        }
+        let at = |from: usize| value[from..].first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets));
+        let tor = value[16..].first_chunk().copied().unwrap_or_default();
+        Ok(Lease { until: at(0), settling: at(8), tor })
     }
 }
 
@@ -90,11 +115,13 @@ pub struct Trods {
     object: Object,
     links: Vec<OwnedFd>,
     linger: Option<Linger>,
+    dying: Option<Dying>,
     services: MapHandle,
     leases: MapHandle,
     flows: MapHandle,
     orphans: MapHandle,
     pins: MapHandle,
+    died: MapHandle,
     withheld: MapHandle,
     ring: RingBuffer<'static>,
     /// Never held while anything is called but libbpf.
@@ -127,15 +154,18 @@ impl Trods {
         let ring = builder.build().map_err(Error::of("reading events"))?;
         let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
         let (orphans, pins, withheld) = (handle("orphans")?, handle("pins")?, handle("withheld")?);
+        let died = handle("dying")?;
         Ok(Trods {
             object,
             links: Vec::new(),
             linger: None,
+            dying: None,
             services,
             leases,
             flows,
             orphans,
             pins,
+            died,
             withheld,
             ring,
             batch,
@@ -153,7 +183,11 @@ impl Trods {
             let link = attach(&self.program(name)?, index, kind, 0);
             self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
         }
-        let linger = Linger::new(&self.links).map_err(|source| Error::Os { operation: "fork", source })?;
+        // With it what the kernel closes when this process dies is known for what it is.
+        let links = self.links.iter().map(AsFd::as_fd).chain(self.dying.as_ref().map(Dying::link));
+        let dead = map(&self.object, ".data.dead")?;
+        let linger = Linger::new(&links.collect::<Vec<_>>(), dead.as_fd())
+            .map_err(|source| Error::Os { operation: "fork", source })?;
         self.linger = Some(linger);
         Ok(())
     }
@@ -162,6 +196,16 @@ impl Trods {
     pub fn detach(&mut self) {
         self.linger = None;
         self.links.clear();
+    }
+
+    /// Has connections whose process dies told from those that it ends itself ([`What::Fin`], [`What::Aborted`]), in the network
+    /// namespace of this inode number. Needs `CAP_PERFMON`.
+    ///
+    /// # Errors
+    /// What the kernel lacks or refuses; then all pass for ended by their process.
+    pub fn see_deaths(&mut self, namespace: u32) -> Result<(), Error> {
+        self.dying = Some(Dying::load(namespace, &self.flows, &self.died)?);
+        Ok(())
     }
 
     /// Where held segments go: the index of a TAP; 0 and they are dropped.
@@ -202,6 +246,10 @@ impl Trods {
     /// # Errors
     /// It has some, or there is no room.
     pub fn insert(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
+        // Of a socket that this host had before: what it said last, its FIN maybe, is not said by the one to come.
+        if self.limits(key)?.is_none() {
+            self.take_withheld(key)?;
+        }
         update(&self.flows, key.octets(), &limits.encode(), MapFlags::NO_EXIST)
     }
 
@@ -232,6 +280,8 @@ impl Trods {
     /// # Errors
     /// The system's.
     pub fn free(&self, key: &FlowKey) -> Result<(), Error> {
+        // What comes between these ports has another process, or is adopted.
+        delete(&self.died, key.octets())?;
         delete(&self.flows, key.octets())
     }
 
@@ -274,6 +324,16 @@ impl Trods {
     /// The system's; if there is no room the oldest gives way.
     pub fn pin(&self, key: &FlowKey, pin: Pin) -> Result<(), Error> {
         update(&self.pins, key.octets(), &pin.encode(), MapFlags::ANY)
+    }
+
+    /// Who is known to hold a connection.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn pinned(&self, key: &FlowKey) -> Result<Option<Pin>, Error> {
+        let octets =
+            self.pins.lookup(key.octets(), MapFlags::ANY).map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
+        Ok(octets.and_then(|octets| octets.first_chunk().map(Pin::decode)))
     }
 
     /// Nobody is known to hold it any more.

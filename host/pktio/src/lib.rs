@@ -17,6 +17,7 @@
 //! Nothing here blocks: wait on [`AsFd::as_fd`] with poll or epoll, then [`PacketIo::recv`]. Nothing
 //! here grows: receive and transmit memory is set by [`Config`] when the interface is opened.
 
+pub mod abort;
 mod af_packet;
 mod checksum;
 mod choice;
@@ -103,6 +104,8 @@ pub struct Config {
     pub promiscuous: bool,
     /// Send around the interface's queueing discipline. Off where a shaper stands on the interface.
     pub qdisc_bypass: bool,
+    /// Packet sockets only: the mark of what is sent (`SO_MARK`), by which programs on the interface know it.
+    pub mark: u32,
     /// Which frames reach the socket; all if `None`.
     pub filter: Option<Filter>,
     /// Packet sockets only, AF_XDP refuses it: sockets of one interface with the same number share its frames, each
@@ -121,6 +124,7 @@ impl Default for Config {
             checksum: ChecksumPolicy::Complete,
             promiscuous: true,
             qdisc_bypass: false,
+            mark: 0,
             filter: None,
             share: None,
         }

@@ -1,11 +1,11 @@
-//! The little of rtnetlink(7) that is needed: attributes, and one question with one answer.
+//! The little of netlink(7) that is needed: attributes, and one question with one answer.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
 
 /// Octets of `struct nlmsghdr`.
@@ -13,6 +13,8 @@ pub(crate) const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
 /// Set in the type of attributes that hold others, or a number in network order.
 const FLAGS: u16 = 0xc000;
+/// The answer to what is done is that it was done.
+pub(crate) const NLM_F_ACK: u16 = libc::NLM_F_ACK as u16;
 /// Octets of an answer at most.
 const ANSWER: usize = 32 << 10;
 
@@ -51,22 +53,48 @@ pub(crate) fn text(value: &[u8]) -> String {
 
 /// An rtnetlink socket, in the calling thread's namespace, which hears of what these groups (`RTMGRP_*`) are told.
 pub(crate) fn socket(flags: SocketFlags, groups: u32) -> io::Result<OwnedFd> {
-    let flags = flags | SocketFlags::CLOEXEC;
     // NETLINK_ROUTE is protocol 0.
-    let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    open(None, flags, groups)
+}
+
+/// A socket of another protocol of netlink's, in the calling thread's namespace.
+pub(crate) fn socket_of(protocol: Protocol) -> io::Result<OwnedFd> {
+    open(Some(protocol), SocketFlags::empty(), 0)
+}
+
+fn open(protocol: Option<Protocol>, flags: SocketFlags, groups: u32) -> io::Result<OwnedFd> {
+    let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags | SocketFlags::CLOEXEC, protocol)?;
     bind(&fd, &SocketAddrNetlink::new(0, groups))?;
     Ok(fd)
 }
 
-/// Sends a request with this body and returns the body of the first message of the answer.
-pub(crate) fn ask(fd: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+fn request(fd: &OwnedFd, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     let len = (HEADER + body.len()) as u32;
     let mut message = len.to_ne_bytes().to_vec();
     message.extend(kind.to_ne_bytes());
-    message.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
+    message.extend((libc::NLM_F_REQUEST as u16 | flags).to_ne_bytes());
     message.extend([0; 8]);
     message.extend(body);
     send(fd, &message, SendFlags::empty())?;
+    Ok(())
+}
+
+/// What the body of `NLMSG_ERROR` says, which may be that there is none.
+fn outcome(body: &[u8]) -> io::Result<()> {
+    match u32_at(body, 0).ok_or(io::ErrorKind::InvalidData)? as i32 {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+    }
+}
+
+/// Sends a request with this body and returns the body of the first message of the answer.
+pub(crate) fn ask(fd: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    ask_with(fd, kind, 0, body)
+}
+
+/// The same with more flags (`NLM_F_*`).
+pub(crate) fn ask_with(fd: &OwnedFd, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    request(fd, kind, flags, body)?;
     let mut reply = vec![0; ANSWER];
     let (n, _) = recv(fd, &mut reply[..], RecvFlags::empty())?;
     reply.truncate(n);
@@ -74,10 +102,28 @@ pub(crate) fn ask(fd: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     let len = u32_at(&reply, 0).ok_or_else(bad)? as usize;
     let body = reply.get(HEADER..len).ok_or_else(bad)?;
     if u16_at(&reply, 4) == Some(libc::NLMSG_ERROR as u16) {
-        let code = u32_at(body, 0).ok_or_else(bad)? as i32;
-        return Err(io::Error::from_raw_os_error(code.saturating_neg()));
+        return outcome(body).map(|()| Vec::new());
     }
     Ok(body.to_vec())
+}
+
+/// Sends a request for all there is, and hands over the body of each message of the answer.
+pub(crate) fn dump(fd: &OwnedFd, kind: u16, body: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<()> {
+    request(fd, kind, libc::NLM_F_DUMP as u16, body)?;
+    let mut reply = vec![0; ANSWER];
+    loop {
+        let (n, _) = recv(fd, &mut reply[..], RecvFlags::empty())?;
+        let mut rest = &reply[..n];
+        while let (Some(len), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
+            let body = rest.get(HEADER..len as usize).ok_or(io::ErrorKind::InvalidData)?;
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(()),
+                libc::NLMSG_ERROR => return outcome(body),
+                _ => take(body),
+            }
+            rest = rest.get((len as usize).next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
 }
 
 #[cfg(test)]

@@ -86,9 +86,32 @@ pub struct RepairError {
 /// Whether this process may use `TCP_REPAIR`, and the kernel has it.
 ///
 /// # Errors
-/// Why not: without `CAP_NET_ADMIN` it is `EPERM`, without checkpoint/restore `ENOPROTOOPT` or `EPERM`.
+/// Why not, in words for the operator.
 pub fn check() -> Result<(), RepairError> {
-    repaired(AddressFamily::INET).map(drop)
+    permitted().map(drop)
+}
+
+fn permitted() -> Result<OwnedFd, RepairError> {
+    let right = |e: RepairError| match e.source.kind() {
+        io::ErrorKind::PermissionDenied => RepairError { step: "it needs root, or CAP_NET_ADMIN", ..e },
+        _ => e,
+    };
+    repaired(AddressFamily::INET).map_err(right)
+}
+
+/// Whether this process may take over connections of this port, which others may use.
+///
+/// # Errors
+/// As of [`check`].
+pub fn check_port(port: u16) -> Result<(), RepairError> {
+    let right = |e: rustix::io::Errno| match e {
+        rustix::io::Errno::ACCESS => {
+            RepairError { step: "its port needs root, or CAP_NET_BIND_SERVICE", source: e.into() }
+        }
+        _ => of("bind")(e),
+    };
+    // With TCP_REPAIR nobody else's use of the port is in the way.
+    bind(&permitted()?, &SocketAddr::from(([127, 0, 0, 1], port))).map_err(right)
 }
 
 /// Has the kernel take a connection over, in a network namespace (a name of `ip netns` or a path) or the calling thread's.
@@ -109,7 +132,7 @@ pub fn restore(connection: &Connection, netns: Option<&str>) -> Result<TcpStream
 pub fn set_timestamp(stream: &TcpStream, value: u32) -> Result<(), RepairError> {
     set(stream, libc::TCP_REPAIR, &[ON], "TCP_REPAIR")?;
     let done = set(stream, libc::TCP_TIMESTAMP, &[even(value)], "TCP_TIMESTAMP");
-    set(stream, libc::TCP_REPAIR, &[OFF], "TCP_REPAIR off")?;
+    off(stream)?;
     done
 }
 
@@ -120,7 +143,7 @@ pub fn set_timestamp(stream: &TcpStream, value: u32) -> Result<(), RepairError> 
 /// As of [`restore`].
 pub fn set_sent(stream: &TcpStream, sent: bool) -> Result<(), RepairError> {
     if !sent {
-        return set(stream, libc::TCP_REPAIR, &[OFF], "TCP_REPAIR off");
+        return off(stream);
     }
     set(stream, libc::TCP_REPAIR, &[ON], "TCP_REPAIR")?;
     set(stream, libc::TCP_REPAIR_QUEUE, &[SEND_QUEUE], "TCP_REPAIR_QUEUE")
@@ -176,15 +199,20 @@ fn established(connection: &Connection) -> Result<TcpStream, RepairError> {
     if let Some(value) = connection.timestamp {
         set(&socket, libc::TCP_TIMESTAMP, &[even(value)], "TCP_TIMESTAMP")?;
     }
-    set(&socket, libc::TCP_REPAIR, &[OFF], "TCP_REPAIR off")?;
-    // A listener may want this port as long as the connection lasts.
-    sockopt::set_socket_reuseaddr(&socket, true).map_err(of("SO_REUSEADDR"))?;
+    off(&socket)?;
     Ok(socket.into())
 }
 
 /// The lowest bit is no part of the value but says that its unit is the microsecond.
 fn even(value: u32) -> u32 {
     value.wrapping_add(1) & !1
+}
+
+/// Ends the repair, at which the kernel has the socket share its port with nobody: a listener may want it as long as the
+/// connection lasts.
+fn off(socket: &impl AsFd) -> Result<(), RepairError> {
+    set(socket, libc::TCP_REPAIR, &[OFF], "TCP_REPAIR off")?;
+    sockopt::set_socket_reuseaddr(socket, true).map_err(of("SO_REUSEADDR"))
 }
 
 fn repaired(family: AddressFamily) -> Result<OwnedFd, RepairError> {

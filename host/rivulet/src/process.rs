@@ -4,6 +4,10 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// systemd waits for a process to serve, this long at most: a controller may be away for longer than a start may take.
+pub(crate) const STARTING: Duration = Duration::from_secs(20);
 
 static STOP: AtomicBool = AtomicBool::new(false);
 

@@ -11,6 +11,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use rivulet_bpf::trods::KNOWN;
 use rivulet_packet::option::EX_ID;
 use rivulet_pktio::Interface;
 use rivulet_pktio::guard::{GuardError, Table, with_option};
@@ -122,6 +123,8 @@ fn rules(
     // The same connection in the other direction.
     let reset = format!("{ip} saddr {address} tcp sport {port} tcp flags == rst");
     let to = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
+    // Of a connection that TRODS knows here, whatever is remembered from before it was adopted.
+    let _ = writeln!(ingress, "  {here} meta mark {KNOWN:#x} accept");
     // Ours are not plain, and many.
     let _ = writeln!(ingress, "  {here} {} accept", with_option(EX_ID));
     // A new connection of the same ports has its socket here.
@@ -143,10 +146,21 @@ fn colons(mac: [u8; 6]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::SocketAddr;
     use std::time::Duration;
 
+    use rivulet_bpf::kernel::{Feature, skipped};
+    use rivulet_bpf::trods::{FlowKey, Lease};
+    use rivulet_packet::segment::TcpFlags;
+    use rivulet_pktio::testing::{Netns, eventually};
+    use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns, repair};
+    use rivulet_plain::{Header, Options, Segment};
     use rivulet_server::keys::KeySet;
     use rivulet_server::service::{Member, Plain};
+    use rivulet_trods::hold::{Hold, Stores, Watch};
+    use rivulet_trods::record::{Handshake, Record};
+    use rivulet_trods::{Settings, Tuple};
 
     use super::*;
 
@@ -185,6 +199,7 @@ mod tests {
         for part in [
             r#"hook ingress device "r1-eth0""#,
             r#"hook egress device "r1-eth0""#,
+            "ip daddr 10.9.0.1 tcp dport 80 meta mark 0x54524f4b accept",
             "ip daddr 10.9.0.1 tcp dport 80 @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078 accept",
             "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",
             r#"ether saddr set 02:00:00:00:00:01 ether daddr set 02:00:00:00:00:fe counter fwd to "r1-eth0""#,
@@ -193,5 +208,132 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+    }
+
+    /// Sends what a ToR has of a client, and sees what comes back to the ToR.
+    struct Tor {
+        io: AfPacket,
+        mac: [u8; 6],
+        replica: [u8; 6],
+    }
+
+    impl Tor {
+        /// A segment of the client's with these octets, its `seq`th on.
+        fn send(&mut self, tuple: Tuple, seq: u32, octets: &[u8]) {
+            let (src, dst, flags) = (tuple.client, tuple.service, TcpFlags(TcpFlags::ACK | TcpFlags::PSH));
+            let header = Header { src, dst, seq, ack: 900, flags, window: 1000, options: Options::default() };
+            let mut packet = vec![0; header.length()];
+            packet.extend_from_slice(octets);
+            header.finish(&mut packet, octets.len()).unwrap();
+            let frame = [&self.replica[..], &self.mac, &[8, 0], &packet].concat();
+            self.io.send(&[TxFrame::new(&frame)]).unwrap();
+        }
+
+        /// Segments of the client's that the replica gave back.
+        fn handed_on(&mut self, client: SocketAddr) -> usize {
+            let ends = [&self.mac[..], &self.replica].concat();
+            let mut all = 0;
+            while let count @ 1.. = self.io.recv().unwrap() {
+                let is_back = |data: &[u8]| {
+                    let packet = data.strip_prefix(&ends[..]).and_then(|rest| rest.get(2..));
+                    packet.and_then(|p| Segment::parse(p).ok()).is_some_and(|s| s.header.src == client)
+                };
+                all += (0..count).filter(|n| is_back(self.io.frame(*n).data)).count();
+            }
+            all
+        }
+    }
+
+    /// A connection whose segments came here while nobody knew it, and that goes on here since.
+    #[test]
+    fn what_was_handed_on_stays_here_once_it_is_adopted() {
+        if skipped(Feature::Tcx) {
+            return;
+        }
+        let (Some(tor), Some(replica)) = (Netns::new("again-t"), Netns::new("again-r")) else { return };
+        tor.veth("c0", &replica, "r0");
+        // No kernel at the ToR's end answers.
+        replica.ip("addr add 10.88.0.2/24 dev r0");
+        replica.ip("addr add 10.9.0.1/32 dev lo");
+        let (mac, own) = (tor.mac("c0"), replica.mac("r0"));
+        let colons = colons(mac);
+        replica.ip(&format!("neigh add 10.88.0.1 lladdr {colons} dev r0"));
+        let tuple =
+            Tuple { client: "10.88.0.1:1025".parse().unwrap(), service: "10.9.0.1:80".parse().unwrap() };
+        let key = FlowKey::new(tuple.client, tuple.service);
+        let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+        let lease = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
+        hold.programs().leases().unwrap().set(0, lease).unwrap();
+        let mut watch = Watch::new(hold, Stores::default()).unwrap();
+        watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
+        let mut service = service(true, true);
+        service.member.as_mut().unwrap().tor_mac = mac;
+        let _second_chance = in_netns(Some(replica.name()), || {
+            let mut second_chance = SecondChance::new(&Interface::new(None, "r0").unwrap());
+            second_chance.ensure([service].iter(), own, 0);
+            second_chance
+        });
+        let mut tor =
+            Tor { io: AfPacket::open(&tor.interface("c0"), Config::default()).unwrap(), mac, replica: own };
+        eventually("the ToR gets it back", || {
+            tor.send(tuple, 30, b"x");
+            tor.handed_on(tuple.client) > 0
+        });
+
+        let handshake = Handshake {
+            client_isn: 1,
+            service_isn: 2,
+            mss: 1460,
+            scales: None,
+            sack: false,
+            timestamp: None,
+            first_timestamp: None,
+            at_ms: 0,
+        };
+        let record = Record {
+            tuple,
+            handshake,
+            version: 1,
+            unprotected: false,
+            response_at: 900,
+            responses: Vec::new(),
+            request_at: 30,
+            requests: Vec::new(),
+            client_fin: false,
+        };
+        watch.adopt(&record, record.response_at).unwrap();
+        let connection = repair::Connection {
+            local: tuple.service,
+            remote: tuple.client,
+            send_next: record.response_at,
+            receive_next: record.request_at,
+            send_window: 1000,
+            receive_window: 1000,
+            mss: 1460,
+            scales: None,
+            sack: false,
+            timestamp: None,
+        };
+        let mut stream = repair::restore(&connection, Some(replica.name())).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        tor.handed_on(tuple.client);
+        let mut got = [0; 8];
+        eventually("its socket gets it", || {
+            tor.send(tuple, 30, b"GET");
+            match stream.read(&mut got) {
+                Ok(count) => count == 3,
+                Err(e) => {
+                    assert_eq!(e.kind(), ErrorKind::WouldBlock);
+                    false
+                }
+            }
+        });
+        assert_eq!((&got[..3], tor.handed_on(tuple.client)), (&b"GET"[..], 0));
+        // It is remembered all the time, for when the connection is somewhere else again.
+        watch.hold().programs().free(&key).unwrap();
+        eventually("the ToR gets it back", || {
+            tor.send(tuple, 33, b"x");
+            tor.handed_on(tuple.client) > 0
+        });
     }
 }

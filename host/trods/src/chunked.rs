@@ -1,50 +1,154 @@
-//! Where a chunked body ends (RFC 9112 section 7.1).
+//! Where a chunked body ends (RFC 9112 section 7.1), read piece by piece.
 
 use crate::flow::Reason;
+
+/// Digits of the size of a chunk.
+const MAX_DIGITS: u8 = 8;
+
+/// Where in a chunked body a reader is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunked {
+    /// In the size of a chunk, of which so many digits were there.
+    Size {
+        /// Their number.
+        digits: u8,
+        /// What they say.
+        size: u32,
+    },
+    /// Behind it, before an extension or the end of the line.
+    Behind(u32),
+    /// In an extension.
+    Extension(u32),
+    /// The line is ended by one octet more.
+    SizeEnd(u32),
+    /// So many octets of a chunk are to come, more than none.
+    Data(u32),
+    /// Behind a chunk.
+    DataReturn,
+    /// And one octet further.
+    DataEnd,
+    /// Before a line of trailers, or the last line, which is empty.
+    Trailer,
+    /// In such a line.
+    Field,
+    /// The line is ended by one octet more.
+    FieldEnd,
+    /// The body is.
+    LastEnd,
+    /// Behind the body.
+    Over,
+}
+
+impl Default for Chunked {
+    fn default() -> Chunked {
+        Chunked::Size { digits: 0, size: 0 }
+    }
+}
+
+impl Chunked {
+    /// Reads on, and says how many of these octets are the body's, trailers included: all, unless it is over.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`].
+    pub fn read(&mut self, octets: &[u8]) -> Result<usize, Reason> {
+        let mut at = 0;
+        while at < octets.len() && *self != Chunked::Over {
+            if let Chunked::Data(left) = self {
+                let count = usize::try_from(*left).unwrap_or(usize::MAX).min(octets.len() - at);
+                at += count;
+                *self = match *left - count as u32 {
+                    0 => Chunked::DataReturn,
+                    left => Chunked::Data(left),
+                };
+            } else {
+                *self = self.after(octets[at]).ok_or(Reason::Malformed)?;
+                at += 1;
+            }
+        }
+        Ok(at)
+    }
+
+    /// What comes behind one octet that is no data.
+    fn after(self, octet: u8) -> Option<Chunked> {
+        Some(match (self, octet) {
+            (Chunked::Size { digits, size }, _) if octet.is_ascii_hexdigit() && digits < MAX_DIGITS => {
+                let digit = char::from(octet).to_digit(16)?;
+                Chunked::Size { digits: digits + 1, size: size << 4 | digit }
+            }
+            (Chunked::Size { digits: 1.., size } | Chunked::Behind(size), b' ' | b'\t') => {
+                Chunked::Behind(size)
+            }
+            (Chunked::Size { digits: 1.., size } | Chunked::Behind(size), b';') => Chunked::Extension(size),
+            (
+                Chunked::Size { digits: 1.., size } | Chunked::Behind(size) | Chunked::Extension(size),
+                b'\r',
+            ) => Chunked::SizeEnd(size),
+            (Chunked::Extension(size), _) if octet != b'\n' => Chunked::Extension(size),
+            (Chunked::SizeEnd(0), b'\n') => Chunked::Trailer,
+            (Chunked::SizeEnd(size), b'\n') => Chunked::Data(size),
+            (Chunked::DataReturn, b'\r') => Chunked::DataEnd,
+            (Chunked::DataEnd, b'\n') => Chunked::default(),
+            (Chunked::Trailer, b'\r') => Chunked::LastEnd,
+            (Chunked::Field, b'\r') => Chunked::FieldEnd,
+            (Chunked::Trailer | Chunked::Field, _) if octet != b'\n' => Chunked::Field,
+            (Chunked::FieldEnd, b'\n') => Chunked::Trailer,
+            (Chunked::LastEnd, b'\n') => Chunked::Over,
+            _ => return None,
+        })
+    }
+
+    /// As three numbers: which place, digits, size.
+    #[must_use]
+    pub fn encode(self) -> (u8, u8, u32) {
+        match self {
+            Chunked::Size { digits, size } => (0, digits, size),
+            Chunked::Behind(size) => (1, 0, size),
+            Chunked::Extension(size) => (2, 0, size),
+            Chunked::SizeEnd(size) => (3, 0, size),
+            Chunked::Data(left) => (4, 0, left),
+            Chunked::DataReturn => (5, 0, 0),
+            Chunked::DataEnd => (6, 0, 0),
+            Chunked::Trailer => (7, 0, 0),
+            Chunked::Field => (8, 0, 0),
+            Chunked::FieldEnd => (9, 0, 0),
+            Chunked::LastEnd => (10, 0, 0),
+            Chunked::Over => (11, 0, 0),
+        }
+    }
+
+    /// What [`encode`](Self::encode) gives, and nothing else.
+    #[must_use]
+    pub fn decode(place: u8, digits: u8, size: u32) -> Option<Chunked> {
+        let read = match place {
+            // Digits that were not there say nothing.
+            0 if digits <= MAX_DIGITS && u64::from(size) < 1 << (4 * u64::from(digits)) => {
+                Chunked::Size { digits, size }
+            }
+            1 => Chunked::Behind(size),
+            2 => Chunked::Extension(size),
+            3 => Chunked::SizeEnd(size),
+            4 if size > 0 => Chunked::Data(size),
+            5 => Chunked::DataReturn,
+            6 => Chunked::DataEnd,
+            7 => Chunked::Trailer,
+            8 => Chunked::Field,
+            9 => Chunked::FieldEnd,
+            10 => Chunked::LastEnd,
+            11 => Chunked::Over,
+            _ => return None,
+        };
+        Some(read).filter(|read| read.encode() == (place, digits, size))
+    }
+}
 
 /// Octets of the whole body, trailers included; `None` if more are needed.
 ///
 /// # Errors
 /// [`Reason::Malformed`].
 pub fn end(octets: &[u8]) -> Result<Option<usize>, Reason> {
-    let mut at = 0;
-    loop {
-        let Some(line) = line(octets, at)? else { return Ok(None) };
-        at += line.len() + 2;
-        let digits = line.iter().take_while(|b| b.is_ascii_hexdigit()).count();
-        // Behind the size stands nothing or an extension.
-        if !(1..=8).contains(&digits)
-            || !matches!(line[digits..].trim_ascii_start().first(), None | Some(b';'))
-        {
-            return Err(Reason::Malformed);
-        }
-        let size =
-            std::str::from_utf8(&line[..digits]).ok().and_then(|hex| usize::from_str_radix(hex, 16).ok());
-        let size = size.ok_or(Reason::Malformed)?;
-        if size == 0 {
-            break;
-        }
-        at += size;
-        match octets.get(at..) {
-            Some([b'\r', b'\n', ..]) => at += 2,
-            None | Some([] | [b'\r']) => return Ok(None),
-            Some(_) => return Err(Reason::Malformed),
-        }
-    }
-    loop {
-        let Some(line) = line(octets, at)? else { return Ok(None) };
-        at += line.len() + 2;
-        if line.is_empty() {
-            return Ok(Some(at));
-        }
-    }
-}
-
-/// The line at `at`, without its end, which must be CRLF.
-fn line(octets: &[u8], at: usize) -> Result<Option<&[u8]>, Reason> {
-    let rest = octets.get(at..).unwrap_or_default();
-    let Some(end) = rest.iter().position(|&b| b == b'\n') else { return Ok(None) };
-    rest[..end].strip_suffix(b"\r").map(Some).ok_or(Reason::Malformed)
+    let mut reader = Chunked::default();
+    let end = reader.read(octets)?;
+    Ok((reader == Chunked::Over).then_some(end))
 }
 
 #[cfg(test)]
@@ -53,13 +157,27 @@ mod tests {
 
     #[test]
     fn the_end_is_found_as_soon_as_it_is_there() {
-        for body in
-            ["0\r\n\r\n", "3\r\nabc\r\n0\r\n\r\n", "A;x=y\r\n0123456789\r\n1 \r\n\n\r\n00\r\nT: t\r\n\r\n"]
-        {
+        for body in [
+            "0\r\n\r\n",
+            "3\r\nabc\r\n0\r\n\r\n",
+            "A;x=y\r\n0123456789\r\n1 \r\n\n\r\n00\r\nT: t\r\n\r\n",
+            "1\t;a\r\nx\r\n0\r\nA: b\r\nC: d\r\n\r\n",
+        ] {
             for n in 0..body.len() {
                 assert_eq!(end(&body.as_bytes()[..n]), Ok(None), "{body} {n}");
             }
-            assert_eq!(end(format!("{body}HTTP").as_bytes()), Ok(Some(body.len())));
+            let more = format!("{body}HTTP");
+            assert_eq!(end(more.as_bytes()), Ok(Some(body.len())));
+            // In two pieces, and what is known between them told as numbers.
+            for n in 0..body.len() {
+                let (one, two) = more.as_bytes().split_at(n);
+                let mut first = Chunked::default();
+                assert_eq!(first.read(one), Ok(n));
+                let (place, digits, size) = first.encode();
+                let mut second = Chunked::decode(place, digits, size).unwrap();
+                assert_eq!((second, second.read(two)), (first, Ok(body.len() - n)), "{body} {n}");
+                assert_eq!((second, second.read(b"x")), (Chunked::Over, Ok(0)));
+            }
         }
     }
 
@@ -74,8 +192,20 @@ mod tests {
             "3 4\r\n",
             "-1\r\n",
             "0\r\nT: t\n\r\n",
+            "3;a\rb\r\n",
+            "0\r\n\n",
         ] {
             assert_eq!(end(body.as_bytes()), Err(Reason::Malformed), "{body}");
         }
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_none() {
+        for (place, digits, size) in
+            [(0, 9, 0), (0, 0, 1), (0, 2, 256), (1, 1, 5), (4, 0, 0), (5, 0, 1), (11, 1, 0), (12, 0, 0)]
+        {
+            assert_eq!(Chunked::decode(place, digits, size), None, "{place} {digits} {size}");
+        }
+        assert!(Chunked::decode(0, 8, u32::MAX).is_some());
     }
 }

@@ -68,9 +68,15 @@ pub struct ResponseHead<'a> {
     pub framing: Framing,
     /// What part of which object the body is, if that can be told.
     pub object: Option<Object<'a>>,
+    /// It tells the inputs from which it was generated ([`INPUTS`]).
+    pub inputs: bool,
     /// The server closes behind it.
     pub close: bool,
 }
+
+/// The field in which a server tells the inputs from which it generated an answer, and is told them when it is to generate the
+/// same again (Lloyd and Freedman, section 7).
+pub const INPUTS: &str = "X-TRODS";
 
 /// Reads what octets from a client begin with; `None` if more are needed.
 ///
@@ -128,7 +134,7 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
         return Err(Reason::Interim);
     }
     let mut close = head.version == Some(0);
-    let (mut size, mut chunked, mut ranges) = (None, false, true);
+    let (mut size, mut chunked, mut ranges, mut inputs) = (None, false, true, false);
     let (mut etag, mut encoding, mut range) = (Once::default(), Once::default(), Once::default());
     for field in head.headers.iter() {
         let value = field.value.trim_ascii();
@@ -154,6 +160,7 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
         } else if is(field, "accept-ranges") {
             ranges &= !value.eq_ignore_ascii_case(b"none");
         }
+        inputs |= is(field, INPUTS);
     }
     if chunked && size.is_some() {
         return Err(Reason::Malformed);
@@ -185,7 +192,7 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
         }
         _ => None,
     };
-    Ok(Some(ResponseHead { length, status, framing, object, close }))
+    Ok(Some(ResponseHead { length, status, framing, object, inputs, close }))
 }
 
 /// Fields that ask for a part of an object or under a condition, and what becomes of the connection behind it: what asks for
@@ -204,24 +211,57 @@ const REPLACED: [&str; 7] = [
 #[must_use]
 pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(head.len() + etag.len() + 100);
-    let lead = head.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
-    for line in head[lead..].split_inclusive(|&b| b == b'\n') {
-        let colon = line.iter().position(|&b| b == b':');
-        let name = colon.map_or(&b""[..], |colon| &line[..colon]);
-        // The request line has no name: a colon in its target has a space in front of it.
-        if matches!(line, b"\r\n" | b"\n") {
-            break;
-        }
-        if !REPLACED.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes())) {
-            out.extend_from_slice(line);
-        }
-    }
+    lines(
+        head,
+        |name| !REPLACED.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes())),
+        &mut out,
+    );
     out.extend_from_slice(
         format!("Connection: keep-alive\r\nRange: bytes={first}-{last}\r\nIf-Range: ").as_bytes(),
     );
     out.extend_from_slice(etag);
     out.extend_from_slice(b"\r\n\r\n");
     out
+}
+
+/// The request with this head once more, to generate again what the head of its response begins: with the inputs that this
+/// tells, in place of such as the client sent.
+#[must_use]
+pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
+    let is_input = |name: &[u8]| name.eq_ignore_ascii_case(INPUTS.as_bytes());
+    let mut inputs = Vec::new();
+    lines(response, is_input, &mut inputs);
+    let mut out = Vec::with_capacity(head.len() + inputs.len());
+    lines(head, |name| inputs.is_empty() || !is_input(name), &mut out);
+    out.extend_from_slice(&inputs);
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+/// The lines of a head that are wanted by the names of their fields; the first one, which has no name, has an empty one.
+fn lines(head: &[u8], is_wanted: impl Fn(&[u8]) -> bool, out: &mut Vec<u8>) {
+    for (name, line) in fields(head) {
+        if is_wanted(name) {
+            out.extend_from_slice(line);
+        }
+    }
+}
+
+/// What the fields of this name in a head that was read say.
+pub(crate) fn values<'a>(head: &'a [u8], name: &str) -> impl Iterator<Item = &'a [u8]> {
+    fields(head)
+        .filter(move |(field, _)| field.eq_ignore_ascii_case(name.as_bytes()))
+        .map(|(field, line)| line[field.len() + 1..].trim_ascii())
+}
+
+/// The lines of a head, the first one included, with the names of the fields.
+fn fields(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+    let lead = head.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
+    let lines = head[lead..].split_inclusive(|&b| b == b'\n').enumerate();
+    lines.take_while(|(_, line)| !matches!(*line, b"\r\n" | b"\n")).map(|(n, line)| {
+        let colon = line.iter().position(|&b| b == b':').filter(|_| n > 0);
+        (colon.map_or(&b""[..], |colon| &line[..colon]), line)
+    })
 }
 
 /// A field that may stand once.

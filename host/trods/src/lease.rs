@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::Lease;
 use rustix::time::{ClockId, clock_gettime};
 
-/// For so long after a member of the pool was excluded a connection that nobody knows here is not reset: its record is being
-/// looked for.
+/// For so long after a member of the pool was excluded, or this one was not to take plain TCP or did not know what others hold,
+/// a connection that nobody knows here is not reset: its record is being looked for.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// `CLOCK_MONOTONIC`, as BPF programs read it, in nanoseconds.
@@ -27,8 +27,8 @@ pub struct Term {
     own: u8,
     bound: Duration,
     alive: u64,
-    /// Whether it was among those that take plain TCP when last heard of, how often it was not, and of which of these times it
-    /// knows what others hold since.
+    /// Whether it was among those that take plain TCP when last heard of, how often that changed, and since which of these
+    /// changes it knows what others hold.
     taking: bool,
     absences: u64,
     known: u64,
@@ -48,14 +48,16 @@ impl Term {
         let own = 1 << (self.own & 63);
         let gone = self.alive & !alive & !own;
         self.alive = alive;
-        // Who was excluded, for however short a time, takes none before the controller has it do so.
+        // Who was excluded, for however short a time, takes none before the controller has it do so. Until then others may go on
+        // with its connections, so it has to ask again when it takes them.
         let taking = plain & own != 0;
-        self.absences += u64::from(self.taking && !taking);
+        self.absences += u64::from(self.taking != taking);
         self.taking = taking;
         if alive & own != 0 && self.away().is_none() {
             self.lease.until = self.lease.until.max(sent.saturating_add(self.bound.as_nanos() as u64));
         }
-        if gone != 0 {
+        // Whoever takes none gets clients before it hears of it, and does not know yet what others hold.
+        if gone != 0 || !taking || self.away().is_some() {
             self.lease.settling = now.saturating_add(SETTLING.as_nanos() as u64);
         }
         gone
@@ -66,6 +68,12 @@ impl Term {
     #[must_use]
     pub fn away(&self) -> Option<u64> {
         (self.known != self.absences).then_some(self.absences)
+    }
+
+    /// Whether it was among those that take plain TCP when last heard of.
+    #[must_use]
+    pub fn is_taking(&self) -> bool {
+        self.taking
     }
 
     /// It is known what others hold since that absence.
@@ -93,14 +101,20 @@ mod tests {
     use super::*;
 
     const BOUND: u64 = 20_000_000;
+    const SETTLED: u64 = SETTLING.as_nanos() as u64;
 
     #[test]
     fn whoever_was_heard_speaks_until_it_may_be_excluded() {
         let mut term = Term::new(2, Duration::from_nanos(BOUND));
         assert_eq!(term.lease(), Lease::default(), "nobody has heard it");
-        term.back(1);
+        term.answered(100, 0b110, 0b110, 200);
+        term.back(2);
         assert_eq!(term.answered(1_000, 0b110, 0b110, 9_000), 0);
-        assert_eq!(term.lease(), Lease { until: 1_000 + BOUND, settling: 0 }, "from when it was sent");
+        assert_eq!(
+            term.lease(),
+            Lease { until: 1_000 + BOUND, settling: 200 + SETTLED, ..Lease::default() },
+            "from when it was sent"
+        );
         term.answered(500, 0b110, 0b110, 9_500);
         assert_eq!(term.lease().until, 1_000 + BOUND, "what comes late does not shorten it");
         term.answered(2_000, 0b010, 0b110, 9_600);
@@ -112,12 +126,28 @@ mod tests {
     #[test]
     fn who_is_gone_is_told_once_and_its_clients_are_not_reset() {
         let mut term = Term::new(0, Duration::from_nanos(BOUND));
-        assert_eq!(term.answered(1, 0b1111, 0, 2), 0, "nobody was known before");
-        assert_eq!(term.answered(2, 0b0101, 0, 3), 0b1010);
-        assert_eq!(term.lease().settling, 3 + SETTLING.as_nanos() as u64);
-        assert_eq!(term.answered(3, 0b0101, 0, 4), 0);
-        assert_eq!(term.answered(4, 0b0100, 0, 5), 0, "itself is no affair of its own");
-        assert_eq!(term.answered(5, 0b0001, 0, 6), 0b0100);
+        assert_eq!(term.answered(1, 0b1111, 1, 2), 0, "nobody was known before");
+        term.back(2);
+        assert_eq!((term.answered(2, 0b1111, 1, 3), term.lease().settling), (0, 2 + SETTLED));
+        assert_eq!(term.answered(3, 0b0101, 1, 4), 0b1010);
+        assert_eq!(term.lease().settling, 4 + SETTLED);
+        assert_eq!(term.answered(4, 0b0101, 1, 5), 0);
+        assert_eq!(term.answered(5, 0b0100, 1, 6), 0, "itself is no affair of its own");
+        assert_eq!((term.answered(6, 0b0001, 1, 7), term.lease().settling), (0b0100, 7 + SETTLED));
+        assert_eq!((term.answered(7, 0b0001, 1, 8), term.lease().settling), (0, 7 + SETTLED));
+    }
+
+    #[test]
+    fn whoever_takes_none_or_does_not_know_what_others_hold_resets_nobody() {
+        let mut term = Term::new(0, Duration::from_nanos(BOUND));
+        let mut settling = |now, plain, back: u64| {
+            term.answered(now, 0b11, plain, now);
+            term.back(back);
+            term.lease().settling - SETTLED
+        };
+        assert_eq!([settling(1, 0, 1), settling(2, 0, 1)], [1, 2], "clients come before it hears of it");
+        assert_eq!([settling(3, 1, 1), settling(4, 1, 2)], [3, 4], "it does not know");
+        assert_eq!(settling(5, 1, 2), 4);
     }
 
     #[test]
@@ -129,15 +159,20 @@ mod tests {
         term.back(1);
         term.answered(3_000, own | others, others, 4_000);
         assert_eq!((term.away(), term.lease().until), (None, 3_000 + BOUND));
+        assert!(!term.is_taking());
+        term.answered(4_000, own | others, own | others, 4_500);
+        assert_eq!((term.away(), term.lease().until), (Some(2), 3_000 + BOUND), "others went on until then");
+        assert!(term.is_taking());
+        term.back(2);
         term.answered(5_000, own | others, own | others, 6_000);
+        assert_eq!((term.away(), term.lease().until), (None, 5_000 + BOUND));
         // Excluded and back between two answers: all that it sees is that it takes no plain TCP.
         term.answered(7_000, own | others, others, 8_000);
-        assert_eq!((term.away(), term.lease().until), (Some(2), 5_000 + BOUND));
+        assert_eq!((term.away(), term.lease().until), (Some(3), 5_000 + BOUND));
         term.answered(9_000, own | others, own | others, 9_500);
-        term.answered(9_600, own | others, others, 9_700);
-        term.back(2);
-        assert_eq!(term.away(), Some(3), "and once more, while it asked");
         term.back(3);
+        assert_eq!(term.away(), Some(4), "and once more, while it asked");
+        term.back(4);
         term.answered(10_000, own | others, own | others, 11_000);
         assert_eq!((term.away(), term.lease().until), (None, 10_000 + BOUND));
     }

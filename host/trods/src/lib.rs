@@ -17,5 +17,5 @@ pub mod replica;
 pub mod store;
 pub mod wake;
 
-pub use flow::{Action, Flow, Limits, Reason, Settings};
-pub use record::{Record, Tuple};
+pub use flow::{Action, Flow, Limits, Reason, Settings, Wake};
+pub use record::{Age, Record, Tuple};

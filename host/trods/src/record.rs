@@ -5,8 +5,11 @@ use std::net::SocketAddr;
 use crate::head::{self, Method, Object};
 
 mod codec;
+mod seen;
 
+pub use crate::chunked::Chunked;
 pub use codec::{MAX_RECORD, RecordError};
+pub use seen::{Rest, Seen};
 
 /// Responses of a record.
 pub const MAX_RESPONSES: usize = 8;
@@ -14,6 +17,8 @@ pub const MAX_RESPONSES: usize = 8;
 pub const MAX_REQUESTS: usize = 4096;
 /// Octets of a response that is stored whole.
 pub const MAX_WHOLE: usize = 4096;
+/// [`Response::length`] while the end of a chunked body has not been seen.
+pub const UNKNOWN: u64 = u64::MAX;
 
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -37,9 +42,13 @@ pub struct Handshake {
     pub scales: Option<(u8, u8)>,
     /// Whether both take SACK blocks.
     pub sack: bool,
-    /// TSval of the SYN-ACK, if both have timestamps.
+    /// TSval at `at_ms`, if both have timestamps: of the SYN-ACK, or of the socket that goes on with the connection.
     pub timestamp: Option<u32>,
-    /// When the SYN-ACK was seen, milliseconds of Unix time: TSval grows by one each from then on.
+    /// TSval of the SYN-ACK where that is another one: a client echoes no newer one before something new comes from the socket
+    /// that goes on.
+    pub first_timestamp: Option<u32>,
+    /// When the SYN-ACK was seen, or the connection was gone on with, milliseconds of Unix time: TSval grows by one each from
+    /// then on.
     pub at_ms: u64,
 }
 
@@ -55,6 +64,16 @@ pub enum Body {
         /// How many octets of the body were seen, and their CRC-32C: another object has another one.
         check: (u32, u32),
     },
+    /// From a server that generates the same again. None of it was let pass that was not seen, so whoever has got the same
+    /// up to there has what the client has, and may go on.
+    Generated {
+        /// The head of the request.
+        request: Vec<u8>,
+        /// The head of the response, which the client may have in part, with the inputs (`X-TRODS`).
+        head: Vec<u8>,
+        /// The body up to where it was let pass.
+        seen: Seen,
+    },
     /// From the record: head, body, everything.
     Whole(Vec<u8>),
 }
@@ -62,7 +81,7 @@ pub enum Body {
 /// A response that the client is not known to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Octets of head and body.
+    /// Octets of head and body, or [`UNKNOWN`].
     pub length: u64,
     /// Octets that were let pass at most. What the client acknowledges is no further, and less than 2^32 behind.
     pub passed: u64,
@@ -73,12 +92,12 @@ pub struct Response {
 }
 
 impl Response {
-    /// The part of an object that it carries, if it is not stored whole. Those that were read from a store have it.
+    /// The part of an object that it carries, if it is one's. Those that were read from a store have it.
     #[must_use]
     pub fn object(&self) -> Option<Object<'_>> {
         match &self.body {
             Body::Object { head, .. } => head::response(head, Method::Get).ok()??.object,
-            Body::Whole(_) => None,
+            Body::Generated { .. } | Body::Whole(_) => None,
         }
     }
 }
@@ -106,7 +125,34 @@ pub struct Record {
     pub client_fin: bool,
 }
 
+/// Which of two records between the same ends counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Age {
+    isns: (u32, u32),
+    version: u32,
+    at_ms: u64,
+}
+
+impl Age {
+    /// Whether this one counts: of the same connection the higher version does, whoever stored it, since each replica goes on
+    /// from what it found; else, and between two that went on from the same, the later handshake or adoption.
+    #[must_use]
+    pub fn is_after(&self, other: &Age) -> bool {
+        if self.isns == other.isns && self.version != other.version {
+            return self.version > other.version;
+        }
+        self.at_ms > other.at_ms
+    }
+}
+
 impl Record {
+    /// By which it is compared with others between the same ends.
+    #[must_use]
+    pub fn age(&self) -> Age {
+        let Handshake { client_isn, service_isn, at_ms, .. } = self.handshake;
+        Age { isns: (client_isn, service_isn), version: self.version, at_ms }
+    }
+
     /// Sequence number behind all that was let pass.
     #[must_use]
     pub fn passed(&self) -> u32 {

@@ -2,7 +2,7 @@
 //! replicas that it hears are gone.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Lease, Leases};
-use rivulet_pktio::{Interface, in_netns, repair};
+use rivulet_pktio::repair::{self, Connection};
+use rivulet_pktio::{Interface, in_netns};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::adopt::{AdoptConfig, Adopters};
-use crate::flow::{Reason, Settings};
+use crate::adopt::{AdoptConfig, Adopters, Outcome};
+use crate::flow::{Settings, Wake};
 use crate::hold::{Absence, Departed, Hold, HoldError, Pins, Rescue, Stores, Watch, now_ms};
+use crate::record::{Record, Tuple};
 use crate::store::{Store, StoreConfig};
 
 /// Between two looks at everything that does not make itself heard.
@@ -82,15 +84,17 @@ struct Shared {
 }
 
 impl Replica {
-    /// Loads the programs onto an interface; nothing is protected yet. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    /// Loads the programs onto an interface; nothing is protected yet. `wake`: of connections of others; of its own the
+    /// [`Settings`] say it. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     ///
     /// # Errors
     /// What the kernel lacks, in words for the operator.
-    pub fn start(interface: &Interface) -> Result<Replica, HoldError> {
+    pub fn start(interface: &Interface, wake: Wake) -> Result<Replica, HoldError> {
         in_netns(interface.netns(), repair::check)??;
         let hold = Hold::open(interface)?;
         let leases = hold.programs().leases()?;
-        let rescue = Rescue::new(interface.netns())?;
+        let rescue = Rescue::new(interface.netns(), wake)?;
+        let watch = Watch::new(hold, Stores::default())?;
         let wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
         let shared = Arc::new(Shared {
@@ -102,11 +106,20 @@ impl Replica {
         let (commands, receive) = channel();
         let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
-            let watch = Watch::new(hold, Stores::default());
-            let (adopters, early) = (HashMap::new(), Vec::new());
+            let (adopters, early) = (HashMap::new(), VecDeque::new());
+            let (ended, ends) = channel();
             let pins = Pins::default();
-            let mut body =
-                Body { watch, rescue, pins, adopters, early, commands: receive, shared: of_thread };
+            let mut body = Body {
+                watch,
+                rescue,
+                pins,
+                adopters,
+                early,
+                ended,
+                ends,
+                commands: receive,
+                shared: of_thread,
+            };
             if let Err(e) = in_netns(netns.as_deref(), || body.run()) {
                 tracing::error!(error = %e, "connections are not protected any more");
             }
@@ -181,8 +194,11 @@ struct Body {
     pins: Pins,
     /// Who goes on with connections, by service.
     adopters: HashMap<SocketAddr, Adopters>,
+    /// What became of adopted connections.
+    ended: Sender<(Tuple, Outcome)>,
+    ends: Receiver<(Tuple, Outcome)>,
     /// Connections whose server ended them, and since when.
-    early: Vec<(Instant, FlowKey)>,
+    early: VecDeque<(Instant, FlowKey)>,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
 }
@@ -192,7 +208,7 @@ impl Body {
         let mut looked = Instant::now();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
-            let due = self.rescue.deadline().into_iter().chain(self.early.first().map(|(at, _)| *at + DEATH));
+            let due = self.rescue.deadline().into_iter().chain(self.early.front().map(|(at, _)| *at + DEATH));
             let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
             self.watch.wait(pause, self.shared.wake.as_fd());
             // How often it was woken does not matter.
@@ -223,37 +239,69 @@ impl Body {
             }
         }
         while let Some(known) = self.pins.known() {
-            for (key, pin) in &known.held {
-                self.watch.hand_over(key, *pin)?;
+            for (key, pin, age) in &known.held {
+                self.rescue.hand_over(key, *pin, age, &mut self.watch)?;
             }
             self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(known.number);
         }
         let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
         self.watch.turn(|key, packet| found.extend(rescue.heard(key, packet, now)))?;
         for (record, connection, sacked) in found {
-            let (key, service) =
-                (FlowKey::new(record.tuple.client, record.tuple.service), record.tuple.service);
-            self.watch.adopt(&record, connection.send_next)?;
-            if let Err(e) = self.adopters(service)?.adopt(record, &connection, sacked) {
+            let key = FlowKey::new(record.tuple.client, record.tuple.service);
+            if let Err(e) = self.go_on(&key, &record, &connection, sacked) {
+                // It is looked for once more: what stood in its way may be gone then.
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
+                if let Err(e) = self.watch.withdraw(&key) {
+                    tracing::warn!(error = %e, client = %key.client(), "nor parked");
+                }
+                self.rescue.here(key, record, Instant::now());
             }
-            self.watch.hold().programs().unpark(&key)?;
-            self.watch.hold().programs().unpin(&key)?;
         }
-        self.rescue.turn(Instant::now(), now, self.watch.hold())?;
+        // Clients wait for these records.
+        self.watch.settle()?;
+        self.rescue.turn(Instant::now(), now, &mut self.watch)?;
         self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));
+        while let Ok((Tuple { client, service }, outcome)) = self.ends.try_recv() {
+            let key = FlowKey::new(client, service);
+            match outcome {
+                // That is seen on the interface.
+                Outcome::Over => {}
+                Outcome::Idle => self.watch.leave(&key)?,
+                Outcome::Refused(_) => self.watch.refuse(&key)?,
+            }
+        }
         self.judge()
     }
 
-    /// Whose server ended a connection where it should not: if it lives, that is how it is.
+    /// A connection goes on here, whose client said where it is.
+    fn go_on(
+        &mut self,
+        key: &FlowKey,
+        record: &Record,
+        connection: &Connection,
+        sacked: u32,
+    ) -> Result<(), HoldError> {
+        // Parked as it is, what the kernel says at this does not leave.
+        self.watch.abandon(key)?;
+        self.watch.adopt(record, connection.send_next)?;
+        self.adopters(record.tuple.service)?.adopt(record.clone(), connection, sacked)?;
+        tracing::debug!(client = %key.client(), "adopted");
+        self.watch.hold().programs().unpark(key)?;
+        self.watch.hold().programs().unpin(key)?;
+        Ok(())
+    }
+
+    /// Whose server ended a connection where it should not: whether it lives.
     fn judge(&mut self) -> Result<(), HoldError> {
         let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
-        while self.early.first().is_some_and(|(at, _)| at.elapsed() >= DEATH) {
-            let (_, key) = self.early.remove(0);
+        while self.early.front().is_some_and(|(at, _)| at.elapsed() >= DEATH)
+            && let Some((_, key)) = self.early.pop_front()
+        {
             let service = key.service();
             let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
-            if *lives.entry(service).or_insert_with(accepts) {
-                self.watch.let_go(&key, Reason::Closed)?;
+            let lives = *lives.entry(service).or_insert_with(accepts);
+            if let Some(record) = self.watch.judge(&key, lives)? {
+                self.rescue.here(key, record, Instant::now());
             }
         }
         Ok(())
@@ -279,8 +327,7 @@ impl Body {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(place) => {
                 let config = AdoptConfig { origin: service, patience: PATIENCE, idle: IDLE };
-                // Their ends are seen on the interface.
-                place.insert(Adopters::start(config, channel().0)?)
+                place.insert(Adopters::start(config, self.ended.clone())?)
             }
         })
     }

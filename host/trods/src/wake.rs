@@ -13,7 +13,7 @@ use rivulet_pktio::repair::Connection;
 use rivulet_plain::{Header, Options, Segment, Stamps};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 
-use crate::record::Record;
+use crate::record::{Body, Record};
 
 /// Milliseconds that are added to the TSval that the other replica should have now, for what clocks of two hosts differ.
 const MARGIN: u32 = 2000;
@@ -21,6 +21,8 @@ const MARGIN: u32 = 2000;
 const MAX_UNKNOWN: u32 = 1 << 16;
 /// Further back than the client can be, and still behind it as numbers go.
 const MAX_BACK: u64 = (1 << 31) - 2;
+/// Versions that a replica may store before the next one's begin.
+const VERSIONS: u32 = 1 << 16;
 /// The window that is offered, unscaled: of no account to a client that is not listening yet.
 const WINDOW: u16 = 1024;
 
@@ -123,14 +125,20 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     let header = &segment.header;
     let is_theirs = (header.src, header.dst) == (record.tuple.client, record.tuple.service);
     let is_near = header.seq.wrapping_sub(record.acknowledged()) <= MAX_UNKNOWN;
-    if !is_theirs || !is_near || segment.has(TcpFlags::SYN) {
+    // What was stored and never acknowledged it sends again.
+    let is_again = record.acknowledged().wrapping_sub(header.seq) <= asked(record);
+    if !is_theirs || !(is_near || is_again) || segment.has(TcpFlags::SYN) {
         return Told::Nothing;
     }
     if segment.has(TcpFlags::RST) {
+        if !is_near {
+            return Told::Nothing;
+        }
         // Of a client that lives it would be answered by a challenge (RFC 5961); nobody is there to make one.
         return Told::Gone;
     }
-    let is_echo = match (timestamp(record, now_ms), record.handshake.timestamp, header.options.stamps) {
+    let first = record.handshake.first_timestamp.or(record.handshake.timestamp);
+    let is_echo = match (timestamp(record, now_ms), first, header.options.stamps) {
         (Some(latest), Some(first), Some(stamps)) => {
             latest.wrapping_sub(stamps.echo) <= latest.wrapping_sub(first)
         }
@@ -173,6 +181,15 @@ pub fn connection(record: &Record, place: &Place, now_ms: u64) -> Connection {
     }
 }
 
+/// Octets of the client's that the record knows, FIN counted.
+fn asked(record: &Record) -> u32 {
+    let answered = record.responses.iter().map(|response| match &response.body {
+        Body::Object { request, .. } | Body::Generated { request, .. } => request.len(),
+        Body::Whole(_) => 0,
+    });
+    (answered.sum::<usize>() + record.requests.len()) as u32 + u32::from(record.client_fin)
+}
+
 /// The sequence number of an octet that the client has had.
 fn old(record: &Record) -> u32 {
     record.passed().wrapping_sub((reach(record) + 1).min(MAX_BACK) as u32)
@@ -184,9 +201,12 @@ fn reach(record: &Record) -> u64 {
 }
 
 impl Record {
-    /// The record of the connection as this replica goes on with it: timestamps count from its own socket's.
+    /// The record of the connection as this replica goes on with it: timestamps count from its own socket's. Its versions are all
+    /// higher than those that the replica before may have stored since, which was silent by then and tried again and again.
     #[must_use]
     pub fn taken_over(mut self, connection: &Connection, now_ms: u64) -> Record {
+        self.version = (self.version | (VERSIONS - 1)).saturating_add(1);
+        self.handshake.first_timestamp = self.handshake.first_timestamp.or(self.handshake.timestamp);
         self.handshake.timestamp = connection.timestamp;
         self.handshake.at_ms = now_ms;
         self

@@ -28,7 +28,11 @@ pub(super) fn packet(
         dst: server,
         seq: numbers as u32,
         ack: if syn { 0 } else { (numbers >> 32) as u32 },
-        flags: TcpFlags(if syn { TcpFlags::SYN } else { TcpFlags::PSH | TcpFlags::ACK }),
+        flags: TcpFlags(match class {
+            Class::PlainSyn => TcpFlags::SYN,
+            Class::PlainAck => TcpFlags::ACK,
+            _ => TcpFlags::PSH | TcpFlags::ACK,
+        }),
         window: 64_240,
         options: Options {
             mss: syn.then_some(1460),
@@ -38,7 +42,7 @@ pub(super) fn packet(
             ..Options::default()
         },
     };
-    let data = if syn { &[][..] } else { REQUEST };
+    let data = if class == Class::PlainData { REQUEST } else { &[][..] };
     let start = header.length();
     let mut packet = vec![0; start + data.len()];
     packet[start..].copy_from_slice(data);
@@ -53,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn syns_and_requests_of_connections_that_do_not_exist() {
+    fn segments_of_connections_that_do_not_exist() {
         let ends = ("10.9.0.2".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         for seed in 0..100 {
             let syn = packet(Class::PlainSyn, ends, mix(seed)).unwrap();
@@ -66,6 +70,9 @@ mod tests {
             assert!(data.is_intact() && data.payload == REQUEST);
             let echo = data.header.options.stamps.unwrap().echo;
             assert!(matches!(Stamp::parse(echo), Stamp::Answer(_)), "{echo:#x}");
+            let ack = packet(Class::PlainAck, ends, mix(seed)).unwrap();
+            let ack = Segment::parse(&ack).unwrap();
+            assert!(ack.is_intact() && ack.header.flags == TcpFlags(TcpFlags::ACK) && ack.payload.is_empty());
         }
     }
 }

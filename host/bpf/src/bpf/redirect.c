@@ -12,11 +12,11 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "packet.h"
 #include "redirect.h"
 
 #define IPV4_HEADER 20
 #define IPV6_HEADER 40
-#define MORE_FRAGMENTS_OR_OFFSET 0x3fff
 #define UDP_PORT_GUE 6080 /* draft-ietf-intarea-gue */
 #define OPTION_EXPERIMENT 253 /* RFC 4727 */
 

@@ -5,8 +5,8 @@
  * Nothing here knows HTTP. A connection of a protected service has limits from the end of its handshake: acknowledgements
  * and data beyond them do not leave, a FIN leaves at one place, a RST never. What the client sends is copied to the process
  * that sets the limits; data beyond them goes to it whole, through a TAP, and comes back through this program when the
- * limits have moved. So nothing gets past it, whatever the process does. The
- * programs go a few seconds after the process (src/linger.rs).
+ * limits have moved. So nothing gets past it, whatever the process does. The programs go a few seconds after the process
+ * (src/linger.rs).
  *
  * The process writes limits and orphans; this program makes the first limits of a connection, and tells it before anything
  * that the connection carries.
@@ -15,29 +15,18 @@
 #include <stddef.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
-#include <linux/tcp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "trods.h"
+#include "flows.h"
+#include "segment.h"
+#include "edit.h"
 
-#define MORE_FRAGMENTS_OR_OFFSET 0x3fff
-#define TCP_HEADER 20
-#define MAX_SEGMENT 0x10000
-/* What bpf_csum_diff takes at once. */
-#define CSUM_OCTETS 512
-#define FIN 0x01
-#define SYN 0x02
-#define RST 0x04
-#define ACK 0x10
-/* Offsets in the TCP header. */
-#define TCP_ACK 8
-#define TCP_OFFSET_AND_FLAGS 12
-#define TCP_CHECKSUM 16
+/* Nanoseconds: between the first RST to who is unknown here and one that leaves, and until it is the first again. */
+#define REFUSED_AFTER 1000000000ULL
+#define REFUSED_FOR 10000000000ULL
 
 /* Go on with the next program, and the kernel. */
 #define NEXT TC_ACT_UNSPEC
@@ -58,14 +47,6 @@ struct {
 } leases SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, MAX_FLOWS);
-	__type(key, struct flow_key);
-	__type(value, struct limits);
-} flows SEC(".maps");
-
-struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_ORPHANS);
 	__type(key, struct flow_key);
@@ -78,6 +59,14 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct pin);
 } pins SEC(".maps");
+
+/* When the first RST was dropped. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_REFUSED);
+	__type(key, struct flow_key);
+	__type(value, __u64);
+} refused SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -122,21 +111,8 @@ struct {
 /* Index of the TAP; 0 while there is none: what would be held is dropped, and TCP sends it again. */
 volatile __u32 tap SEC(".data.tap");
 
-/* A TCP segment between a client and a service. */
-struct segment {
-	struct flow_key key;
-	__u32 tcp; /* where its header begins in the frame */
-	__u32 header; /* octets of it */
-	__u32 length; /* octets of data */
-	__u32 seq;
-	__u32 ack;
-	__u8 flags;
-};
-
-static __always_inline bool after(__u32 a, __u32 b)
-{
-	return (__s32)(a - b) > 0;
-}
+/* Set when the process has died (src/linger.rs): what begins now nobody would store, and nobody would go on with. */
+volatile __u32 dead SEC(".data.dead");
 
 static __always_inline void count(__u32 what)
 {
@@ -153,124 +129,25 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
-static __always_inline void map_address(__u32 *to, __u32 address)
-{
-	to[0] = to[1] = 0;
-	to[2] = bpf_htonl(0xffff);
-	to[3] = address;
-}
-
-static __always_inline void copy_address(__u32 *to, const struct in6_addr *address)
-{
-	for (int i = 0; i < 4; i++)
-		to[i] = address->in6_u.u6_addr32[i];
-}
-
-/*
- * Whether the frame is a TCP segment of a service, and which. `service` is its destination, or its source. What was cut
- * into fragments or has extension headers is none: no client's TCP does it, and the kernel's own does not either.
- */
+/* Which lease a segment's service stands under; none: it is none of a service. */
 static __always_inline struct lease *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
 {
-	struct tcphdr tcp;
 	struct service_key key = {};
-	__u32 whole;
 
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		struct iphdr ip;
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
-			return NULL;
-		if (ip.protocol != IPPROTO_TCP || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET)
-			return NULL;
-		s->tcp = ETH_HLEN + 4 * ip.ihl;
-		map_address(s->key.client, from_client ? ip.saddr : ip.daddr);
-		map_address(s->key.service, from_client ? ip.daddr : ip.saddr);
-		whole = ETH_HLEN + bpf_ntohs(ip.tot_len);
-		/* Longer than it can say. */
-		if (!ip.tot_len)
-			whole = skb->len;
-	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		struct ipv6hdr ip;
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
-			return NULL;
-		s->tcp = ETH_HLEN + sizeof(ip);
-		copy_address(s->key.client, from_client ? &ip.saddr : &ip.daddr);
-		copy_address(s->key.service, from_client ? &ip.daddr : &ip.saddr);
-		whole = s->tcp + bpf_ntohs(ip.payload_len);
-		if (!ip.payload_len)
-			whole = skb->len;
-	} else {
+	if (!read_segment(skb, s, from_client))
 		return NULL;
-	}
-	if (bpf_skb_load_bytes(skb, s->tcp, &tcp, sizeof(tcp)))
-		return NULL;
-	s->key.client_port = from_client ? tcp.source : tcp.dest;
-	s->key.service_port = from_client ? tcp.dest : tcp.source;
 	for (int i = 0; i < 4; i++)
 		key.address[i] = s->key.service[i];
 	key.port = s->key.service_port;
 	__u32 *lease = bpf_map_lookup_elem(&services, &key);
-	if (!lease)
-		return NULL;
-	s->header = 4 * tcp.doff;
-	/* What no TCP takes for a segment is none here either. */
-	if (s->header < TCP_HEADER || s->tcp + s->header > whole || whole > skb->len)
-		return NULL;
-	s->length = whole - s->tcp - s->header;
-	s->seq = bpf_ntohl(tcp.seq);
-	s->ack = bpf_ntohl(tcp.ack_seq);
-	s->flags = ((__u8 *)&tcp)[13];
-	return bpf_map_lookup_elem(&leases, lease);
+	return lease ? bpf_map_lookup_elem(&leases, lease) : NULL;
 }
 
-static __always_inline __u16 fold(__s64 sum)
-{
-	__u64 s = (__u32)sum;
-
-	s = (s & 0xffff) + (s >> 16);
-	return (s & 0xffff) + (s >> 16);
-}
-
-/*
- * Whether the kernel will take the segment for undamaged: programs come before it looks. A sender on this machine may have
- * left the sum to hardware that there is not; then it is the pseudo header's.
- */
 static __always_inline bool is_intact(struct __sk_buff *skb, const struct segment *s)
 {
-	__u32 whole = s->header + s->length;
-	__be32 rest[2] = { bpf_htonl(whole), bpf_htonl(IPPROTO_TCP) };
 	struct scratch *at = scratch();
 
-	if (bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0)
-		return true;
-	if (!at || whole > TCP_HEADER_MAX + MAX_SEGMENT)
-		return false;
-	/* What maps an IPv4 address is 0xffff, which is nothing in such a sum. */
-	__s64 sum = bpf_csum_diff(NULL, 0, (void *)s->key.client, 2 * sizeof(s->key.client), 0);
-	sum = bpf_csum_diff(NULL, 0, rest, sizeof(rest), sum);
-	if (bpf_skb_load_bytes(skb, s->tcp, at->event.octets, TCP_HEADER))
-		return false;
-	if (*(__u16 *)(at->event.octets + TCP_CHECKSUM) == fold(sum))
-		return true;
-	for (__u32 done = 0; done < TCP_HEADER_MAX + MAX_SEGMENT; done += CSUM_OCTETS) {
-		__u32 left = whole - done, part = left < CSUM_OCTETS ? left : CSUM_OCTETS;
-		asm volatile("" : "+r"(part));
-		if (!part || part > CSUM_OCTETS)
-			return false;
-		/* Whole words. */
-		for (int i = 0; i < 4; i++)
-			at->event.octets[part + i] = 0;
-		if (bpf_skb_load_bytes(skb, s->tcp + done, at->event.octets, part))
-			return false;
-		__u32 padded = (part + 3) & ~3U;
-		asm volatile("" : "+r"(padded));
-		if (padded > CSUM_OCTETS)
-			return false;
-		sum = bpf_csum_diff(NULL, 0, (void *)at->event.octets, padded, sum);
-		if (left <= CSUM_OCTETS)
-			return fold(sum) == 0xffff;
-	}
-	return false;
+	return at && has_sum(skb, s, at->event.octets);
 }
 
 /* Tells the process; `length` octets stand in the event. */
@@ -290,12 +167,12 @@ static __always_inline bool tell(struct event *e, const struct segment *s, __u8 
 }
 
 /* Tells of a segment that carries nothing; if there is no room, of the next one like it. */
-static __always_inline void mention(const struct segment *s, __u8 kind, __u32 seq)
+static __always_inline void mention(const struct segment *s, __u8 kind, __u8 flags, __u32 seq)
 {
 	struct scratch *at = scratch();
 
 	if (at)
-		tell(&at->event, s, kind, 0, seq, 0);
+		tell(&at->event, s, kind, flags, seq, 0);
 }
 
 /* Copies the segment's data in as many events as it takes. */
@@ -332,17 +209,6 @@ static __always_inline void park(struct __sk_buff *skb, const struct segment *s)
 		tell(&at->event, s, EVENT_PARKED, 0, s->seq, whole);
 }
 
-/* Loads the TCP header; `header` is 20 to 60. */
-static __always_inline bool load_header(struct __sk_buff *skb, const struct segment *s, __u8 *to)
-{
-	__u32 header = s->header;
-
-	asm volatile("" : "+r"(header));
-	if (header < TCP_HEADER || header > TCP_HEADER_MAX)
-		return false;
-	return !bpf_skb_load_bytes(skb, s->tcp, to, header);
-}
-
 /* One of the two SYNs. The client's comes first; a connection whose SYN has data (RFC 7413) is not protected. */
 static __always_inline void note_syn(struct __sk_buff *skb, const struct segment *s, bool from_client)
 {
@@ -376,14 +242,17 @@ static __always_inline bool open_flow(const struct segment *s)
 
 	if (!opening || !opening->has_syn_ack || s->ack != opening->server_next || s->seq != opening->client_next)
 		return true;
+	/* The one between these ports that another holds is over. */
+	bpf_map_delete_elem(&pins, &s->key);
 	struct limits limits = {
 		.ack = opening->client_next, .data = opening->server_next, .first = opening->server_next, .acked = s->ack,
 	};
 	struct scratch *at = scratch();
+	/* It was another one's process, and said by another one. */
+	bpf_map_delete_elem(&dying, &s->key);
+	bpf_map_delete_elem(&withheld, &s->key);
 	if (!at || bpf_map_update_elem(&flows, &s->key, &limits, BPF_NOEXIST)) {
 		count(COUNT_FULL);
-		/* The one between these ports that another holds is over. */
-		bpf_map_delete_elem(&pins, &s->key);
 		return true;
 	}
 	__builtin_memcpy(at->event.octets, opening->syn, 2 * TCP_HEADER_MAX);
@@ -396,6 +265,28 @@ static __always_inline bool open_flow(const struct segment *s)
 	return true;
 }
 
+/* Whether a frame is from this Ethernet address. */
+static __always_inline bool is_from(struct __sk_buff *skb, const __u8 *address)
+{
+	__u8 difference = 0, source[ETH_ALEN];
+
+	if (bpf_skb_load_bytes(skb, ETH_ALEN, source, ETH_ALEN))
+		return false;
+	for (int i = 0; i < ETH_ALEN; i++)
+		difference |= source[i] ^ address[i];
+	return !difference;
+}
+
+/* Whether a segment is from the ToR itself, or it is not known what is. */
+static __always_inline bool is_first_hand(struct __sk_buff *skb, const struct lease *lease)
+{
+	__u8 known = 0;
+
+	for (int i = 0; i < ETH_ALEN; i++)
+		known |= lease->tor[i];
+	return !known || is_from(skb, lease->tor);
+}
+
 /*
  * Gives a segment back to the ToR, to the Ethernet address by which the member is named that holds the connection
  * (docs/dataplane.md). What another member handed on goes no further.
@@ -403,14 +294,11 @@ static __always_inline bool open_flow(const struct segment *s)
 static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
 {
 	struct ethhdr ether;
-	__u8 difference = 0;
 
+	if (!is_from(skb, pin->tor))
+		return NEXT;
 	if (bpf_skb_load_bytes(skb, 0, &ether, sizeof(ether)))
 		return DROP;
-	for (int i = 0; i < ETH_ALEN; i++)
-		difference |= ether.h_source[i] ^ pin->tor[i];
-	if (difference)
-		return NEXT;
 	__builtin_memcpy(ether.h_source, ether.h_dest, ETH_ALEN);
 	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
 	__builtin_memcpy(ether.h_dest, holder, ETH_ALEN);
@@ -424,8 +312,9 @@ SEC("tcx/ingress")
 int trods_ingress(struct __sk_buff *skb)
 {
 	struct segment s = {};
+	struct lease *lease = parse(skb, &s, true);
 
-	if (!parse(skb, &s, true))
+	if (!lease)
 		return NEXT;
 	if (s.flags & SYN) {
 		if (!(s.flags & ACK) && is_intact(skb, &s))
@@ -445,23 +334,26 @@ int trods_ingress(struct __sk_buff *skb)
 		if (!bpf_map_lookup_elem(&orphans, &s.key))
 			return NEXT;
 		count(COUNT_PARKED);
-		if (is_intact(skb, &s))
+		/* What another replica handed on, since it knows nothing yet, comes to it again: two would go on with it. */
+		if (is_first_hand(skb, lease) && is_intact(skb, &s))
 			park(skb, &s);
 		return DROP;
 	}
+	/* Nobody hands it on (host/rivulet/src/second_chance.rs). */
+	skb->mark = KNOWN;
 	bool ended = s.flags & ACK && limits->has_fin && s.ack == limits->fin + 1;
 	/* What was not let through is not acknowledged. */
-	bool acks = s.flags & ACK && after(s.ack, limits->acked) && !after(s.ack, limits->data + limits->has_fin);
+	bool acks = s.flags & ACK && after(s.ack, limits->acked) && !after(s.ack, limits->data + !!limits->has_fin);
 	if ((acks || ended || s.length || s.flags & (FIN | RST)) && !is_intact(skb, &s))
 		return NEXT;
 	if (s.flags & RST) {
-		mention(&s, EVENT_RESET, s.seq);
+		mention(&s, EVENT_RESET, 0, s.seq);
 		return NEXT;
 	}
 	if (acks)
 		limits->acked = s.ack;
 	if (ended)
-		mention(&s, EVENT_ENDED, s.seq);
+		mention(&s, EVENT_ENDED, 0, s.seq);
 	if ((s.length || s.flags & FIN) && !copy_data(skb, &s))
 		goto lost;
 	return NEXT;
@@ -486,29 +378,31 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
 		bpf_map_update_elem(&withheld, &s->key, &at->withheld, BPF_ANY);
 }
 
-/* Takes the FIN out of a segment. What is behind its data was told. */
-static __always_inline bool strip_fin(struct __sk_buff *skb, const struct segment *s)
+/*
+ * Whether a RST is of a kernel that knows no such connection, or has no server: of one that may be looked for, or the first for a
+ * second, since the ToR sends clients here as soon as it excludes another replica, and this one hears of it later. What a client
+ * asks again a second later it is told.
+ */
+static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease)
 {
-	__be16 before, now;
-	__u32 at = s->tcp + TCP_OFFSET_AND_FLAGS;
+	__u64 now = bpf_ktime_get_ns(), *first;
 
-	if (bpf_skb_load_bytes(skb, at, &before, sizeof(before)))
+	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
+	if (s->flags & ACK && s->seq)
 		return false;
-	now = before & ~bpf_htons(FIN);
-	return !bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, before, now, sizeof(now)) &&
-	       !bpf_skb_store_bytes(skb, at, &now, sizeof(now), 0);
+	if (now < lease->settling)
+		return true;
+	first = bpf_map_lookup_elem(&refused, &s->key);
+	if (first && now - *first < REFUSED_FOR)
+		return now - *first < REFUSED_AFTER;
+	bpf_map_update_elem(&refused, &s->key, &now, BPF_ANY);
+	return true;
 }
 
-static __always_inline bool clamp_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
-{
-	__be32 before = bpf_htonl(s->ack), now = bpf_htonl(limit);
-
-	/* Not the pseudo header's: a sum that is left to the hardware does not have it yet. */
-	return !bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, before, now, sizeof(now)) &&
-	       !bpf_skb_store_bytes(skb, s->tcp + TCP_ACK, &now, sizeof(now), 0);
-}
-
-/* A segment of a connection that has no limits. */
+/*
+ * A segment of a connection that has no limits. A RST that was withheld and is sent now ends one that the process gave up: the
+ * client is to hear it, however soon after the exclusion of a replica.
+ */
 static __always_inline int egress_free(struct __sk_buff *skb, const struct segment *s, const struct lease *lease)
 {
 	if (s->flags & SYN) {
@@ -517,12 +411,25 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
 		count(COUNT_MUTED);
 		return DROP;
-	} else if (s->flags & RST &&
-		   (bpf_ktime_get_ns() < lease->settling || bpf_map_lookup_elem(&orphans, &s->key))) {
+	} else if (s->flags & RST && skb->mark != RELEASED &&
+		   (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease))) {
 		count(COUNT_RESETS);
 		return DROP;
 	}
 	return NEXT;
+}
+
+static __always_inline __u8 of_dead(const struct segment *s)
+{
+	return bpf_map_lookup_elem(&dying, &s->key) ? EVENT_OF_DEAD : 0;
+}
+
+/* Whether a FIN may stand there. */
+static __always_inline bool may_end(const struct limits *limits, const struct segment *s, __u32 end)
+{
+	if (!limits->has_fin || limits->fin != end)
+		return false;
+	return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);
 }
 
 SEC("tcx/egress")
@@ -533,6 +440,10 @@ int trods_egress(struct __sk_buff *skb)
 
 	if (!lease)
 		return NEXT;
+	if (s.flags & SYN && dead) {
+		count(COUNT_MUTED);
+		return DROP;
+	}
 	struct limits *limits = bpf_map_lookup_elem(&flows, &s.key);
 	if (!limits)
 		return egress_free(skb, &s, lease);
@@ -543,7 +454,7 @@ int trods_egress(struct __sk_buff *skb)
 	if (s.flags & RST) {
 		count(COUNT_RESETS);
 		withhold(skb, &s);
-		mention(&s, EVENT_ABORTED, s.seq);
+		mention(&s, EVENT_ABORTED, of_dead(&s), s.seq);
 		return DROP;
 	}
 	__u32 end = s.seq + s.length, ack = limits->ack;
@@ -559,9 +470,9 @@ int trods_egress(struct __sk_buff *skb)
 		count(COUNT_HELD);
 		return tap ? bpf_redirect(tap, 0) : DROP;
 	}
-	if (s.flags & FIN && !(limits->has_fin && limits->fin == end)) {
+	if (s.flags & FIN && !may_end(limits, &s, end)) {
 		count(COUNT_FINS);
-		mention(&s, EVENT_FIN, end);
+		mention(&s, EVENT_FIN, of_dead(&s), end);
 		if (!s.length) {
 			withhold(skb, &s);
 			return DROP;

@@ -18,10 +18,18 @@
 #define MAX_OPENING (1 << 16)
 /* Connections that others hold; the oldest gives way. */
 #define MAX_PINS (1 << 16)
+/* Connections that nobody knows here and somebody was told so, or is to be; the oldest gives way, and is told later. */
+#define MAX_REFUSED (1 << 16)
+/* Connections whose process died lately; the oldest gives way, and passes for one that its server ended. */
+#define MAX_DYING (1 << 16)
 /* Connections of which a segment without data was withheld lately. */
 #define MAX_WITHHELD (1 << 14)
 /* Octets of all copies that wait to be read. */
 #define EVENTS_SIZE (4 << 20)
+
+/* The mark of frames that the process sends, and of clients' segments whose connections are here. */
+#define RELEASED 0x54524f44
+#define KNOWN 0x54524f4b
 
 /* Octets of a TCP header, and of a frame without data, at most. */
 #define TCP_HEADER_MAX 60
@@ -46,6 +54,8 @@ struct flow_key {
 struct lease {
 	__u64 until;
 	__u64 settling;
+	__u8 tor[6]; /* the ToR's Ethernet address; 0: not known */
+	__u16 zero;
 };
 
 /* Who holds a connection for which clients may be sent here: an index in the pool, behind the ToR of this address. */
@@ -60,9 +70,14 @@ struct limits {
 	__u32 ack; /* no acknowledgement beyond it */
 	__u32 data; /* no data beyond it */
 	__u32 fin; /* the only place of a FIN, if has_fin */
-	__u32 has_fin;
+	__u32 has_fin; /* HAS_FIN or none */
 	__u32 first; /* of the server's data, by which its SYN is known */
 	__u32 acked; /* what the client acknowledged last; the program writes it, the process may write an older one */
+};
+
+enum has_fin {
+	HAS_FIN = 1 << 0, /* there is a place for it */
+	HAS_FIN_OF_DEAD = 1 << 1, /* even if the connection was closed since its process died */
 };
 
 /* What is known of a connection before its handshake is over: the TCP headers of both SYNs. */
@@ -94,6 +109,7 @@ enum event_kind {
 
 enum event_flags {
 	EVENT_HAS_FIN = 1 << 0, /* a FIN stands right behind the octets */
+	EVENT_OF_DEAD = 1 << 1, /* EVENT_FIN, EVENT_ABORTED: the connection was closed since its process died */
 };
 
 struct event {

@@ -12,6 +12,9 @@ const EVENT_HEADER: usize = KEY + 4 + 4 + 2 + 1 + 1;
 /// Octets of `struct flow_key`.
 const KEY: usize = 36;
 const EVENT_HAS_FIN: u8 = 1 << 0;
+const EVENT_OF_DEAD: u8 = 1 << 1;
+const HAS_FIN: u32 = 1 << 0;
+const HAS_FIN_OF_DEAD: u32 = 1 << 1;
 /// Octets of `struct limits`.
 pub(super) const LIMITS: usize = 24;
 
@@ -82,6 +85,11 @@ pub struct Pin {
 }
 
 impl Pin {
+    pub(super) fn decode(octets: &[u8; 8]) -> Pin {
+        let [a, b, c, d, e, f, holder, _] = *octets;
+        Pin { tor: [a, b, c, d, e, f], holder }
+    }
+
     pub(super) fn encode(self) -> [u8; 8] {
         let [a, b, c, d, e, f] = self.tor;
         [a, b, c, d, e, f, self.holder, 0]
@@ -97,6 +105,8 @@ pub struct Limits {
     pub data: u32,
     /// The only place of a FIN.
     pub fin_at: Option<u32>,
+    /// It may stand there even if the server's process died, which ended the connection.
+    pub closes: bool,
     /// Where the server's data begin.
     pub first: u32,
     /// What the client acknowledged last. The program writes it; what is written here may be older than what it knows, and
@@ -110,7 +120,7 @@ impl Limits {
             self.ack,
             self.data,
             self.fin_at.unwrap_or(0),
-            self.fin_at.is_some().into(),
+            self.fin_at.map_or(0, |_| if self.closes { HAS_FIN | HAS_FIN_OF_DEAD } else { HAS_FIN }),
             self.first,
             self.acked,
         ];
@@ -128,7 +138,8 @@ impl Limits {
             u32::from_ne_bytes(word)
         };
         let fin_at = (word(3) != 0).then_some(word(2));
-        Limits { ack: word(0), data: word(1), fin_at, first: word(4), acked: word(5) }
+        let closes = word(3) & HAS_FIN_OF_DEAD != 0;
+        Limits { ack: word(0), data: word(1), fin_at, closes, first: word(4), acked: word(5) }
     }
 }
 
@@ -173,9 +184,14 @@ pub enum What<'a> {
     Fin {
         /// Its place.
         seq: u32,
+        /// The connection was closed since its process died.
+        of_dead: bool,
     },
     /// A RST of the server's was not let through.
-    Aborted,
+    Aborted {
+        /// The connection was closed since its process died.
+        of_dead: bool,
+    },
     /// A segment of an orphan, which nobody else got. Its checksum was right, or left to hardware that there is not. One that is
     /// longer than [`EVENT_OCTETS`] is not told.
     Parked {
@@ -194,6 +210,7 @@ impl Event<'_> {
         let &[length, more, kind, flags] = rest else { return None };
         let octets = octets.get(..usize::from(u16::from_ne_bytes([length, more])))?;
         let (seq, fin) = (u32::from_ne_bytes(*seq), flags & EVENT_HAS_FIN != 0);
+        let of_dead = flags & EVENT_OF_DEAD != 0;
         let what = match kind {
             1 => {
                 let (syn, syn_ack) = octets.split_at_checked(TCP_HEADER_MAX)?;
@@ -202,8 +219,8 @@ impl Event<'_> {
             2 => What::Request { seq, octets, fin },
             3 => What::Reset { seq },
             4 => What::Ended,
-            5 => What::Fin { seq },
-            6 => What::Aborted,
+            5 => What::Fin { seq, of_dead },
+            6 => What::Aborted { of_dead },
             7 => What::Parked { packet: octets },
             _ => return None,
         };
@@ -232,8 +249,8 @@ mod tests {
 
     #[test]
     fn limits_are_read_as_they_were_written() {
-        for fin_at in [None, Some(0), Some(u32::MAX)] {
-            let limits = Limits { ack: 1, data: 2, fin_at, first: 3, acked: 4 };
+        for (fin_at, closes) in [(None, false), (Some(0), false), (Some(u32::MAX), true)] {
+            let limits = Limits { ack: 1, data: 2, fin_at, closes, first: 3, acked: 4 };
             assert_eq!(Limits::decode(&limits.encode()), limits);
         }
     }

@@ -99,8 +99,8 @@ enum Told {
     Request(u32, Vec<u8>, bool),
     Reset(u32),
     Ended,
-    Fin(u32),
-    Aborted,
+    Fin(u32, bool),
+    Aborted(bool),
     Parked(Vec<u8>),
 }
 
@@ -112,7 +112,7 @@ impl Rig {
         let trods = Trods::load().unwrap_or_else(|e| panic!("{e}"));
         let (client, service) = (client.parse().unwrap(), service.parse().unwrap());
         trods.protect(service, 3).unwrap();
-        trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
+        trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
         Some(Rig { trods, client, service })
     }
 
@@ -157,6 +157,14 @@ impl Rig {
         (verdict, changed)
     }
 
+    /// A RST that did not leave was the first so many seconds earlier.
+    fn refused_before(&self, seconds: u64) {
+        let refused = map(&self.trods.object, "refused").unwrap();
+        let Some(octets) = refused.lookup(self.key().octets(), MapFlags::ANY).unwrap() else { return };
+        let before = u64::from_ne_bytes(octets.try_into().unwrap()) - seconds * 1_000_000_000;
+        update(&refused, self.key().octets(), &before.to_ne_bytes(), MapFlags::ANY).unwrap();
+    }
+
     /// Both SYNs and the segment that ends the handshake.
     fn open(&mut self) {
         assert_eq!(self.syn(), NEXT);
@@ -183,9 +191,13 @@ impl Rig {
 
     /// Limits in octets behind the SYNs.
     fn limit(&self, ack: u32, data: u32, fin_at: Option<u32>) {
+        self.limit_closing(ack, data, fin_at, false);
+    }
+
+    fn limit_closing(&self, ack: u32, data: u32, fin_at: Option<u32>, closes: bool) {
         let fin_at = fin_at.map(|at| SERVER.wrapping_add(at));
         let (ack, data) = (CLIENT.wrapping_add(ack), SERVER.wrapping_add(data));
-        let limits = Limits { ack, data, fin_at, first: SERVER, acked: SERVER };
+        let limits = Limits { ack, data, fin_at, closes, first: SERVER, acked: SERVER };
         assert!(self.trods.set_limits(&self.key(), &limits).unwrap());
     }
 
@@ -202,8 +214,8 @@ impl Rig {
                     }
                     What::Reset { seq } => Told::Reset(seq.wrapping_sub(CLIENT)),
                     What::Ended => Told::Ended,
-                    What::Fin { seq } => Told::Fin(seq.wrapping_sub(SERVER)),
-                    What::Aborted => Told::Aborted,
+                    What::Fin { seq, of_dead } => Told::Fin(seq.wrapping_sub(SERVER), of_dead),
+                    What::Aborted { of_dead } => Told::Aborted(of_dead),
                     What::Parked { packet } => Told::Parked(packet.into()),
                 });
             })
@@ -241,7 +253,8 @@ fn the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied
             assert_eq!(header[20..], OPTIONS);
         }
         assert_eq!(octets, b"GET");
-        let limits = Limits { ack: CLIENT, data: SERVER, fin_at: None, first: SERVER, acked: SERVER };
+        let limits =
+            Limits { ack: CLIENT, data: SERVER, fin_at: None, closes: false, first: SERVER, acked: SERVER };
         assert_eq!(rig.trods.limits(&rig.key()).unwrap(), Some(limits));
         rig.limit(3, 9, None);
         // More than one event carries, and what is left of it.
@@ -354,17 +367,17 @@ fn a_fin_leaves_at_its_place_alone() {
     rig.open();
     rig.limit(0, 4, None);
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
-    assert_eq!(rig.told(), [Told::Fin(4)]);
+    assert_eq!(rig.told(), [Told::Fin(4, false)]);
     assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
     let (verdict, sent) = rig.down(FIN | ACK, 0, 5, b"HTTP");
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, ACK, 0), "its data leave without it");
-    assert_eq!(rig.told(), [Told::Fin(4)]);
+    assert_eq!(rig.told(), [Told::Fin(4, false)]);
     rig.limit(0, 4, Some(4));
     assert_eq!(rig.down(FIN | ACK, 3, 0, &[]).0, DROP);
     let (verdict, sent) = rig.down(FIN | ACK, 4, 5, &[]);
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, FIN | ACK, 0));
     assert_eq!(rig.down(FIN | ACK, 0, 0, b"HTTP").1.flags, FIN | ACK);
-    assert_eq!(rig.told(), [Told::Fin(3)]);
+    assert_eq!(rig.told(), [Told::Fin(3, false)]);
     // Acknowledged: no earlier and no later number.
     for (ack, told) in [(4, vec![]), (6, vec![]), (5, vec![Told::Ended])] {
         assert_eq!(rig.up(ACK, 0, ack, &[]), NEXT);
@@ -374,24 +387,102 @@ fn a_fin_leaves_at_its_place_alone() {
 }
 
 #[test]
+fn what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    let dying = map(&rig.trods.object, "dying").unwrap();
+    update(&dying, rig.key().octets(), &[1], MapFlags::ANY).unwrap();
+    rig.limit(0, 4, Some(4));
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 4, 0, &[]).0, DROP);
+    assert_eq!(rig.told(), [Told::Fin(4, true), Told::Aborted(true)]);
+    rig.limit_closing(0, 4, Some(4), true);
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, NEXT);
+    // The next connection between these ports has a process of its own.
+    rig.trods.free(&rig.key()).unwrap();
+    rig.open();
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.told(), [Told::Aborted(false)]);
+}
+
+/// A child that exits with a connection, one that closes it before, and one that exits with the client's end, on whose back the
+/// kernel takes its FIN in.
+#[test]
+fn the_kernel_tells_whose_process_died() {
+    let Some(mut rig) = Rig::v4() else { return };
+    let inode = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
+    rig.trods.see_deaths(inode as u32).unwrap_or_else(|e| panic!("{e}"));
+    let dying = map(&rig.trods.object, "dying").unwrap();
+    let (closes, dies) = ("read x <&3; exec 3>&-", "read x <&3; kill -9 $$");
+    for (of_server, script, died) in [(true, closes, false), (true, dies, true), (false, dies, false)] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let service = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(service).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let key = FlowKey::new(client.local_addr().unwrap(), service);
+        let limits = Limits { ack: 0, data: 0, fin_at: None, closes: false, first: 0, acked: 0 };
+        rig.trods.insert(&key, &limits).unwrap();
+        let (its, mut ours) = if of_server { (server, client) } else { (client, server) };
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &format!("exec 3<&0 0</dev/null; {script}; true")]).stdin(OwnedFd::from(its));
+        let mut child = shell.spawn().unwrap();
+        drop(shell);
+        std::io::Write::write_all(&mut ours, b"go\n").unwrap();
+        // The end of the connection comes behind what ends it.
+        assert_eq!(std::io::Read::read(&mut ours, &mut [0; 8]).unwrap_or(0), 0);
+        child.wait().unwrap();
+        let found = dying.lookup(key.octets(), MapFlags::ANY).unwrap();
+        assert_eq!(found.is_some(), died, "{script}, of the server: {of_server}");
+    }
+}
+
+#[test]
 fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
     let Some(mut rig) = Rig::v4() else { return };
-    assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
     rig.open();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
     assert_eq!(rig.up(RST, 7, 0, &[]), NEXT);
-    assert_eq!(rig.told(), [Told::Aborted, Told::Reset(7)]);
+    assert_eq!(rig.told(), [Told::Aborted(false), Told::Reset(7)]);
     rig.trods.free(&rig.key()).unwrap();
-    assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
-    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: u64::MAX }).unwrap();
-    assert_eq!(rig.down(RST, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
+    rig.trods
+        .leases()
+        .unwrap()
+        .set(3, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() })
+        .unwrap();
+    // Of a kernel that knows no such connection, however long it is asked.
+    for _ in 0..2 {
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, DROP);
+        rig.refused_before(1);
+    }
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT, "of a server's that lives");
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "no other segment of it");
-    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
+    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     rig.trods.park(&rig.key()).unwrap();
-    assert_eq!(rig.down(RST, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
     rig.trods.unpark(&rig.key()).unwrap();
-    assert_eq!(rig.down(RST, 0, 0, &[]).0, NEXT);
-    assert_eq!(rig.counters().resets, 3);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
+    assert_eq!(rig.counters().resets, 4);
+}
+
+/// Of a kernel without a socket for it, or without a server.
+#[test]
+fn what_is_unknown_here_is_reset_a_second_after_it_was_asked_first() {
+    let Some(rig) = Rig::v4() else { return };
+    let refused = map(&rig.trods.object, "refused").unwrap();
+    // In answer to an acknowledgement, and to a SYN.
+    for (flags, seq) in [(RST, 5), (RST | ACK, 0u32.wrapping_sub(SERVER))] {
+        delete(&refused, rig.key().octets()).unwrap();
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, DROP);
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, DROP);
+        rig.refused_before(1);
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, NEXT);
+        // Of another time.
+        rig.refused_before(9);
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, DROP);
+    }
+    assert_eq!(rig.counters().resets, 6);
 }
 
 #[test]
@@ -406,6 +497,12 @@ fn an_orphan_is_heard_here_alone_until_it_begins_anew() {
     let (seq, ack) = (CLIENT.wrapping_add(5).to_be_bytes(), SERVER.wrapping_add(9).to_be_bytes());
     assert_eq!((one[0], &one[24..28], &one[28..32], &one[40..]), (0x45, &seq[..], &ack[..], &b"GET"[..]));
     assert_eq!(most.len(), EVENT_OCTETS);
+    // Of another replica, which sent it on.
+    let lease = |tor| Lease { until: u64::MAX, settling: 0, tor };
+    rig.trods.leases().unwrap().set(3, lease([3; 6])).unwrap();
+    assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.told()), (DROP, vec![]));
+    rig.trods.leases().unwrap().set(3, lease([2; 6])).unwrap();
+    assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.told().len()), (DROP, 1));
     let (from, to) = (rig.client, rig.service);
     let mut damaged =
         Segment { from, to, seq: 1, ack: 1, flags: ACK, options: vec![], data: vec![1] }.frame();
@@ -413,7 +510,7 @@ fn an_orphan_is_heard_here_alone_until_it_begins_anew() {
     assert_eq!((rig.run("trods_ingress", &damaged).0, rig.told()), (DROP, vec![]));
     rig.open();
     assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
-    assert_eq!((rig.told(), rig.counters().parked), (vec![Told::Request(0, b"GET".into(), false)], 4));
+    assert_eq!((rig.told(), rig.counters().parked), (vec![Told::Request(0, b"GET".into(), false)], 6));
 }
 
 #[test]
@@ -445,9 +542,13 @@ fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
         assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
         rig.limit(10, 10, None);
         assert_eq!(rig.down(ACK, 0, 3, b"HTTP").0, NEXT);
+        // Also when it is let go: the one that the other holds is over.
         rig.trods.free(&key).unwrap();
-        assert_eq!(rig.trods.unpin(&key).map_err(|e| e.to_string()), Ok(()));
         assert_eq!((rig.up(ACK, 0, 0, b"GET"), rig.down(ACK, 0, 3, b"HTTP").0), (NEXT, NEXT));
+        rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
+        rig.trods.unpin(&key).unwrap();
+        assert_eq!((rig.up(ACK, 0, 0, b"GET"), rig.down(ACK, 0, 3, b"HTTP").0), (NEXT, NEXT));
+        assert_eq!(rig.trods.unpin(&key).map_err(|e| e.to_string()), Ok(()));
         assert_eq!(rig.counters().handed_on, 4);
     }
 }
@@ -458,12 +559,12 @@ fn whose_lease_is_over_is_silent() {
     rig.open();
     rig.limit(10, 10, Some(10));
     for until in [0, 1] {
-        rig.trods.leases().unwrap().set(3, Lease { until, settling: 0 }).unwrap();
+        rig.trods.leases().unwrap().set(3, Lease { until, settling: 0, ..Lease::default() }).unwrap();
         for (flags, data) in [(ACK, &b""[..]), (ACK, b"HTTP"), (FIN | ACK, b"HTTP/1.1 2"), (RST, b"")] {
             assert_eq!(rig.down(flags, 0, 0, data).0, DROP);
         }
     }
-    rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0 }).unwrap();
+    rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "another's lease");
     assert_eq!((rig.counters().muted, rig.told()), (9, vec![]));
     // Nor does one say anything of which nothing is known: another may go on with it.
@@ -472,8 +573,23 @@ fn whose_lease_is_over_is_silent() {
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP);
     assert_eq!(rig.syn_ack(SERVER_ISN), NEXT, "a connection may begin");
     rig.trods.insert(&rig.key(), &limits).unwrap();
-    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0 }).unwrap();
+    rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT);
+}
+
+/// Its handshake would end here, and nobody would know.
+#[test]
+fn nothing_begins_under_a_process_that_died() {
+    let Some(mut rig) = Rig::v4() else { return };
+    rig.open();
+    rig.limit(10, 10, None);
+    let dead = map(&rig.trods.object, ".data.dead").unwrap();
+    update(&dead, &0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).unwrap();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "what others can go on with goes on");
+    assert_eq!(rig.syn_ack(SERVER_ISN.wrapping_add(50)), DROP);
+    rig.trods.free(&rig.key()).unwrap();
+    assert_eq!(rig.syn_ack(SERVER_ISN), DROP);
+    assert_eq!(rig.counters().muted, 2);
 }
 
 #[test]
@@ -494,6 +610,33 @@ fn another_connection_between_the_same_ports_is_another() {
     rig.trods.free(&rig.key()).unwrap();
     assert!(!rig.trods.set_limits(&rig.key(), &limits).unwrap(), "it has none");
     rig.trods.insert(&rig.key(), &limits).unwrap();
+}
+
+/// By the client, and by a replica that adopts what it had before.
+#[test]
+fn what_was_withheld_goes_with_its_connection() {
+    let Some(mut rig) = Rig::v4() else { return };
+    for adopts in [false, true] {
+        rig.open();
+        rig.limit(0, 4, None);
+        assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+        assert_eq!(rig.told(), [Told::Fin(4, false)]);
+        let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
+        rig.trods.free(&rig.key()).unwrap();
+        if adopts {
+            rig.trods.insert(&rig.key(), &limits).unwrap();
+        } else {
+            rig.open();
+        }
+        assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None, "{adopts}");
+        rig.trods.free(&rig.key()).unwrap();
+    }
+    // What has limits has it still.
+    rig.open();
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+    let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
+    assert!(rig.trods.insert(&rig.key(), &limits).is_err());
+    assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
 }
 
 #[test]

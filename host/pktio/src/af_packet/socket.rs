@@ -50,7 +50,7 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
     // Protocol 0: nothing is received before the filter stands and the socket is bound.
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
-        .map_err(|e| os(interface, "socket(AF_PACKET)", e.into()))?;
+        .map_err(|e| os(interface, "socket(AF_PACKET), for root or with CAP_NET_RAW", e.into()))?;
     let info = LinkInfo::query(fd.as_raw_fd(), interface.name()).map_err(|e| match e.raw_os_error() {
         Some(libc::ENODEV) => OpenError::NoSuchInterface(interface.to_string()),
         _ => os(interface, "link state", e),
@@ -62,6 +62,9 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
     set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1).map_err(fail("PACKET_IGNORE_OUTGOING"))?;
     if config.qdisc_bypass {
         set(libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1).map_err(fail("PACKET_QDISC_BYPASS"))?;
+    }
+    if config.mark != 0 {
+        option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, &config.mark).map_err(fail("SO_MARK"))?;
     }
     set_receive_buffer(fd.as_fd(), config.rx_bytes).map_err(fail("receive buffer"))?;
     set_send_buffer(fd.as_fd(), config.tx_bytes).map_err(fail("send buffer"))?;

@@ -2,10 +2,11 @@
 //! be made.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
-use rivulet_pktio::repair::{Connection, check, restore, set_timestamp, unacknowledged};
+use rivulet_pktio::in_netns;
+use rivulet_pktio::repair::{Connection, check, restore, set_sent, set_timestamp, unacknowledged};
 use rivulet_pktio::testing::{Netns, eventually};
 
 const A: &str = "127.0.0.1:8000";
@@ -104,6 +105,21 @@ fn both_ends_go_on_where_they_were_said_to_be() {
     }
     assert_eq!(ns.counter("TcpOutRsts"), 0);
     assert_eq!((ns.counter("TcpActiveOpens"), ns.counter("TcpPassiveOpens")), (0, 0), "no handshake");
+}
+
+/// As a server that is started again beside connections that were gone on with.
+#[test]
+fn a_listener_gets_the_port_beside_it() {
+    let Some(ns) = Netns::new("rep-") else { return };
+    let listens = || in_netns(Some(ns.name()), || TcpListener::bind(A).is_ok()).unwrap();
+    let one = restore(&ends(Some(0x1c0_0001), true)[0], Some(ns.name())).unwrap();
+    assert!(listens());
+    set_timestamp(&one, 0x2c0_0000).unwrap();
+    assert!(listens(), "another clock");
+    set_sent(&one, true).unwrap();
+    assert!(listens(), "what is written counts as sent");
+    set_sent(&one, false).unwrap();
+    assert!(listens(), "and no longer");
 }
 
 #[test]

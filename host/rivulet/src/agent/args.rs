@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use rivulet_agent::{Controllers, TlsFiles};
 
 /// Where controllers are.
@@ -86,10 +86,33 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", requires = "plain_tcp")]
     pub health_path: Option<String>,
 
+    /// With --plain-tcp, of services with `plain: trods`: who speaks first when a replica is gone. `client` is there to be compared
+    /// with: requests are not acknowledged before all of their responses are, so that clients send them again
+    #[arg(long, value_enum, default_value = "server", requires = "plain_tcp")]
+    pub wake: Wake,
+
     /// With --plain-tcp: put the service addresses on a dummy device (`rivulet0`, else `lo`), and take them away
     /// at the end
     #[arg(long, requires = "plain_tcp")]
     pub setup_address: bool,
+}
+
+/// Who speaks first to a client whose replica is gone.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Wake {
+    /// Another replica.
+    Server,
+    /// The client.
+    Client,
+}
+
+impl From<Wake> for rivulet_trods::Wake {
+    fn from(wake: Wake) -> Self {
+        match wake {
+            Wake::Server => rivulet_trods::Wake::Server,
+            Wake::Client => rivulet_trods::Wake::Client,
+        }
+    }
 }
 
 /// The number of a user given by name or number.

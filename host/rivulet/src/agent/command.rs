@@ -9,7 +9,7 @@ use rivulet_server::incarnation;
 
 use super::args::{AgentArgs, user};
 use super::plain::PlainTcp;
-use crate::process::{prefer_this_thread, stop_on_signals, stopped};
+use crate::process::{STARTING, prefer_this_thread, stop_on_signals, stopped, tell_ready};
 use crate::second_chance::SecondChance;
 use crate::serve::ServiceAddresses;
 
@@ -28,7 +28,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let link = rivulet_pktio::LinkInfo::of(&interface)?;
     let incarnation = incarnation();
     let mut plain = match args.plain_tcp {
-        true => Some(PlainTcp::open(&interface, incarnation, args.health_path.clone())?),
+        true => Some(PlainTcp::open(&interface, incarnation, args.health_path.clone(), args.wake.into())?),
         false => None,
     };
     let door = Door::open(DoorConfig {
@@ -49,6 +49,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let mut reported = Instant::now();
     let (mut link, mut anew, mut looked) = (link, 0, Instant::now());
     let mut held = Vec::new();
+    let (started, mut starting) = (Instant::now(), true);
     while !stopped() {
         // While it is gone it stays what it was.
         if looked.elapsed() > LOOK
@@ -79,6 +80,11 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             }
             held = services;
         }
+        let is_ready = || plain.as_ref().is_none_or(|plain| door.attached() > 0 || plain.status().ready);
+        if starting && (is_ready() || started.elapsed() > STARTING) {
+            starting = false;
+            tell_ready();
+        }
         let pause = match &mut plain {
             // A serving process sends its own, from its packet path.
             Some(plain) if door.attached() == 0 => {
@@ -94,5 +100,8 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
         std::thread::sleep(pause);
     }
     tracing::info!("stopping");
+    if let Some(plain) = plain {
+        plain.leave();
+    }
     Ok(())
 }

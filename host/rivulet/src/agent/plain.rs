@@ -16,6 +16,7 @@ use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::{Plain, Service};
 
 use super::trods::Guard;
+use rivulet_trods::Wake;
 
 /// Between two checks.
 const CHECK: Duration = Duration::from_millis(50);
@@ -66,6 +67,7 @@ impl PlainTcp {
         interface: &Interface,
         incarnation: u32,
         path: Option<String>,
+        wake: Wake,
     ) -> anyhow::Result<PlainTcp> {
         let io = rivulet_server::heartbeat::open(interface)?;
         let link = io.link()?;
@@ -80,7 +82,7 @@ impl PlainTcp {
             }
         })?;
         let now = Instant::now();
-        let guard = Guard::new(interface, incarnation);
+        let guard = Guard::new(interface, incarnation, wake);
         Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats: Vec::new(), board, guard })
     }
 
@@ -112,6 +114,11 @@ impl PlainTcp {
         found.retain(|id, _| services.iter().any(|s| s.keys.service == *id));
         drop(board);
         self.guard.replace(all);
+    }
+
+    /// The process ends after this.
+    pub(super) fn leave(self) {
+        self.guard.leave();
     }
 
     fn now(&self) -> u64 {

@@ -1,16 +1,23 @@
 //! The agent's part in TRODS (`docs/trods.md`): which services are protected and under which lease, what the ToR's answers to
 //! heartbeats say of it, and whose connections are to be looked for.
 
+use std::net::SocketAddr;
+
+use anyhow::Context;
 use rivulet_agent::TrodsCounts;
 use rivulet_bpf::trods::{Lease, Pin};
-use rivulet_pktio::Interface;
+use rivulet_pktio::{Interface, repair};
 use rivulet_server::heartbeat::Live;
 use rivulet_server::service::{Failure, Member, Service};
-use rivulet_trods::Settings;
 use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::lease::{Term, clock};
 use rivulet_trods::replica::{Protected, Replica};
 use rivulet_trods::store::{self, StoreConfig, StoreError};
+use rivulet_trods::{Settings, Wake};
+
+/// Nanoseconds after which all connections are stored that began before the ToR sent their clients elsewhere: they may have said
+/// nothing yet (`REQUEST_PATIENCE`), and the store has to keep them.
+const LATE_NS: u64 = 150_000_000;
 
 /// One place in a pool, and the services that are protected there.
 #[derive(Debug)]
@@ -19,6 +26,10 @@ struct Place {
     term: Term,
     /// The last absence of which it was asked what others hold since.
     asked: u64,
+    /// Who took plain TCP when that was asked last.
+    plain: u64,
+    /// When it asks once more what others hold since that changed, of [`clock`].
+    look_at: Option<u64>,
     services: Vec<Service>,
 }
 
@@ -26,6 +37,7 @@ struct Place {
 #[derive(Debug)]
 pub(super) struct Guard {
     interface: Interface,
+    wake: Wake,
     incarnation: u32,
     replica: Option<Replica>,
     /// In the order of their leases.
@@ -36,8 +48,9 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Nothing is protected, and nothing is asked of the kernel, before a service wants it.
-    pub(super) fn new(interface: &Interface, incarnation: u32) -> Guard {
-        Guard { interface: interface.clone(), incarnation, replica: None, places: Vec::new(), trouble: None }
+    pub(super) fn new(interface: &Interface, incarnation: u32, wake: Wake) -> Guard {
+        let interface = interface.clone();
+        Guard { interface, wake, incarnation, replica: None, places: Vec::new(), trouble: None }
     }
 
     /// These are the services from now on.
@@ -52,14 +65,14 @@ impl Guard {
                 continue;
             }
             // Below 64, as `Service::check` has seen.
-            let (term, asked) = match before.iter().position(|place| place.member == member) {
+            let (term, asked, plain, look_at) = match before.iter().position(|place| place.member == member) {
                 Some(at) => {
                     let place = before.swap_remove(at);
-                    (place.term, place.asked)
+                    (place.term, place.asked, place.plain, place.look_at)
                 }
-                None => (Term::new(member.replica as u8, member.bound), 0),
+                None => (Term::new(member.replica as u8, member.bound), 0, 0, None),
             };
-            self.places.push(Place { member, term, asked, services: vec![service.clone()] });
+            self.places.push(Place { member, term, asked, plain, look_at, services: vec![service.clone()] });
         }
         if self.places.is_empty() {
             (self.replica, self.trouble) = (None, None);
@@ -72,19 +85,22 @@ impl Guard {
     }
 
     fn protect(&mut self) -> anyhow::Result<()> {
+        for service in self.places.iter().flat_map(|place| &place.services) {
+            repair::check_port(service.port).context("TCP_REPAIR")?;
+        }
         let replica = match &mut self.replica {
             Some(replica) => replica,
-            none => none.insert(Replica::start(&self.interface)?),
+            none => none.insert(Replica::start(&self.interface, self.wake)?),
         };
         let mut all = Vec::new();
         for (number, place) in (0u32..).zip(&self.places) {
             for service in &place.services {
-                all.extend(protected(service, &place.member, number, self.incarnation)?);
+                all.extend(protected(service, &place.member, number, self.incarnation, self.wake)?);
             }
             // Without a key of the ToR's there are no answers, and nobody is excluded who is heard.
             let answered = place.services.iter().any(|s| s.keys.beat_key().is_some());
-            let silent = Lease { until: u64::MAX, settling: 0 };
-            replica.set_lease(number, if answered { place.term.lease() } else { silent });
+            let silent = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
+            replica.set_lease(number, if answered { place.lease() } else { silent });
         }
         replica.protect(all);
         Ok(())
@@ -101,20 +117,18 @@ impl Guard {
             if (place.member.pool, place.member.replica) != (member.pool, member.replica) {
                 continue;
             }
-            let gone = place.term.answered(sent, live.alive, live.plain, clock());
-            replica.set_lease(number, place.term.lease());
-            if let Some(absence) = place.term.away().filter(|absence| *absence > place.asked) {
-                place.asked = absence;
-                replica.away(place.absence((number, absence), live.alive));
-            }
-            for dead in (0..64).filter(|dead| gone >> dead & 1 == 1) {
-                for service in &place.services {
-                    if let Some(departed) = departed(service, &place.member, dead, live.plain) {
-                        replica.departed(departed);
-                    }
-                }
-            }
+            let (absence, departed) =
+                place.answered(number, self.incarnation, sent, live.alive, live.plain, clock());
+            replica.set_lease(number, place.lease());
+            absence.into_iter().for_each(|absence| replica.away(absence));
+            departed.into_iter().for_each(|departed| replica.departed(departed));
         }
+    }
+
+    /// The process ends after this, and to protected connections that is as if it had been killed: their programs stay for a
+    /// moment, and others go on with them. Taken off in order they would let out what the kernel says at its end.
+    pub(super) fn leave(mut self) {
+        std::mem::forget(self.replica.take());
     }
 
     /// Why a service is not protected that should be.
@@ -122,9 +136,11 @@ impl Guard {
         self.trouble.as_deref()
     }
 
-    /// Whether it is being asked what others hold: before that is known clients are not to come here again.
+    /// Whether it is being asked what others hold: before that is known clients are not to come here again. Where they do, it
+    /// is asked once more, and they wait.
     pub(super) fn is_asking(&self) -> bool {
-        self.places.iter().any(|place| place.term.away().is_some_and(|absence| absence == place.asked))
+        let asking = |place: &Place| place.term.away().is_some_and(|absence| absence == place.asked);
+        self.places.iter().any(|place| asking(place) && !place.term.is_taking())
     }
 
     /// For the report to the controller.
@@ -140,11 +156,67 @@ impl Guard {
     }
 }
 
+/// Which connections a replica may get, by client and service.
+type Gets = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
+
 impl Place {
+    fn lease(&self) -> Lease {
+        Lease { tor: self.member.tor_mac, ..self.term.lease() }
+    }
+
+    /// The ToR answered a heartbeat that left at `sent`: whether what others hold is to be asked for, and whose records are to be
+    /// read.
+    fn answered(
+        &mut self,
+        number: u32,
+        incarnation: u32,
+        sent: u64,
+        alive: u64,
+        plain: u64,
+        now: u64,
+    ) -> (Option<Absence>, Vec<Departed>) {
+        let gone = self.term.answered(sent, alive, plain, now);
+        let mut looked_for = Vec::new();
+        let absence = match self.term.away() {
+            Some(absence) if absence > self.asked => {
+                self.asked = absence;
+                // What the agent before this one had: whoever gets an answer goes on with it.
+                let former = |service| former(service, &self.member, incarnation, plain);
+                looked_for.extend(self.services.iter().filter_map(former));
+                Some(self.absence((number, absence), alive, Box::new(|_, _| true)))
+            }
+            // With the set changes who gets connections of which both slots are gone, though neither this replica was away nor
+            // who holds them. While it is asked about an absence a change waits: the answer may be older.
+            None if plain != self.plain || self.look_at.is_some_and(|at| at <= now) => {
+                Some(self.absence((number, 0), alive, self.gets(plain)))
+            }
+            _ => None,
+        };
+        if absence.is_some() {
+            self.look_at = (plain != self.plain).then_some(now + LATE_NS);
+            self.plain = plain;
+        }
+        // Those that were gone before too: who was to go on with their connections may be the one that is gone now.
+        for dead in (0..64).filter(|dead| gone != 0 && alive >> dead & 1 == 0) {
+            let departed = |service| departed(service, &self.member, dead, plain);
+            looked_for.extend(self.services.iter().filter_map(departed));
+        }
+        (absence, looked_for)
+    }
+
+    /// What this replica gets while these take plain TCP.
+    fn gets(&self, plain: u64) -> Gets {
+        let (own, slots) = (self.member.replica, self.services.iter().map(|s| s.slots.clone()));
+        let slots: Vec<_> = slots.flatten().collect();
+        Box::new(move |client, service| {
+            slots.iter().any(|s| s.owner(client, service, plain).is_some_and(|owner| u16::from(owner) == own))
+        })
+    }
+
     /// Who of those that are alive may have gone on with connections of this replica.
-    fn absence(&self, number: (u32, u64), alive: u64) -> Absence {
-        let mut absence =
-            Absence { number, others: Vec::new(), servers: Vec::new(), tor: self.member.tor_mac };
+    fn absence(&self, number: (u32, u64), alive: u64, gets: Gets) -> Absence {
+        let tor = self.member.tor_mac;
+        let mut absence = Absence { number, others: Vec::new(), servers: Vec::new(), tor, gets };
         for service in &self.services {
             let Some(trods) = &service.trods else { continue };
             let others = trods.members.iter().filter(|m| u16::from(m.replica) != self.member.replica);
@@ -172,6 +244,7 @@ fn protected(
     member: &Member,
     lease: u32,
     incarnation: u32,
+    wake: Wake,
 ) -> Result<Option<Protected>, StoreError> {
     let Some(trods) = &service.trods else { return Ok(None) };
     let own = trods.members.iter().filter(|m| u16::from(m.replica) == member.replica).map(|m| m.address);
@@ -181,9 +254,18 @@ fn protected(
         copies: trods.copies,
         prefix: prefix(service, member.pool, member.replica, incarnation)?,
         patience: store::PATIENCE,
+        renewal: store::RENEWAL,
     };
-    let settings = Settings { closed: trods.failure == Failure::Closed };
+    let settings =
+        Settings { closed: trods.failure == Failure::Closed, deterministic: trods.deterministic, wake };
     Ok(Some(Protected { sockets: service.sockets().collect(), lease, settings, store }))
+}
+
+/// This replica as it was under another incarnation, if the controller knows that one.
+fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> Option<Departed> {
+    let own = u8::try_from(member.replica).ok()?;
+    let told = service.trods.as_ref()?.member(own)?.incarnation;
+    (told != incarnation).then(|| departed(service, member, own, plain)).flatten()
 }
 
 /// A member that is gone, if it ever said under which incarnation its records are; `plain`: who takes what clients send.
@@ -203,7 +285,6 @@ fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<
 
 #[cfg(test)]
 mod tests {
-    use std::net::SocketAddr;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -246,18 +327,137 @@ mod tests {
                 store: vec!["10.0.2.9:11211".parse().unwrap()],
                 copies: 1,
                 failure: Failure::Closed,
-                deterministic: false,
+                deterministic: true,
                 members: vec![member(0, 7), member(1, 8), member(2, 0)],
             }),
         }
+    }
+
+    const ALL: u64 = 0b111;
+
+    /// Replica 1 of three, of which replica 2 is in the second place of every other slot only; this is its incarnation 9.
+    fn place() -> Place {
+        let mut service = service();
+        // All of them said under which incarnation their records are.
+        service.trods.as_mut().unwrap().members[2].incarnation = 6;
+        service.trods.as_mut().unwrap().members[1].incarnation = 9;
+        Place {
+            member: service.member.unwrap(),
+            term: Term::new(1, Duration::from_millis(20)),
+            asked: 0,
+            plain: 0,
+            look_at: None,
+            services: vec![service],
+        }
+    }
+
+    /// What comes of an answer: the number of the absence that is asked about, and whose records are read.
+    fn told(place: &mut Place, alive: u64, plain: u64) -> (Option<u64>, Vec<String>) {
+        let (absence, departed) = place.answered(4, 9, 1, alive, plain, 1);
+        let of = |departed: Departed| departed.prefix.trim_start_matches("3-5.").to_owned();
+        (absence.map(|a| a.number.1), departed.into_iter().map(of).collect())
+    }
+
+    /// Behind both absences with which each replica begins.
+    fn settled() -> Place {
+        let mut place = place();
+        for (absence, plain) in [(1, ALL & !0b10), (2, ALL)] {
+            assert_eq!(told(&mut place, ALL, plain), (Some(absence), vec![]));
+            assert_eq!(told(&mut place, ALL, plain), (None, vec![]), "that is asked once");
+            place.term.back(absence);
+        }
+        place
+    }
+
+    #[test]
+    fn with_each_that_is_gone_the_records_of_all_that_are_gone_are_read() {
+        let mut place = settled();
+        assert_eq!(told(&mut place, ALL, ALL).1, [""; 0]);
+        assert_eq!(told(&mut place, 0b110, 0b110).1, ["0.7"]);
+        assert_eq!(told(&mut place, 0b110, 0b110).1, [""; 0], "once");
+        // It may be the one that was to go on with the first one's.
+        assert_eq!(told(&mut place, 0b010, 0b010).1, ["0.7", "2.6"]);
+        assert_eq!(told(&mut place, 0b111, 0b010).1, [""; 0]);
+    }
+
+    #[test]
+    fn whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now() {
+        let mut place = settled();
+        assert_eq!(told(&mut place, ALL, ALL).0, None);
+        let gets = |place: &mut Place, plain: u64| {
+            let service = place.services[0].clone();
+            let (absence, _) = place.answered(4, 9, 1, ALL, plain, 1);
+            let absence = absence.expect("the set is another one");
+            assert_eq!((absence.number, absence.others.len()), ((4, 0), 2));
+            let to = service.sockets().next().unwrap();
+            let clients = (1..1000).map(|port| SocketAddr::from(([192, 0, 2, 7], port)));
+            let owner = |client| service.slots.as_ref().unwrap().owner(client, to, plain).unwrap();
+            let (ours, theirs): (Vec<_>, Vec<_>) = clients.partition(|client| owner(*client) == 1);
+            assert!(ours.iter().all(|client| (absence.gets)(*client, to)));
+            assert!(!theirs.iter().any(|client| (absence.gets)(*client, to)));
+            (ours.len(), theirs.len())
+        };
+        // Half of the first one's, then half of those of which both places are gone too, and nothing when both are back.
+        let half = 300..700;
+        assert!(half.contains(&gets(&mut place, 0b110).0));
+        assert_eq!(told(&mut place, ALL, 0b110).0, None, "that is asked once");
+        assert_eq!(gets(&mut place, 0b010), (999, 0));
+        assert_eq!(gets(&mut place, ALL), (0, 999));
+        // While it asks what others hold a change waits, since the answer may be older.
+        place.term.back(2);
+        assert_eq!(told(&mut place, ALL, 0b101).0, Some(3));
+        assert_eq!(told(&mut place, ALL, ALL).0, Some(4));
+        assert_eq!(told(&mut place, ALL, 0b110).0, None);
+        place.term.back(4);
+        assert!(half.contains(&gets(&mut place, 0b110).0));
+    }
+
+    #[test]
+    fn a_while_after_that_it_is_asked_once_more_for_what_was_stored_late() {
+        let mut place = settled();
+        let mut asks = |now, plain| place.answered(4, 9, 1, ALL, plain, now).0.map(|a| a.number.1);
+        assert_eq!(
+            [asks(LATE_NS, ALL), asks(LATE_NS + 1, ALL)],
+            [None, Some(0)],
+            "since it takes connections"
+        );
+        assert_eq!([asks(4 * LATE_NS, ALL), asks(5 * LATE_NS, 0b110)], [None, Some(0)], "another set");
+        assert_eq!([asks(6 * LATE_NS - 1, 0b110), asks(6 * LATE_NS, 0b110)], [None, Some(0)]);
+        assert_eq!(asks(9 * LATE_NS, 0b110), None, "once");
+    }
+
+    #[test]
+    fn what_the_agent_before_had_is_looked_for_like_what_another_had() {
+        let mut place = place();
+        let members = |place: &mut Place, incarnation| {
+            place.services[0].trods.as_mut().unwrap().members[1].incarnation = incarnation;
+        };
+        // The controller knows the former one, and has not heard of this one.
+        members(&mut place, 8);
+        assert_eq!(told(&mut place, ALL, ALL), (Some(2), vec!["1.8".into()]), "with the first answer");
+        assert_eq!(told(&mut place, ALL, ALL), (None, vec![]), "once");
+        assert_eq!(told(&mut place, ALL, 0b101), (Some(3), vec!["1.8".into()]));
+        members(&mut place, 9);
+        assert_eq!(told(&mut place, ALL, ALL), (Some(4), vec![]), "it has now");
+        members(&mut place, 0);
+        assert_eq!(told(&mut place, ALL, 0b101), (Some(5), vec![]), "it knows none");
+        // It is this replica that goes on with them, as slots say.
+        let departed = former(&service(), &place.member, 9, 0b010).unwrap();
+        let (client, to) = ("192.0.2.7:1".parse().unwrap(), place.services[0].sockets().next().unwrap());
+        assert_eq!(((departed.other)(client, to), departed.waits), (None, false));
+        // While it takes none somebody else does.
+        assert!(former(&service(), &place.member, 9, 0b101).unwrap().waits);
     }
 
     #[test]
     fn a_service_says_where_its_records_go() {
         let service = service();
         let member = service.member.unwrap();
-        let protected = protected(&service, &member, 4, 8).unwrap().unwrap();
-        assert_eq!((protected.lease, protected.settings), (4, Settings { closed: true }));
+        let protected = protected(&service, &member, 4, 8, Wake::Client).unwrap().unwrap();
+        assert_eq!(
+            (protected.lease, protected.settings),
+            (4, Settings { closed: true, deterministic: true, wake: Wake::Client })
+        );
         assert_eq!(protected.sockets, service.sockets().collect::<Vec<_>>());
         assert_eq!((&*protected.store.prefix, protected.store.copies), ("3-5.1.8", 1));
         assert_eq!(protected.store.own, ["10.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
@@ -270,15 +470,20 @@ mod tests {
             member: service.member.unwrap(),
             term: Term::new(1, Duration::from_millis(20)),
             asked: 0,
+            plain: 0,
+            look_at: None,
             services: vec![service.clone()],
         };
-        let absence = place.absence((4, 1), 0b111);
+        let absence = place.absence((4, 1), 0b111, Box::new(|_, _| true));
         assert_eq!((absence.number, absence.tor), ((4, 1), [2, 0, 0, 0, 0, 0xfe]));
         assert_eq!(absence.others, [(0, "3-5.0.7".into())], "nobody knows the other's incarnation");
         assert_eq!(absence.servers, service.trods.as_ref().unwrap().store);
-        assert!(place.absence((4, 1), 0b110).others.is_empty(), "who is gone holds nothing");
+        assert!(
+            place.absence((4, 1), 0b110, Box::new(|_, _| true)).others.is_empty(),
+            "who is gone holds nothing"
+        );
         place.services.push(service);
-        assert_eq!(place.absence((4, 1), 0b111).servers.len(), 1);
+        assert_eq!(place.absence((4, 1), 0b111, Box::new(|_, _| true)).servers.len(), 1);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Service addresses on a device of this host that nobody else sees.
 //!
-//! What was put up is noted in a file under `/run/rivulet`, so that a process that was killed leaves nothing
-//! behind for good: the next one in the same network namespace takes it over.
+//! What was put up is noted in a file under `/run/rivulet`, or where systemd has a place for that (`RuntimeDirectory=`),
+//! so that a process that was killed leaves nothing behind for good: the next one in the same network namespace takes
+//! it over.
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use anyhow::{Context, bail};
 /// Our dummy device; where the kernel has none, `lo` serves as well, since nobody announces it.
 const DEVICE: &str = "rivulet0";
 const LOOPBACK: &str = "lo";
+/// Unless systemd says otherwise.
 const NOTES: &str = "/run/rivulet";
 
 /// Addresses that were put on a device; taken away when dropped.
@@ -60,7 +62,7 @@ impl ServiceAddresses {
     /// Takes over what dead processes noted for this namespace.
     fn adopt(&mut self) {
         let Some(namespace) = namespace() else { return };
-        let Ok(entries) = fs::read_dir(NOTES) else { return };
+        let Ok(entries) = fs::read_dir(notes()) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let Some(pid) = name.strip_prefix(&format!("{namespace}.")) else { continue };
@@ -82,7 +84,7 @@ impl ServiceAddresses {
     /// Notes what is to be taken away. Without a note only `kill -9` leaves something behind.
     fn write(&mut self) {
         let Some(namespace) = namespace() else { return };
-        let path = Path::new(NOTES).join(format!("{namespace}.{}", std::process::id()));
+        let path = notes().join(format!("{namespace}.{}", std::process::id()));
         let mut text = String::new();
         for (address, device) in &self.added {
             text += &format!("{address} {device}\n");
@@ -90,7 +92,7 @@ impl ServiceAddresses {
         if self.device {
             text += &format!("{DEVICE}\n");
         }
-        let written = fs::create_dir_all(NOTES).and_then(|()| fs::write(&path, text));
+        let written = fs::create_dir_all(notes()).and_then(|()| fs::write(&path, text));
         match written {
             Ok(()) => self.note = Some(path),
             Err(e) => tracing::warn!(path = %path.display(), error = %e, "service addresses are not noted"),
@@ -115,6 +117,11 @@ impl Drop for ServiceAddresses {
             let _ = fs::remove_file(note);
         }
     }
+}
+
+/// Where it is noted. A unit's user may write nowhere else than where systemd says (systemd.exec(5)).
+fn notes() -> PathBuf {
+    std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_else(|| NOTES.into()).into()
 }
 
 /// What tells this network namespace from others.

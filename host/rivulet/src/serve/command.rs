@@ -18,7 +18,7 @@ use super::shelf::{SOON, Shelf, Wanted};
 use super::stateless::application;
 use super::workers::Workers;
 use crate::http::{Objects, Site, Uploads};
-use crate::process::{prefer_this_thread, stop_on_signals, stopped, tell_ready};
+use crate::process::{STARTING, prefer_this_thread, stop_on_signals, stopped, tell_ready};
 use crate::second_chance::SecondChance;
 
 /// Between two looks at what is not on the packet path.
@@ -26,9 +26,6 @@ const CHORES: Duration = Duration::from_millis(5);
 
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
 const PREPARING: Duration = Duration::from_secs(30);
-
-/// systemd waits for a replica to serve, this long at most: a controller may be away for longer than a start may take.
-const STARTING: Duration = Duration::from_secs(20);
 
 /// Serves until SIGTERM or SIGINT.
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {

@@ -2,15 +2,17 @@
 //! while the ToR counts it among the living. Needs root; skipped where namespaces cannot be made.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rivulet_agent::proto::{Plain, PoolMember, Service, TorKey, Trods};
-use rivulet_packet::heartbeat::{self, Answer, ETHER_TYPE};
-use rivulet_pktio::testing::{Process, eventually};
-use rivulet_pktio::{AfPacket, PacketIo, TxFrame, in_netns};
+use rivulet_packet::heartbeat::{self, Answer, ETHER_TYPE, Heartbeat};
+use rivulet_packet::segment::TcpFlags;
+use rivulet_pktio::testing::{PATIENCE, Process, eventually};
+use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
+use rivulet_plain::Segment;
 
 use crate::agent::{agent, keep, service};
 use crate::rig::{Rig, SERVICE, request};
@@ -31,11 +33,47 @@ fn stat(rig: &Rig, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-/// Answers heartbeats as the ToR does, in which replica 2 is alive, while `alive` is set.
-fn answer(rig: &Rig, io: &mut AfPacket, alive: &AtomicBool) {
+fn memcached(rig: &Rig) -> Option<Process> {
+    if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
+        eprintln!("SKIPPED: no memcached");
+        return None;
+    }
+    let mut command = rig.client.command("memcached");
+    command.args(["-u", "root", "-l", "10.88.0.1", "-p", "11211", "-U", "0", "-M"]);
+    Some(Process(command.stdout(Stdio::null()).spawn().unwrap()))
+}
+
+/// The service as replica 2 has it, whose records are under this incarnation as far as the controller knows.
+fn replicated(rig: &Rig, incarnation: u32) -> Service {
+    let member = |replica: u32, last: u8, incarnation| PoolMember {
+        replica,
+        name: format!("r{replica}"),
+        address: vec![10, 88, 0, last],
+        incarnation,
+    };
+    let trods = Trods {
+        store: vec![STORE.into()],
+        copies: 1,
+        closed: true,
+        members: vec![member(0, 3, 0), member(2, 2, incarnation)],
+        ..Trods::default()
+    };
+    Service {
+        plain: Plain::Trods.into(),
+        trods: Some(trods),
+        slot_key: vec![4; 8],
+        slots: vec![2, 0, 2, 0],
+        tor_keys: vec![TorKey { epoch: 5, heartbeat: vec![5; 8], block: vec![6; 8] }],
+        usable_tor_epoch: 5,
+        ..service(rig)
+    }
+}
+
+/// Answers heartbeats as the ToR does, with replica 2 alive or not.
+fn answer(rig: &Rig, io: &mut AfPacket, beats: &[Heartbeat], alive: bool) {
     let (from, to) = (rig.client.mac("c0"), rig.server.mac("s0"));
-    for beat in Rig::heard(io) {
-        let mask = if alive.load(Ordering::Relaxed) { 1 << 2 } else { 0 };
+    for beat in beats {
+        let mask = if alive { 1 << 2 } else { 0 };
         let answer = Answer {
             settled: true,
             pool: beat.pool,
@@ -54,67 +92,139 @@ fn answer(rig: &Rig, io: &mut AfPacket, alive: &AtomicBool) {
     }
 }
 
+/// What the ToR is to say, and has heard.
+#[derive(Default)]
+struct Tor {
+    alive: AtomicBool,
+    stop: AtomicBool,
+    /// Incarnation of the last heartbeat that said that its replica is ready.
+    ready: AtomicU32,
+}
+
+impl Tor {
+    /// Answers until it is stopped.
+    fn run(&self, rig: &Rig) {
+        let mut io = rig.heartbeats();
+        while !self.stop.load(Ordering::Relaxed) {
+            let beats = Rig::heard(&mut io);
+            answer(rig, &mut io, &beats, self.alive.load(Ordering::Relaxed));
+            if let Some(beat) = beats.iter().rfind(|beat| beat.ready) {
+                self.ready.store(beat.incarnation, Ordering::Relaxed);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until a replica is ready that is not this incarnation, and gives its own.
+    fn ready(&self, not: u32) -> u32 {
+        let ready = || self.ready.load(Ordering::Relaxed);
+        eventually("a ready heartbeat", || ready() != not);
+        ready()
+    }
+}
+
+/// Whoever is answered, to the end of the test, however that comes.
+struct Ends<'a>(&'a Tor);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+const FLAGS: &[&str] = &["--plain-tcp", "--setup-address"];
+
 #[test]
 fn a_replica_speaks_while_it_is_alive_and_what_it_says_is_stored_before() {
     let Some(rig) = Rig::new() else { return };
-    let mut command = rig.client.command("memcached");
-    command.args(["-u", "root", "-l", "10.88.0.1", "-p", "11211", "-U", "0", "-M"]);
-    if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
-        eprintln!("SKIPPED: no memcached");
-        return;
-    }
-    let _store = Process(command.stdout(Stdio::null()).spawn().unwrap());
-    let member = |replica: u32, last: u8| PoolMember {
-        replica,
-        name: format!("r{replica}"),
-        address: vec![10, 88, 0, last],
-        incarnation: 0,
-    };
-    let trods = Trods {
-        store: vec![STORE.into()],
-        copies: 1,
-        closed: true,
-        members: vec![member(0, 3), member(2, 2)],
-        ..Trods::default()
-    };
-    let trods = Service {
-        plain: Plain::Trods.into(),
-        trods: Some(trods),
-        slot_key: vec![4; 8],
-        slots: vec![2, 0, 2, 0],
-        tor_keys: vec![TorKey { epoch: 5, heartbeat: vec![5; 8], block: vec![6; 8] }],
-        usable_tor_epoch: 5,
-        ..service(&rig)
-    };
-    keep(&rig, trods);
+    let Some(_store) = memcached(&rig) else { return };
+    keep(&rig, replicated(&rig, 0));
     let content = rig.file("small", 1000);
-    let _agent = agent(&rig, &["--plain-tcp", "--setup-address"]);
+    let _agent = agent(&rig, FLAGS);
     let _python = rig.plain_server();
-    let (alive, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut io = rig.heartbeats();
+    let tor = Tor::default();
     std::thread::scope(|scope| {
-        eventually("a ready heartbeat", || Rig::heard(&mut io).iter().any(|beat| beat.ready));
-        let (rig, alive, stop) = (&rig, &alive, &stop);
-        let answering = scope.spawn(move || {
-            while !stop.load(Ordering::Relaxed) {
-                answer(rig, &mut io, alive);
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-        let mut stream = connect(rig, &format!("{SERVICE}:80"));
+        let _ends = Ends(&tor);
+        scope.spawn(|| tor.run(&rig));
+        tor.ready(0);
+        let mut stream = connect(&rig, &format!("{SERVICE}:80"));
         stream.write_all(request("small").as_bytes()).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "it is excluded");
-        alive.store(true, Ordering::Relaxed);
+        tor.alive.store(true, Ordering::Relaxed);
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut got = Vec::new();
         stream.read_to_end(&mut got).unwrap();
         assert!(got.ends_with(&content) && got.starts_with(b"HTTP/1.0 200"));
         // The record and how many there are; the former is gone with its connection.
-        assert!(stat(rig, "total_items") >= 2);
+        assert!(stat(&rig, "total_items") >= 2);
         drop(stream);
-        eventually("the record is deleted", || stat(rig, "curr_items") == 1);
-        stop.store(true, Ordering::Relaxed);
-        answering.join().unwrap();
+        eventually("the record is deleted", || stat(&rig, "curr_items") == 1);
+    });
+}
+
+/// Connections of the server's kernel to this client in this state.
+fn sockets(rig: &Rig, state: &str, client: SocketAddr) -> usize {
+    let port = client.port();
+    rig.server.run(&format!("ss -Htn state {state} sport = :80 and dport = :{port}")).lines().count()
+}
+
+/// An agent is stopped that goes on with a connection itself: that says nothing, and the next agent goes on.
+#[test]
+fn what_an_agent_had_adopted_outlives_it() {
+    let Some(rig) = Rig::new() else { return };
+    let Some(_store) = memcached(&rig) else { return };
+    keep(&rig, replicated(&rig, 0));
+    // Its address is not the agent's, which would take it along.
+    rig.server.ip("addr add 10.9.0.1/32 dev lo");
+    let content = rig.file("small", 1000);
+    let first = agent(&rig, &FLAGS[..1]);
+    let python = rig.plain_server();
+    let tor = Tor::default();
+    tor.alive.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let _ends = Ends(&tor);
+        scope.spawn(|| tor.run(&rig));
+        let incarnation = tor.ready(0);
+        let mut stream = connect(&rig, &format!("{SERVICE}:80"));
+        let client = stream.local_addr().unwrap();
+        eventually("its record", || stat(&rig, "curr_items") == 2);
+        // Its server dies, and there is another one.
+        drop(python);
+        assert_eq!(sockets(&rig, "established", client), 0);
+        let _python = rig.plain_server();
+        eventually("it is adopted", || sockets(&rig, "established", client) == 1);
+
+        // As a ToR does when an agent is not heard any more.
+        rig.client.run("nft add table ip t");
+        rig.client.run("nft add chain ip t i { type filter hook input priority 0 ; }");
+        rig.client.run("nft add rule ip t i tcp sport 80 tcp flags & (fin|rst) != 0 drop");
+        let mut wire = AfPacket::open(&rig.client.interface("c0"), Config::default()).unwrap();
+        let resets = || rig.server.counter("TcpOutRsts");
+        let before = resets();
+        first.stop();
+        assert_eq!(sockets(&rig, "fin-wait-1", client), 1, "its kernel ends it");
+        stream.write_all(request("small").as_bytes()).unwrap();
+        eventually("its kernel refuses what comes now", || resets() > before);
+        while let count @ 1.. = wire.recv().unwrap() {
+            for n in 0..count {
+                let Some(Ok(segment)) = wire.frame(n).data.get(14..).map(Segment::parse) else { continue };
+                let ends = segment.has(TcpFlags::FIN) || segment.has(TcpFlags::RST);
+                assert!(!ends || segment.header.dst != client, "the client is told: {segment:?}");
+            }
+        }
+
+        // The incarnation is a second, and has to be another one.
+        let second = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        eventually("the next second", || second() > incarnation.into());
+        keep(&rig, replicated(&rig, incarnation));
+        let _next = agent(&rig, &FLAGS[..1]);
+        tor.ready(incarnation);
+        eventually("it is adopted again", || sockets(&rig, "established", client) == 1);
+        rig.client.run("nft delete table ip t");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        assert!(got.ends_with(&content) && got.starts_with(b"HTTP/1.0 200"));
     });
 }

@@ -27,6 +27,8 @@ const WAKE: u64 = u64::MAX;
 pub enum Outcome {
     /// It was gone on with to its end.
     Over,
+    /// Nothing was said on it for too long, and it was closed.
+    Idle,
     /// Its client was reset.
     Refused(Refusal),
 }
@@ -202,15 +204,18 @@ impl Engine {
                 }
             },
             Turn::Over => Outcome::Over,
+            Turn::Idle => Outcome::Idle,
             Turn::Refused(refusal) => {
                 self.shared.refused.fetch_add(1, Ordering::Relaxed);
                 tracing::debug!(client = %entry.tuple.client, "not adopted: {refusal}");
                 Outcome::Refused(refusal)
             }
         };
-        if let Some(entry) = self.connections.remove(&n) {
+        if let Some(Entry { adoption, tuple, .. }) = self.connections.remove(&n) {
+            // What the kernel says at that comes before who is told.
+            drop(adoption);
             // Whoever does not listen any more has no use for it.
-            let _ = self.ended.send((entry.tuple, outcome));
+            let _ = self.ended.send((tuple, outcome));
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Whether a server has the object that a client was being sent: strong entity tag, coding, length and place.
+//! Whether a server has the object that a client was being sent: strong entity tag, coding, length and place. Or whether it
+//! generates the same again: by all that the heads say of the bodies.
 
 use super::Stop;
 use crate::head::{self, Method};
-use crate::record::Response;
+use crate::record::{Response, Seen};
 
 /// Why a connection was not gone on with: its client gets a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -10,14 +11,14 @@ pub enum Refusal {
     /// The server has no such object, or not by ranges: its status.
     #[error("the server says {0}")]
     Status(u16),
-    /// Another entity tag, or none that is strong.
-    #[error("another entity tag")]
+    /// Another entity tag, or none that is strong; of what is generated again also another date of change.
+    #[error("another entity tag or date of change")]
     Tag,
     /// Another length, or not the part that was asked for.
     #[error("another length")]
     Length,
-    /// Another content coding.
-    #[error("another coding")]
+    /// Another content coding; of what is generated again also another type.
+    #[error("another coding or type")]
     Coding,
     /// The same by all its head says, with other octets.
     #[error("other octets")]
@@ -51,4 +52,83 @@ pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -
         Some(_) => return Ok(head.length),
     };
     Err(Stop::Refused(refusal))
+}
+
+/// What two heads say of a body that is the same, and what it is called where they do not.
+const SAID: [(&str, Refusal); 7] = [
+    ("content-length", Refusal::Length),
+    ("transfer-encoding", Refusal::Length),
+    ("content-range", Refusal::Length),
+    ("content-encoding", Refusal::Coding),
+    ("content-type", Refusal::Coding),
+    ("etag", Refusal::Tag),
+    ("last-modified", Refusal::Tag),
+];
+
+/// Whether the head at the beginning of these octets says of its body what the first one said; its length, and the body.
+pub(super) fn same_again(first: &[u8], octets: &[u8]) -> Result<(usize, Seen), Stop> {
+    let read = |octets| match head::response(octets, Method::Get) {
+        Ok(Some(head)) => Ok(head),
+        Ok(None) => Err(Stop::Waits),
+        Err(_) => Err(Stop::Refused(Refusal::Malformed)),
+    };
+    let (want, got) = (read(first)?, read(octets)?);
+    if want.status != got.status {
+        return Err(Stop::Refused(Refusal::Status(got.status)));
+    }
+    let octets = &octets[..got.length];
+    for (name, refusal) in SAID {
+        if !head::values(first, name).eq(head::values(octets, name)) {
+            return Err(Stop::Refused(refusal));
+        }
+    }
+    // Lengths are the same, so is how they are told.
+    let seen = Seen::nothing(got.framing).ok_or(Stop::Refused(Refusal::Length))?;
+    Ok((got.length, seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Body;
+
+    const HEAD: &str =
+        "HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Encoding: br\r\nContent-Length: 1000\r\n\r\n";
+    const REST: &str = "HTTP/1.1 206 Partial Content\r\nETag: \"x\"\r\nContent-Encoding: br\r\n\
+                        Content-Length: 600\r\nContent-Range: bytes 400-999/1000\r\n\r\n";
+
+    /// What is said of an answer to the request for octets 400 to 999.
+    fn judged(answer: &str) -> Result<usize, Stop> {
+        let request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
+        let body = Body::Object { request, head: HEAD.into(), check: (0, 0) };
+        let length = HEAD.len() as u64 + 1000;
+        same(&Response { length, passed: length, close: false, body }, answer.as_bytes(), 400, 600)
+    }
+
+    #[test]
+    fn any_difference_is_another_object() {
+        assert!(judged(REST).is_ok_and(|length| length == REST.len()));
+        assert!(matches!(judged(&REST[..REST.len() - 1]), Err(Stop::Waits)));
+        let other = |old: &str, new: &str| {
+            assert_eq!(REST.matches(old).count(), 1, "{old}");
+            REST.replace(old, new)
+        };
+        for (answer, want) in [
+            (HEAD.to_owned(), Refusal::Status(200)),
+            ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(), Refusal::Status(404)),
+            (other("\"x\"", "\"y\""), Refusal::Tag),
+            (other("\"x\"", "W/\"x\""), Refusal::Tag),
+            (other("br", "gzip"), Refusal::Coding),
+            (other("Content-Encoding: br\r\n", ""), Refusal::Coding),
+            (other("400-999/1000", "400-999/1001"), Refusal::Length),
+            (other("400-999/1000", "300-899/1000"), Refusal::Length),
+            (other("600", "500").replace("400-", "500-"), Refusal::Length),
+            (other("HTTP/1.1", "SSH-2.0"), Refusal::Malformed),
+        ] {
+            match judged(&answer) {
+                Err(Stop::Refused(got)) => assert_eq!(got, want, "{answer}"),
+                _ => panic!("not refused: {answer}"),
+            }
+        }
+    }
 }

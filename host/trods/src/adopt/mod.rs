@@ -3,8 +3,10 @@
 //!
 //! What the record has as octets comes from there. The rest of an object is asked for by `Range`, and none of it is sent before
 //! the answer says that it is the same: strong entity tag, length, coding, place, and the checksum of what was seen of it.
+//! What can only be generated again is asked for as it was, and all that the client may have of it is compared.
 //! Behind the responses of the record client and server speak with each other.
 
+mod again;
 mod engine;
 mod identity;
 mod origin;
@@ -18,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rivulet_pktio::repair::{Connection, RepairError, restore, set_sent};
 use rustix::net::sockopt;
 
+use self::again::Again;
 use self::identity::same;
 use self::origin::{Origin, Pipe};
 use crate::head::{self, MAX_HEAD};
@@ -54,6 +57,8 @@ pub(crate) enum Turn {
     Waits,
     /// Client and server are done with it, or the client is gone.
     Over,
+    /// Nothing was said on it for too long, and it was closed.
+    Idle,
     /// The client was reset.
     Refused(Refusal),
 }
@@ -68,6 +73,8 @@ enum Step {
     Head,
     /// The rest; so many octets were not read yet.
     Body(u64),
+    /// The whole response, generated again.
+    Again,
     /// Whatever client and server say.
     Relay,
     /// All is said, the client's FIN is awaited.
@@ -90,6 +97,8 @@ pub(crate) struct Adoption {
     origins: u32,
     pipe: Pipe,
     step: Step,
+    /// What comes of [`Step::Again`], once its head was there.
+    again: Option<Again>,
     /// Octets to the client that go before those of the pipe.
     out: Vec<u8>,
     to_origin: Vec<u8>,
@@ -155,6 +164,7 @@ impl Adoption {
             origins: 0,
             pipe: Pipe::default(),
             step: Step::Next,
+            again: None,
             out: Vec::new(),
             to_origin: Vec::new(),
             active: now,
@@ -181,7 +191,10 @@ impl Adoption {
         let mut pieces = 0;
         loop {
             // Others have their turn too; the server's descriptor says at once that there is more.
-            if matches!(self.step, Step::Body(1..)) && self.sent == 0 && self.pipe.filled() == 0 {
+            let is_all_read = self.origin.as_ref().is_none_or(|origin| origin.input().is_empty());
+            if matches!(self.step, Step::Body(1..)) && self.sent == 0 && self.pipe.filled() == 0
+                || self.step == Step::Again && is_all_read
+            {
                 pieces += 1;
                 if pieces > MAX_PIECES {
                     return Turn::Waits;
@@ -194,7 +207,7 @@ impl Adoption {
             return match stop {
                 Stop::Waits if now.saturating_duration_since(self.active) >= config.idle => {
                     // As a server does to a client that says nothing; one that reads nothing has been kept long enough.
-                    Turn::Over
+                    Turn::Idle
                 }
                 Stop::Waits => Turn::Waits,
                 Stop::Client => Turn::Over,
@@ -282,6 +295,7 @@ impl Adoption {
                 self.step = Step::Body(unread - count);
                 Ok(())
             }
+            Step::Again => self.go_on_again(now),
             Step::Relay => self.relay(config, now),
             Step::Drain => match self.client.read(&mut [0; 1024]) {
                 Ok(0) => Err(Stop::Client),
@@ -311,6 +325,11 @@ impl Adoption {
                 // Shorter than any number.
                 self.out.extend_from_slice(octets.get(self.offset as usize..).unwrap_or_default());
                 self.offset = response.length;
+            }
+            (Body::Generated { request, head, .. }, _) => {
+                let (request, head) = (request.clone(), head.clone());
+                self.ask_again(&request, &head);
+                return self.connect(config);
             }
             (Body::Object { head, .. }, Some(object)) if object.length == 0 => {
                 self.out.extend_from_slice(head.get(self.offset as usize..).unwrap_or_default());

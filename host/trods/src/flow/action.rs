@@ -3,10 +3,26 @@
 use crate::record::Record;
 
 /// What holds for all connections of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// What is not stored stays held (`failure: closed`); else it is let pass unprotected (`open`).
     pub closed: bool,
+    /// The server generates the same octets for the same request anywhere and at any time (`deterministic: true`): what has no
+    /// entity tag is protected too. Else that is so where a response tells its [inputs](crate::head::INPUTS).
+    pub deterministic: bool,
+    /// Who speaks first.
+    pub wake: Wake,
+}
+
+/// Who speaks first when a replica is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wake {
+    /// A survivor asks the client where it is.
+    #[default]
+    Server,
+    /// The client, as in the paper: no request is acknowledged before all of its response is, so that the client sends it again
+    /// and again, ever more seldom, and gives up a download that takes long.
+    Client,
 }
 
 /// Why a connection is not, or no longer, protected.
@@ -26,7 +42,8 @@ pub enum Reason {
     TooLong,
     /// An interim response (1xx), an upgrade among them.
     Interim,
-    /// A response whose length is not told, or has no strong entity tag, and which is too long to be stored whole.
+    /// A response without strong entity tag that is too long to be stored whole, or came too slowly for that, and cannot be
+    /// generated again, or ends with the connection.
     Dynamic,
     /// A response that nobody asked for.
     Unasked,

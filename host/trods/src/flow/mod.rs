@@ -2,7 +2,8 @@
 //!
 //! The one rule: no octet of the client's is acknowledged, and no octet of the server's let pass, whose meaning is not stored.
 //! Requests are stored with the response that answers them, or alone if that does not come; a response when its head is
-//! there, since the rest can be had again. Behind a response the next one is held again, so a connection may go on for ever.
+//! there, since the rest can be had again, or as far as it is there, if that can only be generated again. Behind a response
+//! the next one is held again, so a connection may go on for ever.
 
 mod action;
 mod stream;
@@ -11,9 +12,9 @@ mod watched;
 use rivulet_plain::Options;
 
 use self::watched::Watched;
-use crate::record::{Handshake, Record, Tuple};
+use crate::record::{Age, Handshake, Record, Tuple};
 
-pub use action::{Action, Limits, Reason, Settings};
+pub use action::{Action, Limits, Reason, Settings, Wake};
 pub use watched::{GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 
 /// RFC 9293 section 3.7.1.
@@ -51,7 +52,7 @@ impl Flow {
     /// ([`Flow::limits`] says so).
     #[must_use]
     pub fn resume(record: Record, settings: &Settings, now_ms: u64, out: &mut Vec<Action>) -> Flow {
-        let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record)));
+        let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record, settings)));
         let over = watched.begin(now_ms, out);
         let state = if over { State::Over } else { State::Watched(watched) };
         Flow { tuple, settings: *settings, now: now_ms, syn: None, state }
@@ -78,9 +79,10 @@ impl Flow {
             scales: theirs.scale.zip(ours.scale),
             sack: theirs.sack_permitted && ours.sack_permitted,
             timestamp: theirs.stamps.and(ours.stamps).map(|stamps| stamps.value),
+            first_timestamp: None,
             at_ms: self.now,
         };
-        self.state = State::Watched(Box::new(Watched::new(self.tuple, handshake)));
+        self.state = State::Watched(Box::new(Watched::new(self.tuple, handshake, &self.settings)));
     }
 
     /// What holds now: at first the end of the handshake, the same that the BPF program sets by itself.
@@ -122,9 +124,8 @@ impl Flow {
 
     /// The store kept, or failed to keep, what was handed out under this ticket.
     pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) {
-        let settings = self.settings;
         if let State::Watched(watched) = &mut self.state
-            && (watched.stored(ticket, kept, &settings, out) || watched.settle(out))
+            && (watched.stored(ticket, kept, out) || watched.settle(out))
         {
             self.state = State::Over;
         }
@@ -137,12 +138,38 @@ impl Flow {
         self.drive(out, |watched| watched.tick());
     }
 
-    /// What is stored is to be stored again: its server died, or its time runs out.
+    /// What is stored is to be stored again: its server died, or its time runs out. Where that fails it is as before.
     pub fn renew(&mut self, out: &mut Vec<Action>) {
         self.drive(out, |watched| {
             watched.renew();
             Ok(())
         });
+    }
+
+    /// Whether a record of another replica's says more than is known here: that one has gone on with the connection.
+    #[must_use]
+    pub fn is_behind(&self, other: &Age) -> bool {
+        match &self.state {
+            State::Opening => false,
+            State::Watched(watched) => other.is_after(&watched.age()),
+            State::Over => true,
+        }
+    }
+
+    /// Whether the server said that it ends the connection behind the last response, or the client ended its half.
+    #[must_use]
+    pub fn closes(&self) -> bool {
+        matches!(&self.state, State::Watched(watched) if watched.closes())
+    }
+
+    /// The record from which the connection can be gone on with on this host: what it was last stored as. None while that is
+    /// not settled.
+    #[must_use]
+    pub fn settled(&self) -> Option<Record> {
+        match &self.state {
+            State::Watched(watched) => watched.settled(),
+            State::Opening | State::Over => None,
+        }
     }
 
     /// The server's FIN waits at a place where it may not pass. If the server's process is gone, it is a crash; else

@@ -2,18 +2,20 @@
 
 use std::collections::VecDeque;
 
-use super::action::{Action, Limits, Reason, Settings};
+use super::action::{Action, Limits, Reason, Settings, Wake};
 use super::stream::Stream;
 use crate::chunked;
-use crate::head::{self, Framing, RequestHead};
+use crate::head::{self, Framing, Method, RequestHead, ResponseHead};
 use crate::record::{
-    Body, Handshake, MAX_RECORD, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Tuple,
+    Age, Body, Handshake, MAX_RECORD, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Seen, Tuple,
+    UNKNOWN,
 };
 
 /// Octets of a response that are let pass at a time: an acknowledgement says which of them the client has, and the program
 /// that compares sequence numbers has half of them to each side.
 pub const GATE: u64 = 1 << 30;
-/// Milliseconds after which a request is stored without its response.
+/// Milliseconds after which a request is stored without its response, and a response that can be generated again as far as it
+/// is there.
 pub const REQUEST_PATIENCE: u64 = 50;
 /// Milliseconds after which the rest of a head, or of a response that could be stored whole, is not awaited any more.
 pub const RESPONSE_PATIENCE: u64 = 250;
@@ -27,11 +29,14 @@ struct Storing {
     /// What holds as soon as it is kept.
     limits: Limits,
     unprotected: bool,
+    /// Nothing waits for it: it was stored before.
+    renewal: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Watched {
     pub now: u64,
+    settings: Settings,
     /// There is no room for another response in the record.
     pub is_full: bool,
     /// As it was handed out last, but for `responses` and `response_at`, which are as they are now.
@@ -43,6 +48,8 @@ pub(super) struct Watched {
     /// Whole heads of requests in `client`, and how many octets they are.
     asked: VecDeque<RequestHead>,
     parsed: usize,
+    /// Where the requests of the record's responses begin ([`Wake::Client`]).
+    begun: VecDeque<u32>,
     /// The last response said that the server closes.
     closing: bool,
     limits: Limits,
@@ -50,6 +57,8 @@ pub(super) struct Watched {
     tickets: u64,
     /// Something waits to be stored.
     changed: bool,
+    /// What is stored is to be stored again.
+    renews: bool,
     /// Up to here the client's octets, FIN among them, were handed to the store.
     covered: u32,
     /// Since when there are octets beyond.
@@ -64,7 +73,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub fn new(tuple: Tuple, handshake: Handshake) -> Watched {
+    pub fn new(tuple: Tuple, handshake: Handshake, settings: &Settings) -> Watched {
         let (client, service) = (handshake.client_isn.wrapping_add(1), handshake.service_isn.wrapping_add(1));
         let record = Record {
             tuple,
@@ -77,12 +86,15 @@ impl Watched {
             requests: Vec::new(),
             client_fin: false,
         };
-        Watched::of(record, Limits { ack: client, data: service, fin_at: Some(service) })
+        let begun = record.handshake.at_ms;
+        let limits = Limits { ack: client, data: service, fin_at: Some(service) };
+        // A client that has nothing to say yet is to find somebody when it has.
+        Watched { uncovered: Some(begun), ..Watched::of(record, settings, limits) }
     }
 
-    pub fn resume(record: Record) -> Watched {
+    pub fn resume(record: Record, settings: &Settings) -> Watched {
         let limits = Limits { ack: record.acknowledged(), data: record.response_at, fin_at: None };
-        let mut watched = Watched::of(record, limits);
+        let mut watched = Watched::of(record, settings, limits);
         let (at, fin) = (watched.record.request_at, watched.record.client_fin);
         watched.client.insert(at, &watched.record.requests, fin);
         watched.covered = watched.record.acknowledged();
@@ -100,9 +112,10 @@ impl Watched {
         self.settle(out)
     }
 
-    fn of(record: Record, limits: Limits) -> Watched {
+    fn of(record: Record, settings: &Settings, limits: Limits) -> Watched {
         Watched {
             now: 0,
+            settings: *settings,
             is_full: false,
             client: Stream::new(record.request_at, MAX_REQUESTS),
             server: Stream::new(record.passed(), MAX_WHOLE),
@@ -110,11 +123,13 @@ impl Watched {
             record,
             asked: VecDeque::new(),
             parsed: 0,
+            begun: VecDeque::new(),
             closing: false,
             limits,
             storing: None,
             tickets: 0,
             changed: false,
+            renews: false,
             uncovered: None,
             incomplete: None,
             retry_at: 0,
@@ -125,6 +140,19 @@ impl Watched {
 
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    pub fn age(&self) -> Age {
+        self.record.age()
+    }
+
+    pub fn closes(&self) -> bool {
+        self.closing || self.client.is_ended()
+    }
+
+    pub fn settled(&self) -> Option<Record> {
+        let settled = self.storing.is_none() && !self.changed && self.giving_up.is_none();
+        settled.then(|| self.record.clone())
     }
 
     pub fn is_known_to_store(&self) -> bool {
@@ -141,16 +169,17 @@ impl Watched {
     }
 
     pub fn renew(&mut self) {
-        self.changed |= self.is_known_to_store();
+        self.renews = self.is_known_to_store();
     }
 
     pub fn request(&mut self, seq: u32, octets: &[u8], fin: bool) -> Result<(), Reason> {
+        let was_covered = self.arrived() == self.covered;
         self.client.insert(seq, octets, fin);
         self.read_requests()?;
         if self.client.is_full() {
             return Err(Reason::TooLong);
         }
-        if self.arrived() != self.covered && self.uncovered.is_none() {
+        if self.arrived() != self.covered && (self.uncovered.is_none() || was_covered) {
             self.uncovered = Some(self.now);
         }
         // Nothing will answer it.
@@ -187,9 +216,13 @@ impl Watched {
     }
 
     /// True if it is over.
-    pub fn stored(&mut self, ticket: u64, kept: bool, settings: &Settings, out: &mut Vec<Action>) -> bool {
+    pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) -> bool {
         let Some(storing) = self.storing.take_if(|storing| storing.ticket == ticket) else { return false };
-        if !kept && settings.closed {
+        if !kept && storing.renewal {
+            // Whoever said that it is stale says so again.
+            return false;
+        }
+        if !kept && self.settings.closed {
             self.changed = true;
             self.retry_at = self.now + RETRY;
             return false;
@@ -216,17 +249,19 @@ impl Watched {
         if !self.may_end() {
             self.limit(Limits { fin_at: None, ..self.limits }, out);
         }
+        if self.settings.wake == Wake::Client && self.storing.is_none() {
+            let ack = self.acknowledges();
+            self.limit(Limits { ack, ..self.limits }, out);
+        }
         let is_late = self.uncovered.is_some_and(|since| self.now.saturating_sub(since) >= REQUEST_PATIENCE);
-        if self.storing.is_none()
-            && (self.giving_up.is_some() || self.changed || is_late)
-            && self.now >= self.retry_at
-        {
-            self.store(out);
+        let is_new = self.giving_up.is_some() || self.changed || is_late;
+        if self.storing.is_none() && (is_new || self.renews) && self.now >= self.retry_at {
+            self.store(!is_new, out);
         }
         false
     }
 
-    fn store(&mut self, out: &mut Vec<Action>) {
+    fn store(&mut self, renewal: bool, out: &mut Vec<Action>) {
         self.record.request_at = self.client.start();
         self.record.requests.clear();
         self.record.requests.extend_from_slice(self.client.octets());
@@ -239,20 +274,34 @@ impl Watched {
             self.record.responses.clear();
             self.record.requests.clear();
         }
-        self.record.version += 1;
+        self.record.version = self.record.version.saturating_add(1);
         self.tickets += 1;
-        self.changed = false;
+        (self.changed, self.renews) = (false, false);
         self.uncovered = None;
         self.covered = self.record.acknowledged();
         let whole = self.record.responses.last().is_none_or(|last| last.passed == last.length);
         let passed = self.record.passed();
         let limits = Limits {
-            ack: self.covered,
+            ack: self.acknowledges(),
             data: passed,
             fin_at: Some(passed).filter(|_| whole && self.may_end()),
         };
-        self.storing = Some(Storing { ticket: self.tickets, limits, unprotected: self.record.unprotected });
+        let unprotected = self.record.unprotected;
+        // What came meanwhile is in it, too.
+        let renewal = renewal && !unprotected && limits == self.limits;
+        self.storing = Some(Storing { ticket: self.tickets, limits, unprotected, renewal });
         out.push(Action::Store { ticket: self.tickets, record: Box::new(self.record.clone()) });
+    }
+
+    /// What may be acknowledged of what is stored.
+    fn acknowledges(&mut self) -> u32 {
+        if self.settings.wake == Wake::Server {
+            return self.covered;
+        }
+        while self.begun.len() > self.record.responses.len() {
+            self.begun.pop_front();
+        }
+        self.begun.front().copied().unwrap_or(self.client.start())
     }
 
     /// Whether the server may end the connection behind its last response.
@@ -285,8 +334,7 @@ impl Watched {
         self.is_full = false;
         while !self.server.octets().is_empty() {
             if let Some(last) = self.record.responses.last_mut().filter(|last| last.passed < last.length) {
-                let next = GATE.min(last.length - last.passed);
-                last.passed += next;
+                let next = pass(last, self.server.octets())?;
                 self.server.advance(next);
             } else if !self.read_response()? {
                 // A full record waits for the client, not for the server.
@@ -296,6 +344,7 @@ impl Watched {
                 return Ok(());
             }
             self.changed = true;
+            self.incomplete = None;
         }
         self.incomplete = None;
         Ok(())
@@ -308,6 +357,7 @@ impl Watched {
         let Some(head) = head::response(octets, asked.method)? else { return Ok(false) };
         let rest = &octets[head.length..];
         let request = self.client.octets().get(..asked.length).unwrap_or_default();
+        let close = head.close || asked.close;
         let (length, body) = if let Some(object) = head.object {
             let seen = &rest[..rest.len().min(usize::try_from(object.length).unwrap_or(usize::MAX))];
             let check = (seen.len() as u32, crc32c::crc32c(seen));
@@ -321,17 +371,29 @@ impl Watched {
                 Framing::Close => self.server.is_ended().then_some(rest.len() as u64),
             };
             let room = (MAX_WHOLE - head.length.min(MAX_WHOLE)) as u64;
-            match end {
-                Some(end) if end > room => return Err(Reason::Dynamic),
-                None if self.server.is_full() => return Err(Reason::Dynamic),
-                Some(end) if end <= rest.len() as u64 => {
-                    let whole = octets[..head.length + end as usize].to_vec();
-                    (whole.len() as u64, Body::Whole(whole))
+            let is_short = end.map_or(!self.server.is_full(), |end| end <= room);
+            if is_short && end.is_some_and(|end| end <= rest.len() as u64) {
+                let whole = octets[..head.length + rest.len().min(end.unwrap_or(0) as usize)].to_vec();
+                (whole.len() as u64, Body::Whole(whole))
+            } else {
+                let seen = self.generated(asked, &head);
+                let since = self.incomplete.unwrap_or(self.now);
+                let is_late = seen.is_some() && self.now.saturating_sub(since) >= REQUEST_PATIENCE;
+                if is_short && !is_late {
+                    return Ok(false);
                 }
-                _ => return Ok(false),
+                let seen = seen.ok_or(Reason::Dynamic)?;
+                let length = end.filter(|_| head.framing != Framing::Chunked);
+                let length = length.map_or(UNKNOWN, |length| head.length as u64 + length);
+                let head = octets[..head.length].to_vec();
+                (length, Body::Generated { request: request.to_vec(), head, seen })
             }
         };
-        let response = Response { length, passed: length.min(GATE), close: head.close || asked.close, body };
+        let passed = match &body {
+            Body::Generated { head, .. } => head.len() as u64,
+            Body::Object { .. } | Body::Whole(_) => length.min(GATE),
+        };
+        let response = Response { length, passed, close, body };
         let (passed, close, answered) = (response.passed, response.close, asked.length);
         // Its request leaves the queue, so the record grows by less than this.
         let size = self.record.size() - self.record.requests.len() + self.client.octets().len() - answered
@@ -346,8 +408,30 @@ impl Watched {
         self.closing = close;
         self.server.advance(passed);
         self.asked.pop_front();
+        self.begun.push_back(self.client.start());
         self.client.advance(answered as u64);
         self.parsed -= answered;
         Ok(true)
     }
+
+    /// Nothing of a body that can be generated again, if this is one.
+    fn generated(&self, asked: &RequestHead, head: &ResponseHead<'_>) -> Option<Seen> {
+        let may = self.settings.deterministic || head.inputs;
+        Seen::nothing(head.framing).filter(|_| may && asked.method == Method::Get)
+    }
+}
+
+/// Lets more of a response pass, of which these are the next octets: as far as they go where that must be seen.
+fn pass(response: &mut Response, octets: &[u8]) -> Result<u64, Reason> {
+    let next = if let Body::Generated { seen, .. } = &mut response.body {
+        let count = seen.read(octets)? as u64;
+        if seen.is_over() {
+            response.length = response.passed + count;
+        }
+        count
+    } else {
+        GATE.min(response.length - response.passed)
+    };
+    response.passed += next;
+    Ok(next)
 }

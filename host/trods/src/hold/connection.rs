@@ -28,6 +28,14 @@ pub(super) struct Connection {
     pub fin: bool,
     /// A record of it was stored.
     pub stored: bool,
+    /// Its process died, and did not end it.
+    pub died: bool,
+    /// Another replica had it before: who ends it is this process, and for its server alone.
+    pub adopted: bool,
+    /// This process ends it.
+    pub leaves: bool,
+    /// It was told of by [`Watch::ended_early`](super::Watch::ended_early).
+    pub judged: bool,
     /// What the client had acknowledged and sent when that was looked at last, and when it was something new, milliseconds.
     said: (u32, u32, u64),
 }
@@ -52,8 +60,7 @@ impl Connection {
         };
         let (next, first) = (behind(syn), behind(syn_ack));
         let limits = flow.limits();
-        let (held, said) = (VecDeque::new(), (first, next, now));
-        Connection { flow, limits, first, held, next, most: next, due: 0, fin: false, stored: false, said }
+        Connection::of(flow, limits, first, next, now)
     }
 
     /// One that another replica had.
@@ -61,8 +68,36 @@ impl Connection {
         let flow = Flow::resume(record.clone(), settings, now, out);
         let (limits, first, next) =
             (flow.limits(), record.handshake.service_isn.wrapping_add(1), record.acknowledged());
-        let (held, said) = (VecDeque::new(), (first, next, now));
-        Connection { flow, limits, first, held, next, most: next, due: 0, fin: false, stored: false, said }
+        Connection { adopted: true, ..Connection::of(flow, limits, first, next, now) }
+    }
+
+    /// One whose server's data begin at `first`, and whose client sends `next`.
+    fn of(flow: Flow, limits: Limits, first: u32, next: u32, now: u64) -> Connection {
+        Connection {
+            flow,
+            limits,
+            first,
+            held: VecDeque::new(),
+            next,
+            most: next,
+            due: 0,
+            fin: false,
+            stored: false,
+            died: false,
+            adopted: false,
+            leaves: false,
+            judged: false,
+            said: (first, next, now),
+        }
+    }
+
+    /// What the programs are to hold it to, whose client has everything below `acked`.
+    pub fn limits(&self, acked: u32) -> rivulet_bpf::trods::Limits {
+        let Limits { ack, data, fin_at } = self.limits;
+        let closes = self.flow.closes() || self.leaves;
+        // An end of the server's may be its death; it is asked again for what the client lacks.
+        let fin_at = fin_at.filter(|_| closes || !self.adopted);
+        rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first: self.first, acked }
     }
 
     /// Whether the connection is over with this.
@@ -83,11 +118,18 @@ impl Connection {
                 self.flow.acknowledged(ack);
                 self.flow.request(seq, octets, fin, out);
             }
-            What::Fin { seq } => {
+            What::Fin { seq, .. } => {
                 self.fin = true;
                 self.flow.response(seq, &[], true, out);
             }
             _ => {}
+        }
+    }
+
+    /// Its server ended it where it should not: that is told once, until it is judged.
+    pub fn note_early(&mut self, key: &FlowKey, early: &mut Vec<FlowKey>) {
+        if !std::mem::replace(&mut self.judged, true) {
+            early.push(*key);
         }
     }
 
@@ -144,4 +186,32 @@ impl Connection {
 /// Whether `a` comes after `b`.
 fn after(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) as i32 > 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A TCP header without options.
+    fn header(seq: u32, flags: u8) -> Vec<u8> {
+        [&[0; 4][..], &seq.to_be_bytes(), &[0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]].concat()
+    }
+
+    #[test]
+    fn a_reset_counts_in_its_place_alone() {
+        let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let (syn, syn_ack) = (header(u32::MAX, 0x02), header(499, 0x12));
+        let (settings, mut out) = (Settings::default(), Vec::new());
+        let mut connection =
+            Connection::new(Tuple { client, service }, &settings, &syn, &syn_ack, 0, &mut out);
+        // The second one behind a hole.
+        for (seq, octets) in [(0, &b"GET"[..]), (10, b"/")] {
+            connection.hear(500, &What::Request { seq, octets, fin: false }, &mut out);
+        }
+        for (seq, ends) in
+            [(u32::MAX, false), (0, false), (3, true), (4, false), (10, false), (11, true), (12, false)]
+        {
+            assert_eq!(connection.ends(&What::Reset { seq }), ends, "{seq}");
+        }
+    }
 }

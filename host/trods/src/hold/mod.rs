@@ -11,10 +11,12 @@ mod rescue;
 mod watch;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use rivulet_bpf::trods::{Counters, Event, FlowKey, Trods};
+use rivulet_bpf::trods::{Counters, Event, FlowKey, RELEASED, Trods};
+use rivulet_pktio::abort::Aborter;
 use rivulet_pktio::tap::{self, Tap};
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
 
@@ -59,6 +61,7 @@ pub struct Hold {
     programs: Trods,
     tap: Tap,
     out: Out,
+    aborter: Aborter,
     interface: Interface,
     index: u32,
     /// Where a frame is read.
@@ -90,10 +93,16 @@ impl Hold {
         programs.set_tap(tap.index())?;
         let index = LinkInfo::of(interface)?.index;
         let out = Out(AfPacket::open(interface, config()?)?);
+        let namespace = in_netns(interface.netns(), || rustix::fs::stat("/proc/thread-self/ns/net"))?;
+        if let Err(e) = programs.see_deaths(namespace.map_err(io::Error::from)?.st_ino as u32) {
+            tracing::warn!("a server's process that dies alone ends its connections: {e}");
+        }
         in_netns(interface.netns(), || programs.attach(index))??;
+        let aborter = Aborter::open(interface.netns())?;
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
-        Ok(Hold { programs, tap, out, interface, index, scratch, spare: Vec::new(), held: 0, dropped: 0 })
+        let spare = Vec::new();
+        Ok(Hold { programs, tap, out, aborter, interface, index, scratch, spare, held: 0, dropped: 0 })
     }
 
     /// The interface of that name may be another one: then the programs go there. True if they did.
@@ -193,6 +202,24 @@ impl Hold {
         Ok(())
     }
 
+    /// Has the kernel forget a connection.
+    fn abort(&self, key: &FlowKey) -> Result<(), HoldError> {
+        self.aborter.abort(key.service(), key.client())?;
+        Ok(())
+    }
+
+    /// Has the kernel forget what an agent before this one had adopted: its sockets try to end what others go on with.
+    fn abort_closing(&self, service: SocketAddr) -> Result<(), HoldError> {
+        let count = self.aborter.abort_closing(service)?;
+        tracing::debug!(%service, count, "connections of another process");
+        Ok(())
+    }
+
+    /// The clients of connections that the kernel has now.
+    fn clients(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
+        Ok(self.aborter.established(service)?)
+    }
+
     fn transmit(&mut self, frames: &[rivulet_pktio::TxFrame<'_>]) {
         match self.out.0.send(frames) {
             Ok(_) | Err(IoError::Down(_) | IoError::Gone(_)) => {}
@@ -204,5 +231,6 @@ impl Hold {
 /// Through the queueing discipline, in front of which the programs stand; it receives nothing.
 fn config() -> Result<Config, OpenError> {
     let filter = Some(Filter::new(&[])?);
-    Ok(Config { batch: 1, queue: 1, rx_bytes: 4096, promiscuous: false, filter, ..Config::default() })
+    let mark = RELEASED;
+    Ok(Config { batch: 1, queue: 1, rx_bytes: 4096, promiscuous: false, mark, filter, ..Config::default() })
 }

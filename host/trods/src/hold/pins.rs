@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use rivulet_bpf::trods::{FlowKey, Pin};
 
 use super::{HoldError, PATIENCE};
+use crate::record::{Age, Record};
 use crate::store;
 
-/// A replica that was away, and who was there meanwhile.
-#[derive(Clone, Debug)]
+/// A replica that was away, and who was there meanwhile; or one that was not, and may get connections of others.
 pub struct Absence {
     /// Which one it is, by lease and in order; it is told when it is over.
     pub number: (u32, u64),
@@ -20,6 +20,14 @@ pub struct Absence {
     pub servers: Vec<SocketAddr>,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
+    /// Which connections it may get, by client and service.
+    pub gets: Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>,
+}
+
+impl std::fmt::Debug for Absence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Absence({:?})", self.number)
+    }
 }
 
 /// What became known of an absence.
@@ -27,8 +35,8 @@ pub struct Absence {
 pub struct Known {
     /// Which.
     pub number: (u32, u64),
-    /// Who holds what.
-    pub held: Vec<(FlowKey, Pin)>,
+    /// Who holds what, and how old what it says is.
+    pub held: Vec<(FlowKey, Pin, Age)>,
 }
 
 /// What others hold, while it is asked for.
@@ -55,14 +63,18 @@ impl Pins {
         let load = self.load.clone();
         std::thread::Builder::new().name("pins".into()).spawn(move || {
             let mut held = Vec::new();
-            for (holder, prefix) in &absence.others {
-                let loaded = store::load(&absence.servers, prefix, PATIENCE);
+            let prefixes: Vec<&str> = absence.others.iter().map(|(_, prefix)| &**prefix).collect();
+            let loaded = store::load_all(&absence.servers, &prefixes, PATIENCE);
+            for ((holder, _), loaded) in absence.others.iter().zip(loaded) {
                 if loaded.servers == 0 {
                     tracing::warn!("the store does not tell what replica {holder} holds");
                 }
                 let pin = Pin { tor: absence.tor, holder: *holder };
-                let protected = loaded.records.into_iter().filter(|(_, record)| !record.unprotected);
-                held.extend(protected.map(|(_, r)| (FlowKey::new(r.tuple.client, r.tuple.service), pin)));
+                let protected = loaded.records.into_iter().filter(|(_, record)| {
+                    !record.unprotected && (absence.gets)(record.tuple.client, record.tuple.service)
+                });
+                let key = |r: &Record| FlowKey::new(r.tuple.client, r.tuple.service);
+                held.extend(protected.map(|(_, r)| (key(&r), pin, r.age())));
             }
             tracing::info!(connections = held.len(), members = absence.others.len(), "held by others");
             // Whoever has ended has no use for them.

@@ -105,6 +105,13 @@ impl Keeper for Stores {
         }
     }
 
+    fn is_stale(&self, key: &FlowKey) -> bool {
+        let places = self.services.get(&key.service()).and_then(|at| self.all.get(*at));
+        places.is_some_and(|places| {
+            places.numbers.get(key).is_some_and(|n| places.store.is_stale(*n, Instant::now()))
+        })
+    }
+
     fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool)) {
         for places in &mut self.all {
             places.store.turn(Instant::now(), &mut self.done);
@@ -132,6 +139,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::store::RENEWAL;
 
     #[test]
     fn numbers_are_the_lowest_that_are_free() {
@@ -141,6 +149,7 @@ mod tests {
             copies: 1,
             prefix: "p.0.1".into(),
             patience: Duration::from_millis(2),
+            renewal: RENEWAL,
         };
         let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
         let mut stores = Stores::default();

@@ -15,8 +15,9 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::Segment;
 
-use super::{Hold, HoldError, PATIENCE};
-use crate::record::Record;
+use super::{HoldError, Keeper, PATIENCE, Watch};
+use crate::flow::Wake;
+use crate::record::{Age, Record};
 use crate::store;
 use crate::wake::{self, Prober, Told};
 
@@ -62,8 +63,11 @@ struct Origin {
 #[derive(Debug)]
 struct Found {
     record: Record,
-    origin: Arc<Origin>,
+    /// None: this host's own, whose server died alone.
+    origin: Option<Arc<Origin>>,
     number: u32,
+    /// When it was asked for, in order: what came of a later question says who goes on.
+    asked: u64,
     other: Option<Pin>,
     waits: bool,
 }
@@ -71,13 +75,9 @@ struct Found {
 /// A connection that is looked for.
 #[derive(Debug)]
 struct Orphan {
-    record: Record,
+    found: Found,
     began: Instant,
     probes: usize,
-    /// Who else is expected to go on with it.
-    other: Option<Pin>,
-    origin: Arc<Origin>,
-    number: u32,
 }
 
 /// All connections that are looked for.
@@ -87,9 +87,12 @@ pub struct Rescue {
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
     load: Sender<Vec<Found>>,
     loaded: Receiver<Vec<Found>>,
+    /// Questions for a replica's records so far.
+    asked: u64,
     /// Records of connections that go on here, and since when.
     outdated: Vec<(Instant, Arc<Origin>, u32)>,
     prober: Prober,
+    wake: Wake,
 }
 
 impl Rescue {
@@ -97,19 +100,25 @@ impl Rescue {
     ///
     /// # Errors
     /// Without `CAP_NET_RAW`.
-    pub fn new(netns: Option<&str>) -> Result<Rescue, HoldError> {
+    pub fn new(netns: Option<&str>, wake: Wake) -> Result<Rescue, HoldError> {
         let prober = in_netns(netns, Prober::open)??;
         let (load, loaded) = channel();
         let (orphans, due, outdated) = (HashMap::new(), BinaryHeap::new(), Vec::new());
-        Ok(Rescue { orphans, due, load, loaded, outdated, prober })
+        Ok(Rescue { orphans, due, load, loaded, asked: 0, outdated, prober, wake })
     }
 
     /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
     ///
     /// # Errors
     /// No thread.
-    pub fn depart(&self, departed: Departed, wake: impl FnOnce() + Send + 'static) -> Result<(), HoldError> {
+    pub fn depart(
+        &mut self,
+        departed: Departed,
+        wake: impl FnOnce() + Send + 'static,
+    ) -> Result<(), HoldError> {
         let load = self.load.clone();
+        self.asked += 1;
+        let asked = self.asked;
         std::thread::Builder::new().name("records".into()).spawn(move || {
             let loaded = store::load(&departed.servers, &departed.prefix, PATIENCE);
             tracing::info!(
@@ -122,7 +131,7 @@ impl Rescue {
             let records = loaded.records.into_iter().filter(|(_, r)| !r.unprotected);
             let records = records.map(|(number, record)| {
                 let other = other(record.tuple.client, record.tuple.service);
-                Found { record, origin: Arc::clone(&origin), number, other, waits }
+                Found { record, origin: Some(Arc::clone(&origin)), number, asked, other, waits }
             });
             // Whoever has ended has no use for them.
             let _ = load.send(records.collect());
@@ -141,24 +150,15 @@ impl Rescue {
     ///
     /// # Errors
     /// The system's.
-    pub fn turn(&mut self, now: Instant, now_ms: u64, hold: &Hold) -> Result<(), HoldError> {
+    pub fn turn<K: Keeper>(
+        &mut self,
+        now: Instant,
+        now_ms: u64,
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
         while let Ok(records) = self.loaded.try_recv() {
-            for Found { record, origin, number, other, waits } in records {
-                let key = FlowKey::new(record.tuple.client, record.tuple.service);
-                if let Some(pin) = other.filter(|_| waits) {
-                    hold.programs().pin(&key, pin)?;
-                    continue;
-                }
-                if self.orphans.len() >= MAX_ORPHANS {
-                    tracing::warn!("more connections than can be looked for");
-                    break;
-                }
-                hold.programs().park(&key)?;
-                // Whoever was known to hold it is the one that is gone.
-                hold.programs().unpin(&key)?;
-                let probes = if other.is_none() { 0 } else { PROBES.len() };
-                self.due.push(Reverse((if other.is_none() { now } else { now + LEAVE }, key)));
-                self.orphans.insert(key, Orphan { record, began: now, probes, other, origin, number });
+            for found in records {
+                self.take_in(found, now, watch)?;
             }
         }
         self.erase(now)?;
@@ -167,24 +167,109 @@ impl Rescue {
         {
             self.due.pop();
             let Some(orphan) = self.orphans.get_mut(&key) else { continue };
-            if now >= orphan.began + if orphan.other.is_some() { LEAVE } else { GIVE_UP } {
+            if now >= orphan.began + if orphan.found.other.is_some() { LEAVE } else { GIVE_UP } {
                 // What comes here later than its holder's return is the holder's.
-                if let Some(pin) = orphan.other {
-                    hold.programs().pin(&key, pin)?;
+                let programs = watch.hold().programs();
+                if let Some(pin) = orphan.found.other {
+                    programs.pin(&key, pin)?;
                 }
+                tracing::debug!(client = %key.client(), other = ?orphan.found.other, "not looked for any more");
+                let is_own = orphan.found.origin.is_none();
                 self.orphans.remove(&key);
-                hold.programs().unpark(&key)?;
+                programs.unpark(&key)?;
+                if is_own {
+                    watch.forget(&key);
+                }
                 continue;
             }
             if orphan.probes < PROBES.len() {
                 orphan.probes += 1;
                 let next = PROBES.get(orphan.probes).map_or(GIVE_UP, |ms| Duration::from_millis(*ms));
                 self.due.push(Reverse((orphan.began + next, key)));
-                if let Err(e) = self.prober.send(&orphan.record, now_ms) {
+                if let Err(e) = self.prober.send(&orphan.found.record, now_ms) {
                     tracing::debug!(error = %e, client = %key.client(), "not probed");
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Another replica has a record of a connection ([`Watch::hand_over`]). If one is looked for here of which more is known, that
+    /// one counts; else it is found.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn hand_over<K: Keeper>(
+        &mut self,
+        key: &FlowKey,
+        to: Pin,
+        theirs: &Age,
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
+        if self.orphans.get(key).is_some_and(|orphan| orphan.found.record.age().is_after(theirs)) {
+            tracing::debug!(client = %key.client(), ?theirs, holder = to.holder, "looked for behind that");
+            return Ok(());
+        }
+        if watch.hand_over(key, to, theirs)?
+            && let Some(orphan) = self.orphans.remove(key)
+        {
+            watch.hold().programs().unpark(key)?;
+            if orphan.found.origin.is_none() {
+                watch.forget(key);
+            }
+        }
+        Ok(())
+    }
+
+    /// A connection of this host's, which is parked, goes on here as soon as its client says where it is.
+    pub fn here(&mut self, key: FlowKey, record: Record, now: Instant) {
+        let found = Found { record, origin: None, number: 0, asked: self.asked, other: None, waits: false };
+        self.due.push(Reverse((now, key)));
+        self.orphans.insert(key, Orphan { found, began: now, probes: 0 });
+    }
+
+    /// A record was read.
+    fn take_in<K: Keeper>(
+        &mut self,
+        found: Found,
+        now: Instant,
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
+        let key = FlowKey::new(found.record.tuple.client, found.record.tuple.service);
+        let age = found.record.age();
+        if watch.is_ahead(&key, &age) || watch.is_elsewhere(&key, &age) {
+            tracing::debug!(client = %key.client(), ?age, "is here, or elsewhere");
+            return Ok(());
+        }
+        if let Some(pin) = found.other.filter(|_| found.waits) {
+            return self.hand_over(&key, pin, &age, watch);
+        }
+        // It may be read again when another replica dies: then somebody else may be expected to go on with it.
+        let known = self.orphans.get(&key).map(|orphan| &orphan.found);
+        if known.is_some_and(|known| {
+            let other = known.record.age();
+            other.is_after(&age) || other == age && (known.other == found.other || known.asked > found.asked)
+        }) {
+            return Ok(());
+        }
+        if known.is_none() && self.orphans.len() >= MAX_ORPHANS {
+            tracing::warn!("more connections than can be looked for");
+            return Ok(());
+        }
+        watch.hold().programs().park(&key)?;
+        // Whoever was known to hold it is the one that is gone, and so is what this replica had of it before that one did.
+        watch.hold().programs().unpin(&key)?;
+        if watch.has(&key) {
+            watch.abandon(&key)?;
+        }
+        let (probes, at) = match found.other {
+            None if self.wake == Wake::Client => (PROBES.len(), now + GIVE_UP),
+            None => (0, now),
+            Some(_) => (PROBES.len(), now + LEAVE),
+        };
+        tracing::debug!(client = %key.client(), ?age, other = ?found.other, "looked for");
+        self.due.push(Reverse((at, key)));
+        self.orphans.insert(key, Orphan { found, began: now, probes });
         Ok(())
     }
 
@@ -194,13 +279,13 @@ impl Rescue {
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<(Record, Connection, u32)> {
         let orphan = self.orphans.get(key)?;
         let segment = Segment::parse(packet).ok()?;
-        match wake::read(&orphan.record, &segment, now_ms) {
+        match wake::read(&orphan.found.record, &segment, now_ms) {
             Told::Waits(place) if !place.fresh && orphan.began.elapsed() < FRESH => None,
             Told::Waits(place) => {
-                let orphan = self.orphans.remove(key)?;
-                self.outdated.push((Instant::now(), orphan.origin, orphan.number));
-                let connection = wake::connection(&orphan.record, &place, now_ms);
-                Some((orphan.record.taken_over(&connection, now_ms), connection, place.sacked))
+                let Found { record, origin, number, .. } = self.orphans.remove(key)?.found;
+                self.outdated.extend(origin.map(|origin| (Instant::now(), origin, number)));
+                let connection = wake::connection(&record, &place, now_ms);
+                Some((record.taken_over(&connection, now_ms), connection, place.sacked))
             }
             // Parked until it is given up: nobody is there to be reset.
             Told::Gone | Told::Nothing => None,
@@ -228,5 +313,259 @@ impl Rescue {
     #[must_use]
     pub fn count(&self) -> usize {
         self.orphans.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rivulet_bpf::kernel::{Feature, skipped};
+    use rivulet_bpf::trods::Lease;
+    use rivulet_packet::segment::TcpFlags;
+    use rivulet_pktio::testing::{Netns, eventually};
+    use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame};
+    use rivulet_plain::{Header, Options};
+
+    use super::*;
+    use crate::Settings;
+    use crate::hold::{Hold, Stores};
+    use crate::record::{Handshake, Tuple};
+
+    const SERVICE: &str = "10.9.0.1:80";
+    const PIN: Pin = Pin { tor: [2; 6], holder: 1 };
+
+    /// Nobody is looked for, on an interface of its own.
+    struct Rig {
+        rescue: Rescue,
+        watch: Watch<Stores>,
+        client: Netns,
+        _replica: Netns,
+    }
+
+    impl Rig {
+        fn new() -> Option<Rig> {
+            if skipped(Feature::Tcx) {
+                return None;
+            }
+            let (client, replica) = (Netns::new("rescue-c")?, Netns::new("rescue-r")?);
+            client.veth("c0", &replica, "r0");
+            let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+            let mut watch = Watch::new(hold, Stores::default()).unwrap();
+            watch
+                .set_services(&[(
+                    SERVICE.parse().unwrap(),
+                    0,
+                    Settings { closed: true, ..Settings::default() },
+                )])
+                .unwrap();
+            let rescue = Rescue::new(Some(replica.name()), Wake::Server).unwrap();
+            Some(Rig { rescue, watch, client, _replica: replica })
+        }
+
+        fn lease(&self, until: u64) {
+            let leases = self.watch.hold().programs().leases().unwrap();
+            leases.set(0, Lease { until, settling: 0, ..Lease::default() }).unwrap();
+        }
+
+        /// These records are read at this time.
+        fn found(
+            &mut self,
+            records: impl Iterator<Item = Record>,
+            other: Option<Pin>,
+            waits: bool,
+            at: Instant,
+        ) {
+            let origin = Arc::new(Origin { servers: Vec::new(), prefix: "p.0.1".into() });
+            self.rescue.asked += 1;
+            let asked = self.rescue.asked;
+            let found = |(number, record)| Found {
+                record,
+                origin: Some(origin.clone()),
+                number,
+                asked,
+                other,
+                waits,
+            };
+            self.rescue.load.send((0..).zip(records).map(found).collect()).unwrap();
+            self.rescue.turn(at, 0, &mut self.watch).unwrap();
+        }
+    }
+
+    /// An idle connection: the client has everything.
+    fn record(client: SocketAddr) -> Record {
+        Record {
+            tuple: Tuple { client, service: SERVICE.parse().unwrap() },
+            handshake: Handshake {
+                client_isn: 1,
+                service_isn: 2,
+                mss: 1460,
+                scales: None,
+                sack: true,
+                timestamp: None,
+                first_timestamp: None,
+                at_ms: 0,
+            },
+            version: 1,
+            unprotected: false,
+            response_at: 900,
+            responses: Vec::new(),
+            request_at: 30,
+            requests: Vec::new(),
+            client_fin: false,
+        }
+    }
+
+    fn one() -> (Record, FlowKey) {
+        let client: SocketAddr = "192.0.2.7:1025".parse().unwrap();
+        (record(client), FlowKey::new(client, SERVICE.parse().unwrap()))
+    }
+
+    /// What its client answers; `fresh`: to a probe.
+    fn answer(record: &Record, fresh: bool) -> Vec<u8> {
+        let mut options = Options::default();
+        if fresh {
+            options.sack.push((record.response_at.wrapping_sub(1), record.response_at));
+        }
+        let (src, dst, flags) = (record.tuple.client, record.tuple.service, TcpFlags(TcpFlags::ACK));
+        let header = Header { src, dst, seq: 30, ack: record.response_at, flags, window: 10, options };
+        let mut packet = vec![0; header.length()];
+        header.finish(&mut packet, 0).unwrap();
+        packet
+    }
+
+    #[test]
+    fn no_more_are_looked_for_than_there_is_room_for() {
+        let Some(mut rig) = Rig::new() else { return };
+        let clients = (0..MAX_ORPHANS as u32 + 5).map(|n| SocketAddr::from((n.to_be_bytes(), 1025)));
+        // Another one probes them.
+        rig.found(clients.map(record), Some(PIN), false, Instant::now());
+        assert_eq!(rig.rescue.count(), MAX_ORPHANS);
+    }
+
+    #[test]
+    fn an_answer_shows_where_a_client_is() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (record, key) = one();
+        // Looked for since now, and for so long that no better answer is awaited.
+        let now = Instant::now();
+        for (began, fresh, heard) in
+            [(now + GIVE_UP, false, false), (now + GIVE_UP, true, true), (now - FRESH, false, true)]
+        {
+            rig.found(std::iter::once(record.clone()), None, false, began);
+            assert_eq!(rig.rescue.heard(&key, &answer(&record, fresh), 0).is_some(), heard, "{fresh}");
+            assert_eq!(rig.rescue.count(), usize::from(!heard));
+        }
+        // The others' records stay until there are own ones.
+        let (first, last) = (rig.rescue.outdated[0].0, rig.rescue.outdated[1].0);
+        for (at, left) in [(first + STORED.saturating_sub(Duration::from_nanos(1)), 2), (last + STORED, 0)] {
+            rig.rescue.turn(at, 0, &mut rig.watch).unwrap();
+            assert_eq!(rig.rescue.outdated.len(), left);
+        }
+    }
+
+    #[test]
+    fn what_is_newer_here_stays_here() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (mut record, key) = one();
+        record.version = 5;
+        // Stored once more under this replica's name.
+        rig.watch.adopt(&record, record.response_at).unwrap();
+        for (version, waits) in [(5, false), (6, false), (5, true)] {
+            let theirs = Record { version, ..record.clone() };
+            rig.found(std::iter::once(theirs), Some(PIN), waits, Instant::now());
+            assert!(rig.watch.has(&key) && rig.rescue.count() == 0, "{version} {waits}");
+        }
+        // As where it was away, and asked what others hold.
+        rig.watch.hand_over(&key, PIN, &record.age()).unwrap();
+        assert!(rig.watch.has(&key));
+        // Another one knows more.
+        record.version = 7;
+        rig.found(std::iter::once(record), None, false, Instant::now());
+        assert!(!rig.watch.has(&key) && rig.rescue.count() == 1);
+    }
+
+    /// What a dead replica left behind is older than what another one knows that went on before.
+    #[test]
+    fn what_another_was_seen_to_know_better_is_not_looked_for() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (left, key) = one();
+        let known = Record { version: left.version + 1, ..left.clone() };
+        rig.watch.hand_over(&key, PIN, &known.age()).unwrap();
+        rig.found(std::iter::once(left), None, false, Instant::now());
+        assert_eq!(rig.rescue.count(), 0);
+        // The one that knew it is gone.
+        rig.found(std::iter::once(known), None, false, Instant::now());
+        assert_eq!(rig.rescue.count(), 1);
+    }
+
+    /// It is read again when this replica asks what others hold.
+    #[test]
+    fn what_another_left_behind_hides_nothing_that_is_newer() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (left, key) = one();
+        let newer = |by| Record { version: left.version + by, ..left.clone() };
+        let third = Pin { holder: 3, ..PIN };
+        let pinned = |rig: &Rig| rig.watch.hold().programs().pinned(&key).unwrap();
+        rig.found(std::iter::once(newer(1)), None, false, Instant::now());
+        rig.rescue.hand_over(&key, PIN, &left.age(), &mut rig.watch).unwrap();
+        assert_eq!((rig.rescue.count(), pinned(&rig)), (1, None), "it is looked for");
+        // The one that is looked for has returned.
+        rig.rescue.hand_over(&key, third, &newer(1).age(), &mut rig.watch).unwrap();
+        assert_eq!((rig.rescue.count(), pinned(&rig)), (0, Some(third)));
+        rig.rescue.turn(Instant::now() + LEAVE, 0, &mut rig.watch).unwrap();
+        rig.rescue.hand_over(&key, PIN, &left.age(), &mut rig.watch).unwrap();
+        assert_eq!(pinned(&rig), Some(third), "the third one is known to hold it");
+    }
+
+    #[test]
+    fn what_was_to_go_on_here_and_is_held_elsewhere_is_forgotten() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (record, key) = one();
+        rig.watch.adopt(&record, record.response_at).unwrap();
+        rig.watch.abandon(&key).unwrap();
+        rig.rescue.here(key, record.clone(), Instant::now());
+        let theirs = Record { version: record.version + 1, ..record };
+        rig.rescue.hand_over(&key, PIN, &theirs.age(), &mut rig.watch).unwrap();
+        assert_eq!(rig.rescue.count(), 0);
+    }
+
+    /// As when the replica that was to go on with it is the next one that is gone, or is back.
+    #[test]
+    fn what_is_read_again_is_probed_by_whom_it_is_for_now() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (record, key) = one();
+        let now = Instant::now();
+        for (other, probes) in [(Some(PIN), PROBES.len()), (None, 1), (None, 1), (Some(PIN), PROBES.len())] {
+            rig.found(std::iter::once(record.clone()), other, false, now);
+            let orphan = &rig.rescue.orphans[&key];
+            assert_eq!((orphan.found.other, orphan.probes), (other, probes));
+        }
+        // What an earlier question brings comes late.
+        rig.found(std::iter::once(record.clone()), None, false, now);
+        rig.rescue.asked -= 2;
+        rig.found(std::iter::once(record.clone()), Some(PIN), false, now);
+        assert_eq!(rig.rescue.orphans[&key].found.other, None);
+        rig.rescue.asked += 2;
+        rig.found(std::iter::once(record), Some(PIN), false, now);
+        // Whoever is not told of again what it looked for gives it up after a while.
+        rig.rescue.turn(now + LEAVE, 0, &mut rig.watch).unwrap();
+        assert_eq!(rig.rescue.count(), 0);
+    }
+
+    #[test]
+    fn whoever_may_not_speak_hears_no_client() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (record, key) = one();
+        rig.found(std::iter::once(record.clone()), Some(PIN), false, Instant::now());
+        let mut client = AfPacket::open(&rig.client.interface("c0"), Config::default()).unwrap();
+        let frame = [&[0xff; 12][..], &[8, 0], &answer(&record, true)].concat();
+        for (parked, (until, heard)) in (1..).zip([(0, 0), (u64::MAX, 1)]) {
+            rig.lease(until);
+            client.send(&[TxFrame::new(&frame)]).unwrap();
+            let counted = || rig.watch.hold().counters().unwrap().parked;
+            eventually("it is parked", || counted() == parked);
+            let mut told = Vec::new();
+            rig.watch.turn(|of, _| told.push(*of)).unwrap();
+            assert_eq!(told, vec![key; heard]);
+        }
     }
 }

@@ -7,19 +7,22 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_bpf::trods::{Event, FlowKey, Pin, What};
+use rivulet_bpf::trods::{Event, FlowKey, Leases, Pin, What};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
 use super::{Frame, Hold, HoldError};
-use crate::flow::{Action, Flow, Limits, REQUEST_PATIENCE, Reason, Settings};
-use crate::record::{Record, Tuple};
+use crate::flow::{Action, Flow, REQUEST_PATIENCE, Reason, Settings};
+use crate::lease::clock;
+use crate::record::{Age, Record, Tuple};
 
 /// Events and frames that are taken at once.
 const BATCH: usize = 256;
 const MOST_BATCHES: usize = 512;
-/// A connection on which nobody says anything for so long is over, milliseconds: servers have given up long before.
-const IDLE: u64 = 15 * 60 * 1000;
+/// A connection on which nobody says anything for so long is over: servers have given up long before.
+const IDLE: Duration = Duration::from_secs(15 * 60);
+/// Connections of others that are remembered; beyond it all are forgotten, as if they had not been seen.
+const MAX_ELSEWHERE: usize = 65_536;
 /// Connections that are looked at at once.
 const SWEPT: usize = 256;
 /// After this time a connection on which something happened is asked whether it still waits, milliseconds.
@@ -35,6 +38,9 @@ pub trait Keeper {
     /// Deletes the connection's record. What is under way for it is not told of any more: the next connection may be another
     /// one between the same ports.
     fn forget(&mut self, key: &FlowKey);
+
+    /// Whether the connection's record is to be stored again: what keeps it is lost, or its lifetime runs.
+    fn is_stale(&self, key: &FlowKey) -> bool;
 
     /// Goes on with what is under way, and tells what was kept (`true`) or given up since.
     fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool));
@@ -57,12 +63,27 @@ pub struct Status {
     pub unprotected: HashMap<Reason, u64>,
 }
 
+/// A service whose connections are watched.
+#[derive(Clone, Copy, Debug)]
+struct Served {
+    lease: u32,
+    settings: Settings,
+}
+
+impl Served {
+    /// Whether its lease holds.
+    fn speaks(&self, lease: &Leases) -> bool {
+        lease.get(self.lease).is_ok_and(|lease| clock() < lease.until)
+    }
+}
+
 /// The connections of a replica.
 #[derive(Debug)]
 pub struct Watch<K> {
     hold: Hold,
+    leases: Leases,
     keeper: K,
-    services: HashMap<SocketAddr, Settings>,
+    services: HashMap<SocketAddr, Served>,
     connections: HashMap<FlowKey, Connection>,
     /// When connections are to be asked whether they still wait; what does not agree with [`Connection::due`] is outdated.
     due: BinaryHeap<Reverse<(u64, FlowKey)>>,
@@ -77,15 +98,22 @@ pub struct Watch<K> {
     over: Vec<FlowKey>,
     /// Connections whose server ended them where it should not.
     early: Vec<FlowKey>,
+    /// How much others knew of connections that they were seen to hold.
+    elsewhere: HashMap<FlowKey, Age>,
     /// Connections that are still to be looked at in this round.
     swept: Vec<FlowKey>,
+    idle: Duration,
     status: Status,
 }
 
 impl<K: Keeper> Watch<K> {
     /// Nothing is watched before [`Watch::set_services`].
-    pub fn new(hold: Hold, keeper: K) -> Watch<K> {
-        Watch {
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new(hold: Hold, keeper: K) -> Result<Watch<K>, HoldError> {
+        Ok(Watch {
+            leases: hold.programs.leases()?,
             hold,
             keeper,
             services: HashMap::new(),
@@ -97,9 +125,11 @@ impl<K: Keeper> Watch<K> {
             stale: Vec::new(),
             over: Vec::new(),
             early: Vec::new(),
+            elsewhere: HashMap::new(),
             swept: Vec::new(),
+            idle: IDLE,
             status: Status::default(),
-        }
+        })
     }
 
     /// The programs.
@@ -120,6 +150,11 @@ impl<K: Keeper> Watch<K> {
     /// How the connections are.
     pub fn status(&self) -> Status {
         Status { watched: self.connections.len() as u64, ..self.status.clone() }
+    }
+
+    /// After so long a connection on which nobody says anything is over: fifteen minutes, unless this was called.
+    pub fn set_idle(&mut self, idle: Duration) {
+        self.idle = idle;
     }
 
     /// These services are protected from now on, each under its lease; the connections of others are free.
@@ -143,8 +178,16 @@ impl<K: Keeper> Watch<K> {
             }
         }
         for (service, lease, settings) in services {
-            self.services.insert(*service, *settings);
+            let before = self.services.insert(*service, Served { lease: *lease, settings: *settings });
             self.hold.programs.protect(*service, *lease)?;
+            if before.is_none() {
+                self.hold.abort_closing(*service)?;
+                // They began before anybody watched, and end with their server.
+                for client in self.hold.clients(*service)? {
+                    tracing::debug!(%client, "unprotected: it began before");
+                    *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
+                }
+            }
         }
         self.act()
     }
@@ -174,6 +217,8 @@ impl<K: Keeper> Watch<K> {
     /// # Errors
     /// The system's; the next call goes on.
     pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
+        // What waits for the store waits for nothing else.
+        self.settle()?;
         // Whatever a frame answers was told before it was made: so what is told is read after the frames, and looked at before.
         while self.fresh.len() < BATCH
             && let Some(frame) = self.hold.take()?
@@ -197,30 +242,140 @@ impl<K: Keeper> Watch<K> {
         self.ask_again()
     }
 
-    /// Connections whose server sent FIN or RST where it should not, since this was called last. Who knows that the server
-    /// lives calls [`Watch::let_go`]; else they wait for whoever adopts them.
+    /// Connections whose server sent FIN or RST where it should not, since this was called last, to be [judged](Watch::judge).
     pub fn ended_early(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.early)
     }
 
-    /// Gives up a connection.
+    /// The client of a connection that was adopted is reset.
     ///
     /// # Errors
     /// The system's.
-    pub fn let_go(&mut self, key: &FlowKey, reason: Reason) -> Result<(), HoldError> {
+    pub fn refuse(&mut self, key: &FlowKey) -> Result<(), HoldError> {
+        self.let_go(key, Reason::Closed)
+    }
+
+    /// A connection that was adopted, and on which nothing is said, was closed.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn leave(&mut self, key: &FlowKey) -> Result<(), HoldError> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+        connection.leaves = true;
+        let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
+        if self.hold.programs.set_limits(key, &connection.limits(acked))? {
+            self.hold.send_withheld(key)?;
+        }
+        Ok(())
+    }
+
+    /// Says of a connection that ended early whether its server accepts others. One that lives meant it, and the connection is let
+    /// go. If its process died, or it was adopted, and there is a server now, the connection is to be adopted on this host: then this gives its
+    /// record. It is parked, and nothing else is left of it here but its place in the store. Elsewhere it waits for whoever
+    /// adopts it, or to be told of again.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn judge(&mut self, key: &FlowKey, accepts: bool) -> Result<Option<Record>, HoldError> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
+        let (died, adopted) = (connection.died, connection.adopted);
+        tracing::debug!(client = %key.client(), accepts, died, adopted, "ended early");
+        connection.judged = false;
+        if !accepts {
+            // A server that is started again at once is missed by nobody else.
+            connection.note_early(key, &mut self.early);
+            return Ok(None);
+        }
+        if !connection.died && !connection.adopted {
+            self.let_go(key, Reason::Closed)?;
+            return Ok(None);
+        }
+        let served = self.services.get(&key.service());
+        let Some(record) =
+            connection.flow.settled().filter(|_| served.is_some_and(|s| s.speaks(&self.leases)))
+        else {
+            connection.note_early(key, &mut self.early);
+            return Ok(None);
+        };
+        self.withdraw(key)?;
+        Ok(Some(record))
+    }
+
+    /// Parks a connection that is to be adopted on this host: nothing else is left of it here but its place in the store.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn withdraw(&mut self, key: &FlowKey) -> Result<(), HoldError> {
+        self.hold.programs.park(key)?;
+        self.hold.programs.free(key)?;
+        if let Some(connection) = self.connections.remove(key) {
+            for frame in connection.held {
+                self.hold.forget(frame);
+            }
+        }
+        self.hold.abort(key)
+    }
+
+    /// The client of a connection that was to be adopted on this host is gone.
+    pub fn forget(&mut self, key: &FlowKey) {
+        self.keeper.forget(key);
+    }
+
+    fn let_go(&mut self, key: &FlowKey, reason: Reason) -> Result<(), HoldError> {
         self.tell(key, |flow, out| flow.let_go(reason, out));
         self.act()
     }
 
-    /// Another replica went on with a connection while this one was away: nothing is said on it here any more.
+    /// Another replica has a record of a connection: if this one knows nothing newer, that one went on with it, and nothing is
+    /// said on it here any more. False if it does, of its own or of a third one's: what one that died meanwhile had read lies
+    /// where it was until somebody deletes it.
     ///
     /// # Errors
     /// The system's.
-    pub fn hand_over(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
+    pub fn hand_over(&mut self, key: &FlowKey, to: Pin, theirs: &Age) -> Result<bool, HoldError> {
+        let is_outdated = self.is_ahead(key, theirs) || self.is_elsewhere(key, theirs);
+        tracing::debug!(client = %key.client(), ?theirs, holder = to.holder, is_outdated, "held elsewhere");
+        if is_outdated {
+            return Ok(false);
+        }
         // First of all it is muted.
         self.hold.programs.pin(key, to)?;
-        let Some(connection) = self.connections.remove(key) else { return Ok(()) };
-        self.end(key, connection)
+        if self.elsewhere.len() >= MAX_ELSEWHERE {
+            self.elsewhere.clear();
+        }
+        self.elsewhere.insert(*key, *theirs);
+        self.abandon(key)?;
+        Ok(true)
+    }
+
+    /// Whether another replica was seen to know more of a connection than a record says that was left behind: that one goes on.
+    #[must_use]
+    pub fn is_elsewhere(&self, key: &FlowKey, left: &Age) -> bool {
+        self.elsewhere.get(key).is_some_and(|theirs| theirs.is_after(left))
+    }
+
+    /// Whether a connection is watched.
+    #[must_use]
+    pub fn has(&self, key: &FlowKey) -> bool {
+        self.connections.contains_key(key)
+    }
+
+    /// Whether this replica knows more of a connection than a record of another's.
+    #[must_use]
+    pub fn is_ahead(&self, key: &FlowKey, theirs: &Age) -> bool {
+        self.connections.get(key).is_some_and(|connection| !connection.flow.is_behind(theirs))
+    }
+
+    /// Gives up what is here of a connection, in the kernel too: it is gone on with at another place of its sequence numbers. What
+    /// the kernel says at that does not leave, since the connection is pinned or parked.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn abandon(&mut self, key: &FlowKey) -> Result<(), HoldError> {
+        if let Some(connection) = self.connections.remove(key) {
+            self.end(key, connection)?;
+        }
+        self.hold.abort(key)
     }
 
     /// Frees a connection that is no more, and forgets it.
@@ -244,18 +399,17 @@ impl<K: Keeper> Watch<K> {
     pub fn adopt(&mut self, record: &Record, acked: u32) -> Result<(), HoldError> {
         let Tuple { client, service } = record.tuple;
         let key = FlowKey::new(client, service);
-        let settings = self.services.get(&service).copied().unwrap_or(Settings { closed: false });
+        let settings = self.services.get(&service).map(|s| s.settings).unwrap_or_default();
         let connection = Connection::adopted(record, &settings, now_ms(), &mut self.said);
-        let Limits { ack, data, fin_at } = connection.limits;
-        let limits = rivulet_bpf::trods::Limits { ack, data, fin_at, first: connection.first, acked };
-        self.hold.programs.insert(&key, &limits)?;
+        self.hold.programs.insert(&key, &connection.limits(acked))?;
         self.connections.insert(key, connection);
         self.actions.extend(self.said.drain(..).map(|action| (key, action)));
         self.act()
     }
 
-    /// Looks at some connections, others each time: one on which nothing was said for [`IDLE`] is over, since its server, or the
-    /// server's kernel, has given it up. To be called ten times a second or so.
+    /// Looks at some connections, others each time: one on which nothing was said for [so long](Self::set_idle) is over, since
+    /// its server, or the server's kernel, has given it up; a record that is [stale](Keeper::is_stale) is stored again. To be
+    /// called ten times a second or so.
     ///
     /// # Errors
     /// The system's.
@@ -268,20 +422,26 @@ impl<K: Keeper> Watch<K> {
             let Some(connection) = self.connections.get_mut(&key) else { continue };
             // Without limits the programs have forgotten it, for another one between its ports that never began.
             let limits = self.hold.programs.limits(&key)?;
-            if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + IDLE > now) {
+            let idle = self.idle.as_millis() as u64;
+            if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + idle > now) {
+                if self.keeper.is_stale(&key) {
+                    self.tell(&key, Flow::renew);
+                }
                 continue;
             }
             if let Some(connection) = self.connections.remove(&key) {
                 self.end(&key, connection)?;
             }
         }
-        Ok(())
+        self.act()
     }
 
     /// Takes events in, and says how many.
     fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
         let now = now_ms();
-        let Watch { hold, keeper, services, connections, due, actions, said, stale, over, early, .. } = self;
+        let Watch {
+            hold, leases, keeper, services, connections, due, actions, said, stale, over, early, ..
+        } = self;
         let count = hold.events(BATCH, |event| {
             let Event { key, ack, what } = event;
             let mut end =
@@ -294,17 +454,25 @@ impl<K: Keeper> Watch<K> {
                     stale.append(&mut connection.held.into());
                 };
             match what {
-                What::Parked { packet } => return parked(&key, packet),
+                // Whoever may not speak goes on with nothing: another one does.
+                What::Parked { packet } => {
+                    let service = services.get(&key.service());
+                    if service.is_some_and(|service| service.speaks(leases)) {
+                        parked(&key, packet);
+                    }
+                    return;
+                }
                 What::Opened { syn, syn_ack } => {
                     let tuple = Tuple { client: key.client(), service: key.service() };
                     // Of a service that went meanwhile: nothing holds it, and it ends like any other.
-                    let settings =
-                        services.get(&tuple.service).copied().unwrap_or(Settings { closed: false });
+                    let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
                     // The end of the one before between these ports was not seen.
                     if let Some(before) = connections.remove(&key) {
                         end(before, actions, said);
                     }
-                    connections.insert(key, Connection::new(tuple, &settings, syn, syn_ack, now, said));
+                    let mut connection = Connection::new(tuple, &settings, syn, syn_ack, now, said);
+                    connection.ask_later(&key, now, due);
+                    connections.insert(key, connection);
                 }
                 _ => {
                     let Some(connection) = connections.get_mut(&key) else { return };
@@ -317,8 +485,15 @@ impl<K: Keeper> Watch<K> {
                     }
                     connection.flow.tick(now, said);
                     connection.hear(ack, &what, said);
-                    if matches!(what, What::Aborted) || connection.flow.ends_early() {
-                        early.push(key);
+                    let (ended, died) = match what {
+                        // An adopted one this process resets, and says so itself.
+                        What::Aborted { of_dead } => (!connection.adopted, of_dead),
+                        What::Fin { of_dead, .. } => (connection.adopted, of_dead),
+                        _ => (false, false),
+                    };
+                    connection.died |= died;
+                    if ended || died || connection.flow.ends_early() {
+                        connection.note_early(&key, early);
                     }
                     connection.ask_later(&key, now, due);
                 }
@@ -350,7 +525,7 @@ impl<K: Keeper> Watch<K> {
         connection.flow.tick(now, &mut self.said);
         connection.flow.response(frame.seq(), frame.data(), frame.fin(), &mut self.said);
         if connection.flow.ends_early() {
-            self.early.push(key);
+            connection.note_early(&key, &mut self.early);
         }
         connection.ask_later(&key, now, &mut self.due);
         self.actions.extend(self.said.drain(..).map(|action| (key, action)));
@@ -359,12 +534,18 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// What the store says.
-    fn settle(&mut self) -> Result<(), HoldError> {
+    /// What the store says, and what is said to it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn settle(&mut self) -> Result<(), HoldError> {
         let Watch { keeper, connections, actions, said, status, .. } = self;
         keeper.turn(&mut |key, ticket, kept| {
             if let Some(connection) = connections.get_mut(key) {
-                status.protected += u64::from(kept && !std::mem::replace(&mut connection.stored, kept));
+                if kept && !std::mem::replace(&mut connection.stored, true) {
+                    tracing::debug!(client = %key.client(), "protected");
+                    status.protected += 1;
+                }
                 connection.flow.stored(ticket, kept, said);
                 actions.extend(said.drain(..).map(|action| (*key, action)));
             }
@@ -421,9 +602,7 @@ impl<K: Keeper> Watch<K> {
                 let raised = connection.limits.ack != limits.ack || connection.limits.fin_at != limits.fin_at;
                 connection.limits = limits;
                 let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
-                let Limits { ack, data, fin_at } = limits;
-                let value = rivulet_bpf::trods::Limits { ack, data, fin_at, first: connection.first, acked };
-                if !self.hold.programs.set_limits(key, &value)? {
+                if !self.hold.programs.set_limits(key, &connection.limits(acked))? {
                     // Another connection of these ports took its place, and will be told of.
                     return Ok(());
                 }
@@ -433,6 +612,7 @@ impl<K: Keeper> Watch<K> {
                 }
             }
             Action::Unprotected(reason) => {
+                tracing::debug!(client = %key.client(), ?reason, "unprotected");
                 *self.status.unprotected.entry(reason).or_default() += 1;
                 if let Some(connection) = self.connections.remove(key) {
                     self.hold.programs.free(key)?;

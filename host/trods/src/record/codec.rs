@@ -2,8 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{Body, Handshake, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Tuple};
-use crate::head::{self, MAX_HEAD};
+use super::{
+    Body, Chunked, Handshake, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Rest, Seen, Tuple,
+    UNKNOWN,
+};
+use crate::head::{self, Framing, MAX_HEAD, Method, ResponseHead};
 
 /// Octets of the longest record. One of curl and nginx has less than 500, one of a browser less than 1,000; what is beyond are
 /// long cookies, pipelines and responses that are stored whole.
@@ -33,9 +36,11 @@ const SACK: u8 = 4;
 const SCALES: u8 = 8;
 const TIMESTAMP: u8 = 16;
 const V6: u8 = 32;
+const FIRST_TIMESTAMP: u8 = 64;
 
 const CLOSE: u8 = 1;
 const WHOLE: u8 = 2;
+const GENERATED: u8 = 4;
 
 impl Record {
     /// Octets of [`encode`](Self::encode).
@@ -43,7 +48,8 @@ impl Record {
     pub fn size(&self) -> usize {
         let address = if self.tuple.client.is_ipv6() { 18 } else { 6 };
         let fixed = MAGIC.len() + 1 + 2 * address + 4 + 4 + 2 + 2 + 4 + 8 + 4 + 4 + 1 + 4 + 2 + 4;
-        fixed + self.responses.iter().map(Response::size).sum::<usize>() + self.requests.len()
+        let first = self.handshake.first_timestamp.map_or(0, |first| size_of_val(&first));
+        fixed + first + self.responses.iter().map(Response::size).sum::<usize>() + self.requests.len()
     }
 
     /// Its octets, at most [`MAX_RECORD`] of a record that [`decode`](Self::decode) takes.
@@ -52,14 +58,16 @@ impl Record {
         let mut out = Vec::with_capacity(self.size());
         out.extend_from_slice(&MAGIC);
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
-        let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, at_ms } = self.handshake;
+        let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, first_timestamp, at_ms } =
+            self.handshake;
         out.push(
             flag(self.unprotected, UNPROTECTED)
                 | flag(self.client_fin, CLIENT_FIN)
                 | flag(sack, SACK)
                 | flag(scales.is_some(), SCALES)
                 | flag(timestamp.is_some(), TIMESTAMP)
-                | flag(self.tuple.client.is_ipv6(), V6),
+                | flag(self.tuple.client.is_ipv6(), V6)
+                | flag(first_timestamp.is_some(), FIRST_TIMESTAMP),
         );
         for end in [self.tuple.client, self.tuple.service] {
             match end.ip() {
@@ -74,19 +82,38 @@ impl Record {
         let (theirs, ours) = scales.unwrap_or_default();
         out.extend_from_slice(&[theirs, ours]);
         out.extend_from_slice(&timestamp.unwrap_or(0).to_be_bytes());
+        if let Some(first) = first_timestamp {
+            out.extend_from_slice(&first.to_be_bytes());
+        }
         out.extend_from_slice(&at_ms.to_be_bytes());
         out.extend_from_slice(&self.version.to_be_bytes());
         out.extend_from_slice(&self.response_at.to_be_bytes());
         out.push(self.responses.len() as u8);
         for response in &self.responses {
-            let whole = matches!(response.body, Body::Whole(_));
-            out.push(flag(response.close, CLOSE) | flag(whole, WHOLE));
+            let kind = match response.body {
+                Body::Object { .. } => 0,
+                Body::Whole(_) => WHOLE,
+                Body::Generated { .. } => GENERATED,
+            };
+            out.push(flag(response.close, CLOSE) | kind);
             out.extend_from_slice(&response.length.to_be_bytes());
             out.extend_from_slice(&response.passed.to_be_bytes());
             match &response.body {
                 Body::Object { request, head, check } => {
                     out.extend_from_slice(&check.0.to_be_bytes());
                     out.extend_from_slice(&check.1.to_be_bytes());
+                    put(&mut out, request);
+                    put(&mut out, head);
+                }
+                Body::Generated { request, head, seen } => {
+                    out.extend_from_slice(&seen.sum.to_be_bytes());
+                    // Of a body whose length is known the rest is, too.
+                    let (place, digits, size) = match seen.rest {
+                        Rest::Octets(_) => (0, 0, 0),
+                        Rest::Chunks(at) => at.encode(),
+                    };
+                    out.extend_from_slice(&[place, digits]);
+                    out.extend_from_slice(&size.to_be_bytes());
                     put(&mut out, request);
                     put(&mut out, head);
                 }
@@ -129,8 +156,12 @@ impl Record {
             scales: is(SCALES).then_some((theirs, ours)),
             sack: is(SACK),
             timestamp: Some(from.u32()?).filter(|_| is(TIMESTAMP)),
+            first_timestamp: if is(FIRST_TIMESTAMP) { Some(from.u32()?) } else { None },
             at_ms: from.u64()?,
         };
+        if handshake.timestamp.is_none() && handshake.first_timestamp.is_some() {
+            return Err(RecordError::Field("a first timestamp"));
+        }
         let (version, response_at, count) = (from.u32()?, from.u32()?, usize::from(from.u8()?));
         if count > MAX_RESPONSES {
             return Err(RecordError::Field("the number of responses"));
@@ -163,6 +194,7 @@ impl Response {
     pub(crate) fn size(&self) -> usize {
         17 + match &self.body {
             Body::Object { request, head, .. } => 12 + request.len() + head.len(),
+            Body::Generated { request, head, .. } => 14 + request.len() + head.len(),
             Body::Whole(octets) => 2 + octets.len(),
         }
     }
@@ -218,30 +250,75 @@ impl Reader<'_> {
         if passed > length || passed < length && !last || length == 0 {
             return Err(RecordError::Field("what was let pass"));
         }
-        let body = if flags & WHOLE != 0 {
-            let octets = self.octets(MAX_WHOLE, "the length of a whole response")?;
-            if octets.len() as u64 != length {
-                return Err(RecordError::Field("the length of a whole response"));
-            }
-            Body::Whole(octets)
-        } else {
-            let check = (self.u32()?, self.u32()?);
-            let request = self.octets(MAX_HEAD, "the length of a request's head")?;
-            let head = self.octets(MAX_HEAD, "the length of a response's head")?;
-            let asked = head::request(&request).ok().flatten().filter(|asked| asked.length == request.len());
-            let asked = asked.ok_or(RecordError::Field("the head of a request"))?;
-            let said = head::response(&head, asked.method).ok().flatten();
-            let said = said
-                .filter(|said| said.length == head.len())
-                .ok_or(RecordError::Field("the head of a response"))?;
-            let object = said.object.ok_or(RecordError::Field("an object"))?;
-            if head.len() as u64 + object.length != length
-                || u64::from(check.0) > object.length.min(MAX_WHOLE as u64)
-            {
-                return Err(RecordError::Field("the length of an object"));
-            }
-            Body::Object { request, head, check }
+        let body = match flags & (WHOLE | GENERATED) {
+            0 => self.object(length)?,
+            WHOLE => self.whole(length)?,
+            GENERATED => self.generated(length, passed)?,
+            _ => return Err(RecordError::Field("the kind of a response")),
         };
         Ok(Response { length, passed, close: flags & CLOSE != 0, body })
     }
+
+    fn whole(&mut self, length: u64) -> Result<Body, RecordError> {
+        let octets = self.octets(MAX_WHOLE, "the length of a whole response")?;
+        if octets.len() as u64 != length {
+            return Err(RecordError::Field("the length of a whole response"));
+        }
+        Ok(Body::Whole(octets))
+    }
+
+    fn object(&mut self, length: u64) -> Result<Body, RecordError> {
+        let check = (self.u32()?, self.u32()?);
+        let (request, head, method) = self.heads()?;
+        let object = read(&head, method)?.object.ok_or(RecordError::Field("an object"))?;
+        if head.len() as u64 + object.length != length
+            || u64::from(check.0) > object.length.min(MAX_WHOLE as u64)
+        {
+            return Err(RecordError::Field("the length of an object"));
+        }
+        Ok(Body::Object { request, head, check })
+    }
+
+    fn generated(&mut self, length: u64, passed: u64) -> Result<Body, RecordError> {
+        let sum = self.u32()?;
+        let (place, digits, size) = (self.u8()?, self.u8()?, self.u32()?);
+        let (request, head, method) = self.heads()?;
+        let framing = read(&head, method)?.framing;
+        let odd = RecordError::Field("what was seen of a body");
+        let at = Chunked::decode(place, digits, size).ok_or(odd)?;
+        let before = head.len() as u64;
+        let rest = match framing {
+            Framing::Length(body) if before + body == length && at == Chunked::default() => {
+                Rest::Octets(length - passed)
+            }
+            Framing::Chunked if length == if at == Chunked::Over { passed } else { UNKNOWN } => {
+                Rest::Chunks(at)
+            }
+            _ => return Err(odd),
+        };
+        let seen = Seen { sum, rest };
+        // What is generated again is what GET asks for; of nothing the sum is nothing.
+        let is_first = passed == before;
+        let is_odd = is_first && Some(seen) != Seen::nothing(framing);
+        if method != Method::Get || passed < before || is_odd {
+            return Err(odd);
+        }
+        Ok(Body::Generated { request, head, seen })
+    }
+
+    /// The heads of a request and of its response, and the method.
+    fn heads(&mut self) -> Result<(Vec<u8>, Vec<u8>, Method), RecordError> {
+        let request = self.octets(MAX_HEAD, "the length of a request's head")?;
+        let head = self.octets(MAX_HEAD, "the length of a response's head")?;
+        let asked = head::request(&request).ok().flatten().filter(|asked| asked.length == request.len());
+        let method = asked.ok_or(RecordError::Field("the head of a request"))?.method;
+        read(&head, method)?;
+        Ok((request, head, method))
+    }
+}
+
+/// Octets that are the head of a response, and nothing else.
+fn read(head: &[u8], method: Method) -> Result<ResponseHead<'_>, RecordError> {
+    let said = head::response(head, method).ok().flatten().filter(|said| said.length == head.len());
+    said.ok_or(RecordError::Field("the head of a response"))
 }

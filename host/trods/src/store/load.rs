@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::MAX_NUMBER;
 use crate::record::{MAX_RECORD, Record, Tuple};
 
-/// Records that are asked for at a time.
+/// Records that are asked for at first, however many there are, and at a time then.
+const FIRST: u32 = 64;
 const BATCH: u32 = 256;
 /// Octets of a line.
 const MAX_LINE: u64 = 512;
@@ -56,14 +58,23 @@ pub fn load(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Loaded 
                 loaded.damaged += 1;
                 continue;
             };
-            let age = |record: &Record| (record.handshake.at_ms, record.version);
-            if newest.get(&record.tuple).is_none_or(|(_, other)| age(other) < age(&record)) {
+            if newest.get(&record.tuple).is_none_or(|(_, other)| record.age().is_after(&other.age())) {
                 newest.insert(record.tuple, (n, record));
             }
         }
     }
     loaded.records = newest.into_values().collect();
     loaded
+}
+
+/// [`load`] of several replicas at a time, in their order.
+#[must_use]
+pub fn load_all(servers: &[SocketAddr], prefixes: &[&str], patience: Duration) -> Vec<Loaded> {
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            prefixes.iter().map(|prefix| scope.spawn(|| load(servers, prefix, patience))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
+    })
 }
 
 /// Deletes records of another replica, which are now stored under an own name; those on servers that cannot be reached
@@ -118,18 +129,24 @@ impl Reader {
     }
 
     fn all(&mut self, prefix: &str, found: &mut Vec<(u32, Vec<u8>)>) -> io::Result<()> {
-        self.ask(format!("mg {prefix} v\r\n").as_bytes())?;
-        let Some(count) = self.value()? else { return Ok(()) };
-        let count = number(&count).ok_or_else(rubbish)?.min(u64::from(MAX_NUMBER)) as u32;
-        for first in (0..count).step_by(BATCH as usize) {
-            let numbers = first..(first + BATCH).min(count);
-            let commands: String = numbers.clone().map(|n| format!("mg {prefix}.{n} v\r\n")).collect();
-            self.ask(commands.as_bytes())?;
-            for n in numbers {
+        let ask = |numbers: Range<u32>| numbers.map(|n| format!("mg {prefix}.{n} v\r\n")).collect::<String>();
+        // The first ones with the question how many there are: a client waits for each round trip.
+        self.ask(format!("mg {prefix} v\r\n{}", ask(0..FIRST)).as_bytes())?;
+        let count = match self.value()? {
+            Some(count) => number(&count).ok_or_else(rubbish)?.min(u64::from(MAX_NUMBER)) as u32,
+            None => 0,
+        };
+        let mut asked = 0..FIRST;
+        loop {
+            for n in asked.clone() {
                 found.extend(self.value()?.map(|value| (n, value)));
             }
+            asked = asked.end..(asked.end + BATCH).min(count);
+            if asked.is_empty() {
+                return Ok(());
+            }
+            self.ask(ask(asked.clone()).as_bytes())?;
         }
-        Ok(())
     }
 
     fn erase(&mut self, prefix: &str, numbers: &[u32]) -> io::Result<()> {

@@ -10,26 +10,32 @@
 mod load;
 mod server;
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use self::server::{Answer, Server};
 
-pub use load::{Loaded, erase, load};
+pub use load::{Loaded, erase, load, load_all};
 
 /// Seconds after which a record that was not stored again is gone.
 pub const LIFETIME: u32 = 3600;
 /// After this a server's silence makes one ask the next, unless [`StoreConfig::patience`] says otherwise.
 pub const PATIENCE: Duration = Duration::from_millis(2);
-/// So many patiences after its beginning an attempt has failed.
-const GIVE_UP: u32 = 25;
+/// So many patiences after its beginning an attempt has failed; so many if a server goes on answering others before it.
+const GIVE_UP: u32 = 100;
+const GIVE_UP_BUSY: u32 = 1000;
 /// A server that was late is the last choice for so long.
 const SUSPECT: Duration = Duration::from_secs(1);
 /// The numbers in use are announced in such steps, and again after a third of their lifetime.
 const STEP: u32 = 256;
 const ANNOUNCE: Duration = Duration::from_secs(LIFETIME as u64 / 3);
+/// A record that was not stored again for this long is, or for up to twice as long: not all at a time.
+pub const RENEWAL: Duration = Duration::from_secs(LIFETIME as u64 / 3);
+/// One that is kept by fewer servers than it should be is stored again after so long.
+const AGAIN: Duration = Duration::from_secs(10);
 /// Connections that may have records.
 pub const MAX_NUMBER: u32 = 1 << 20;
 /// Servers of a store.
@@ -48,6 +54,8 @@ pub struct StoreConfig {
     pub prefix: String,
     /// How long a server may take.
     pub patience: Duration,
+    /// After how long a record is to be stored again, at least ([`Store::is_stale`]).
+    pub renewal: Duration,
 }
 
 /// Why a store cannot be used.
@@ -92,6 +100,16 @@ pub fn prefix(pool: &str, replica: &str, incarnation: u64) -> Result<String, Sto
     Ok(format!("{pool}.{replica}.{incarnation}"))
 }
 
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    job: Option<u64>,
+    /// Servers that may have something of it, a bit each, and those that said that they keep the last record.
+    holders: u16,
+    keep: u16,
+    /// When that was handed out.
+    since: Option<Instant>,
+}
+
 #[derive(Debug)]
 struct Job {
     n: u32,
@@ -101,6 +119,7 @@ struct Job {
     asked: u16,
     waiting: u32,
     kept: u32,
+    begun: Instant,
     give_up: Instant,
 }
 
@@ -114,9 +133,10 @@ pub struct Store {
     jobs: HashMap<u64, Job>,
     count: u64,
     /// When jobs are to be looked at.
-    timers: VecDeque<(Instant, u64)>,
-    /// The job of each connection, and the servers that may have something of it, by its number.
-    current: Vec<(Option<u64>, u16)>,
+    timers: BinaryHeap<Reverse<(Instant, u64)>>,
+    renewal: Duration,
+    /// What is known of each connection, by its number.
+    current: Vec<Entry>,
     /// Above all numbers in use.
     announced: u32,
     announce_at: Instant,
@@ -151,7 +171,8 @@ impl Store {
             servers: others.into_iter().map(|address| Server::new(address, now)).collect(),
             jobs: HashMap::new(),
             count: 0,
-            timers: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            renewal: config.renewal,
             current: Vec::new(),
             announced: 0,
             announce_at: now + ANNOUNCE,
@@ -176,16 +197,19 @@ impl Store {
         }
         self.count += 1;
         let serial = self.count;
-        if let Some(before) = self.entry(n).0.replace(serial) {
+        let entry = self.entry(n);
+        (entry.keep, entry.since) = (0, Some(now));
+        if let Some(before) = entry.job.replace(serial) {
             self.jobs.remove(&before);
         }
         let give_up = now + self.patience * GIVE_UP;
         let record = record.to_vec();
-        self.jobs.insert(serial, Job { n, ticket, record, asked: 0, waiting: 0, kept: 0, give_up });
+        let job = Job { n, ticket, record, asked: 0, waiting: 0, kept: 0, begun: now, give_up };
+        self.jobs.insert(serial, job);
         for _ in 0..self.copies {
             self.ask_next(serial, now);
         }
-        self.timers.push_back((now + self.patience, serial));
+        self.timers.push(Reverse((now + self.patience, serial)));
         self.judge(serial, false);
     }
 
@@ -194,15 +218,33 @@ impl Store {
         if n >= self.current.len() as u32 {
             return;
         }
-        let (job, holders) = std::mem::take(self.entry(n));
-        if let Some(serial) = job {
+        let entry = std::mem::take(self.entry(n));
+        if let Some(serial) = entry.job {
             self.jobs.remove(&serial);
         }
         for (at, server) in self.servers.iter_mut().enumerate() {
-            if holders & 1 << at != 0 {
+            if entry.holders & 1 << at != 0 {
                 server.delete(n);
             }
         }
+    }
+
+    /// Whether the record of connection `n` is to be stored again: its lifetime runs, or a server that kept it is lost while
+    /// another takes records. Not while it is on its way.
+    #[must_use]
+    pub fn is_stale(&self, n: u32, now: Instant) -> bool {
+        let Some(Entry { job: None, keep, since: Some(since), .. }) = self.current.get(n as usize) else {
+            return false;
+        };
+        let age = now.saturating_duration_since(*since);
+        // Spread by a fraction of the number's, the golden ratio's.
+        let spread = self.renewal.mul_f64(f64::from(n.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX));
+        let takers = self.servers.iter().filter(|server| server.takes()).count() as u32;
+        let copies = keep.count_ones();
+        takers > 0
+            && (copies == 0
+                || age >= self.renewal + spread
+                || age >= AGAIN && copies < self.copies.min(takers))
     }
 
     /// Sends, receives, connects; what became of records goes to `done`. To be called when a descriptor is ready or the
@@ -221,9 +263,13 @@ impl Store {
             for answer in answers {
                 self.answered(at, answer, now);
             }
+            if self.servers[at].take_lost() {
+                // What has no memory but its own has forgotten all that it kept.
+                self.current.iter_mut().for_each(|entry| entry.keep &= !(1 << at));
+            }
         }
-        while self.timers.front().is_some_and(|(at, _)| *at <= now) {
-            let Some((_, serial)) = self.timers.pop_front() else { break };
+        while self.timers.peek().is_some_and(|Reverse((at, _))| *at <= now) {
+            let Some(Reverse((_, serial))) = self.timers.pop() else { break };
             self.look_at(serial, now);
         }
         // What the last of these put out.
@@ -242,7 +288,7 @@ impl Store {
     #[must_use]
     pub fn deadline(&self) -> Instant {
         let servers = self.servers.iter().map(Server::deadline);
-        let timer = self.timers.front().map(|(at, _)| *at);
+        let timer = self.timers.peek().map(|Reverse((at, _))| *at);
         servers.chain(timer).fold(self.announce_at, Instant::min)
     }
 
@@ -252,10 +298,10 @@ impl Store {
         self.jobs.len()
     }
 
-    fn entry(&mut self, n: u32) -> &mut (Option<u64>, u16) {
+    fn entry(&mut self, n: u32) -> &mut Entry {
         let n = n as usize;
         if n >= self.current.len() {
-            self.current.resize(n + 1, (None, 0));
+            self.current.resize(n + 1, Entry::default());
         }
         &mut self.current[n]
     }
@@ -277,24 +323,31 @@ impl Store {
         job.asked |= 1 << at;
         job.waiting += 1;
         let n = job.n;
-        self.entry(n).1 |= 1 << at;
+        self.entry(n).holders |= 1 << at;
         true
     }
 
     /// A job's time for one more attempt, or for none.
     fn look_at(&mut self, serial: u64, now: Instant) {
         let Some(job) = self.jobs.get(&serial) else { return };
-        let give_up = job.give_up;
+        let (give_up, last) = (job.give_up, job.begun + self.patience * GIVE_UP_BUSY);
+        let waits = self.patience * GIVE_UP;
         for (at, server) in self.servers.iter_mut().enumerate() {
             if job.asked & 1 << at != 0 && server.is_late(now, self.patience) {
                 server.suspect_until = now + SUSPECT;
             }
         }
         if now >= give_up {
-            self.judge(serial, true);
+            let busy =
+                |(at, server): (usize, &Server)| job.asked & 1 << at != 0 && server.answers(now, waits);
+            if now < last && self.servers.iter().enumerate().any(busy) {
+                self.timers.push(Reverse((now + waits, serial)));
+            } else {
+                self.judge(serial, true);
+            }
         } else {
             let again = if self.ask_next(serial, now) { now + self.patience } else { give_up };
-            self.timers.push_back((again.min(give_up), serial));
+            self.timers.push(Reverse((again.min(give_up), serial)));
         }
     }
 
@@ -303,6 +356,8 @@ impl Store {
         job.waiting -= 1;
         if answer.kept {
             job.kept += 1;
+            let n = job.n;
+            self.entry(n).keep |= 1 << at;
         } else {
             self.servers[at].suspect_until = now + SUSPECT;
             self.ask_next(answer.serial, now);
@@ -317,7 +372,7 @@ impl Store {
             let (n, ticket, kept) = (job.n, job.ticket, job.kept > 0);
             self.done.push(Done { n, ticket, kept });
             self.jobs.remove(&serial);
-            self.entry(n).0 = None;
+            self.entry(n).job = None;
         }
     }
 }

@@ -50,12 +50,16 @@ pub(super) struct Server {
     sent: usize,
     input: Vec<u8>,
     waiting: VecDeque<(u64, Kind, Instant)>,
+    /// When it answered last.
+    answered: Option<Instant>,
     /// Opaque numbers of commands that are no records count down from the top.
     others: u64,
     /// Numbers whose records are to be deleted there.
     stale: HashSet<u32>,
     /// Of records that broke with the connection.
     broken: Vec<Answer>,
+    /// That broke, which nobody has asked about yet.
+    lost: bool,
 }
 
 impl Server {
@@ -69,9 +73,11 @@ impl Server {
             sent: 0,
             input: Vec::new(),
             waiting: VecDeque::new(),
+            answered: None,
             others: u64::MAX,
             stale: HashSet::new(),
             broken: Vec::new(),
+            lost: false,
         }
     }
 
@@ -101,6 +107,11 @@ impl Server {
         self.waiting.front().is_some_and(|(_, _, since)| now.saturating_duration_since(*since) >= patience)
     }
 
+    /// Whether it answers: it did so lately.
+    pub fn answers(&self, now: Instant, within: Duration) -> bool {
+        self.stream.is_some() && self.answered.is_some_and(|at| now.saturating_duration_since(at) < within)
+    }
+
     pub fn put(&mut self, prefix: &str, n: u32, serial: u64, record: &[u8], now: Instant) {
         put_command(format_args!("{prefix}.{n}"), serial, record, &mut self.out);
         self.waiting.push_back((serial, Kind::Put, now));
@@ -121,6 +132,11 @@ impl Server {
         if self.stale.len() < MAX_STALE {
             self.stale.insert(n);
         }
+    }
+
+    /// Whether the connection broke since this was asked last.
+    pub fn take_lost(&mut self) -> bool {
+        std::mem::take(&mut self.lost)
     }
 
     /// Whether there is a connection, perhaps one that is being made.
@@ -149,8 +165,11 @@ impl Server {
             }
         }
         self.flush(now);
+        let before = self.waiting.len();
         if let Err(e) = self.receive(answers) {
             self.fail(&e, now);
+        } else if self.waiting.len() < before {
+            self.answered = Some(now);
         }
         if self.waiting.front().is_some_and(|(_, _, since)| now.saturating_duration_since(*since) >= SILENCE)
         {
@@ -231,6 +250,7 @@ impl Server {
     fn fail(&mut self, error: &io::Error, now: Instant) {
         tracing::debug!(server = %self.address, "the store's connection broke: {error}");
         self.stream = None;
+        self.lost = true;
         self.retry_at = now + RETRY;
         (self.sent, self.out, self.input) = (0, Vec::new(), Vec::new());
         for (serial, kind, _) in self.waiting.drain(..) {

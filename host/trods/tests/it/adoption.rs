@@ -2,14 +2,17 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
-use rivulet_trods::Record;
-use rivulet_trods::adopt::{Counts, Outcome, Refusal};
+use rivulet_trods::adopt::{Adopters, Counts, Outcome, Refusal};
 use rivulet_trods::record::{Body, Response};
+use rivulet_trods::wake;
+use rivulet_trods::{Record, Tuple};
 
-use crate::support::rack::{Rack, fetch, nginx};
+use crate::support::generate;
+use crate::support::rack::{Rack, fetch, nginx, now_ms};
 use crate::support::server::object;
 
 const GET: &str = "GET /a.bin HTTP/1.1\r\nHost: h\r\n\r\n";
@@ -68,6 +71,26 @@ fn cut(rack: &Rack, request: &str, knows: &[u8], had: usize, half_close: bool) -
     let record = found.unwrap();
     let start = record.handshake.service_isn.wrapping_add(1);
     Cut { client, record, start, _server: server }
+}
+
+/// Whatever the client of this has, it is reset and gets nothing: `want`, the `count`th of these adopters'.
+fn refused(
+    rack: &Rack,
+    adopters: &Adopters,
+    ends: &Receiver<(Tuple, Outcome)>,
+    mut cut: Cut,
+    want: Refusal,
+    count: u64,
+) {
+    rack.adopt(adopters, cut.record);
+    let mut got = Vec::new();
+    let error = cut.client.read_to_end(&mut got).unwrap_err();
+    assert_eq!((error.kind(), got.len()), (ErrorKind::ConnectionReset, 0), "{want}");
+    match ends.recv_timeout(PATIENCE).unwrap().1 {
+        Outcome::Refused(refusal) => assert_eq!(refusal, want),
+        other => panic!("{want}: {other:?}"),
+    }
+    assert_eq!(adopters.counts(), Counts { adopted: count, refused: count });
 }
 
 fn rest(client: &mut TcpStream, length: usize) -> Vec<u8> {
@@ -131,6 +154,26 @@ fn whatever_the_client_has_it_gets_the_rest_and_the_next_answers() {
         count += 1;
     }
     assert_eq!(adopters.counts(), Counts { adopted: count, refused: 0 });
+}
+
+#[test]
+fn a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let _nginx = rack.nginx();
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let mut cut = cut(&rack, GET, &full, full.len(), false);
+    // Each has a clock of its own, and says nothing while the client has everything.
+    let mut record = cut.record;
+    for _ in 0..2 {
+        let (place, now) = (rack.probe(&record), now_ms());
+        let connection = wake::connection(&record, &place, now);
+        record = record.taken_over(&connection, now);
+    }
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    rack.adopt(&adopters, record);
+    cut.client.write_all(GET.as_bytes()).unwrap();
+    assert!(rest(&mut cut.client, full.len()).ends_with(&object("a", SIZE)));
 }
 
 #[test]
@@ -213,17 +256,8 @@ fn another_object_is_refused() {
     let (etag, coding) = ("ETag: \"", "Connection: close");
     let mut count = 0;
     let mut refuses = |rack: &Rack, request: &str, known: &[u8], had: usize, want: Refusal| {
-        let mut cut = cut(rack, request, known, had, false);
-        rack.adopt(&adopters, cut.record);
-        let mut got = Vec::new();
-        let error = cut.client.read_to_end(&mut got).unwrap_err();
-        assert_eq!((error.kind(), got.len()), (ErrorKind::ConnectionReset, 0), "{want}");
-        match ends.recv_timeout(PATIENCE).unwrap().1 {
-            Outcome::Refused(refusal) => assert_eq!(refusal, want),
-            other => panic!("{want}: {other:?}"),
-        }
         count += 1;
-        assert_eq!(adopters.counts(), Counts { adopted: count, refused: count });
+        refused(rack, &adopters, &ends, cut(rack, request, known, had, false), want, count);
     };
     let other = replaced(&full, etag, "ETag: \"x");
     // Whether the client has part of the head, or of the body.
@@ -305,4 +339,99 @@ fn clients_without_timestamps_are_adopted_too() {
     assert_eq!((handshake.timestamp, handshake.sack, handshake.scales), (None, false, None));
     rack.adopt(&adopters, cut.record);
     assert!(rest(&mut cut.client, full.len() - 5000) == full[5000..]);
+}
+
+/// The request for so many generated octets.
+fn inputs(octets: usize, how: &str) -> String {
+    format!("GET /{octets}/inputs{how} HTTP/1.1\r\nHost: h\r\n\r\n")
+}
+
+#[test]
+fn what_is_generated_again_is_the_rest_of_what_the_client_has() {
+    let Some(rack) = Rack::new() else { return };
+    let _server = generate(&rack.r2, "0.0.0.0:80");
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    let mut count = 0;
+    for how in ["", "?chunked"] {
+        let asked = inputs(SIZE, how);
+        let full = fetch(&rack.r2, &asked);
+        let size = head(&full);
+        // What was seen at the first replica, and what its client had of that.
+        for (seen, had) in [
+            (size, 0),
+            (size, size),
+            (size + 3000, 10),
+            (size + 3000, size + 3000),
+            (size + 50_000, size + 20_000),
+            (full.len() - 1, full.len() - 1),
+            (full.len(), size + 70_000),
+            (full.len(), full.len()),
+        ] {
+            let mut cut = cut(&rack, &asked, &full[..seen], had, false);
+            let place = rack.adopt(&adopters, cut.record);
+            assert_eq!(place.ack.wrapping_sub(cut.start), had as u32);
+            assert!(rest(&mut cut.client, full.len() - had) == full[had..], "{how} {seen} {had}");
+            cut.client.write_all(b"GET /300/same HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+            let next = fetch(&rack.r2, "GET /300/same HTTP/1.1\r\nHost: h\r\n\r\n");
+            let answer = rest(&mut cut.client, next.len());
+            assert!(answer[head(&answer)..] == next[head(&next)..], "{how} {seen} {had}");
+            count += 1;
+        }
+    }
+    assert_eq!(adopters.counts(), Counts { adopted: count, refused: 0 });
+}
+
+#[test]
+fn what_is_generated_otherwise_is_refused() {
+    let Some(rack) = Rack::new() else { return };
+    let _server = generate(&rack.r2, "0.0.0.0:80");
+    let (adopters, ends) = rack.adopters(PATIENCE);
+    let (length, number) = (format!("Content-Length: {SIZE}"), "X-TRODS: ");
+    let asked = inputs(SIZE, "");
+    let full = fetch(&rack.r2, &asked);
+    let mut wrong = full.clone();
+    wrong[head(&full) + 7000] ^= 1;
+    let chunked = fetch(&rack.r2, &inputs(SIZE, "?chunked"));
+    let more = |field: &str| replaced(&full, number, &format!("{field}\r\n{number}"));
+    let mut count = 0;
+    for (asked, known, want) in [
+        (&asked, wrong, Refusal::Content),
+        (&asked, replaced(&full, number, "X-TRODS: 1"), Refusal::Content),
+        (&asked, replaced(&full, &length, &format!("Content-Length: {}", SIZE + 1)), Refusal::Length),
+        (&asked, replaced(&full, "200 OK", "203 Other"), Refusal::Status(200)),
+        (&asked, more("Content-Encoding: br"), Refusal::Coding),
+        (&asked, more("Content-Type: text/plain"), Refusal::Coding),
+        (&asked, more("ETag: W/\"x\""), Refusal::Tag),
+        (&asked, more("Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT"), Refusal::Tag),
+        // The first replica's came in chunks; and what it had seen of them was more than there is.
+        (&asked, chunked.clone(), Refusal::Length),
+        (&inputs(SIZE / 2, "?chunked"), chunked, Refusal::Length),
+    ] {
+        for had in [10, head(&known) + 5000] {
+            count += 1;
+            let cut = cut(&rack, asked, &known[..head(&known) + 60_000], had, false);
+            refused(&rack, &adopters, &ends, cut, want, count);
+        }
+    }
+}
+
+#[test]
+fn a_server_that_starts_again_generates_the_same_once_more() {
+    let Some(rack) = Rack::new() else { return };
+    for how in ["", "?chunked"] {
+        let server = generate(&rack.r2, "0.0.0.0:80");
+        let asked = inputs(30 << 20, how);
+        let full = fetch(&rack.r2, &asked);
+        // An interpreter takes its time to start on a busy machine.
+        let (adopters, _ends) = rack.adopters(10 * PATIENCE);
+        let mut cut = cut(&rack, &asked, &full[..9000], 2000, false);
+        rack.adopt(&adopters, cut.record);
+        let mut got = rest(&mut cut.client, 1 << 20);
+        // kill -9, in the middle: the client's window has no room for all of it.
+        drop(server);
+        let _server = generate(&rack.r2, "0.0.0.0:80");
+        got.append(&mut rest(&mut cut.client, full.len() - 2000 - (1 << 20)));
+        assert!(got == full[2000..], "{how}");
+        assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+    }
 }

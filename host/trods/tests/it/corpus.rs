@@ -1,6 +1,8 @@
 //! Replays the corpus of the fuzz targets.
 
 use proptest::prelude::*;
+use rivulet_trods::Record;
+use rivulet_trods::record::Body;
 
 #[path = "../support/hostile.rs"]
 mod hostile;
@@ -22,6 +24,23 @@ fn responses() {
 #[test]
 fn records() {
     replay("trods_record", hostile::record);
+}
+
+/// Responses of each kind stand in them.
+#[test]
+fn records_of_all_kinds_are_there() {
+    let mut kinds = [0; 3];
+    for octets in inputs("trods_record") {
+        let octets = [&octets[..], &crc32c::crc32c(&octets).to_be_bytes()].concat();
+        for response in Record::decode(&octets).map(|record| record.responses).unwrap_or_default() {
+            kinds[match response.body {
+                Body::Object { .. } => 0,
+                Body::Generated { .. } => 1,
+                Body::Whole(_) => 2,
+            }] += 1;
+        }
+    }
+    assert!(kinds[0] > 0 && kinds[1] == 4 && kinds[2] > 0, "{kinds:?}");
 }
 
 #[test]

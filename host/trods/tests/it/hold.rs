@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::{FlowKey, Lease, Limits, What};
-use rivulet_pktio::in_netns;
+use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::repair::unacknowledged;
 use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
+use rivulet_pktio::{AfPacket, Config, Filter, PacketIo, TxFrame, in_netns};
+use rivulet_plain::{Header, Options};
 use rivulet_trods::hold::{Frame, Hold};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
@@ -47,7 +49,11 @@ impl Rig {
         let mut service: SocketAddr = if ipv6 { "[fd00:7::2]:80" } else { "10.7.0.2:80" }.parse().unwrap();
         service.set_port(8080);
         let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
-        hold.programs().leases().unwrap().set(0, Lease { until: u64::MAX, settling: 0 }).unwrap();
+        hold.programs()
+            .leases()
+            .unwrap()
+            .set(0, Lease { until: u64::MAX, settling: 0, ..Lease::default() })
+            .unwrap();
         hold.programs().protect(service, 0).unwrap();
         Some(Rig { client, replica, hold, service, told: Vec::new(), frames: Vec::new() })
     }
@@ -74,7 +80,7 @@ impl Rig {
                 What::Request { octets, fin, .. } => Told::Request(octets.into(), fin),
                 What::Ended => Told::Ended,
                 What::Fin { .. } => Told::Fin,
-                What::Aborted => Told::Aborted,
+                What::Aborted { .. } => Told::Aborted,
                 What::Reset { .. } | What::Parked { .. } => panic!("{what:?}"),
             });
         };
@@ -193,6 +199,33 @@ fn frames_are_held_as_large_as_they_were_made() {
     });
     assert!(got == body(10_000));
     assert!(unacknowledged(&client).unwrap() > 0, "what was asked is not acknowledged by it");
+}
+
+#[test]
+fn more_than_there_is_room_for_is_dropped() {
+    let Some(mut rig) = Rig::new(false) else { return };
+    let (src, dst) = (rig.service, "10.7.0.1:1025".parse().unwrap());
+    let (flags, options) = (TcpFlags(TcpFlags::ACK), Options::default());
+    let header = Header { src, dst, seq: 1, ack: 1, flags, window: 9, options };
+    let mut packet = vec![0; header.length() + 1400];
+    header.finish(&mut packet, 1400).unwrap();
+    let frame = [&[2; 12][..], &[8, 0], &packet].concat();
+    let config = Config { promiscuous: false, filter: Some(Filter::new(&[]).unwrap()), ..Config::default() };
+    let mut tap = AfPacket::open(&rig.replica.interface("trods0"), config).unwrap();
+    let room = (64 << 20) / frame.len();
+    // Whatever else the kernel says there is no segment.
+    while rig.hold.dropped() == 0 && rig.frames.len() <= room {
+        tap.send(&[TxFrame::new(&frame)]).unwrap();
+        rig.look();
+    }
+    assert_eq!(rig.frames.len(), room);
+    // There is room again for as many as leave.
+    let Rig { hold, frames, .. } = &mut rig;
+    frames.drain(..10).for_each(|frame| hold.forget(frame));
+    for _ in 0..20 {
+        tap.send(&[TxFrame::new(&frame)]).unwrap();
+    }
+    rig.until("ten of twenty", |rig| rig.frames.len() == room && rig.hold.dropped() == 11);
 }
 
 #[test]

@@ -3,9 +3,13 @@
 mod adoption;
 mod cases;
 mod corpus;
+mod generated;
 mod hold;
+mod leaving;
 mod model;
+mod pins;
 mod records;
+mod renewal;
 mod store;
 mod support;
 mod survive;

@@ -1,17 +1,31 @@
 //! Records as octets.
 
 use proptest::prelude::*;
-use rivulet_trods::record::{Body, Handshake, MAX_RECORD, MAX_RESPONSES, Record, RecordError, Response};
+use rivulet_trods::record::{
+    Body, Chunked, Handshake, MAX_RECORD, MAX_RESPONSES, Record, RecordError, Response, Rest, Seen, UNKNOWN,
+};
 
 use crate::support::tuple;
 
-const REQUEST: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+pub const REQUEST: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: 1000\r\n\r\n";
+
+/// Heads of what has no strong entity tag.
+const KNOWN: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n";
+const CHUNKED: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-TRODS: 5\r\n\r\n";
 
 pub fn object() -> Response {
     let length = HEAD.len() as u64 + 1000;
     let body = Body::Object { request: REQUEST.to_vec(), head: HEAD.to_vec(), check: (10, 77) };
     Response { length, passed: length, close: false, body }
+}
+
+/// One that is generated again, of which so many octets of the body were seen.
+fn generated(head: &[u8], seen: u64, length: u64, rest: Rest) -> Response {
+    let seen_all = head.len() as u64 + seen;
+    let seen = Seen { sum: if seen == 0 { 0 } else { 77 }, rest };
+    let body = Body::Generated { request: REQUEST.to_vec(), head: head.to_vec(), seen };
+    Response { length, passed: seen_all, close: false, body }
 }
 
 pub fn record() -> Record {
@@ -24,6 +38,7 @@ pub fn record() -> Record {
             scales: Some((7, 8)),
             sack: true,
             timestamp: Some(5),
+            first_timestamp: None,
             at_ms: 1 << 40,
         },
         version: 3,
@@ -48,7 +63,20 @@ fn what_is_written_is_read() {
     bare.handshake = Handshake { scales: None, sack: false, timestamp: None, ..bare.handshake };
     (bare.client_fin, bare.unprotected) = (true, true);
     (bare.responses, bare.requests) = (Vec::new(), Vec::new());
-    for record in [record(), v6, bare] {
+    let (known, chunked) = (KNOWN.len() as u64 + 5000, CHUNKED.len() as u64 + 70);
+    let mut again = record();
+    again.responses = vec![
+        generated(KNOWN, 5000, known, Rest::Octets(0)),
+        generated(CHUNKED, 70, chunked, Rest::Chunks(Chunked::Over)),
+        generated(KNOWN, 4000, known, Rest::Octets(1000)),
+    ];
+    let mut open = record();
+    open.responses = vec![generated(CHUNKED, 70, UNKNOWN, Rest::Chunks(Chunked::Data(7)))];
+    let mut first = record();
+    first.responses = vec![generated(CHUNKED, 0, UNKNOWN, Rest::Chunks(Chunked::default()))];
+    let mut adopted = record();
+    adopted.handshake.first_timestamp = Some(4);
+    for record in [record(), v6, bare, again, open, first, adopted] {
         let octets = record.encode();
         assert_eq!((octets.len(), Record::decode(&octets)), (record.size(), Ok(record)));
     }
@@ -70,6 +98,17 @@ fn a_record_is_damaged_wherever_it_is_touched() {
 }
 
 #[test]
+fn a_record_ends_where_it_says() {
+    let mut octets = record().encode();
+    octets.truncate(octets.len() - 4);
+    for more in [&b""[..], b"x"] {
+        octets.extend_from_slice(more);
+        let whole = [&octets[..], &crc32c::crc32c(&octets).to_be_bytes()].concat();
+        assert_eq!(Record::decode(&whole).is_ok(), more.is_empty());
+    }
+}
+
+#[test]
 fn what_no_flow_writes_is_refused() {
     let with = |change: &dyn Fn(&mut Record)| {
         let mut record = record();
@@ -78,7 +117,10 @@ fn what_no_flow_writes_is_refused() {
     };
     assert!(with(&|_| {}).is_ok());
     let weak = String::from_utf8(HEAD.to_vec()).unwrap().replace("ETag: ", "ETag: W/").into_bytes();
-    let bodies: [(&[u8], &[u8], u32); 5] = [
+    let (two, more) = ([REQUEST, REQUEST].concat(), [HEAD, b"x"].concat());
+    let bodies: [(&[u8], &[u8], u32); 7] = [
+        (&two, HEAD, 0),
+        (REQUEST, &more, 0),
         (REQUEST, &weak, 0),
         (REQUEST, &HEAD[..HEAD.len() - 1], 0),
         (&REQUEST[1..], HEAD, 0),
@@ -93,20 +135,59 @@ fn what_no_flow_writes_is_refused() {
         });
         assert!(matches!(refused, Err(RecordError::Field(_))), "{refused:?}");
     }
-    let changes: [&dyn Fn(&mut Record); 8] = [
+    let whole = |length, octets: &[u8]| Response {
+        length,
+        passed: length,
+        close: false,
+        body: Body::Whole(octets.into()),
+    };
+    let known = KNOWN.len() as u64 + 5000;
+    let seen = |record: &mut Record, response: Response| record.responses = vec![response];
+    let changes: [&dyn Fn(&mut Record); 20] = [
+        &|record| seen(record, generated(KNOWN, 10, known + 1, Rest::Octets(4990))),
+        &|record| seen(record, generated(KNOWN, 10, UNKNOWN, Rest::Octets(4990))),
+        &|record| seen(record, generated(KNOWN, 10, known, Rest::Chunks(Chunked::Data(7)))),
+        &|record| seen(record, generated(CHUNKED, 10, UNKNOWN, Rest::Chunks(Chunked::Over))),
+        &|record| seen(record, generated(CHUNKED, 10, known, Rest::Chunks(Chunked::Data(7)))),
+        &|record| seen(record, generated(CHUNKED, 10, UNKNOWN, Rest::Chunks(Chunked::Data(0)))),
+        &|record| seen(record, generated(CHUNKED, 0, UNKNOWN, Rest::Chunks(Chunked::Data(7)))),
+        // It ends with the connection.
+        &|record| seen(record, generated(b"HTTP/1.1 200 OK\r\n\r\n", 10, UNKNOWN, Rest::Octets(7))),
+        // The head alone, in part.
+        &|record| {
+            let whole = generated(CHUNKED, 0, UNKNOWN, Rest::Chunks(Chunked::default()));
+            seen(record, Response { passed: whole.passed - 1, ..whole });
+        },
         &|record| record.responses[0].length += 1,
         &|record| record.responses[0].passed += 1,
         &|record| (record.responses[0].length, record.responses[0].passed) = (0, 0),
         // Another behind one that is not whole.
         &|record| record.responses = vec![Response { passed: 7, ..object() }, object()],
         &|record| record.responses = vec![object(); MAX_RESPONSES + 1],
-        &|record| record.responses[0].body = Body::Whole(vec![0; 5000]),
+        &|record| record.responses = vec![whole(5000, &[0; 5000])],
+        &|record| record.responses = vec![whole(4, b"abc")],
+        &|record| record.responses = vec![whole(0, b"")],
         &|record| record.requests = vec![b'a'; 4097],
         &|record| record.handshake.scales = Some((15, 0)),
+        &|record| (record.handshake.timestamp, record.handshake.first_timestamp) = (None, Some(1)),
     ];
     for (n, change) in changes.iter().enumerate() {
         assert!(matches!(with(change), Err(RecordError::Field(_))), "{n}: {:?}", with(change));
     }
+}
+
+#[test]
+fn of_one_connection_the_higher_version_counts() {
+    let of = |isn: u32, version: u32, at_ms: u64| {
+        let mut record = record();
+        (record.handshake.client_isn, record.handshake.at_ms, record.version) = (isn, at_ms, version);
+        record.age()
+    };
+    assert!(of(1, 4, 10).is_after(&of(1, 3, 20)), "it went on from the other");
+    assert!(!of(1, 3, 20).is_after(&of(1, 4, 10)));
+    assert!(of(1, 3, 20).is_after(&of(1, 3, 10)), "both went on from the same");
+    assert!(of(2, 1, 20).is_after(&of(1, 9, 10)), "another one between the same ends");
+    assert!(!of(1, 3, 10).is_after(&of(1, 3, 10)));
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::Record;
-use rivulet_trods::store::{Done, Store, StoreConfig, StoreError, erase, load, prefix};
+use rivulet_trods::store::{
+    Done, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, erase, load, load_all, prefix,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::records::record;
@@ -64,7 +66,8 @@ fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
     let mut servers = servers.to_vec();
     let turn = crc32c::crc32c(prefix.as_bytes()) as usize % servers.len();
     servers.rotate_right(turn);
-    Store::new(&StoreConfig { servers, own: Vec::new(), copies, prefix, patience }, Instant::now()).unwrap()
+    let config = StoreConfig { servers, own: Vec::new(), copies, prefix, patience, renewal: RENEWAL };
+    Store::new(&config, Instant::now()).unwrap()
 }
 
 /// Turns until so many are done.
@@ -179,6 +182,7 @@ fn old_records_on_another_server_do_not_count() {
     // Another connection between the same ends, with a number of its own.
     let mut later = of(0, 1);
     later.handshake.at_ms += 1;
+    later.handshake.client_isn += 1;
     let mut store = store(&[two.address], 1, LONG);
     store.put(9, 1, &later.encode(), Instant::now());
     finish(&mut store, 1);
@@ -316,6 +320,88 @@ fn a_server_without_end_is_not_read_for_ever() {
     }
 }
 
+/// Records are stored again in good time, and not all at a time.
+#[test]
+fn a_record_is_stale_well_before_its_lifetime_ends() {
+    let Some(server) = Memcached::start() else { return };
+    let mut store = store(&[server.address], 1, LONG);
+    let begin = Instant::now();
+    for n in 0..1000 {
+        put(&mut store, n, 1);
+    }
+    assert!((0..1000).all(|n| !store.is_stale(n, begin)), "they are on their way");
+    finish(&mut store, 1000);
+    let after = |share: f64| Instant::now() + Duration::from_secs(u64::from(LIFETIME)).mul_f64(share);
+    let stale = |store: &Store, share: f64| (0..1000).filter(|n| store.is_stale(*n, after(share))).count();
+    assert_eq!((stale(&store, 0.3), stale(&store, 0.7)), (0, 1000));
+    // In each tenth of the time between as many as in any other.
+    let counts: Vec<usize> =
+        (0..=10).map(|n| stale(&store, 1.0 / 3.0 * (1.0 + f64::from(n) / 10.0))).collect();
+    assert!(counts.windows(2).all(|two| (90..=110).contains(&(two[1] - two[0]))), "{counts:?}");
+    store.forget(3);
+    assert!(!store.is_stale(3, after(0.9)) && !store.is_stale(5000, after(0.9)));
+}
+
+#[test]
+fn what_was_on_a_server_that_is_lost_is_stale() {
+    let (Some(one), Some(two)) = (Memcached::start(), Memcached::start()) else { return };
+    let mut single = store(&[one.address, two.address], 1, LONG);
+    let mut both = store(&[one.address, two.address], 2, LONG);
+    for n in 0..5 {
+        assert!(kept(&mut single, n, 1) && kept(&mut both, n, 1));
+    }
+    assert_eq!((one.load().len(), two.load().len()), (5, 5));
+    let soon = |store: &Store| (0..5).filter(|n| store.is_stale(*n, Instant::now())).count();
+    let late = |store: &Store| {
+        (0..5).filter(|n| store.is_stale(*n, Instant::now() + Duration::from_secs(60))).count()
+    };
+    assert_eq!((soon(&single), soon(&both), late(&single), late(&both)), (0, 0, 0, 0));
+    drop(one);
+    // It is noticed without anything being stored.
+    let mut done = Vec::new();
+    eventually("the loss", || {
+        single.turn(Instant::now(), &mut done);
+        both.turn(Instant::now(), &mut done);
+        soon(&single) == 5
+    });
+    assert!(kept(&mut single, 0, 2));
+    assert_eq!((soon(&single), two.load().iter().filter(|(_, record)| record.version == 2).count()), (4, 1));
+    // Of two copies one is left, and nobody is there to have another.
+    assert_eq!(soon(&both), 0);
+    drop(two);
+    eventually("the other loss", || {
+        single.turn(Instant::now(), &mut done);
+        both.turn(Instant::now(), &mut done);
+        // Between attempts to connect.
+        single.descriptors().count() == 0 && soon(&single) == 0
+    });
+}
+
+/// A server that answers nobody before all have asked.
+#[test]
+fn what_several_have_is_asked_for_at_a_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let mut streams: Vec<TcpStream> = (0..3).map(|_| listener.accept().unwrap().0).collect();
+        let mut asked: Vec<String> = streams
+            .iter()
+            .map(|stream| {
+                let mut line = String::new();
+                BufReader::new(stream).read_line(&mut line).unwrap();
+                line
+            })
+            .collect();
+        // None of the first 64 records, with which it was asked how many there are.
+        streams.iter_mut().for_each(|stream| stream.write_all(&b"EN\r\n".repeat(1 + 64)).unwrap());
+        asked.sort();
+        asked
+    });
+    let loaded = load_all(&[address], &["p.0.1", "p.1.1", "p.2.1"], PATIENCE);
+    assert_eq!(loaded.iter().map(|loaded| loaded.servers).collect::<Vec<_>>(), [1, 1, 1]);
+    assert_eq!(server.join().unwrap(), ["mg p.0.1 v\r\n", "mg p.1.1 v\r\n", "mg p.2.1 v\r\n"]);
+}
+
 #[test]
 fn the_own_host_is_no_store() {
     let config = StoreConfig {
@@ -324,6 +410,7 @@ fn the_own_host_is_no_store() {
         copies: 1,
         prefix: prefix("web", "r1", 7).unwrap(),
         patience: LONG,
+        renewal: RENEWAL,
     };
     let refused = |config: StoreConfig| Store::new(&config, Instant::now()).map(drop);
     assert_eq!(refused(config.clone()), Err(StoreError::Alone));

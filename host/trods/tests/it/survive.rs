@@ -3,7 +3,9 @@
 
 use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::Lease;
@@ -11,33 +13,58 @@ use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_trods::Settings;
 use rivulet_trods::hold::Departed;
 use rivulet_trods::replica::{Protected, Replica};
-use rivulet_trods::store::{StoreConfig, prefix};
+use rivulet_trods::store::{RENEWAL, StoreConfig, prefix};
 use tempfile::TempDir;
 
-use crate::support::nginx;
+use crate::support::{CLOSED, nginx, nginx_of};
 
-const SERVICE: &str = "10.8.9.9:8080";
-const STORE: &str = "10.8.3.3:11211";
+pub const SERVICE: &str = "10.8.9.9:8080";
+pub const SERVICE6: &str = "[fd00:8:9::9]:8080";
+/// Addresses of the stores' hosts, and their port.
+pub const STORES: [&str; 2] = ["10.8.3.3", "10.8.3.4"];
+const PORT: u16 = 11211;
 
 /// A replica's host, nginx and all that protects it.
-struct Host {
-    replica: Replica,
-    nginx: Process,
-    _dir: TempDir,
-    _netns: Netns,
+pub struct Host {
+    pub replica: Replica,
+    pub server: Process,
+    pub netns: Netns,
+    dir: TempDir,
 }
 
-struct Rig {
-    hosts: Vec<Host>,
-    client: Netns,
-    router: Netns,
-    files: TempDir,
-    _store: Process,
+/// What there is beside the client and two replicas.
+pub struct Plan<'a> {
+    /// Of the client's link.
+    pub rate: &'a str,
+    pub settings: Settings,
+    pub server: Start<'a>,
+    /// Where it is.
+    pub service: &'a str,
+    /// So many of [`STORES`].
+    pub stores: usize,
+    pub renewal: Duration,
+}
+
+impl Default for Plan<'_> {
+    fn default() -> Self {
+        let (rate, settings, service) = ("100mbit", CLOSED, SERVICE);
+        Plan { rate, settings, server: &nginx, service, stores: 1, renewal: RENEWAL }
+    }
+}
+
+/// Starts a server in a namespace at an address, with the files of a folder and a folder of its own.
+pub type Start<'a> = &'a dyn Fn(&Netns, &str, &Path, &Path) -> Process;
+
+pub struct Rig {
+    pub hosts: Vec<Host>,
+    pub client: Netns,
+    pub router: Netns,
+    pub files: TempDir,
+    pub stores: Vec<Process>,
 }
 
 impl Rig {
-    /// The client behind `rate`, and two replicas.
-    fn new(rate: &str) -> Option<Rig> {
+    pub fn new(plan: &Plan<'_>) -> Option<Rig> {
         if skipped(Feature::Tcx) {
             return None;
         }
@@ -46,79 +73,106 @@ impl Rig {
             return None;
         }
         let (client, router) = (Netns::new("surv-c")?, Netns::new("surv-x")?);
-        router.run("sysctl -qw net.ipv4.ip_forward=1");
-        router.ip("addr add 10.8.3.3/32 dev lo");
+        router.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
         client.veth("c0", &router, "x0");
         client.ip("addr add 10.8.0.1/24 dev c0");
         router.ip("addr add 10.8.0.254/24 dev x0");
         client.ip("route add default via 10.8.0.254");
-        router.shape("x0", rate);
-        let mut memcached = router.command("memcached");
-        memcached.args(["-u", "root", "-l", "10.8.3.3", "-p", "11211", "-U", "0", "-M"]);
-        let store = Process(memcached.stdout(Stdio::null()).spawn().unwrap());
+        client.ip("addr add fd00:8::1/64 dev c0 nodad");
+        router.ip("addr add fd00:8::254/64 dev x0 nodad");
+        client.ip("route add default via fd00:8::254");
+        router.shape("x0", plan.rate);
+        let store = |address: &&str| {
+            router.ip(&format!("addr add {address}/32 dev lo"));
+            let mut memcached = router.command("memcached");
+            memcached.args(["-u", "root", "-l", address, "-p", &PORT.to_string(), "-U", "0", "-M"]);
+            Process(memcached.stdout(Stdio::null()).spawn().unwrap())
+        };
+        let stores = STORES[..plan.stores].iter().map(store).collect();
         let files = tempfile::tempdir().unwrap();
         fs::create_dir(files.path().join("www")).unwrap();
-        let mut rig = Rig { hosts: Vec::new(), client, router, files, _store: store };
+        let mut rig = Rig { hosts: Vec::new(), client, router, files, stores };
         for n in [1, 2] {
-            let host = rig.host(n)?;
+            let host = rig.host(n, plan)?;
             rig.hosts.push(host);
         }
         rig.steer("add", 1);
         Some(rig)
     }
 
-    fn host(&self, n: u8) -> Option<Host> {
+    fn host(&self, n: u8, plan: &Plan<'_>) -> Option<Host> {
         let netns = Netns::new(&format!("surv-r{n}"))?;
         self.router.veth(&format!("x{n}"), &netns, "r0");
         self.router.ip(&format!("addr add 10.8.{n}.254/24 dev x{n}"));
         netns.ip(&format!("addr add 10.8.{n}.1/24 dev r0"));
         netns.ip("addr add 10.8.9.9/32 dev lo");
         netns.ip(&format!("route add default via 10.8.{n}.254"));
+        self.router.ip(&format!("addr add fd00:8:{n}::254/64 dev x{n} nodad"));
+        netns.ip(&format!("addr add fd00:8:{n}::1/64 dev r0 nodad"));
+        netns.ip("addr add fd00:8:9::9/128 dev lo nodad");
+        netns.ip(&format!("route add default via fd00:8:{n}::254"));
         let dir = tempfile::tempdir().unwrap();
-        let nginx = nginx(&netns, SERVICE, self.files.path(), dir.path());
-        let replica = Replica::start(&netns.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+        let server = (plan.server)(&netns, plan.service, self.files.path(), dir.path());
+        let replica =
+            Replica::start(&netns.interface("r0"), plan.settings.wake).unwrap_or_else(|e| panic!("{e}"));
         // As behind a ToR that has just excluded another: what nobody here knows is not reset.
-        replica.set_lease(0, Lease { until: u64::MAX, settling: u64::MAX });
+        replica.set_lease(0, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() });
         let store = StoreConfig {
-            servers: vec![STORE.parse().unwrap()],
+            servers: self.servers(),
             own: vec![format!("10.8.{n}.1").parse().unwrap()],
             copies: 1,
             prefix: prefix("www", &format!("r{n}"), 1).unwrap(),
-            patience: std::time::Duration::from_millis(500),
+            patience: Duration::from_millis(500),
+            renewal: plan.renewal,
         };
-        let sockets = vec![SERVICE.parse().unwrap()];
-        replica.protect(vec![Protected { sockets, lease: 0, settings: Settings { closed: true }, store }]);
-        Some(Host { replica, nginx, _dir: dir, _netns: netns })
+        let sockets = vec![plan.service.parse().unwrap()];
+        replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, store }]);
+        Some(Host { replica, server, dir, netns })
+    }
+
+    /// Those of the stores that there are, or were.
+    pub fn servers(&self) -> Vec<SocketAddr> {
+        let all = STORES.iter().take(self.stores.len());
+        all.map(|address| SocketAddr::new(address.parse().unwrap(), PORT)).collect()
     }
 
     /// Has what the client sends go to replica `n`.
-    fn steer(&self, how: &str, n: u8) {
+    pub fn steer(&self, how: &str, n: u8) {
         self.router.ip(&format!("route {how} 10.8.9.9/32 via 10.8.{n}.1"));
+        self.router.ip(&format!("route {how} fd00:8:9::9/128 via fd00:8:{n}::1"));
     }
 
-    fn file(&self, name: &str, octets: usize) -> Vec<u8> {
+    pub fn file(&self, name: &str, octets: usize) -> Vec<u8> {
         let content: Vec<u8> = (0..octets).map(|n| (n * 7 + n / 251) as u8).collect();
         fs::write(self.files.path().join("www").join(name), &content).unwrap();
         content
     }
 
     /// curl, which writes into a file of the rig's.
-    fn curl(&self, arguments: &str) -> Process {
+    pub fn curl(&self, arguments: &str) -> Process {
         let mut command = self.client.command("curl");
         let out = self.files.path().join("got");
         command.args(["-s", "-S", "-m", "120", "-o"]).arg(out).args(arguments.split(' '));
         Process(command.spawn().unwrap())
     }
 
-    fn got(&self) -> usize {
+    pub fn got(&self) -> usize {
         fs::metadata(self.files.path().join("got")).map_or(0, |m| m.len() as usize)
     }
 
+    /// nginx of this replica is killed, and started again.
+    pub fn restart(&mut self, of: usize) {
+        let host = &mut self.hosts[of];
+        host.server.0.kill().unwrap();
+        host.server.0.wait().unwrap();
+        host.server = nginx(&host.netns, SERVICE, self.files.path(), host.dir.path());
+    }
+
     /// Replica `of` is told that `dead` is gone.
-    fn tell(&self, of: usize, dead: u8) {
+    pub fn tell(&self, of: usize, dead: u8) {
         self.hosts[of].replica.departed(Departed {
             prefix: prefix("www", &format!("r{dead}"), 1).unwrap(),
-            servers: vec![STORE.parse::<SocketAddr>().unwrap()],
+            servers: self.servers(),
             other: Box::new(|_, _| None),
             waits: false,
         });
@@ -127,30 +181,32 @@ impl Rig {
 
 #[test]
 fn a_download_goes_on_from_another_replica() {
-    let Some(rig) = Rig::new("100mbit") else { return };
-    let content = rig.file("large", 20_000_000);
-    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
-    eventually("a third of it", || rig.got() > 7_000_000);
-    rig.router.ip("link set x1 down");
-    rig.steer("replace", 2);
-    rig.tell(1, 1);
-    let status = curl.0.wait().unwrap();
-    assert!(status.success(), "{status}: {} octets", rig.got());
-    assert!(fs::read(rig.files.path().join("got")).unwrap() == content);
-    let (first, second) = (&rig.hosts[0].replica, &rig.hosts[1].replica);
-    eventually("it is counted", || second.counts().adopted == 1);
-    assert_eq!((first.counts().protected, second.counts().refused), (1, 0));
-    assert_eq!((first.counts().unprotected, second.counts().unprotected), Default::default());
+    for service in [SERVICE, SERVICE6] {
+        let Some(rig) = Rig::new(&Plan { service, ..Plan::default() }) else { return };
+        let content = rig.file("large", 20_000_000);
+        let mut curl = rig.curl(&format!("-g http://{service}/large"));
+        eventually("a third of it", || rig.got() > 7_000_000);
+        rig.router.ip("link set x1 down");
+        rig.steer("replace", 2);
+        rig.tell(1, 1);
+        let status = curl.0.wait().unwrap();
+        assert!(status.success(), "{service} {status}: {} octets", rig.got());
+        assert!(fs::read(rig.files.path().join("got")).unwrap() == content);
+        let (first, second) = (&rig.hosts[0].replica, &rig.hosts[1].replica);
+        eventually("it is counted", || second.counts().adopted == 1);
+        assert_eq!((first.counts().protected, second.counts().refused), (1, 0));
+        assert_eq!((first.counts().unprotected, second.counts().unprotected), Default::default());
+    }
 }
 
 #[test]
 fn nginx_dies_and_the_download_goes_on_elsewhere() {
-    let Some(mut rig) = Rig::new("100mbit") else { return };
+    let Some(mut rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
     eventually("a third of it", || rig.got() > 7_000_000);
-    rig.hosts[0].nginx.0.kill().unwrap();
-    rig.hosts[0].nginx.0.wait().unwrap();
+    rig.hosts[0].server.0.kill().unwrap();
+    rig.hosts[0].server.0.wait().unwrap();
     // As a ToR does that has heard that it is not ready: its lease is not prolonged, and its place is another's.
     rig.hosts[0].replica.set_lease(0, Lease::default());
     rig.steer("replace", 2);
@@ -160,4 +216,40 @@ fn nginx_dies_and_the_download_goes_on_elsewhere() {
     assert!(fs::read(rig.files.path().join("got")).unwrap() == content);
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
+}
+
+/// The children of a process.
+fn children(id: u32) -> Vec<String> {
+    let list = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    list.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_worker_dies_alone_and_the_download_goes_on_here() {
+    let Some(mut rig) = Rig::new(&Plan::default()) else { return };
+    let content = rig.file("large", 20_000_000);
+    let host = &mut rig.hosts[0];
+    host.server.0.kill().unwrap();
+    host.server.0.wait().unwrap();
+    host.server = nginx_of("worker_processes 1", &host.netns, SERVICE, rig.files.path(), host.dir.path());
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("a third of it", || rig.got() > 7_000_000);
+    let master = rig.hosts[0].server.0.id();
+    let workers = children(master);
+    for worker in &workers {
+        assert!(Command::new("kill").args(["-9", worker]).status().unwrap().success());
+    }
+    let status = curl.0.wait().unwrap();
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    assert!(fs::read(rig.files.path().join("got")).unwrap() == content);
+    let counts = || rig.hosts[0].replica.counts();
+    eventually("it is counted", || counts().adopted == 1);
+    assert_eq!((workers.len(), counts().refused, counts().unprotected), (1, 0, Default::default()));
+    // Nobody knows whose the new one is once the master is gone.
+    let workers = children(master);
+    rig.hosts[0].server.0.kill().unwrap();
+    rig.hosts[0].server.0.wait().unwrap();
+    workers.iter().for_each(|worker| {
+        let _ = Command::new("kill").args(["-9", worker]).status();
+    });
 }

@@ -6,7 +6,7 @@ use rivulet_trods::Record;
 use rivulet_trods::record::Response;
 use rivulet_trods::wake::{self, Place, Told};
 
-use crate::records::{object, record};
+use crate::records::{REQUEST, object, record};
 
 const ACK: u8 = TcpFlags::ACK;
 /// A while after the SYN-ACK.
@@ -87,16 +87,35 @@ fn a_client_that_knows_nothing_of_it_says_so() {
     assert_eq!(told(&record, &far), Told::Nothing);
 }
 
+/// Whoever was cut off stores again and again what it has, and returns with that.
+#[test]
+fn whoever_goes_on_counts_more_than_whoever_it_goes_on_from() {
+    let mut cut_off = record();
+    let place =
+        Place { fresh: true, sacked: 0, ack: cut_off.passed(), window: 1000, seq: cut_off.acknowledged() };
+    let adopt = |record: &Record, now| record.clone().taken_over(&wake::connection(record, &place, now), now);
+    let adopted = adopt(&cut_off, LATER);
+    let again = adopt(&adopted, LATER + 1);
+    cut_off.version += 60_000;
+    assert!(adopted.age().is_after(&cut_off.age()) && !cut_off.age().is_after(&adopted.age()));
+    assert!(again.age().is_after(&adopted.age()));
+    cut_off.version = u32::MAX;
+    assert!(adopt(&cut_off, LATER).age().is_after(&cut_off.age()), "by its time");
+}
+
 #[test]
 fn what_is_not_the_clients_tells_nothing() {
     let record = record();
     let good = answer(&record);
     assert!(matches!(told(&record, &good), Told::Waits(_)));
+    // It may send again all that is stored of it.
+    let asked = record.acknowledged().wrapping_sub(REQUEST.len() as u32 + record.requests.len() as u32);
+    assert!(matches!(told(&record, &Header { seq: asked, ..good }), Told::Waits(_)));
     let stamps = |echo| Options { stamps: Some(Stamps { value: 9, echo }), ..Options::default() };
     let bad = [
         Header { src: "10.0.0.1:4001".parse().unwrap(), ..good },
         Header { dst: "10.9.0.2:80".parse().unwrap(), ..good },
-        Header { seq: good.seq.wrapping_sub(1), ..good },
+        Header { seq: asked.wrapping_sub(1), ..good },
         Header { seq: good.seq.wrapping_add(65_537), ..good },
         Header { ack: record.response_at.wrapping_sub(1), ..good },
         Header { ack: record.passed().wrapping_add(1), ..good },
@@ -108,6 +127,13 @@ fn what_is_not_the_clients_tells_nothing() {
     ];
     for header in bad {
         assert_eq!(told(&record, &header), Told::Nothing, "{header:?}");
+    }
+    // Nothing new has reached it since another replica's socket had another clock.
+    let mut adopted = record.clone();
+    adopted.handshake.first_timestamp = adopted.handshake.timestamp.replace(6_000);
+    for (echo, is_its) in [(4, false), (5, true), (5_000, true), (65_000, true), (70_000, false)] {
+        let header = Header { options: stamps(echo), ..good };
+        assert_eq!(matches!(told(&adopted, &header), Told::Waits(_)), is_its, "{echo}");
     }
     let mut bare = record;
     bare.handshake.timestamp = None;

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,8 +25,10 @@ const SERVICE: &str = "10.7.0.2:8080";
 
 /// What a store does, and what it has.
 #[derive(Debug, Default)]
-struct Shelf {
+pub struct Shelf {
     records: HashMap<FlowKey, Record>,
+    /// Records that it was to store.
+    handed: usize,
     /// Each record that was stored, in its order.
     history: Vec<Record>,
     /// What it has not told of yet.
@@ -34,15 +36,19 @@ struct Shelf {
     /// It tells of nothing while this is set.
     silent: bool,
     failing: bool,
+    /// Whatever it has is to be stored again.
+    stale: bool,
     forgotten: usize,
 }
 
+/// It stores at once, unless it is told otherwise.
 #[derive(Clone, Debug, Default)]
-struct Shared(Arc<Mutex<Shelf>>);
+pub struct Shared(Arc<Mutex<Shelf>>);
 
 impl Keeper for Shared {
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record) {
         let mut shelf = self.0.lock().unwrap();
+        shelf.handed += 1;
         shelf.pending.push_back((*key, ticket));
         if !shelf.failing {
             shelf.records.insert(*key, record.clone());
@@ -55,6 +61,10 @@ impl Keeper for Shared {
         shelf.records.remove(key);
         shelf.pending.retain(|(other, _)| other != key);
         shelf.forgotten += 1;
+    }
+
+    fn is_stale(&self, _: &FlowKey) -> bool {
+        self.0.lock().unwrap().stale
     }
 
     fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool)) {
@@ -85,7 +95,7 @@ struct Rig {
     thread: Option<std::thread::JoinHandle<()>>,
     dir: TempDir,
     nginx: Process,
-    _replica: Netns,
+    replica: Netns,
 }
 
 impl Drop for Rig {
@@ -98,6 +108,12 @@ impl Drop for Rig {
 
 impl Rig {
     fn new() -> Option<Rig> {
+        // Longer than any of these tests.
+        Rig::with_idle(Duration::from_secs(600))
+    }
+
+    /// A connection on which nobody says anything for so long is over.
+    fn with_idle(idle: Duration) -> Option<Rig> {
         if skipped(Feature::Tcx) {
             return None;
         }
@@ -115,24 +131,28 @@ impl Rig {
             let leases = hold.programs().leases().unwrap();
             (hold, leases)
         };
-        leases.set(0, Lease { until: u64::MAX, settling: 0 }).unwrap();
+        leases.set(0, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
         let (of_thread, at) = (store.clone(), Arc::clone(&said));
         let (end, gone) = (Arc::clone(&stop), Arc::clone(&dead));
-        let mut watch = Watch::new(hold, of_thread);
-        watch.set_services(&[(SERVICE.parse().unwrap(), 0, Settings { closed: false })]).unwrap();
-        let never = UnixStream::pair().unwrap();
+        let mut watch = Watch::new(hold, of_thread).unwrap();
+        watch.set_idle(idle);
+        watch.set_services(&[(SERVICE.parse().unwrap(), 0, Settings::default())]).unwrap();
+        let (never, other) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || {
+            // Or the end of it would wake us for ever.
+            let _other = other;
             while !end.load(Ordering::Relaxed) {
-                watch.wait(Duration::from_millis(5), never.0.as_fd());
+                watch.wait(Duration::from_millis(5), never.as_fd());
                 watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
+                watch.sweep().unwrap();
                 let early = watch.ended_early();
                 for key in early.into_iter().filter(|_| !gone.load(Ordering::Relaxed)) {
-                    watch.let_go(&key, Reason::Closed).unwrap();
+                    assert_eq!(watch.judge(&key, true).unwrap(), None, "it was not killed");
                 }
                 *at.lock().unwrap() = (watch.status(), watch.hold().counters().unwrap());
             }
         });
-        Some(Rig { client, store, said, stop, dead, thread: Some(thread), dir, nginx, _replica: replica })
+        Some(Rig { client, store, said, stop, dead, thread: Some(thread), dir, nginx, replica })
     }
 
     fn file(&self, name: &str, octets: usize) -> Vec<u8> {
@@ -262,28 +282,89 @@ fn what_cannot_be_protected_goes_on_unprotected() {
     assert_eq!(rig.over().0, 0);
 }
 
-/// nginx is killed in the middle of a download; `dead`: that is known. What the client's reading ended with.
-fn killed(rig: &mut Rig, dead: bool) -> (usize, std::io::Result<usize>) {
-    rig.file("large", 50_000_000);
+fn small(stream: &mut TcpStream, content: &[u8]) {
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let (mut got, mut octet) = (Vec::new(), [0]);
+    while !got.ends_with(content) {
+        stream.read_exact(&mut octet).unwrap();
+        got.push(octet[0]);
+    }
+}
+
+#[test]
+fn a_connection_on_which_nothing_is_said_is_forgotten_and_one_that_speaks_stays() {
+    let Some(rig) = Rig::with_idle(Duration::from_secs(3)) else { return };
+    let content = rig.file("small", 700);
+    let (mut silent, mut speaks) = (rig.connect(), rig.connect());
+    small(&mut silent, &content);
+    let key = FlowKey::new(speaks.local_addr().unwrap(), SERVICE.parse().unwrap());
+    eventually("one is forgotten", || {
+        small(&mut speaks, &content);
+        rig.status().0.watched == 1
+    });
+    {
+        let shelf = rig.store.0.lock().unwrap();
+        assert_eq!((shelf.records.keys().collect::<Vec<_>>(), shelf.forgotten), (vec![&key], 1));
+    }
+    // Its server knows it yet, and answers as if it had never been watched.
+    small(&mut silent, &content);
+    assert_eq!(rig.status().0.watched, 1);
+    assert_eq!(rig.status().0.unprotected, HashMap::new());
+    drop((silent, speaks));
+    assert_eq!(rig.over().1, 2);
+}
+
+#[test]
+fn what_is_stale_is_stored_again_and_a_failure_of_that_changes_nothing() {
+    let Some(rig) = Rig::new() else { return };
+    let content = rig.file("small", 700);
     let mut stream = rig.connect();
-    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-    stream.read_exact(&mut [0; 1000]).unwrap();
-    rig.dead.store(dead, Ordering::Relaxed);
-    rig.nginx.0.kill().unwrap();
-    rig.nginx.0.wait().unwrap();
-    // What the server's kernel has yet comes, and then nothing, or the end.
-    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    let mut got = Vec::new();
-    let end = stream.read_to_end(&mut got);
-    (got.len(), end)
+    small(&mut stream, &content);
+    let stored = || rig.store.0.lock().unwrap().history.len();
+    let before = stored();
+    rig.store.0.lock().unwrap().stale = true;
+    eventually("it is stored again", || stored() >= before + 3);
+    {
+        let shelf = rig.store.0.lock().unwrap();
+        let same = |record: &Record| Record { version: 0, ..record.clone() };
+        let [.., one, two] = &shelf.history[..] else { panic!() };
+        assert_eq!((same(one), two.version), (same(two), one.version + 1));
+    }
+    // What it has it has still.
+    let failed = {
+        let mut shelf = rig.store.0.lock().unwrap();
+        shelf.failing = true;
+        shelf.handed
+    };
+    eventually("it is tried", || rig.store.0.lock().unwrap().handed > failed + 3);
+    assert_eq!((rig.status().0.watched, rig.status().0.unprotected), (1, HashMap::new()));
+    {
+        let mut shelf = rig.store.0.lock().unwrap();
+        (shelf.failing, shelf.stale) = (false, false);
+    }
+    eventually("nothing more is tried", || rig.store.0.lock().unwrap().pending.is_empty());
+    small(&mut stream, &content);
+    drop(stream);
+    assert_eq!(rig.over().1, 1);
+    assert_eq!(rig.status().0.unprotected, HashMap::new());
 }
 
 #[test]
 fn a_server_that_is_killed_says_nothing() {
     let Some(mut rig) = Rig::new() else { return };
-    let (got, end) = killed(&mut rig, true);
+    rig.file("large", 50_000_000);
+    let mut stream = rig.connect();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.read_exact(&mut [0; 1000]).unwrap();
+    rig.dead.store(true, Ordering::Relaxed);
+    rig.nginx.0.kill().unwrap();
+    rig.nginx.0.wait().unwrap();
+    // What the server's kernel has yet comes, and then nothing.
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let mut got = Vec::new();
+    let end = stream.read_to_end(&mut got);
     assert_eq!(end.unwrap_err().kind(), ErrorKind::WouldBlock, "the client was told");
-    assert!(got < 50_000_000 && rig.status().1.resets + rig.status().1.fins > 0);
+    assert!(got.len() < 50_000_000 && rig.status().1.resets + rig.status().1.fins > 0);
     assert_eq!((rig.status().0.watched, rig.status().0.unprotected), (1, HashMap::new()));
     assert_eq!(rig.store.0.lock().unwrap().records.len(), 1);
 }
@@ -291,8 +372,18 @@ fn a_server_that_is_killed_says_nothing() {
 #[test]
 fn a_server_that_gives_up_and_lives_is_heard() {
     let Some(mut rig) = Rig::new() else { return };
-    let (got, end) = killed(&mut rig, false);
-    assert!(got < 50_000_000 && end.is_ok(), "{got} octets, {end:?}");
+    rig.nginx.0.kill().unwrap();
+    rig.nginx.0.wait().unwrap();
+    let listener = in_netns(Some(rig.replica.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap();
+    let mut stream = rig.connect();
+    let mut server = listener.accept().unwrap().0;
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    server.read_exact(&mut [0; 32]).unwrap();
+    server.write_all(b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Length: 50000000\r\n\r\nhalf").unwrap();
+    drop(server);
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).unwrap();
+    assert!(got.ends_with(b"\r\n\r\nhalf"), "{}", String::from_utf8_lossy(&got));
     eventually("it is counted", || rig.status().0.unprotected.get(&Reason::Closed) == Some(&1));
     assert_eq!(rig.over().1, 1);
 }

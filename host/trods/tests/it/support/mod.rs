@@ -3,17 +3,18 @@
 pub mod rack;
 
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::{Header, Options, Stamps};
-use rivulet_trods::{Action, Flow, Settings, Tuple};
+use rivulet_trods::{Action, Flow, Settings, Tuple, Wake};
 
-pub const OPEN: Settings = Settings { closed: false };
-pub const CLOSED: Settings = Settings { closed: true };
+pub const OPEN: Settings = Settings { closed: false, deterministic: false, wake: Wake::Server };
+pub const CLOSED: Settings = Settings { closed: true, ..OPEN };
+pub const DETERMINISTIC: Settings = Settings { deterministic: true, ..OPEN };
 
 pub fn tuple() -> Tuple {
     Tuple { client: "10.0.0.1:4000".parse().unwrap(), service: "10.9.0.1:80".parse().unwrap() }
@@ -82,10 +83,15 @@ pub mod server {
     }
 
     /// The responses to all whole requests of `octets`, one behind the other, and whether the connection ends behind them.
-    pub fn answers(mut octets: &[u8]) -> (Vec<u8>, bool) {
+    pub fn answers(octets: &[u8]) -> (Vec<u8>, bool) {
+        answers_from(octets, "7")
+    }
+
+    /// From inputs that the requests do not hold, unless they do.
+    pub fn answers_from(mut octets: &[u8], inputs: &str) -> (Vec<u8>, bool) {
         let mut out = Vec::new();
         while let Some(end) = octets.windows(4).position(|four| four == b"\r\n\r\n") {
-            let close = answer(std::str::from_utf8(&octets[..end]).unwrap(), &mut out);
+            let close = answer(std::str::from_utf8(&octets[..end]).unwrap(), inputs, &mut out);
             octets = &octets[end + 4..];
             if close {
                 return (out, true);
@@ -94,12 +100,17 @@ pub mod server {
         (out, false)
     }
 
-    fn answer(request: &str, out: &mut Vec<u8>) -> bool {
+    fn answer(request: &str, inputs: &str, out: &mut Vec<u8>) -> bool {
         let mut words = request.trim_start().split(' ');
         let (method, target) = (words.next().unwrap(), words.next().unwrap());
         let close = request.contains("Connection: close");
         let connection = if close { "Connection: close\r\n" } else { "" };
-        let body = object(target, size_of(target));
+        let told = request.lines().find_map(|line| line.strip_prefix("X-TRODS: ")).unwrap_or(inputs);
+        let (name, inputs) = match target.contains("inputs") {
+            true => (format!("{target} from {told}"), format!("X-TRODS: {told}\r\n")),
+            false => (target.to_owned(), String::new()),
+        };
+        let body = object(&name, size_of(target));
         let etag = format!("ETag: \"{target}\"\r\n");
         let range = request.lines().find_map(|line| line.strip_prefix("Range: bytes="));
         let mut say = |head: String, body: &[u8]| {
@@ -121,7 +132,12 @@ pub mod server {
                 chunks.extend_from_slice(b"\r\n");
             }
             chunks.extend_from_slice(b"0\r\n\r\n");
-            say(format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{connection}\r\n"), &chunks);
+            say(
+                format!("HTTP/1.1 200 OK\r\n{inputs}Transfer-Encoding: chunked\r\n{connection}\r\n"),
+                &chunks,
+            );
+        } else if target.contains("dynamic") {
+            say(format!("HTTP/1.1 200 OK\r\n{inputs}Content-Length: {n}\r\n{connection}\r\n"), &body);
         } else if let Some((first, last)) = range.and_then(|range| range.split_once('-')) {
             let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
             let part = &body[first..=last];
@@ -149,14 +165,19 @@ pub fn stores(out: &[Action]) -> Vec<(u64, rivulet_trods::Record)> {
     out.iter().filter_map(store).collect()
 }
 
-/// nginx at a service's address, with the files of `root`/www and its own in `dir`.
+/// nginx as one process at a service's address, with the files of `root`/www and its own in `dir`.
 pub fn nginx(replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
+    nginx_of("master_process off", replica, service, root, dir)
+}
+
+/// The same with other processes.
+pub fn nginx_of(processes: &str, replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let (path, www) = (dir.display().to_string(), root.join("www").display().to_string());
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|what| format!("{what}_temp_path {path}/{what};\n"))
         .concat();
     let text = format!(
-        "daemon off; master_process off; pid {path}/pid; error_log {path}/log;\nevents {{}}\nhttp {{\n{temporary}\
+        "user root; daemon off; {processes}; pid {path}/pid; error_log {path}/log;\nevents {{}}\nhttp {{\n{temporary}\
          access_log off; default_type text/plain; sendfile on;\nserver {{ listen {service}; root {www}; }} }}\n"
     );
     std::fs::write(dir.join("conf"), text).unwrap();
@@ -166,6 +187,19 @@ pub fn nginx(replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process
     let service: SocketAddr = service.parse().unwrap();
     eventually("nginx listens", || {
         in_netns(Some(replica.name()), || TcpStream::connect(service).is_ok()).unwrap()
+    });
+    process
+}
+
+/// The server of generate.py in a namespace.
+pub fn generate(ns: &Netns, service: &str) -> Process {
+    let service: SocketAddr = service.parse().unwrap();
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/support/generate.py");
+    let mut command = ns.command("python3");
+    command.arg(script).args([service.ip().to_string(), service.port().to_string()]);
+    let process = Process(command.spawn().expect("python3"));
+    eventually("the server listens", || {
+        in_netns(Some(ns.name()), || TcpStream::connect(service).is_ok()).unwrap()
     });
     process
 }

@@ -1,0 +1,103 @@
+"""TRODS: what a death of a replica does to plain connections, and what their protection costs. nginx alone, TRODS,
+TRODS with `--wake client`, and the kernel's TCP with a client that reconnects.
+
+bench/results/trods.json (and trods-kills.csv, a row a kill). Parts can be chosen by --parts; only all together are
+kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import trods_cost, trods_crowd, trods_flood, trods_kills, trods_stall
+from .bars import judge
+from .host import nginx_version
+from .rig import flags, plot_path
+from .stats import save
+from .trods_host import trods_host_rig
+from .trods_plot import plot
+from .trods_rack import HARMS
+
+Json = dict[str, Any]
+
+
+def _kills(options: Any) -> Json:
+    return trods_kills.kills(options.kills, options.kills_limit, options.seed, options.harms)
+
+
+def _stall(options: Any) -> Json:
+    return trods_stall.stalls(options.kinds, options.repetitions, options.bound)
+
+
+def _crowd(options: Any) -> Json:
+    return trods_crowd.crowd(options.idle, options.active)
+
+
+def _cost(options: Any) -> Json:
+    with trods_host_rig("cost") as rig:
+        return trods_cost.all_costs(rig, options.repetitions or 6, options.seconds, options.fetches)
+
+
+def _flood(options: Any) -> Json:
+    with trods_host_rig("flood") as rig:
+        return trods_flood.floods(rig, options.repetitions or 3, 2 * options.seconds)
+
+
+PARTS: dict[str, Callable[[Any], Json]] = {
+    "cost": _cost,
+    "flood": _flood,
+    "crowd": _crowd,
+    "stall": _stall,
+    "kills": _kills,
+}
+
+
+def main() -> int:
+    """Runs it and writes bench/results/trods.json and .png."""
+    parser = flags(__doc__ or "", repetitions=0)
+    parser.set_defaults(seconds=2.0)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--kills", type=int, default=trods_kills.KILLS)
+    parser.add_argument("--kills-limit", type=float, default=2100.0, help="seconds after which kills end all the same")
+    parser.add_argument("--harms", nargs="+", choices=HARMS, default=HARMS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bound", type=float, default=trods_stall.BOUND_MS, help="exclusion bound of the stalls, ms")
+    parser.add_argument("--kinds", nargs="+", choices=list(trods_stall.KINDS), default=list(trods_stall.KINDS))
+    parser.add_argument("--idle", type=int, default=trods_crowd.IDLE, help="connections of the crowd")
+    parser.add_argument("--active", type=int, default=trods_crowd.ACTIVE, help="downloads in it")
+    parser.add_argument("--fetches", type=int, default=trods_cost.FETCHES, help="serial fetches of each server")
+    options = parser.parse_args()
+    result: Json = {"nginx_version": nginx_version()}
+    began = time.monotonic()
+    for part in options.parts:
+        print(f"-- {part}", flush=True)
+        result[part] = PARTS[part](options)
+    result["took_s"] = time.monotonic() - began
+    if _is_whole(options):
+        plot(plot_path("trods"), result)
+        print(save("trods", result))
+    else:
+        print("not all was run: nothing is kept")
+    parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills)
+    return judge([bar for part in parts for bar in part.bars(result)])
+
+
+def _is_whole(options: Any) -> bool:
+    """Whether all was to be run, at its full length."""
+    full = (
+        (options.kills, trods_kills.KILLS),
+        (options.idle, trods_crowd.IDLE),
+        (options.active, trods_crowd.ACTIVE),
+        (options.fetches, trods_cost.FETCHES),
+        (len(set(options.parts)), len(PARTS)),
+        (len(set(options.kinds)), len(trods_stall.KINDS)),
+        (len(set(options.harms)), len(HARMS)),
+    )
+    return not options.repetitions and all(given >= wanted for given, wanted in full)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

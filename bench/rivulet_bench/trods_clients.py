@@ -1,0 +1,36 @@
+"""How a bench talks with its clients in another namespace: lines of JSON both ways."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+from typing import Any
+
+from rivulet_lab import Process, RackError
+
+Json = dict[str, Any]
+
+
+def pipes() -> dict[str, int]:
+    """What a client must be started with."""
+    return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def answer(client: Process, patience_s: float = 60.0) -> Json:
+    """Its next line. RackError with what it said if it ends, or says nothing for so long."""
+    assert client.popen.stdout is not None
+    if not select.select([client.popen.stdout], [], [], patience_s)[0]:
+        raise RackError(f"{client.name} says nothing for {patience_s:g} s")
+    text = client.popen.stdout.readline()
+    if not text:
+        client.output()
+        raise RackError(f"{client.name} ended")
+    return dict(json.loads(text))
+
+
+def tell(client: Process, what: Json | None = None) -> None:
+    """A line for it."""
+    assert client.popen.stdin is not None
+    client.popen.stdin.write(json.dumps(what or {}).encode() + b"\n")
+    client.popen.stdin.flush()

@@ -1,0 +1,221 @@
+"""What protection costs beside nginx alone: requests a second of new connections, processor time of each, bulk, and the
+latency of each phase of a request.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from math import nan
+from statistics import median
+from typing import Any
+
+from .bars import Bar
+from .host_rig import CLIENT_CORE, SERVER_CORE, Transport, busy_s
+from .host_rig import CLIENTS as CLIENT_ADDRESSES
+from .stats import percentile
+from .trods_host import ADDRESSES, SPACES, TrodsHostRig
+
+Json = dict[str, Any]
+
+SIZES = (1, 100, 1_000, 4_000, 16_000)
+CLIENTS = 64
+MOST_PLAIN = 14_000
+"""Longer answers do not fit into a first window, and clients without sockets acknowledge at the end."""
+CALM_S = 2.0
+LESS = 0.70
+BULK = 100_000_000
+BULK_LESS = 0.95
+FETCHES = 10_000
+FETCHED = 1_000
+MORE_US = 119.0
+AIM_US = 60.0
+PARTS = {"nginx": ("nginx-nginx",), "kv": ("nginx-kv", "agent", "store")}
+"""The processes whose time a kind takes."""
+
+
+def turns(repetitions: int) -> list[tuple[int, str]]:
+    """Every kind in every round, each first as often as last."""
+    kinds = list(ADDRESSES)
+    return [(r, kind) for r in range(repetitions) for kind in (kinds if r % 2 == 0 else reversed(kinds))]
+
+
+class Clock:
+    """Processor time since it was made: of processes, of both cores, and of children that have ended meanwhile."""
+
+    def __init__(self, rig: TrodsHostRig, kind: str) -> None:
+        self._rig, self._kind = rig, kind
+        self._began = self._read()
+
+    def _read(self) -> dict[str, float]:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return {
+            "at": time.monotonic(),
+            "server_core": busy_s(SERVER_CORE),
+            "other_core": busy_s(CLIENT_CORE),
+            "load": used.ru_utime + used.ru_stime,
+            **{name: self._rig.servers[name].cpu_s() for name in PARTS[self._kind]},
+        }
+
+    def stop(self) -> dict[str, float]:
+        """Seconds of each."""
+        now = self._read()
+        return {name: value - self._began[name] for name, value in now.items()}
+
+
+def rates(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
+    """As many new connections as can be, one request each."""
+    rows: list[Json] = []
+    for size in SIZES:
+        rig.put(size)
+    calm_busy = 0.0
+    for repetition, kind in turns(repetitions):
+        calm = Clock(rig, kind)
+        time.sleep(CALM_S)
+        idle = calm.stop()
+        calm_busy = max(calm_busy, *(idle[core] / idle["at"] for core in ("server_core", "other_core")))
+        for size in SIZES:
+            rows.append({"repetition": repetition, **_rate(rig, kind, size, seconds, idle)})
+            row = rows[-1]
+            print(
+                f"{size:6} bytes  {kind:6}{row['per_second']:9,.0f} requests/s, nginx's core {row['core_us']:6.1f} us"
+                f" ({100 * row['core_busy']:.0f} % busy), all but the load {row['total_us']:6.1f} us"
+                f" {row['processes_us']}",
+                flush=True,
+            )
+    # Of a core that other work has, the time of a request is no figure.
+    return {"summary": [_compared(rows, size) for size in SIZES], "calm_busy": calm_busy, "runs": rows}
+
+
+def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[str, float]) -> Json:
+    path = rig.put(size)
+    words = ["--one-thread", "--expect", str(rig.www / path)]
+    if size <= MOST_PLAIN:
+        # The kernel's own clients are at the first address: their timestamps would be later ones to the server.
+        words += [word for address in CLIENT_ADDRESSES[1:4] for word in ("--source", address)]
+    before = rig.trods() if kind == "kv" else {}
+    clock = Clock(rig, kind)
+    transport: Transport = "plain" if size <= MOST_PLAIN else "tcp"
+    load = rig.load_from(ADDRESSES[kind], transport, path, *words, clients=CLIENTS, seconds=seconds)
+    used = clock.stop()
+    count = load["requests"]
+    # Less what is done anyway.
+    part = used["at"] / idle["at"]
+    spent = {name: max(0.0, value - part * idle[name]) for name, value in used.items() if name not in ("at", "load")}
+    time.sleep(0.3)
+    after = rig.trods() if kind == "kv" else {}
+    return {
+        "kind": kind,
+        "bytes": size,
+        "requests": count,
+        "per_second": load["requests_per_second"],
+        "core_us": spent["server_core"] / count * 1e6,
+        "core_busy": used["server_core"] / used["at"],
+        "other_busy": used["other_core"] / used["at"],
+        # The load's own process, but not what the kernel does for its end of the wire.
+        "total_us": (spent["server_core"] + spent["other_core"] - used["load"]) / count * 1e6,
+        "processes_us": {name: round(spent[name] / count * 1e6, 1) for name in PARTS[kind]},
+        "protected": after.get("protected", 0) - before.get("protected", 0),
+        "latency_us": load["latency_us"],
+    }
+
+
+def _compared(rows: list[Json], size: int) -> Json:
+    """The medians of a size, and of the ratios of the same round."""
+    found: Json = {"bytes": size}
+    for kind in ADDRESSES:
+        mine = [row for row in rows if (row["kind"], row["bytes"]) == (kind, size)]
+        found[kind] = {
+            name: median(row[name] for row in mine)
+            for name in ("per_second", "core_us", "core_busy", "other_busy", "total_us")
+        }
+        found[kind]["processes_us"] = {
+            name: round(median(row["processes_us"][name] for row in mine), 1) for name in PARTS[kind]
+        }
+    pairs = _pairs([row for row in rows if row["bytes"] == size])
+    found["ratio"] = median(kv["per_second"] / alone["per_second"] for kv, alone in pairs) if pairs else None
+    # Whatever else a busy machine does may be more than what was done here.
+    cores = [alone["core_us"] / kv["core_us"] for kv, alone in pairs if kv["core_us"]]
+    found["core_ratio"] = median(cores) if cores else None
+    return found
+
+
+def _pairs(rows: list[Json]) -> list[tuple[Json, Json]]:
+    rounds = {row["repetition"]: {r["kind"]: r for r in rows if r["repetition"] == row["repetition"]} for row in rows}
+    return [(found["kv"], found["nginx"]) for found in rounds.values() if len(found) == len(SPACES)]
+
+
+def bulk(rig: TrodsHostRig, repetitions: int) -> Json:
+    """One long download after the other, with offloads on."""
+    path = rig.put(BULK)
+    rig.offloads(True)
+    rows: list[Json] = []
+    try:
+        for repetition, kind in turns(repetitions):
+            clock = Clock(rig, kind)
+            load = rig.load_from(ADDRESSES[kind], "tcp", path, clients=1, requests=3, seconds=60)
+            used = clock.stop()
+            rows.append(
+                {
+                    "repetition": repetition,
+                    "kind": kind,
+                    "mbps": load["mbps"],
+                    "core_busy": used["server_core"] / used["at"],
+                    "cpu_s": {name: round(used[name], 3) for name in PARTS[kind]},
+                }
+            )
+            print(f"bulk  {kind:6} {rows[-1]['mbps']:9,.0f} Mb/s {rows[-1]['cpu_s']}", flush=True)
+    finally:
+        rig.offloads(False)
+    ratios = [kv["mbps"] / alone["mbps"] for kv, alone in _pairs(rows)]
+    summary = {kind: median(row["mbps"] for row in rows if row["kind"] == kind) for kind in ADDRESSES}
+    return {"bytes": BULK, "mbps": summary, "ratio": median(ratios) if ratios else None, "runs": rows}
+
+
+def latency(rig: TrodsHostRig, fetches: int) -> Json:
+    """Serial fetches from both in turn."""
+    path = rig.put(FETCHED)
+    command = [sys.executable, "-m", "rivulet_bench.trods_phases", "--path", path, "--size", str(FETCHED)]
+    command += ["--fetches", str(fetches), *ADDRESSES.values()]
+    found = json.loads(rig.client_process(command).output(600.0))
+    summary: Json = {"bytes": FETCHED, "fetches": fetches}
+    for kind, address in ADDRESSES.items():
+        summary[kind] = {
+            phase: {"p50_us": percentile(times, 50), "p99_us": percentile(times, 99)}
+            for phase, times in found[address].items()
+        }
+    for phase in summary["kv"]:
+        kv, alone = summary["kv"][phase], summary["nginx"][phase]
+        print(
+            f"{phase:12} nginx {alone['p50_us']:7.1f} ({alone['p99_us']:8.1f}), TRODS {kv['p50_us']:7.1f}"
+            f" ({kv['p99_us']:8.1f}) us: {kv['p50_us'] - alone['p50_us']:+.1f}",
+            flush=True,
+        )
+    return summary
+
+
+def all_costs(rig: TrodsHostRig, repetitions: int, seconds: float, fetches: int) -> Json:
+    """All three."""
+    return {
+        "latency": latency(rig, fetches),
+        "rates": rates(rig, repetitions, seconds),
+        "bulk": bulk(rig, repetitions),
+        "trods": rig.trods(),
+    }
+
+
+def bars(result: Json) -> list[Bar]:
+    """Requests a second, bulk, and what a request waits longer."""
+    if "cost" not in result:
+        return []
+    cost, found = result["cost"], []
+    for row in cost["rates"]["summary"]:
+        ratio = nan if row["ratio"] is None else row["ratio"]
+        found.append(Bar(f"{row['bytes']:,} bytes: requests/s of new connections, of nginx alone", ratio, LESS))
+    ratio = nan if cost["bulk"]["ratio"] is None else cost["bulk"]["ratio"]
+    found.append(Bar(f"{BULK // 1_000_000} MB with offloads: throughput, of nginx alone", ratio, BULK_LESS))
+    more = cost["latency"]["kv"]["whole"]["p50_us"] - cost["latency"]["nginx"]["whole"]["p50_us"]
+    found.append(Bar("a fetch, more than by nginx alone (p50), us", more, MORE_US, at_most=True))
+    return found

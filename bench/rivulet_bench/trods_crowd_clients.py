@@ -1,0 +1,132 @@
+"""The clients of the crowd: many idle connections, and downloads beside them, before and after replicas die.
+
+    python -m rivulet_bench.trods_crowd_clients --www FOLDER --steps 10 2000 10000 --active 200 HOST:PORT
+
+Every idle connection has had one answer. It says when as many as a step names are open, and waits for a line each time;
+then the same for the downloads. After the next line it waits until all downloads go on, has every idle connection ask
+once more, and says what became of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .stats import percentile
+from .trods_ages import Gap, gone_on, line, say, watch
+from .trods_wire import Wanted, Wire, connect
+
+Json = dict[str, Any]
+
+WINDOW = 4096
+"""Of a download: some hundred share a link."""
+AT_ONCE = 64
+"""Connections that are opened at a time."""
+ASKED_PER_S = 400.0
+"""Idle connections that ask again."""
+PATIENCE_S = 30.0
+
+
+async def opened(wires: list[Wire], count: int, host: str, port: int, wanted: Wanted) -> None:
+    """Opens idle connections until there are so many."""
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one() -> None:
+        async with places:
+            wire = await connect(host, port)
+            if not wire.problem:
+                await wire.fetch(wanted, patience_s=PATIENCE_S)
+            wires.append(wire)
+
+    await asyncio.gather(*(one() for _ in range(count - len(wires))))
+
+
+async def again(wires: list[Wire], wanted: Wanted) -> list[float]:
+    """Has every idle connection ask once more, one after the other; how long each took, seconds."""
+    took: list[float] = []
+
+    async def one(wire: Wire) -> None:
+        began = time.monotonic()
+        if await wire.fetch(wanted, patience_s=PATIENCE_S):
+            took.append(time.monotonic() - began)
+
+    tasks = []
+    for wire in wires:
+        tasks.append(asyncio.create_task(one(wire)))
+        await asyncio.sleep(1 / ASKED_PER_S)
+    await asyncio.gather(*tasks)
+    return took
+
+
+def broken(wires: list[Wire]) -> Json:
+    """What broke, and how."""
+    problems = [wire.problem for wire in wires if wire.problem]
+    return {"broken": len(problems), "wrong": sum(w.wrong for w in wires), "problems": sorted(set(problems))[:8]}
+
+
+async def run(options: argparse.Namespace) -> None:
+    """All of it."""
+    host, port = options.service.rsplit(":", 1)
+    small = Wanted(options.small, (options.www / options.small).read_bytes())
+    large = Wanted(options.large, (options.www / options.large).read_bytes())
+    idle: list[Wire] = []
+    for step in options.steps:
+        await opened(idle, step, host, int(port), small)
+        say({"open": step, **broken(idle)})
+        await line()
+    active: list[Gap] = []
+    wires: list[Wire] = []
+    for _ in range(options.active):
+        wire = await connect(host, int(port), WINDOW)
+        gap = Gap(0.0, wire.port)
+        wire.on_data, gap._before = gap.take, time.monotonic()
+        if not wire.problem:
+            wire.send(large)
+        asyncio.get_running_loop().create_task(watch(wire, gap))
+        active.append(gap)
+        wires.append(wire)
+    await asyncio.sleep(2.0)
+    say({"active": [wire.port for wire in wires], **broken(wires)})
+    before = broken(idle)["broken"]
+    for gap in active:
+        gap.kill(time.monotonic())
+    await line()
+    gaps = await gone_on(active, PATIENCE_S)
+    say({"gaps": gaps, "idle": broken(idle), "idle_before": before})
+    await line()
+    random.Random(1).shuffle(idle)
+    asked = [wire for wire in idle if not wire.problem]
+    took = await again(asked, small)
+    said: Json = {
+        "asked": len(asked),
+        "answered": len(took),
+        "open": len(idle),
+        **broken(idle),
+        "active": broken(wires),
+    }
+    said["took_ms"] = {f"p{p}": percentile(took, p) * 1e3 for p in (50, 90, 99, 100)} if took else {}
+    say(said)
+
+
+def main() -> int:
+    """Runs it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("service", help="HOST:PORT")
+    parser.add_argument("--www", type=Path, required=True)
+    parser.add_argument("--small", required=True)
+    parser.add_argument("--large", required=True)
+    parser.add_argument("--steps", type=int, nargs="+", required=True)
+    parser.add_argument("--active", type=int, required=True)
+    asyncio.run(run(parser.parse_args()))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

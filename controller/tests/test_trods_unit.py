@@ -1,0 +1,186 @@
+"""What rivulet-agent.service leaves an agent is enough for TRODS; without some of it the agent says what it lacks."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from netrack import SERVICE, needs_rack
+from test_trods_survival import PORT, PlainRack, download, holder
+
+from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
+from rivulet_lab import REPOSITORY, Lab, binary, nginx
+
+pytestmark = [
+    needs_rack,
+    pytest.mark.skipif(shutil.which("memcached") is None, reason="memcached is not installed"),
+    pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"),
+]
+
+UNIT = REPOSITORY / "packaging" / "systemd" / "rivulet-agent.service"
+USER = pwd.getpwnam("nobody")
+GROUP = grp.getgrgid(USER.pw_gid).gr_name
+MEGABYTES = 40
+TUN = os.makedev(10, 200)
+
+
+class UnitRack(PlainRack):
+    """Its agents are a user without rights, but for what their unit says."""
+
+    unit = UNIT
+    devices = True
+    """Whether they may open /dev/net/tun, as DeviceAllow= says."""
+
+    def description(self) -> str:
+        text = super().description()
+        return text.replace("listen: {", f"listen: {{agents_group: {GROUP}, ")
+
+    def start_nginx(self, name: str) -> None:
+        # At all addresses, as docs/operating.md has it.
+        command = nginx.command(self.folder / f"nginx-{name}", self.file.parent, "80")
+        self.start(f"nginx {name}", command, self.spaces[name])
+
+    def start_replica(self, name: str) -> None:
+        if f"nginx {name}" not in self.processes:
+            self.start_nginx(name)
+        self.start_agent_of(name)
+
+    def start_agent_of(self, name: str, *more: str) -> None:
+        """The agent alone."""
+        program = self.folder / "rivulet"
+        if not program.exists():
+            shutil.copy(binary("rivulet"), program)
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        os.chown(home, USER.pw_uid, USER.pw_gid)
+        as_unit = [sys.executable, str(Path(__file__).with_name("unit_process.py")), str(self.unit)]
+        as_unit += [str(USER.pw_uid), str(USER.pw_gid)]
+        command = self.agent(name, str(program))
+        command[command.index("--socket") + 1] = str(home / "agent.sock")
+        as_unit = ["env", f"RUNTIME_DIRECTORY={home}", *as_unit]
+        self.start(name, [*self.with_devices(), *as_unit, *command, *more], self.spaces[name])
+
+    def with_devices(self) -> list[str]:
+        """Has a command see the device as udev makes it: for everybody; or for nobody."""
+        node = self.folder / ("tun" if self.devices else "none")
+        if not node.exists():
+            os.mknod(node, (0o666 if self.devices else 0) | stat.S_IFCHR, TUN)
+            node.chmod(0o666 if self.devices else 0)
+        bind = 'mount --bind "$1" /dev/net/tun && shift && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", bind, "sh", str(node)]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that everybody may enter."""
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def test_what_the_unit_leaves_is_enough(folder: Path) -> None:
+    rack = UnitRack(folder / "rack", "embedded")
+    try:
+        rack.build(MEGABYTES)
+        rack.until(rack.all_well, "all take plain TCP")
+        flow = download(rack, PORT + 90)
+        one = holder(rack, flow)
+        rack.end(f"nginx {one}")
+        two = holder(rack, flow, one)
+        # Stopped, as an upgrade does it: to the connection that it had adopted it is as if it had died.
+        rack.end(two, signal.SIGTERM)
+        assert flow.ended_well(), rack.status()
+        assert rack.trods("refused") == 0
+    finally:
+        rack.down()
+
+
+def kept() -> bytes:
+    """What an agent keeps of a service with TRODS."""
+    members = [agent_pb2.PoolMember(replica=n, name=f"r{n}", address=bytes((10, 0, 2, n))) for n in (0, 2)]
+    service = agent_pb2.Service(
+        id=1, name="files", addresses=[bytes((10, 9, 0, 1))], port=80, pool=1, replica=2, tor_mac=b"\2\0\0\0\0\xfe",
+        heartbeat_interval_us=10_000, liveness_bound_us=100_000, plain=agent_pb2.PLAIN_TRODS, horizon_us=4_000_000,
+        seal_keys=[agent_pb2.SealKey(epoch=1, master=bytes(16))], usable_seal_epoch=1,
+        nonce_keys=[agent_pb2.NonceKey(epoch=1, k=bytes(8), k_prime=b"1" * 8, opening=bytes(16))], usable_nonce_epoch=1,
+        slot_key=bytes(8), slots=bytes((2, 0)),
+        tor_keys=[agent_pb2.TorKey(epoch=1, heartbeat=bytes(8), block=b"1" * 8)], usable_tor_epoch=1,
+        trods=agent_pb2.Trods(store=["10.0.2.9:11211"], copies=1, members=members),
+    )  # fmt: skip
+    return bytes(agent_pb2.Update(version=1, services=[service]).SerializeToString())
+
+
+def alone(rack: UnitRack) -> Path:
+    """One host with nginx and nobody else; what its agent kept."""
+    rack.namespace("tor")
+    rack.host("r1", 101, "10.0.2.1", "02:00:00:00:02:01")
+    rack.start_nginx("r1")
+    keep = rack.folder / "r1" / "kept"
+    keep.parent.mkdir()
+    keep.write_bytes(kept())
+    keep.chmod(0o600)
+    os.chown(keep, USER.pw_uid, USER.pw_gid)
+    return keep
+
+
+TCX = "TRODS: tcx needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        ("CAP_BPF", TCX),
+        ("CAP_PERFMON", TCX),
+        ("CAP_NET_ADMIN", "TRODS: TCP_REPAIR: it needs root, or CAP_NET_ADMIN"),
+        ("CAP_NET_BIND_SERVICE", "TRODS: TCP_REPAIR: its port needs root, or CAP_NET_BIND_SERVICE"),
+        ("CAP_NET_RAW", "socket(AF_PACKET), for root or with CAP_NET_RAW"),
+        ("/dev/net/tun", "TRODS: trods%d: /dev/net/tun: Permission denied"),
+    ],
+)
+def test_what_is_missing_is_said(folder: Path, lacking: str, said: str) -> None:
+    unit = folder / "unit"
+    text = UNIT.read_text()
+    unit.write_text(re.sub(rf"(?<=[ =]){lacking}( |$)", "", text, flags=re.M) if lacking.startswith("CAP_") else text)
+    assert (unit.read_text() != text) == lacking.startswith("CAP_")
+    rack = UnitRack(folder / "rack", "embedded")
+    rack.unit, rack.devices = unit, lacking != "/dev/net/tun"
+    try:
+        keep = alone(rack)
+        rack.spaces["r1"].serve_at(SERVICE)
+        rack.start_agent_of("r1", "--keep", str(keep))
+
+        def is_said() -> bool:
+            # One without which it says nothing at all ends it.
+            return said in rack.log("r1") or not rack.processes["r1"].running()
+
+        Lab.until(rack, is_said, f"it says {said}", 20.0, rack.processes["nginx r1"])
+        assert said in rack.log("r1")
+    finally:
+        rack.down()
+
+
+def test_service_addresses_go_with_the_unit_however_it_was_killed(folder: Path) -> None:
+    rack = UnitRack(folder / "rack", "embedded")
+    try:
+        keep = alone(rack)
+        for count, how in enumerate((signal.SIGKILL, signal.SIGTERM), 1):
+            rack.start_agent_of("r1", "--keep", str(keep), "--setup-address")
+
+            def is_noted(count: int = count) -> bool:
+                return rack.log("r1").count("holding") == count and any(keep.parent.glob("[0-9]*"))
+
+            Lab.until(rack, is_noted, "it is there, and noted", 20.0)
+            rack.end("r1", how)
+            assert (SERVICE in rack.spaces["r1"].run("ip", "addr")) == (how == signal.SIGKILL)
+    finally:
+        rack.down()

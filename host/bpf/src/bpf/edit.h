@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is changed in a segment before it leaves, its checksum too. False: it may be half done, and is not to leave. */
+#ifndef EDIT_H
+#define EDIT_H
+
+#include "segment.h"
+
+/* Takes the FIN out of a segment. What is behind its data was told. */
+static __always_inline bool strip_fin(struct __sk_buff *skb, const struct segment *s)
+{
+	__be16 before, now;
+	__u32 at = s->tcp + TCP_OFFSET_AND_FLAGS;
+
+	if (bpf_skb_load_bytes(skb, at, &before, sizeof(before)))
+		return false;
+	now = before & ~bpf_htons(FIN);
+	return !bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, before, now, sizeof(now)) &&
+	       !bpf_skb_store_bytes(skb, at, &now, sizeof(now), 0);
+}
+
+/* Takes an acknowledgement back to the limit. */
+static __always_inline bool clamp_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
+{
+	__be32 before = bpf_htonl(s->ack), now = bpf_htonl(limit);
+
+	/* Not the pseudo header's: a sum that is left to the hardware does not have it yet. */
+	return !bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, before, now, sizeof(now)) &&
+	       !bpf_skb_store_bytes(skb, s->tcp + TCP_ACK, &now, sizeof(now), 0);
+}
+
+#endif

@@ -1,0 +1,51 @@
+//! The program that sees which connections end since their process dies (`src/bpf/dying.c`), beside those of
+//! [`trods`](crate::trods), whose maps it shares.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
+
+use crate::Error;
+use crate::kernel::{Feature, require};
+use crate::object::{load, map, missing, object, open};
+
+const NAME: &str = "dying";
+
+/// The loaded program, for one network namespace. It ends with this.
+#[derive(Debug)]
+pub(crate) struct Dying {
+    link: Link,
+    _object: Object,
+}
+
+impl Dying {
+    /// By which it goes on.
+    pub fn link(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
+    }
+
+    /// Has it look at all connections in the network namespace of this inode number. Needs `CAP_PERFMON` beside `CAP_BPF`.
+    ///
+    /// # Errors
+    /// What the kernel lacks or refuses.
+    pub fn load(namespace: u32, flows: &MapHandle, dying: &MapHandle) -> Result<Dying, Error> {
+        require(Feature::Btf)?;
+        let mut object = open(NAME, object!("dying"))?;
+        for mut shared in object.maps_mut() {
+            let with = match shared.name().to_str() {
+                Some("flows") => flows,
+                Some("dying") => dying,
+                _ => continue,
+            };
+            shared.reuse_fd(with.as_fd()).map_err(Error::of("sharing a BPF map"))?;
+        }
+        let object = load(NAME, object)?;
+        let to = map(&object, ".data.namespace")?;
+        to.update(&0u32.to_ne_bytes(), &namespace.to_ne_bytes(), MapFlags::ANY)
+            .map_err(Error::of("BPF_MAP_UPDATE_ELEM"))?;
+        let program = object.progs_mut().find(|p| p.name() == "trods_dying");
+        let link = program.ok_or_else(|| missing("trods_dying"))?.attach();
+        let link = link.map_err(Error::of("attaching to inet_sock_set_state"))?;
+        Ok(Dying { link, _object: object })
+    }
+}

@@ -1,0 +1,206 @@
+//! Connections of the kernel's that are ended from outside the process that has them (`SOCK_DESTROY`, sock_diag(7)).
+//!
+//! The kernel looks a socket up as it does for a segment, so that where there is no connection it finds the listener. What was found
+//! is therefore asked for first, and destroyed by its cookie.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SOCK_DIAG;
+
+use crate::in_netns;
+use crate::netlink::{NLM_F_ACK, ask, ask_with, dump, socket_of};
+
+/// linux/sock_diag.h
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const SOCK_DESTROY: u16 = 21;
+/// include/net/tcp_states.h
+const LISTEN: u8 = 10;
+/// Those in which this end has sent its FIN and waits for it to be acknowledged: a bit each.
+const CLOSING: u32 = 1 << 4 | 1 << 9 | 1 << 11;
+/// include/net/tcp_states.h: the connection stands.
+const ESTABLISHED: u32 = 1 << 1;
+/// linux/inet_diag.h: whichever socket has these ends.
+const NO_COOKIE: [u8; 8] = [0xff; 8];
+/// Where `struct inet_diag_msg` has the state and the cookie.
+const STATE: usize = 1;
+const COOKIE: usize = 44;
+
+/// Ends connections of one network namespace.
+#[derive(Debug)]
+pub struct Aborter(OwnedFd);
+
+impl Aborter {
+    /// For a network namespace (a name of `ip netns` or a path), or the calling thread's. To end a connection takes `CAP_NET_ADMIN`.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(netns: Option<&str>) -> io::Result<Aborter> {
+        in_netns(netns, || socket_of(SOCK_DIAG)).map_err(io::Error::other)?.map(Aborter)
+    }
+
+    /// Ends the connection between these two ends: whoever has its socket gets an error, and the peer a RST where TCP sends one.
+    /// False: there is none.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_NET_ADMIN`, `EOPNOTSUPP` of a kernel without `CONFIG_INET_DIAG_DESTROY`.
+    pub fn abort(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
+        let found = match ask(&self.0, SOCK_DIAG_BY_FAMILY, &request(local, remote, u32::MAX, &NO_COOKIE)) {
+            Err(e) if is_absent(&e) => return Ok(false),
+            found => found?,
+        };
+        let cookie = found.get(COOKIE..COOKIE + 8).and_then(|octets| octets.first_chunk());
+        let (Some(state), Some(cookie)) = (found.get(STATE), cookie) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        if *state == LISTEN {
+            return Ok(false);
+        }
+        self.destroy(local, remote, cookie)
+    }
+
+    /// Ends the connections of this end whose FIN is not acknowledged: how many. Their processes have closed them, or are gone.
+    ///
+    /// # Errors
+    /// As of [`Aborter::abort`].
+    pub fn abort_closing(&self, local: SocketAddr) -> io::Result<usize> {
+        let mut count = 0;
+        for (remote, cookie) in self.all(local, CLOSING)? {
+            count += usize::from(self.destroy(local, remote, &cookie)?);
+        }
+        Ok(count)
+    }
+
+    /// The other ends of the connections of this end that stand.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn established(&self, local: SocketAddr) -> io::Result<Vec<SocketAddr>> {
+        Ok(self.all(local, ESTABLISHED)?.into_iter().map(|(remote, _)| remote).collect())
+    }
+
+    /// The other ends and cookies of those in these states.
+    fn all(&self, local: SocketAddr, states: u32) -> io::Result<Vec<(SocketAddr, [u8; 8])>> {
+        let nobody = match local {
+            SocketAddr::V4(_) => SocketAddr::from(([0; 4], 0)),
+            SocketAddr::V6(_) => SocketAddr::from(([0; 16], 0)),
+        };
+        let mut found = Vec::new();
+        dump(&self.0, SOCK_DIAG_BY_FAMILY, &request(local, nobody, states, &NO_COOKIE), |body| {
+            found.extend(read(body, local));
+        })?;
+        Ok(found)
+    }
+
+    fn destroy(&self, local: SocketAddr, remote: SocketAddr, cookie: &[u8; 8]) -> io::Result<bool> {
+        match ask_with(&self.0, SOCK_DESTROY, NLM_F_ACK, &request(local, remote, u32::MAX, cookie)) {
+            // It ended meanwhile.
+            Err(e) if is_absent(&e) => Ok(false),
+            done => done.map(|_| true),
+        }
+    }
+}
+
+/// The other end and the cookie of a `struct inet_diag_msg`, if this is its own end.
+fn read(body: &[u8], local: SocketAddr) -> Option<(SocketAddr, [u8; 8])> {
+    let port = |at: usize| Some(u16::from_be_bytes(*body.get(at..)?.first_chunk()?));
+    let ip = |at: usize| -> Option<IpAddr> {
+        Some(match local {
+            SocketAddr::V4(_) => IpAddr::from(*body.get(at..)?.first_chunk::<4>()?),
+            SocketAddr::V6(_) => IpAddr::from(*body.get(at..)?.first_chunk::<16>()?),
+        })
+    };
+    let cookie = *body.get(COOKIE..)?.first_chunk()?;
+    let is_own = port(4)? == local.port() && ip(8)? == local.ip();
+    is_own.then_some((SocketAddr::new(ip(24)?, port(6)?), cookie))
+}
+
+fn is_absent(e: &io::Error) -> bool {
+    [Errno::NOENT, Errno::STALE].iter().any(|errno| e.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+/// `struct inet_diag_req_v2`.
+fn request(local: SocketAddr, remote: SocketAddr, states: u32, cookie: &[u8; 8]) -> Vec<u8> {
+    let family = if local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let mut body = vec![family as u8, libc::IPPROTO_TCP as u8, 0, 0];
+    body.extend(states.to_ne_bytes());
+    body.extend(local.port().to_be_bytes());
+    body.extend(remote.port().to_be_bytes());
+    for address in [local.ip(), remote.ip()] {
+        let end = body.len() + 16;
+        match address {
+            IpAddr::V4(v4) => body.extend(v4.octets()),
+            IpAddr::V6(v6) => body.extend(v6.octets()),
+        }
+        body.resize(end, 0);
+    }
+    // Whatever the interface.
+    body.extend([0; 4]);
+    body.extend(cookie);
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_is_ended_and_its_listener_is_not() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            // IPv6 may not be there.
+            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let local = listener.local_addr().unwrap();
+            let mut client = TcpStream::connect(local).unwrap();
+            let (mut server, remote) = listener.accept().unwrap();
+            let aborter = Aborter::open(None).unwrap();
+            let nobody = SocketAddr::new(remote.ip(), 1);
+            assert!(!aborter.abort(local, nobody).unwrap(), "there is none, but a listener");
+            match aborter.abort(local, remote) {
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                    eprintln!("SKIPPED: needs root");
+                    return;
+                }
+                ended => assert!(ended.unwrap()),
+            }
+            assert_eq!(server.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+            assert_eq!(client.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+            assert!(!aborter.abort(local, remote).unwrap(), "it is gone");
+            // The listener goes on.
+            TcpStream::connect(local).unwrap();
+            listener.accept().unwrap();
+        }
+    }
+
+    /// A server that closed while its client takes nothing, and another connection beside it.
+    #[test]
+    fn what_is_closing_is_ended_and_nothing_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let local = listener.local_addr().unwrap();
+        let (mut clients, mut servers) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            clients.push(TcpStream::connect(local).unwrap());
+            servers.push(listener.accept().unwrap().0);
+        }
+        let mut full = servers.remove(0);
+        full.set_nonblocking(true).unwrap();
+        while full.write(&[0; 65_536]).is_ok() {}
+        drop(full);
+        let aborter = Aborter::open(None).unwrap();
+        match aborter.abort_closing(local) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                eprintln!("SKIPPED: needs root");
+                return;
+            }
+            count => assert_eq!(count.unwrap(), 1),
+        }
+        assert_eq!(aborter.abort_closing(local).unwrap(), 0);
+        assert_eq!(aborter.established(local).unwrap(), [clients[1].local_addr().unwrap()]);
+        servers[0].write_all(b"x").unwrap();
+        clients[1].read_exact(&mut [0]).unwrap();
+    }
+}

@@ -1,0 +1,134 @@
+//! A response that the server is asked to generate again: what the client may have of it is compared with what was seen of the
+//! first one, and none of it is sent before it is found to be the same.
+
+use std::time::Instant;
+
+use super::identity::same_again;
+use super::origin::Origin;
+use super::{Adoption, MAX_WAITING, Refusal, Step, Stop};
+use crate::head::{self, MAX_HEAD};
+use crate::record::{Body, Response, Seen};
+
+/// A response that comes a second time.
+#[derive(Debug)]
+pub(super) struct Again {
+    seen: Seen,
+    /// Octets of it that came, head included.
+    at: u64,
+    /// Those of them that the client lacks, until they are known to be the right ones: no more than the first server's kernel
+    /// kept until they were acknowledged.
+    kept: Vec<u8>,
+    is_same: bool,
+}
+
+impl Again {
+    /// Takes octets of the body in: how many are, and in `out` what the client, which has the first `offset` octets of the
+    /// response, is to be sent of them.
+    fn read(
+        &mut self,
+        response: &Response,
+        offset: u64,
+        octets: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<usize, Refusal> {
+        let Body::Generated { head, seen: first, .. } = &response.body else {
+            return Err(Refusal::Malformed);
+        };
+        // Up to the place to which the sum belongs.
+        let left = response.passed.saturating_sub(self.at);
+        let most = if self.is_same { octets.len() } else { usize::try_from(left).unwrap_or(usize::MAX) };
+        let octets = &octets[..octets.len().min(most)];
+        let refusal = if self.is_same { Refusal::Malformed } else { Refusal::Content };
+        let count = self.seen.read(octets).map_err(|_| refusal)?;
+        let had = usize::try_from(offset.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        self.at += count as u64;
+        if self.is_same {
+            out.extend_from_slice(&octets[..count]);
+            return Ok(count);
+        }
+        self.kept.extend_from_slice(octets[..count].get(had..).unwrap_or_default());
+        if self.at == response.passed {
+            // The same octets, framing included, so the rest of it fits behind them.
+            if self.seen != *first {
+                return Err(Refusal::Content);
+            }
+            self.is_same = true;
+            out.extend_from_slice(
+                head.get(usize::try_from(offset).unwrap_or(usize::MAX)..).unwrap_or_default(),
+            );
+            out.append(&mut self.kept);
+        } else if self.seen.is_over() {
+            return Err(Refusal::Length);
+        }
+        Ok(count)
+    }
+}
+
+impl Adoption {
+    /// Has the server asked for the response once more.
+    pub(super) fn ask_again(&mut self, request: &[u8], head: &[u8]) {
+        self.to_origin.extend_from_slice(&head::repeated_request(request, head));
+        self.step = Step::Again;
+        self.again = None;
+    }
+
+    /// Goes on with a response that comes again.
+    pub(super) fn go_on_again(&mut self, now: Instant) -> Result<(), Stop> {
+        self.write_origin(now)?;
+        let response = &self.record.responses[self.at];
+        let Body::Generated { head, .. } = &response.body else {
+            return Err(Stop::Refused(Refusal::Malformed));
+        };
+        let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
+        let again = match &mut self.again {
+            Some(again) => again,
+            none => {
+                origin.fill(MAX_HEAD).map_err(|_| Stop::Origin)?;
+                let (length, seen) = match same_again(head, origin.input()) {
+                    Err(Stop::Waits) if origin.is_ended() => return Err(Stop::Origin),
+                    found => found?,
+                };
+                origin.consume(length);
+                none.insert(Again { seen, at: head.len() as u64, kept: Vec::new(), is_same: false })
+            }
+        };
+        origin.fill(MAX_WAITING).map_err(|_| Stop::Origin)?;
+        let (was_same, out) = (again.is_same, &mut self.out);
+        let count = again.read(response, self.offset, origin.input(), out).map_err(Stop::Refused)?;
+        origin.consume(count);
+        if count > 0 || was_same != again.is_same {
+            self.active = now;
+        }
+        if !again.is_same {
+            return if count > 0 { Ok(()) } else { silence(origin) };
+        }
+        if count > 0 && was_same {
+            self.failing_since = None;
+        }
+        let (at, seen) = (again.at, again.seen);
+        self.hand_on(at, seen);
+        if seen.is_over() {
+            (self.step, self.again) = (Step::Next, None);
+            return Ok(());
+        }
+        if count > 0 || !was_same { Ok(()) } else { silence(self.origin.as_ref().ok_or(Stop::Origin)?) }
+    }
+
+    /// So many octets of the response are the client's now: whoever is asked for more must have the same up to there.
+    fn hand_on(&mut self, at: u64, now: Seen) {
+        let response = &mut self.record.responses[self.at];
+        if let Body::Generated { seen, .. } = &mut response.body {
+            *seen = now;
+        }
+        response.passed = at;
+        if now.is_over() {
+            response.length = at;
+        }
+        self.offset = at;
+    }
+}
+
+/// Nothing came.
+fn silence(origin: &Origin) -> Result<(), Stop> {
+    Err(if origin.is_ended() { Stop::Origin } else { Stop::Waits })
+}

@@ -1,0 +1,234 @@
+//! What can only be generated again: flows of such answers step by step, and downloads that go on at another replica. The latter need
+//! root, and are skipped where namespaces cannot be made.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use rivulet_pktio::testing::eventually;
+use rivulet_trods::flow::{REQUEST_PATIENCE, RESPONSE_PATIENCE};
+use rivulet_trods::record::{Body, Chunked, Response, Rest, Seen, UNKNOWN};
+use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
+
+use crate::support::{CLOSED, DETERMINISTIC, OPEN, established, generate, stores};
+use crate::survive::{Plan, Rig, SERVICE};
+
+const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+/// Sequence numbers of the first octets, whatever they are.
+const CLIENT: u32 = 1000;
+const START: u32 = u32::MAX - 100;
+
+fn asked(settings: &Settings) -> Flow {
+    let mut flow = established(CLIENT - 1, START - 1, settings);
+    flow.request(CLIENT, GET, false, &mut Vec::new());
+    flow
+}
+
+/// What the flow stores of an octets at this place, kept at once, and what then holds.
+fn kept(flow: &mut Flow, at: usize, octets: &[u8], fin: bool) -> (Record, Limits) {
+    let mut out = Vec::new();
+    flow.response(START.wrapping_add(at as u32), octets, fin, &mut out);
+    let [(ticket, record)] = stores(&out).try_into().unwrap_or_else(|_| panic!("{out:?}"));
+    assert_eq!(Record::decode(&record.encode()).as_ref(), Ok(&record));
+    out.clear();
+    flow.stored(ticket, true, &mut out);
+    (record, flow.limits())
+}
+
+fn head(fields: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\n{fields}\r\n").into_bytes()
+}
+
+fn body(octets: usize) -> Vec<u8> {
+    (0..octets).map(|n| (n * 7 + n / 251) as u8).collect()
+}
+
+fn generated(response: &Response) -> Seen {
+    let Body::Generated { request, seen, .. } = &response.body else { panic!("{response:?}") };
+    assert_eq!(request, GET);
+    *seen
+}
+
+#[test]
+fn no_more_passes_than_was_seen() {
+    let head = head("Content-Length: 30000\r\nETag: W/\"x\"\r\n");
+    let whole = [&head[..], &body(30_000)].concat();
+    let mut flow = asked(&DETERMINISTIC);
+    let mut passed = 0;
+    // The head alone, a frame that is larger than what is kept of it, and the rest with FIN behind it.
+    for to in [head.len(), head.len() + 20_000, whole.len()] {
+        let (record, limits) = kept(&mut flow, passed, &whole[passed..to], to == whole.len());
+        let [response] = &record.responses[..] else { panic!("{record:?}") };
+        assert_eq!((response.length, response.passed), (whole.len() as u64, to as u64));
+        let sum = crc32c::crc32c(&whole[head.len()..to]);
+        assert_eq!(generated(response), Seen { sum, rest: Rest::Octets((whole.len() - to) as u64) });
+        let end = START.wrapping_add(to as u32);
+        assert_eq!((limits.data, limits.fin_at), (end, Some(end).filter(|_| to == whole.len())));
+        passed = to;
+    }
+    assert!(!flow.ends_early());
+}
+
+#[test]
+fn the_end_of_chunks_is_found_and_what_is_behind_them_waits() {
+    let head = head("Transfer-Encoding: chunked\r\nX-TRODS: 5\r\n");
+    let chunks =
+        [b"1388\r\n".to_vec(), body(5000), b"\r\n1388\r\n".to_vec(), body(5000), b"\r\n0\r\n\r\n".to_vec()];
+    let whole = [&head[..], &chunks.concat()].concat();
+    for cut in (head.len() + 4097..whole.len()).step_by(13) {
+        // It says its inputs, so nobody has to say that it is deterministic.
+        let mut flow = asked(&OPEN);
+        let (record, limits) = kept(&mut flow, 0, &whole[..cut], false);
+        assert_eq!((record.responses[0].length, record.responses[0].passed), (UNKNOWN, cut as u64));
+        assert_eq!((limits.data, limits.fin_at), (START.wrapping_add(cut as u32), None));
+        // Another replica goes on from there; behind the end it holds what nobody asked for.
+        let mut out = Vec::new();
+        let mut flow = Flow::resume(record, &OPEN, 7, &mut out);
+        let [(ticket, _)] = stores(&out).try_into().unwrap();
+        flow.stored(ticket, true, &mut Vec::new());
+        let (record, limits) = kept(&mut flow, cut, &[&whole[cut..], b"HTTP/1.1 200 OK\r\n"].concat(), false);
+        let [response] = &record.responses[..] else { panic!("{record:?}") };
+        assert_eq!((response.length, response.passed), (whole.len() as u64, whole.len() as u64));
+        let sum = crc32c::crc32c(&whole[head.len()..]);
+        assert_eq!(generated(response), Seen { sum, rest: Rest::Chunks(Chunked::Over) });
+        let end = START.wrapping_add(whole.len() as u32);
+        assert_eq!((limits.data, limits.fin_at), (end, Some(end)));
+    }
+}
+
+#[test]
+fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
+    let small = [&head("Content-Length: 100\r\n")[..], &body(100)].concat();
+    let (record, _) = kept(&mut asked(&DETERMINISTIC), 0, &small, false);
+    assert_eq!(record.responses[0].body, Body::Whole(small.clone()));
+    for (settings, patience, want) in
+        [(DETERMINISTIC, REQUEST_PATIENCE, None), (OPEN, RESPONSE_PATIENCE, Some(Reason::Dynamic))]
+    {
+        let mut flow = asked(&settings);
+        let mut out = Vec::new();
+        flow.response(START, &small[..small.len() - 10], false, &mut out);
+        assert_eq!(stores(&out), []);
+        flow.tick(patience, &mut out);
+        let reason = out.iter().find_map(|action| match action {
+            Action::Unprotected(reason) => Some(*reason),
+            _ => None,
+        });
+        assert_eq!(reason, want);
+        if want.is_none() {
+            let [(_, record)] = stores(&out).try_into().unwrap();
+            assert_eq!(record.responses[0].passed, small.len() as u64 - 10);
+            assert_eq!(generated(&record.responses[0]).rest, Rest::Octets(10));
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_generated_again_goes_on_unprotected() {
+    let large = body(5000);
+    // Without an end of its own it could be cut short; nobody said that it is the same; and no chunks are no answer.
+    for (settings, fields, reason) in [
+        (DETERMINISTIC, "X-TRODS: 5\r\n", Reason::Dynamic),
+        (OPEN, "Content-Length: 5000\r\nX-TRODS-Not: 5\r\n", Reason::Dynamic),
+        (OPEN, "Transfer-Encoding: chunked\r\n", Reason::Dynamic),
+        (DETERMINISTIC, "Transfer-Encoding: chunked\r\n", Reason::Malformed),
+    ] {
+        let mut out = Vec::new();
+        let framed = if reason == Reason::Dynamic { b"1388\r\n" } else { b"138g\r\n" };
+        let octets = [&head(fields)[..], framed, &large].concat();
+        asked(&settings).response(START, &octets, false, &mut out);
+        assert_eq!(out, [Action::Unprotected(reason)], "{fields}");
+    }
+}
+
+fn rig(settings: Settings) -> Option<Rig> {
+    if Command::new("python3").arg("-V").stdout(Stdio::null()).status().is_err() {
+        eprintln!("SKIPPED: no python3");
+        return None;
+    }
+    Rig::new(&Plan { settings, server: &|ns, service, _, _| generate(ns, service), ..Plan::default() })
+}
+
+/// A download in which the first replica dies: how curl ended, and what it had.
+fn download(rig: &Rig, path: &str) -> (Option<i32>, Vec<u8>) {
+    let head = rig.files.path().join("head");
+    let mut curl = rig.curl(&format!("-D {} http://{SERVICE}/8000000/{path}", head.display()));
+    eventually("a third of it", || rig.got() > 2_500_000);
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell(1, 1);
+    let status = curl.0.wait().unwrap();
+    (status.code(), fs::read(rig.files.path().join("got")).unwrap())
+}
+
+/// What a server generates with these inputs.
+fn whole(rig: &Rig, path: &str, inputs: &str) -> Vec<u8> {
+    let mut command = rig.client.command("curl");
+    let url = format!("http://{SERVICE}/8000000/{path}");
+    let out =
+        command.args(["-s", "-S", "-m", "60", "-H", &format!("X-TRODS: {inputs}"), &url]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    out.stdout
+}
+
+#[test]
+fn what_tells_its_inputs_goes_on_with_them() {
+    for path in ["inputs", "inputs?chunked"] {
+        let Some(rig) = rig(CLOSED) else { return };
+        let (status, got) = download(&rig, path);
+        assert_eq!((status, got.len()), (Some(0), 8_000_000), "{path}");
+        let head = fs::read_to_string(rig.files.path().join("head")).unwrap();
+        let inputs = head.lines().find_map(|line| line.strip_prefix("X-TRODS: ")).unwrap();
+        assert!(got == whole(&rig, path, inputs), "{path}");
+        let (first, second) = (rig.hosts[0].replica.counts(), rig.hosts[1].replica.counts());
+        assert_eq!((first.protected, second.adopted, second.refused), (1, 1, 0));
+        assert_eq!((first.unprotected, second.unprotected), Default::default());
+    }
+}
+
+#[test]
+fn what_is_the_same_anywhere_goes_on_and_what_is_not_is_refused() {
+    for path in ["same", "same?chunked"] {
+        let Some(rig) = rig(Settings { closed: true, ..DETERMINISTIC }) else { return };
+        let (status, got) = download(&rig, path);
+        assert_eq!(status, Some(0), "{path}");
+        assert!(got == whole(&rig, path, "0"), "{path}");
+        assert_eq!((rig.hosts[1].replica.counts().adopted, rig.hosts[1].replica.counts().refused), (1, 0));
+    }
+    for path in ["lies", "lies?chunked"] {
+        let Some(rig) = rig(Settings { closed: true, ..DETERMINISTIC }) else { return };
+        let (status, got) = download(&rig, path);
+        // "Failure with receiving network data": it was reset.
+        assert_eq!(status, Some(56), "{path}");
+        assert!(got.len() < 8_000_000);
+        eventually("it is counted", || rig.hosts[1].replica.counts().refused == 1);
+    }
+}
+
+#[test]
+fn without_a_word_of_it_it_is_not_protected() {
+    let Some(rig) = rig(CLOSED) else { return };
+    assert_eq!(whole(&rig, "same", "0").len(), 8_000_000);
+    let counts = || rig.hosts[0].replica.counts();
+    eventually("it is counted", || counts().unprotected.get("dynamic") == Some(&1));
+    assert_eq!(counts().unprotected.len(), 1);
+}
+
+#[test]
+fn a_server_that_is_started_again_goes_on_with_it_on_the_same_host() {
+    for path in ["inputs", "inputs?chunked"] {
+        let Some(mut rig) = rig(CLOSED) else { return };
+        let head = rig.files.path().join("head");
+        let mut curl = rig.curl(&format!("-D {} http://{SERVICE}/8000000/{path}", head.display()));
+        eventually("a third of it", || rig.got() > 2_500_000);
+        let host = &mut rig.hosts[0];
+        host.server.0.kill().unwrap();
+        host.server.0.wait().unwrap();
+        host.server = generate(&host.netns, SERVICE);
+        assert!(curl.0.wait().unwrap().success(), "{path}: {} octets", rig.got());
+        let head = fs::read_to_string(head).unwrap();
+        let inputs = head.lines().find_map(|line| line.strip_prefix("X-TRODS: ")).unwrap();
+        assert!(fs::read(rig.files.path().join("got")).unwrap() == whole(&rig, path, inputs), "{path}");
+        let counts = rig.hosts[0].replica.counts();
+        assert!(counts.adopted > 0, "{counts:?}");
+        assert_eq!((counts.refused, counts.unprotected), (0, Default::default()));
+    }
+}

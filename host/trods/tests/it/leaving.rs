@@ -1,0 +1,231 @@
+//! How connections that were adopted end: where their server, or this process for it, meant it, and nowhere else. Needs root;
+//! skipped where namespaces cannot be made.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+
+use rivulet_bpf::kernel::{Feature, skipped};
+use rivulet_bpf::trods::{FlowKey, Lease};
+use rivulet_packet::segment::TcpFlags;
+use rivulet_pktio::repair::{Connection, restore};
+use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
+use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
+use rivulet_plain::{Header, Options, Segment};
+use rivulet_trods::hold::{Hold, Watch};
+use rivulet_trods::record::Handshake;
+use rivulet_trods::replica::Counts;
+use rivulet_trods::{Record, Settings, Tuple};
+
+use crate::survive::{Plan, Rig, SERVICE};
+use crate::watch::Shared;
+
+/// An idle connection, adopted at a replica whose client is the test's own.
+struct Idle {
+    watch: Watch<Shared>,
+    key: FlowKey,
+    tuple: Tuple,
+    socket: TcpStream,
+    io: AfPacket,
+    macs: [[u8; 6]; 2],
+    _client: Netns,
+    _replica: Netns,
+}
+
+/// What the client has, and what it sends next.
+const ACKED: u32 = 900;
+const NEXT: u32 = 30;
+
+impl Idle {
+    fn new() -> Option<Idle> {
+        if skipped(Feature::Tcx) {
+            return None;
+        }
+        let (client, replica) = (Netns::new("leav-c")?, Netns::new("leav-r")?);
+        client.veth("c0", &replica, "r0");
+        // No kernel at the client's end answers.
+        replica.ip("addr add 10.7.0.2/24 dev r0");
+        let macs = [replica.mac("r0"), client.mac("c0")];
+        let address = macs[1].map(|octet| format!("{octet:02x}")).join(":");
+        replica.ip(&format!("neigh add 10.7.0.1 lladdr {address} dev r0"));
+        let tuple = Tuple { client: "10.7.0.1:1025".parse().ok()?, service: "10.7.0.2:8080".parse().ok()? };
+        let key = FlowKey::new(tuple.client, tuple.service);
+        let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+        let lease = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
+        hold.programs().leases().unwrap().set(0, lease).unwrap();
+        let mut watch = Watch::new(hold, Shared::default()).unwrap();
+        watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
+        let handshake = Handshake {
+            client_isn: 1,
+            service_isn: 2,
+            mss: 1460,
+            scales: None,
+            sack: false,
+            timestamp: None,
+            first_timestamp: None,
+            at_ms: 0,
+        };
+        let record = Record {
+            tuple,
+            handshake,
+            version: 1,
+            unprotected: false,
+            response_at: ACKED,
+            responses: Vec::new(),
+            request_at: NEXT,
+            requests: Vec::new(),
+            client_fin: false,
+        };
+        watch.adopt(&record, ACKED).unwrap();
+        // Its record is stored under this replica's name.
+        eventually("its limits", || {
+            watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
+            watch.status().protected == 1
+        });
+        let connection = Connection {
+            local: tuple.service,
+            remote: tuple.client,
+            send_next: ACKED,
+            receive_next: NEXT,
+            send_window: 1000,
+            receive_window: 1000,
+            mss: 1460,
+            scales: None,
+            sack: false,
+            timestamp: None,
+        };
+        let socket = restore(&connection, Some(replica.name())).unwrap();
+        let io = AfPacket::open(&client.interface("c0"), Config::default()).unwrap();
+        Some(Idle { watch, key, tuple, socket, io, macs, _client: client, _replica: replica })
+    }
+
+    /// Sequence numbers of the FINs and RSTs that the client got since this was called last, one of each.
+    fn ends(&mut self) -> Vec<u32> {
+        let mut ends = Vec::new();
+        while let count @ 1.. = self.io.recv().unwrap() {
+            for n in 0..count {
+                let packet = self.io.frame(n).data.get(14..);
+                let Some(Ok(segment)) = packet.map(Segment::parse) else { continue };
+                let is_end = segment.has(TcpFlags::FIN) || segment.has(TcpFlags::RST);
+                if is_end && segment.header.src == self.tuple.service {
+                    ends.push(segment.end().wrapping_sub(1));
+                }
+            }
+        }
+        ends.dedup();
+        ends
+    }
+
+    /// Whether its end was told of, of which the server's kernel says nothing else.
+    fn told(&mut self) -> bool {
+        self.watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
+        self.watch.ended_early() == [self.key]
+    }
+
+    /// The client has everything before this number.
+    fn acknowledge(&mut self, ack: u32) {
+        let (src, dst, flags) = (self.tuple.client, self.tuple.service, TcpFlags(TcpFlags::ACK));
+        let header = Header { src, dst, seq: NEXT, ack, flags, window: 1000, options: Options::default() };
+        let mut packet = vec![0; header.length()];
+        header.finish(&mut packet, 0).unwrap();
+        let frame = [&self.macs[0][..], &self.macs[1], &[8, 0], &packet].concat();
+        self.io.send(&[TxFrame::new(&frame)]).unwrap();
+    }
+}
+
+/// What looks on the network like the end of a connection may be that of its server.
+#[test]
+fn an_adopted_connection_ends_when_this_process_meant_it() {
+    let Some(mut idle) = Idle::new() else { return };
+    idle.socket.shutdown(Shutdown::Both).unwrap();
+    eventually("it is told", || idle.told());
+    let counters = idle.watch.hold().counters().unwrap();
+    assert!(counters.fins > 0, "{counters:?}");
+    assert_eq!(idle.ends(), [0; 0], "nor is the client told");
+    idle.watch.leave(&idle.key.clone()).unwrap();
+    let mut ends = Vec::new();
+    eventually("the FIN", || {
+        ends.extend(idle.ends());
+        !ends.is_empty()
+    });
+    assert_eq!(ends, [ACKED]);
+    idle.acknowledge(ACKED + 1);
+    eventually("it is over", || {
+        idle.watch.turn(|_, _| ()).unwrap();
+        idle.watch.status().watched == 0
+    });
+    assert_eq!(idle.watch.status().unprotected.len(), 0);
+}
+
+/// A small file on a connection that stays.
+fn get(stream: &mut TcpStream, name: &str, content: &[u8]) {
+    ask(stream, name);
+    read(stream, content);
+}
+
+fn ask(stream: &mut TcpStream, name: &str) {
+    stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
+}
+
+fn read(stream: &mut TcpStream, content: &[u8]) {
+    let (mut head, mut octet) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        assert_eq!(stream.read(&mut octet).unwrap(), 1, "the client was told of an end");
+        head.push(octet[0]);
+    }
+    let mut body = vec![0; content.len()];
+    stream.read_exact(&mut body).unwrap();
+    assert!(body == content);
+}
+
+/// On the host that adopted a connection the server dies too, while nothing is said on it and in the middle of a response.
+#[test]
+fn a_server_dies_that_an_adopted_connection_has() {
+    let Some(mut rig) = Rig::new(&Plan::default()) else { return };
+    let (small, large) = (rig.file("small", 700), rig.file("large", 20_000_000));
+    let service: SocketAddr = SERVICE.parse().unwrap();
+    let connect = || TcpStream::connect(service).unwrap();
+    let mut stream = in_netns(Some(rig.client.name()), connect).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    get(&mut stream, "small", &small);
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell(1, 1);
+    get(&mut stream, "small", &small);
+    assert_eq!(rig.hosts[1].replica.counts().adopted, 1);
+    rig.restart(1);
+    get(&mut stream, "small", &small);
+    ask(&mut stream, "large");
+    let mut first = vec![0; 1_000_000];
+    stream.read_exact(&mut first).unwrap();
+    rig.restart(1);
+    let head = first.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    let mut rest = vec![0; head + large.len() - first.len()];
+    stream.read_exact(&mut rest).unwrap();
+    assert!([&first[head..], &rest].concat() == large);
+    get(&mut stream, "small", &small);
+    // Each time by one socket.
+    let counts = || rig.hosts[1].replica.counts();
+    eventually("it is counted", || counts().adopted >= 3);
+    let Counts { adopted, refused, unprotected, .. } = counts();
+    assert_eq!((adopted, refused, unprotected), (3, 0, Default::default()));
+}
+
+/// What a process leaves in the kernel that had adopted connections says nothing any more once there is another one.
+#[test]
+fn what_the_process_before_closed_is_nobodys() {
+    let Some(mut idle) = Idle::new() else { return };
+    idle.socket.shutdown(Shutdown::Both).unwrap();
+    eventually("its FIN is held", || idle.told());
+    let Idle { watch, tuple, socket, _replica: replica, .. } = idle;
+    let closing = || replica.run("ss -Htan state fin-wait-1").lines().count();
+    drop(socket);
+    assert_eq!(closing(), 1);
+    // Its programs stay longer than it; here they go first.
+    drop(watch);
+    let mut watch = Watch::new(Hold::open(&replica.interface("r0")).unwrap(), Shared::default()).unwrap();
+    assert_eq!(closing(), 1);
+    watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
+    assert_eq!(closing(), 0);
+    // A listener of the server's is none of that.
+    in_netns(Some(replica.name()), || TcpListener::bind(tuple.service).unwrap()).unwrap();
+}

@@ -1,0 +1,94 @@
+//! What others hold, as a real memcached tells it.
+
+use std::collections::HashSet;
+use std::sync::mpsc::channel;
+use std::time::Instant;
+
+use rivulet_bpf::trods::{FlowKey, Pin};
+use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_trods::Record;
+use rivulet_trods::hold::{Absence, Known, Pins};
+use rivulet_trods::store::{RENEWAL, Store, StoreConfig, prefix};
+
+use crate::records::record;
+use crate::store::Memcached;
+
+const TOR: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
+
+/// A connection from this port.
+fn of(port: u16, unprotected: bool) -> Record {
+    let mut record = record();
+    record.tuple.client.set_port(port);
+    record.unprotected = unprotected;
+    if unprotected {
+        (record.responses, record.requests) = (Vec::new(), Vec::new());
+    }
+    record
+}
+
+/// Replica `n` stores the records of these connections.
+fn hold(server: &Memcached, n: u8, records: &[Record]) {
+    let config = StoreConfig {
+        servers: vec![server.address],
+        own: Vec::new(),
+        copies: 1,
+        prefix: prefix("web", &n.to_string(), 1).unwrap(),
+        patience: PATIENCE,
+        renewal: RENEWAL,
+    };
+    let mut store = Store::new(&config, Instant::now()).unwrap();
+    for (number, record) in (0..).zip(records) {
+        store.put(number, 1, &record.encode(), Instant::now());
+    }
+    let mut done = Vec::new();
+    eventually("the records are stored", || {
+        store.turn(Instant::now(), &mut done);
+        done.len() == records.len()
+    });
+    assert!(done.iter().all(|done| done.kept));
+}
+
+/// What a replica gets to know that asks these members.
+fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> bool) -> Known {
+    let (pins, (awake, woken)) = (Pins::default(), channel());
+    let absence = Absence {
+        number,
+        others: others.iter().map(|n| (*n, prefix("web", &n.to_string(), 1).unwrap())).collect(),
+        servers: vec![server.address],
+        tor: TOR,
+        gets: Box::new(move |client, _| gets(client.port())),
+    };
+    pins.ask(absence, move || awake.send(()).unwrap()).unwrap();
+    woken.recv_timeout(PATIENCE).unwrap();
+    pins.known().unwrap()
+}
+
+#[test]
+fn whoever_asks_learns_who_holds_what_it_may_get() {
+    let Some(server) = Memcached::start() else { return };
+    hold(&server, 2, &[of(1000, false), of(1001, false), of(1002, true)]);
+    hold(&server, 3, &[of(2000, false), of(2001, false)]);
+    let held = |others: &[u8], gets| {
+        let mut known = None;
+        // A store that says nothing for a while on a busy machine is done without.
+        eventually("the store tells what each has", || {
+            let told = ask(&server, others, (4, 7), gets);
+            let holders: HashSet<u8> = told.held.iter().map(|(_, pin, _)| pin.holder).collect();
+            known = (holders.len() == others.len()).then_some(told);
+            known.is_some()
+        });
+        let known = known.unwrap();
+        assert_eq!(known.number, (4, 7));
+        let mut held: Vec<_> = known.held.into_iter().map(|(key, pin, _)| (key, pin)).collect();
+        held.sort_by_key(|(key, _)| key.client().port());
+        held
+    };
+    let pinned = |port, holder| {
+        let tuple = of(port, false).tuple;
+        (FlowKey::new(tuple.client, tuple.service), Pin { tor: TOR, holder })
+    };
+    let all = [pinned(1000, 2), pinned(1001, 2), pinned(2000, 3), pinned(2001, 3)];
+    assert_eq!(held(&[2, 3], |_| true), all, "whoever was away may get all");
+    assert_eq!(held(&[2, 3], |port| port % 2 == 1), [all[1], all[3]], "another one gets what the slots say");
+    assert_eq!(held(&[2], |_| true), all[..2], "who is gone holds nothing");
+}

@@ -1,0 +1,95 @@
+//! Records that are stored again, in real memcacheds. Needs root; skipped where namespaces cannot be made.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_trods::Record;
+use rivulet_trods::store::load;
+
+use crate::survive::{Plan, Rig, SERVICE};
+
+/// Connections on which nothing is said any more, each of which had a small file.
+fn idle(rig: &Rig, count: usize) -> Vec<TcpStream> {
+    let content = rig.file("small", 700);
+    let service: SocketAddr = SERVICE.parse().unwrap();
+    let connect = || TcpStream::connect(service).unwrap();
+    let mut streams: Vec<TcpStream> =
+        (0..count).map(|_| in_netns(Some(rig.client.name()), connect).unwrap()).collect();
+    for stream in &mut streams {
+        get(stream, &content);
+    }
+    streams
+}
+
+fn get(stream: &mut TcpStream, content: &[u8]) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    let (mut got, mut octet) = (Vec::new(), [0]);
+    while !got.ends_with(content) {
+        stream.read_exact(&mut octet).unwrap();
+        got.push(octet[0]);
+    }
+}
+
+/// What a store has of the first replica.
+fn records(rig: &Rig, server: SocketAddr) -> Vec<Record> {
+    let loaded = in_netns(Some(rig.router.name()), || load(&[server], "www.r1.1", PATIENCE)).unwrap();
+    assert_eq!((loaded.servers, loaded.damaged), (1, 0));
+    loaded.records.into_iter().map(|(_, record)| record).collect()
+}
+
+#[test]
+fn what_is_idle_is_stored_again_as_it_was() {
+    let Some(rig) = Rig::new(&Plan { renewal: Duration::from_millis(500), ..Plan::default() }) else {
+        return;
+    };
+    let streams = idle(&rig, 20);
+    let [server] = rig.servers()[..] else { panic!() };
+    let first = records(&rig, server);
+    assert_eq!(first.len(), 20);
+    eventually("each of them three times more", || {
+        let now = records(&rig, server);
+        now.iter().all(|record| {
+            let before = first.iter().find(|before| before.tuple == record.tuple).unwrap();
+            // Without the response, where it was seen meanwhile that the client has it.
+            let mut rest = before.clone();
+            rest.drop_acknowledged(rest.passed());
+            let again = Record { version: before.version, ..record.clone() };
+            assert!(again == *before || again == rest, "{again:?} of {before:?}");
+            record.version >= before.version + 3
+        })
+    });
+    assert_eq!(rig.hosts[0].replica.counts().protected, 20);
+    assert_eq!(rig.hosts[0].replica.counts().unprotected, Default::default());
+    drop(streams);
+    eventually("none is left", || records(&rig, server).is_empty());
+}
+
+#[test]
+fn what_was_on_a_server_that_died_is_on_the_other_and_good_there() {
+    let Some(mut rig) = Rig::new(&Plan { stores: 2, ..Plan::default() }) else { return };
+    let mut streams = idle(&rig, 20);
+    let mut servers = rig.servers();
+    let had: Vec<usize> = servers.iter().map(|server| records(&rig, *server).len()).collect();
+    // All are on the one with which this replica begins.
+    let first = had.iter().position(|count| *count == 20).unwrap();
+    assert_eq!(had[1 - first], 0);
+    rig.stores[first].0.kill().unwrap();
+    rig.stores[first].0.wait().unwrap();
+    let left = servers.remove(1 - first);
+    eventually("all of them at the other", || records(&rig, left).len() == 20);
+    assert_eq!(rig.hosts[0].replica.counts().unprotected, Default::default());
+    // The replica dies too, and they go on.
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell(1, 1);
+    let content = rig.file("small", 700);
+    for stream in &mut streams {
+        get(stream, &content);
+    }
+    eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 20);
+    assert_eq!(rig.hosts[1].replica.counts().refused, 0);
+}
