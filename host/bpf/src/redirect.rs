@@ -17,6 +17,8 @@ use crate::Error;
 use crate::object::{attach, load, map, missing, object, open};
 
 const NAME: &str = "redirect";
+/// `enum redirect_settings`
+const CHANGES_SHIFT: u32 = 8;
 
 /// Where a program stands on its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Redirect {
     object: Object,
     /// What the maps hold.
     table: Table,
+    /// How often they began to change otherwise: a program that finds nothing and another number looks again.
+    changes: u32,
 }
 
 impl Redirect {
@@ -47,7 +51,7 @@ impl Redirect {
             let mut map = maps.next().ok_or_else(|| missing("local_ports"))?;
             map.reuse_fd(ports.map()).map_err(Error::of("sharing the local ports"))?;
         }
-        Ok(Redirect { object: load(NAME, open)?, table: Table::default() })
+        Ok(Redirect { object: load(NAME, open)?, table: Table::default(), changes: 0 })
     }
 
     /// The program.
@@ -73,11 +77,13 @@ impl Redirect {
     /// # Errors
     /// Memory. Then all is taken that was or is to be, and the next call mends it.
     pub fn apply(&mut self, wanted: &Table) -> Result<(), Error> {
-        self.settings(self.table.settings() | wanted.settings())?;
+        let both = self.table.settings() | wanted.settings();
+        self.settings(both)?;
         for (map, key, value) in wanted.missing_in(&self.table) {
             self.update(map.name(), &key, &value)?;
             self.table.note(map, key, value);
         }
+        self.settings(both)?;
         for (map, key) in self.table.not_in(wanted) {
             let done = self.map(map.name())?.delete(&key);
             done.map_err(Error::of("BPF_MAP_DELETE_ELEM"))?;
@@ -101,7 +107,9 @@ impl Redirect {
         attach(&self.program(), index, BPF_XDP, flags)
     }
 
-    fn settings(&self, settings: u32) -> Result<(), Error> {
+    fn settings(&mut self, settings: u32) -> Result<(), Error> {
+        self.changes = self.changes.wrapping_add(1);
+        let settings = settings | self.changes << CHANGES_SHIFT;
         self.update(".data.settings", &0u32.to_ne_bytes(), &settings.to_ne_bytes())
     }
 

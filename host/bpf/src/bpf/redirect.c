@@ -19,6 +19,7 @@
 #define IPV6_HEADER 40
 #define UDP_PORT_GUE 6080 /* draft-ietf-intarea-gue */
 #define OPTION_EXPERIMENT 253 /* RFC 4727 */
+#define TRIES 4
 
 /* One socket: queue 0. Other queues find none and go on to the kernel. */
 struct {
@@ -201,8 +202,16 @@ int redirect(struct xdp_md *ctx)
 			if (tag == ETH_P_8021Q || tag == ETH_P_8021AD)
 				frame += 4;
 		}
-		if (!takes_packet(has, frame, end))
-			return XDP_PASS;
+		/* What took a frame may go from one map while another is looked into, where what takes it now was not yet. */
+		for (int tries = 0; !takes_packet(has, frame, end); tries++) {
+			__u32 before = has;
+
+			has = settings;
+			if (has == before || tries == TRIES)
+				return XDP_PASS;
+			if (has & EVERYTHING)
+				break;
+		}
 	}
 	return bpf_redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
 }

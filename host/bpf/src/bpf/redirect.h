@@ -13,6 +13,8 @@ enum redirect_settings {
 	PLAIN = 1 << 3, /* some endpoint takes segments without our option */
 	/* Four bits, one for each shape of endpoint: both named, any port, any address, both any. */
 	SHAPES_SHIFT = 4,
+	/* Above them the number of changes of the maps, from whatever was there to all that is to be, and to that alone. */
+	CHANGES_SHIFT = 8,
 };
 
 /* In endpoint.port, above the port. */
