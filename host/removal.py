@@ -86,6 +86,7 @@ FORMER = "agent:agent::trods::tests::what_the_agent_before_had_is_looked_for_lik
 OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
 ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
 ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
+OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
 REMOVALS = {
@@ -238,6 +239,10 @@ REMOVALS = {
     "answer-echo-since": trods("wake.rs", "record.handshake.first_timestamp.or(record.handshake.timestamp)",
                                "record.handshake.timestamp",
                                "it:adoption::a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too"),
+    "erased-as-found": trods(
+        "store/load.rs", "{} C{}\\r\\n\", of.number, of.cas)", "{}\\r\\n\", of.number)",
+        "it:store::what_was_stored_since_it_was_found_is_not_deleted",
+    ),
     "answer-fresh": trods(
         "hold/rescue.rs", "!place.fresh && ", "false && ",
         "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
@@ -329,11 +334,14 @@ REMOVALS = {
     "adopted-stopped": agent("std::mem::forget(self.replica.take());", "drop(self.replica.take());", OUTLIVES),
     # The lease.
     "term-again": trods("lease.rs", "self.taking != taking", "self.taking && !taking", AWAY),
-    "term-sent": trods("lease.rs", "self.lease.until.max(sent.", "self.lease.until.max(now.", HEARD),
-    "term-alive": trods("lease.rs", "if alive & own != 0 && ", "if ", HEARD),
-    "term-late": trods("lease.rs", "self.lease.until.max(sent.saturating_add(", "0.max(sent.saturating_add(", HEARD),
+    "term-sent": trods("lease.rs", "self.sure.max(sent.", "self.sure.max(now.", HEARD),
+    "term-alive": trods("lease.rs", "        if here {", "        if true {", HEARD),
+    "term-late": trods("lease.rs", "self.sure.max(sent.saturating_add(", "0.max(sent.saturating_add(", HEARD),
     "term-away": trods("lease.rs", " && self.away().is_none()", "", AWAY),
-    "term-absence": trods("lease.rs", "u64::from(self.taking != taking)", "0", AWAY),
+    "term-absence": trods("lease.rs", "u64::from(self.taking != taking || was_here != here)", "0", AWAY),
+    "term-back": trods("lease.rs", " || was_here != here", "", OUT),
+    "term-out": trods("lease.rs", "if here && !self.out && ", "if here && ", OUT),
+    "term-lapsed": trods("lease.rs", " || now > self.sure", "", OUT),
     "term-settling": trods(
         "lease.rs", "if gone != 0 || ", "if ",
         "trods:lease::tests::who_is_gone_is_told_once_and_its_clients_are_not_reset",

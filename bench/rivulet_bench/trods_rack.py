@@ -99,9 +99,17 @@ class Trods(RackSpec):
         return config
 
 
-def spec(replicas: int, bound_ms: float, rate_mbit: float | None, rtt_ms: float, plain: Plain = "trods") -> Trods:
+def spec(
+    replicas: int,
+    bound_ms: float,
+    rate_mbit: float | None,
+    rtt_ms: float,
+    plain: Plain = "trods",
+    heartbeat_ms: float | None = None,
+) -> Trods:
     """One client behind a link, the store, and replicas at the ToR's ports themselves."""
-    found = rack(clients=2, replicas=replicas, direct=True, liveness_ms=bound_ms, heartbeat_ms=bound_ms / 10)
+    heartbeat_ms = heartbeat_ms or bound_ms / 10
+    found = rack(clients=2, replicas=replicas, direct=True, liveness_ms=bound_ms, heartbeat_ms=heartbeat_ms)
     hosts: list[Host] = []
     for host in found.hosts:
         if host.name == "c1":

@@ -24,12 +24,14 @@ Json = dict[str, Any]
 
 AGES = (0.3, 3.0, 30.0)
 REPLICAS = 3
-EACH = 12
-"""Downloads of an age that a kill hits."""
+EACH = 6
+"""Downloads of an age that a kill hits: adopting many at a time takes milliseconds where two cores are all hosts."""
 BOUND_MS = 50.0
+HEARTBEAT_MS = 2.0
+"""As the controller has it unless told otherwise."""
 RTT_MS = 10.0
 SIZE = 100_000_000
-KILLS = 9
+KILLS = 12
 KINDS: dict[str, tuple[Plain, tuple[str, ...], int, float]] = {
     "kv": ("trods", (), KILLS, 10.0),
     "wake client": ("trods", ("--wake", "client"), 2, 70.0),
@@ -46,7 +48,7 @@ def stalls(kinds: list[str], kills: int, bound_ms: float, ages: tuple[float, ...
     excluded = 0
     for kind in kinds:
         plain, flags, usual, patience_s = KINDS[kind]
-        setting = spec(REPLICAS, bound_ms, None, RTT_MS, plain)
+        setting = spec(REPLICAS, bound_ms, None, RTT_MS, plain, HEARTBEAT_MS)
         with trods_rack(f"stall-{kind.replace(' ', '-')}", setting, flags) as rack:
             wanted, number = min(kills or usual, usual), 0
             for attempt in range(2 * wanted):

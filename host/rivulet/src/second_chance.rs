@@ -159,7 +159,7 @@ mod tests {
     use rivulet_server::keys::KeySet;
     use rivulet_server::service::{Member, Plain};
     use rivulet_trods::hold::{Hold, Stores, Watch};
-    use rivulet_trods::record::{Handshake, Record};
+    use rivulet_trods::testing::idle;
     use rivulet_trods::{Settings, Tuple};
 
     use super::*;
@@ -280,27 +280,7 @@ mod tests {
             tor.handed_on(tuple.client) > 0
         });
 
-        let handshake = Handshake {
-            client_isn: 1,
-            service_isn: 2,
-            mss: 1460,
-            scales: None,
-            sack: false,
-            timestamp: None,
-            first_timestamp: None,
-            at_ms: 0,
-        };
-        let record = Record {
-            tuple,
-            handshake,
-            version: 1,
-            unprotected: false,
-            response_at: 900,
-            responses: Vec::new(),
-            request_at: 30,
-            requests: Vec::new(),
-            client_fin: false,
-        };
+        let record = idle(tuple, 900, 30);
         watch.adopt(&record, record.response_at).unwrap();
         let connection = repair::Connection {
             local: tuple.service,

@@ -3,7 +3,8 @@
 //!
 //! The ToR excludes a replica when it has not heard it for the bound. So whoever was heard may speak until the bound has passed
 //! since it sent the last heartbeat of which it knows, by an answer, that it came: never later than the ToR excludes it, since
-//! the ToR heard that heartbeat after it was sent. Silence mutes and destroys nothing; what is answered next ends it.
+//! the ToR heard that heartbeat after it was sent. Silence mutes and destroys nothing; what is answered next ends it, unless the
+//! replica was excluded, or may have been: then others look for its connections until it takes plain TCP again.
 
 use std::time::{Duration, Instant};
 
@@ -27,9 +28,13 @@ pub struct Term {
     own: u8,
     bound: Duration,
     alive: u64,
-    /// Whether it was among those that take plain TCP when last heard of, how often that changed, and since which of these
-    /// changes it knows what others hold.
+    /// Whether it was among those that take plain TCP when last heard of, and whether since it did others may have gone on with
+    /// its connections.
     taking: bool,
+    out: bool,
+    /// Until when the ToR has not excluded it, of [`clock`].
+    sure: u64,
+    /// How often it came or went, and since which of these it knows what others hold.
     absences: u64,
     known: u64,
     lease: Lease,
@@ -39,7 +44,8 @@ impl Term {
     /// Replica `own`, which is excluded after `bound`. Not answered yet, it is silent.
     #[must_use]
     pub fn new(own: u8, bound: Duration) -> Term {
-        Term { own, bound, alive: 0, taking: false, absences: 1, known: 0, lease: Lease::default() }
+        let (alive, taking, out, sure, absences, known) = (0, false, true, 0, 1, 0);
+        Term { own, bound, alive, taking, out, sure, absences, known, lease: Lease::default() }
     }
 
     /// The ToR answered, to a heartbeat that was sent at this time of [`clock`], who is alive (bit r is replica r), and who of
@@ -47,14 +53,19 @@ impl Term {
     pub fn answered(&mut self, sent: u64, alive: u64, plain: u64, now: u64) -> u64 {
         let own = 1 << (self.own & 63);
         let gone = self.alive & !alive & !own;
-        self.alive = alive;
         // Who was excluded, for however short a time, takes none before the controller has it do so. Until then others may go on
-        // with its connections, so it has to ask again when it takes them.
-        let taking = plain & own != 0;
-        self.absences += u64::from(self.taking != taking);
-        self.taking = taking;
-        if alive & own != 0 && self.away().is_none() {
-            self.lease.until = self.lease.until.max(sent.saturating_add(self.bound.as_nanos() as u64));
+        // with its connections, so it has to ask again when it takes them, and says nothing before. Who only takes none, since it
+        // is drained, was sure all the time that it is not excluded.
+        let (here, taking) = (alive & own != 0, plain & own != 0);
+        let was_here = self.alive & own != 0;
+        self.absences += u64::from(self.taking != taking || was_here != here);
+        self.out = (self.out || now > self.sure || !here) && !taking;
+        (self.alive, self.taking) = (alive, taking);
+        if here {
+            self.sure = self.sure.max(sent.saturating_add(self.bound.as_nanos() as u64));
+        }
+        if here && !self.out && self.away().is_none() {
+            self.lease.until = self.sure;
         }
         // Whoever takes none gets clients before it hears of it, and does not know yet what others hold.
         if gone != 0 || !taking || self.away().is_some() {
@@ -120,7 +131,9 @@ mod tests {
         term.answered(2_000, 0b010, 0b110, 9_600);
         assert_eq!(term.lease().until, 1_000 + BOUND, "excluded");
         term.answered(3_000, 0b110, 0b110, 9_700);
-        assert_eq!(term.lease().until, 3_000 + BOUND);
+        term.back(4);
+        term.answered(4_000, 0b110, 0b110, 9_800);
+        assert_eq!(term.lease().until, 4_000 + BOUND);
     }
 
     #[test]
@@ -134,6 +147,7 @@ mod tests {
         assert_eq!(term.answered(4, 0b0101, 1, 5), 0);
         assert_eq!(term.answered(5, 0b0100, 1, 6), 0, "itself is no affair of its own");
         assert_eq!((term.answered(6, 0b0001, 1, 7), term.lease().settling), (0b0100, 7 + SETTLED));
+        term.back(4);
         assert_eq!((term.answered(7, 0b0001, 1, 8), term.lease().settling), (0, 7 + SETTLED));
     }
 
@@ -146,35 +160,72 @@ mod tests {
             term.lease().settling - SETTLED
         };
         assert_eq!([settling(1, 0, 1), settling(2, 0, 1)], [1, 2], "clients come before it hears of it");
-        assert_eq!([settling(3, 1, 1), settling(4, 1, 2)], [3, 4], "it does not know");
-        assert_eq!(settling(5, 1, 2), 4);
+        assert_eq!([settling(3, 1, 2), settling(4, 1, 3)], [3, 4], "it does not know");
+        assert_eq!(settling(5, 1, 3), 4);
     }
 
     #[test]
     fn whoever_was_away_is_silent_until_it_knows_what_others_hold() {
         let (own, others) = (0b100, 0b011);
         let mut term = Term::new(2, Duration::from_nanos(BOUND));
-        term.answered(1_000, own | others, others, 2_000);
-        assert_eq!((term.away(), term.lease().until), (Some(1), 0), "it began");
-        term.back(1);
-        term.answered(3_000, own | others, others, 4_000);
-        assert_eq!((term.away(), term.lease().until), (None, 3_000 + BOUND));
-        assert!(!term.is_taking());
-        term.answered(4_000, own | others, own | others, 4_500);
-        assert_eq!((term.away(), term.lease().until), (Some(2), 3_000 + BOUND), "others went on until then");
-        assert!(term.is_taking());
+        term.answered(1_000, own | others, own | others, 2_000);
+        assert_eq!((term.away(), term.lease().until), (Some(2), 0), "it began");
         term.back(2);
-        term.answered(5_000, own | others, own | others, 6_000);
-        assert_eq!((term.away(), term.lease().until), (None, 5_000 + BOUND));
-        // Excluded and back between two answers: all that it sees is that it takes no plain TCP.
-        term.answered(7_000, own | others, others, 8_000);
-        assert_eq!((term.away(), term.lease().until), (Some(3), 5_000 + BOUND));
-        term.answered(9_000, own | others, own | others, 9_500);
+        term.answered(3_000, own | others, own | others, 4_000);
+        assert_eq!((term.away(), term.lease().until), (None, 3_000 + BOUND));
+        // Drained: it takes none, and goes on with what it has, however long it takes to learn what others hold.
+        term.answered(4_000, own | others, others, 4_500);
+        assert_eq!((term.away(), term.lease().until), (Some(3), 3_000 + BOUND));
+        assert!(!term.is_taking());
+        let late = 2 * BOUND;
+        for now in (5_000..late).step_by(1_000_000) {
+            term.answered(now, own | others, others, now + 500);
+        }
         term.back(3);
-        assert_eq!(term.away(), Some(4), "and once more, while it asked");
+        term.answered(late, own | others, others, late + 500);
+        assert_eq!((term.away(), term.lease().until), (None, late + BOUND));
+        term.answered(late + 1_000, own | others, own | others, late + 1_500);
+        assert_eq!((term.away(), term.lease().until), (Some(4), late + BOUND), "others went on until then");
+        assert!(term.is_taking());
+        term.answered(late + 2_000, own | others, others, late + 2_500);
         term.back(4);
-        term.answered(10_000, own | others, own | others, 11_000);
-        assert_eq!((term.away(), term.lease().until), (None, 10_000 + BOUND));
+        assert_eq!(term.away(), Some(5), "and once more, while it asked");
+        term.back(5);
+        term.answered(late + 3_000, own | others, others, late + 3_500);
+        assert_eq!((term.away(), term.lease().until), (None, late + 3_000 + BOUND));
+    }
+
+    /// Others look for its connections, and what it knows of what they hold is old.
+    #[test]
+    fn whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again() {
+        let (own, others) = (0b100, 0b011);
+        // It hears that it is excluded; or nothing, for longer than the bound, and only that it takes none.
+        for told in [true, false] {
+            let mut term = Term::new(2, Duration::from_nanos(BOUND));
+            term.answered(1_000, own | others, own | others, 2_000);
+            term.back(2);
+            term.answered(3_000, own | others, own | others, 4_000);
+            let until = 3_000 + BOUND;
+            assert_eq!(term.lease().until, until);
+            if told {
+                term.answered(4_000, others, others, 5_000);
+                assert_eq!(term.away(), Some(3));
+                term.back(3);
+            }
+            // What was asked before is asked again.
+            for now in [until + 1, until + 2, 9 * BOUND, 9 * BOUND + 1] {
+                term.answered(now, own | others, others, now);
+                assert_eq!(term.lease().until, until, "{told} {now}");
+                term.back(3 + u64::from(told));
+                assert_eq!(term.away(), None);
+            }
+            let now = 10 * BOUND;
+            term.answered(now, own | others, own | others, now);
+            assert_eq!((term.away(), term.lease().until), (Some(4 + u64::from(told)), until));
+            term.back(4 + u64::from(told));
+            term.answered(now + 1, own | others, own | others, now + 1);
+            assert_eq!(term.lease().until, now + 1 + BOUND);
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub mod lease;
 pub mod record;
 pub mod replica;
 pub mod store;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod wake;
 
 pub use flow::{Action, Flow, Limits, Reason, Settings, Wake};

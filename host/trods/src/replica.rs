@@ -257,8 +257,6 @@ impl Body {
                 self.rescue.here(key, record, Instant::now());
             }
         }
-        // Clients wait for these records.
-        self.watch.settle()?;
         self.rescue.turn(Instant::now(), now, &mut self.watch)?;
         self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));
         while let Ok((Tuple { client, service }, outcome)) = self.ends.try_recv() {
@@ -284,6 +282,8 @@ impl Body {
         // Parked as it is, what the kernel says at this does not leave.
         self.watch.abandon(key)?;
         self.watch.adopt(record, connection.send_next)?;
+        // The store answers while the kernel makes the socket.
+        self.watch.settle()?;
         self.adopters(record.tuple.service)?.adopt(record.clone(), connection, sacked)?;
         tracing::debug!(client = %key.client(), "adopted");
         self.watch.hold().programs().unpark(key)?;

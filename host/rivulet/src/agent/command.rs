@@ -85,7 +85,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             starting = false;
             tell_ready();
         }
-        let pause = match &mut plain {
+        match &mut plain {
             // A serving process sends its own, from its packet path.
             Some(plain) if door.attached() == 0 => {
                 let pause = plain.turn(CHORES);
@@ -93,11 +93,10 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
                     reported = Instant::now();
                     door.set_status(plain.status());
                 }
-                pause
+                plain.wait(pause);
             }
-            _ => CHORES,
-        };
-        std::thread::sleep(pause);
+            _ => std::thread::sleep(CHORES),
+        }
     }
     tracing::info!("stopping");
     if let Some(plain) = plain {

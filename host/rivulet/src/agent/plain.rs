@@ -14,6 +14,7 @@ use rivulet_agent::Status;
 use rivulet_pktio::{AfPacket, Interface, LinkInfo, PacketIo, TxFrame};
 use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::{Plain, Service};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::trods::Guard;
 use rivulet_trods::Wake;
@@ -138,7 +139,7 @@ impl PlainTcp {
             }
         }
         let now = self.now();
-        // Those to the last heartbeats came meanwhile. An error is the sender's to find.
+        // An error is the sender's to find.
         for index in 0..self.io.recv().unwrap_or(0) {
             let frame = self.io.frame(index).data;
             if let Some((_, beat)) = self.beats.iter_mut().find_map(|b| b.1.answered(frame, now).then_some(b))
@@ -162,6 +163,16 @@ impl PlainTcp {
         }
         let due = self.beats.iter().map(|(_, b)| b.due().saturating_sub(now)).min();
         due.map_or(longest, |due| longest.min(Duration::from_micros(due)))
+    }
+
+    /// Waits for an answer, so long at most: who is gone is to be known at once, not only when the next heartbeat is due.
+    pub(super) fn wait(&self, longest: Duration) {
+        let mut fds = [PollFd::new(&self.io, PollFlags::IN)];
+        let ready = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
+        // Of an interface that is gone there may be nothing to read, for ever.
+        if ready.is_ok_and(|count| count > 0) && !fds[0].revents().contains(PollFlags::IN) {
+            std::thread::sleep(longest);
+        }
     }
 
     /// For the report to the controller.

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_agent::proto::{Plain, PoolMember, Service, TorKey, Trods};
 use rivulet_packet::heartbeat::{self, Answer, ETHER_TYPE, Heartbeat};
@@ -227,4 +227,38 @@ fn what_an_agent_had_adopted_outlives_it() {
         stream.read_to_end(&mut got).unwrap();
         assert!(got.ends_with(&content) && got.starts_with(b"HTTP/1.0 200"));
     });
+}
+
+/// What the ToR says is heard when it says it, not only when the next heartbeat is due.
+#[test]
+fn an_answer_does_not_wait_for_the_next_heartbeat() {
+    let Some(rig) = Rig::new() else { return };
+    let Some(_store) = memcached(&rig) else { return };
+    // Of the agent before there may be records, which are read when the ToR has answered.
+    let seldom =
+        Service { heartbeat_interval_us: 3_000_000, liveness_bound_us: 30_000_000, ..replicated(&rig, 7) };
+    keep(&rig, seldom);
+    let mut wire = AfPacket::open(&rig.client.interface("c0"), Config::default()).unwrap();
+    let _agent = agent(&rig, FLAGS);
+    // The connection that it stores by stands before the second one.
+    let (mut beats, mut asked) = (0, false);
+    let deadline = Instant::now() + PATIENCE;
+    while beats < 3 && !asked {
+        assert!(Instant::now() < deadline, "{beats} heartbeats");
+        let mut heard = None;
+        for n in 0..wire.recv().unwrap() {
+            let frame = wire.frame(n).data;
+            if frame[12..14] == ETHER_TYPE.to_be_bytes() && frame[..6] == rig.client.mac("c0") {
+                (heard, beats) = (Heartbeat::parse(&frame[14..]).ok(), beats + 1);
+            } else if let Ok(segment) = Segment::parse(&frame[14..]) {
+                asked |=
+                    beats == 2 && segment.has(TcpFlags::SYN) && segment.header.dst == STORE.parse().unwrap();
+            }
+        }
+        if let Some(beat) = heard.filter(|_| beats == 2) {
+            answer(&rig, &mut wire, &[beat], true);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((beats, asked), (2, true));
 }

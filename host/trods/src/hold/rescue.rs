@@ -18,7 +18,7 @@ use rivulet_plain::Segment;
 use super::{HoldError, Keeper, PATIENCE, Watch};
 use crate::flow::Wake;
 use crate::record::{Age, Record};
-use crate::store;
+use crate::store::{self, Stored};
 use crate::wake::{self, Prober, Told};
 
 /// When a probe is sent, milliseconds after the record was read.
@@ -52,20 +52,14 @@ impl std::fmt::Debug for Departed {
     }
 }
 
-/// Whose record it is that was read, to be deleted when it is another's: whoever looks for it later must not find it there.
-#[derive(Debug)]
-struct Origin {
-    servers: Vec<SocketAddr>,
-    prefix: String,
-}
-
 /// A record, and who else is expected to go on with the connection.
 #[derive(Debug)]
 struct Found {
     record: Record,
-    /// None: this host's own, whose server died alone.
-    origin: Option<Arc<Origin>>,
-    number: u32,
+    /// What the keys of the replica's records begin with that had it; none: this host's own, whose server died alone.
+    origin: Option<Arc<str>>,
+    /// What is to be deleted once it is another's: whoever looks for it later must not find it there.
+    stored: Vec<Stored>,
     /// When it was asked for, in order: what came of a later question says who goes on.
     asked: u64,
     other: Option<Pin>,
@@ -90,7 +84,7 @@ pub struct Rescue {
     /// Questions for a replica's records so far.
     asked: u64,
     /// Records of connections that go on here, and since when.
-    outdated: Vec<(Instant, Arc<Origin>, u32)>,
+    outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
     prober: Prober,
     wake: Wake,
 }
@@ -126,12 +120,12 @@ impl Rescue {
                 servers = loaded.servers,
                 "the records of {departed:?}"
             );
-            let Departed { prefix, servers, other, waits } = departed;
-            let origin = Arc::new(Origin { servers, prefix });
+            let Departed { prefix, other, waits, .. } = departed;
+            let origin: Arc<str> = prefix.into();
             let records = loaded.records.into_iter().filter(|(_, r)| !r.unprotected);
-            let records = records.map(|(number, record)| {
+            let records = records.map(|(stored, record)| {
                 let other = other(record.tuple.client, record.tuple.service);
-                Found { record, origin: Some(Arc::clone(&origin)), number, asked, other, waits }
+                Found { record, origin: Some(Arc::clone(&origin)), stored, asked, other, waits }
             });
             // Whoever has ended has no use for them.
             let _ = load.send(records.collect());
@@ -223,7 +217,8 @@ impl Rescue {
 
     /// A connection of this host's, which is parked, goes on here as soon as its client says where it is.
     pub fn here(&mut self, key: FlowKey, record: Record, now: Instant) {
-        let found = Found { record, origin: None, number: 0, asked: self.asked, other: None, waits: false };
+        let (origin, stored, asked) = (None, Vec::new(), self.asked);
+        let found = Found { record, origin, stored, asked, other: None, waits: false };
         self.due.push(Reverse((now, key)));
         self.orphans.insert(key, Orphan { found, began: now, probes: 0 });
     }
@@ -282,8 +277,8 @@ impl Rescue {
         match wake::read(&orphan.found.record, &segment, now_ms) {
             Told::Waits(place) if !place.fresh && orphan.began.elapsed() < FRESH => None,
             Told::Waits(place) => {
-                let Found { record, origin, number, .. } = self.orphans.remove(key)?.found;
-                self.outdated.extend(origin.map(|origin| (Instant::now(), origin, number)));
+                let Found { record, origin, stored, .. } = self.orphans.remove(key)?.found;
+                self.outdated.extend(origin.map(|origin| (Instant::now(), origin, stored)));
                 let connection = wake::connection(&record, &place, now_ms);
                 Some((record.taken_over(&connection, now_ms), connection, place.sacked))
             }
@@ -300,10 +295,9 @@ impl Rescue {
         let outdated = std::mem::take(&mut self.outdated);
         std::thread::Builder::new().name("outdated".into()).spawn(move || {
             for of in outdated.chunk_by(|a, b| Arc::ptr_eq(&a.1, &b.1)) {
-                let numbers: Vec<u32> = of.iter().map(|(.., number)| *number).collect();
-                let Origin { servers, prefix } = &*of[0].1;
+                let stored = of.iter().flat_map(|(.., stored)| stored).copied().collect();
                 // What cannot be reached expires.
-                let _ = store::erase(servers, prefix, &numbers, PATIENCE);
+                let _ = store::erase(&of[0].1, stored, PATIENCE);
             }
         })?;
         Ok(())
@@ -328,7 +322,8 @@ mod tests {
     use super::*;
     use crate::Settings;
     use crate::hold::{Hold, Stores};
-    use crate::record::{Handshake, Tuple};
+    use crate::record::Tuple;
+    use crate::testing::idle;
 
     const SERVICE: &str = "10.9.0.1:80";
     const PIN: Pin = Pin { tor: [2; 6], holder: 1 };
@@ -374,44 +369,25 @@ mod tests {
             waits: bool,
             at: Instant,
         ) {
-            let origin = Arc::new(Origin { servers: Vec::new(), prefix: "p.0.1".into() });
+            let origin: Arc<str> = "p.0.1".into();
             self.rescue.asked += 1;
             let asked = self.rescue.asked;
-            let found = |(number, record)| Found {
+            let found = |record| Found {
                 record,
                 origin: Some(origin.clone()),
-                number,
+                stored: Vec::new(),
                 asked,
                 other,
                 waits,
             };
-            self.rescue.load.send((0..).zip(records).map(found).collect()).unwrap();
+            self.rescue.load.send(records.map(found).collect()).unwrap();
             self.rescue.turn(at, 0, &mut self.watch).unwrap();
         }
     }
 
-    /// An idle connection: the client has everything.
+    /// Whose client has everything.
     fn record(client: SocketAddr) -> Record {
-        Record {
-            tuple: Tuple { client, service: SERVICE.parse().unwrap() },
-            handshake: Handshake {
-                client_isn: 1,
-                service_isn: 2,
-                mss: 1460,
-                scales: None,
-                sack: true,
-                timestamp: None,
-                first_timestamp: None,
-                at_ms: 0,
-            },
-            version: 1,
-            unprotected: false,
-            response_at: 900,
-            responses: Vec::new(),
-            request_at: 30,
-            requests: Vec::new(),
-            client_fin: false,
-        }
+        idle(Tuple { client, service: SERVICE.parse().unwrap() }, 900, 30)
     }
 
     fn one() -> (Record, FlowKey) {

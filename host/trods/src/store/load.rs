@@ -1,6 +1,7 @@
 //! The records of a replica that is gone, as another one reads them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
@@ -16,11 +17,22 @@ const BATCH: u32 = 256;
 /// Octets of a line.
 const MAX_LINE: u64 = 512;
 
+/// A value as it was found: its number may be another connection's by the time that it is to be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Where.
+    pub server: SocketAddr,
+    /// Under which number.
+    pub number: u32,
+    /// What the server tells it by from whatever is stored there later.
+    pub cas: u64,
+}
+
 /// What was found.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// The newest record of each connection, with its number; unprotected ones are among them.
-    pub records: Vec<(u32, Record)>,
+    /// The newest record of each connection, with all that is stored of it; unprotected ones are among them.
+    pub records: Vec<(Vec<Stored>, Record)>,
     /// Servers that told all they have.
     pub servers: usize,
     /// Values that are no records.
@@ -50,16 +62,25 @@ pub fn load(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Loaded 
         threads.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>()
     });
     let mut loaded = Loaded::default();
-    let mut newest: HashMap<Tuple, (u32, Record)> = HashMap::new();
+    let mut newest: HashMap<Tuple, (Vec<Stored>, Record)> = HashMap::new();
     for (values, whole) in found {
         loaded.servers += usize::from(whole);
-        for (n, value) in values {
+        for (stored, value) in values {
             let Ok(record) = Record::decode(&value) else {
                 loaded.damaged += 1;
                 continue;
             };
-            if newest.get(&record.tuple).is_none_or(|(_, other)| record.age().is_after(&other.age())) {
-                newest.insert(record.tuple, (n, record));
+            match newest.entry(record.tuple) {
+                Entry::Occupied(mut known) => {
+                    let (all, newest) = known.get_mut();
+                    all.push(stored);
+                    if record.age().is_after(&newest.age()) {
+                        *newest = record;
+                    }
+                }
+                Entry::Vacant(place) => {
+                    place.insert((vec![stored], record));
+                }
             }
         }
     }
@@ -77,18 +98,20 @@ pub fn load_all(servers: &[SocketAddr], prefixes: &[&str], patience: Duration) -
     })
 }
 
-/// Deletes records of another replica, which are now stored under an own name; those on servers that cannot be reached
-/// expire. Blocks. How many servers did so.
-pub fn erase(servers: &[SocketAddr], prefix: &str, numbers: &[u32], patience: Duration) -> usize {
+/// Deletes records of another replica, which are now stored under an own name, where they still are what was found; those on
+/// servers that cannot be reached expire. Blocks. How many servers did so.
+pub fn erase(prefix: &str, mut outdated: Vec<Stored>, patience: Duration) -> usize {
     let until = Instant::now() + patience;
-    let done = servers.iter().filter(|server| {
-        let gone = Reader::connect(**server, until).and_then(|mut from| from.erase(prefix, numbers));
+    outdated.sort_by_key(|stored| stored.server);
+    let done = outdated.chunk_by(|a, b| a.server == b.server).filter(|of| {
+        let gone = Reader::connect(of[0].server, until).and_then(|mut from| from.erase(prefix, of));
         gone.is_ok()
     });
     done.count()
 }
 
 struct Reader {
+    server: SocketAddr,
     from: BufReader<TcpStream>,
     until: Instant,
 }
@@ -97,7 +120,7 @@ impl Reader {
     fn connect(server: SocketAddr, until: Instant) -> io::Result<Reader> {
         let stream = TcpStream::connect_timeout(&server, left(until)?)?;
         stream.set_nodelay(true)?;
-        Ok(Reader { from: BufReader::with_capacity(1 << 16, stream), until })
+        Ok(Reader { server, from: BufReader::with_capacity(1 << 16, stream), until })
     }
 
     fn ask(&mut self, commands: &[u8]) -> io::Result<()> {
@@ -115,31 +138,36 @@ impl Reader {
         }
     }
 
-    /// The next value, if there is one.
-    fn value(&mut self) -> io::Result<Option<Vec<u8>>> {
+    /// The next value, if there is one, and by what it is known.
+    fn value(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
         let line = self.line()?;
         if line == b"EN" {
             return Ok(None);
         }
-        let length = line.strip_prefix(b"VA ").and_then(number).filter(|length| *length <= MAX_RECORD as u64);
+        let told = line.strip_prefix(b"VA ").ok_or_else(rubbish)?;
+        let mut told = told.split(|&b| b == b' ');
+        let length = told.next().and_then(number).filter(|length| *length <= MAX_RECORD as u64);
+        let cas = told.next().and_then(|cas| cas.strip_prefix(b"c")).and_then(number).ok_or_else(rubbish)?;
         let mut value = vec![0; length.ok_or_else(rubbish)? as usize + 2];
         self.from.read_exact(&mut value)?;
         value.truncate(value.len() - 2);
-        Ok(Some(value))
+        Ok(Some((cas, value)))
     }
 
-    fn all(&mut self, prefix: &str, found: &mut Vec<(u32, Vec<u8>)>) -> io::Result<()> {
-        let ask = |numbers: Range<u32>| numbers.map(|n| format!("mg {prefix}.{n} v\r\n")).collect::<String>();
+    fn all(&mut self, prefix: &str, found: &mut Vec<(Stored, Vec<u8>)>) -> io::Result<()> {
+        let ask =
+            |numbers: Range<u32>| numbers.map(|n| format!("mg {prefix}.{n} v c\r\n")).collect::<String>();
         // The first ones with the question how many there are: a client waits for each round trip.
-        self.ask(format!("mg {prefix} v\r\n{}", ask(0..FIRST)).as_bytes())?;
+        self.ask(format!("mg {prefix} v c\r\n{}", ask(0..FIRST)).as_bytes())?;
         let count = match self.value()? {
-            Some(count) => number(&count).ok_or_else(rubbish)?.min(u64::from(MAX_NUMBER)) as u32,
+            Some((_, count)) => number(&count).ok_or_else(rubbish)?.min(u64::from(MAX_NUMBER)) as u32,
             None => 0,
         };
         let mut asked = 0..FIRST;
         loop {
-            for n in asked.clone() {
-                found.extend(self.value()?.map(|value| (n, value)));
+            for number in asked.clone() {
+                let server = self.server;
+                found.extend(self.value()?.map(|(cas, value)| (Stored { server, number, cas }, value)));
             }
             asked = asked.end..(asked.end + BATCH).min(count);
             if asked.is_empty() {
@@ -149,12 +177,13 @@ impl Reader {
         }
     }
 
-    fn erase(&mut self, prefix: &str, numbers: &[u32]) -> io::Result<()> {
-        for batch in numbers.chunks(BATCH as usize) {
-            let commands: String = batch.iter().map(|n| format!("md {prefix}.{n}\r\n")).collect();
+    fn erase(&mut self, prefix: &str, outdated: &[Stored]) -> io::Result<()> {
+        for batch in outdated.chunks(BATCH as usize) {
+            let command = |of: &Stored| format!("md {prefix}.{} C{}\r\n", of.number, of.cas);
+            let commands: String = batch.iter().map(command).collect();
             self.ask(commands.as_bytes())?;
             for _ in batch {
-                if !matches!(&self.line()?[..], b"HD" | b"NF") {
+                if !matches!(&self.line()?[..], b"HD" | b"NF" | b"EX") {
                     return Err(rubbish());
                 }
             }
@@ -169,7 +198,6 @@ fn left(until: Instant) -> io::Result<Duration> {
 }
 
 fn number(digits: &[u8]) -> Option<u64> {
-    let digits = digits.split(|&b| b == b' ').next()?;
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use self::server::{Answer, Server};
 
-pub use load::{Loaded, erase, load, load_all};
+pub use load::{Loaded, Stored, erase, load, load_all};
 
 /// Seconds after which a record that was not stored again is gone.
 pub const LIFETIME: u32 = 3600;

@@ -12,9 +12,9 @@ use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 use rivulet_plain::{Header, Options, Segment};
 use rivulet_trods::hold::{Hold, Watch};
-use rivulet_trods::record::Handshake;
 use rivulet_trods::replica::Counts;
-use rivulet_trods::{Record, Settings, Tuple};
+use rivulet_trods::testing::idle;
+use rivulet_trods::{Settings, Tuple};
 
 use crate::survive::{Plan, Rig, SERVICE};
 use crate::watch::Shared;
@@ -54,27 +54,7 @@ impl Idle {
         hold.programs().leases().unwrap().set(0, lease).unwrap();
         let mut watch = Watch::new(hold, Shared::default()).unwrap();
         watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
-        let handshake = Handshake {
-            client_isn: 1,
-            service_isn: 2,
-            mss: 1460,
-            scales: None,
-            sack: false,
-            timestamp: None,
-            first_timestamp: None,
-            at_ms: 0,
-        };
-        let record = Record {
-            tuple,
-            handshake,
-            version: 1,
-            unprotected: false,
-            response_at: ACKED,
-            responses: Vec::new(),
-            request_at: NEXT,
-            requests: Vec::new(),
-            client_fin: false,
-        };
+        let record = idle(tuple, ACKED, NEXT);
         watch.adopt(&record, ACKED).unwrap();
         // Its record is stored under this replica's name.
         eventually("its limits", || {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::Record;
 use rivulet_trods::store::{
-    Done, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, erase, load, load_all, prefix,
+    Done, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, Stored, erase, load, load_all, prefix,
 };
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -51,10 +51,23 @@ impl Memcached {
 
     /// Everything under these names, as another replica finds it.
     fn load(&self) -> Vec<(u32, Record)> {
+        let number = |(stored, record): (Vec<Stored>, _)| {
+            assert_eq!((stored.len(), stored[0].server), (1, self.address));
+            (stored[0].number, record)
+        };
+        self.found().into_iter().map(number).collect()
+    }
+
+    fn found(&self) -> Vec<(Vec<Stored>, Record)> {
         let loaded = load(&[self.address], "web.r1.7", PATIENCE);
         assert_eq!((loaded.servers, loaded.damaged), (1, 0));
         loaded.records
     }
+}
+
+/// What is found at several servers.
+fn found_at(servers: &[SocketAddr]) -> Vec<Record> {
+    load(servers, "web.r1.7", PATIENCE).records.into_iter().map(|(_, record)| record).collect()
 }
 
 /// A patience that nothing on a busy machine exceeds.
@@ -134,10 +147,28 @@ fn another_replica_finds_what_was_stored() {
         .map(|n| (n, of(n, [1, 2, 9][usize::from(n == 5) + 2 * usize::from(n == 7)])))
         .collect();
     assert!(found == want);
-    let numbers: Vec<u32> = (0..999).collect();
-    assert_eq!(erase(&[server.address], "web.r1.7", &numbers, PATIENCE), 1);
-    assert_eq!(server.load(), [(999, of(999, 1))]);
     assert_eq!(load(&[server.address], "web.r1.8", PATIENCE).records, []);
+}
+
+/// Whoever went on with a connection deletes what was left of it; who is back meanwhile stores others under its number.
+#[test]
+fn what_was_stored_since_it_was_found_is_not_deleted() {
+    let Some(server) = Memcached::start() else { return };
+    let mut store = store(&[server.address], 1, LONG);
+    for n in 0..300 {
+        put(&mut store, n, 1);
+    }
+    finish(&mut store, 300);
+    let outdated: Vec<Stored> = server.found().into_iter().flat_map(|(stored, _)| stored).collect();
+    assert_eq!(outdated.len(), 300);
+    store.forget(7);
+    assert!(kept(&mut store, 7, 2) && kept(&mut store, 299, 2));
+    assert_eq!(erase("web.r1.7", outdated.clone(), PATIENCE), 1);
+    let mut left = server.load();
+    left.sort_by_key(|(n, _)| *n);
+    assert_eq!(left, [(7, of(7, 2)), (299, of(299, 2))]);
+    // It is no failure that nothing is there any more.
+    assert_eq!(erase("web.r1.7", outdated, PATIENCE), 1);
 }
 
 #[test]
@@ -178,7 +209,7 @@ fn old_records_on_another_server_do_not_count() {
         assert!(kept(&mut store, 0, version));
     }
     let both = [two.address, one.address];
-    assert_eq!(load(&both, "web.r1.7", PATIENCE).records, [(0, of(0, 4))]);
+    assert_eq!(found_at(&both), [of(0, 4)]);
     // Another connection between the same ends, with a number of its own.
     let mut later = of(0, 1);
     later.handshake.at_ms += 1;
@@ -186,7 +217,12 @@ fn old_records_on_another_server_do_not_count() {
     let mut store = store(&[two.address], 1, LONG);
     store.put(9, 1, &later.encode(), Instant::now());
     finish(&mut store, 1);
-    assert_eq!(load(&both, "web.r1.7", PATIENCE).records, [(9, later)]);
+    assert_eq!(found_at(&both), [later]);
+    // Wherever they are, they are outdated together.
+    let found = load(&both, "web.r1.7", PATIENCE).records;
+    let outdated: Vec<Stored> = found.into_iter().flat_map(|(stored, _)| stored).collect();
+    assert_eq!((outdated.len(), erase("web.r1.7", outdated, PATIENCE)), (3, 2));
+    assert_eq!(found_at(&both), []);
 }
 
 /// What a server that is none answers to each line of a record that it is sent; it says that it got one.
@@ -306,12 +342,15 @@ fn rubbish_is_no_answer() {
 #[test]
 fn a_server_without_end_is_not_read_for_ever() {
     for said in [
-        "VA 999999999\r\n",
-        "VA 8193\r\n",
+        "VA 999999999 c1\r\n",
+        "VA 5 c1\r\nhello\r\n",
+        "VA 1\r\n1\r\n",
+        "VA 1 c\r\n1\r\n",
+        "VA 8193 c1\r\n",
         "VA x\r\n",
         "EN",
         "x".repeat(1000).as_str(),
-        "VA 9\r\n4294967295\r\n",
+        "VA 10 c1\r\n4294967295\r\n",
     ] {
         let said = said.to_owned();
         let (bad, _told) = pretender(move |_, _| Some(said.clone()));
@@ -399,7 +438,7 @@ fn what_several_have_is_asked_for_at_a_time() {
     });
     let loaded = load_all(&[address], &["p.0.1", "p.1.1", "p.2.1"], PATIENCE);
     assert_eq!(loaded.iter().map(|loaded| loaded.servers).collect::<Vec<_>>(), [1, 1, 1]);
-    assert_eq!(server.join().unwrap(), ["mg p.0.1 v\r\n", "mg p.1.1 v\r\n", "mg p.2.1 v\r\n"]);
+    assert_eq!(server.join().unwrap(), ["mg p.0.1 v c\r\n", "mg p.1.1 v c\r\n", "mg p.2.1 v c\r\n"]);
 }
 
 #[test]

@@ -1,0 +1,30 @@
+//! Records for tests.
+
+use crate::record::{Handshake, Record, Tuple};
+
+/// A connection on which nothing is under way: the next octets are the service's at `response_at` and the client's at
+/// `request_at`.
+#[must_use]
+pub fn idle(tuple: Tuple, response_at: u32, request_at: u32) -> Record {
+    let handshake = Handshake {
+        client_isn: 1,
+        service_isn: 2,
+        mss: 1460,
+        scales: None,
+        sack: true,
+        timestamp: None,
+        first_timestamp: None,
+        at_ms: 0,
+    };
+    Record {
+        tuple,
+        handshake,
+        version: 1,
+        unprotected: false,
+        response_at,
+        responses: Vec::new(),
+        request_at,
+        requests: Vec::new(),
+        client_fin: false,
+    }
+}
