@@ -7,12 +7,13 @@ use std::sync::Arc;
 use rivulet_pktio::IoChoice;
 use rivulet_transport::client::{Config, Connection};
 
-use crate::connection::Shared;
+use crate::connection::{Place, Shared};
 use crate::core::Core;
 use crate::destinations::Destination;
 use crate::driver::Opened;
+use crate::end::End;
 use crate::error::ConnectError;
-use crate::next_hop;
+use crate::next_hop::{self, NextHop};
 use crate::port::LocalPort;
 use crate::stream::Stream;
 
@@ -20,6 +21,8 @@ use crate::stream::Stream;
 #[derive(Clone)]
 pub struct Stack {
     core: Arc<Core>,
+    /// Every connect makes a connection.
+    separate: bool,
 }
 
 impl Stack {
@@ -36,7 +39,7 @@ impl Stack {
     /// As [`with_config`](Self::with_config), with a choice of what moves the packets. An interface for which it cannot be
     /// had is an error of [`connect`](Self::connect).
     pub fn with_io(config: Config, io: IoChoice) -> io::Result<Stack> {
-        Ok(Stack { core: Arc::new(Core::start(config, io)?) })
+        Ok(Stack { core: Arc::new(Core::start(config, io)?), separate: false })
     }
 
     /// What earlier connections of this stack learned about a destination, none if nothing or too long ago.
@@ -45,14 +48,27 @@ impl Stack {
         self.core.destinations.get(remote)
     }
 
-    /// Opens a connection to `remote`. Returns as soon as the way there is known; the first data written
-    /// travels with the SYN, which is sent bare if nothing is written for [`Stream::connect_now`]'s call.
-    /// Blocks for neighbour discovery at most.
+    /// The same stack; what this handle connects are connections of their own, each with its own window, as those of plain TCP are.
+    #[must_use]
+    pub fn separate(&self) -> Stack {
+        Stack { core: self.core.clone(), separate: true }
+    }
+
+    /// Ends the stack before its last handle is gone, as a process does that is about to exit: connections that waited for a further
+    /// stream say that they end, and nothing more is sent or taken. Whoever still waits for a stream waits for ever.
+    pub fn end(&self) {
+        self.core.end(true);
+    }
+
+    /// Opens a stream to `remote`: on the connection that there is to it, or on a new one, whose SYN leaves with the first data
+    /// written, bare if nothing is written for [`Stream::connect_now`]'s call. Returns as soon as the way there is known; blocks for
+    /// neighbour discovery at most.
     pub fn connect(&self, remote: SocketAddr) -> Result<Stream, ConnectError> {
         self.connect_from(remote, None)
     }
 
-    /// As [`connect`](Self::connect), from a local address or port (0: any) of the caller's choice.
+    /// As [`connect`](Self::connect), from a local address or port (0: any) of the caller's choice. A port of its own makes it a
+    /// connection of its own.
     pub fn connect_from(
         &self,
         remote: SocketAddr,
@@ -60,7 +76,7 @@ impl Stack {
     ) -> Result<Stream, ConnectError> {
         let core = &self.core;
         let place = core.place()?;
-        let mut hop = next_hop::resolve(remote.ip())?;
+        let hop = next_hop::resolve(remote.ip())?;
         if hop.mac == [0; 6] {
             return Err(ConnectError::Local(remote.ip()));
         }
@@ -68,6 +84,31 @@ impl Stack {
             local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified() && ip.is_ipv4() == remote.is_ipv4());
         let source = source.unwrap_or(hop.source);
         let wanted = SocketAddr::new(source, local.map_or(0, |a| a.port()));
+        if self.separate || wanted.port() != 0 {
+            let shared = self.open(remote, wanted, hop, place, false)?;
+            return Ok(Stream::new(End::first(shared), core.clone()));
+        }
+        let service = core.services.of(source, remote);
+        let mut current = service.lock();
+        if let Some(end) = current.upgrade().and_then(|shared| End::join(shared, place.clone())) {
+            return Ok(Stream::new(end, core.clone()));
+        }
+        let end = End::first(self.open(remote, wanted, hop, place, true)?);
+        *current = Arc::downgrade(&end.shared);
+        Ok(Stream::new(end, core.clone()))
+    }
+
+    /// A new connection.
+    fn open(
+        &self,
+        remote: SocketAddr,
+        wanted: SocketAddr,
+        mut hop: NextHop,
+        place: Place,
+        shares: bool,
+    ) -> Result<Arc<Shared>, ConnectError> {
+        let core = &self.core;
+        let source = wanted.ip();
         let port = LocalPort::reserve(wanted, remote).map_err(|e| ConnectError::Port(source, e))?;
         let link = core.interfaces.prepare(&mut hop, source, port.address().port())?;
         let mtu = if hop.mtu == 0 { link.mtu } else { link.mtu.min(hop.mtu) };
@@ -80,9 +121,9 @@ impl Stack {
         let seed = getrandom::u64().unwrap_or_default();
         let config = Config { mtu, token, seed, ..config };
         let connection = Connection::open(config, port.address(), remote, core.mailbox.now());
-        let shared =
-            Arc::new(Shared::new(core.next_id(), core.mailbox.clone(), connection, port, remote, place));
+        let shared = Shared::new(core.next_id(), core.mailbox.clone(), connection, port, place, shares);
+        let shared = Arc::new(shared);
         core.open(Opened { shared: shared.clone(), hop })?;
-        Ok(Stream::new(shared, core.clone()))
+        Ok(shared)
     }
 }

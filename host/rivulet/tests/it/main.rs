@@ -15,6 +15,7 @@ mod links;
 mod programs;
 mod rig;
 mod rotation;
+mod shared;
 mod slow;
 mod sockets;
 mod stateless;
