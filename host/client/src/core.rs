@@ -75,6 +75,7 @@ impl Core {
         if let Some(thread) = self.thread.lock().take() {
             // A panic there was reported when it happened.
             let _ = thread.join();
+            self.destinations.save();
         }
     }
 }

@@ -373,7 +373,7 @@ fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Desti
                 destinations.answered(shared.remote, true);
                 state.finish_with(Ending::PlainTcp(handshake));
             }
-            Event::Token(token) => destinations.keep_token(shared.remote, token),
+            Event::Token(token) => destinations.keep_token(shared.local.ip(), shared.remote, token),
             Event::Readable(stream) | Event::Writable(stream) | Event::InputConsumed(stream) => {
                 state.lines.get_mut(&stream).into_iter().for_each(Line::wake);
             }

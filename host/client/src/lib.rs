@@ -37,6 +37,7 @@ mod services;
 mod stack;
 mod stream;
 mod sub;
+mod tokens;
 #[cfg(feature = "tokio")]
 mod tokio_stream;
 
@@ -49,5 +50,6 @@ pub use rivulet_transport::client::{Config, ConnectionError, MAX_REQUESTS, Stati
 pub use stack::Stack;
 pub use stream::Stream;
 pub use sub::SubStream;
+pub use tokens::{RememberError, state_folder};
 #[cfg(feature = "tokio")]
 pub use tokio_stream::AsyncStream;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use rivulet_pktio::IoChoice;
@@ -16,6 +17,7 @@ use crate::error::ConnectError;
 use crate::next_hop::{self, NextHop};
 use crate::port::LocalPort;
 use crate::stream::Stream;
+use crate::tokens::{RememberError, Store, state_folder};
 
 /// A stack: one thread, any number of connections. The thread ends with the last handle, streams included.
 #[derive(Clone)]
@@ -46,6 +48,26 @@ impl Stack {
     #[must_use]
     pub fn destination(&self, remote: SocketAddr) -> Option<Destination> {
         self.core.destinations.get(remote)
+    }
+
+    /// Address tokens that are left when the stack ends go into a file in this folder, which is made if need be, and are found there by
+    /// the user's next stack; the first folder stands. Without it they end with the stack.
+    ///
+    /// # Errors
+    /// [`RememberError`]: nothing is kept, and what is there is left as it is.
+    pub fn remember(&self, folder: &Path) -> Result<(), RememberError> {
+        self.core.destinations.remember(Store::open(folder)?);
+        Ok(())
+    }
+
+    /// As [`remember`](Self::remember) in this user's [folder for state](crate::state_folder), if there is one; a failure is told in
+    /// the log, no more.
+    pub fn remember_for_user(&self) {
+        if let Some(folder) = state_folder()
+            && let Err(e) = self.remember(&folder)
+        {
+            tracing::warn!(error = %e, "address tokens are not kept");
+        }
     }
 
     /// The same stack; what this handle connects are connections of their own, each with its own window, as those of plain TCP are.
@@ -116,7 +138,7 @@ impl Stack {
         let known = core.destinations.get(remote).and_then(|d| d.path_mtu).map_or(mtu, u32::from);
         let mtu = mtu.min(known).clamp(576, 9216) as u16;
         let config = core.config.clone();
-        let token = core.destinations.take_token(remote).or_else(|| config.token.clone());
+        let token = core.destinations.take_token(source, remote).or_else(|| config.token.clone());
         // Without the kernel's randomness ISN and timestamps are guessable, not wrong.
         let seed = getrandom::u64().unwrap_or_default();
         let config = Config { mtu, token, seed, ..config };

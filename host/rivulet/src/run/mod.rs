@@ -76,6 +76,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let shim = find_shim()?;
     let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
     let stack = Stack::with_io(config, args.io).context("the stack thread")?;
+    stack.remember_for_user();
     let stack = if args.separate { stack.separate() } else { stack };
     let folder =
         tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;

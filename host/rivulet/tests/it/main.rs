@@ -21,5 +21,6 @@ mod sockets;
 mod stateless;
 mod streams;
 mod survival;
+mod tokens;
 mod trods;
 mod workers;
