@@ -8,6 +8,8 @@
 However the block ends, the processes are ended by their ids and the namespaces are gone.
 """
 
+import os
+
 from . import nginx, switches
 from .binaries import REPOSITORY, RackError, binary, built, prompt
 from .lab import Lab, Process, standing
@@ -29,3 +31,6 @@ __all__ = [
     "switches",
     "veth",
 ]
+
+# Racks have keys of their own at the same addresses: no client is to find what another run's left in a home.
+os.environ.setdefault("RIVULET_STATE", "")

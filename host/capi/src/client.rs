@@ -38,7 +38,9 @@ struct Requests {
 impl Client {
     /// Connects, over a stack of its own.
     pub fn connect(remote: SocketAddr) -> Result<Client, Box<dyn std::error::Error>> {
-        let stream = Stack::with_io(Config::default(), packet_io()?)?.connect(remote)?;
+        let stack = Stack::with_io(Config::default(), packet_io()?)?;
+        stack.remember_for_user();
+        let stream = stack.connect(remote)?;
         Ok(Client { stream, requests: Mutex::default() })
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rivulet_pktio::IoChoice;
 use rivulet_transport::client::Config;
 
@@ -15,6 +16,7 @@ use crate::driver::{Driver, Opened};
 use crate::error::{ConnectError, MAX_CONNECTIONS};
 use crate::interfaces::Interfaces;
 use crate::mailbox::Mailbox;
+use crate::services::Services;
 
 /// A stack thread, and what connections are made with.
 pub(crate) struct Core {
@@ -22,11 +24,12 @@ pub(crate) struct Core {
     pub interfaces: Interfaces,
     pub destinations: Destinations,
     pub config: Config,
+    pub services: Services,
     opened: Sender<Opened>,
-    /// Every connection that the stack carries has one.
+    /// Every connection that the stack carries has one, and every stream that one did not begin with.
     places: Place,
     last_id: AtomicU32,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Core {
@@ -38,11 +41,12 @@ impl Core {
         let (opened, receiver) = channel();
         let driver = Driver::new(mailbox.clone(), interfaces.clone(), destinations.clone(), receiver);
         let thread = std::thread::Builder::new().name("rivulet-stack".into()).spawn(move || driver.run())?;
-        let (places, last_id, thread) = (Arc::default(), AtomicU32::new(0), Some(thread));
-        Ok(Core { mailbox, interfaces, destinations, config, opened, places, last_id, thread })
+        let (places, last_id, thread) = (Arc::default(), AtomicU32::new(0), Mutex::new(Some(thread)));
+        let services = Services::default();
+        Ok(Core { mailbox, interfaces, destinations, config, services, opened, places, last_id, thread })
     }
 
-    /// A place for one more connection, if the stack has one.
+    /// A place for one more connection or stream, if the stack has one.
     pub fn place(&self) -> Result<Place, ConnectError> {
         let place = self.places.clone();
         // Our own is one of them.
@@ -62,13 +66,22 @@ impl Core {
     }
 }
 
-impl Drop for Core {
-    fn drop(&mut self) {
+impl Core {
+    /// Ends the thread, once connections that nobody uses have said so; in a `hurry` they are not waited for.
+    pub fn end(&self, hurry: bool) {
+        self.mailbox.hurry.store(hurry, Ordering::Relaxed);
         self.mailbox.stop.store(true, Ordering::Release);
         self.mailbox.bell.ring();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.lock().take() {
             // A panic there was reported when it happened.
             let _ = thread.join();
+            self.destinations.save();
         }
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.end(false);
     }
 }

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
 use crate::address::flow;
-use crate::connection::{Ending, Shared, State};
+use crate::connection::{Ending, Line, Shared, State};
 use crate::destinations::Destinations;
 use crate::interfaces::{Interfaces, Port};
 use crate::mailbox::Mailbox;
@@ -107,7 +107,11 @@ impl Driver {
             self.fire_timers();
             self.serve();
             if self.mailbox.stop.load(Ordering::Acquire) {
-                let until = *last.get_or_insert(self.mailbox.now() + LAST_WORDS);
+                if last.is_none() {
+                    self.close_all();
+                }
+                let patience = if self.mailbox.hurry.load(Ordering::Relaxed) { 0 } else { LAST_WORDS };
+                let until = *last.get_or_insert(self.mailbox.now() + patience);
                 if self.entries.is_empty() || self.mailbox.now() >= until {
                     break;
                 }
@@ -152,6 +156,21 @@ impl Driver {
         for id in touched {
             self.queue(id);
         }
+    }
+
+    /// Nobody can open a stream any more: connections that waited for one end.
+    fn close_all(&mut self) {
+        let now = self.mailbox.now();
+        for entry in self.entries.values() {
+            let mut state = entry.shared.state.lock();
+            if !state.is_used() {
+                state.connection.close(now);
+            }
+        }
+        for id in self.entries.keys().copied().collect::<Vec<_>>() {
+            self.queue(id);
+        }
+        self.serve();
     }
 
     fn queue(&mut self, id: u32) {
@@ -256,7 +275,11 @@ impl Driver {
             self.timers.pop_first();
             if let Some(entry) = self.entries.get_mut(&id) {
                 entry.timer = None;
-                entry.shared.state.lock().connection.handle_timeout(now);
+                let mut state = entry.shared.state.lock();
+                state.connection.handle_timeout(now);
+                if state.spare_until.take_if(|until| *until <= now).is_some() {
+                    state.connection.close(now);
+                }
             }
             self.queue(id);
         }
@@ -289,7 +312,8 @@ impl Driver {
                     port.release(shared.local.port());
                 }
             }
-            let next = if over { None } else { state.connection.poll_timeout() };
+            let timers = [state.connection.poll_timeout(), state.spare_until];
+            let next = if over { None } else { timers.into_iter().flatten().min() };
             drop(state);
             if entry.timer != next {
                 if let Some(at) = entry.timer {
@@ -330,14 +354,15 @@ fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, n
 
 /// Hands events on; true if the connection is over and nobody will read from it.
 fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Destinations) -> bool {
-    let mut happened = false;
     while let Some(event) = state.connection.poll() {
-        happened = true;
         match event {
             Event::Connected => {
                 state.connected = true;
                 destinations.answered(shared.remote, false);
-                state.early = Vec::new();
+                for line in state.lines.values_mut() {
+                    line.early = Vec::new();
+                    line.wake();
+                }
             }
             Event::Closed => state.finish_with(Ending::Closed),
             Event::Failed(e) => {
@@ -348,13 +373,15 @@ fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Desti
                 destinations.answered(shared.remote, true);
                 state.finish_with(Ending::PlainTcp(handshake));
             }
-            Event::Token(token) => destinations.keep_token(shared.remote, token),
-            Event::Readable(_) | Event::Writable(_) | Event::InputConsumed(_) => {}
+            Event::Token(token) => destinations.keep_token(shared.local.ip(), shared.remote, token),
+            Event::Readable(stream) | Event::Writable(stream) | Event::InputConsumed(stream) => {
+                state.lines.get_mut(&stream).into_iter().for_each(Line::wake);
+            }
+            Event::StreamFailed(stream, e) => {
+                tracing::debug!(error = %e, remote = %shared.remote, stream, "stream failed");
+                state.fail(stream, e, shared.mailbox.now());
+            }
         }
     }
-    if happened {
-        state.wake_all();
-        shared.changed.notify_all();
-    }
-    state.abandoned && state.connection.is_over()
+    state.lines.is_empty() && state.connection.is_over()
 }

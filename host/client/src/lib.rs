@@ -14,6 +14,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Streams to one service share one connection and its window ([`Stream`]).
+//!
 //! It needs `CAP_NET_RAW` (packet sockets) and `CAP_NET_ADMIN` (the drop that keeps the kernel's TCP from
 //! answering for us), and an Ethernet interface on the way to the server. [`Stack::with_io`] has AF_XDP move the packets
 //! instead of packet sockets; that needs `CAP_BPF` too, and only one process of an interface can have it.
@@ -24,15 +26,18 @@ mod connection;
 mod core;
 mod destinations;
 mod driver;
+mod end;
 mod error;
 mod fallback;
 mod interfaces;
 mod mailbox;
 mod next_hop;
 mod port;
+mod services;
 mod stack;
 mod stream;
 mod sub;
+mod tokens;
 #[cfg(feature = "tokio")]
 mod tokio_stream;
 
@@ -45,5 +50,6 @@ pub use rivulet_transport::client::{Config, ConnectionError, MAX_REQUESTS, Stati
 pub use stack::Stack;
 pub use stream::Stream;
 pub use sub::SubStream;
+pub use tokens::{RememberError, state_folder};
 #[cfg(feature = "tokio")]
 pub use tokio_stream::AsyncStream;

@@ -15,6 +15,8 @@ pub(crate) struct Mailbox {
     /// Connections whose application did something.
     pub touched: Mutex<Vec<u32>>,
     pub stop: AtomicBool,
+    /// What is said last is not waited for.
+    pub hurry: AtomicBool,
     started: Instant,
 }
 
@@ -24,6 +26,7 @@ impl Mailbox {
             bell: Bell::new()?,
             touched: Mutex::default(),
             stop: AtomicBool::new(false),
+            hurry: AtomicBool::new(false),
             started: Instant::now(),
         })
     }

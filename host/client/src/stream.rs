@@ -1,4 +1,4 @@
-//! A connection's stream 0 with the face of an ordinary blocking socket.
+//! A stream of a connection with the face of an ordinary blocking socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,39 +7,47 @@ use std::time::{Duration, Instant};
 
 use rivulet_transport::client::Statistics;
 
-use crate::connection::{Blocking, Ending, MAIN, Shared};
+use crate::connection::{Ending, Shared};
 use crate::core::Core;
+use crate::end::{Blocking, End};
 use crate::fallback;
 
 /// How often somebody who waits for a connection is asked whether he still does.
 const STILL_WANTED: Duration = Duration::from_millis(100);
 
-/// A connection. Reading and writing block; tasks of tokio have `AsyncStream` (feature `tokio`).
+/// What an ordinary socket would be. Reading and writing block; tasks of tokio have `AsyncStream` (feature `tokio`).
+///
+/// Those of one stack to one service are streams of one connection, unless they are to be [separate](crate::Stack::separate): they share
+/// its window evenly, and none waits for another. Each ends by itself; the connection ends when its window is of no use to a further one.
 pub struct Stream {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) end: Arc<End>,
     /// Keeps the thread alive.
-    _core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
 }
 
 impl Stream {
-    pub(crate) fn new(shared: Arc<Shared>, core: Arc<Core>) -> Stream {
-        Stream { shared, _core: core }
+    pub(crate) fn new(end: End, core: Arc<Core>) -> Stream {
+        Stream { end: Arc::new(end), core }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.end.shared
     }
 
     /// The peer's address.
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.remote
+        self.shared().remote
     }
 
-    /// Our address.
+    /// Our address: the same for all streams of a connection.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        self.shared.local
+        self.shared().local
     }
 
     /// Sends the SYN without data, for protocols in which the server speaks first, and waits until the
-    /// server answers, `timeout` at most.
+    /// server answers, `timeout` at most. It has answered already where the connection was there before.
     pub fn connect_now(&self, timeout: Duration) -> io::Result<()> {
         self.connect_while(timeout, || true)
     }
@@ -47,11 +55,11 @@ impl Stream {
     /// As [`connect_now`](Self::connect_now), but `Interrupted` once `wanted` says no; it is asked ten times a second.
     pub fn connect_while(&self, timeout: Duration, wanted: impl Fn() -> bool) -> io::Result<()> {
         let deadline = Instant::now() + timeout;
-        let mut state = self.shared.state.lock();
-        state.connection.connect(self.shared.mailbox.now());
-        self.shared.touch();
+        let mut state = self.shared().state.lock();
+        state.connection.connect(self.shared().mailbox.now());
+        self.shared().touch();
         loop {
-            if let Some(e) = state.ending.error() {
+            if let Some(e) = state.error(self.end.id) {
                 return Err(e);
             }
             if state.connected || state.ending != Ending::Open {
@@ -61,7 +69,7 @@ impl Stream {
             if now >= deadline {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            if self.shared.wait(&mut state, Some(deadline.min(now + STILL_WANTED))).is_err() && !wanted() {
+            if self.end.wait(&mut state, Some(deadline.min(now + STILL_WANTED))).is_err() && !wanted() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
         }
@@ -69,64 +77,60 @@ impl Stream {
 
     /// Sends the SYN without data if nothing was written yet, for protocols in which the server speaks first.
     pub fn open_silently(&self) {
-        self.shared.state.lock().connection.connect(self.shared.mailbox.now());
-        self.shared.touch();
+        self.shared().state.lock().connection.connect(self.shared().mailbox.now());
+        self.shared().touch();
     }
 
     /// Says that nothing more is written (what `shutdown(SHUT_WR)` does).
     pub fn finish(&self) {
-        let mut state = self.shared.state.lock();
-        state.finished = true;
-        if let Some(plain) = self.shared.plain.get() {
+        let mut state = self.shared().state.lock();
+        let Some(line) = state.lines.get_mut(&self.end.id) else { return };
+        line.finished = true;
+        if let Some(plain) = self.end.plain.get() {
             // Whoever sends what was written before does it behind that.
-            if !state.resending {
+            if !line.resending {
                 let _ = plain.shutdown(std::net::Shutdown::Write);
             }
             return;
         }
-        state.connection.finish(MAIN);
+        state.connection.finish(self.end.id);
         drop(state);
-        self.shared.touch();
+        self.shared().touch();
     }
 
-    /// Ends the connection at once; whoever waits on it gets `ConnectionAborted`.
+    /// Ends the stream at once; whoever waits on it gets `ConnectionAborted`.
     pub fn abort(&self) {
-        let mut state = self.shared.state.lock();
-        state.finish_with(Ending::Aborted);
-        state.connection.close(self.shared.mailbox.now());
-        state.wake_all();
-        self.shared.changed.notify_all();
-        drop(state);
-        if let Some(plain) = self.shared.plain.get() {
+        self.shared().state.lock().abort(self.end.id, self.shared().mailbox.now());
+        if let Some(plain) = self.end.plain.get() {
             let _ = plain.shutdown(std::net::Shutdown::Both);
         }
-        self.shared.touch();
+        self.shared().touch();
     }
 
-    /// Counters of this connection.
+    /// Counters of the whole connection.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
-        self.shared.state.lock().connection.statistics()
+        self.shared().state.lock().connection.statistics()
     }
 
     /// Smoothed round-trip time, if one was measured.
     #[must_use]
     pub fn smoothed_rtt(&self) -> Option<Duration> {
-        self.shared.state.lock().connection.smoothed_rtt().map(Duration::from_micros)
+        self.shared().state.lock().connection.smoothed_rtt().map(Duration::from_micros)
     }
 
     /// True if the peer turned out to speak plain TCP only.
     #[must_use]
     pub fn is_plain_tcp(&self) -> bool {
-        matches!(self.shared.state.lock().ending, Ending::PlainTcp(_))
+        matches!(self.shared().state.lock().ending, Ending::PlainTcp(_))
     }
 
     /// As `Read::read`, with an end to the waiting: `TimedOut`.
     pub fn read_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
-        match self.shared.read_until(MAIN, buffer, deadline)? {
+        match self.end.read_until(buffer, deadline)? {
             Blocking::Octets(n) => Ok(n),
             Blocking::PlainTcp(handshake) => {
-                let mut plain = fallback::plain(&self.shared, &handshake)?;
+                let mut plain = fallback::plain(&self.end, &handshake)?;
                 let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                 plain.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))))?;
                 io::Read::read(&mut plain, buffer)
@@ -138,28 +142,28 @@ impl Stream {
     /// one. Nothing is known of plain TCP, nor of a connection that is over: 0.
     #[must_use]
     pub fn unconsumed(&self) -> usize {
-        let state = self.shared.state.lock();
-        if state.ending == Ending::Open { state.connection.unconsumed(MAIN) } else { 0 }
+        let state = self.shared().state.lock();
+        if state.ending == Ending::Open { state.connection.unconsumed(self.end.id) } else { 0 }
     }
 
     /// Waits until the server has taken all that was written, and the end if [`finish`](Self::finish) was called, for
     /// `timeout` at most; false if it has not. A stream that is dropped loses what was not taken.
     pub fn settle(&self, timeout: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + timeout;
-        let mut state = self.shared.state.lock();
+        let mut state = self.shared().state.lock();
         loop {
-            if let Some(e) = state.ending.error() {
+            if let Some(e) = state.error(self.end.id) {
                 return Err(e);
             }
             if let Ending::PlainTcp(handshake) = state.ending {
                 drop(state);
                 // The kernel has it from then on, and delivers it.
-                return fallback::plain(&self.shared, &handshake).map(|_| true);
+                return fallback::plain(&self.end, &handshake).map(|_| true);
             }
-            if state.ending != Ending::Open || state.connection.unconsumed(MAIN) == 0 {
+            if state.ending != Ending::Open || state.connection.unconsumed(self.end.id) == 0 {
                 return Ok(true);
             }
-            if self.shared.wait(&mut state, Some(deadline)).is_err() {
+            if self.end.wait(&mut state, Some(deadline)).is_err() {
                 return Ok(false);
             }
         }
@@ -193,33 +197,23 @@ impl io::Write for &Stream {
         if data.is_empty() {
             return Ok(0);
         }
-        let mut state = self.shared.state.lock();
+        let mut state = self.shared().state.lock();
         loop {
             if let Ending::PlainTcp(handshake) = state.ending {
                 drop(state);
-                let mut plain = fallback::for_writing(&self.shared, &handshake)?;
+                let mut plain = fallback::for_writing(&self.end, &handshake)?;
                 return io::Write::write(&mut plain, data);
             }
-            if let Some(n) = state.try_write(data, self.shared.mailbox.now())? {
+            if let Some(n) = state.try_write(self.end.id, data, self.shared().mailbox.now())? {
                 drop(state);
-                self.shared.touch();
+                self.shared().touch();
                 return Ok(n);
             }
-            self.shared.wait(&mut state, None)?;
+            self.end.wait(&mut state, None)?;
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.abandoned = true;
-        state.connection.close(self.shared.mailbox.now());
-        drop(state);
-        self.shared.touch();
     }
 }

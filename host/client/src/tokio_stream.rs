@@ -1,4 +1,4 @@
-//! A connection's stream 0 for tasks: tokio's `AsyncRead` and `AsyncWrite`.
+//! A stream for tasks: tokio's `AsyncRead` and `AsyncWrite`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,12 +9,12 @@ use std::task::{Context, Poll, Waker};
 use rivulet_transport::client::Statistics;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::connection::{Ending, MAIN};
+use crate::connection::Ending;
 use crate::error::ConnectError;
 use crate::stack::Stack;
 use crate::stream::Stream;
 
-/// A connection for tasks.
+/// A [`Stream`] for tasks.
 ///
 /// A server that speaks plain TCP only gives `Unsupported`: the task may open a
 /// [`tokio::net::TcpStream`], or use the blocking [`Stream`], which goes on by itself.
@@ -52,7 +52,7 @@ impl AsyncStream {
         self.inner.peer_addr()
     }
 
-    /// Counters of this connection.
+    /// Counters of the whole connection.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         self.inner.statistics()
@@ -78,7 +78,7 @@ impl AsyncRead for AsyncStream {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let shared = &self.inner.shared;
+        let (shared, stream) = (self.inner.shared(), self.inner.end.id);
         if into.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
@@ -86,7 +86,7 @@ impl AsyncRead for AsyncStream {
         if let Ending::PlainTcp(_) = state.ending {
             return Poll::Ready(Err(plain()));
         }
-        match state.try_read(MAIN, into.initialize_unfilled())? {
+        match state.try_read(stream, into.initialize_unfilled())? {
             Some(n) => {
                 drop(state);
                 into.advance(n);
@@ -95,7 +95,9 @@ impl AsyncRead for AsyncStream {
             }
             None => {
                 // Noted under the lock that every event is told under, so none is missed.
-                note(&mut state.reader, context.waker());
+                if let Some(line) = state.lines.get_mut(&stream) {
+                    note(&mut line.reader, context.waker());
+                }
                 Poll::Pending
             }
         }
@@ -104,7 +106,7 @@ impl AsyncRead for AsyncStream {
 
 impl AsyncWrite for AsyncStream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        let shared = &self.inner.shared;
+        let (shared, stream) = (self.inner.shared(), self.inner.end.id);
         if data.is_empty() {
             return Poll::Ready(Ok(0));
         }
@@ -112,14 +114,16 @@ impl AsyncWrite for AsyncStream {
         if let Ending::PlainTcp(_) = state.ending {
             return Poll::Ready(Err(plain()));
         }
-        match state.try_write(data, shared.mailbox.now())? {
+        match state.try_write(stream, data, shared.mailbox.now())? {
             Some(n) => {
                 drop(state);
                 shared.touch();
                 Poll::Ready(Ok(n))
             }
             None => {
-                note(&mut state.writer, context.waker());
+                if let Some(line) = state.lines.get_mut(&stream) {
+                    note(&mut line.writer, context.waker());
+                }
                 Poll::Pending
             }
         }

@@ -15,6 +15,7 @@ pub mod conntrack;
 pub mod content;
 pub mod dumbbell;
 pub mod experiments;
+pub mod fetches;
 pub mod hostile;
 pub mod ids;
 pub mod life;

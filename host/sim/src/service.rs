@@ -7,6 +7,7 @@ use rivulet_transport::server;
 use rivulet_transport::{KeyRing, MacKey, NonceKeys};
 
 use crate::client::{Client, Plan};
+use crate::fetches::{self, Fetcher};
 use crate::ids::{LinkId, NodeId};
 use crate::life::Life;
 use crate::link::{self, End};
@@ -142,6 +143,11 @@ impl Service {
     /// Adds a client.
     pub fn client(&self, net: &mut Network, plan: Plan) -> NodeId {
         net.add_node(Client::new(plan, self.tor, self.up))
+    }
+
+    /// Adds a client that fetches again and again.
+    pub fn fetcher(&self, net: &mut Network, plan: fetches::Plan) -> NodeId {
+        net.add_node(Fetcher::new(plan, self.tor, self.up))
     }
 
     /// Gives every replica other keys, and the ToR their newest epochs.

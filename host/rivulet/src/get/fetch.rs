@@ -88,6 +88,7 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     }
     let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
     let stack = Stack::with_io(config, args.io)?;
+    stack.remember_for_user();
     let bars = MultiProgress::new();
     let mut downloads: Vec<Download<'_>> = urls
         .iter()

@@ -44,6 +44,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub wait: bool,
 
+    /// Each connection has a window of its own, as over TCP; else those to one service share one connection, as its streams
+    #[arg(long)]
+    pub separate: bool,
+
     /// How connections are caught
     #[arg(long, value_enum, default_value_t = By::Auto)]
     pub by: By,
@@ -72,6 +76,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let shim = find_shim()?;
     let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
     let stack = Stack::with_io(config, args.io).context("the stack thread")?;
+    stack.remember_for_user();
+    let stack = if args.separate { stack.separate() } else { stack };
     let folder =
         tempfile::Builder::new().prefix("rivulet-").tempdir().context("a folder for the stack's socket")?;
     let path = folder.path().join("stack");
@@ -127,6 +133,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     if let Some(watch) = watch {
         watch.end();
     }
+    opener.end();
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,

@@ -34,6 +34,11 @@ impl Opener {
         Opener { stack, activity: Arc::new(Activity::new()), ended: Arc::default(), ids, wait }
     }
 
+    /// Nothing more is sent.
+    pub(super) fn end(&self) {
+        self.stack.end();
+    }
+
     pub(super) fn activity(&self) -> &Activity {
         &self.activity
     }

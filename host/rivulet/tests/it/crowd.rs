@@ -43,7 +43,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
     let address = format!("{SERVICE}:80").parse().unwrap();
     // A thread is in the namespace that it entered, for opening connections too.
     let inside = |streams: &mut Vec<Stream>| {
-        let stack = Stack::start().unwrap();
+        let stack = Stack::start().unwrap().separate();
         streams.extend((0..CROWD).map(|_| stack.connect(address).unwrap()));
         stack
     };

@@ -3,6 +3,7 @@
 
 mod corpus;
 mod experiments;
+mod fetches;
 mod managed;
 mod middlebox;
 mod reference;

@@ -91,12 +91,14 @@ pub(super) struct Retransmission {
     pub due: Time,
 }
 
-/// Pacing of requests that were held back behind a gap.
+/// Pacing of requests that were held back behind a gap, or that a pause has left.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     pub next: Option<Time>,
     pub interval: Micros,
     pub left: usize,
+    /// So many of them leave without a pause.
+    pub at_once: usize,
 }
 
 /// One stream.
@@ -138,8 +140,9 @@ pub struct Connection {
     pub(super) wanted_in_revival: Vec<Range<u64>>,
     pub(super) streams: BTreeMap<u16, Stream>,
     pub(super) next_stream: u16,
-    /// Room for the numbers of all streams, in the order in which they get their turn.
-    pub(super) turns: Vec<u16>,
+    /// The stream that something was last asked for, and the one whose input was last sent: the next ones get their turn.
+    pub(super) served: u16,
+    pub(super) heard: u16,
     pub(super) rtt: Rtt,
     pub(super) retransmissions: Vec<Retransmission>,
     /// Those given up not long ago, by number and time of their request: their data is still welcome, and says how slow a replica is.
@@ -199,7 +202,8 @@ impl Connection {
             wanted_in_revival: Vec::new(),
             streams: BTreeMap::new(),
             next_stream: 1,
-            turns: Vec::new(),
+            served: u16::MAX,
+            heard: u16::MAX,
             rtt: Rtt::new(config.max_backoff),
             retransmissions: Vec::new(),
             given_up: VecDeque::new(),
@@ -281,8 +285,20 @@ impl Connection {
         if data.len() > self.config.send_buffer {
             return Err(RequestError::TooLong(self.config.send_buffer));
         }
-        // Stream 0 is no request.
-        if self.streams.len() > MAX_REQUESTS {
+        let id = self.stream()?;
+        self.write(id, data, now);
+        self.finish(id);
+        Ok(id)
+    }
+
+    /// A new stream, both ways, beside those that there are: all share the window, in turn. Nothing is sent for it before something
+    /// is written.
+    ///
+    /// # Errors
+    /// [`RequestError::TooMany`], [`RequestError::UsedUp`].
+    pub fn stream(&mut self) -> Result<u16, RequestError> {
+        // Stream 0 is there from the beginning.
+        if self.streams.range(1..).count() >= MAX_REQUESTS {
             return Err(RequestError::TooMany);
         }
         if self.next_stream == u16::MAX {
@@ -291,16 +307,12 @@ impl Connection {
         let id = self.next_stream;
         self.next_stream += 1;
         self.open_stream(id);
-        self.write(id, data, now);
-        self.finish(id);
         Ok(id)
     }
 
     /// Forgets a stream: nothing more is asked for it. Its number is not used again.
     pub fn forget(&mut self, stream: u16) {
-        if stream != 0 {
-            self.streams.remove(&stream);
-        }
+        self.streams.remove(&stream);
     }
 
     /// Reads output of a stream in order.
@@ -360,6 +372,29 @@ impl Connection {
         self.generation.as_ref().map_or(0, Generation::population)
     }
 
+    /// Whether a further stream does better here than on a connection of its own: this one is being opened, or answers come and no
+    /// RESTART would be needed, which is slower than an opening and knows as little of the path.
+    pub fn is_lively(&self, now: Time) -> bool {
+        match self.phase {
+            Phase::Idle | Phase::Opening { .. } | Phase::Completing { .. } => true,
+            Phase::Closing { .. } | Phase::Over => false,
+            Phase::Open => {
+                let unanswered = match self.revival {
+                    Revival::None => 0,
+                    Revival::Timeout { attempts, .. } | Revival::Rekey { attempts, .. } => attempts,
+                    Revival::Restart { .. } => return false,
+                };
+                unanswered <= 1 && self.has_fresh_continuation(now)
+            }
+        }
+    }
+
+    /// Until when the window can be used as it is, if nothing is sent any more. None: there is none.
+    pub fn window_lasts(&self) -> Option<Time> {
+        let open = matches!(self.phase, Phase::Open) && self.revival == Revival::None;
+        open.then(|| self.last_sent.max(self.last_heard) + self.rtt.idle())
+    }
+
     /// Bytes that responses brought and nobody read yet, over all streams.
     pub fn buffered(&self) -> usize {
         self.streams.values().map(|s| s.output.buffered()).sum()
@@ -384,6 +419,19 @@ impl Connection {
 
     pub(super) fn fail(&mut self, error: ConnectionError) {
         self.end(Event::Failed(error));
+    }
+
+    /// A stream cannot go on. The others do; without others the connection has failed.
+    pub(super) fn fail_stream(&mut self, stream: u16, error: ConnectionError) {
+        // Of one that was forgotten meanwhile nobody wants to know.
+        if !self.streams.contains_key(&stream) {
+            return;
+        }
+        if self.streams.len() == 1 {
+            return self.fail(error);
+        }
+        self.streams.remove(&stream);
+        self.events.push_back(Event::StreamFailed(stream, error));
     }
 
     /// Largest TCP payload of a request.

@@ -49,6 +49,7 @@ pub fn read(packet: &[u8], local: SocketAddr, remote: SocketAddr, isn: u32, sent
         send_next: ack,
         receive_next: seq.wrapping_add(1),
         syn_data_acknowledged: ack != isn.wrapping_add(1),
+        stream: 0,
         mss: 536,
         window_scale: None,
         sack: false,

@@ -41,6 +41,7 @@ impl Connection {
         if let Some(srtt) = self.rtt.smoothed().filter(|_| ready > held + BURST) {
             self.pace.interval = srtt / 4 / ready as u64;
             self.pace.left = ready;
+            self.pace.at_once = 0;
         }
     }
 
@@ -82,7 +83,10 @@ impl Connection {
         }
         let sent = self.seq;
         match plain::read(packet, self.local, self.remote, self.isn, sent).ok_or(InputError::Elsewhere)? {
-            plain::Answer::Handshake(handshake) => self.end(Event::FallbackToTcp(handshake)),
+            plain::Answer::Handshake(mut handshake) => {
+                handshake.stream = self.syn_input.as_ref().map_or(0, |(stream, ..)| *stream);
+                self.end(Event::FallbackToTcp(handshake));
+            }
             plain::Answer::Reset => self.fail(ConnectionError::Reset),
         }
         Ok(())
@@ -378,14 +382,22 @@ impl Connection {
                 }
             }
             (Body::NotMine { .. }, Some(at)) => {
-                let stream = self.streams.get_mut(&((at >> 48) as u16));
-                if stream.is_some_and(|s| s.output.refuse(at, now) >= MAX_REFUSALS) {
-                    self.fail(ConnectionError::NotMine);
+                let stream = (at >> 48) as u16;
+                if self.streams.get_mut(&stream).is_some_and(|s| s.output.refuse(at, now) >= MAX_REFUSALS) {
+                    self.fail_stream(stream, ConnectionError::NotMine);
                 }
             }
-            (Body::Error { code }, _) => {
+            (Body::Error { code }, at) => {
                 let message = String::from_utf8_lossy(r.data).into_owned();
-                self.fail(ConnectionError::Refused { code: *code, message });
+                let error = ConnectionError::Refused { code: *code, message };
+                // What was asked for, or the input beside it, says whose error it is.
+                let told = input.as_ref().or(late_input.as_ref()).map(|(stream, ..)| *stream);
+                match at.map(|at| (at >> 48) as u16).or(told) {
+                    Some(stream) => self.fail_stream(stream, error),
+                    // What was given up is asked for again, and answered again.
+                    None if late.is_some() && self.streams.len() > 1 => {}
+                    None => self.fail(error),
+                }
             }
             _ => {}
         }
@@ -410,7 +422,7 @@ impl Connection {
                 None => true,
             };
             if !good {
-                self.fail(ConnectionError::InputRefused);
+                self.fail_stream(stream, ConnectionError::InputRefused);
             }
         }
         if let Some(token) = r.token {

@@ -1,6 +1,6 @@
 //! How a request is put together: what it asks for, within its size, and the headers around it.
 
-use std::ops::Range;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -9,7 +9,7 @@ use rivulet_packet::{
     SegmentHeader, SynOptions, TcpFlags, Want, segment,
 };
 
-use super::connection::{Connection, mix};
+use super::connection::{Connection, Stream, mix};
 use super::generation::Generation;
 use super::input::Packet;
 use crate::server::STEADY_OVERHEAD;
@@ -88,27 +88,18 @@ impl Connection {
     ) -> Asked {
         let (most, limit) = (self.want_size(full), self.largest_payload());
         let mut asked = Asked { length: fixed, ..Asked::default() };
-        let mut ids = std::mem::take(&mut self.turns);
-        ids.clear();
-        ids.extend(self.streams.keys());
-        let turn = self.statistics.requests as usize;
-        let mut idle = 0;
-        let mut at = turn;
-        while idle < ids.len() && asked.wants.len() < (again + fresh).min(MAX_WANTS as u32) as usize {
-            let id = ids[at % ids.len()];
-            at += 1;
+        while asked.wants.len() < (again + fresh).min(MAX_WANTS as u32) as usize {
             if asked.length + 16 + crate::ucont::MAX_UCONT > limit
                 && !asked.wants.is_empty()
                 && asked.uconts.is_full()
             {
                 break;
             }
+            let Some(id) = self.turn_after(self.served, |s| s.output.wants(most, now)) else { break };
             let Some((range, sealed)) = self.streams.get_mut(&id).and_then(|s| s.output.take_want(most, now))
             else {
-                idle += 1;
-                continue;
+                break;
             };
-            idle = 0;
             let known = asked.uconts.iter().any(|u| Arc::ptr_eq(u, &sealed));
             let more = 16 + if known { 0 } else { 2 + sealed.len() };
             if asked.length + more > limit || (!known && asked.uconts.is_full()) {
@@ -116,6 +107,7 @@ impl Connection {
                 break;
             }
             let retransmit = asked.again.len() < again as usize;
+            self.served = id;
             asked.length += 16;
             let ucont = asked.ucont(sealed);
             let length = (range.end - range.start) as u32;
@@ -124,17 +116,23 @@ impl Connection {
         }
         if input && !asked.uconts.is_full() {
             let room = limit.saturating_sub(asked.length + INPUT_HEADER);
-            let id =
-                ids.iter().copied().find(|id| self.streams.get(id).is_some_and(|s| s.input.has_packet(now)));
-            if let Some(id) = id
-                && let Some(found) = self.streams.get_mut(&id).and_then(|s| s.input.take_packet(room, now))
-            {
-                asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;
-                asked.input = Some((id, found));
+            if let Some(id) = self.turn_after(self.heard, |s| s.input.has_packet(now)) {
+                // Also if there is no room for it: others may find theirs.
+                self.heard = id;
+                if let Some(found) = self.streams.get_mut(&id).and_then(|s| s.input.take_packet(room, now)) {
+                    asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;
+                    asked.input = Some((id, found));
+                }
             }
         }
-        self.turns = ids;
         asked
+    }
+
+    /// The next stream of which this holds, in turn: each that has something gets as much as any other. (The scheduler of the
+    /// Congestion Manager queues who asked for a grant; here nobody asks, what there is to do is seen in the streams.)
+    fn turn_after(&self, last: u16, holds: impl Fn(&Stream) -> bool) -> Option<u16> {
+        let later = self.streams.range((Bound::Excluded(last), Bound::Unbounded));
+        later.chain(self.streams.range(..=last)).find(|(_, s)| holds(s)).map(|(id, _)| *id)
     }
 
     /// Everything taken for a request that is not sent after all goes back.

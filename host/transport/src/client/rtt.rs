@@ -82,6 +82,12 @@ impl Rtt {
         (base << self.backoff.min(16)).min(self.largest_backoff.max(base))
     }
 
+    /// How long a window can be used again after it was last: a timeout, at least the second that RFC 6298 (2.4) has for it. The
+    /// Congestion Manager ages its windows by the same.
+    pub fn idle(&self) -> Micros {
+        self.rto().max(SECOND)
+    }
+
     /// A TIMEOUT, RESTART or opening was answered: somebody serves again, so the backing off ends, as that of RFC 9002 section 6.2.1
     /// does. It says nothing about the round trip time (which of the attempts was answered is not known).
     pub fn answered(&mut self) {

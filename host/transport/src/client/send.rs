@@ -5,11 +5,11 @@ use rivulet_packet::{
     Class, Ecn, EntryKind, MAX_ATTEMPT, ProofEntry, RequestClass, SealedContinuation, TransportContinuation,
 };
 
-use super::connection::{Connection, LEAST_PAUSE, Phase, Retransmission, Revival};
+use super::connection::{Connection, LEAST_PAUSE, Pace, Phase, Retransmission, Revival};
 use super::request::{Asked, Shape};
 use super::types::ConnectionError;
 use crate::server::predict;
-use crate::time::{MILLISECOND, SECOND, Time};
+use crate::time::{MILLISECOND, Micros, SECOND, Time};
 use crate::verdict::{Decision, Go, INITIAL_WINDOW, MAX_RESPONSES, answered_before, decide, piece_of};
 
 /// Smallest SYN: it must be no smaller than the answer without data that it allows.
@@ -93,6 +93,7 @@ impl Connection {
                 // Something was lost on the way: recover first, and try again.
                 self.drain_from = Some(now + 8 * self.rtt.smoothed().unwrap_or(LEAST_PAUSE));
             }
+            self.pace_after_pause(index, business, now);
             if self.pace.next.is_some() {
                 return None;
             }
@@ -203,7 +204,10 @@ impl Connection {
         (self.last_sent, self.last_progress) = (now, now);
         if self.pace.left > 0 {
             self.pace.left -= 1;
-            self.pace.next = (self.pace.left > 0).then(|| now + self.pace.interval);
+            match self.pace.at_once.checked_sub(1) {
+                Some(rest) => self.pace.at_once = rest,
+                None => self.pace.next = (self.pace.left > 0).then(|| now + self.pace.interval),
+            }
         }
         Some(length)
     }
@@ -258,11 +262,26 @@ impl Connection {
     }
 
     /// Whether the trickles were unused for so long that they are given up: a continuation near the end of its horizon, or a
-    /// connection idle for a retransmission timeout (RFC 7661).
+    /// connection idle for [`Rtt::idle`](super::rtt::Rtt::idle).
     fn is_stale(&self, index: u32, now: Time) -> bool {
         let Some(slot) = self.generation.as_ref().and_then(|g| g.slot(index)) else { return true };
-        let idle = now.since(self.last_sent.max(slot.received_at)) > self.rtt.rto();
-        idle || self.is_expired(slot.received_at, now)
+        self.unused_for(slot.received_at, now) > self.rtt.idle() || self.is_expired(slot.received_at, now)
+    }
+
+    fn unused_for(&self, received_at: Time, now: Time) -> Micros {
+        now.since(self.last_sent.max(received_at))
+    }
+
+    /// A window that was unused for a timeout leaves over a round trip, as the Congestion Manager has it: the queue that it would
+    /// fill is not known to be empty any more. Its first requests leave at once, as those of any new connection (RFC 6928).
+    fn pace_after_pause(&mut self, index: u32, business: bool, now: Time) {
+        let Some(generation) = self.generation.as_ref().filter(|_| business) else { return };
+        let (Some(slot), Some(srtt)) = (generation.slot(index), self.rtt.smoothed()) else { return };
+        let ready = generation.ready_count();
+        if self.unused_for(slot.received_at, now) > self.rtt.rto() && ready > usize::from(INITIAL_WINDOW) {
+            let interval = srtt / ready as Micros;
+            self.pace = Pace { next: None, interval, left: ready, at_once: INITIAL_WINDOW.into() };
+        }
     }
 
     /// Whether a continuation that came then may be older than the horizon when it arrives. One that has just come is tried however
@@ -387,6 +406,8 @@ impl Connection {
             self.input_lost(stream, range, fin);
         }
         self.seq = self.isn;
+        // A SYN that is repeated says the same.
+        self.heard = u16::MAX;
         let length = if bare {
             self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, now, packet)?
         } else {

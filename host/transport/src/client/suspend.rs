@@ -160,7 +160,7 @@ impl Connection {
         if !r.0.is_empty() {
             return Err(ResumeError);
         }
-        if !connection.streams.contains_key(&0) {
+        if connection.streams.is_empty() {
             connection.open_stream(0);
         }
         connection.announce();

@@ -179,7 +179,7 @@ impl Connection {
         self.revive(now);
     }
 
-    fn has_fresh_continuation(&self, now: Time) -> bool {
+    pub(super) fn has_fresh_continuation(&self, now: Time) -> bool {
         let Some(g) = self.generation.as_ref() else { return false };
         let slot = g.latest_continuation().and_then(|i| g.slot(i));
         !self.must_restart && slot.is_some_and(|s| !self.is_expired(s.received_at, now))

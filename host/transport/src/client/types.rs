@@ -64,6 +64,8 @@ pub struct TcpHandshake {
     pub receive_next: u32,
     /// The server acknowledged the data of our SYN (TCP Fast Open); else all input is still to be sent.
     pub syn_data_acknowledged: bool,
+    /// The stream whose input that was, or would be: the handshake is its own, and other streams have none.
+    pub stream: u16,
     /// The server's MSS.
     pub mss: u16,
     /// Window scales (theirs, ours), if both sent one.
@@ -104,17 +106,17 @@ pub enum ConnectionError {
     Reset,
 }
 
-/// Requests on streams of their own that one connection has at the same time: until each is read to its end, or forgotten.
+/// Streams beside stream 0 that one connection has at the same time, requests or others: each until it is forgotten.
 pub const MAX_REQUESTS: usize = 1024;
 
-/// Why there is no stream for a request.
+/// Why there is no further stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// There are as many as there may be.
-    #[error("{MAX_REQUESTS} requests on one connection already: end one first")]
+    #[error("{MAX_REQUESTS} requests or streams on one connection already: end one first")]
     TooMany,
     /// Every number that a stream may have was given.
-    #[error("the connection has had all its {max} requests: open another", max = u16::MAX - 1)]
+    #[error("the connection has had all its {max} streams: open another", max = u16::MAX - 1)]
     UsedUp,
     /// It is longer than the send buffer, of so many octets.
     #[error("a request of more than {0} octets")]
@@ -152,6 +154,8 @@ pub enum Event {
     FallbackToTcp(TcpHandshake),
     /// The close was answered.
     Closed,
+    /// This stream cannot go on and is forgotten; the others do.
+    StreamFailed(u16, ConnectionError),
     /// The connection failed.
     Failed(ConnectionError),
 }

@@ -8,5 +8,6 @@ mod greed;
 mod recovery;
 mod security;
 mod signals;
+mod streams;
 mod support;
 mod transfer;

@@ -152,12 +152,16 @@ pub struct World {
     pub keys: KeyRing,
     pub policy: Policy,
     pub now: u64,
+    /// The same, for those who see packets on their way.
+    pub clock: std::rc::Rc<std::cell::Cell<u64>>,
     queue: BTreeMap<(u64, u64), (Way, Vec<u8>)>,
     serial: u64,
     pub events: Vec<Event>,
     pub received: BTreeMap<u16, Vec<u8>>,
     pub refusals: Vec<Refusal>,
     pub reading: bool,
+    /// A stream that nobody reads.
+    pub unread: Option<u16>,
     pub sent_packets: u64,
     /// What the application says to a want in place of its data, by time.
     pub instead: Option<Instead>,
@@ -180,12 +184,14 @@ impl World {
             keys: keys(),
             policy: Policy::default(),
             now,
+            clock: std::rc::Rc::default(),
             queue: BTreeMap::new(),
             serial: 0,
             events: Vec::new(),
             received: BTreeMap::new(),
             refusals: Vec::new(),
             reading: true,
+            unread: None,
             sent_packets: 0,
             instead: None,
             damage: false,
@@ -211,6 +217,7 @@ impl World {
     }
 
     fn pump(&mut self, fate: &mut impl FnMut(Way, &[u8]) -> Fate) {
+        self.clock.set(self.now);
         let mut packet = vec![0; 2048];
         loop {
             while let Some(n) = self.client.poll_transmit(Time(self.now), &mut packet) {
@@ -221,6 +228,7 @@ impl World {
             while let Some(event) = self.client.poll() {
                 if let Event::Readable(stream) = event
                     && self.reading
+                    && self.unread != Some(stream)
                 {
                     self.read(stream);
                     changed = true;

@@ -1,0 +1,82 @@
+//! Address tokens outlive the process that earned them. Needs root; skipped where namespaces cannot be made.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use crate::rig::{RIVULET, Rig, shim, url};
+
+/// `rivulet get` of the file, by a user with this folder.
+fn get(rig: &Rig, state: &Path) -> Output {
+    let mut command = rig.get(&["--json"]);
+    command.env("RIVULET_STATE", state).arg("-o").arg(rig.out()).arg(url("file"));
+    let out = command.output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    out
+}
+
+fn kept(state: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(state.join("tokens")).unwrap();
+    text.lines().skip(1).map(str::to_owned).collect()
+}
+
+/// Responses that the server sent for one download more.
+fn responses(rig: &Rig, download: impl FnOnce()) -> u64 {
+    let before = rig.metric("rivulet_responses_total");
+    download();
+    rig.metric("rivulet_responses_total") - before
+}
+
+fn rig() -> Option<(Rig, PathBuf, rivulet_pktio::testing::Process)> {
+    let rig = Rig::new()?;
+    let server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
+    rig.file("file", 300_000);
+    let state = rig.dir.path().join("home/state");
+    Some((rig, state, server))
+}
+
+#[test]
+fn the_next_process_has_the_last_ones_token_and_leaves_another() {
+    let Some((rig, state, _server)) = rig() else { return };
+    get(&rig, &state);
+    let first = kept(&state);
+    assert_eq!(first.len(), 1);
+    assert!(first[0].starts_with("10.9.0.1:80 10.88.0.1 "), "{first:?}");
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&state), mode(&state.join("tokens"))), (0o700, 0o600));
+    get(&rig, &state);
+    let second = kept(&state);
+    assert!(second.len() == 1 && second != first, "{first:?}, {second:?}");
+    // Any program's, too.
+    let mut command = rig.client.command(RIVULET);
+    command.env("RIVULET_SHIM", shim()).env("RIVULET_STATE", &state);
+    let out =
+        command.args(["run", "--", "curl", "-sS", "-o"]).arg(rig.out()).arg(url("file")).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let third = kept(&state);
+    assert!(third.len() == 1 && third != second, "{second:?}, {third:?}");
+    // The server takes it: the SYN has the initial window for an answer, and some of that is for nothing.
+    rig.file("small", 3);
+    let small = |state: &Path| {
+        let mut command = rig.get(&["-q"]);
+        let out =
+            command.env("RIVULET_STATE", state).arg("-o").arg(rig.out()).arg(url("small")).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    };
+    let with = responses(&rig, || small(&state));
+    let without = responses(&rig, || small(Path::new("")));
+    assert!(with >= 10 && without < 5, "{with} and {without}");
+}
+
+#[test]
+fn what_is_no_file_of_tokens_is_named_and_left() {
+    let Some((rig, state, _server)) = rig() else { return };
+    std::fs::create_dir_all(&state).unwrap();
+    std::fs::set_permissions(&state, PermissionsExt::from_mode(0o700)).unwrap();
+    let file = state.join("tokens");
+    std::fs::write(&file, "my notes\n").unwrap();
+    let out = get(&rig, &state);
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(said.contains(file.to_str().unwrap()) && said.contains("remove it"), "{said}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"my notes\n");
+}
