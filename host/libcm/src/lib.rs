@@ -17,10 +17,14 @@ pub mod abi;
 mod client;
 pub mod door;
 mod error;
+mod ffi;
+pub mod path;
 mod ring;
 mod run;
+mod udp;
 
 pub use client::{Client, Event, FlowId};
 pub use error::Error;
 pub use rivulet_cm::{Congestion, Key, MAX_BULK, Status, Thresholds, Update};
 pub use run::{Calls, Descriptors, run};
+pub use udp::CmUdp;
