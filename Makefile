@@ -90,7 +90,7 @@ deb: build ## Debian packages of the binaries and of the controller (build/deb),
 audit: setup ## licences, sources and known weaknesses of all that is linked or imported; Error 3: lists could not be had
 	CARGO="$(CARGO)" scripts/audit.sh
 
-include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk host/capi/capi.mk
+include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk host/capi/capi.mk host/libcm/libcm.mk
 
 # Demos: `make demo RATE=100 RTT=10 SIZE=200 REPLICAS=3 SWITCH=embedded`
 

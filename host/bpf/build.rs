@@ -22,12 +22,14 @@ fn main() {
             std::process::exit(1);
         }
     }
-    let object = out.join("native.o");
-    if let Err(why) = natively(Path::new("tests/it/macroflow.c"), &object) {
-        eprintln!("\nerror: {why}\n");
-        std::process::exit(1);
+    for name in ["macroflow", "share"] {
+        let object = out.join(format!("native-{name}.o"));
+        if let Err(why) = natively(&Path::new("tests/it").join(name).with_extension("c"), &object) {
+            eprintln!("\nerror: {why}\n");
+            std::process::exit(1);
+        }
+        println!("cargo:rustc-link-arg-tests={}", object.display());
     }
-    println!("cargo:rustc-link-arg-tests={}", object.display());
 }
 
 /// What is undefined in C ends the program.

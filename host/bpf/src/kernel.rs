@@ -6,7 +6,7 @@
 use std::io;
 use std::path::Path;
 
-use libbpf_rs::btf::types::Struct;
+use libbpf_rs::btf::types::{Func, Struct};
 use libbpf_rs::libbpf_sys::{
     BPF_TCX_INGRESS, bpf_map_create_opts, bpf_prog_query_opts, bpf_prog_query_opts as query,
 };
@@ -36,11 +36,19 @@ pub enum Feature {
     StructOps,
     /// The same, to be held by a link, which can be pinned.
     StructOpsLink,
+    /// Programs that a process runs by their descriptors alone, and the kernel's view of a packet in one at a cgroup's egress.
+    UserCalls,
 }
 
 /// All of them.
-pub const FEATURES: [Feature; 5] =
-    [Feature::Xdp, Feature::Tcx, Feature::Btf, Feature::StructOps, Feature::StructOpsLink];
+pub const FEATURES: [Feature; 6] = [
+    Feature::Xdp,
+    Feature::Tcx,
+    Feature::Btf,
+    Feature::StructOps,
+    Feature::StructOpsLink,
+    Feature::UserCalls,
+];
 
 impl Feature {
     /// As it is called in errors and in docs/hosts.md.
@@ -52,6 +60,7 @@ impl Feature {
             Feature::Btf => "BTF",
             Feature::StructOps => "struct_ops",
             Feature::StructOpsLink => "struct_ops links",
+            Feature::UserCalls => "calls of users",
         }
     }
 
@@ -64,6 +73,7 @@ impl Feature {
             Feature::Btf => "5.4",
             Feature::StructOps => "5.6",
             Feature::StructOpsLink => "6.4",
+            Feature::UserCalls => "6.2",
         }
     }
 
@@ -75,6 +85,7 @@ impl Feature {
             Feature::Tcx => "CONFIG_BPF_SYSCALL, CONFIG_NET_XGRESS",
             Feature::Btf => "CONFIG_DEBUG_INFO_BTF",
             Feature::StructOps | Feature::StructOpsLink => "CONFIG_BPF_JIT, CONFIG_DEBUG_INFO_BTF",
+            Feature::UserCalls => "CONFIG_CGROUP_BPF, CONFIG_DEBUG_INFO_BTF",
         }
     }
 
@@ -83,7 +94,9 @@ impl Feature {
     #[must_use]
     pub fn rights(self) -> &'static str {
         match self {
-            Feature::Tcx | Feature::StructOpsLink => "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+            Feature::Tcx | Feature::StructOpsLink | Feature::UserCalls => {
+                "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
+            }
             Feature::Xdp | Feature::Btf | Feature::StructOps => "CAP_BPF and CAP_NET_ADMIN",
         }
     }
@@ -96,6 +109,7 @@ impl Feature {
             Feature::Btf => Probe::Absent,
             Feature::StructOps => has_struct("bpf_struct_ops_tcp_congestion_ops"),
             Feature::StructOpsLink => struct_ops_link(),
+            Feature::UserCalls => user_calls(),
         }
     }
 }
@@ -220,6 +234,16 @@ fn has_struct(name: &str) -> Probe {
 fn struct_ops_link() -> Probe {
     let both = ["bpf_struct_ops_tcp_congestion_ops", "bpf_struct_ops_link"].map(has_struct);
     if both.contains(&Probe::Absent) {
+        return Probe::Absent;
+    }
+    let rights = [CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN];
+    if rights.into_iter().all(has) { Probe::Present } else { Probe::Denied }
+}
+
+/// Looks for the newest of what its programs call.
+fn user_calls() -> Probe {
+    let Ok(btf) = Btf::from_vmlinux() else { return Probe::Absent };
+    if btf.type_by_name::<Func<'_>>("bpf_cast_to_kern_ctx").is_none() {
         return Probe::Absent;
     }
     let rights = [CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN];

@@ -4,8 +4,10 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 mod process;
+mod user;
 
 pub use process::{PATIENCE, Process, eventually};
+pub use user::Cgroup;
 
 /// A network namespace of `ip netns`, removed with all its interfaces when dropped.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The layout of the maps of cm.c, which host/bpf/src/cm/state.rs reads. */
+/* The layout of the maps of cm.c, which calls.c shares in part, and which host/bpf/src/cm/state.rs reads. */
 #ifndef CM_H
 #define CM_H
 
@@ -8,6 +8,9 @@
 #include "macroflow.h"
 
 #define MAX_MACROFLOWS 65536
+#define MAX_CLIENTS 4096
+/* Of a client's ring: the loader makes them. */
+#define RING_OCTETS 65536
 
 /* What flows belong together by. */
 struct cm_key {
@@ -17,7 +20,8 @@ struct cm_key {
 	__u32 destination[4];
 	/* Differentiated services code point. */
 	__u32 dscp;
-	__u32 unused;
+	/* 0: TCP, which the kernel sends. Each user's programs have one of their own: uid + 1. */
+	__u32 class;
 };
 
 struct cm_entry {

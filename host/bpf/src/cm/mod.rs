@@ -1,6 +1,7 @@
 //! The Congestion Manager's TCP (`src/bpf/cm.c`): a congestion control that sockets are given by its name, and the macroflows
 //! that their connections share. Both stay when the process that loaded them ends, by pins in a BPF file system.
 
+mod calls;
 mod state;
 
 use std::fs;
@@ -15,6 +16,7 @@ use crate::Error;
 use crate::kernel::{Feature, require};
 use crate::object::{load, missing, object, open};
 
+pub use calls::{CGROUP, CallClient, CallOptions, Calls, RING, unified};
 pub use state::{Macroflow, Numbers};
 
 const NAME: &str = "cm";
@@ -91,11 +93,17 @@ impl Cm {
     pub fn pin(&mut self, folder: &Path) -> Result<(), Error> {
         let parent = folder.parent().unwrap_or(folder);
         require_bpf_fs(parent)?;
-        fs::create_dir(folder)
-            .map_err(|source| Error::Os { operation: "making the folder of the pins", source })?;
+        match fs::create_dir(folder) {
+            // The calls of users may be there.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !folder.join("link").exists() => {}
+            made => {
+                made.map_err(|source| Error::Os { operation: "making the folder of the pins", source })?;
+            }
+        }
         let pinned = self.pin_in(folder);
         if pinned.is_err() {
-            let _ = unpin(folder);
+            let _ = unpin_files(folder);
+            let _ = fs::remove_dir(folder);
         }
         pinned
     }
@@ -172,20 +180,27 @@ pub fn forget(folder: &Path) -> Result<usize, Error> {
     Ok(idle.len())
 }
 
-/// Takes the pins of a folder away. New sockets cannot choose the congestion control any more; connections that have it keep it.
+/// Takes the pins of a folder away, those of the calls of users too. New sockets cannot choose the congestion control any more;
+/// connections that have it keep it.
 ///
 /// # Errors
 /// There is no such folder, or it holds something else.
 pub fn unpin(folder: &Path) -> Result<(), Error> {
     let fail = |source| Error::Os { operation: "taking the pins away", source };
     require_bpf_fs(folder)?;
+    Calls::unpin(folder)?;
+    unpin_files(folder).map_err(fail)?;
+    fs::remove_dir(folder).map_err(fail)
+}
+
+fn unpin_files(folder: &Path) -> io::Result<()> {
     for name in ["link", "macroflows"] {
         match fs::remove_file(folder.join(name)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fail(e)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }
     }
-    fs::remove_dir(folder).map_err(fail)
+    Ok(())
 }
 
 /// The folders below this one in which something is pinned; their names are those of the congestion controls.

@@ -1,10 +1,10 @@
-//! Macroflows as the map of `src/bpf/cm.c` holds them (`cm.h`, `macroflow.h`).
+//! Macroflows as the maps of `src/bpf/cm.c` and `calls.c` hold them (`cm.h`, `macroflow.h`).
 
 use std::net::{IpAddr, Ipv6Addr};
 
 /// `struct cm_key`, octets.
 const KEY: usize = 32;
-/// Where `struct macroflow` begins in `struct cm_entry`: after lock and generation.
+/// Where `struct macroflow` begins in `struct cm_entry` and `struct cm_shared`: after lock and generation.
 const OFFSET: usize = 16;
 /// Its size.
 const SIZE: usize = 17 * 8 + 5 * 4 + 4;
@@ -19,6 +19,8 @@ pub struct Macroflow {
     pub destination: IpAddr,
     /// Their differentiated services code point.
     pub dscp: u8,
+    /// Whose programs' flows these are; none: TCP connections.
+    pub user: Option<u32>,
     /// Its state.
     pub numbers: Numbers,
 }
@@ -114,8 +116,11 @@ impl Macroflow {
         let netns = u64::from_ne_bytes(*fixed.first_chunk()?);
         let address: [u8; 16] = fixed[8..24].try_into().ok()?;
         let dscp = u32::from_ne_bytes(fixed[24..28].try_into().ok()?) as u8;
+        // Of users it is their number + 1.
+        let user = u32::from_ne_bytes(fixed[28..32].try_into().ok()?).checked_sub(1);
         let destination = Ipv6Addr::from(address).to_canonical();
-        Some(Macroflow { netns, destination, dscp, numbers: Numbers::parse(value.get(OFFSET..)?)?, key })
+        let numbers = Numbers::parse(value.get(OFFSET..)?)?;
+        Some(Macroflow { netns, destination, dscp, user, numbers, key })
     }
 }
 
@@ -151,6 +156,9 @@ mod tests {
         key[24] = 46;
         let m = Macroflow::parse(key.clone(), &value).unwrap();
         assert_eq!((m.destination.to_string(), m.dscp, m.netns), ("192.0.2.7".into(), 46, 0));
+        assert_eq!(m.user, None);
+        key[28] = 1;
+        assert_eq!(Macroflow::parse(key.clone(), &value).unwrap().user, Some(0));
         assert_eq!(Macroflow::parse(key[1..].to_vec(), &value), None);
         assert_eq!(Macroflow::parse(key.clone(), &value[..100]), None);
         value[8] = 0;

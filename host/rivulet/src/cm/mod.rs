@@ -1,12 +1,13 @@
 //! `rivulet cm`: the Congestion Manager of this host's TCP (docs/congestion-manager.md).
 
+mod serve;
 mod status;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
-use rivulet_bpf::cm::{self, BPF_FS, Cm, Options};
+use rivulet_bpf::cm::{self, BPF_FS, Calls, Cm, Options};
 
 /// Gives all TCP connections of this host to one destination one congestion window, which later ones find.
 ///
@@ -45,6 +46,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Lets programs of users in, by UDP sockets of their own; as root. May be killed at any time: what was let in goes on
+    Serve(serve::ServeArgs),
     /// Forgets what is known of destinations without connections
     Forget,
     /// Takes it out of the kernel: new connections cannot choose it; those that have it keep it until they end
@@ -58,19 +61,30 @@ enum Command {
 pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
     let state = args.state.clone().unwrap_or_else(|| Path::new(BPF_FS).join("rivulet-cm"));
     let folder = state.join(&args.name);
-    match args.command {
-        Command::Load { initial_window, destinations } => {
+    match &args.command {
+        &Command::Load { initial_window, destinations } => {
             load(&state, &folder, &Options { name: &args.name, initial_window, macroflows: destinations })?;
         }
         Command::Status { json } => {
-            let found = cm::pinned(&folder).map_err(|e| absent(&state, &args.name, &e))?;
-            if json {
-                let costs = cm::costs(&folder).map_err(|e| absent(&state, &args.name, &e))?;
+            let calls = Calls::pinned(&folder).map_err(|e| anyhow!("{e}"))?;
+            let tcp = folder.join("link").exists();
+            let mut found = match &calls {
+                // Programs are let in, and TCP is not asked to take part.
+                Some(_) if !tcp => vec![],
+                _ => cm::pinned(&folder).map_err(|e| absent(&state, &args.name, &e))?,
+            };
+            if let Some(calls) = &calls {
+                found.extend(calls.macroflows().map_err(|e| anyhow!("{e}"))?);
+            }
+            if *json {
+                let costs = if tcp { cm::costs(&folder) } else { Ok(vec![]) };
+                let costs = costs.map_err(|e| absent(&state, &args.name, &e))?;
                 print!("{}", status::json(&found, &costs));
             } else {
                 print!("{}", status::table(&found));
             }
         }
+        Command::Serve(args) => serve::run(&state, &folder, args)?,
         Command::Forget => {
             let count = cm::forget(&folder).map_err(|e| absent(&state, &args.name, &e))?;
             println!("forgot {count}");
@@ -87,7 +101,7 @@ fn load(state: &Path, folder: &Path, options: &Options<'_>) -> anyhow::Result<()
     // Before anything is loaded: where it is to stay.
     cm::require_bpf_fs(state.parent().unwrap_or(state)).map_err(|e| anyhow!("{e}"))?;
     if !state.exists() {
-        std::fs::create_dir(state).with_context(|| format!("cannot make {}", state.display()))?;
+        std::fs::create_dir_all(state).with_context(|| format!("cannot make {}", state.display()))?;
     }
     let mut loaded = Cm::load(options).map_err(|e| anyhow!("cannot load {}: {e}", options.name))?;
     loaded.pin(folder).map_err(|e| anyhow!("{e}"))?;

@@ -7,14 +7,18 @@ use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_pktio::testing::eventually;
 
 /// A BPF file system of its own, gone with this.
-struct BpfFs(tempfile::TempDir);
+pub(crate) struct BpfFs(tempfile::TempDir);
 
 impl BpfFs {
-    fn new() -> BpfFs {
+    pub(crate) fn new() -> BpfFs {
         let folder = tempfile::tempdir().unwrap();
         let done = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(folder.path()).status();
         assert!(done.is_ok_and(|s| s.success()), "mount -t bpf");
         BpfFs(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
     }
 }
 

@@ -7,6 +7,8 @@ mod agent;
 mod attacks;
 mod back_end;
 mod cm;
+mod cm_library;
+mod cm_serve;
 mod content;
 mod crowd;
 mod downloads;

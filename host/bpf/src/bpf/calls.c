@@ -1,0 +1,483 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The Congestion Manager's calls for programs of users (docs/congestion-manager.md): a process that was handed the descriptors of
+ * `cm_open`, `cm_call` and `cm_calls` runs them by BPF_PROG_RUN, with no right of its own. A flow is its user's; flows of one
+ * user to one destination are a macroflow, and no other user's. What was sent counts when it leaves (`cm_egress`); who may send is
+ * written into the ring of the client.
+ *
+ * State is in maps, and each macroflow has a timer: no process need live.
+ */
+#include <linux/bpf.h>
+#include <linux/errno.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "calls.h"
+#include "calls_time.h"
+#include "cm.h"
+#include "packet.h"
+#include "share.h"
+#include "task.h"
+
+#define CLOCK_MONOTONIC 1
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86dd
+
+static __always_inline struct cm_shared *find(const struct cm_place *place)
+{
+	struct cm_shared *e = bpf_map_lookup_elem(&shares, &place->key);
+
+	/* One of the same destination that was made since is another one. */
+	return e && e->generation == place->generation ? e : 0;
+}
+
+/* The macroflow of a new flow. */
+static __always_inline struct cm_shared *make(struct cm_key *key, struct cm_user *user)
+{
+	struct cm_shared *e = bpf_map_lookup_elem(&shares, key);
+	__u32 zero = 0;
+	struct blank *new;
+	__u64 armed;
+
+	if (e)
+		return e;
+	new = bpf_map_lookup_elem(&blank, &zero);
+	if (!new || bpf_map_update_elem(&shares, key, new, BPF_NOEXIST))
+		return bpf_map_lookup_elem(&shares, key);
+	__sync_fetch_and_add(&user->shares, 1);
+	e = bpf_map_lookup_elem(&shares, key);
+	if (!e || bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC))
+		return e;
+	bpf_timer_set_callback(&e->timer, fire);
+	/* Somebody else may have found it before it could be set. */
+	bpf_spin_lock(&e->lock);
+	armed = e->armed;
+	bpf_spin_unlock(&e->lock);
+	if (armed)
+		bpf_timer_start(&e->timer, 0, 0);
+	return e;
+}
+
+/* Effective, as sockets have it that are made now, and as a Unix socket tells of its peer. */
+static __always_inline __u32 caller(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return task->cred->euid.val;
+}
+
+static __always_inline __u64 netns_cookie(void)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	return task->nsproxy->net_ns->net_cookie;
+}
+
+/*
+ * Closes a flow. What is in the maps may be another flow's once it was deleted: that it is this one's is known when its number is
+ * found in its slot, and of two who close it one finds it.
+ */
+static __noinline int close_flow(__u64 number)
+{
+	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
+	__u64 now = bpf_ktime_get_ns(), forget = ~0ULL;
+	__u32 requests, many, at, uid, id;
+	struct cm_client *client;
+	struct cm_shared *e;
+	struct cm_user *user;
+
+	if (!flow)
+		return -ENOENT;
+	at = flow->place.slot;
+	uid = flow->uid;
+	id = flow->client;
+	e = find(&flow->place);
+	if (!e)
+		return -ENOENT;
+	user = bpf_map_lookup_elem(&users, &uid);
+	client = bpf_map_lookup_elem(&clients, &id);
+	many = user && user->shares > flows_a_user;
+	bpf_spin_lock(&e->lock);
+	if (cm_slot(&e->s, at)->flow != number) {
+		bpf_spin_unlock(&e->lock);
+		return -ENOENT;
+	}
+	requests = cm_slot(&e->s, at)->requests;
+	cm_share_close(&e->s, at, now);
+	if (!e->s.m.flows) {
+		/* Where many are kept the history of one more is not. */
+		e->forget = now + (many ? 0 : CM_FORGET);
+		forget = e->forget;
+	}
+	bpf_spin_unlock(&e->lock);
+	bpf_map_delete_elem(&tuples, &flow->tuple);
+	bpf_map_delete_elem(&flows, &number);
+	if (client) {
+		__sync_fetch_and_add(&client->waiting, -requests);
+		less(&client->flows);
+	}
+	if (user)
+		less(&user->flows);
+	settle(e, now, forget, 0);
+	return 0;
+}
+
+static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netns, __u64 *number)
+{
+	__u32 zero = 0, at;
+	struct cm_client *client = bpf_map_lookup_elem(&clients, &o->client);
+	struct cm_user *user = bpf_map_lookup_elem(&users, &uid);
+	__u64 now = bpf_ktime_get_ns(), *count = bpf_map_lookup_elem(&numbers, &zero);
+	struct cm_flow flow = {};
+	struct cm_shared *e;
+	int result = -ENOMEM;
+
+	if (!client || client->uid != uid || !user || !count)
+		return -ENOENT;
+	if (!o->mtu || o->mtu > 65535 || o->dscp > 63 || o->protocol != IPPROTO_UDP)
+		return -EINVAL;
+	if (__sync_fetch_and_add(&user->flows, 1) >= flows_a_user) {
+		less(&user->flows);
+		return -EMFILE;
+	}
+	__sync_fetch_and_add(&client->flows, 1);
+	flow.uid = uid;
+	flow.client = o->client;
+	flow.tuple.netns = flow.place.key.netns = netns;
+	flow.tuple.class = flow.place.key.class = uid + 1;
+	flow.tuple.protocol = o->protocol;
+	flow.tuple.source_port = o->source_port;
+	flow.tuple.destination_port = o->destination_port;
+	for (int i = 0; i < 4; i++) {
+		flow.tuple.source[i] = o->source[i];
+		flow.tuple.destination[i] = flow.place.key.destination[i] = o->destination[i];
+	}
+	flow.place.key.dscp = o->dscp;
+	flow.place.flow = *number = __sync_fetch_and_add(count, 1) + 1;
+
+	e = make(&flow.place.key, user);
+	if (!e) {
+		result = -ENOSPC;
+		goto fail;
+	}
+	bpf_spin_lock(&e->lock);
+	if (e->gone) {
+		/* It is deleted at this moment. */
+		bpf_spin_unlock(&e->lock);
+		result = -EAGAIN;
+		goto fail;
+	}
+	if (!e->generation) {
+		cm_init(&e->s.m, initial_window, slow_start_limit, o->mtu);
+		e->s.m.active = e->s.busy = now;
+		e->generation = *number;
+	}
+	for (at = 0; at < CM_SLOTS; at++)
+		if (!(e->s.taken & (1ULL << at)))
+			break;
+	if (at < CM_SLOTS) {
+		cm_share_open(&e->s, at, now, *number, o->client, o->mtu);
+		e->forget = 0;
+	}
+	flow.place.generation = e->generation;
+	bpf_spin_unlock(&e->lock);
+	flow.place.slot = at;
+	if (at >= CM_SLOTS) {
+		result = -ENOSPC;
+		goto fail;
+	}
+	result = (int)bpf_map_update_elem(&flows, number, &flow, BPF_NOEXIST);
+	if (!result) {
+		result = (int)bpf_map_update_elem(&tuples, &flow.tuple, &flow.place, BPF_NOEXIST);
+		/* The door closes a client's flows once the client is out: one that it could not see yet is closed here. */
+		if (!result)
+			return bpf_map_lookup_elem(&clients, &o->client) ? 0 : close_flow(*number) ?: -ENOENT;
+		bpf_map_delete_elem(&flows, number);
+	}
+	bpf_spin_lock(&e->lock);
+	cm_share_close(&e->s, at, now);
+	if (!e->s.m.flows)
+		e->forget = now;
+	bpf_spin_unlock(&e->lock);
+	settle(e, now, now, 0);
+fail:
+	less(&client->flows);
+	less(&user->flows);
+	return result;
+}
+
+SEC("syscall")
+int cm_open(struct cm_opening *context)
+{
+	struct cm_opening opening = *context;
+	__u64 number = 0;
+
+	context->result = open_flow(&opening, caller(), netns_cookie(), &number);
+	context->flow = number;
+	return 0;
+}
+
+/* The door's, for a client to which bpf(2) is forbidden. */
+SEC("syscall")
+int cm_open_for(struct cm_opening_for *context)
+{
+	struct cm_opening opening = context->opening;
+	__u64 number = 0;
+
+	context->opening.result = open_flow(&opening, context->uid, context->netns, &number);
+	context->opening.flow = number;
+	return 0;
+}
+
+static __always_inline int check_request(struct cm_client *client, __u32 id, __u64 count)
+{
+	void *ring = bpf_map_lookup_elem(&rings, &id);
+	__u64 room, used;
+
+	if (!ring || count > MOST_REQUESTS)
+		return -EAGAIN;
+	/* Every request is an event; with those that were not read yet, and one a flow of changes, they have room. */
+	room = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE);
+	used = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) + client->flows * CM_EVENT_ROOM;
+	if (used + (client->waiting + count) * CM_EVENT_ROOM > room)
+		return -EAGAIN;
+	__sync_fetch_and_add(&client->waiting, (__u32)count);
+	return 0;
+}
+
+/* One operation of a user. */
+__noinline int cm_apply(struct cm_op *op, __u32 uid)
+{
+	__u64 now = bpf_ktime_get_ns(), number, next = ~0ULL;
+	struct cm_status status = {};
+	struct cm_client *client = 0;
+	struct cm_flow *flow;
+	struct cm_shared *e;
+	struct cm_slot *slot;
+	__u32 kind, id, at;
+	int result = 0, watch = 0;
+
+	if (!op)
+		return -EINVAL;
+	kind = op->op;
+	if (kind == CM_OP_NONE)
+		return 0;
+	number = op->flow;
+	flow = bpf_map_lookup_elem(&flows, &number);
+	if (!flow || flow->uid != uid)
+		return -ENOENT;
+	if (kind == CM_OP_CLOSE)
+		return close_flow(number);
+	at = flow->place.slot;
+	id = flow->client;
+	e = find(&flow->place);
+	if (!e)
+		return -ENOENT;
+	if (kind == CM_OP_REQUEST) {
+		client = bpf_map_lookup_elem(&clients, &id);
+		if (!client)
+			return -ENOENT;
+		result = check_request(client, id, op->v[0]);
+		if (result)
+			return result;
+	}
+	bpf_spin_lock(&e->lock);
+	slot = cm_slot(&e->s, at);
+	if (slot->flow != number) {
+		result = -ENOENT;
+	} else if (kind == CM_OP_REQUEST) {
+		if (slot->requests + op->v[0] > MOST_REQUESTS)
+			result = -EAGAIN;
+		else
+			cm_share_request(&e->s, at, (__u32)op->v[0]);
+	} else if (kind == CM_OP_NOTIFY) {
+		if (!op->v[0])
+			cm_share_notify(&e->s, at, now, 0);
+	} else if (kind == CM_OP_UPDATE) {
+		if (op->v[2] > CM_ECN) {
+			result = -EINVAL;
+		} else {
+			cm_share_update(&e->s, at, now, op->v[0], op->v[1], (enum cm_congestion)op->v[2],
+					op->v[3]);
+			watch = e->s.watching > 0;
+		}
+	} else if (kind == CM_OP_QUERY || kind == CM_OP_TAKE) {
+		cm_age(&e->s.m, now);
+		if (!cm_share_query(&e->s, at, &status))
+			result = -EAGAIN;
+		else if (kind == CM_OP_TAKE)
+			cm_share_told(slot, &status);
+	} else if (kind == CM_OP_MTU) {
+		status.rate = slot->mtu;
+	} else if (kind == CM_OP_WATCH) {
+		if (op->v[0] && !slot->watches)
+			e->s.watching++;
+		else if (!op->v[0] && slot->watches)
+			e->s.watching--;
+		slot->watches = !!op->v[0];
+		slot->due = 0;
+		slot->told_rate = slot->told_rtt = 0;
+		watch = slot->watches;
+	} else if (kind == CM_OP_THRESH) {
+		if (op->v[0] > CM_ONE || op->v[1] < CM_ONE || op->v[1] > CM_NEVER || op->v[2] > CM_ONE ||
+		    op->v[3] < CM_ONE || op->v[3] > CM_NEVER) {
+			result = -EINVAL;
+		} else {
+			slot->rate_down = (__u32)op->v[0];
+			slot->rate_up = (__u32)op->v[1];
+			slot->rtt_down = (__u32)op->v[2];
+			slot->rtt_up = (__u32)op->v[3];
+		}
+	} else if (kind == CM_OP_SET_MTU) {
+		if (!op->v[0] || op->v[0] > 65535) {
+			result = -EINVAL;
+		} else {
+			e->s.reserved += slot->grants * op->v[0] - (__u64)slot->grants * slot->mtu;
+			slot->mtu = (__u32)op->v[0];
+			cm_set_mtu(&e->s.m, slot->mtu);
+		}
+	} else {
+		result = -EINVAL;
+	}
+	if (slot->flow == number)
+		next = unheard(e, at, now);
+	bpf_spin_unlock(&e->lock);
+	if (client && result)
+		__sync_fetch_and_add(&client->waiting, -(__u32)op->v[0]);
+	if (kind == CM_OP_QUERY || kind == CM_OP_TAKE || kind == CM_OP_MTU) {
+		op->v[0] = status.rate;
+		op->v[1] = status.rtt;
+		op->v[2] = status.deviation;
+		op->v[3] = status.loss;
+		return result;
+	}
+	settle(e, now, next, watch);
+	return result;
+}
+
+/* One operation of the arguments, which the kernel lets a program find at constant places only; whether there was one. */
+#define APPLY(context, uid)                                                                                                    \
+	({                                                                                                                     \
+		struct cm_op op = *(context);                                                                                  \
+		if (op.op != CM_OP_NONE) {                                                                                     \
+			(context)->result = cm_apply(&op, uid);                                                                \
+			(context)->v[0] = op.v[0];                                                                             \
+			(context)->v[1] = op.v[1];                                                                             \
+			(context)->v[2] = op.v[2];                                                                             \
+			(context)->v[3] = op.v[3];                                                                             \
+		}                                                                                                              \
+		op.op != CM_OP_NONE;                                                                                           \
+	})
+
+SEC("syscall")
+int cm_call(struct cm_op *context)
+{
+	APPLY(context, caller());
+	return 0;
+}
+
+SEC("syscall")
+int cm_calls(struct cm_bulk *context)
+{
+	__u32 uid = caller();
+
+#pragma unroll
+	for (int i = 0; i < CM_BULK; i++)
+		if (!APPLY(&context->ops[i], uid))
+			return 0;
+	return 0;
+}
+
+/* The door's. */
+SEC("syscall")
+int cm_calls_for(struct cm_bulk_for *context)
+{
+	__u32 uid = context->uid;
+
+#pragma unroll
+	for (int i = 0; i < CM_BULK; i++)
+		if (!APPLY(&context->bulk.ops[i], uid))
+			return 0;
+	return 0;
+}
+
+/* The door's: a flow of a client that is gone. */
+SEC("syscall")
+int cm_evict(struct cm_eviction *context)
+{
+	__u64 number = context->flow;
+	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
+
+	context->result = flow && flow->client == context->client ? close_flow(number) : -ENOENT;
+	return 0;
+}
+
+/* A datagram of a flow leaves: it is counted, and has used a grant. */
+static __always_inline void count(struct cm_tuple *tuple, __u32 octets)
+{
+	struct cm_place *known = bpf_map_lookup_elem(&tuples, tuple), place;
+	__u64 now, next = ~0ULL;
+	struct cm_shared *e;
+
+	if (!known)
+		return;
+	place = *known;
+	e = find(&place);
+	if (!e)
+		return;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&e->lock);
+	if (cm_slot(&e->s, place.slot)->flow == place.flow) {
+		/* An empty one is no decision not to send. */
+		cm_share_notify(&e->s, place.slot, now, octets ? octets : 1);
+		next = unheard(e, place.slot, now);
+	}
+	bpf_spin_unlock(&e->lock);
+	settle(e, now, next, 0);
+}
+
+SEC("cgroup_skb/egress")
+int cm_egress(struct __sk_buff *skb)
+{
+	struct cm_tuple tuple = { .protocol = IPPROTO_UDP };
+	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
+	struct sock *sk = kernel->sk;
+	struct ipv6hdr six;
+	struct udphdr udp;
+	struct iphdr four;
+	__u32 header;
+
+	if (!sk)
+		return 1;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, 0, &four, sizeof(four)) || four.protocol != IPPROTO_UDP)
+			return 1;
+		header = four.ihl * 4;
+		map_address(tuple.source, four.saddr);
+		map_address(tuple.destination, four.daddr);
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes(skb, 0, &six, sizeof(six)) || six.nexthdr != IPPROTO_UDP)
+			return 1;
+		header = sizeof(six);
+		copy_address(tuple.source, &six.saddr);
+		copy_address(tuple.destination, &six.daddr);
+	} else {
+		return 1;
+	}
+	if (bpf_skb_load_bytes(skb, header, &udp, sizeof(udp)) || skb->len < header + sizeof(udp))
+		return 1;
+	tuple.source_port = udp.source;
+	tuple.destination_port = udp.dest;
+	tuple.netns = sk->__sk_common.skc_net.net->net_cookie;
+	tuple.class = sk->sk_uid.val + 1;
+	/* One that is cut into several by the kernel counts whole. */
+	count(&tuple, skb->len - header - sizeof(udp));
+	return 1;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

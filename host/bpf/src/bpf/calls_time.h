@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Macroflows of calls.c as time passes: grants as there is room, what is told of changes, what ends by itself. */
+#ifndef CALLS_TIME_H
+#define CALLS_TIME_H
+
+#include <linux/errno.h>
+
+#include "calls.h"
+#include "calls_maps.h"
+
+static __always_inline int less(__u32 *count)
+{
+	return __sync_fetch_and_add(count, (__u32)-1);
+}
+
+/* Has the timer fire at `at` at the latest; whoever sets it for a later time at the same moment sees that it is earlier. */
+static __noinline void arm(struct cm_shared *e, __u64 now, __u64 at)
+{
+	int sooner;
+
+	bpf_spin_lock(&e->lock);
+	sooner = !e->armed || e->armed <= now || at < e->armed;
+	if (sooner)
+		e->armed = at;
+	bpf_spin_unlock(&e->lock);
+	if (!sooner)
+		return;
+	bpf_timer_start(&e->timer, at > now ? at - now : 0, 0);
+	bpf_spin_lock(&e->lock);
+	sooner = e->armed && e->armed < at;
+	at = e->armed;
+	bpf_spin_unlock(&e->lock);
+	if (sooner)
+		bpf_timer_start(&e->timer, at > now ? at - now : 0, 0);
+}
+
+static __always_inline long tell(__u32 client, __u64 flow, __u32 kind)
+{
+	struct cm_event event = { .flow = flow, .kind = kind };
+	void *ring = bpf_map_lookup_elem(&rings, &client);
+
+	return ring ? bpf_ringbuf_output(ring, &event, sizeof(event), 0) : -ENOENT;
+}
+
+/* A walk over a macroflow. */
+struct walk {
+	struct cm_shared *e;
+	__u64 now;
+	/* When there is something to do next; ~0: never. */
+	__u64 next;
+	__u32 turned;
+	__u32 done;
+};
+
+static long settle_one(__u32 i __attribute__((unused)), void *context)
+{
+	struct walk *walk = context;
+	struct cm_shared *e = walk->e;
+	__u64 now = walk->now, later, flow = 0, next;
+	struct cm_client *state;
+	__u32 at, client = 0;
+
+	bpf_spin_lock(&e->lock);
+	at = cm_share_settle(&e->s, now, initial_window, &later);
+	if (at) {
+		flow = cm_slot(&e->s, at - 1)->flow;
+		client = cm_slot(&e->s, at - 1)->client;
+		if (!e->s.turn)
+			e->s.turn = now + cm_life(&e->s, grant_life);
+	}
+	next = e->s.turn ? e->s.turn : ~0ULL;
+	if (later && later < next)
+		next = later;
+	/* The timer is set for it, or something sooner. */
+	if (e->armed > now && e->armed <= next)
+		next = ~0ULL;
+	bpf_spin_unlock(&e->lock);
+	if (next < walk->next)
+		walk->next = next;
+	if (!at) {
+		walk->done = 1;
+		return 1;
+	}
+	state = bpf_map_lookup_elem(&clients, &client);
+	if (state)
+		less(&state->waiting);
+	if (!tell(client, flow, CM_EVENT_SEND))
+		return 0;
+	/* Nobody hears of it. */
+	bpf_spin_lock(&e->lock);
+	if (cm_slot(&e->s, at - 1)->flow == flow)
+		cm_share_notify(&e->s, at - 1, now, 0);
+	bpf_spin_unlock(&e->lock);
+	return 0;
+}
+
+static long watch_one(__u32 i, void *context)
+{
+	struct walk *walk = context;
+	struct cm_shared *e = walk->e;
+	__u64 flow = 0;
+	__u32 client = 0;
+	int due = 0;
+
+	bpf_spin_lock(&e->lock);
+	if (e->s.taken & (1ULL << (i & (CM_SLOTS - 1))))
+		due = cm_share_watch(&e->s, i);
+	if (due) {
+		flow = cm_slot(&e->s, i)->flow;
+		client = cm_slot(&e->s, i)->client;
+	}
+	bpf_spin_unlock(&e->lock);
+	if (!due || !tell(client, flow, CM_EVENT_UPDATE))
+		return 0;
+	/* The ring is full; a later change is as good. */
+	bpf_spin_lock(&e->lock);
+	if (cm_slot(&e->s, i)->flow == flow)
+		cm_slot(&e->s, i)->due = 0;
+	bpf_spin_unlock(&e->lock);
+	return 0;
+}
+
+static long expire_one(__u32 i, void *context)
+{
+	struct walk *walk = context;
+	struct cm_shared *e = walk->e;
+	struct cm_slot *slot;
+	__u64 at = 0;
+
+	bpf_spin_lock(&e->lock);
+	if (e->s.taken & (1ULL << (i & (CM_SLOTS - 1)))) {
+		cm_share_expire(&e->s, i, walk->now, walk->turned, silence);
+		slot = cm_slot(&e->s, i);
+		if (slot->member.outstanding)
+			at = slot->heard + cm_patience(&e->s, silence);
+		if (slot->grants)
+			walk->done = 0;
+	}
+	bpf_spin_unlock(&e->lock);
+	if (at && at < walk->next)
+		walk->next = at;
+	return 0;
+}
+
+/* Under the lock: when a flow has lost what it sent if nothing is heard, unless the timer fires by then; ~0. */
+static __always_inline __u64 unheard(struct cm_shared *e, __u32 at, __u64 now)
+{
+	struct cm_slot *slot = cm_slot(&e->s, at);
+	__u64 lost = slot->heard + cm_patience(&e->s, silence);
+
+	if (!slot->member.outstanding || (e->armed > now && e->armed <= lost))
+		return ~0ULL;
+	return lost;
+}
+
+/* Gives what there is room for, and says when there is more to do. */
+static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int watch)
+{
+	struct walk walk = { .e = e, .now = now, .next = next };
+
+	bpf_loop(MOST_GRANTS, settle_one, &walk, 0);
+	if (!walk.done)
+		walk.next = now;
+	if (watch)
+		bpf_loop(CM_SLOTS, watch_one, &walk, 0);
+	if (walk.next != ~0ULL)
+		arm(e, now, walk.next);
+}
+
+/* What happens by itself: grants and packets of which nothing is heard, paced grants, history that is too old. */
+static int fire(void *map, struct cm_key *key, struct cm_shared *e)
+{
+	__u64 now = bpf_ktime_get_ns(), forget;
+	struct walk walk = { .e = e, .now = now, .next = ~0ULL, .done = 1 };
+	struct cm_user *user;
+	__u32 uid = key->class - 1;
+	int gone, watch;
+
+	bpf_spin_lock(&e->lock);
+	e->armed = 0;
+	gone = e->forget && e->forget <= now;
+	if (gone)
+		e->gone = 1;
+	forget = e->forget;
+	watch = e->s.watching > 0;
+	walk.turned = e->s.turn && e->s.turn <= now;
+	bpf_spin_unlock(&e->lock);
+	if (gone) {
+		user = bpf_map_lookup_elem(&users, &uid);
+		if (user)
+			less(&user->shares);
+		bpf_map_delete_elem(map, key);
+		return 0;
+	}
+	if (forget)
+		walk.next = forget;
+	bpf_loop(CM_SLOTS, expire_one, &walk, 0);
+	if (walk.turned) {
+		bpf_spin_lock(&e->lock);
+		e->s.turn = walk.done ? 0 : now + cm_life(&e->s, grant_life);
+		bpf_spin_unlock(&e->lock);
+	}
+	settle(e, now, walk.next, watch);
+	return 0;
+}
+
+#endif

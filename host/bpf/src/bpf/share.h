@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * A macroflow whose flows are granted leave to send: host/cm/src/manager in C, as far as it is about one macroflow. The rules
+ * are explained there. A test compiles this natively and holds both to equal grants and numbers after each step.
+ *
+ * Whole numbers only; no loops, no calls: it runs under a BPF spin lock. Two things are not as there. Flows have no weights. Of
+ * grants that nobody uses it is known only whether they are older than the last turn of a clock, so that each lives between one
+ * and two of its turns.
+ */
+#ifndef SHARE_H
+#define SHARE_H
+
+#include "macroflow.h"
+
+/* Flows of one macroflow. */
+#define CM_SLOTS 64
+/* manager/state.rs: what becomes of packets is remembered for so many windows. */
+#define CM_FATE 16
+/* Rates are reported up to this, bytes a second, so that products with factors have room. */
+#define CM_MAX_RATE (1ULL << 40)
+/* Factors are multiples of 1/65536. */
+#define CM_ONE 65536
+/* One that is never reached. */
+#define CM_NEVER 0xffffffffU
+
+struct cm_slot {
+	/* Number of the flow; 0: nobody's. */
+	__u64 flow;
+	struct member member;
+	/* When there was feedback last, or the first of what is outstanding was sent. */
+	__u64 heard;
+	/* What the client was told last; no rate: nothing yet. */
+	__u64 told_rate;
+	__u64 told_rtt;
+	/* Thresholds: factors. */
+	__u32 rate_down;
+	__u32 rate_up;
+	__u32 rtt_down;
+	__u32 rtt_up;
+	__u32 client;
+	__u32 mtu;
+	__u32 requests;
+	/* Grants that are neither used nor declined, and those of them that are younger than the last turn. */
+	__u32 grants;
+	__u32 fresh;
+	/* The queue of those that wait: index + 1. */
+	__u8 next;
+	__u8 prev;
+	/* It waits, has grants, or something of it is outstanding. */
+	__u8 active;
+	/* It wants to be told of changes; and it was, and has not asked yet what they are. */
+	__u8 watches;
+	__u8 due;
+	__u8 unused[3];
+};
+
+struct cm_share {
+	struct macroflow m;
+	/* Bytes that grants stand for. */
+	__u64 reserved;
+	/* When last something was outstanding or granted. */
+	__u64 busy;
+	/* pace.rs */
+	__u64 pace_until;
+	__u64 pace_next;
+	__u64 pace_time;
+	__u64 pace_bytes;
+	/* Bytes of which was learnt lately what became of them, and those that were lost. */
+	__u64 resolved;
+	__u64 lost;
+	/* When grants are next a turn older; 0: there were none. */
+	__u64 turn;
+	/* Slots in use, as bits. */
+	__u64 taken;
+	/* Flows that are active, and that watch. */
+	__u32 active;
+	__u32 watching;
+	/* The queue of those that wait: index + 1. */
+	__u8 head;
+	__u8 tail;
+	__u8 unused[6];
+	struct cm_slot slots[CM_SLOTS];
+};
+
+struct cm_status {
+	__u64 rate;
+	__u64 rtt;
+	__u64 deviation;
+	__u64 loss;
+};
+
+CM_INLINE struct cm_slot *cm_slot(struct cm_share *s, __u32 at)
+{
+	return &s->slots[at & (CM_SLOTS - 1)];
+}
+
+CM_INLINE void cm_enqueue(struct cm_share *s, __u32 at)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	slot->next = 0;
+	slot->prev = s->tail;
+	if (s->tail)
+		cm_slot(s, s->tail - 1)->next = (__u8)(at + 1);
+	else
+		s->head = (__u8)(at + 1);
+	s->tail = (__u8)(at + 1);
+}
+
+CM_INLINE void cm_dequeue(struct cm_share *s, __u32 at)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	if (slot->prev)
+		cm_slot(s, slot->prev - 1)->next = slot->next;
+	else
+		s->head = slot->next;
+	if (slot->next)
+		cm_slot(s, slot->next - 1)->prev = slot->prev;
+	else
+		s->tail = slot->prev;
+	slot->next = slot->prev = 0;
+}
+
+CM_INLINE __u64 cm_pace_time(const struct cm_share *s, __u64 bytes)
+{
+	return bytes * s->pace_time / (s->pace_bytes ? s->pace_bytes : 1);
+}
+
+CM_INLINE void cm_pace_end(struct cm_share *s)
+{
+	s->pace_until = s->pace_next = s->pace_time = s->pace_bytes = 0;
+}
+
+CM_INLINE void cm_pace_begin(struct cm_share *s, __u64 now, __u64 window, __u64 srtt, __u64 burst)
+{
+	__u64 ago;
+
+	cm_pace_end(s);
+	if (window <= burst)
+		return;
+	s->pace_time = srtt;
+	s->pace_bytes = window;
+	s->pace_until = now + srtt;
+	ago = cm_pace_time(s, burst);
+	s->pace_next = now > ago ? now - ago : 0;
+}
+
+/* When a grant may be given; 0: now. */
+CM_INLINE __u64 cm_pace_wait(struct cm_share *s, __u64 now)
+{
+	if (now >= s->pace_until)
+		cm_pace_end(s);
+	return s->pace_next > now ? s->pace_next : 0;
+}
+
+CM_INLINE void cm_refresh(struct cm_share *s, struct cm_slot *slot)
+{
+	int waits = slot->requests > 0;
+	__u8 active = waits || slot->grants || slot->member.outstanding;
+
+	if (active && !slot->active)
+		s->active++;
+	else if (!active && slot->active)
+		s->active--;
+	slot->active = active;
+	cm_set(&s->m, &slot->member, slot->member.outstanding, waits);
+}
+
+/* `heard`: its silence begins now. */
+CM_INLINE void cm_set_outstanding(struct cm_share *s, struct cm_slot *slot, __u64 now, __u64 bytes, int heard)
+{
+	if (heard)
+		slot->heard = now;
+	cm_set(&s->m, &slot->member, bytes, slot->member.hungry);
+	s->busy = now;
+}
+
+/* Ends grants, the oldest first. */
+CM_INLINE void cm_consume(struct cm_share *s, struct cm_slot *slot, __u32 count)
+{
+	if (count > slot->grants)
+		count = slot->grants;
+	slot->grants -= count;
+	if (slot->fresh > slot->grants)
+		slot->fresh = slot->grants;
+	s->reserved -= (__u64)count * slot->mtu;
+}
+
+/* The slot is zero before; thresholds are those of a client that wants any change of the rate. */
+CM_INLINE void cm_share_open(struct cm_share *s, __u32 at, __u64 now, __u64 flow, __u32 client, __u32 mtu)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	s->taken |= 1ULL << (at & (CM_SLOTS - 1));
+	slot->flow = flow;
+	slot->client = client;
+	slot->mtu = mtu;
+	slot->requests = slot->grants = slot->fresh = 0;
+	slot->next = slot->prev = 0;
+	slot->active = slot->watches = slot->due = 0;
+	slot->told_rate = slot->told_rtt = 0;
+	slot->rate_down = slot->rate_up = CM_ONE;
+	slot->rtt_down = 0;
+	slot->rtt_up = CM_NEVER;
+	cm_join(&s->m, &slot->member, mtu);
+	slot->heard = now;
+	cm_set_mtu(&s->m, mtu);
+}
+
+CM_INLINE void cm_share_close(struct cm_share *s, __u32 at, __u64 now)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+	struct cm_report report = { .flow = slot->flow };
+
+	cm_consume(s, slot, slot->grants);
+	if (slot->requests)
+		cm_dequeue(s, at);
+	slot->requests = 0;
+	report.resolved = slot->member.outstanding;
+	cm_set_outstanding(s, slot, now, 0, 0);
+	cm_report(&s->m, now, &report);
+	cm_refresh(s, slot);
+	cm_leave(&s->m, &slot->member);
+	if (slot->watches)
+		s->watching--;
+	slot->watches = 0;
+	slot->flow = 0;
+	s->taken &= ~(1ULL << (at & (CM_SLOTS - 1)));
+}
+
+CM_INLINE void cm_share_request(struct cm_share *s, __u32 at, __u32 count)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	if (!count)
+		return;
+	if (!slot->requests)
+		cm_enqueue(s, at);
+	slot->requests += count;
+	cm_refresh(s, slot);
+}
+
+/* 0 declines a grant. */
+CM_INLINE void cm_share_notify(struct cm_share *s, __u32 at, __u64 now, __u32 nsent)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+	__u64 outstanding = slot->member.outstanding;
+	__u32 mtu = slot->mtu ? slot->mtu : 1;
+
+	cm_consume(s, slot, (__u32)cm_max(((__u64)nsent + mtu - 1) / mtu, 1));
+	if (nsent) {
+		cm_charge(&s->m, now, nsent);
+		cm_set_outstanding(s, slot, now, outstanding + nsent, !outstanding);
+	}
+	cm_refresh(s, slot);
+}
+
+CM_INLINE int cm_limited(const struct cm_share *s, __u32 mtu)
+{
+	__u64 used = cm_outstanding(&s->m) + s->reserved;
+
+	return cm_slow_start(&s->m) ? 2 * used >= s->m.cwnd : used + mtu > s->m.cwnd;
+}
+
+CM_INLINE void cm_share_update(struct cm_share *s, __u32 at, __u64 now, __u64 nsent, __u64 nrecd,
+			       enum cm_congestion congestion, __u64 rtt)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+	__u64 before = slot->member.outstanding;
+	struct cm_report report = {
+		.flow = slot->flow,
+		.resolved = cm_min(nsent, before),
+		.rtt = rtt,
+		.congestion = congestion,
+		.limited = (__u8)cm_limited(s, slot->mtu),
+	};
+
+	report.acked = cm_min(nrecd, report.resolved);
+	cm_set_outstanding(s, slot, now, before - report.resolved, 1);
+	cm_report(&s->m, now, &report);
+	s->resolved += report.resolved;
+	if (congestion != CM_NONE)
+		s->lost += report.resolved - report.acked;
+	if (s->resolved > CM_FATE * s->m.cwnd) {
+		s->resolved /= 2;
+		s->lost /= 2;
+	}
+	cm_refresh(s, slot);
+}
+
+/*
+ * The next grant: index + 1 of who has it; 0: nobody, and then `*later` says when one may be given, if that is known, else 0.
+ * `initial`: packets of a first window.
+ */
+CM_INLINE __u32 cm_share_settle(struct cm_share *s, __u64 now, __u32 initial, __u64 *later)
+{
+	__u32 at = s->head;
+	struct cm_slot *slot;
+	__u64 used = cm_outstanding(&s->m) + s->reserved;
+
+	*later = 0;
+	if (!at)
+		return 0;
+	slot = cm_slot(s, at - 1);
+	if (!used) {
+		cm_age(&s->m, now);
+		if (s->m.srtt && now >= s->busy + s->m.srtt)
+			cm_pace_begin(s, now, s->m.cwnd, s->m.srtt, (__u64)initial * slot->mtu);
+	} else if (used + slot->mtu > s->m.cwnd) {
+		return 0;
+	}
+	*later = cm_pace_wait(s, now);
+	if (*later)
+		return 0;
+	slot->requests--;
+	cm_dequeue(s, at - 1);
+	if (slot->requests)
+		cm_enqueue(s, at - 1);
+	if (s->pace_until)
+		s->pace_next += cm_pace_time(s, slot->mtu);
+	s->reserved += slot->mtu;
+	s->busy = now;
+	slot->grants++;
+	slot->fresh++;
+	cm_refresh(s, slot);
+	return at;
+}
+
+/* manager/timers.rs */
+CM_INLINE __u64 cm_life(const struct cm_share *s, __u64 least)
+{
+	return cm_max(s->m.srtt, least);
+}
+
+CM_INLINE __u64 cm_patience(const struct cm_share *s, __u64 least)
+{
+	return cm_max(2 * cm_timeout(&s->m), least);
+}
+
+/* What is due of one flow: `turned`, grants are a turn older. */
+CM_INLINE void cm_share_expire(struct cm_share *s, __u32 at, __u64 now, int turned, __u64 silence)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	if (turned && slot->grants) {
+		cm_consume(s, slot, slot->grants - slot->fresh);
+		slot->fresh = 0;
+		cm_refresh(s, slot);
+	}
+	if (slot->member.outstanding && now >= slot->heard + cm_patience(s, silence))
+		cm_share_update(s, at, now, ~0ULL, 0, CM_PERSISTENT, 0);
+}
+
+/* Whether there is one: not without a round trip time. */
+CM_INLINE int cm_share_query(struct cm_share *s, __u32 at, struct cm_status *status)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+	__u64 all = s->active + !slot->active;
+
+	if (!s->m.srtt)
+		return 0;
+	status->rate = cm_min(s->m.cwnd * 1000000000ULL / s->m.srtt / (all ? all : 1), CM_MAX_RATE);
+	status->rtt = s->m.srtt;
+	status->deviation = s->m.rttvar;
+	status->loss = s->lost * 1000000 / cm_max(s->resolved, 1);
+	return 1;
+}
+
+CM_INLINE int cm_outside(__u64 told, __u64 now, __u32 down, __u32 up)
+{
+	/* told times a factor, whose product may have more than 64 bits: downwards rounded down, upwards up. */
+	__u64 high = (told >> 16), low = told & 0xffff;
+
+	if (now == told)
+		return 0;
+	if (now <= high * down + ((low * down) >> 16))
+		return 1;
+	return up != CM_NEVER && now >= high * up + ((low * up + 0xffff) >> 16);
+}
+
+/* Whether the client is to be told of a change now; it is due then until it asks (cm_share_told). */
+CM_INLINE int cm_share_watch(struct cm_share *s, __u32 at)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+	struct cm_status status;
+
+	if (!slot->watches || slot->due || !cm_share_query(s, at, &status))
+		return 0;
+	if (slot->told_rtt && !cm_outside(slot->told_rate, status.rate, slot->rate_down, slot->rate_up) &&
+	    !cm_outside(slot->told_rtt, status.rtt, slot->rtt_down, slot->rtt_up))
+		return 0;
+	slot->due = 1;
+	return 1;
+}
+
+CM_INLINE void cm_share_told(struct cm_slot *slot, const struct cm_status *status)
+{
+	slot->due = 0;
+	slot->told_rate = status->rate;
+	slot->told_rtt = status->rtt;
+}
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Whose packet, and in which network namespace: as much of the kernel's types as calls.c uses. */
+#ifndef TASK_H
+#define TASK_H
+
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+
+/* Where it is the kernel says. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct net {
+	__u64 net_cookie;
+};
+struct nsproxy {
+	struct net *net_ns;
+};
+typedef struct {
+	__u32 val;
+} kuid_t;
+struct cred {
+	kuid_t euid;
+};
+struct task_struct {
+	const struct cred *cred;
+	struct nsproxy *nsproxy;
+};
+typedef struct {
+	struct net *net;
+} possible_net_t;
+struct sock_common {
+	possible_net_t skc_net;
+};
+struct sock {
+	struct sock_common __sk_common;
+	kuid_t sk_uid;
+};
+struct sk_buff {
+	struct sock *sk;
+};
+#pragma clang attribute pop
+
+extern void *bpf_cast_to_kern_ctx(void *context) __ksym;
+
+#endif

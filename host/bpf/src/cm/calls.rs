@@ -1,0 +1,380 @@
+//! The Congestion Manager's calls for programs of users (`src/bpf/calls.c`): what `rivulet cm serve` hands out, and what it keeps.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::libbpf_sys::{
+    BPF_CGROUP_INET_EGRESS, bpf_map_create_opts, bpf_obj_get, bpf_obj_pin, bpf_prog_test_run_opts,
+    bpf_test_run_opts,
+};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, OpenObject};
+
+use super::{Macroflow, read, require_bpf_fs};
+use crate::Error;
+use crate::kernel::{Feature, require};
+use crate::object::{attach, load, missing, object, open};
+
+const NAME: &str = "calls";
+/// Of a folder in which this version's are pinned: another one begins anew.
+const FOLDER: &str = "calls-1";
+const PROGRAMS: [&str; 6] = ["cm_open", "cm_call", "cm_calls", "cm_open_for", "cm_calls_for", "cm_evict"];
+const MAPS: [&str; 5] = ["shares", "flows", "clients", "users", "rings"];
+const LINK: &str = "egress";
+/// `MAX_CLIENTS` and `RING_OCTETS` of cm.h.
+const MAX_CLIENTS: u32 = 4096;
+/// Octets of a client's ring.
+pub const RING: u32 = 65_536;
+/// Octets of `struct cm_client`, and where the client is in `struct cm_flow`.
+const CLIENT: usize = 24;
+const FLOW_CLIENT: usize = 116;
+
+/// Where the unified hierarchy usually is.
+pub const CGROUP: &str = "/sys/fs/cgroup";
+
+/// How the calls are loaded.
+#[derive(Clone, Debug)]
+pub struct CallOptions {
+    /// The cgroup (version 2) whose processes' datagrams are counted; the root has all.
+    pub cgroup: PathBuf,
+    /// A grant that is neither used nor declined goes to others after this, or a round trip if that is longer, ns; or up to twice
+    /// as late.
+    pub grant_life: u64,
+    /// A flow of which something is outstanding and nothing is heard for so long, ns, and for two timeouts, has lost it all.
+    pub silence: u64,
+    /// First window of a macroflow, packets.
+    pub initial_window: u32,
+    /// What one report may add in slow start, packets.
+    pub slow_start_limit: u32,
+    /// Most flows of a user.
+    pub flows: u32,
+}
+
+impl Default for CallOptions {
+    fn default() -> Self {
+        Self {
+            cgroup: unified().unwrap_or_else(|| PathBuf::from(CGROUP)),
+            grant_life: 100_000_000,
+            silence: 5_000_000_000,
+            initial_window: 10,
+            slow_start_limit: 2,
+            flows: 1024,
+        }
+    }
+}
+
+/// Where cgroups of version 2 are mounted, if they are.
+#[must_use]
+pub fn unified() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.find_map(|f| (f.get(2) == Some(&"cgroup2")).then(|| PathBuf::from(f[1])))
+}
+
+/// A program of a user that was let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallClient {
+    /// Its number.
+    pub id: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its process, whose end is its own.
+    pub pid: u32,
+    /// When that began, as /proc/PID/stat has it: another process may be given its number.
+    pub started: u64,
+}
+
+/// The calls, loaded. What is not [pinned](Calls::pin) goes with this.
+#[derive(Debug)]
+pub struct Calls {
+    programs: [OwnedFd; 6],
+    maps: [MapHandle; 5],
+    link: OwnedFd,
+}
+
+impl Calls {
+    /// Loads them, and counts what the processes of a cgroup send.
+    ///
+    /// # Errors
+    /// What the kernel lacks or refuses.
+    pub fn load(options: &CallOptions) -> Result<Calls, Error> {
+        require(Feature::Btf)?;
+        require(Feature::UserCalls)?;
+        let cgroup = fs::File::open(&options.cgroup)
+            .map_err(|source| Error::Os { operation: "opening the cgroup", source })?;
+        let mut opened = open(NAME, object!("calls"))?;
+        choose(&mut opened, options);
+        let object = load(NAME, opened)?;
+        let mut programs = vec![];
+        for name in PROGRAMS {
+            programs.push(program(&object, name)?);
+        }
+        let egress = object.progs().find(|p| p.name() == "cm_egress").ok_or_else(|| missing("cm_egress"))?;
+        let link = attach(&egress, cgroup.as_raw_fd() as u32, BPF_CGROUP_INET_EGRESS, 0)
+            .map_err(|source| Error::Os { operation: "attaching to the cgroup (of version 2)", source })?;
+        let mut maps = vec![];
+        for name in MAPS {
+            let map = crate::object::map(&object, name)?;
+            maps.push(MapHandle::try_from(&map).map_err(Error::of("keeping a map"))?);
+        }
+        Ok(Calls { programs: array(programs), maps: array(maps), link })
+    }
+
+    /// Has all of it stay, in a folder of this one; it is there whole or not at all.
+    ///
+    /// # Errors
+    /// This is not in a BPF file system, or it is there.
+    pub fn pin(&self, folder: &Path) -> Result<(), Error> {
+        let fail = |source| Error::Os { operation: "pinning the calls", source };
+        require_bpf_fs(folder)?;
+        // No name there has a dot.
+        let begun = folder.join(format!("{FOLDER}-{}", std::process::id()));
+        fs::create_dir(&begun).map_err(fail)?;
+        let all = PROGRAMS.into_iter().zip(self.programs.iter().map(AsFd::as_fd));
+        let all = all.chain(MAPS.into_iter().zip(self.maps.iter().map(AsFd::as_fd)));
+        let mut all = all.chain([(LINK, self.link.as_fd())]);
+        let pinned = all.try_for_each(|(name, fd)| pin(fd, &begun.join(name)));
+        let done = pinned.and_then(|()| fs::rename(&begun, folder.join(FOLDER)));
+        done.map_err(|e| {
+            let _ = clear(&begun);
+            fail(e)
+        })
+    }
+
+    /// Those that were pinned in this folder; none if there are none.
+    ///
+    /// # Errors
+    /// Something else is there.
+    pub fn pinned(folder: &Path) -> Result<Option<Calls>, Error> {
+        let fail = |source| Error::Os { operation: "opening the pinned calls", source };
+        let folder = folder.join(FOLDER);
+        if !folder.exists() {
+            return Ok(None);
+        }
+        let (mut programs, mut maps) = (vec![], vec![]);
+        for name in PROGRAMS {
+            programs.push(get(&folder.join(name)).map_err(fail)?);
+        }
+        for name in MAPS {
+            let map = MapHandle::from_pinned_path(folder.join(name));
+            maps.push(map.map_err(Error::of("opening a pinned map"))?);
+        }
+        let link = get(&folder.join(LINK)).map_err(fail)?;
+        Ok(Some(Calls { programs: array(programs), maps: array(maps), link }))
+    }
+
+    /// Takes the pins of a folder away, and what was begun there and not ended. Clients keep what they have, but nothing that they
+    /// send is counted any more, so that their windows do not grow.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn unpin(folder: &Path) -> Result<(), Error> {
+        let fail = |source| Error::Os { operation: "taking the pins of the calls away", source };
+        for entry in fs::read_dir(folder).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            if entry.file_name().as_bytes().starts_with(NAME.as_bytes()) {
+                clear(&entry.path()).map_err(fail)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `cm_open`, `cm_call` and `cm_calls`: what a client is handed.
+    #[must_use]
+    pub fn programs(&self) -> [BorrowedFd<'_>; 3] {
+        [0, 1, 2].map(|n| self.programs[n].as_fd())
+    }
+
+    /// `cm_open_for` and `cm_calls_for`, which name the user: nobody else's.
+    #[must_use]
+    pub fn programs_for_others(&self) -> [BorrowedFd<'_>; 2] {
+        [3, 4].map(|n| self.programs[n].as_fd())
+    }
+
+    fn map(&self, name: &str) -> &MapHandle {
+        &self.maps[MAPS.iter().position(|n| *n == name).unwrap_or_default()]
+    }
+
+    /// Lets a process in; says its number and gives its ring.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn admit(&self, uid: u32, pid: u32, started: u64) -> Result<(u32, OwnedFd), Error> {
+        let fail = Error::of("letting a client in");
+        let (users, clients) = (self.map("users"), self.map("clients"));
+        let count = || match users.update(&uid.to_ne_bytes(), &[0; 8], MapFlags::NO_EXIST) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::AlreadyExists => Err(e),
+            _ => Ok(()),
+        };
+        if count().is_err() {
+            // Those of whom nothing is left since their histories were forgotten.
+            for key in users.keys() {
+                self.forget_user(key.first_chunk().map_or(0, |uid| u32::from_ne_bytes(*uid)))?;
+            }
+            count().map_err(&fail)?;
+        }
+        let options =
+            bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as u64, ..Default::default() };
+        let ring =
+            MapHandle::create(MapType::RingBuf, Some("cm_ring"), 0, 0, RING, &options).map_err(&fail)?;
+        let mut value = [uid.to_ne_bytes(), pid.to_ne_bytes()].concat();
+        value.extend(started.to_ne_bytes());
+        value.resize(CLIENT, 0);
+        let known = self.clients()?;
+        let free = (1..=MAX_CLIENTS).find(|id| known.binary_search_by_key(id, |c| c.id).is_err());
+        let full = || io::Error::other("too many clients");
+        let id = free.ok_or_else(|| Error::Os { operation: "letting a client in", source: full() })?;
+        let key = id.to_ne_bytes();
+        clients.update(&key, &value, MapFlags::NO_EXIST).map_err(&fail)?;
+        let descriptor = ring.as_fd().as_raw_fd() as u32;
+        self.map("rings").update(&key, &descriptor.to_ne_bytes(), MapFlags::ANY).map_err(&fail)?;
+        let ring = ring.as_fd().try_clone_to_owned();
+        Ok((id, ring.map_err(|source| Error::Os { operation: "keeping a ring", source })?))
+    }
+
+    /// Who is in, by their numbers.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn clients(&self) -> Result<Vec<CallClient>, Error> {
+        let map = self.map("clients");
+        let mut found = vec![];
+        for key in map.keys() {
+            let value = map.lookup(&key, MapFlags::ANY).map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
+            found.extend(value.and_then(|value| client(&key, &value)));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// Closes the flows of a client that is gone, and forgets it; says how many flows.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn evict(&self, id: u32) -> Result<usize, Error> {
+        let fail = Error::of("forgetting a client");
+        // First its number, so that nothing more is opened by it.
+        let key = id.to_ne_bytes();
+        let known = self.clients()?.into_iter().find(|c| c.id == id);
+        for name in ["clients", "rings"] {
+            match self.map(name).delete(&key) {
+                Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => return Err(fail(e)),
+                _ => {}
+            }
+        }
+        let mut closed = 0;
+        for flow in self.map("flows").keys() {
+            let value = self.map("flows").lookup(&flow, MapFlags::ANY).map_err(&fail)?;
+            let of = value.as_ref().and_then(|v| v.get(FLOW_CLIENT..)?.first_chunk().copied());
+            if of.map(u32::from_ne_bytes) == Some(id) && self.evict_flow(&flow, id)? {
+                closed += 1;
+            }
+        }
+        if let Some(CallClient { uid, .. }) = known {
+            self.forget_user(uid)?;
+        }
+        Ok(closed)
+    }
+
+    /// Closes one; false if it was closed meanwhile.
+    fn evict_flow(&self, flow: &[u8], client: u32) -> Result<bool, Error> {
+        let mut arguments = [0u8; 16];
+        arguments[..8].copy_from_slice(flow);
+        arguments[8..12].copy_from_slice(&client.to_ne_bytes());
+        let mut options = bpf_test_run_opts {
+            sz: size_of::<bpf_test_run_opts>() as u64,
+            ctx_in: (&raw mut arguments).cast(),
+            ctx_size_in: arguments.len() as u32,
+            ..Default::default()
+        };
+        // SAFETY: the arguments are as long as it says, and live through the call.
+        let rc = unsafe { bpf_prog_test_run_opts(self.programs[5].as_raw_fd(), &raw mut options) };
+        if rc < 0 {
+            let source = io::Error::from_raw_os_error(-rc);
+            return Err(Error::Os { operation: "closing a flow", source });
+        }
+        Ok(arguments[12..] == [0; 4])
+    }
+
+    /// A user of whom nothing is left needs no counts.
+    fn forget_user(&self, uid: u32) -> Result<(), Error> {
+        let users = self.map("users");
+        let counts = users.lookup(&uid.to_ne_bytes(), MapFlags::ANY);
+        let counts = counts.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
+        let idle = counts.is_some_and(|c| c.iter().all(|octet| *octet == 0));
+        if idle && self.clients()?.iter().all(|c| c.uid != uid) {
+            let _ = users.delete(&uid.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// The macroflows of all users.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn macroflows(&self) -> Result<Vec<Macroflow>, Error> {
+        read(self.map("shares"))
+    }
+}
+
+/// The variables of calls.c that the loader may choose, in their order.
+fn choose(opened: &mut OpenObject, options: &CallOptions) {
+    for mut map in opened.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        let Some(value) = map.initial_value_mut().filter(|_| name.ends_with(".rodata")) else { continue };
+        value[..8].copy_from_slice(&options.grant_life.to_ne_bytes());
+        value[8..16].copy_from_slice(&options.silence.to_ne_bytes());
+        value[16..20].copy_from_slice(&options.initial_window.to_ne_bytes());
+        value[20..24].copy_from_slice(&options.slow_start_limit.to_ne_bytes());
+        value[24..28].copy_from_slice(&options.flows.to_ne_bytes());
+    }
+}
+
+fn client(key: &[u8], value: &[u8]) -> Option<CallClient> {
+    let word = |octets: &[u8]| octets.first_chunk().map(|o| u32::from_ne_bytes(*o));
+    Some(CallClient {
+        id: word(key)?,
+        uid: word(value)?,
+        pid: word(value.get(4..)?)?,
+        started: u64::from_ne_bytes(*value.get(8..)?.first_chunk()?),
+    })
+}
+
+fn program(object: &Object, name: &'static str) -> Result<OwnedFd, Error> {
+    let program = object.progs().find(|p| p.name() == name).ok_or_else(|| missing(name))?;
+    let fd = program.as_fd().try_clone_to_owned();
+    fd.map_err(|source| Error::Os { operation: "keeping a program", source })
+}
+
+fn array<T: std::fmt::Debug, const N: usize>(all: Vec<T>) -> [T; N] {
+    all.try_into().expect("one of each name")
+}
+
+fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path lives through the call.
+    let rc = unsafe { bpf_obj_pin(fd.as_raw_fd(), path.as_ptr()) };
+    if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(()) }
+}
+
+fn get(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path lives through the call.
+    let rc = unsafe { bpf_obj_get(path.as_ptr()) };
+    if rc < 0 {
+        return Err(io::Error::from_raw_os_error(-rc));
+    }
+    // SAFETY: a descriptor that was just made, nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(rc) })
+}
+
+/// A folder of pins, which holds no folders.
+fn clear(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        fs::remove_file(entry?.path())?;
+    }
+    fs::remove_dir(folder)
+}

@@ -1,0 +1,480 @@
+//! `include/cm.h`: the paper's names for C, over one client of the process.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use rivulet_cm::{Congestion, Error as Refusal, Status, Thresholds, Update};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+use crate::{Client, Error, Event, FlowId, MAX_BULK, door, path};
+
+/// `struct cm_status`
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct CmStatus {
+    rate: u64,
+    srtt: u64,
+    rttdev: u64,
+    loss: u32,
+}
+
+/// `struct cm_feedback`
+#[repr(C)]
+pub struct CmFeedback {
+    flow: u64,
+    nsent: u64,
+    nrecd: u64,
+    lossmode: c_int,
+    result: c_int,
+    rtt: u64,
+}
+
+/// `struct cm_item`
+#[repr(C)]
+pub struct CmItem {
+    flow: u64,
+    nsent: u32,
+    result: c_int,
+    status: CmStatus,
+}
+
+type SendCallback = unsafe extern "C" fn(u64, *mut c_void);
+type UpdateCallback = unsafe extern "C" fn(u64, *const CmStatus, *mut c_void);
+
+/// What C gave for a callback, and gets back.
+#[derive(Clone, Copy)]
+struct Context(*mut c_void);
+// SAFETY: it is C's to know from which thread it dispatches.
+unsafe impl Send for Context {}
+
+#[derive(Clone, Copy, Default)]
+struct Callbacks {
+    send: Option<(SendCallback, Context)>,
+    update: Option<(UpdateCallback, Context)>,
+}
+
+struct State {
+    client: Client,
+    callbacks: BTreeMap<u64, Callbacks>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+/// Ends `cm_loop`.
+static STOP: LazyLock<Option<OwnedFd>> =
+    LazyLock::new(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok());
+
+thread_local! {
+    static SAID: RefCell<CString> = RefCell::default();
+}
+
+fn state() -> MutexGuard<'static, Option<State>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn errno(error: &Error) -> c_int {
+    match error {
+        Error::Refused(Refusal::NoFlow | Refusal::NoMacroflow) => libc::ENOENT,
+        Error::Refused(Refusal::Open) => libc::EEXIST,
+        Error::Refused(Refusal::Full) => libc::EMFILE,
+        Error::Refused(Refusal::Requests) => libc::EAGAIN,
+        Error::Refused(_) => libc::EINVAL,
+        Error::Os { source, .. } => source.raw_os_error().unwrap_or(match source.kind() {
+            io::ErrorKind::InvalidInput => libc::EINVAL,
+            io::ErrorKind::PermissionDenied => libc::EACCES,
+            _ => libc::EIO,
+        }),
+    }
+}
+
+fn fail(errno: c_int, said: &dyn std::fmt::Display) {
+    let said = CString::new(said.to_string()).unwrap_or_default();
+    SAID.with_borrow_mut(|last| *last = said);
+    // SAFETY: of this thread.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// For C: -1 and errno, or what it is.
+fn answer(done: Result<c_int, Error>) -> c_int {
+    done.unwrap_or_else(|e| {
+        fail(errno(&e), &e);
+        -1
+    })
+}
+
+fn invalid(what: &'static str) -> Error {
+    Error::of(what)(io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+fn connect(socket: Option<PathBuf>) -> Result<State, Error> {
+    let socket = socket.or_else(|| std::env::var_os("RIVULET_CM").map(PathBuf::from));
+    let socket = socket.unwrap_or_else(|| PathBuf::from(door::SOCKET));
+    Ok(State { client: Client::connect(&socket)?, callbacks: BTreeMap::new() })
+}
+
+/// With the client, which is there from then on.
+fn with<T>(f: impl FnOnce(&mut State) -> Result<T, Error>) -> Result<T, Error> {
+    let mut state = state();
+    if state.is_none() {
+        *state = Some(connect(None)?);
+    }
+    state.as_mut().map_or_else(|| Err(invalid("the client")), f)
+}
+
+/// # Safety
+/// `socket` is null or a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_init(socket: *const c_char) -> c_int {
+    use std::os::unix::ffi::OsStrExt;
+    // SAFETY: the caller's promise.
+    let path = (!socket.is_null()).then(|| unsafe { CStr::from_ptr(socket) });
+    let path = path.map(|p| PathBuf::from(std::ffi::OsStr::from_bytes(p.to_bytes())));
+    let mut state = state();
+    if state.is_some() {
+        return answer(Err(invalid("cm_init: there is a client already")));
+    }
+    answer(connect(path).map(|new| {
+        *state = Some(new);
+        0
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_end() {
+    *state() = None;
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_fd() -> c_int {
+    answer(with(|s| Ok(s.client.as_fd().as_raw_fd())))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_proxied() -> c_int {
+    answer(with(|s| Ok(c_int::from(s.client.proxied()))))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_error() -> *const c_char {
+    SAID.with_borrow(|said| said.as_ptr())
+}
+
+/// # Safety
+/// It is null or points to a socket address of its family.
+unsafe fn address(at: *const libc::sockaddr) -> Result<SocketAddr, Error> {
+    if at.is_null() {
+        return Err(invalid("a null address"));
+    }
+    // SAFETY: the caller's promise; what follows too.
+    match c_int::from(unsafe { (*at).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: of its family; it may be at any address.
+            let four = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
+            let ip = Ipv4Addr::from(four.sin_addr.s_addr.to_ne_bytes());
+            Ok((ip, u16::from_be(four.sin_port)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let six = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Ok((Ipv6Addr::from(six.sin6_addr.s6_addr), u16::from_be(six.sin6_port)).into())
+        }
+        _ => Err(invalid("an address of another family")),
+    }
+}
+
+fn opened(flow: Result<FlowId, Error>) -> u64 {
+    flow.map_or_else(
+        |e| {
+            fail(errno(&e), &e);
+            0
+        },
+        |flow| flow.0,
+    )
+}
+
+/// # Safety
+/// Both are null or point to socket addresses of their families.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_open(src: *const libc::sockaddr, dst: *const libc::sockaddr) -> u64 {
+    // SAFETY: the caller's promise.
+    let both = unsafe { address(src).and_then(|src| Ok((src, address(dst)?))) };
+    opened(both.and_then(|(src, dst)| {
+        let found = path::find(src, dst, 0).map_err(Error::of("looking for a route"))?;
+        with(|s| s.client.open(&found.0, found.1))
+    }))
+}
+
+/// # Safety
+/// `dst` is null or points to a socket address of its family.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_open_socket(fd: c_int, dst: *const libc::sockaddr) -> u64 {
+    if fd < 0 {
+        return opened(Err(Error::of("cm_open_socket")(io::Error::from_raw_os_error(libc::EBADF))));
+    }
+    // SAFETY: it is not closed here, and whether it is a socket the calls find out.
+    let socket = ManuallyDrop::new(unsafe { UdpSocket::from_raw_fd(fd) });
+    let dst = if dst.is_null() {
+        socket.peer_addr().map_err(Error::of("the address that the socket is connected to"))
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { address(dst) }
+    };
+    opened(dst.and_then(|dst| {
+        let (key, mtu) = path::describe(&socket, dst).map_err(Error::of("looking at the socket"))?;
+        with(|s| s.client.open(&key, mtu))
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_close(flow: u64) -> c_int {
+    answer(with(|s| {
+        s.callbacks.remove(&flow);
+        s.client.close(FlowId(flow)).map(|()| 0)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_mtu(flow: u64) -> c_int {
+    answer(with(|s| Ok(s.client.mtu(FlowId(flow))? as c_int)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_register_send(flow: u64, callback: Option<SendCallback>, context: *mut c_void) -> c_int {
+    let context = Context(context);
+    answer(with(|s| {
+        s.client.mtu(FlowId(flow))?;
+        s.callbacks.entry(flow).or_default().send = callback.map(|c| (c, context));
+        Ok(0)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_request(flow: u64) -> c_int {
+    answer(with(|s| s.client.request(FlowId(flow), 1).map(|()| 0)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_notify(flow: u64, nsent: u32) -> c_int {
+    answer(with(|s| s.client.notify(FlowId(flow), nsent).map(|()| 0)))
+}
+
+fn update(nsent: u64, nrecd: u64, lossmode: c_int, rtt: u64) -> Result<Update, Error> {
+    let congestion = match lossmode {
+        0 => Congestion::None,
+        1 => Congestion::Transient,
+        2 => Congestion::Persistent,
+        3 => Congestion::Ecn,
+        _ => return Err(invalid("cm_update: no lossmode")),
+    };
+    Ok(Update { nsent, nrecd, congestion, rtt })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_update(flow: u64, nsent: u64, nrecd: u64, lossmode: c_int, rtt: u64) -> c_int {
+    let update = update(nsent, nrecd, lossmode, rtt);
+    answer(update.and_then(|u| with(|s| s.client.update(FlowId(flow), &u).map(|()| 0))))
+}
+
+fn plain(status: &Status) -> CmStatus {
+    CmStatus { rate: status.rate, srtt: status.rtt, rttdev: status.deviation, loss: status.loss }
+}
+
+fn unknown() -> Error {
+    let why = "no round trip time is known yet";
+    Error::Os { operation: "cm_query", source: io::Error::new(io::ErrorKind::WouldBlock, why) }
+}
+
+/// # Safety
+/// `status` points to one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_query(flow: u64, status: *mut CmStatus) -> c_int {
+    if status.is_null() {
+        return answer(Err(invalid("cm_query: a null status")));
+    }
+    match with(|s| s.client.query(FlowId(flow))) {
+        Ok(Some(found)) => {
+            // SAFETY: the caller's promise.
+            unsafe { status.write(plain(&found)) };
+            0
+        }
+        Ok(None) => {
+            fail(libc::EAGAIN, &unknown());
+            -1
+        }
+        Err(e) => answer(Err(e)),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_register_update(
+    flow: u64,
+    callback: Option<UpdateCallback>,
+    context: *mut c_void,
+) -> c_int {
+    let context = Context(context);
+    answer(with(|s| {
+        s.client.register_update(FlowId(flow), callback.is_some())?;
+        s.callbacks.entry(flow).or_default().update = callback.map(|c| (c, context));
+        Ok(0)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_thresh(flow: u64, down: f64, up: f64) -> c_int {
+    let thresholds = Thresholds { rate_down: down, rate_up: up, ..Thresholds::default() };
+    answer(with(|s| s.client.thresh(FlowId(flow), &thresholds).map(|()| 0)))
+}
+
+/// # Safety
+/// `items` points to so many, or there are none.
+unsafe fn items<'a, T>(items: *mut T, count: usize) -> Result<&'a mut [T], Error> {
+    match count {
+        0 => Ok(&mut []),
+        _ if items.is_null() || count > MAX_BULK => Err(invalid("a bulk call has up to 64 items")),
+        // SAFETY: the caller's promise.
+        _ => Ok(unsafe { std::slice::from_raw_parts_mut(items, count) }),
+    }
+}
+
+fn results<T>(
+    items: &mut [CmItem],
+    results: Vec<Result<T, Error>>,
+    mut f: impl FnMut(&mut CmItem, T) -> c_int,
+) -> c_int {
+    for (item, result) in items.iter_mut().zip(results) {
+        item.result = match result {
+            Ok(done) => f(item, done),
+            Err(e) => errno(&e),
+        };
+    }
+    0
+}
+
+/// # Safety
+/// `at` points to `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_bulk_request(at: *mut CmItem, count: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { items(at, count) }.and_then(|items| {
+        let flows: Vec<_> = items.iter().map(|i| FlowId(i.flow)).collect();
+        let done = with(|s| s.client.bulk_request(&flows))?;
+        Ok(results(items, done, |_, ()| 0))
+    }))
+}
+
+/// # Safety
+/// `at` points to `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_bulk_notify(at: *mut CmItem, count: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { items(at, count) }.and_then(|items| {
+        let sent: Vec<_> = items.iter().map(|i| (FlowId(i.flow), i.nsent)).collect();
+        let done = with(|s| s.client.bulk_notify(&sent))?;
+        Ok(results(items, done, |_, ()| 0))
+    }))
+}
+
+/// # Safety
+/// `at` points to `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_bulk_query(at: *mut CmItem, count: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { items(at, count) }.and_then(|items| {
+        let flows: Vec<_> = items.iter().map(|i| FlowId(i.flow)).collect();
+        let done = with(|s| s.client.bulk_query(&flows))?;
+        Ok(results(items, done, |item, found| match found {
+            Some(status) => {
+                item.status = plain(&status);
+                0
+            }
+            None => libc::EAGAIN,
+        }))
+    }))
+}
+
+/// # Safety
+/// `at` points to `count` items.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cm_bulk_update(at: *mut CmFeedback, count: usize) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { items(at, count) }.and_then(|items| {
+        let one = |i: &CmFeedback| Ok((FlowId(i.flow), update(i.nsent, i.nrecd, i.lossmode, i.rtt)?));
+        let updates = items.iter().map(one).collect::<Result<Vec<_>, Error>>()?;
+        let done = with(|s| s.client.bulk_update(&updates))?;
+        for (item, result) in items.iter_mut().zip(done) {
+            item.result = result.map_or_else(|e| errno(&e), |()| 0);
+        }
+        Ok(0)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_dispatch() -> c_int {
+    let mut count = 0;
+    loop {
+        // Callbacks call: nothing is held meanwhile.
+        let next = with(|s| {
+            let Some(event) = s.client.poll()? else { return Ok(None) };
+            let (Event::Send(flow) | Event::Update(flow, _)) = event;
+            Ok(Some((event, s.callbacks.get(&flow.0).copied().unwrap_or_default())))
+        });
+        match next {
+            Ok(None) => return count,
+            Err(e) => return answer(Err(e)),
+            Ok(Some((Event::Send(flow), Callbacks { send: Some((callback, context)), .. }))) => {
+                // SAFETY: what C registered for it.
+                unsafe { callback(flow.0, context.0) };
+            }
+            Ok(Some((Event::Update(flow, status), Callbacks { update: Some((callback, context)), .. }))) => {
+                let status = plain(&status);
+                // SAFETY: as above; the status lives through the call.
+                unsafe { callback(flow.0, &raw const status, context.0) };
+            }
+            // Nobody uses this grant.
+            Ok(Some((Event::Send(flow), _))) => {
+                let _ = with(|s| s.client.decline(flow));
+                continue;
+            }
+            Ok(Some(_)) => continue,
+        }
+        count += 1;
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_loop() -> c_int {
+    let Some(stop) = &*STOP else { return answer(Err(invalid("cm_loop: no eventfd"))) };
+    let own = with(|s| s.client.as_fd().try_clone_to_owned().map_err(Error::of("cm_loop")));
+    let own = match own {
+        Ok(own) => own,
+        Err(e) => return answer(Err(e)),
+    };
+    loop {
+        if cm_dispatch() < 0 {
+            return -1;
+        }
+        let mut fds = [PollFd::new(&own, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return answer(Err(Error::of("cm_loop")(e))),
+            Ok(_) => {}
+        }
+        if !fds[1].revents().is_empty() {
+            let _ = rustix::io::read(stop, &mut [0; 8]);
+            return 0;
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_stop() {
+    if let Some(stop) = &*STOP {
+        let _ = rustix::io::write(stop, &1u64.to_ne_bytes());
+    }
+}

@@ -1,0 +1,7 @@
+//! All integration tests of this crate in one program.
+
+extern crate cm as libcm;
+
+mod calls;
+mod rig;
+mod udp;

@@ -1,0 +1,250 @@
+//! `rivulet cm serve`: lets programs of users in to the Congestion Manager's calls.
+//!
+//! All state is in pinned maps: this process may be killed at any time, and the next one finds who is in. A client is gone when
+//! its connection or its process ends; of one that was let in by an earlier process, the connection is not there any more.
+
+mod client;
+mod peer;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use rivulet_bpf::cm::{CallOptions, Calls};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fs::{FlockOperation, flock};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+
+use crate::process::{stop_on_signals, stopped, tell_ready};
+use client::Client;
+use peer::Peer;
+
+/// Signals are looked for so often, ms.
+const TICK: i64 = 500;
+const BACKLOG: i32 = 128;
+const LISTENER: u64 = 0;
+const CONNECTION: u64 = 1 << 32;
+const PROCESS: u64 = 2 << 32;
+
+/// What `serve` takes.
+#[derive(Args, Debug)]
+pub(super) struct ServeArgs {
+    /// Where programs find the door
+    #[arg(long, value_name = "PATH", default_value = libcm::door::SOCKET)]
+    socket: PathBuf,
+
+    /// The cgroup (version 2) whose programs' datagrams are counted; others' windows never grow [default: the root]
+    #[arg(long, value_name = "DIRECTORY")]
+    cgroup: Option<PathBuf>,
+
+    /// A user who is let in; again for more [default: all]
+    #[arg(long = "user", value_name = "UID")]
+    users: Vec<u32>,
+
+    /// Most flows of a user at the same time
+    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=32_768))]
+    flows: u32,
+
+    /// Most programs of a user at the same time, each with 64 KiB of the kernel's memory
+    #[arg(long, value_name = "COUNT", default_value_t = 64)]
+    programs: usize,
+
+    /// First window of a destination of which nothing is known, packets
+    #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
+    initial_window: u32,
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub(super) fn run(state: &Path, folder: &Path, args: &ServeArgs) -> anyhow::Result<()> {
+    stop_on_signals();
+    raise_descriptors();
+    let _alone = alone(&args.socket)?;
+    let calls = calls(state, folder, args)?;
+    let mut door = Door::open(calls, args)?;
+    eprintln!("programs are let in at {}", args.socket.display());
+    tell_ready();
+    while !stopped() {
+        door.turn()?;
+    }
+    // What is pinned stays: clients go on, and the next process finds them.
+    let _ = fs::remove_file(&args.socket);
+    Ok(())
+}
+
+/// A client has two descriptors here.
+fn raise_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!("no more descriptors: {e}");
+    }
+}
+
+/// One process a socket, as long as the file is open.
+fn alone(socket: &Path) -> anyhow::Result<fs::File> {
+    let folder = socket.parent().ok_or_else(|| anyhow!("{} is in no folder", socket.display()))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let path = socket.with_extension("lock");
+    let file = fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        bail!("another process serves at {}", socket.display());
+    }
+    Ok(file)
+}
+
+/// Those that are pinned, or new ones.
+fn calls(state: &Path, folder: &Path, args: &ServeArgs) -> anyhow::Result<Calls> {
+    rivulet_bpf::cm::require_bpf_fs(state.parent().unwrap_or(state)).map_err(|e| anyhow!("{e}"))?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    if let Some(calls) = Calls::pinned(folder).map_err(|e| anyhow!("{e}"))? {
+        return Ok(calls);
+    }
+    // What a process left that was killed as it began.
+    Calls::unpin(folder).map_err(|e| anyhow!("{e}"))?;
+    let default = CallOptions::default();
+    let options = CallOptions {
+        cgroup: args.cgroup.clone().unwrap_or(default.cgroup),
+        flows: args.flows,
+        initial_window: args.initial_window,
+        ..CallOptions::default()
+    };
+    let calls = Calls::load(&options).map_err(|e| anyhow!("cannot load the calls: {e}"))?;
+    calls.pin(folder).map_err(|e| anyhow!("{e}"))?;
+    Ok(calls)
+}
+
+struct Door<'a> {
+    calls: Calls,
+    args: &'a ServeArgs,
+    listener: OwnedFd,
+    epoll: OwnedFd,
+    clients: BTreeMap<u32, Client>,
+}
+
+impl<'a> Door<'a> {
+    fn open(calls: Calls, args: &'a ServeArgs) -> anyhow::Result<Door<'a>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        match fs::remove_file(&args.socket) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
+            _ => {}
+        }
+        bind(&listener, &SocketAddrUnix::new(&args.socket)?)
+            .with_context(|| format!("cannot listen at {}", args.socket.display()))?;
+        fs::set_permissions(&args.socket, fs::Permissions::from_mode(0o666))?;
+        listen(&listener, BACKLOG)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        let mut door = Door { calls, args, listener, epoll, clients: BTreeMap::new() };
+        door.find()?;
+        Ok(door)
+    }
+
+    /// Who was let in by an earlier process.
+    fn find(&mut self) -> anyhow::Result<()> {
+        for known in self.calls.clients().map_err(|e| anyhow!("{e}"))? {
+            match Peer::of(known.pid, known.uid).filter(|peer| peer.started == known.started) {
+                Some(peer) => self.watch(known.id, Client::new(peer, None))?,
+                None => self.evict(known.id),
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(&mut self, id: u32, client: Client) -> io::Result<()> {
+        let data = |kind| EventData::new_u64(kind | u64::from(id));
+        epoll::add(&self.epoll, &client.peer.process, data(PROCESS), EventFlags::IN)?;
+        if let Some(socket) = &client.socket {
+            epoll::add(&self.epoll, socket, data(CONNECTION), EventFlags::IN | EventFlags::RDHUP)?;
+        }
+        self.clients.insert(id, client);
+        Ok(())
+    }
+
+    fn turn(&mut self) -> anyhow::Result<()> {
+        let mut events = Vec::with_capacity(64);
+        let tick = rustix::event::Timespec { tv_sec: 0, tv_nsec: TICK * 1_000_000 };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&tick)) {
+            Err(rustix::io::Errno::INTR) => return Ok(()),
+            done => done.map(drop)?,
+        }
+        for event in events {
+            let data = event.data.u64();
+            let id = data as u32;
+            match data & !u64::from(u32::MAX) {
+                CONNECTION => self.hear(id),
+                PROCESS => self.evict(id),
+                _ => self.admit(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets one in, or says why not.
+    fn admit(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(e) => {
+                if matches!(e, rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) {
+                    tracing::warn!("nobody is let in: {e}");
+                    // Who waits at the door would have us turn at once.
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                return;
+            }
+        };
+        let admitted = self.judge(&socket).and_then(|peer| {
+            let (id, ring) = self
+                .calls
+                .admit(peer.uid, peer.pid, peer.started)
+                .map_err(|e| anyhow!("process {} of user {}: {e}", peer.pid, peer.uid))?;
+            let client = Client::new(peer, Some(socket));
+            let welcomed = client.welcome(id, &self.calls, ring.as_fd());
+            if let Err(e) = welcomed.and_then(|()| self.watch(id, client)) {
+                self.evict(id);
+                return Err(e.into());
+            }
+            Ok(())
+        });
+        if let Err(why) = admitted {
+            tracing::warn!("nobody is let in: {why}");
+        }
+    }
+
+    fn judge(&self, socket: &OwnedFd) -> anyhow::Result<Peer> {
+        let peer = Peer::connected(socket.as_fd())?;
+        let Peer { pid, uid, .. } = peer;
+        if !self.args.users.is_empty() && !self.args.users.contains(&uid) {
+            bail!("process {pid} is of user {uid}, who is none of those of --user");
+        }
+        let programs = self.clients.values().filter(|c| c.peer.uid == uid).count();
+        if programs >= self.args.programs {
+            bail!("process {pid} of user {uid}: {programs} of his are in (--programs)");
+        }
+        Ok(peer)
+    }
+
+    /// A client calls through this process, or its connection ended.
+    fn hear(&mut self, id: u32) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if !client.hear(id, &self.calls) {
+            self.evict(id);
+        }
+    }
+
+    /// One is gone: its flows are closed.
+    fn evict(&mut self, id: u32) {
+        self.clients.remove(&id);
+        match self.calls.evict(id) {
+            Ok(flows) => tracing::debug!(client = id, flows, "a client is gone"),
+            Err(e) => tracing::warn!(client = id, "what a client left cannot be closed: {e}"),
+        }
+    }
+}

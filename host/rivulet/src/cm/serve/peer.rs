@@ -1,0 +1,100 @@
+//! Whose connection it is.
+
+use std::fs;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// asm-generic/socket.h
+const SO_NETNS_COOKIE: libc::c_int = 71;
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A process.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub uid: u32,
+    pub pid: u32,
+    /// Can be read from when it has ended.
+    pub process: OwnedFd,
+    /// When it began, clock ticks since the machine did.
+    pub started: u64,
+}
+
+impl Peer {
+    /// Who connected, as the kernel says.
+    pub fn connected(socket: BorrowedFd<'_>) -> io::Result<Peer> {
+        let credentials = socket_peercred(socket)?;
+        let pid = credentials.pid.as_raw_nonzero().get() as u32;
+        let gone = || io::Error::other("the process has ended already");
+        // Before Linux 6.5 its number could be another's by now, which would have to end for its flows to be closed.
+        let process = match option::<libc::c_int>(socket, SO_PEERPIDFD) {
+            // SAFETY: a descriptor that was just made, nobody else's.
+            Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
+            Err(_) => pidfd_open(credentials.pid, PidfdFlags::empty())?,
+        };
+        let started = started(pid).ok_or_else(gone)?;
+        Ok(Peer { uid: credentials.uid.as_raw(), pid, process, started })
+    }
+
+    /// A process by its number; none if there is none.
+    pub fn of(pid: u32, uid: u32) -> Option<Peer> {
+        let process = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
+        Some(Peer { uid, pid, process, started: started(pid)? })
+    }
+}
+
+/// Cookie of the network namespace in which a connected socket's other end was made.
+pub(super) fn netns(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    option(socket, SO_NETNS_COOKIE)
+}
+
+fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Result<T> {
+    let mut value = MaybeUninit::<T>::uninit();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the value is as long as it says.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if rc < 0 || length as usize != size_of::<T>() {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel wrote all of it; only whole numbers are asked for.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// proc_pid_stat(5): the 22nd field; the second is a name in brackets, in which there may be anything.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse(&stat)
+}
+
+fn parse(stat: &str) -> Option<u64> {
+    stat.get(stat.rfind(')')? + 1..)?.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_is_found_behind_any_name() {
+        let rest = "S 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 4711 1 1";
+        for name in ["cat", "a b", "x) S 9 9", ")"] {
+            assert_eq!(parse(&format!("7 ({name}) {rest}")), Some(4711), "{name}");
+        }
+        assert_eq!(parse("7 (cat) S"), None);
+        assert_eq!(parse(""), None);
+        let own = Peer::of(std::process::id(), 0).unwrap();
+        assert_eq!(Some(own.started), started(own.pid));
+        assert!(Peer::of(0, 0).is_none());
+    }
+}
