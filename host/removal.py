@@ -335,7 +335,7 @@ REMOVALS = {
     # The lease.
     "term-again": trods("lease.rs", "self.taking != taking", "self.taking && !taking", AWAY),
     "term-sent": trods("lease.rs", "self.sure.max(sent.", "self.sure.max(now.", HEARD),
-    "term-alive": trods("lease.rs", "        if here {", "        if true {", HEARD),
+    "term-alive": trods("lease.rs", "        if here {", "        if true {", OUT),
     "term-late": trods("lease.rs", "self.sure.max(sent.saturating_add(", "0.max(sent.saturating_add(", HEARD),
     "term-away": trods("lease.rs", " && self.away().is_none()", "", AWAY),
     "term-absence": trods("lease.rs", "u64::from(self.taking != taking || was_here != here)", "0", AWAY),

@@ -199,23 +199,24 @@ mod tests {
     #[test]
     fn whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again() {
         let (own, others) = (0b100, 0b011);
-        // It hears that it is excluded; or nothing, for longer than the bound, and only that it takes none.
-        for told in [true, false] {
+        // It hears that it is excluded, whatever else is said of it; or nothing, for longer than the bound, and only that it takes none.
+        for plain in [Some(others), Some(own | others), None] {
             let mut term = Term::new(2, Duration::from_nanos(BOUND));
             term.answered(1_000, own | others, own | others, 2_000);
             term.back(2);
             term.answered(3_000, own | others, own | others, 4_000);
             let until = 3_000 + BOUND;
             assert_eq!(term.lease().until, until);
-            if told {
-                term.answered(4_000, others, others, 5_000);
+            let told = plain.is_some();
+            if let Some(plain) = plain {
+                term.answered(4_000, others, plain, 5_000);
                 assert_eq!(term.away(), Some(3));
                 term.back(3);
             }
             // What was asked before is asked again.
             for now in [until + 1, until + 2, 9 * BOUND, 9 * BOUND + 1] {
                 term.answered(now, own | others, others, now);
-                assert_eq!(term.lease().until, until, "{told} {now}");
+                assert_eq!(term.lease().until, until, "{plain:?} {now}");
                 term.back(3 + u64::from(told));
                 assert_eq!(term.away(), None);
             }

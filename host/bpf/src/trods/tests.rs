@@ -390,8 +390,11 @@ fn a_fin_leaves_at_its_place_alone() {
 fn what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
-    let dying = map(&rig.trods.object, "dying").unwrap();
-    update(&dying, rig.key().octets(), &[1], MapFlags::ANY).unwrap();
+    let dies = |rig: &Rig| {
+        let dying = map(&rig.trods.object, "dying").unwrap();
+        update(&dying, rig.key().octets(), &[1], MapFlags::ANY).unwrap();
+    };
+    dies(&rig);
     rig.limit(0, 4, Some(4));
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
     assert_eq!(rig.down(RST | ACK, 4, 0, &[]).0, DROP);
@@ -402,6 +405,13 @@ fn what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would(
     rig.trods.free(&rig.key()).unwrap();
     rig.open();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.told(), [Told::Aborted(false)]);
+    // Nor does it share one where nobody freed the connection before.
+    dies(&rig);
+    assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN.wrapping_add(50))), (NEXT, NEXT));
+    assert_eq!(rig.up(ACK, 0, 50, &[]), NEXT);
+    assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
+    assert_eq!(rig.down(RST | ACK, 50, 0, &[]).0, DROP);
     assert_eq!(rig.told(), [Told::Aborted(false)]);
 }
 
