@@ -1,4 +1,4 @@
-# The C library (host/capi). PREFIX, LIBDIR and DESTDIR as install.sh says.
+# The C library (host/capi). PREFIX, LIBDIR and DESTDIR as scripts/install-c.sh says.
 
 .PHONY: capi install-capi
 capi: protos ## the C library of the minisocket API (target/release)

@@ -1,4 +1,4 @@
-# The Congestion Manager's C library (host/libcm). PREFIX, LIBDIR and DESTDIR as install.sh says.
+# The Congestion Manager's C library (host/libcm). PREFIX, LIBDIR and DESTDIR as scripts/install-c.sh says.
 
 .PHONY: libcm install-libcm
 libcm: ## the C library of the Congestion Manager's calls (target/release)
