@@ -248,6 +248,24 @@ REMOVALS = {
         "meta.service.plain != plain_t.NONE",
         ("t19_trods.NamesAreForTrodsAloneV4",),
     ),
+    "affinity": Removal(
+        "half_sip_hash.p4",
+        "if (meta.service.affinity == affinity_t.FLOW) {",
+        "if (meta.service.hit == 1) {",
+        ("t20_affinity.OneReplicaAClientV4", "t20_affinity.AllAddressesAndPortsOfAServiceV4"),
+    ),
+    "affinity-off": Removal(
+        "half_sip_hash.p4",
+        "if (meta.service.affinity == affinity_t.FLOW) {",
+        "if (meta.service.hit == 0) {",
+        ("t20_affinity.ByFlowWhereItIsOffV4",),
+    ),
+    "affinity-openings": Removal(
+        "replay.p4",
+        "epoch = meta.flow.client_port;",
+        "epoch = 0;",
+        ("t20_affinity.OpeningsOfOneClientAreCountedApartV4",),
+    ),
     "holder-form": Removal(
         "second_chance.p4",
         "(hdr.ethernet.dst & HOLDER_MAC_MASK) == HOLDER_MAC",

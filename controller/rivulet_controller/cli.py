@@ -310,12 +310,15 @@ def _services(found: list[dict[str, Any]]) -> Table:
 
 
 def _plain(service: dict[str, Any]) -> str:
-    """How plain TCP is served, and from what where replicas do not agree or something else follows."""
+    """How plain TCP is served, by client where that is so, and from what where replicas do not agree or something else
+    follows.
+    """
     content = service["content"]
+    plain = f"{service['plain']}, by client" if service["affinity"] == "client" else str(service["plain"])
     if content is None or not (content["others"] or content["following"] or not content["version"]):
-        return str(service["plain"])
+        return plain
     others = f", other content at {', '.join(content['others'])}" if content["others"] else ""
-    return f"{service['plain']}, content {content['words']}{others}"
+    return f"{plain}, content {content['words']}{others}"
 
 
 def _key(key: dict[str, Any]) -> str:

@@ -201,6 +201,7 @@ class Replica(_Model):
 
 
 PlainMode = Literal["none", "kernel", "stateless", "trods"]
+Affinity = Literal["flow", "client"]
 
 
 def store_place(server: str) -> tuple[IPAddress, int]:
@@ -305,6 +306,11 @@ class Service(_Model):
     trods: Trods | None = Field(default=None, description="for `plain: trods`, and while connections of it drain")
     plain_drain: Seconds = Field(
         default=60.0, le=86400.0, description="how long connections of before go on after `plain` changed"
+    )
+    affinity: Affinity = Field(
+        default="flow",
+        description="what of plain TCP goes to one replica: each flow for itself, or all of a client's address"
+        " (docs/control-plane.md)",
     )
     trust_tor: bool = True
 

@@ -364,6 +364,7 @@ def _service(
                 "flow_set": flow_set(number),
                 "flow_mask": mask,
                 "plain": names.value("plain_t", served),
+                "affinity": names.value("affinity_t", service.affinity.upper()),
                 "slot_key0": slot_key0,
                 "slot_key1": slot_key1,
             },

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from . import view
+from .config import Affinity
 from .controller import Controller
 from .health import COUNTERS
 
 STATES = ("live", "excluded", "unready", "silent", "mute", "draining", "maintenance", "unknown")
+
+AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
 TRODS = {
     "protected": "of which a record was stored",
@@ -120,10 +124,15 @@ class Metrics:
         outcomes = CounterMetricFamily(
             "rivulet_service_packets", "What became of packets", labels=["service", "outcome"]
         )
+        affinity = GaugeMetricFamily(
+            "rivulet_service_affinity", "1 for what of plain TCP goes to one replica", labels=["service", "affinity"]
+        )
         for service in view.services(self._controller):
+            for name in AFFINITIES:
+                affinity.add_metric([service["name"], name], int(service["affinity"] == name))
             for kind, key in service["keys"].items():
                 epoch.add_metric([service["name"], kind], key["usable"])
                 age.add_metric([service["name"], kind], key["age_s"])
             for outcome, count in service["outcomes"].items():
                 outcomes.add_metric([service["name"], outcome.lower()], count)
-        yield from (epoch, age, outcomes)
+        yield from (epoch, age, outcomes, affinity)

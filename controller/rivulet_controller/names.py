@@ -17,6 +17,7 @@ from google.protobuf import text_format
 
 ENUMS = frozenset(
     {
+        "affinity_t",
         "check_mode_t",
         "drop_reason_t",
         "event_kind_t",

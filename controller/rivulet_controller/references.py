@@ -50,6 +50,8 @@ def references(config: Config) -> Iterator[Mistake]:
     owners: dict[tuple[str, int], str] = {}
     pools: dict[str, Service] = {}
     for index, service in enumerate(config.services):
+        if service.affinity == "client" and service.plain == "none":
+            yield ("services", index, "affinity"), "client: is for plain TCP, which `plain: none` refuses"
         for place, name in enumerate(service.replicas):
             if name not in names:
                 yield ("services", index, "replicas", place), f"there is no replica {name!r}"

@@ -114,7 +114,8 @@ def trace(
     pool = hit("pools", why("SERVICE_UNCONFIGURED"), pool=config["pool"])
     if pool is None:
         return steps
-    return steps + _choice(rows, config, spray)
+    by_client = config["affinity"] == names.value("affinity_t", "CLIENT")
+    return steps + _choice(rows, config, spray, by_client and not rivulet)
 
 
 def _stateless(timed: bool) -> list[Step]:
@@ -134,13 +135,14 @@ def _stateless(timed: bool) -> list[Step]:
     return [Step("cookies", what, meaning) for what, meaning in found.items()]
 
 
-def _choice(rows: dict[str, list[Entry]], config: dict[str, int], spray: bool) -> list[Step]:
-    """The slots' shares and where each candidate is."""
+def _choice(rows: dict[str, list[Entry]], config: dict[str, int], spray: bool, by_client: bool) -> list[Step]:
+    """The slots' shares and where each candidate is; `by_client`: a client's address has one slot."""
     slot_set = config["spray_set"] if spray else config["flow_set"]
     slots = [r for r in rows.get("slots", []) if dict(r.match)["slot_set"] == slot_set]
     firsts = Counter(dict(r.params)["first"] for r in slots)
     shares = ", ".join(f"replica {index}: {count}/{len(slots)}" for index, count in sorted(firsts.items()))
-    steps = [Step("slots", f"set {slot_set}: {len(slots)} slots", f"first choice: {shares}")]
+    whose = "first choice, one for all of a client's address" if by_client and not spray else "first choice"
+    steps = [Step("slots", f"set {slot_set}: {len(slots)} slots", f"{whose}: {shares}")]
     for index in sorted(firsts):
         place = {"pool": config["pool"], "replica": index}.items()
         row = next((r for r in rows.get("replicas", []) if place <= dict(r.match).items()), None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from . import trods
-from .config import Config, PlainMode, Service
+from .config import Affinity, Config, PlainMode, Service
 from .content import Content
 from .desired import Numbers, slot_key
 from .keys import RACK_RING, KeyRing, Kind
@@ -23,6 +23,12 @@ PLAIN: Mapping[PlainMode, agent_pb2.Plain] = {
     "trods": agent_pb2.PLAIN_TRODS,
 }
 """What becomes of plain TCP, as agents are told."""
+
+AFFINITY: Mapping[Affinity, agent_pb2.Affinity] = {
+    "flow": agent_pb2.AFFINITY_FLOW,
+    "client": agent_pb2.AFFINITY_CLIENT,
+}
+"""What of it has one slot, as agents are told."""
 
 COOKIES_GIVEN = 8
 """Newest cookie keys that a replica is given. It reads six at most, and there may be many: each change of content makes
@@ -101,6 +107,7 @@ def update(
                 for pair in _slots(config, service, numbers, slots, draining | strangers.get(service.name, frozenset()))
                 for index in pair
             ),
+            affinity=AFFINITY[service.affinity],
             trods=records,
         )
         if service.name in contents:

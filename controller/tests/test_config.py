@@ -75,6 +75,13 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
             "services.0.plain_tcp: replaced by `plain`: say `plain: kernel`",
         ),
         ("    liveness: 20ms", "    plain: false", 16, "services.0.plain: Input should be 'none'"),
+        ("    liveness: 20ms", "    affinity: address", 16, "services.0.affinity: Input should be 'flow' or 'client'"),
+        (
+            "    liveness: 20ms",
+            "    plain: none\n    affinity: client",
+            17,
+            "services.0.affinity: client: is for plain TCP, which `plain: none` refuses",
+        ),
         ("seal_rotation: 1h", "cookie_rotation: 2d", 17, "keys.cookie_rotation: Input should be less than or equal to"),
         ("services:", "services: [", 11, "not YAML"),
     ],

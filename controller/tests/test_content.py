@@ -86,7 +86,7 @@ def test_many_changes_leave_few_cookie_keys() -> None:
 def test_what_a_service_is_answered_from_is_shown_where_it_is_in_question() -> None:
     def shown(content: Content | None, others: list[str]) -> str:
         words = None if content is None else {**asdict(content), "words": str(content), "others": others}
-        return _plain({"plain": "stateless", "content": words})
+        return _plain({"plain": "stateless", "affinity": "flow", "content": words})
 
     assert shown(None, []) == shown(Content(OLD), []) == "stateless"
     assert shown(Content(), []) == "stateless, content undecided"

@@ -80,8 +80,8 @@ def test_a_small_rack_line_by_line() -> None:
     assert "routes[any] route_to(next_hop=0x1)" in found, "IPv6's default route matches all 128 bits"
     assert "routes[destination=0xffff00000000/0x60] route_to(next_hop=0x1)" in found
     assert (
-        "service_config[service=0x1] configure(flow_mask=0xf, flow_set=0x2, plain=0x1, policy=0x0, pool=0x0,"
-        " slot_key0=…, slot_key1=…, spray_mask=0xf, spray_set=0x2)" in found
+        "service_config[service=0x1] configure(affinity=0x0, flow_mask=0xf, flow_set=0x2, plain=0x1, policy=0x0,"
+        " pool=0x0, slot_key0=…, slot_key1=…, spray_mask=0xf, spray_set=0x2)" in found
     )
     assert (
         "service_checks[service=0x1] set_checks(drop_unjudged=0x0, horizon=0x3d0900, key_mode=0x2, meter_mode=0x2,"

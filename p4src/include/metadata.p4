@@ -59,7 +59,7 @@ struct flow_t {
     ip_address_t  client_address;
     bit<16>       service_port;
     bit<16>       client_port;
-    bit<32>       hash;
+    bit<32>       hash;             // of the connection, or with client affinity of the client
     bit<12>       client_cell;      // of `plain_meter`
     bit<1>        by_flow;          // choose by flow, not by the policy
     replica_id_t  handed_on_by;     // the replica that had no socket for it
@@ -77,6 +77,7 @@ struct service_t {
     slot_set_t    flow_set;
     slot_t        flow_mask;
     plain_t       plain;
+    affinity_t    affinity;         // of what goes by flow
     bit<32>       slot_key0;        // slots are chosen by hashes under this key
     bit<32>       slot_key1;
 }

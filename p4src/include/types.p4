@@ -282,6 +282,9 @@ enum bit<2> policy_t { BLOCK = 0, ROUND_ROBIN = 1, RANDOM = 2, LEAST_LOADED = 3 
 // Who serves plain TCP: nobody, the kernels of the replicas, any replica without state, or kernels with TRODS.
 enum bit<2> plain_t { NONE = 0, KERNEL = 1, STATELESS = 2, TRODS = 3 }
 
+// What goes to one replica, of what goes by flow: each connection for itself, or all of a client's address.
+enum bit<1> affinity_t { FLOW = 0, CLIENT = 1 }
+
 // How the options of a plain SYN stand, for those that the ToR can answer. N is a NOP, E the end of the list.
 enum bit<3> syn_layout_t {
     NONE       = 0,  // any other: a replica answers

@@ -27,6 +27,7 @@ SLOT = 1 << 22  # microseconds of a slot of the sketch
 SKETCH_KEY = (0x5EED0001, 0x5EED0002)
 OFF, COUNT, ENFORCE = 0, 1, 2
 NO_PLAIN, KERNEL, STATELESS, TRODS = 0, 1, 2, 3  # plain_t
+BY_FLOW, BY_CLIENT = 0, 1  # affinity_t
 BLOCK, ROUND_ROBIN, RANDOM, LEAST_LOADED = 0, 1, 2, 3
 ALL_CHECKS = ("key", "time", "range", "sum", "replay", "meter")
 

@@ -23,6 +23,7 @@ from answers import WithoutAnswers
 from layout import (
     ALL_CHECKS,
     BLOCK,
+    BY_FLOW,
     CLIENT,
     CLIENTS,
     CLOCK_OFFSET,
@@ -356,6 +357,7 @@ class RackTest(Traffic):
         policy: int = BLOCK,
         slots: Sequence[tuple[int, int]] | None = None,
         plain: int = KERNEL,
+        affinity: int = BY_FLOW,
         cookies: Sequence[tuple[int, int]] = (),
         mtu: int = 1500,
         drop_unjudged: int = 0,
@@ -414,6 +416,7 @@ class RackTest(Traffic):
             plain=plain,
             slot_key0=words[4],
             slot_key1=words[5],
+            affinity=affinity,
         )
         if cookies:
             self.insert("cookie_keys", {"service": service.id}, "set_cookie_keys", **cookie_keys(cookies, mtu))

@@ -281,6 +281,7 @@ class ServiceHalfInstalled(RackTest):
                 "plain": 1,
                 "slot_key0": 0,
                 "slot_key1": 0,
+                "affinity": 0,
             }
             if pool_exists:
                 pool = self.add_pool()

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rivulet_packet::slot::{Slot, SlotKey};
+use rivulet_packet::slot::{Affinity, Slot, SlotKey};
 use rivulet_server::keys::{CookieEpoch, KeySet, NonceEpoch, SealKey, Secret, TorKeys};
 use rivulet_server::service::{
     Failure, InForce, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, check_all,
@@ -129,7 +129,12 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         let key = from.slot_key.as_slice().try_into().map_err(|_| bad("slot_key", "8 octets"))?;
         let (pairs, []) = from.slots.as_chunks::<2>() else { return Err(bad("slots", "whole pairs")) };
         let pairs = pairs.iter().map(|&[first, second]| Slot { first, second }).collect();
-        Some(Slots { key: SlotKey::new(key), pairs })
+        let affinity = match proto::Affinity::try_from(from.affinity) {
+            Ok(proto::Affinity::Flow) => Affinity::Flow,
+            Ok(proto::Affinity::Client) => Affinity::Client,
+            Err(_) => return Err(bad("affinity", "by flow or by client")),
+        };
+        Some(Slots { key: SlotKey::new(key), affinity, pairs })
     };
     Ok(Service {
         name: from.name.clone(),
@@ -221,6 +226,7 @@ mod tests {
             trods: None,
             content: Some(0x0102_0304),
             content_epoch: 7,
+            affinity: proto::Affinity::Client.into(),
         }
     }
 
@@ -257,7 +263,7 @@ mod tests {
         let cookies: Vec<_> = service.keys.cookie.iter().map(|c| (c.epoch, c.key.0)).collect();
         assert_eq!((service.keys.usable_cookie, &cookies[..]), (7, &[(7, [7; 8]), (8, [8; 8])][..]));
         let slots = service.slots.as_ref().unwrap();
-        assert_eq!(slots.key, SlotKey::new([4; 8]));
+        assert_eq!((slots.key, slots.affinity), (SlotKey::new([4; 8]), Affinity::Client));
         assert_eq!(service.content, Some(InForce { version: 0x0102_0304, epoch: 7 }));
         let before = proto::Service { content: None, ..good() };
         let update = proto::Update { version: 1, services: vec![before] };
@@ -332,7 +338,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_by_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 20] = [
+        let cases: [(&str, Change); 21] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -344,6 +350,7 @@ mod tests {
             ("tunnels.tor", |s| s.tunnels[0].tor.clear()),
             ("slot_key", |s| s.slot_key.clear()),
             ("slots", |s| s.slots.push(0)),
+            ("affinity", |s| s.affinity = 2),
             ("tor_keys.heartbeat", |s| s.tor_keys[0].heartbeat.push(0)),
             ("tor_keys.block", |s| s.tor_keys[0].block.clear()),
             ("ToRs' keys", |s| s.usable_tor_epoch = 9),

@@ -41,11 +41,27 @@ impl SlotKey {
         half_sip_hash_words([self.k0, self.k1], &words)
     }
 
+    /// Of all packets of plain TCP of this client to the service, whichever of its addresses and ports, where the service
+    /// has [`Affinity::Client`].
+    pub fn client(self, client: IpAddr) -> u32 {
+        half_sip_hash_words([self.k0, self.k1], &address_words(client))
+    }
+
     /// Of the requests under a connection tag whose numbers differ only in the last three bits; another attempt goes
     /// elsewhere.
     pub fn block(self, tag: u32, number: u32, attempt: u8) -> u32 {
         half_sip_hash_words([self.k0, self.k1], &[tag, u32::from(attempt & 7) << 29 | number >> 3])
     }
+}
+
+/// What has one slot, of what goes by flow: plain TCP and what opens a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Affinity {
+    /// Each connection for itself ([`SlotKey::flow`]).
+    #[default]
+    Flow,
+    /// All of a client's address ([`SlotKey::client`]).
+    Client,
 }
 
 /// An address as the switch has it: 128 bits, IPv4 mapped into IPv6, as big-endian words.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rivulet_packet::slot::{Slot, SlotKey};
+use rivulet_packet::slot::{Affinity, Slot, SlotKey};
 
 use crate::keys::{KeyError, KeySet};
 
@@ -104,6 +104,8 @@ impl std::fmt::Display for Plain {
 pub struct Slots {
     /// The service's slot key.
     pub key: SlotKey,
+    /// What has one slot.
+    pub affinity: Affinity,
     /// A power of two of them.
     pub pairs: Arc<[Slot]>,
 }
@@ -111,7 +113,11 @@ pub struct Slots {
 impl Slots {
     /// The replica that has the flow while these are alive (bit r is replica r); None while none is.
     pub fn owner(&self, client: SocketAddr, service: SocketAddr, alive: u64) -> Option<u8> {
-        rivulet_packet::slot::owner(self.key.flow(client, service), &self.pairs, alive)
+        let hash = match self.affinity {
+            Affinity::Flow => self.key.flow(client, service),
+            Affinity::Client => self.key.client(client.ip()),
+        };
+        rivulet_packet::slot::owner(hash, &self.pairs, alive)
     }
 }
 
@@ -280,6 +286,7 @@ mod tests {
             tunnels: Vec::new(),
             slots: Some(Slots {
                 key: SlotKey::new([1; 8]),
+                affinity: Affinity::Flow,
                 pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]),
             }),
             trods: None,
@@ -311,6 +318,28 @@ mod tests {
 
     fn tunnel(local: &str) -> Tunnel {
         Tunnel { local: local.parse().unwrap(), tor: "10.0.3.254".parse().unwrap() }
+    }
+
+    #[test]
+    fn with_client_affinity_a_client_is_one_replicas_whatever_it_opens() {
+        let service = service();
+        let flows = service.slots.unwrap();
+        let clients = Slots { affinity: Affinity::Client, ..flows.clone() };
+        let owners = |slots: &Slots, client: IpAddr| {
+            let to = [80, 443].map(|port| SocketAddr::new(service.addresses[0], port));
+            let from = (1..100).map(move |port| SocketAddr::new(client, port));
+            let pairs = from.flat_map(|client| to.map(|service| (client, service)));
+            pairs.map(|(c, s)| slots.owner(c, s, 0b11).unwrap()).collect::<std::collections::BTreeSet<_>>()
+        };
+        let mut of_clients = std::collections::BTreeSet::new();
+        for last in 1..30 {
+            let client = [192, 0, 2, last].into();
+            let one = owners(&clients, client);
+            assert_eq!(one.len(), 1, "{client}: {one:?}");
+            of_clients.extend(one);
+            assert_eq!(owners(&flows, client).len(), 2);
+        }
+        assert_eq!(of_clients.len(), 2, "clients are spread");
     }
 
     #[test]

@@ -101,13 +101,14 @@ control Replay(in headers_t hdr, inout metadata_t meta) {
         if (hdr.option.class == CLASS_NORMAL || hdr.option.class == CLASS_REKEY) {
             uses_allowed = 1;
         }
-        // A SYN has neither tag nor number, nor has what completes a bare one (epoch 0): client, ports and ISN are
-        // what makes its tag. A RESTART is counted for its generation, and a generation has a tag of its own.
+        // A SYN has neither tag nor number, nor has what completes a bare one (epoch 0): client, port and ISN are
+        // what tells it. The port stands where others have the epoch: with client affinity the hash knows no ports.
+        // A RESTART is counted for its generation, and a generation has a tag of its own.
         if (hdr.option.class == CLASS_SYN
             || (hdr.option.class == CLASS_RESTART && hdr.continuation.nonce_epoch == 0)) {
             tag = meta.flow.hash;
             number = hdr.tcp.sequence;
-            epoch = 0;
+            epoch = meta.flow.client_port;
         } else {
             tag = hdr.continuation.tag;
             number = hdr.continuation.number;

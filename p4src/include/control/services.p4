@@ -36,7 +36,7 @@ control Services(in headers_t hdr, inout metadata_t meta) {
     action configure(@refers_to(pools, pool) pool_id_t pool, policy_t policy,
                      @refers_to(slots, slot_set) slot_set_t spray_set, slot_t spray_mask,
                      @refers_to(slots, slot_set) slot_set_t flow_set, slot_t flow_mask, plain_t plain,
-                     @secret bit<32> slot_key0, @secret bit<32> slot_key1) {
+                     @secret bit<32> slot_key0, @secret bit<32> slot_key1, affinity_t affinity) {
         meta.bridged.pool = pool;
         meta.service.policy = policy;
         meta.service.spray_set = spray_set;
@@ -46,6 +46,7 @@ control Services(in headers_t hdr, inout metadata_t meta) {
         meta.service.plain = plain;
         meta.service.slot_key0 = slot_key0;
         meta.service.slot_key1 = slot_key1;
+        meta.service.affinity = affinity;
     }
 
     @id(0x01000013)
