@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
 # Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--trods] [--bench] [--no-apt]; --test adds what only tests need, --deb
-# what looks at packages, --browser what demos look at their page with, --trods the server and the store of demo-trods, --bench
-# the servers that benches compare with.
+# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--trods] [--audio] [--bench] [--no-apt]; --test adds what only tests need,
+# --deb what looks at packages, --browser what demos look at their page with, --trods the server and the store of demo-trods,
+# --audio the source of demo-cm, --bench the servers that benches compare with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,13 +15,14 @@ export UV_NATIVE_TLS=1
 # them, links), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
-# apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers;
+# apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers; ffmpeg: audio;
 # libfaketime: clocks that jump; lintian: the packages; memcached: where records of plain connections are kept; tshark: the Wireshark dissector.
-TEST_PACKAGES=(apache2-utils chromium etcd-server libfaketime lintian memcached nginx-light tshark)
+TEST_PACKAGES=(apache2-utils chromium etcd-server ffmpeg libfaketime lintian memcached nginx-light tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)
 [[ " $* " == *" --trods "* ]] && PACKAGES+=(memcached nginx-light)
+[[ " $* " == *" --audio "* ]] && PACKAGES+=(ffmpeg)
 [[ " $* " == *" --bench "* ]] && PACKAGES+=(knot nginx-light nsd)
 
 say() { printf '\033[1m[setup]\033[0m %s\n' "$*"; }

@@ -47,7 +47,7 @@ LONG = {
 """What tests do more of in `make test-long`."""
 REMOVALS = (ROOT / "ptf-tests" / "removal.py", ROOT / "host" / "removal.py")
 """Programs that take one defence out at a time."""
-DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless", "trods")
+DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless", "trods", "cm")
 BESIDE = (("packages", "demos", "python"), ("ptf",))
 """Lanes of parts that run, one after the other, beside `rust` and `racks`, in network namespaces of their own: they
 wait for clocks and links half of their time."""
@@ -266,7 +266,8 @@ def demos(run: Run) -> None:
     """Demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes."""
     flags = ["--rate", "20", "--size", "20", "--plain", "--out", "build/e2e"]
     for name in DEMOS:
-        command = as_root(PYTHON, "-m", "rivulet_demo", name, *flags)
+        # Streams have rates of their own, and so has the link that they adapt to.
+        command = as_root(PYTHON, "-m", "rivulet_demo", name, *(flags[4:] if name == "cm" else flags))
         timed(run, f"demo {name}", lambda command=command: call(*command))
 
 

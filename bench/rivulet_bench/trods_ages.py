@@ -29,6 +29,8 @@ WINDOW = 8192
 SILENT_S = 1
 """curl gives a connection up that brought nothing for so long: it knows no shorter time."""
 RETRY_S = 0.1
+WHOLE_S = 0.25
+"""A download that brought something no longer ago goes on."""
 RATE = 400_000
 """Bytes a second of one curl, about what WINDOW gives the others."""
 
@@ -62,7 +64,7 @@ class Gap:
 
     def goes_on(self, now: float) -> bool:
         """Whether it has been whole for long enough after a silence, or is over."""
-        return bool(self.problem) or (now - self._before < 0.05 and now - self.killed > 1.5)
+        return bool(self.problem) or (now - self._before < WHOLE_S and now - self.killed > 1.5)
 
     def told(self, now: float) -> Json:
         """As it is printed."""
@@ -73,7 +75,7 @@ class Gap:
             "port": self.port,
             "gap_ms": max(longest, 0.0 if self.problem else silent) * 1e3,
             "began_ms": (self.longest[0] - self.killed) * 1e3 if longest else 0.0,
-            "goes_on": not self.problem and silent <= longest,
+            "goes_on": not self.problem and silent <= max(longest, WHOLE_S),
             "octets": self.octets,
             "problem": self.problem,
             "wrong": self.wrong,

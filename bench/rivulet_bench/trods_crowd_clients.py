@@ -24,8 +24,9 @@ from .trods_wire import Wanted, Wire, connect
 
 Json = dict[str, Any]
 
-WINDOW = 4096
-"""Of a download: some hundred share a link."""
+WINDOW = 3000
+"""Of a download: two segments at a time, so that the link's queue has room for all of them. Where it has not, the
+silence of those that lose to it says nothing of replicas."""
 AT_ONCE = 64
 """Connections that are opened at a time."""
 ASKED_PER_S = 400.0
@@ -94,9 +95,10 @@ async def run(options: argparse.Namespace) -> None:
     await asyncio.sleep(2.0)
     say({"active": [wire.port for wire in wires], **broken(wires)})
     before = broken(idle)["broken"]
+    await line()
+    # They are dead since a moment: the silence that began then is not over yet.
     for gap in active:
         gap.kill(time.monotonic())
-    await line()
     gaps = await gone_on(active, PATIENCE_S)
     say({"gaps": gaps, "idle": broken(idle), "idle_before": before})
     await line()

@@ -21,12 +21,12 @@ def plot(path: Path, result: Json) -> None:
         mine = [row for row in result["stall"]["summary"] if row["kind"] == kind]
         ages = [row["age_s"] for row in mine]
         label = LABELS[kind]
-        stalls.plot(ages, [row["p50_ms"] for row in mine], marker="o", color=COLOURS[kind], label=f"{label}, p50")
-        stalls.plot(ages, [row["p99_ms"] for row in mine], marker="o", ls=":", color=COLOURS[kind], label="p99")
+        stalls.plot(ages, [row["p50_ms"] for row in mine], marker="o", color=COLOURS[kind], label=label)
+        stalls.plot(ages, [row["p99_ms"] for row in mine], marker="o", ls=":", color=COLOURS[kind])
     stalls.set_xscale("log")
     stalls.set_yscale("log")
     stalls.set_xlabel("age of the request at the kill, s")
-    stalls.set_ylabel("nothing comes for, ms")
+    stalls.set_ylabel("nothing comes for, ms (p50; dotted: p99)")
     stalls.set_title("The link of the replica is cut", loc="left", fontsize=10)
 
     points = result["cost"]["rates"]["summary"]
@@ -51,8 +51,9 @@ def plot(path: Path, result: Json) -> None:
         axis.set_axisbelow(True)
         for spine in ("top", "right"):
             axis.spines[spine].set_visible(False)
-    for axis in (stalls, rates):
-        axis.legend(frameon=False, fontsize=8)
+    # Where no line is.
+    stalls.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.46))
+    rates.legend(frameon=False, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

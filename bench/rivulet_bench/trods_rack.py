@@ -126,12 +126,14 @@ def spec(
 class TrodsRack(Rack):
     """The rack while it stands."""
 
+    network_priority = 8
+    """No replica's work delays a wire."""
+
     def __init__(self, spec: Trods, folder: Path, agent_flags: tuple[str, ...] = ()) -> None:
         super().__init__(spec, folder, "embedded")
         self.agent_flags = agent_flags
         self.replicas = [host.name for host in spec.of("replica")]
         self.client = Client(f"unix:{folder}/api.sock", timeout_s=5.0)
-        self.debug = os.environ.get("RUST_LOG")
         self.watch = Watch(f"unix:{folder}/switch.sock", self.replicas, interval_s=0.02)
         self._watching = False
 
@@ -140,7 +142,7 @@ class TrodsRack(Rack):
     def begin(self) -> None:
         """Everything runs; returns when every replica takes plain TCP."""
         self.build()
-        self.start("store", [*descriptors(), *prompt(), *store_command(self.spec.host("kv").ip)], self.spaces["kv"])
+        self.start("store", [*descriptors(), *prompt(7), *store_command(self.spec.host("kv").ip)], self.spaces["kv"])
         self.start_switch(self.folder / "switch.sock")
         start_controller(self, self.folder / "switch.sock", self.folder / "agents.sock", f"unix:{self.folder}/api.sock")
         for name in self.replicas:

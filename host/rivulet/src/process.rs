@@ -6,6 +6,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// systemd waits for a process to serve, this long at most: a controller may be away for longer than a start may take.
 pub(crate) const STARTING: Duration = Duration::from_secs(20);
 
@@ -30,6 +32,14 @@ pub(crate) fn stopped() -> bool {
     STOP.load(Ordering::Acquire)
 }
 
+/// Has as many descriptors as it may: clients and connections have two each where thousands come.
+pub(crate) fn raise_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!("no more descriptors: {e}");
+    }
+}
+
 /// Tells systemd that this process serves (`Type=notify`, sd_notify(3)). Where nobody wants to know, nothing happens.
 pub(crate) fn tell_ready() {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
@@ -48,5 +58,22 @@ pub(crate) fn tell_ready() {
 pub(crate) fn prefer_this_thread() {
     if rustix::process::setpriority_process(None, -10).is_err() {
         tracing::debug!("no higher priority for the packet path");
+    }
+}
+
+/// Where this process is scheduled in real time, as its unit has it, those of one priority take turns of 100 ms, its own threads
+/// too: this one comes before the others then, since it says that the replica lives while they are busy.
+pub(crate) fn before_other_threads() {
+    let mut param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: a whole sched_param of the calling thread.
+    let known = unsafe { libc::sched_getparam(0, &raw mut param) } == 0;
+    if !known || param.sched_priority == 0 {
+        return;
+    }
+    param.sched_priority += 1;
+    // SAFETY: as above.
+    if unsafe { libc::sched_setparam(0, &raw const param) } != 0 {
+        let error = std::io::Error::last_os_error();
+        tracing::warn!(%error, "heartbeats wait for their turn behind other threads: no higher priority");
     }
 }

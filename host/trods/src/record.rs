@@ -19,6 +19,8 @@ pub const MAX_REQUESTS: usize = 4096;
 pub const MAX_WHOLE: usize = 4096;
 /// [`Response::length`] while the end of a chunked body has not been seen.
 pub const UNKNOWN: u64 = u64::MAX;
+/// Octets that a sender lets go before it hears anything: ten segments (RFC 6928).
+const INITIAL_WINDOW: u64 = 14_600;
 
 /// The two ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -164,6 +166,13 @@ impl Record {
     #[must_use]
     pub fn acknowledged(&self) -> u32 {
         self.request_at.wrapping_add(self.requests.len() as u32).wrapping_add(u32::from(self.client_fin))
+    }
+
+    /// Whether its client is likely to wait for something: for an answer, or for the rest of one that was longer than the initial
+    /// window. Any other left at once, and has arrived but for bad luck.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        !self.requests.is_empty() || self.responses.iter().any(|response| response.length > INITIAL_WINDOW)
     }
 
     /// Leaves out the responses that end at or before `ack`, if that is a place between here and what was let pass.

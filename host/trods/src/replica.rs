@@ -30,6 +30,8 @@ const DEATH: Duration = Duration::from_millis(20);
 const ACCEPT: Duration = Duration::from_millis(20);
 /// For how long a server that should serve the rest of a response is asked again.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// A connection that could not be adopted is looked for again after this time: what stood in its way may be gone then.
+const AGAIN: Duration = Duration::from_millis(250);
 /// An adopted connection on which nothing happens is closed, as nginx does.
 const IDLE: Duration = Duration::from_secs(75);
 
@@ -249,12 +251,11 @@ impl Body {
         for (record, connection, sacked) in found {
             let key = FlowKey::new(record.tuple.client, record.tuple.service);
             if let Err(e) = self.go_on(&key, &record, &connection, sacked) {
-                // It is looked for once more: what stood in its way may be gone then.
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
                 if let Err(e) = self.watch.withdraw(&key) {
                     tracing::warn!(error = %e, client = %key.client(), "nor parked");
                 }
-                self.rescue.here(key, record, Instant::now());
+                self.rescue.here(key, record, Instant::now() + AGAIN);
             }
         }
         self.rescue.turn(Instant::now(), now, &mut self.watch)?;

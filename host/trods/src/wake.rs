@@ -21,6 +21,8 @@ const MARGIN: u32 = 2000;
 const MAX_UNKNOWN: u32 = 1 << 16;
 /// Further back than the client can be, and still behind it as numbers go.
 const MAX_BACK: u64 = (1 << 31) - 2;
+/// What every client takes in a segment (RFC 9293 section 3.7.1).
+const MIN_SEGMENT: u16 = 536;
 /// Versions that a replica may store before the next one's begin.
 const VERSIONS: u32 = 1 << 16;
 /// The window that is offered, unscaled: of no account to a client that is not listening yet.
@@ -173,11 +175,21 @@ pub fn connection(record: &Record, place: &Place, now_ms: u64) -> Connection {
         receive_next: record.acknowledged(),
         send_window: place.window,
         receive_window: MAX_UNKNOWN - 1,
-        mss: handshake.mss,
+        mss: handshake.mss.min(halves(place.window)),
         scales: handshake.scales,
         sack: handshake.sack,
         // Later than that of a probe, which the client has heard.
         timestamp: timestamp(record, now_ms).map(|value| value.wrapping_add(MARGIN)),
+    }
+}
+
+/// The longest segment for a client that takes so much: where its window has no room for two, the kernel would wait for one that
+/// never comes, three seconds each time (RFC 9293 section 3.8.6.2.1; its own connections it bounds at the handshake). One that
+/// takes nothing is about to take more.
+fn halves(window: u32) -> u16 {
+    match u16::try_from(window) {
+        Ok(0) | Err(_) => u16::MAX,
+        Ok(window) => (window / 2).max(MIN_SEGMENT),
     }
 }
 

@@ -9,7 +9,10 @@ use rivulet_server::incarnation;
 
 use super::args::{AgentArgs, user};
 use super::plain::PlainTcp;
-use crate::process::{STARTING, prefer_this_thread, stop_on_signals, stopped, tell_ready};
+use crate::process::{
+    STARTING, before_other_threads, prefer_this_thread, raise_descriptors, stop_on_signals, stopped,
+    tell_ready,
+};
 use crate::second_chance::SecondChance;
 use crate::serve::ServiceAddresses;
 
@@ -42,7 +45,9 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     })?;
     tracing::info!(name = args.name, socket = %args.socket.display(), "serving processes attach here");
     if plain.is_some() {
+        raise_descriptors();
         prefer_this_thread();
+        before_other_threads();
     }
     let mut second_chance = SecondChance::new(&interface);
     let mut addresses = ServiceAddresses::default();

@@ -288,7 +288,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use rivulet_packet::slot::{Slot, SlotKey};
+    use rivulet_packet::slot::{Affinity, Slot, SlotKey};
     use rivulet_server::keys::KeySet;
     use rivulet_server::service::{Plain, PoolMember, Slots, Trods};
 
@@ -321,6 +321,7 @@ mod tests {
             content: None,
             slots: Some(Slots {
                 key: SlotKey::new([1; 8]),
+                affinity: Affinity::Flow,
                 pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 0, second: 2 }]),
             }),
             trods: Some(Trods {

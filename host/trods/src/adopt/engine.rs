@@ -13,6 +13,7 @@ use rivulet_pktio::repair::{Connection, RepairError};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
+use super::origin::Ends;
 use super::{AdoptConfig, Adoption, Refusal, Turn};
 use crate::record::{Record, Tuple};
 use crate::wake::Prober;
@@ -79,6 +80,7 @@ impl Adopters {
             shared: shared.clone(),
             count: 0,
             connections: HashMap::new(),
+            spare: None,
         };
         let thread = std::thread::Builder::new().name("adopters".into()).spawn(move || engine.run())?;
         Ok(Adopters { send, prober: Arc::new(Prober::open()?), wake, shared, thread: Some(thread) })
@@ -145,6 +147,8 @@ struct Engine {
     shared: Arc<Shared>,
     count: u64,
     connections: HashMap<u64, Entry>,
+    /// A pipe with nothing in it, for whoever has a turn.
+    spare: Option<Ends>,
 }
 
 impl Engine {
@@ -195,7 +199,10 @@ impl Engine {
 
     fn turn(&mut self, n: u64, now: Instant) {
         let Some(entry) = self.connections.get_mut(&n) else { return };
-        let outcome = match entry.adoption.turn(&self.config, now) {
+        entry.adoption.pipe.borrow(&mut self.spare);
+        let turn = entry.adoption.turn(&self.config, now);
+        entry.adoption.pipe.give_back(&mut self.spare);
+        let outcome = match turn {
             Turn::Waits => match entry.wait(&self.epoll, n) {
                 Ok(()) => return,
                 Err(e) => {

@@ -85,14 +85,32 @@ impl Origin {
     }
 }
 
+/// Where a pipe is read, and where it is written.
+pub(super) type Ends = (OwnedFd, OwnedFd);
+
 /// A pipe that octets go through without being copied. It is made when it is needed.
 #[derive(Debug, Default)]
 pub(super) struct Pipe {
-    ends: Option<(OwnedFd, OwnedFd)>,
+    ends: Option<Ends>,
     filled: usize,
 }
 
 impl Pipe {
+    /// Uses these ends rather than new ones.
+    pub fn borrow(&mut self, spare: &mut Option<Ends>) {
+        self.ends = self.ends.take().or_else(|| spare.take());
+    }
+
+    /// Keeps no ends while nothing is between them: thousands of connections on which nothing is said would have two
+    /// descriptors each.
+    pub fn give_back(&mut self, spare: &mut Option<Ends>) {
+        if self.filled == 0
+            && let Some(ends) = self.ends.take()
+        {
+            *spare = Some(ends);
+        }
+    }
+
     pub fn filled(&self) -> usize {
         self.filled
     }
@@ -125,6 +143,46 @@ impl Pipe {
                 self.filled -= count;
                 Ok(())
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn ends_are_lent_while_something_is_between_them() {
+        let ((server, mut at_server), (client, mut at_client)) = (pair(), pair());
+        let mut origin = Origin { stream: server, input: Vec::new(), ended: false, spoken: false };
+        let (mut pipe, mut spare) = (Pipe::default(), None);
+        for said in [b"first", b"again"] {
+            pipe.borrow(&mut spare);
+            at_server.write_all(said).unwrap();
+            while pipe.filled() < said.len() {
+                match pipe.read(&mut origin, 100) {
+                    Ok(_) => {}
+                    Err(e) => assert_eq!(e.kind(), io::ErrorKind::WouldBlock),
+                }
+            }
+            pipe.give_back(&mut spare);
+            assert!(spare.is_none(), "it is not empty");
+            while pipe.filled() > 0 {
+                pipe.write(&client).unwrap();
+            }
+            pipe.give_back(&mut spare);
+            assert!(spare.is_some() && pipe.ends.is_none());
+            let mut got = [0; 5];
+            at_client.read_exact(&mut got).unwrap();
+            assert_eq!(&got, said);
         }
     }
 }

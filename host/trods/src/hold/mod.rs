@@ -5,6 +5,7 @@
 
 mod connection;
 mod frame;
+mod pace;
 mod pins;
 mod places;
 mod rescue;

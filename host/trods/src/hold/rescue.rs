@@ -15,14 +15,15 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::Segment;
 
+use super::pace::Pace;
 use super::{HoldError, Keeper, PATIENCE, Watch};
 use crate::flow::Wake;
 use crate::record::{Age, Record};
 use crate::store::{self, Stored};
 use crate::wake::{self, Prober, Told};
 
-/// When a probe is sent, milliseconds after the record was read.
-const PROBES: [u64; 6] = [0, 30, 100, 300, 1000, 3000];
+/// When a probe is sent, milliseconds after the first one.
+const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
 /// After so long a connection that goes on here has a record of its own here, or has been let go.
 const STORED: Duration = Duration::from_secs(1);
 /// Connections that are looked for at a time.
@@ -71,6 +72,8 @@ struct Found {
 struct Orphan {
     found: Found,
     began: Instant,
+    /// When it is probed first.
+    first: Instant,
     probes: usize,
 }
 
@@ -85,6 +88,7 @@ pub struct Rescue {
     asked: u64,
     /// Records of connections that go on here, and since when.
     outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
+    pace: Pace,
     prober: Prober,
     wake: Wake,
 }
@@ -98,7 +102,8 @@ impl Rescue {
         let prober = in_netns(netns, Prober::open)??;
         let (load, loaded) = channel();
         let (orphans, due, outdated) = (HashMap::new(), BinaryHeap::new(), Vec::new());
-        Ok(Rescue { orphans, due, load, loaded, asked: 0, outdated, prober, wake })
+        let pace = Pace::default();
+        Ok(Rescue { orphans, due, load, loaded, asked: 0, outdated, pace, prober, wake })
     }
 
     /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
@@ -178,8 +183,8 @@ impl Rescue {
             }
             if orphan.probes < PROBES.len() {
                 orphan.probes += 1;
-                let next = PROBES.get(orphan.probes).map_or(GIVE_UP, |ms| Duration::from_millis(*ms));
-                self.due.push(Reverse((orphan.began + next, key)));
+                let next = PROBES.get(orphan.probes).map(|ms| orphan.first + Duration::from_millis(*ms));
+                self.due.push(Reverse((next.unwrap_or(orphan.began + GIVE_UP), key)));
                 if let Err(e) = self.prober.send(&orphan.found.record, now_ms) {
                     tracing::debug!(error = %e, client = %key.client(), "not probed");
                 }
@@ -220,7 +225,7 @@ impl Rescue {
         let (origin, stored, asked) = (None, Vec::new(), self.asked);
         let found = Found { record, origin, stored, asked, other: None, waits: false };
         self.due.push(Reverse((now, key)));
-        self.orphans.insert(key, Orphan { found, began: now, probes: 0 });
+        self.orphans.insert(key, Orphan { found, began: now, first: now, probes: 0 });
     }
 
     /// A record was read.
@@ -259,12 +264,12 @@ impl Rescue {
         }
         let (probes, at) = match found.other {
             None if self.wake == Wake::Client => (PROBES.len(), now + GIVE_UP),
-            None => (0, now),
+            None => (0, self.pace.next(found.record.is_waited_for(), now)),
             Some(_) => (PROBES.len(), now + LEAVE),
         };
         tracing::debug!(client = %key.client(), ?age, other = ?found.other, "looked for");
         self.due.push(Reverse((at, key)));
-        self.orphans.insert(key, Orphan { found, began: now, probes });
+        self.orphans.insert(key, Orphan { found, began: now, first: at, probes });
         Ok(())
     }
 
@@ -322,7 +327,7 @@ mod tests {
     use super::*;
     use crate::Settings;
     use crate::hold::{Hold, Stores};
-    use crate::record::Tuple;
+    use crate::record::{Body, Response, Tuple, UNKNOWN};
     use crate::testing::idle;
 
     const SERVICE: &str = "10.9.0.1:80";
@@ -415,6 +420,31 @@ mod tests {
         // Another one probes them.
         rig.found(clients.map(record), Some(PIN), false, Instant::now());
         assert_eq!(rig.rescue.count(), MAX_ORPHANS);
+    }
+
+    /// However many there are that wait for nothing, and whatever comes first.
+    #[test]
+    fn whose_client_waits_is_probed_before_all_others() {
+        let Some(mut rig) = Rig::new() else { return };
+        let clients = |from: u16| (from..).map(|port| SocketAddr::from(([192, 0, 2, 7], port)));
+        let idle: Vec<_> = clients(2000).take(500).map(record).collect();
+        let mut asks = record(clients(1000).next().unwrap());
+        asks.requests = b"GET / HTTP/1.1\r\n\r\n".to_vec();
+        let mut reads = record(clients(1001).next().unwrap());
+        let whole = Body::Whole(b"HTTP/1.1 200 OK\r\n\r\n".to_vec());
+        reads.responses = vec![Response { length: UNKNOWN, passed: 19, close: true, body: whole }];
+        let now = Instant::now();
+        rig.found(idle.into_iter().chain([asks.clone(), reads.clone()]), None, false, now);
+        let probed = |rig: &Rig| rig.rescue.orphans.values().filter(|orphan| orphan.probes == 1).count();
+        for record in [&asks, &reads] {
+            let key = FlowKey::new(record.tuple.client, record.tuple.service);
+            assert_eq!(rig.rescue.orphans[&key].probes, 1);
+        }
+        let first = probed(&rig);
+        assert!(first < 50, "{first}");
+        // The others have their turn, too.
+        rig.rescue.turn(now + Duration::from_secs(2), 0, &mut rig.watch).unwrap();
+        assert!(rig.rescue.orphans.values().all(|orphan| orphan.probes > 0));
     }
 
     #[test]

@@ -78,6 +78,23 @@ fn an_answer_says_where_the_client_is() {
     assert_eq!(told(&record, &header), Told::Waits(place));
 }
 
+/// Or the kernel would wait for room that there never is.
+#[test]
+fn whoever_takes_less_than_two_segments_gets_shorter_ones() {
+    let record = record();
+    assert_eq!(record.handshake.mss, 1460);
+    let mss = |window| {
+        let place =
+            Place { fresh: true, sacked: 0, ack: record.passed(), window, seq: record.acknowledged() };
+        wake::connection(&record, &place, LATER).mss
+    };
+    for (window, segment) in
+        [(2920, 1460), (2000, 1000), (1100, 550), (700, 536), (1, 536), (0, 1460), (1 << 20, 1460)]
+    {
+        assert_eq!(mss(window), segment, "{window}");
+    }
+}
+
 #[test]
 fn a_client_that_knows_nothing_of_it_says_so() {
     let record = record();

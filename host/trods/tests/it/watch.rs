@@ -380,6 +380,8 @@ fn a_server_that_gives_up_and_lives_is_heard() {
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     server.read_exact(&mut [0; 32]).unwrap();
     server.write_all(b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Length: 50000000\r\n\r\nhalf").unwrap();
+    // Else there would be nothing to be forgotten.
+    eventually("it is stored", || !rig.store.0.lock().unwrap().history.is_empty());
     drop(server);
     let mut got = Vec::new();
     stream.read_to_end(&mut got).unwrap();

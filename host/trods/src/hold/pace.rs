@@ -1,0 +1,72 @@
+//! When the clients of a dead replica are probed: thousands of probes at once would find no room in the links' queues, and the
+//! answers none in ours.
+
+use std::time::{Duration, Instant};
+
+/// So many are probed at a time, of each kind.
+const AT_A_TIME: u32 = 16;
+/// And the next ones so much later: those that a client waits for, as fast as one processor adopts them; the others at a pace at
+/// which the web server beside it gets on. Whoever of them speaks is not waited for any longer.
+const STEP: Duration = Duration::from_millis(2);
+const OTHERS_STEP: Duration = Duration::from_millis(8);
+
+/// One kind of connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    at: Option<Instant>,
+    taken: u32,
+}
+
+/// Who is probed when. Those that a client waits for do not stand behind the others.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    waited_for: Lane,
+    others: Lane,
+}
+
+impl Pace {
+    /// When the next one is probed that is found now.
+    pub fn next(&mut self, is_waited_for: bool, now: Instant) -> Instant {
+        let (lane, step) = match is_waited_for {
+            true => (&mut self.waited_for, STEP),
+            false => (&mut self.others, OTHERS_STEP),
+        };
+        let free = match lane.at {
+            Some(at) if lane.taken < AT_A_TIME => at,
+            Some(at) => at + step,
+            None => now,
+        };
+        let at = free.max(now);
+        lane.taken = if lane.at == Some(at) { lane.taken + 1 } else { 1 };
+        lane.at = Some(at);
+        at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_at_a_time_and_those_that_are_waited_for_behind_no_others() {
+        let (mut pace, now) = (Pace::default(), Instant::now());
+        let steps = |pace: &mut Pace, count: u32, kind, now| -> Vec<u32> {
+            let step = if kind { STEP } else { OTHERS_STEP };
+            let found: Vec<Instant> = (0..count).map(|_| pace.next(kind, now)).collect();
+            let first = found[0];
+            let counted = found.iter().map(|at| ((*at - first).as_micros() / step.as_micros()) as usize);
+            let mut counts = vec![0; counted.clone().max().unwrap() + 1];
+            counted.for_each(|step| counts[step] += 1);
+            assert!(found.iter().all(|at| *at >= now));
+            counts
+        };
+        assert_eq!(steps(&mut pace, 3 * AT_A_TIME + 1, false, now), [AT_A_TIME, AT_A_TIME, AT_A_TIME, 1]);
+        assert_eq!(pace.next(true, now), now);
+        assert_eq!(steps(&mut pace, AT_A_TIME, true, now), [AT_A_TIME - 1, 1]);
+        // Those of the next replica stand behind them, and much later nobody stands behind anybody.
+        assert_eq!(pace.next(false, now), now + 3 * OTHERS_STEP);
+        let later = now + 10 * OTHERS_STEP;
+        assert_eq!(pace.next(false, later), later);
+        assert_eq!(steps(&mut pace, AT_A_TIME, false, later), [AT_A_TIME - 1, 1]);
+    }
+}
