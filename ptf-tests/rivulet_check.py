@@ -25,6 +25,7 @@ from rivulet_wire import (
     KINDS,
     MAX_ATTEMPT,
     MAX_ENTRIES,
+    MAX_GAIN,
     MAX_GROUP,
     MAX_UCONTS,
     MAX_WANTS,
@@ -35,6 +36,7 @@ from rivulet_wire import (
     PAD,
     PRIME,
     READY,
+    RETIRE,
     RST,
     SYN,
     TIME_VALID,
@@ -198,9 +200,9 @@ def _sealed_head(r: _Reader) -> int:
 def _sealed_tail(r: _Reader) -> None:
     _fields(r, 2, 2, 2, 4, 2, 2, 4, 2)
     at = r.pos
-    flags, reserved = _fields(r, 1, 1)
+    flags, gain = _fields(r, 1, 1)
     r.rule(flags & ~0x07 == 0, "continuation_flags", at)
-    r.rule(reserved == 0, "continuation_reserved", at + 1)
+    r.rule(gain <= MAX_GAIN, "continuation_gain", at + 1)
     _fields(r, 4, 8, 12)
 
 
@@ -247,7 +249,7 @@ def check_request(name: str, number_low: int, payload: bytes) -> None:
     r.rule(covers in (1, 2), "covers", at + 2)
     r.rule(wants <= MAX_WANTS, "want_count", at + 3)
     r.rule(uconts <= MAX_UCONTS, "ucont_count", at + 4)
-    known = INPUT | TOKEN | PAD | (FORMER if name == "RESTART" else 0)
+    known = INPUT | TOKEN | PAD | {"RESTART": FORMER, "REKEY": RETIRE}.get(name, 0)
     r.rule(body & ~known == 0, "body_flags", at + 5)
     _check_wants(r, wants, uconts)
     if body & TOKEN:

@@ -164,7 +164,7 @@ def _tail() -> list[Any]:
         XIntField("wire_base", 0),
         ShortField("mss", 0),
         ByteField("flags", 0),
-        ByteField("reserved", 0),
+        ByteField("gain", 0),
         IntField("srtt", 0),
         LongField("connection", 0),
         StrFixedLenField("mac", bytes(12), 12),

@@ -16,6 +16,7 @@ OPTION_LENGTH = 8
 EX_ID = 0x5256
 VERSION = 2
 MAX_ATTEMPT = 3
+MAX_GAIN = 8
 MAX_ENTRIES = MAX_WANTS = MAX_UCONTS = MAX_GROUP = 16
 NO_UCONT = 255
 HEARTBEAT_ETHERTYPE = 0x88B5
@@ -44,7 +45,7 @@ CLASS_NAMES = {value: name for name, value in CLASSES.items()}
 KINDS = {"ORIGINAL": 0, "RETRANSMITTED": 1, "MARK": 2}
 
 CHECKED, TIME_VALID = 0x01, 0x02
-INPUT, TOKEN, PAD, FORMER = 0x01, 0x02, 0x04, 0x08
+INPUT, TOKEN, PAD, FORMER, RETIRE = 0x01, 0x02, 0x04, 0x08, 0x10
 FULL, DELTA, UCONT, OFFSET, PRIME, END, CONSUMED, HAS_TOKEN = (1 << i for i in range(8))
 _CARRY = FULL | DELTA | UCONT | PRIME | CONSUMED | HAS_TOKEN
 ALLOWED = {
@@ -125,6 +126,11 @@ def flow_hash(key: tuple[int, int], client: bytes, service: bytes, client_port: 
     """Of a connection, under the service's slot key; addresses of 16 bytes, IPv4 mapped."""
     words = [int.from_bytes((client + service)[at : at + 4], "big") for at in range(0, 32, 4)]
     return half_sip_hash(key, *words, client_port << 16 | service_port)
+
+
+def client_hash(key: tuple[int, int], client: bytes) -> int:
+    """Of a client's address alone, where a service has client affinity."""
+    return half_sip_hash(key, *(int.from_bytes(client[at : at + 4], "big") for at in range(0, 16, 4)))
 
 
 def block_hash(key: tuple[int, int], tag: int, number: int, attempt: int) -> int:

@@ -29,7 +29,7 @@ def by_name(section: str) -> Callable[[F], F]:
 
 def continuation(c: Any) -> dict[str, Any]:
     names = (
-        "tag number base time_ nonce_epoch seal_epoch generation tor_id tcp_base start_cwnd ssthresh "
+        "tag number base time_ nonce_epoch seal_epoch generation tor_id tcp_base start_cwnd gain ssthresh "
         "wire_base mss flags srtt connection"
     )
     return {n.rstrip("_"): getattr(c, n) for n in names.split()} | {"mac": c.mac.hex()}
@@ -79,6 +79,7 @@ def request(r: Any) -> dict[str, Any]:
         "sums_right": syn or sums_right(r),
         "hold": r.hold,
         "covers": r.covers,
+        "retire": bool(r.body_flags & wire.RETIRE),
         "wants": [{n: getattr(w, n) for n in ("offset", "length", "ucont", "flags")} for w in r.wants],
         "token": r.token.blob.hex() if r.body_flags & wire.TOKEN else None,
         "former": former(r.former) if r.body_flags & wire.FORMER else None,
@@ -262,6 +263,10 @@ def test_slots() -> None:
     for k0, k1, client, client_port, service, service_port, hashed, alive, who in flows:
         ends = bytes.fromhex(client), bytes.fromhex(service)
         assert wire.flow_hash((k0, k1), *ends, client_port, service_port) == hashed
+        assert wire.owner(hashed, slots, alive) == who
+    assert len(VECTORS["client_slots"]) == 100
+    for k0, k1, client, hashed, alive, who in VECTORS["client_slots"]:
+        assert wire.client_hash((k0, k1), bytes.fromhex(client)) == hashed
         assert wire.owner(hashed, slots, alive) == who
     for k0, k1, tag, number, attempt, hashed, alive, who in blocks:
         assert wire.block_hash((k0, k1), tag, number, attempt) == hashed

@@ -45,6 +45,7 @@ field("ssthresh", "uint16", "ssthresh", base.DEC)
 field("wire_base", "uint32", "Wire base", base.DEC)
 field("mss", "uint16", "MSS", base.DEC)
 field("flags", "uint8", "Continuation flags", base.HEX)
+field("gain", "uint8", "Gain of a window given back", base.DEC)
 field("srtt", "uint32", "SRTT (us)", base.DEC)
 field("connection", "uint64", "Connection", base.HEX)
 field("mac", "bytes", "MAC")
@@ -52,6 +53,7 @@ field("entry", "string", "Entry")
 field("hold", "uint16", "Hold (64 us)", base.DEC)
 field("covers", "uint8", "Numbers answered", base.DEC)
 field("want", "string", "Want")
+field("retire", "string", "Window")
 field("token", "bytes", "Token")
 field("ucont", "bytes", "User continuation")
 field("input", "string", "Input")
@@ -111,10 +113,10 @@ local function sealed_tail(tree, r)
   for _, one in ipairs({
     { "seal_epoch", 2 }, { "generation", 2 }, { "sealed_tor_id", 2 }, { "tcp_base", 4 },
     { "start_cwnd", 2 }, { "ssthresh", 2 }, { "wire_base", 4 }, { "mss", 2 }, { "flags", 1 },
+    { "gain", 1 },
   }) do
     add(tree, r, one[1], one[2])
   end
-  r.take(1)
   add(tree, r, "srtt", 4)
   add(tree, r, "connection", 8)
   add(tree, r, "mac", 12)
@@ -171,6 +173,7 @@ local function request(tree, r, class)
     tree:add(f.want, range, string.format("%d bytes at %s%s", range(8, 4):uint(), tostring(range(0, 8):uint64()), repeated))
   end
   local body = flags:uint()
+  if bit.band(body, 0x10) ~= 0 then tree:add(f.retire, flags, "given back for a token") end
   if bit.band(body, 0x02) ~= 0 then counted(tree, r, "token", 1) end
   if bit.band(body, 0x08) ~= 0 then r.take(18) end
   for _ = 1, uconts:uint() do counted(tree, r, "ucont", 2) end

@@ -66,3 +66,20 @@ def test_of_a_cut_packet_what_there_is_is_shown(tmp_path: Path) -> None:
         assert int(number) == packet["request"]["continuation"]["number"], packet["name"]
         assert cut, packet["name"]
         assert not malformed, packet["name"]
+
+
+def test_a_window_that_is_given_back_and_one_that_is_brought_back_are_shown(tmp_path: Path) -> None:
+    packets = VECTORS["packets"]
+    fields = ["-e", "rivulet.retire", "-e", "rivulet.gain"]
+    frames = [bytes.fromhex(packet["frame"]) for packet in packets]
+    lines = dissect(tmp_path, frames, "-T", "fields", "-E", "occurrence=f", *fields).split("\n")[: len(packets)]
+    gains = set()
+    for packet, line in zip(packets, lines, strict=True):
+        retire, gain = line.split("\t")
+        request, response = packet["request"], packet["response"]
+        assert bool(retire) == (request is not None and request["retire"]), packet["name"]
+        sealed = (request or response or {}).get("continuation")
+        if sealed is not None:
+            assert int(gain) == sealed["gain"], packet["name"]
+            gains.add(int(gain))
+    assert gains == {0, 8}

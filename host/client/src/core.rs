@@ -67,7 +67,8 @@ impl Core {
 }
 
 impl Core {
-    /// Ends the thread, once connections that nobody uses have said so; in a `hurry` they are not waited for.
+    /// Ends the thread, once connections that nobody uses have said so; in a `hurry` only those
+    /// are waited for that give a window back, which takes a round trip.
     pub fn end(&self, hurry: bool) {
         self.mailbox.hurry.store(hurry, Ordering::Relaxed);
         self.mailbox.stop.store(true, Ordering::Release);

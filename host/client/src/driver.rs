@@ -33,7 +33,7 @@ const MAX_SLEEP: Micros = 500_000;
 /// The interfaces are asked again for their MTU after this time, microseconds.
 const LOOK: Micros = 200_000;
 
-/// How long a stack without handles waits for its closing connections, microseconds.
+/// How long a stack that ends waits for its closing connections, or in a hurry for those that give a window back, microseconds.
 const LAST_WORDS: Micros = 300_000;
 
 /// A connection on its way to the stack thread.
@@ -110,9 +110,10 @@ impl Driver {
                 if last.is_none() {
                     self.close_all();
                 }
-                let patience = if self.mailbox.hurry.load(Ordering::Relaxed) { 0 } else { LAST_WORDS };
-                let until = *last.get_or_insert(self.mailbox.now() + patience);
-                if self.entries.is_empty() || self.mailbox.now() >= until {
+                let hurry = self.mailbox.hurry.load(Ordering::Relaxed);
+                let until = *last.get_or_insert(self.mailbox.now() + LAST_WORDS);
+                let awaited = if hurry { self.awaits_tokens() } else { !self.entries.is_empty() };
+                if !awaited || self.mailbox.now() >= until {
                     break;
                 }
             }
@@ -171,6 +172,11 @@ impl Driver {
             self.queue(id);
         }
         self.serve();
+    }
+
+    /// Whether a connection that ends has offered its window, and the token for it has not come yet.
+    fn awaits_tokens(&self) -> bool {
+        self.entries.values().any(|entry| entry.shared.state.lock().connection.awaits_token())
     }
 
     fn queue(&mut self, id: u32) {

@@ -77,7 +77,8 @@ impl Stack {
     }
 
     /// Ends the stack before its last handle is gone, as a process does that is about to exit: connections that waited for a further
-    /// stream say that they end, and nothing more is sent or taken. Whoever still waits for a stream waits for ever.
+    /// stream say that they end, and nothing more is sent or taken. A window that is worth it is given back first, for which a round trip is
+    /// waited, 300 ms at most. Whoever still waits for a stream waits for ever.
     pub fn end(&self) {
         self.core.end(true);
     }

@@ -20,6 +20,9 @@ pub const FLAG_FIRST: u8 = 0x02;
 /// Flag of the tail: a newer nonce epoch is usable, the client is to REKEY within the horizon.
 pub const FLAG_REKEY_WANTED: u8 = 0x04;
 
+/// Largest gain: a window of ten answered by ten each.
+pub const MAX_GAIN: u8 = 8;
+
 /// AES-CMAC, first 12 bytes.
 pub type Mac = [u8; MAC];
 
@@ -48,6 +51,9 @@ pub struct TransportContinuation {
     pub start_cwnd: u16,
     /// Slow-start threshold, packets.
     pub ssthresh: u16,
+    /// The piece begins with a window that another connection retired: each of its first `start_cwnd` acknowledgements adds so
+    /// many packets more than in slow start, at most [`MAX_GAIN`]; 0 in every other piece.
+    pub gain: u8,
     /// TCP sequence number of response n is `wire_base + n * mss`.
     pub wire_base: u32,
     /// Bytes of TCP payload that a response slot stands for.
@@ -81,13 +87,14 @@ impl TransportContinuation {
         self.tcp_base = u32_at(&b, 6);
         (self.start_cwnd, self.ssthresh) = (u16_at(&b, 10), u16_at(&b, 12));
         (self.wire_base, self.mss) = (u32_at(&b, 14), u16_at(&b, 18));
-        let (flags, reserved) = (b[20], b[21]);
+        let (flags, gain) = (b[20], b[21]);
         if flags & !(FLAG_MARKED | FLAG_FIRST | FLAG_REKEY_WANTED) != 0 {
             return Err(WireError::ContinuationFlags(at + 20));
         }
-        if reserved != 0 {
-            return Err(WireError::ContinuationReserved(at + 21));
+        if gain > MAX_GAIN {
+            return Err(WireError::ContinuationGain(at + 21));
         }
+        self.gain = gain;
         self.marked = flags & FLAG_MARKED != 0;
         self.first = flags & FLAG_FIRST != 0;
         self.rekey_wanted = flags & FLAG_REKEY_WANTED != 0;
@@ -118,7 +125,7 @@ impl TransportContinuation {
         out[32..34].copy_from_slice(&self.ssthresh.to_be_bytes());
         out[34..38].copy_from_slice(&self.wire_base.to_be_bytes());
         out[38..40].copy_from_slice(&self.mss.to_be_bytes());
-        (out[40], out[41]) = (self.flags(), 0);
+        (out[40], out[41]) = (self.flags(), self.gain);
         out[42..46].copy_from_slice(&self.srtt.to_be_bytes());
         out[46..54].copy_from_slice(&self.connection.to_be_bytes());
     }
@@ -143,7 +150,7 @@ impl TransportContinuation {
     /// The continuation in these bytes.
     ///
     /// # Errors
-    /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationReserved`].
+    /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationGain`].
     pub fn from_bytes(bytes: &[u8; LENGTH]) -> Result<Self, WireError> {
         let mut r = Reader::new(bytes, WireError::TailTruncated);
         let mut c = Self::default();
@@ -167,13 +174,14 @@ impl fmt::Display for TransportContinuation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:08x}/{} #{} base {} tcp_base {} cwnd {} ssthresh {} srtt {} us",
+            "{:08x}/{} #{} base {} tcp_base {} cwnd {} gain {} ssthresh {} srtt {} us",
             self.tag,
             self.generation,
             self.number,
             self.base,
             self.tcp_base,
             self.start_cwnd,
+            self.gain,
             self.ssthresh,
             self.srtt
         )
@@ -216,7 +224,7 @@ impl SealedContinuation {
     /// Reads what [`Self::to_bytes`] wrote.
     ///
     /// # Errors
-    /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationReserved`].
+    /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationGain`].
     pub fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Result<Self, WireError> {
         Self::read(&mut Reader::new(bytes, WireError::TailTruncated))
     }

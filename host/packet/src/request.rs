@@ -31,6 +31,8 @@ pub const BODY_TOKEN: u8 = 0x02;
 pub const BODY_PAD: u8 = 0x04;
 /// Body flag: the client's former address and port follow the token; only in RESTART.
 pub const BODY_FORMER: u8 = 0x08;
+/// Body flag: the window is given back for a token; only in REKEY.
+pub const BODY_RETIRE: u8 = 0x10;
 /// Want flag: for a retransmission, in the order of the lost numbers.
 pub const WANT_RETRANSMIT: u8 = 0x01;
 /// Input flag: the input stream ends with this data.
@@ -131,6 +133,8 @@ pub struct Request<'a> {
     pub token: Option<&'a [u8]>,
     /// The address and port that the MAC covers, when they are not those of the packet; only in RESTART.
     pub former: Option<SocketAddr>,
+    /// The window is given back, for a token that opens another connection with it; only in REKEY.
+    pub retire: bool,
     /// Input for the application.
     pub input: Option<Input<'a>>,
     /// Bytes of padding.
@@ -195,6 +199,7 @@ impl<'a> Request<'a> {
             covers,
             token,
             former,
+            retire: body & BODY_RETIRE != 0,
             input,
             padding,
             wants,
@@ -281,8 +286,9 @@ fn check_fields(
     if usize::from(uconts) > MAX_UCONTS {
         return Err(WireError::UcontCount(at + 4));
     }
-    if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD | BODY_FORMER) != 0
+    if body & !(BODY_INPUT | BODY_TOKEN | BODY_PAD | BODY_FORMER | BODY_RETIRE) != 0
         || (body & BODY_FORMER != 0 && class != RequestClass::Restart)
+        || (body & BODY_RETIRE != 0 && class != RequestClass::Rekey)
     {
         return Err(WireError::BodyFlags(at + 5));
     }
@@ -357,6 +363,8 @@ pub struct RequestBuilder<'a> {
     pub token: Option<&'a [u8]>,
     /// The address and port that the MAC covers, when they have changed; only in RESTART.
     pub former: Option<SocketAddr>,
+    /// Give the window back for a token; only in REKEY.
+    pub retire: bool,
     /// User continuations.
     pub uconts: &'a [Ucont<'a>],
     /// Input.
@@ -378,6 +386,7 @@ impl Default for RequestBuilder<'_> {
             wants: &[],
             token: None,
             former: None,
+            retire: false,
             uconts: &[],
             input: None,
             pad_to: 0,
@@ -403,6 +412,7 @@ impl RequestBuilder<'_> {
         rule(self.covers == 0 || self.covers > 2, "a request covers 1 or 2 numbers")?;
         let moved = self.former.is_some() && self.class != RequestClass::Restart;
         rule(moved, "only a RESTART names a former address")?;
+        rule(self.retire && self.class != RequestClass::Rekey, "only a REKEY gives a window back")?;
         proof::check_build(self.proof)?;
         check_time(self.tor.time)?;
         check_time(self.continuation.map_or(0, |c| c.fields.time))?;
@@ -467,6 +477,7 @@ impl RequestBuilder<'_> {
         let mut body = if self.input.is_some() { BODY_INPUT } else { 0 };
         body |= if self.token.is_some() { BODY_TOKEN } else { 0 };
         body |= if self.former.is_some() { BODY_FORMER } else { 0 };
+        body |= if self.retire { BODY_RETIRE } else { 0 };
         body |= if self.pad_to > 0 { BODY_PAD } else { 0 };
         w.u8(body);
         for want in self.wants {

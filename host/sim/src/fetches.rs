@@ -20,8 +20,10 @@ pub struct Plan {
     pub size: u64,
     /// From the end of one to the start of the next.
     pub gap: Nanos,
-    /// Each on a connection of its own.
+    /// Each on a connection of its own, as of processes of their own.
     pub separate: bool,
+    /// Each opens with the token that the one before left, and says that it ends.
+    pub tokens: bool,
 }
 
 /// The client.
@@ -30,6 +32,7 @@ pub struct Fetcher {
     tor: NodeId,
     link: LinkId,
     connection: Option<Connection>,
+    token: Option<Vec<u8>>,
     /// The stream of the fetch that runs, when it began, and how much of it has come.
     running: Option<(u16, Nanos, u64)>,
     took: Vec<Nanos>,
@@ -41,7 +44,7 @@ impl Fetcher {
     /// A client that sends to `tor` over `link`.
     pub fn new(plan: Plan, tor: NodeId, link: LinkId) -> Self {
         let wake = Some(0);
-        Self { plan, tor, link, connection: None, running: None, took: vec![], next: 0, wake }
+        Self { plan, tor, link, connection: None, token: None, running: None, took: vec![], next: 0, wake }
     }
 
     /// How long each fetch that is done took.
@@ -63,7 +66,7 @@ impl Fetcher {
         let number = self.took.len() as u16;
         if self.plan.separate || self.connection.is_none() {
             let seed = self.seed().wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let config = client::Config { seed, ..client::Config::default() };
+            let config = client::Config { seed, token: self.token.take(), ..client::Config::default() };
             let local = address::client(ctx.id, 0, false, 40_000 + number);
             self.connection = Some(Connection::open(config, local, address::service(false), now));
         }
@@ -94,6 +97,9 @@ impl Fetcher {
         }
         assert_eq!(*received, self.plan.size, "fetch {} is whole", self.took.len());
         c.forget(*stream);
+        if self.plan.tokens {
+            c.close(Time(now / MICROSECOND));
+        }
         self.took.push(now - *began);
         self.running = None;
         self.next = now + self.plan.gap;
@@ -109,6 +115,9 @@ impl Fetcher {
         }
         while let Some(event) = c.poll() {
             assert!(!matches!(event, Event::Failed(_) | Event::StreamFailed(..)), "{event:?}");
+            if let Event::Token(token) = event {
+                self.token = Some(token);
+            }
         }
         let timer = c.poll_timeout().map(|t| t.0 * MICROSECOND);
         let more = self.running.is_none() && self.took.len() < usize::from(self.plan.count);

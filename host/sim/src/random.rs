@@ -92,7 +92,12 @@ pub fn scenario(seed: u64) -> Scenario {
     let skew = if rng.chance(0.5) { rng.below(10 * MILLISECOND) } else { 0 };
     let replicas = lives(&mut rng, count)
         .into_iter()
-        .map(|life| Place { life, delay: rng.below(skew + 1), jitter: rng.below(MILLISECOND), poison: None })
+        .map(|life| Place {
+            life,
+            delay: rng.below(skew + 1),
+            jitter: rng.below(MILLISECOND),
+            ..Place::default()
+        })
         .collect();
     let policy =
         [Policy::Block, Policy::RoundRobin, Policy::Random, Policy::LeastLoaded][rng.below(4) as usize];

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use rivulet_packet::Segment;
 use rivulet_transport::KeyRing;
 use rivulet_transport::Time;
-use rivulet_transport::server::{Policy, Verdict, step};
+use rivulet_transport::server::{Policy, ReplayMemory, Server, Verdict};
 
 use crate::ids::LinkId;
 use crate::life::{Life, State};
@@ -15,6 +15,9 @@ use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 use crate::{MICROSECOND, Nanos, address, content};
+
+/// Uses that a replica with a memory remembers a horizon.
+const REPLAY_USES: usize = 10_000;
 
 /// What a replica is set to.
 #[derive(Debug, Clone)]
@@ -32,6 +35,8 @@ pub struct Config {
     /// Number of the response, counted from 1, whose nonce is changed (its checksum is right): damage that no
     /// checksum finds.
     pub poison: Option<u64>,
+    /// It remembers what was used, as it has for long when the run begins.
+    pub remembers: bool,
 }
 
 /// What a replica did.
@@ -59,6 +64,7 @@ pub struct Replica {
     pub keys: Rc<KeyRing>,
     /// What it did.
     pub counters: Counters,
+    server: Server,
     link: LinkId,
     waiting: VecDeque<Packet>,
     resume: Option<Nanos>,
@@ -69,7 +75,11 @@ impl Replica {
     /// A replica whose responses go onto `link`.
     pub fn new(config: Config, keys: Rc<KeyRing>, link: LinkId, rng: Rng) -> Self {
         let (waiting, resume) = (VecDeque::new(), None);
-        Self { config, keys, counters: Counters::default(), link, waiting, resume, rng }
+        let mut server = Server::new(config.policy);
+        let horizon = config.policy.horizon;
+        let began = Time(config.clock.saturating_sub(horizon));
+        server.replay = config.remembers.then(|| ReplayMemory::new(REPLAY_USES, horizon, 1).since(began));
+        Self { config, keys, counters: Counters::default(), server, link, waiting, resume, rng }
     }
 
     fn serve(&mut self, bytes: &[u8], ctx: &mut Context) {
@@ -83,7 +93,7 @@ impl Replica {
             return;
         }
         let now = Time(self.config.clock + ctx.now / MICROSECOND);
-        let plan = match step(&segment, &self.keys, now, &self.config.policy) {
+        let plan = match self.server.accept(&segment, &self.keys, now) {
             Ok(Verdict::Respond(plan)) => plan,
             Ok(Verdict::Terminate) => {
                 self.counters.terminated += 1;

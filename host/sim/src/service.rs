@@ -28,6 +28,8 @@ pub struct Place {
     pub jitter: Nanos,
     /// The response whose nonce is changed ([`replica::Config::poison`]).
     pub poison: Option<u64>,
+    /// It has a memory of what was used ([`replica::Config::remembers`]).
+    pub remembers: bool,
 }
 
 /// What a service is made of.
@@ -129,8 +131,9 @@ impl Service {
         let mut nodes = vec![];
         for r in replicas {
             let rng = net.rng();
-            let (life, delay, jitter, poison) = (r.life.clone(), r.delay, r.jitter, r.poison);
-            let config = replica::Config { life, delay, jitter, clock, policy, poison };
+            let (life, delay, jitter) = (r.life.clone(), r.delay, r.jitter);
+            let (poison, remembers) = (r.poison, r.remembers);
+            let config = replica::Config { life, delay, jitter, clock, policy, poison, remembers };
             let node = net.add_node(Replica::new(config, ring.clone(), down, rng));
             let rack = link::Config { delay: 10 * MICROSECOND, ..link::Config::default() };
             let link = net.add_link(rack, End::Node(node));

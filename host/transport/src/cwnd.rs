@@ -16,6 +16,9 @@ pub struct Piece {
     pub start_cwnd: u16,
     /// Slow-start threshold, packets.
     pub ssthresh: u16,
+    /// The piece began with a window that was given back: each of its first [`Piece::start_cwnd`] acknowledgements adds so many
+    /// packets more than in slow start. 0 in every other.
+    pub gain: u8,
 }
 
 impl Piece {
@@ -25,9 +28,41 @@ impl Piece {
     /// Each acknowledged packet adds one in slow start (RFC 3465 with L = 2, which a delayed acknowledgement of two never
     /// exceeds), and one a window in congestion avoidance (RFC 5681 section 3.1).
     pub fn cwnd(&self, k: u32) -> u32 {
+        let (start, acked) = (u64::from(self.start_cwnd), u64::from(self.acked(k)));
+        let (jumped, threshold) = (self.jumped(), u64::from(self.ssthresh));
+        match self.gain {
+            0 => cwnd_after(start, threshold, acked),
+            gain if acked < start => cap(start + acked * (1 + u64::from(gain))),
+            _ => cwnd_after(jumped, threshold, acked - start),
+        }
+    }
+
+    /// The window after a loss or a mark in what follows `k`, and the threshold with it: half of what was in flight, as
+    /// [`halved`]. A window that was given back is believed as far as it was acknowledged here: until all of it was, half of
+    /// that is left, or of the first window if that is more (the Safe Retreat of RFC 9959).
+    pub fn after_loss(&self, k: u32) -> u32 {
+        let (window, acked) = (self.cwnd(k), self.acked(k));
+        let proved = u64::from(acked) >= u64::from(self.start_cwnd) + self.jumped();
+        match self.gain {
+            0 => halved(window),
+            _ if proved => halved(window),
+            _ => halved(window.min(acked.max(u32::from(self.start_cwnd)))),
+        }
+    }
+
+    /// Whether `k` is still among the acknowledgements that bring a window back.
+    pub fn is_jumping(&self, k: u32) -> bool {
+        self.gain > 0 && self.acked(k) <= u32::from(self.start_cwnd)
+    }
+
+    fn acked(&self, k: u32) -> u32 {
         let distance = k.wrapping_sub(self.tcp_base);
-        let acked = if distance >= 1 << 31 { 0 } else { u64::from(distance) };
-        cwnd_after(u64::from(self.start_cwnd), u64::from(self.ssthresh), acked)
+        if distance >= 1 << 31 { 0 } else { distance }
+    }
+
+    /// The window when the first one is acknowledged.
+    fn jumped(&self) -> u64 {
+        u64::from(self.start_cwnd) * (2 + u64::from(self.gain))
     }
 }
 
@@ -56,16 +91,25 @@ pub fn halved(cwnd: u32) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use rivulet_packet::MAX_GAIN;
 
     /// TCP Reno step by step, in packets: what the closed form must equal.
     struct Reno {
         cwnd: u32,
         ssthresh: u32,
         acked_in_window: u32,
+        /// Acknowledgements that still add so many packets more.
+        jump: (u32, u32),
     }
 
     impl Reno {
         fn ack(&mut self) {
+            let (left, gain) = self.jump;
+            if left > 0 && gain > 0 {
+                self.cwnd += 1 + gain;
+                self.jump.0 -= 1;
+                return;
+            }
             if self.cwnd < self.ssthresh {
                 self.cwnd += 1;
                 return;
@@ -78,13 +122,19 @@ mod tests {
         }
     }
 
-    fn check(start: u16, ssthresh: u16, steps: u32) {
+    fn check(start: u16, ssthresh: u16, gain: u8, steps: u32) {
         let base = 0xffff_fff0; // serial arithmetic: every run wraps
-        let piece = Piece { tcp_base: base, start_cwnd: start, ssthresh };
-        let mut reno = Reno { cwnd: u32::from(start), ssthresh: u32::from(ssthresh), acked_in_window: 0 };
+        let piece = Piece { tcp_base: base, start_cwnd: start, ssthresh, gain };
+        let mut reno = Reno {
+            cwnd: u32::from(start),
+            ssthresh: u32::from(ssthresh),
+            acked_in_window: 0,
+            jump: (u32::from(start), u32::from(gain)),
+        };
         for k in 0..=steps {
             let closed = piece.cwnd(base.wrapping_add(k));
-            assert_eq!(closed, reno.cwnd.min(MAX_CWND), "start {start}, ssthresh {ssthresh}, k {k}");
+            let what = format!("start {start}, ssthresh {ssthresh}, gain {gain}, k {k}");
+            assert_eq!(closed, reno.cwnd.min(MAX_CWND), "{what}");
             reno.ack();
         }
     }
@@ -93,22 +143,48 @@ mod tests {
     fn equals_stepwise_reno_for_every_small_start() {
         for start in 1..=64 {
             for ssthresh in 0..=64 {
-                check(start, ssthresh, 4096);
+                check(start, ssthresh, 0, 4096);
             }
         }
+    }
+
+    #[test]
+    fn a_window_that_was_given_back_is_there_when_the_first_is_acknowledged() {
+        for (start, gain) in (1..=16).flat_map(|start| (1..=MAX_GAIN).map(move |gain| (start, gain))) {
+            for ssthresh in [0, 9, 30, 100, 300, u16::MAX] {
+                check(start, ssthresh, gain, 2000);
+            }
+        }
+        let piece = Piece { tcp_base: 99, start_cwnd: 10, ssthresh: u16::MAX, gain: MAX_GAIN };
+        assert_eq!([99, 100, 109, 110].map(|k| piece.cwnd(k)), [10, 19, 100, 101]);
+    }
+
+    /// Until a window that was given back is acknowledged whole, a loss leaves half of what was acknowledged.
+    #[test]
+    fn a_loss_takes_back_what_nobody_acknowledged() {
+        let piece = Piece { tcp_base: 99, start_cwnd: 10, ssthresh: u16::MAX, gain: MAX_GAIN };
+        let after = |k: u32| (piece.cwnd(k), piece.after_loss(k));
+        assert_eq!(after(99), (10, 5), "as any first window");
+        assert_eq!(after(104), (55, 5));
+        assert_eq!(after(109), (100, 5));
+        assert_eq!(after(149), (140, 25));
+        assert_eq!(after(208), (199, 54), "the last number of the jump is missing");
+        assert_eq!(after(209), (200, 100), "all of it is proved");
+        let ordinary = Piece { gain: 0, ..piece };
+        assert_eq!((ordinary.cwnd(149), ordinary.after_loss(149)), (60, 30));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn equals_stepwise_reno_beyond(start in 1u16..2000, ssthresh in 0u16..3000, steps in 0u32..200_000) {
-            check(start, ssthresh, steps);
+            check(start, ssthresh, 0, steps);
         }
     }
 
     #[test]
     fn is_capped_and_never_falls() {
-        let piece = Piece { tcp_base: 0, start_cwnd: 10, ssthresh: u16::MAX };
+        let piece = Piece { tcp_base: 0, start_cwnd: 10, ssthresh: u16::MAX, gain: 0 };
         assert_eq!(piece.cwnd(1 << 30), MAX_CWND);
         assert_eq!(piece.cwnd(u32::MAX), 10, "before TCPBase");
         assert_eq!(halved(1), 2);

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use rivulet_packet::TransportContinuation;
 
 use crate::keys::{KeyRing, MacKey, NonceKeys, equal_in_constant_time};
+use crate::retired::Retired;
 use crate::seal::{address_bytes, ip_bytes};
 use crate::time::{CLOCK_MASK, Micros, stamp_age};
 
@@ -33,6 +34,8 @@ pub enum OpenedBy<'a> {
     Token(&'a [u8]),
     /// A bare SYN, whose cookie is completed.
     Cookie,
+    /// A SYN with a token for the window that the generation of this tag gave back.
+    Window(u32),
 }
 
 /// The opening of a connection.
@@ -44,12 +47,14 @@ pub fn open_connection(
     by: OpenedBy<'_>,
 ) -> Opening {
     let (from, to, client_isn) = (address_bytes(client), address_bytes(service), client_isn.to_be_bytes());
-    let (domain, token): (u8, &[u8]) = match by {
-        OpenedBy::Syn => (0, &[]),
-        OpenedBy::Token(token) => (1, token),
-        OpenedBy::Cookie => (2, &[]),
-    };
-    let [tag, first, ..] = words(keys.opening.mac(&[&from, &to, &client_isn, &[domain], token]));
+    let mac = |domain: u8, token: &[u8]| keys.opening.mac(&[&from, &to, &client_isn, &[domain], token]);
+    let [tag, first, ..] = words(match by {
+        OpenedBy::Syn => mac(0, &[]),
+        OpenedBy::Token(token) => mac(1, token),
+        OpenedBy::Cookie => mac(2, &[]),
+        // The same numbers from whichever port and with whichever ISN: the window exists once.
+        OpenedBy::Window(tag) => keys.opening.mac(&[&ip_bytes(client.ip()), &to, &[3], &tag.to_be_bytes()]),
+    });
     // One ISN for all: a middlebox may have seen the answer to another SYN of the same connection.
     let [_, _, isn, _] = words(keys.opening.mac(&[&from, &to, &client_isn]));
     Opening { tag, first, isn }
@@ -95,8 +100,11 @@ pub fn address_token(keys: &KeyRing, epoch: u16, now: u64, ip: IpAddr) -> Option
     Some(token(&keys.seal(epoch)?.token, epoch, now, [&ip_bytes(ip), &[]]))
 }
 
-/// Whether `presented` proves `ip`. It does not say whether it was used before.
+/// Whether `presented` proves `ip`, as an address token or as one with a window. It does not say whether it was used before.
 pub fn proves_address(keys: &KeyRing, now: u64, ip: IpAddr, presented: &[u8]) -> bool {
+    if let Some(retired) = Retired::open(keys, ip, presented) {
+        return fresh(now, retired.time, TOKEN_LIFETIME);
+    }
     let Some((epoch, time)) = read_token(presented) else { return false };
     let Some(seal) = keys.seal(epoch) else { return false };
     let right = token(&seal.token, epoch, time, [&ip_bytes(ip), &[]]);
@@ -153,10 +161,34 @@ mod tests {
         changed[7] ^= 1;
         assert!(!proves_address(&ring, 60, a.ip(), &changed), "another time");
         assert!(!answers_challenge(&ring, 60, 100, a, 7, &token), "a token is no answer to a challenge");
+        let window = Retired { time: 50, tag: 7, window: 90, ssthresh: 90, mss: 1400 };
+        let window = window.seal(&ring, 3, a.ip()).unwrap();
+        assert!(proves_address(&ring, 60, a.ip(), &window), "one with a window proves it too");
+        assert!(!proves_address(&ring, 60, b.ip(), &window));
+        assert!(!proves_address(&ring, 60 + TOKEN_LIFETIME, a.ip(), &window));
         let challenge = challenge(&ring, 3, 50, a, 7).unwrap();
         assert!(answers_challenge(&ring, 60, 100, a, 7, &challenge));
         assert!(!answers_challenge(&ring, 60, 100, a, 8, &challenge), "another connection");
         assert!(!answers_challenge(&ring, 160, 100, a, 7, &challenge), "too late");
         assert!(!answers_challenge(&ring, 60, 100, b, 7, &challenge), "another address");
+    }
+
+    #[test]
+    fn a_window_opens_the_same_numbers_wherever_it_is_presented() {
+        let mac = |n: u8| MacKey::new(&[n; 16]);
+        let key = rivulet_packet::NonceKey { k0: 1, k1: 2 };
+        let keys = |n| NonceKeys { original: key, retransmitted: key, opening: mac(n) };
+        let service: SocketAddr = "198.51.100.80:80".parse().unwrap();
+        let opened = |from: &str, isn, by| {
+            let o = open_connection(&keys(5), from.parse().unwrap(), service, isn, by);
+            (o.tag, o.first)
+        };
+        let here = opened("192.0.2.1:1000", 1, OpenedBy::Window(7));
+        assert_eq!(here, opened("192.0.2.1:2000", 2, OpenedBy::Window(7)));
+        assert_ne!(here, opened("192.0.2.1:1000", 1, OpenedBy::Window(8)));
+        assert_ne!(here, opened("192.0.2.2:1000", 1, OpenedBy::Window(7)));
+        let token = |from: &str, isn| opened(from, isn, OpenedBy::Token(&[7; 20]));
+        assert_ne!(token("192.0.2.1:1000", 1), token("192.0.2.1:2000", 1));
+        assert_ne!(token("192.0.2.1:1000", 1), token("192.0.2.1:1000", 2));
     }
 }

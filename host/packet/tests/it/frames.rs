@@ -16,6 +16,7 @@ fn continuation() -> SealedContinuation {
         tcp_base: 0xffff_ff00,
         start_cwnd: 10,
         ssthresh: 64,
+        gain: 3,
         wire_base: 0xdead_beef,
         mss: 1200,
         marked: true,

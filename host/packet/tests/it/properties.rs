@@ -11,13 +11,13 @@ use rivulet_packet::*;
 prop_compose! {
     fn sealed()(
         w in any::<[u32; 7]>(), h in any::<[u16; 7]>(), time in 0u64..1 << 48,
-        connection: u64, marked: bool, first: bool, rekey_wanted: bool, mac: Mac,
+        connection: u64, marked: bool, first: bool, rekey_wanted: bool, gain in 0..=MAX_GAIN, mac: Mac,
     ) -> SealedContinuation {
         let fields = TransportContinuation {
             tag: w[0], number: w[1], base: w[2], tcp_base: w[3], wire_base: w[4], srtt: w[5], time,
             nonce_epoch: h[0], seal_epoch: h[1], generation: h[2], tor_id: h[3],
             start_cwnd: h[4], ssthresh: h[5], mss: h[6],
-            marked, first, rekey_wanted, connection,
+            marked, first, rekey_wanted, gain, connection,
         };
         SealedContinuation { fields, mac }
     }
@@ -74,7 +74,7 @@ proptest! {
         (list, wants) in uconts().prop_flat_map(|l| { let n = l.len(); (Just(l), wants(n)) }),
         (attempt, token, input, data) in bits(),
         hold: u16, covers in 1u8..=2, pad_to in 0usize..2000, former: Option<u16>,
-        time in 0u64..1 << 48, checked: bool,
+        time in 0u64..1 << 48, checked: bool, retire: bool,
     ) {
         let syn = class == RequestClass::Syn;
         let views: Vec<&[u8]> = list.iter().map(|u| &u[..]).collect();
@@ -91,6 +91,7 @@ proptest! {
             former: former
                 .filter(|_| class == RequestClass::Restart)
                 .map(|p| SocketAddr::from(([192, 0, 2, 1], p))),
+            retire: retire && class == RequestClass::Rekey,
             uconts: &views,
             input: input.map(|(stream, end, offset)| Input {
                 stream,

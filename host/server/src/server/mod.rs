@@ -506,7 +506,8 @@ pub(crate) fn common_clock() -> Time {
 /// The transport of a service. Also behind a ToR that is believed it has a memory against replay: what the ToR could not judge, this
 /// replica does.
 fn transport(policy: Policy, replay: Option<ReplayMemory>) -> Transport {
-    let fresh = || ReplayMemory::new(REPLAY_USES, policy.horizon, secret());
+    // It is whole a horizon from now, not from the first request.
+    let fresh = || ReplayMemory::new(REPLAY_USES, policy.horizon, secret()).since(common_clock());
     Transport {
         policy,
         replay: Some(replay.unwrap_or_else(fresh)),

@@ -11,13 +11,22 @@ const ROUND: Nanos = 75 * MILLISECOND;
 
 /// Round trips that each of nine fetches took, three replicas behind 100 Mb/s.
 fn fetches(gap: Nanos, separate: bool, loss: f64) -> (Vec<u64>, Statistics) {
+    fetch(Plan { count: 9, size: 128 * 1024, gap, separate, tokens: false }, loss)
+}
+
+/// The same, each on a connection of its own that opens with the token of the one before.
+fn fetches_with_tokens(gap: Nanos, loss: f64) -> (Vec<u64>, Statistics) {
+    fetch(Plan { count: 9, size: 128 * 1024, gap, separate: true, tokens: true }, loss)
+}
+
+fn fetch(plan: Plan, loss: f64) -> (Vec<u64>, Statistics) {
     let mut net = Network::new(5);
     let down =
         link::Config { delay: ROUND / 2, rate: 100_000_000, queue: 200, loss, ..link::Config::default() };
-    let replicas = vec![Place::default(); 3];
+    let replicas = vec![Place { remembers: true, ..Place::default() }; 3];
     let config = Config { replicas, down: down.clone(), up: down, ..Config::default() };
     let service = Service::new(&mut net, config);
-    let client = service.fetcher(&mut net, Plan { count: 9, size: 128 * 1024, gap, separate });
+    let client = service.fetcher(&mut net, plan);
     let done = |net: &Network| net.node::<Fetcher>(client).took().len() == 9;
     net.run_while(120 * SECOND, |net| !done(net));
     assert!(done(&net), "{:?}", net.node::<Fetcher>(client).statistics());
@@ -39,6 +48,27 @@ fn later_fetches_of_one_connection_take_three_round_trips() {
 fn connections_of_their_own_learn_nothing_of_each_other() {
     let (took, _) = fetches(SECOND / 2, true, 0.0);
     assert_eq!(took, [5; 9]);
+}
+
+/// Processes that have nothing in common but the token.
+#[test]
+fn later_fetches_with_the_window_of_the_one_before_take_three_round_trips() {
+    let (took, s) = fetches_with_tokens(SECOND / 2, 0.0);
+    assert_eq!(took, [5, 3, 3, 3, 3, 3, 3, 3, 3]);
+    assert_eq!((s.declared, s.timeouts, s.restarts, s.rekeys), (0, 0, 0, 0), "{s:?}");
+}
+
+/// Halved by every second, it is none after three, and the token proves the address alone.
+#[test]
+fn a_window_that_was_idle_for_seconds_is_forgotten() {
+    let (took, _) = fetches_with_tokens(3 * SECOND, 0.0);
+    assert_eq!(took, [5, 4, 4, 4, 4, 4, 4, 4, 4]);
+}
+
+#[test]
+fn fetches_with_windows_of_before_come_whole_under_loss() {
+    let (took, _) = fetches_with_tokens(SECOND / 2, 0.02);
+    assert_eq!(took.len(), 9);
 }
 
 #[test]

@@ -49,9 +49,22 @@ pub(super) enum Phase {
         attempts: u32,
         /// When to send it (again).
         due: Time,
+        /// What becomes of the window.
+        window: Window,
     },
     /// Over.
     Over,
+}
+
+/// What becomes of the window of a connection that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Window {
+    /// It ends too, or was given back.
+    Gone,
+    /// It is to be given back, once all of it is here.
+    Kept,
+    /// The server was asked to take it: a token may come.
+    Offered,
 }
 
 /// How the connection is being brought to life again.
@@ -338,13 +351,19 @@ impl Connection {
         self.streams.get(&stream).is_none_or(|s| s.output.is_complete())
     }
 
-    /// Ends the connection. The server keeps nothing, so this is courtesy towards middleboxes; [`Event::Closed`] follows.
+    /// Ends the connection. The server keeps nothing, so this is courtesy towards middleboxes; [`Event::Closed`] follows. A window that
+    /// is worth it is given back first: an [`Event::Token`] with it may come before.
     pub fn close(&mut self, now: Time) {
         match self.phase {
-            Phase::Over => {}
-            Phase::Open => self.phase = Phase::Closing { attempts: 0, due: now },
+            Phase::Over | Phase::Closing { .. } => {}
+            Phase::Open => self.phase = self.closing(now),
             _ => self.end(Event::Closed),
         }
+    }
+
+    /// Whether a token is still expected of a connection that was closed.
+    pub fn awaits_token(&self) -> bool {
+        matches!(self.phase, Phase::Closing { window: Window::Kept | Window::Offered, .. })
     }
 
     /// What happened since the last call.

@@ -1,5 +1,6 @@
 //! The client: the side that keeps the state of the connection, and the server's too.
 
+mod close;
 mod connection;
 mod generation;
 mod input;

@@ -7,7 +7,7 @@ use rivulet_packet::{
     WireError,
 };
 
-use super::connection::{Connection, ConnectionError, Event, InputError, Phase, Revival};
+use super::connection::{Connection, ConnectionError, Event, InputError, Phase, Revival, Window};
 use super::generation::{Arrival, Generation};
 use super::output::MAX_REFUSALS;
 use super::plain;
@@ -121,6 +121,14 @@ impl Connection {
         }
         if self.generation.is_none() {
             return Err(InputError::Unexpected);
+        }
+        if let (Phase::Closing { window, .. }, NewContinuation::None, Some(token)) =
+            (&mut self.phase, &r.continuation, r.token)
+        {
+            // The window, for another connection.
+            *window = Window::Gone;
+            self.events.push_back(Event::Token(token.to_vec()));
+            return Ok(());
         }
         if let Phase::Closing { .. } = self.phase
             && segment.flags.has(rivulet_packet::TcpFlags::FIN)

@@ -9,7 +9,7 @@ use rivulet_packet::{
     SegmentHeader, SynOptions, TcpFlags, Want, segment,
 };
 
-use super::connection::{Connection, Stream, mix};
+use super::connection::{Connection, Phase, Stream, mix};
 use super::generation::Generation;
 use super::input::Packet;
 use crate::server::STEADY_OVERHEAD;
@@ -194,6 +194,7 @@ impl Connection {
             wants: &asked.wants,
             token,
             former: moved.then_some(self.sealed_for),
+            retire: shape.class == RequestClass::Rekey && matches!(self.phase, Phase::Closing { .. }),
             uconts: &uconts,
             input,
             pad_to: shape.pad_to,

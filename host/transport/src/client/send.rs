@@ -37,7 +37,7 @@ impl Connection {
             Phase::Idle | Phase::Over => None,
             Phase::Opening { send, bare, .. } => send.then(|| self.send_syn(now, bare, packet)).flatten(),
             Phase::Completing { send, .. } => send.then(|| self.send_completion(now, packet)).flatten(),
-            Phase::Closing { due, .. } => (due <= now).then(|| self.send_close(now, packet)).flatten(),
+            Phase::Closing { .. } => self.send_close(now, packet),
             Phase::Open => self.send_open(now, packet),
         }
     }
@@ -385,7 +385,7 @@ impl Connection {
     }
 
     /// Whether the window of `index` came whole and unused, so that a REKEY may take it all.
-    fn is_drained(&self, index: u32) -> bool {
+    pub(super) fn is_drained(&self, index: u32) -> bool {
         let Some(generation) = self.generation.as_ref() else { return false };
         let Some(sealed) = generation.slot(index).and_then(|s| s.sealed) else { return false };
         let proof = generation.proof(index);
@@ -462,37 +462,6 @@ impl Connection {
         let due = now + self.spread_out(self.rtt.rto());
         self.phase = Phase::Completing { cookie, due, send: false, attempts: attempts + 1 };
         self.last_sent = now;
-        Some(length)
-    }
-
-    fn send_close(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
-        let Phase::Closing { attempts, .. } = self.phase else { return None };
-        let attempt = attempts.min(u32::from(MAX_ATTEMPT)) as u8;
-        let generation = self.generation.as_ref();
-        let latest =
-            generation.and_then(|g| g.latest_continuation().filter(|_| attempts < 3).map(|i| (g, i)));
-        let found = latest.and_then(|(g, i)| g.slot(i).map(|s| (i, s.sealed, s.received_at)));
-        let Some((index, Some(sealed), received_at)) = found else {
-            self.end(super::Event::Closed);
-            return None;
-        };
-        if self.is_expired(received_at, now) || self.sealed_for != self.local {
-            // The server keeps nothing: there is nobody to tell.
-            self.end(super::Event::Closed);
-            return None;
-        }
-        let shape = Shape {
-            class: RequestClass::Close,
-            continuation: Some(&sealed),
-            index: Some(index),
-            attempt,
-            covers: 1,
-            pad_to: 0,
-        };
-        let seq = self.seq;
-        let length = self.build(&shape, &Asked::default(), now, packet)?;
-        self.seq = seq;
-        self.phase = Phase::Closing { attempts: attempts + 1, due: now + self.rtt.rto().max(LEAST_PAUSE) };
         Some(length)
     }
 }

@@ -148,7 +148,7 @@ pub enum Event {
     Writable(u16),
     /// All input written to this stream was consumed.
     InputConsumed(u16),
-    /// An address token for a later connection came.
+    /// An address token for a later connection came; after [`super::Connection::close`] one that has the window in it.
     Token(Vec<u8>),
     /// The server speaks TCP: go on with a kernel socket. The connection is over for this crate.
     FallbackToTcp(TcpHandshake),
@@ -190,6 +190,8 @@ pub struct Statistics {
     pub restarts: u64,
     /// REKEYs sent.
     pub rekeys: u64,
+    /// Windows that were offered to the server at the end.
+    pub retired: u64,
     /// Continuations whose difference did not match the prediction.
     pub mispredicted: u64,
     /// Trickles that ended as predicted and were not sent.

@@ -106,7 +106,7 @@ impl Plan<'_> {
             offset,
             uconts: Uconts::encode(reply.uconts, uconts)?,
             consumed: reply.consumed,
-            token: reply.token,
+            token: self.given.as_ref().map_or(reply.token, |token| Some(token)),
             body,
             data,
         };
@@ -142,7 +142,8 @@ impl Plan<'_> {
     }
 
     fn nonce(&self, head: &Head, keys: &KeyRing) -> Result<u32, RespondError> {
-        // The answer to a CLOSE shows none: its number may have come under K', and the nonce under K would say that it was not lost.
+        // The answer to a CLOSE shows none: its number may have come under K', and the nonce under K would say that it was not lost. One
+        // that a window was given back with has no number of its own either.
         if matches!(head.kind, HeadKind::Challenge | HeadKind::Farewell) {
             return Ok(0);
         }

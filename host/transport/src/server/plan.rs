@@ -8,6 +8,7 @@ use rivulet_packet::{Request, RequestClass, SealedContinuation, TransportContinu
 use super::refusal::Refusal;
 use crate::keys::KeyRing;
 use crate::opening::{self, TOKEN_LENGTH};
+use crate::retired::WINDOW_TOKEN_LENGTH;
 use crate::ucont::{self, UserContinuation};
 use crate::verdict::MAX_RESPONSES;
 
@@ -38,7 +39,7 @@ pub enum HeadKind {
     Challenge,
     /// The cookie that answers a bare SYN; the library answers it.
     Cookie,
-    /// The answer to a CLOSE; the library answers it.
+    /// The answer to a CLOSE, or to a REKEY that gives the window back; the library answers it.
     Farewell,
 }
 
@@ -102,6 +103,10 @@ pub struct Plan<'a> {
     pub(super) fin: bool,
     /// The address token that this SYN uses up.
     pub(super) spent: Option<&'a [u8]>,
+    /// This SYN begins with the window that its token brings.
+    pub(super) seeded: bool,
+    /// The token for the window that this request gives back.
+    pub(super) given: Option<[u8; WINDOW_TOKEN_LENGTH]>,
     /// Largest TCP payload.
     pub(super) largest: usize,
 }
@@ -174,6 +179,16 @@ impl<'a> Plan<'a> {
     /// The address token that this opening uses up.
     pub(super) fn spent(&self) -> Option<&'a [u8]> {
         self.spent
+    }
+
+    /// Whether a window is moved by this request: given back, or begun with.
+    pub(super) fn moves_window(&self) -> bool {
+        self.seeded || self.given.is_some()
+    }
+
+    /// Whether the client gives its window back with this request.
+    pub(super) fn retires(&self) -> bool {
+        self.request.as_ref().is_some_and(|r| r.retire)
     }
 
     /// Whether this is the completion of a bare opening.

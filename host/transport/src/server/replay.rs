@@ -27,6 +27,8 @@ pub enum LeftBy {
     Timeout,
     /// By a REKEY, which leads to another.
     Rekey,
+    /// By a REKEY that gave the window back, to another connection.
+    Retirement,
 }
 
 /// The answer of the memory.
@@ -115,6 +117,8 @@ pub struct ReplayMemory {
     uses: Banks,
     left: Banks,
     turned: Time,
+    /// When it began to remember.
+    since: Option<Time>,
     horizon: Micros,
     secret: u64,
     statistics: ReplayStatistics,
@@ -137,6 +141,7 @@ impl ReplayMemory {
             uses: Banks::new(uses),
             left: Banks::new(uses / USES_A_GENERATION),
             turned: Time(0),
+            since: None,
             horizon,
             secret,
             statistics: ReplayStatistics::default(),
@@ -178,13 +183,31 @@ impl ReplayMemory {
         self.uses.value(self.fingerprint(key)) != 0
     }
 
+    /// It began to remember then. Not told, it begins when it is first asked.
+    #[must_use]
+    pub fn since(self, began: Time) -> Self {
+        Self { since: Some(began), ..self }
+    }
+
+    /// Whether everything that was used within a horizon is remembered but for what there was no room for: the memory is that old. One that
+    /// has just begun, as after a restart, knows nothing of what another knew.
+    pub fn is_whole(&mut self, now: Time) -> bool {
+        now.since(*self.since.get_or_insert(now)) >= self.horizon
+    }
+
     /// Remembers that the generation of `tag` was left: what of it is still about is stale within a horizon, and good for nothing before.
-    pub fn leave(&mut self, tag: u32, by: LeftBy, now: Time) {
+    /// False: there is no room for that.
+    pub fn leave(&mut self, tag: u32, by: LeftBy, now: Time) -> bool {
         self.turn(now);
         let fingerprint = self.fingerprint(generation(tag));
-        if !self.left.put(fingerprint, if by == LeftBy::Timeout { 1 } else { 2 }) {
-            self.statistics.overflowed += 1;
-        }
+        let value = match by {
+            LeftBy::Timeout => 1,
+            LeftBy::Rekey => 2,
+            LeftBy::Retirement => 3,
+        };
+        let remembered = self.left.put(fingerprint, value);
+        self.statistics.overflowed += u64::from(!remembered);
+        remembered
     }
 
     /// How the generation of `tag` was left; None: it was not, or a horizon ago.
@@ -193,7 +216,8 @@ impl ReplayMemory {
         match self.left.value(self.fingerprint(generation(tag))) {
             0 => None,
             1 => Some(LeftBy::Timeout),
-            _ => Some(LeftBy::Rekey),
+            2 => Some(LeftBy::Rekey),
+            _ => Some(LeftBy::Retirement),
         }
     }
 

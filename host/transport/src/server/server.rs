@@ -9,6 +9,7 @@ use super::replay::{LeftBy, ReplayKey, ReplayMemory, Use};
 use super::reply::{Reply, RespondError};
 use super::step::{Known, Policy, Verdict, step_knowing};
 use crate::keys::KeyRing;
+use crate::retired::Retired;
 use crate::time::Time;
 use crate::verdict::answered_before;
 
@@ -40,7 +41,8 @@ impl Server {
         keys: &KeyRing,
         now: Time,
     ) -> Result<Verdict<'a>, Refusal> {
-        let mut known = Known::default();
+        let remembers = self.replay.as_mut().is_some_and(|memory| memory.is_whole(now));
+        let mut known = Known { remembers, ..Known::default() };
         if let Some(cache) = &mut self.cache
             && let Ok(request) = segment.request()
             && let Some(sealed) = request.continuation.filter(|_| request.class != RequestClass::Restart)
@@ -55,20 +57,21 @@ impl Server {
         let leaves = plan.request().filter(|_| !plan.challenges() && !plan.completes());
         let leaves = leaves.and_then(|r| Some((r.class, plan.presented()?.tag)));
         if let Some((class, tag)) = leaves
-            && is_over(class, memory.left(tag, now))
+            && is_over(class, plan.retires(), memory.left(tag, now))
         {
             return Err(Refusal::Replayed);
         }
         for key in replay_keys(plan, segment).into_iter().flatten() {
-            if memory.take(key, now) != Use::Spent {
-                continue;
-            }
-            if plan.spent().is_some() {
+            match memory.take(key, now) {
+                Use::First => continue,
+                // A window that is not remembered could be moved twice.
+                Use::Forgotten if plan.moves_window() => known.remembers = false,
+                Use::Forgotten => continue,
                 // The token was used: the SYN is answered as one without.
-                known.token_spent = true;
-                return step_knowing(segment, keys, now, &self.policy, known);
+                Use::Spent if plan.spent().is_some() => known.token_spent = true,
+                Use::Spent => return Err(Refusal::Replayed),
             }
-            return Err(Refusal::Replayed);
+            return step_knowing(segment, keys, now, &self.policy, known);
         }
         if plan.class() == Some(RequestClass::Rekey)
             && plan.presented().is_some_and(|c| is_begun(memory, c, now))
@@ -77,9 +80,15 @@ impl Server {
         }
         match leaves {
             Some((RequestClass::Timeout | RequestClass::Restart, tag)) => {
-                memory.leave(tag, LeftBy::Timeout, now)
+                memory.leave(tag, LeftBy::Timeout, now);
             }
-            Some((RequestClass::Rekey, tag)) => memory.leave(tag, LeftBy::Rekey, now),
+            Some((RequestClass::Rekey, tag)) => {
+                let by = if plan.retires() { LeftBy::Retirement } else { LeftBy::Rekey };
+                if !memory.leave(tag, by, now) && plan.moves_window() {
+                    known.remembers = false;
+                    return step_knowing(segment, keys, now, &self.policy, known);
+                }
+            }
             _ => {}
         }
         Ok(verdict)
@@ -110,12 +119,14 @@ fn digest(bytes: &[u8]) -> u64 {
 }
 
 /// Whether a request comes too late for its generation. One window stays one window: who left it for another by TIMEOUT, RESTART or REKEY
-/// has no use of what is still unused of it, and of the two that may follow a generation only one does.
-fn is_over(class: RequestClass, left: Option<LeftBy>) -> bool {
+/// has no use of what is still unused of it, and of the three that may follow a generation only one does: what a TIMEOUT or RESTART opens, what
+/// a REKEY opens, or another connection with the window that was given back.
+fn is_over(class: RequestClass, retires: bool, left: Option<LeftBy>) -> bool {
     match class {
         RequestClass::Normal | RequestClass::Probe => left.is_some(),
-        RequestClass::Timeout | RequestClass::Restart => left == Some(LeftBy::Rekey),
-        RequestClass::Rekey => left == Some(LeftBy::Timeout),
+        RequestClass::Timeout | RequestClass::Restart => left.is_some_and(|by| by != LeftBy::Timeout),
+        RequestClass::Rekey if retires => left.is_some_and(|by| by != LeftBy::Retirement),
+        RequestClass::Rekey => left.is_some_and(|by| by != LeftBy::Rekey),
         RequestClass::Syn | RequestClass::Close => false,
     }
 }
@@ -135,6 +146,10 @@ fn replay_keys(plan: &Plan<'_>, segment: &Segment<'_>) -> [Option<ReplayKey>; 2]
     let Some(request) = plan.request().filter(|_| !plan.challenges()) else { return [None; 2] };
     let attempt = request.attempt;
     let key = |class, tag, number| Some(ReplayKey { class, attempt, tag, number });
+    if let Some((_, retired)) = plan.spent().and_then(Retired::read) {
+        // One use of the window, whichever of the tokens for it is presented. No SYN has an attempt.
+        return [Some(ReplayKey { class: RequestClass::Syn, attempt: 1, tag: retired.tag, number: 0 }), None];
+    }
     if let Some(token) = plan.spent() {
         // The token's MAC is as good as random.
         let digest = digest(token);

@@ -9,6 +9,7 @@ use crate::cwnd::Piece;
 use crate::keys::{KeyRing, MacKey};
 use crate::nonces::sums_are_right;
 use crate::opening::{self, OpenedBy};
+use crate::retired::{self, Retired, Seed};
 use crate::seal::is_genuine;
 use crate::time::{CLOCK_MASK, MILLISECOND, Micros, SECOND, Time, stamp_age};
 use crate::verdict::{
@@ -108,6 +109,9 @@ pub(super) struct Known {
     pub genuine: bool,
     /// The address token was used before: the SYN is as one without.
     pub token_spent: bool,
+    /// What was used within the horizon is remembered, all of it: a window can be moved. Where it is not, nobody could tell one that is
+    /// copied.
+    pub remembers: bool,
 }
 
 pub(super) fn step_knowing<'a>(
@@ -148,6 +152,9 @@ pub(super) fn step_knowing<'a>(
     }
     match decide(request.class, c, request.covers, request.proof.iter())? {
         Decision::Go(go) => go_on(&context, &request, c, &go),
+        Decision::Fresh(fresh) if request.retire => {
+            Ok(Verdict::Respond(retire(&context, request, c, &fresh, known)))
+        }
         Decision::Fresh(fresh) => new_generation(&context, request, c, &fresh, &nonces.opening),
         Decision::Close => Ok(Verdict::Respond(close(&context, request, c))),
     }
@@ -210,6 +217,8 @@ impl<'s, 'a> Context<'s, 'a> {
             syn: None,
             fin: false,
             spent: None,
+            seeded: false,
+            given: None,
             largest: usize::from(next.mss),
         }
     }
@@ -279,6 +288,7 @@ fn with_piece(c: &TransportContinuation, piece: Piece) -> TransportContinuation 
         tcp_base: piece.tcp_base,
         start_cwnd: piece.start_cwnd,
         ssthresh: piece.ssthresh,
+        gain: piece.gain,
         ..*c
     }
 }
@@ -306,6 +316,7 @@ fn new_generation<'a>(
         tcp_base: first.wrapping_sub(1),
         start_cwnd: fresh.start_cwnd,
         ssthresh: fresh.ssthresh,
+        gain: 0,
         wire_base: end.wrapping_sub(first.wrapping_mul(u32::from(c.mss))),
         ..context.restamp(c)
     };
@@ -345,6 +356,26 @@ fn close<'a>(context: &Context<'_, 'a>, request: Request<'a>, c: &TransportConti
     plan
 }
 
+/// A window of which nothing was used is given back: the answer has a token for it, no continuation, and the generation is over.
+fn retire<'a>(
+    context: &Context<'_, 'a>,
+    request: Request<'a>,
+    c: &TransportContinuation,
+    fresh: &Fresh,
+    known: Known,
+) -> Plan<'a> {
+    let window = piece_of(c).cwnd(answered_before(c));
+    let mut plan = context.plan(Some(request), context.restamp(c));
+    if known.remembers && window >= retired::LEAST {
+        // It ages from when it was last used: the client may have kept it for as long as the continuation is fresh.
+        let retired =
+            Retired { time: c.time, tag: c.tag, window: window as u16, ssthresh: fresh.ssthresh, mss: c.mss };
+        plan.given = retired.seal(context.keys, context.seal_epoch, context.segment.src.ip());
+    }
+    plan.push(HeadKind::Farewell, c.number, false, None);
+    plan
+}
+
 /// The slot of a connection: what both sides can take.
 fn slot(context: &Context<'_, '_>) -> u16 {
     let client = context.segment.syn_options.map_or(536, |o| o.mss).saturating_sub(OPTION);
@@ -357,6 +388,7 @@ fn opening_continuation(
     client_isn: u32,
     mss: u16,
     by: OpenedBy<'_>,
+    seed: Option<Seed>,
 ) -> Result<(TransportContinuation, u32), Refusal> {
     let nonces = context.keys.nonce(context.nonce_epoch).ok_or(Refusal::NonceEpoch)?;
     context.keys.seal(context.seal_epoch).ok_or(Refusal::SealEpoch)?;
@@ -371,7 +403,8 @@ fn opening_continuation(
         // Split at once, the window stands before the first number; else the first number's request splits.
         tcp_base: if split { o.first.wrapping_sub(1) } else { o.first },
         start_cwnd: INITIAL_WINDOW,
-        ssthresh: INITIAL_SSTHRESH,
+        ssthresh: seed.map_or(INITIAL_SSTHRESH, |seed| seed.ssthresh),
+        gain: seed.map_or(0, |seed| seed.gain),
         wire_base: o.isn.wrapping_add(1).wrapping_sub(o.first.wrapping_mul(u32::from(mss))),
         mss,
         connection: u64::from(o.tag) << 32 | u64::from(o.first),
@@ -381,17 +414,26 @@ fn opening_continuation(
     Ok((next, o.isn))
 }
 
-/// RTT 1: one response no larger than the SYN, or, with a good address token, the initial window at once.
+/// RTT 1: one response no larger than the SYN, or, with a good address token, the initial window at once; where the token has a window, their
+/// requests bring that back.
 fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Result<Verdict<'a>, Refusal> {
     let segment = context.segment;
     let token = request.token.filter(|token| {
         !known.token_spent && opening::proves_address(context.keys, context.now, segment.src.ip(), token)
     });
-    let by = token.map_or(OpenedBy::Syn, OpenedBy::Token);
-    let (next, isn) = opening_continuation(context, segment.seq, slot(context), by)?;
+    let mss = slot(context);
+    let retired = token.and_then(Retired::read).filter(|_| known.remembers);
+    let seed = retired.and_then(|(_, retired)| retired.seed(context.now, context.policy.horizon, mss));
+    let by = match (token, seed) {
+        (_, Some(seed)) => OpenedBy::Window(seed.tag),
+        (Some(token), None) => OpenedBy::Token(token),
+        (None, None) => OpenedBy::Syn,
+    };
+    let (next, isn) = opening_continuation(context, segment.seq, mss, by, seed)?;
     let mut plan = context.plan(Some(request), next);
     plan.syn = Some(isn);
     plan.spent = token;
+    plan.seeded = seed.is_some();
     if token.is_none() {
         plan.largest = segment.payload.len().min(plan.largest);
     }
@@ -407,7 +449,8 @@ fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Res
 
 /// A SYN without payload is answered by one without payload, whose ISN is the cookie.
 fn bare_syn<'a>(context: &Context<'_, 'a>) -> Result<Verdict<'a>, Refusal> {
-    let (next, isn) = opening_continuation(context, context.segment.seq, slot(context), OpenedBy::Cookie)?;
+    let (next, isn) =
+        opening_continuation(context, context.segment.seq, slot(context), OpenedBy::Cookie, None)?;
     let mut plan = context.plan(None, next);
     plan.syn = Some(isn);
     plan.largest = 0;
@@ -470,7 +513,7 @@ fn complete<'a>(context: &Context<'_, 'a>, request: Request<'a>, mss: u16) -> Re
     let client_isn = segment.seq.wrapping_sub(1);
     let mss = mss.min(context.policy.payload).clamp(*SLOT.start(), *SLOT.end());
     // The SYN may have been answered in the epoch before.
-    let (next, isn) = opening_continuation(context, client_isn, mss, OpenedBy::Cookie)?;
+    let (next, isn) = opening_continuation(context, client_isn, mss, OpenedBy::Cookie, None)?;
     if segment.ack.wrapping_sub(1) != isn {
         return Err(Refusal::Cookie);
     }

@@ -521,6 +521,7 @@ fn extreme_but_authentic_continuations_are_survived() {
         c.tcp_base = c.number.wrapping_sub(random.next() as u32 >> random.below(32));
         (c.start_cwnd, c.ssthresh, c.mss) =
             (pick(&mut random), pick(&mut random), pick(&mut random).min(9000));
+        c.gain = random.below(9) as u8;
         let last = c.number.wrapping_sub(c.base) as u16;
         let mut proof = vec![steady::original(&keys, &c, random.below(u64::from(last) + 1) as u16, last)];
         if random.chance(0.3) {

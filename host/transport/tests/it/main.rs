@@ -6,6 +6,7 @@ mod attacks;
 mod delayed;
 mod greed;
 mod recovery;
+mod retirement;
 mod security;
 mod signals;
 mod streams;

@@ -1,7 +1,7 @@
 //! Streams of one connection, as connections of one stack to one service are: one window, fair parts of it, and nobody waits for
 //! or ends with another.
 
-use crate::support::{Random, Way, World, expected};
+use crate::support::{self, Random, Way, World, expected};
 use rivulet_packet::{RequestClass, Segment};
 use rivulet_transport::Time;
 use rivulet_transport::client::{Config, ConnectionError, Event};
@@ -190,6 +190,37 @@ fn a_window_unused_for_longer_than_a_second_begins_anew() {
     let s = w.client.statistics();
     assert_eq!((s.rekeys, s.timeouts, s.declared), (8, 0, 0), "{s:?}");
     assert!(took[1..].iter().all(|n| *n == 4), "the restart window, and the threshold: {took:?}");
+}
+
+/// A request carries one packet of input, and an opening has one request in its first round trip: who begins together with others waits
+/// for continuations.
+#[test]
+fn requests_that_begin_together_are_answered_as_there_are_continuations() {
+    const ROUND: u64 = 75_000;
+    let rounds = |token: Option<Vec<u8>>| {
+        let mut w = World::new(Config { token, ..Config::default() });
+        let start = w.now;
+        let streams: Vec<u16> = (0..6).map(|n| if n == 0 { 0 } else { w.client.stream().unwrap() }).collect();
+        streams.iter().for_each(|stream| w.write(*stream, b"300\n"));
+        let mut took = vec![0; streams.len()];
+        w.run(
+            60_000_000,
+            |_, _| vec![ROUND / 2],
+            |w| {
+                for (took, stream) in took.iter_mut().zip(&streams) {
+                    if *took == 0 && w.got(*stream).len() == 300 {
+                        *took = (w.now - start).div_ceil(ROUND);
+                    }
+                }
+                took.iter().all(|rounds| *rounds > 0)
+            },
+        );
+        took
+    };
+    assert_eq!(rounds(None), [1, 2, 3, 3, 3, 3]);
+    let (keys, client) = (support::keys(), support::CLIENT.parse::<std::net::SocketAddr>().unwrap());
+    let token = rivulet_transport::address_token(&keys, 1, 1_000_000, client.ip()).unwrap();
+    assert_eq!(rounds(Some(token.to_vec())), [1, 2, 2, 2, 2, 2]);
 }
 
 /// Fails where a window that was unused for a timeout is sent at once.

@@ -55,6 +55,7 @@ pub fn exercise_request(class: RequestClass, number_low: u16, payload: &[u8]) {
         wants: &wants,
         token: r.token,
         former: r.former,
+        retire: r.retire,
         uconts: &uconts,
         input: r.input,
         pad_to: if r.padding > 0 { payload.len() } else { 0 },

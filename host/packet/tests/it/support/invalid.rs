@@ -143,12 +143,13 @@ const PAYLOADS: &[(&str, &str, &str, Edit)] = &[
     ("host fields cut", "the smallest request", "tail_truncated", |p| p.truncate(HOST + 5)),
     ("host fields of a SYN cut", "the smallest SYN with data", "tail_truncated", |p| p.truncate(29)),
     ("an unknown flag in the tail", "the smallest request", "continuation_flags", |p| p[44 + 20] = 8),
-    ("a reserved byte of the tail", "the smallest request", "continuation_reserved", |p| p[44 + 21] = 1),
+    ("a gain above the largest", "the smallest request", "continuation_gain", |p| p[44 + 21] = 9),
     ("a request that covers nothing", "the smallest request", "covers", |p| p[HOST + 2] = 0),
     ("a request that covers three", "the smallest request", "covers", |p| p[HOST + 2] = 3),
     ("17 wants", "the smallest request", "want_count", |p| p[HOST + 3] = 17),
     ("17 user continuations", "the smallest request", "ucont_count", |p| p[HOST + 4] = 17),
-    ("an unknown body flag", "the smallest request", "body_flags", |p| p[HOST + 5] = 0x10),
+    ("an unknown body flag", "the smallest request", "body_flags", |p| p[HOST + 5] = 0x20),
+    ("a NORMAL that gives a window back", "the smallest request", "body_flags", |p| p[HOST + 5] = 0x10),
     ("wants cut", "the smallest request", "want_truncated", |p| p[HOST + 3] = 1),
     ("a want of no bytes", "PROBE, ipv4", "want_empty", |p| p[HOST + 14 + 8..][..4].fill(0)),
     ("a want beyond 2^64", "PROBE, ipv4", "want_beyond", |p| p[HOST + 14..][..8].fill(0xff)),
@@ -212,8 +213,8 @@ const PAYLOADS: &[(&str, &str, &str, Edit)] = &[
     ("an unknown flag in a response's continuation", "DATA, ipv4", "continuation_flags", |p| {
         p[10 + 20 + 20] = 8
     }),
-    ("a reserved byte of a response's continuation", "DATA, ipv4", "continuation_reserved", |p| {
-        p[10 + 20 + 21] = 1
+    ("a gain above the largest in a response's continuation", "DATA, ipv4", "continuation_gain", |p| {
+        p[10 + 20 + 21] = 9
     }),
     ("a delta cut", "a delta of nothing", "delta_truncated", |p| p.truncate(10 + 14)),
     ("an unknown delta bit", "a delta of nothing", "delta_bitmap", |p| p[10] = 0x80),

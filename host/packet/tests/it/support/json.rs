@@ -16,7 +16,7 @@ pub fn continuation(c: &SealedContinuation) -> Value {
     json!({
         "tag": f.tag, "number": f.number, "base": f.base, "time": f.time, "nonce_epoch": f.nonce_epoch,
         "seal_epoch": f.seal_epoch, "generation": f.generation, "tor_id": f.tor_id,
-        "tcp_base": f.tcp_base, "start_cwnd": f.start_cwnd,
+        "tcp_base": f.tcp_base, "start_cwnd": f.start_cwnd, "gain": f.gain,
         "ssthresh": f.ssthresh, "wire_base": f.wire_base, "mss": f.mss,
         "flags": u8::from(f.marked) | u8::from(f.first) << 1 | u8::from(f.rekey_wanted) << 2, "srtt": f.srtt,
         "connection": f.connection, "mac": hex(&c.mac),
@@ -63,7 +63,7 @@ fn request(r: &Request<'_>, sums_right: impl Fn(&Request<'_>) -> bool) -> Value 
         "continuation": r.continuation.as_ref().map(continuation),
         "proof": r.proof.iter().map(entry).collect::<Vec<_>>(),
         "sums_right": sums_right(r),
-        "hold": r.hold, "covers": r.covers,
+        "hold": r.hold, "covers": r.covers, "retire": r.retire,
         "wants": r.wants().map(want).collect::<Vec<_>>(),
         "token": r.token.map(hex),
         "former": r.former.map(|a| json!({ "address": a.ip().to_string(), "port": a.port() })),

@@ -10,7 +10,7 @@ pub use exercise::*;
 use rivulet_packet::slot::{Slot, SlotKey};
 use rivulet_packet::*;
 use serde_json::{Value, json};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 /// Where the committed file is.
@@ -75,15 +75,19 @@ pub fn vectors() -> Value {
         "invalid_heartbeats": invalid::heartbeats(),
         "nonces": nonces(),
         "slots": slots(),
+        "client_slots": client_slots(),
     })
+}
+
+fn vector_slots() -> Vec<Slot> {
+    (0..64u8).map(|i| Slot { first: i % 8, second: (i % 8 + i / 8 % 7 + 1) % 8 }).collect()
 }
 
 /// Hashes that choose slots, and who has them: flows as `[k0, k1, client, its port, service, its port, hash, alive, owner]`
 /// with addresses of 16 bytes, blocks as `[k0, k1, tag, number, attempt, hash, alive, owner]`. The slots are 64, of eight
 /// replicas: slot i names i mod 8 and the one i / 8 mod 7 + 1 places behind it.
 fn slots() -> Vec<Value> {
-    let pairs: Vec<Slot> =
-        (0..64u8).map(|i| Slot { first: i % 8, second: (i % 8 + i / 8 % 7 + 1) % 8 }).collect();
+    let pairs = vector_slots();
     let mut mix = Mix(3);
     let mut out = vec![];
     for i in 0..200 {
@@ -117,6 +121,26 @@ fn slots() -> Vec<Value> {
             alive,
             slot::owner(hash, &pairs, alive)
         ]));
+    }
+    out
+}
+
+/// The same of clients, where a service has client affinity, as `[k0, k1, client, hash, alive, owner]`.
+fn client_slots() -> Vec<Value> {
+    let pairs = vector_slots();
+    let mut mix = Mix(4);
+    let mut out = vec![];
+    for i in 0..100 {
+        let key = SlotKey { k0: mix.word(), k1: mix.word() };
+        let alive = if i % 2 == 0 { 0xff } else { u64::from(mix.word() & 0xff) };
+        let client = if i % 4 < 2 {
+            Ipv4Addr::from_bits(mix.word()).to_ipv6_mapped()
+        } else {
+            Ipv6Addr::from_bits(u128::from(mix.next()) << 64 | u128::from(mix.next()))
+        };
+        let hash = key.client(client.to_canonical());
+        let owner = slot::owner(hash, &pairs, alive);
+        out.push(json!([key.k0, key.k1, json::hex(&client.octets()), hash, alive, owner]));
     }
     out
 }
@@ -225,6 +249,7 @@ pub fn continuation(number: u32, base: u32) -> SealedContinuation {
         tcp_base: base.wrapping_sub(40),
         start_cwnd: 12,
         ssthresh: 34,
+        gain: 0,
         wire_base: 0xc0ff_ee00,
         mss: 1240,
         marked: false,

@@ -57,6 +57,14 @@ pub fn requests() -> Vec<Spec> {
             out.push(request(&format!("{class}, {family}"), variant, &b));
         }
     }
+    let retires = RequestBuilder {
+        class: RequestClass::Rekey,
+        continuation: Some(&c),
+        proof: &one,
+        retire: true,
+        ..RequestBuilder::default()
+    };
+    out.push(request("a REKEY that gives its window back", 0, &retires));
     out
 }
 
@@ -218,7 +226,7 @@ pub fn responses() -> Vec<Spec> {
         end: true,
         answers: 3,
         continuation: NewContinuation::Full(SealedContinuation {
-            fields: TransportContinuation { marked: true, first: true, ..c.fields },
+            fields: TransportContinuation { marked: true, first: true, gain: MAX_GAIN, ..c.fields },
             mac: c.mac,
         }),
         offset: Some(u64::MAX),

@@ -4,7 +4,6 @@ use arrayvec::ArrayVec;
 use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry};
 
 use super::{Generation, State};
-use crate::cwnd::halved;
 use crate::verdict::{piece_of, settled};
 
 /// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers.
@@ -84,9 +83,9 @@ impl Generation {
         let piece = base.wrapping_add(settled(fields));
         let whole = self.runs.iter().rev().find(|(first, last)| *first <= piece && piece <= *last);
         let loss = whole.map_or(piece, |(_, last)| last + 1);
-        let window = piece_of(fields).cwnd(self.origin.wrapping_add(loss).wrapping_sub(1));
-        let end = loss.saturating_add(window);
-        if index < end.saturating_sub(halved(window)) {
+        let (piece, before) = (piece_of(fields), self.origin.wrapping_add(loss).wrapping_sub(1));
+        let end = loss.saturating_add(piece.cwnd(before));
+        if index < end.saturating_sub(piece.after_loss(before)) {
             // These trickles end. The first few have the first losses retransmitted, others are not worth a range.
             return self.runs.iter().rev().take_while(|(first, _)| *first > loss).count() < FEW;
         }

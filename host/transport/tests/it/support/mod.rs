@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use rivulet_packet::{Consumed, NonceKey, Segment, Want};
 use rivulet_transport::MacKey;
 use rivulet_transport::client::{Config, Connection, Event, Read};
-use rivulet_transport::server::{Answer, HeadKind, Plan, Policy, Refusal, Reply, Verdict, step};
+use rivulet_transport::server::{Answer, HeadKind, Plan, Policy, Refusal, Reply, Server, Verdict, step};
 use rivulet_transport::{KeyRing, NonceKeys, Time};
 use rivulet_transport::{MAX_UCONT, UserContinuation};
 
@@ -166,6 +166,8 @@ pub struct World {
     /// What the application says to a want in place of its data, by time.
     pub instead: Option<Instead>,
     damage: bool,
+    /// A server with memory in place of the bare step.
+    pub server: Option<Server>,
 }
 
 /// What an application says in place of data: by time (microseconds).
@@ -195,6 +197,7 @@ impl World {
             sent_packets: 0,
             instead: None,
             damage: false,
+            server: None,
         }
     }
 
@@ -336,7 +339,11 @@ impl World {
             return;
         }
         let mut out = Vec::new();
-        match step(&segment, &self.keys, Time(self.now), &self.policy) {
+        let verdict = match &mut self.server {
+            Some(server) => server.accept(&segment, &self.keys, Time(self.now)),
+            None => step(&segment, &self.keys, Time(self.now), &self.policy),
+        };
+        match verdict {
             Err(refusal) => {
                 if std::env::var_os("TRACE").is_some() {
                     let request = segment.request().unwrap();
