@@ -7,8 +7,8 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/removal.py host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
-BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim
+PYTHON_DIRS := controller mininet bench host/removal.py host/removal_transport.py host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
+BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim rivulet-cm-apps
 packages = $(addprefix -p ,$(1))
 
 # Network namespaces need root; everything else runs as whoever calls make.
@@ -108,8 +108,13 @@ setup-browser: setup
 setup-trods: setup-browser # nginx and memcached, which are not started
 	@scripts/setup.sh --trods
 
+.PHONY: setup-audio
+setup-audio: setup # ffmpeg
+	@scripts/setup.sh --audio
+
 demo-stateless: setup-browser
 demo-trods: setup-trods
+demo-cm: setup-audio
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
 	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)

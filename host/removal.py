@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one defence of TRODS at a time out of a copy of the Rust tree and sees that a test notices.
+"""Takes one defence of TRODS, the transport or the Congestion Manager out of a copy of the tree: a test must notice.
 
 host/removal.py [NAME...]   needs root, nft, nginx and memcached; without names all of them
 
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import removal_transport  # noqa: E402
 from defences import Removal, parser, run, take_out  # noqa: E402
 
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "removal"
@@ -30,10 +31,17 @@ PATIENCE_S = 300
 
 PROGRAMS = {
     "bpf": ("-p", "rivulet-bpf", "--lib"),
+    "kernel": ("-p", "rivulet-bpf", "--test", "it"),
+    "rules": ("-p", "rivulet-cm", "--lib"),
     "trods": ("-p", "rivulet-trods", "--lib"),
     "it": ("-p", "rivulet-trods", "--test", "it"),
     "agent": ("-p", "rivulet", "--lib"),
     "agents": ("-p", "rivulet", "--test", "it"),
+    **removal_transport.PROGRAMS,
+    "calls": ("-p", "rivulet-libcm", "--test", "it"),
+    "apps": ("-p", "rivulet-cm-apps", "--lib"),
+    "streams": ("-p", "rivulet-cm-apps", "--test", "it"),
+    "server": ("-p", "rivulet-server", "--lib"),
 }
 """What a test's name has in front: the program that it is in."""
 
@@ -55,6 +63,11 @@ def agent(old: str, new: str, *tests: str, file: str = "agent/trods.rs") -> Remo
 def field(old: str, new: str = "false") -> Removal:
     """A rule that every record keeps."""
     return trods("record/codec.rs", old, new, "it:records::what_no_flow_writes_is_refused")
+
+
+def calls(file: str, old: str, new: str, *tests: str) -> Removal:
+    """Of the Congestion Manager's calls."""
+    return Removal(f"host/{file}", old, new, tuple(f"calls:{test}" for test in tests))
 
 
 def identity(old: str, new: str) -> Removal:
@@ -89,7 +102,28 @@ ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
 OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
-REMOVALS = {
+REMOVALS = removal_transport.REMOVALS | {
+    # Kernel TCP by the Congestion Manager.
+    "cm-old-loss": Removal(
+        "host/cm/src/controller/aimd.rs", "self.recovering() || report.old;", "self.recovering();",
+        ("rules:controller::aimd::tests::a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing",),
+    ),
+    "cm-old-loss-c": Removal(
+        "host/bpf/src/bpf/macroflow.h", "cm_recovering(m) || report->old;", "cm_recovering(m);",
+        ("kernel:macroflow::any_trace_has_the_same_numbers_in_c",),
+    ),
+    "cm-number-back": Removal(
+        "host/bpf/src/bpf/cm.c", "give_number(e, number);\n\treturn 1;", "return 1;",
+        ("kernel:kernel::a_forgotten_destination_makes_room_for_another",),
+    ),
+    "cm-goes-on": Removal(
+        "host/bpf/src/bpf/connection.h", "goes_on && sent < 0", "0 && goes_on && sent < 0",
+        ("kernel:kernel::a_forgotten_destination_makes_room_for_another",),
+    ),
+    "cm-weight": Removal(
+        "host/bpf/src/bpf/share.h", "CM_STRIDE / (slot->weight ? slot->weight : 1)", "CM_STRIDE",
+        ("kernel:share::any_trace_has_the_same_grants_in_c",),
+    ),
     # What leaves: data, acknowledgements, FIN, RST.
     "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_the_limit_does_not_leave"),
     "ack": bpf(
@@ -243,6 +277,22 @@ REMOVALS = {
         "store/load.rs", "{} C{}\\r\\n\", of.number, of.cas)", "{}\\r\\n\", of.number)",
         "it:store::what_was_stored_since_it_was_found_is_not_deleted",
     ),
+    "probes-paced": trods(
+        "hold/pace.rs", "lane.taken < AT_A_TIME", "true",
+        "trods:hold::pace::tests::so_many_at_a_time_and_those_that_are_waited_for_behind_no_others",
+    ),
+    "waited-for-first": trods(
+        "hold/rescue.rs", "found.record.is_waited_for()", "false",
+        "trods:hold::rescue::tests::whose_client_waits_is_probed_before_all_others",
+    ),
+    "small-windows": trods(
+        "wake.rs", "handshake.mss.min(halves(place.window))", "handshake.mss",
+        "it:waking::whoever_takes_less_than_two_segments_gets_shorter_ones",
+    ),
+    "pipe-kept": trods(
+        "adopt/origin.rs", "if self.filled == 0\n            && let", "if let",
+        "trods:adopt::origin::tests::ends_are_lent_while_something_is_between_them",
+    ),
     "answer-fresh": trods(
         "hold/rescue.rs", "!place.fresh && ", "false && ",
         "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
@@ -310,6 +360,10 @@ REMOVALS = {
     ),
     "gets-waits": agent("if absence.is_some() {", "if true {", TAKES),
     "gets-own": agent(".is_some_and(|owner| u16::from(owner) == own)", ".is_some()", TAKES),
+    "gets-client": Removal(
+        "host/server/src/service.rs", "self.key.client(client.ip())", "self.key.flow(client, service)",
+        ("server:service::tests::with_client_affinity_a_client_is_one_replicas_whatever_it_opens",),
+    ),
     "gets-filter": trods(
         "hold/pins.rs", " && (absence.gets)(record.tuple.client, record.tuple.service)", "",
         "it:pins::whoever_asks_learns_who_holds_what_it_may_get",
@@ -369,6 +423,27 @@ REMOVALS = {
     ),
     "record-end": trods(
         "record/codec.rs", "if !from.0.is_empty() {", "if false {", "it:records::a_record_ends_where_it_says"
+    ),
+    # The Congestion Manager's calls: whose flow it is, what counts as arrived, that no grant is lost, and who is woken.
+    "cm-user": calls(
+        "bpf/src/bpf/calls.c", "if (!flow || flow->uid != uid)", "if (!flow)",
+        "calls::a_flow_is_its_users_and_so_is_the_window",
+    ),
+    "cm-arrived": calls(
+        "bpf/src/bpf/share.h", ".resolved = cm_min(nsent, before),", ".resolved = nsent,",
+        "calls::what_did_not_leave_does_not_count_as_arrived",
+    ),
+    "cm-room": calls(
+        "bpf/src/bpf/calls.c", "if (used + (client->waiting + count) * CM_EVENT_ROOM > room)", "if (0)",
+        "calls::events_that_are_not_taken_have_room",
+    ),
+    "cm-woken": calls(
+        "bpf/src/bpf/calls_time.h", "waited_for(ring) ? 0 : BPF_RB_NO_WAKEUP", "BPF_RB_NO_WAKEUP",
+        "calls::grants_that_nobody_uses_go_to_others",
+    ),
+    "cm-queue": calls(
+        "libcm/src/udp.rs", "if self.queue.len() >= self.limit {", "if false {",
+        "udp::what_is_sent_waits_for_its_grants_and_leaves_in_order",
     ),
 }  # fmt: skip
 
@@ -434,6 +509,64 @@ def test(program: str, names: list[str]) -> list[str]:
     if set(ended) != set(names):
         raise SystemExit(f"of {', '.join(names)} there ran {', '.join(ended) or 'none'}:\n{text[-3000:]}")
     return [name for name, how in ended.items() if how == "FAILED"]
+
+
+def app(file: str, old: str, new: str, *tests: str) -> Removal:
+    """Of the Congestion Manager's applications."""
+    return Removal(f"host/cm-apps/src/{file}", old, new, tests)
+
+
+STREAM_IS_ITS_RECEIVERS = "streams:streams::who_is_not_where_it_says_gets_no_stream_and_nobody_elses_words_count"
+STREAM_ENDS = "streams:streams::a_silent_receiver_has_lost_all_and_is_given_up"
+NOT_SENT = "apps:outstanding::tests::a_receiver_cannot_report_what_was_not_sent"
+
+REMOVALS |= {
+    "apps-admission": app(
+        "server.rs", "if !self.admission.admits(from, &cookie) {", "if false {", STREAM_IS_ITS_RECEIVERS
+    ),
+    "apps-report": app("session.rs", "if report.cookie != self.cookie {", "if false {", STREAM_IS_ITS_RECEIVERS),
+    "apps-bye": app("server.rs", "is_some_and(|session| session.knows(&cookie))", "is_some()", STREAM_IS_ITS_RECEIVERS),
+    "apps-most": app(
+        "server.rs",
+        "if self.receivers.len() >= self.options.receivers {",
+        "if false {",
+        "streams:streams::receivers_beyond_the_most_are_not_served_until_one_ends",
+    ),
+    "apps-silence": app("session.rs", "client.update(self.flow, &update)?;", "let _ = update;", STREAM_ENDS),
+    "apps-gone": app("session.rs", "now >= self.heard + self.gone", "false && now >= self.heard", STREAM_ENDS),
+    "apps-not-sent": app("outstanding.rs", " || report.highest >= self.next()", "", NOT_SENT),
+    "apps-arrived": app("outstanding.rs", "(self.counted.1).min(resolved)", "(self.counted.1)", NOT_SENT),
+    "apps-parts": app(
+        "outstanding.rs",
+        "if lost { u64::MAX } else { 2 * u64::from(mtu) }",
+        "if lost || mtu > 0 { u64::MAX } else { 0 }",
+        "streams:streams::a_first_window_leaves_and_a_late_report_about_it_counts_as_if_it_had_come_for_each",
+    ),
+    "apps-again": app(
+        "receiver.rs",
+        "below >= WINDOW || self.seen >> below & 1 == 1",
+        "below >= WINDOW",
+        "apps:receiver::tests::each_is_counted_once_and_what_is_too_old_to_be_known_is_not",
+    ),
+    "apps-gives-way": app(
+        "layers.rs",
+        "if layer < before && !self.waiting.is_empty() {",
+        "if layer > before {",
+        "apps:layers::tests::what_waits_of_a_layer_that_fits_no_more_gives_way",
+    ),
+    "apps-policer": app(
+        "audio.rs",
+        "if !self.policer.passes(now, HEADER + content.len()) {",
+        "if self.policer.rate == Some(0) {",
+        "apps:audio::tests::the_policer_stands_before_the_buffer",
+    ),
+    "apps-head": app(
+        "audio.rs",
+        "if self.drop == Drop::Tail {",
+        "if self.drop != Drop::Tail {",
+        "apps:audio::tests::a_full_buffer_drops_from_its_head_or_its_tail",
+    ),
+}  # fmt: skip
 
 
 def failed(removal: Removal) -> list[str]:

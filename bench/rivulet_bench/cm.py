@@ -1,4 +1,8 @@
-"""The Congestion Manager's TCP beside Reno, Cubic and BBR: the paper's figures 3, 4, 5 and 7, and sharing.
+"""The Congestion Manager: the paper's figures 3 to 7, sharing, and users who die or lie.
+
+Its TCP stands beside Reno, Cubic and BBR, its calls beside TCP.
+
+Figures 8 to 10, of streams that adapt, are those of cm_layers.py.
 
 bench/results/cm.json. Parts can be chosen by --parts; only all together are kept.
 """
@@ -16,6 +20,7 @@ from typing import Any
 
 from rivulet_lab import nginx
 
+from . import cm_costs, cm_kills, cm_layers, cm_liar, cm_rivulet
 from .bars import Bar, judge
 from .cm_rig import CLIENT, SERVER, CmRig, Wire, cm_rig
 from .rig import flags
@@ -30,9 +35,12 @@ FETCH_GAP_S = 0.5
 FETCH = Wire(rate_mbit=20, rtt_ms=75)
 LOSS = Wire(rate_mbit=10, rtt_ms=60)
 LOSSES = (0.0, 0.005, 0.01, 0.02, 0.05)
-SHARE = Wire(rate_mbit=20, rtt_ms=40)
+SHARE = Wire(rate_mbit=20, rtt_ms=40, jitter_ms=2.5)
+"""As in the simulator: without jitter whose packet a full queue drops depends on phases (Floyd and Jacobson, 1991)."""
 GROUPS = (1, 2, 4, 8, 16)
 LONG = Wire(rate_mbit=100, rtt_ms=10)
+SETUPS = 20
+"""Connections with each congestion control in a repetition."""
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 
@@ -118,10 +126,14 @@ def long(options: Any) -> Json:
             for name in CONTROLS:
                 got[name].append(rig.shares([name], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
         costs = _costs(rig)
+        pairs = [rig.setups(["cm", "reno"], SETUPS) for _ in range(options.repetitions)]
+    setups = [statistics.median(cm) / statistics.median(reno) for cm, reno in pairs]
     row = _row({}, got)
     ratios = [cm / reno for cm, reno in zip(got["cm"], got["reno"], strict=True)]
     print(f"an acknowledgement costs {costs['ack_ns']:.0f} ns", flush=True)
-    return {"wire": LONG.flags(), "summary": [row], "of_reno": interval(ratios), "costs": costs}
+    of_reno = {"of_reno": interval(ratios), "setup_of_reno": interval(setups)}
+    print(f"a connection's first byte takes {of_reno['setup_of_reno'][0]:.3f} of Reno's time", flush=True)
+    return {"wire": LONG.flags(), "summary": [row], **of_reno, "costs": costs}
 
 
 @contextmanager
@@ -136,24 +148,33 @@ def _counted() -> Iterator[None]:
 
 
 def _costs(rig: CmRig) -> Json:
-    """Of each program: runs, ns a run. An acknowledgement outside of recovery runs pkts_acked and cong_avoid."""
+    """Of each program: runs, ns a run. An acknowledgement runs cong_control."""
     programs = {
         one["name"]: {"runs": one["runs"], "ns": one["time"] / max(one["runs"], 1)}
         for one in json.loads(rig.cm("status", "--json"))["programs"]
     }
     # The kernel cuts names.
-    ack = sum(programs[name[:15]]["ns"] for name in ("cm_tcp_pkts_acked", "cm_tcp_cong_avoid"))
-    return {"programs": programs, "ack_ns": ack}
+    return {"programs": programs, "ack_ns": programs["cm_tcp_cong_control"[:15]]["ns"]}
 
 
 def _row(row: Json, got: dict[str, list[float]]) -> Json:
     row |= {name: interval(values) for name, values in got.items()}
     words = ", ".join(f"{name} {row[name][0]:.2f} ± {row[name][1]:.2f}" for name in got)
-    print(f"{row['loss'] * 100:g} % loss: " * ("loss" in row) + words + " Mb/s", flush=True)
+    print((f"{row['loss'] * 100:g} % loss: " if "loss" in row else "") + words + " Mb/s", flush=True)
     return row
 
 
-PARTS: dict[str, Callable[[Any], Json]] = {"fetches": fetches, "losses": losses, "sharing": sharing, "long": long}
+PARTS: dict[str, Callable[[Any], Json]] = {
+    "fetches": fetches,
+    "rivulet": cm_rivulet.fetches,
+    "losses": losses,
+    "sharing": sharing,
+    "long": long,
+    "costs": cm_costs.costs,
+    "kills": cm_kills.kills,
+    "liar": cm_liar.liar,
+    "layers": cm_layers.layers,
+}
 
 
 def bars(result: Json) -> list[Bar]:
@@ -163,6 +184,7 @@ def bars(result: Json) -> list[Bar]:
     if of:
         ratio = of["cm"]["later_ms"][0] / of["reno"]["later_ms"][0]
         found.append(Bar("figure 7: later fetches, of Reno's time", ratio, 0.6, at_most=True))
+    found += cm_rivulet.bars(result.get("rivulet", {}))
     for row in result.get("losses", {}).get("summary", []):
         ratio = row["cm"][0] / row["reno"][0]
         what = f"figure 3: throughput at {row['loss'] * 100:g} % loss, of Reno's"
@@ -175,7 +197,13 @@ def bars(result: Json) -> list[Bar]:
     if "long" in result:
         mean, half = result["long"]["of_reno"]
         found.append(Bar("figure 4: throughput of Reno's, upper end of the interval", mean + half, 0.995))
+        mean, half = result["long"]["setup_of_reno"]
+        what = "figure 5: time until a connection's first byte, of Reno's, lower end of the interval"
+        found.append(Bar(what, mean - half, 1.005, at_most=True))
         found.append(Bar("figure 5: ns an acknowledgement", result["long"]["costs"]["ack_ns"], 300, at_most=True))
+    parts = (("costs", cm_costs), ("kills", cm_kills), ("liar", cm_liar), ("layers", cm_layers))
+    for name, part in parts:
+        found += part.bars(result[name]) if name in result else []
     return found
 
 
@@ -184,6 +212,8 @@ def main() -> int:
     parser = flags(__doc__ or "", repetitions=10)
     parser.set_defaults(seconds=10.0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--packets", type=int, default=cm_costs.PACKETS, help="of a run of `costs`")
+    parser.add_argument("--kills", type=int, default=1000, help="of the part `kills`")
     options = parser.parse_args()
     result: Json = {"server": SERVER, "client": CLIENT}
     began = time.monotonic()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rivulet_lab import End, Lab, binary, prompt, standing, veth
+from rivulet_lab import End, Lab, binary, cm_command, prompt, standing, veth
 
 from .rig import BUILD, finish
 
@@ -29,6 +29,8 @@ class Wire:
     rtt_ms: float
     loss: float = 0.0
     """Probability."""
+    jitter_ms: float = 0.0
+    """Of acknowledgements: uniform, plus and minus; their order is kept."""
 
     @property
     def queue(self) -> int:
@@ -38,7 +40,7 @@ class Wire:
     def flags(self) -> list[str]:
         """Of rivulet-wire, `a` at the server."""
         down = f"rate={self.rate_mbit:g}mbit,delay={self.rtt_ms / 2:g}ms,loss={self.loss:g},queue={self.queue}"
-        return ["--a-to-b", down, "--b-to-a", f"delay={self.rtt_ms / 2:g}ms,queue=10000"]
+        return ["--a-to-b", down, "--b-to-a", f"delay={self.rtt_ms / 2:g}ms,jitter={self.jitter_ms:g}ms,queue=10000"]
 
 
 class CmRig(Lab):
@@ -49,7 +51,6 @@ class CmRig(Lab):
         self.wire = wire
         self.name = f"rvcm_b{os.getpid()}"
         """Of the congestion control."""
-        self.bpf = folder / "bpf"
 
     def build(self) -> None:
         """Namespaces, links, the wire, the congestion control."""
@@ -60,28 +61,20 @@ class CmRig(Lab):
         veth(End(self.spaces["c"], "c0"), End(middle, "mc0"))
         self.spaces["s"].ip(f"addr add {SERVER}/24 dev s0", f"route add {CLIENT}/32 dev s0 src {SERVER}")
         self.spaces["c"].ip(f"addr add {CLIENT}/24 dev c0")
-        # Segments as they are on a wire, and nothing remembered of earlier runs but what is to be measured.
+        # Segments as they are on a wire; nothing remembered of earlier runs; buffers of seconds, so that on a busy
+        # machine the ends of connections do not hold them back.
         for name, device in (("s", "s0"), ("c", "c0")):
             self.spaces[name].run("ethtool", "-K", device, "tso", "off", "gso", "off", "gro", "off", "tx", "off")
-            self.spaces[name].set("net.ipv4.tcp_no_metrics_save=1", "net.ipv4.tcp_rmem=4096 1048576 16777216")
-        self.spaces["s"].set("net.ipv4.tcp_wmem=4096 1048576 16777216")
+            self.spaces[name].set("net.ipv4.tcp_no_metrics_save=1", "net.ipv4.tcp_rmem=4096 8388608 16777216")
+        self.spaces["s"].set("net.ipv4.tcp_wmem=4096 4194304 16777216")
         command = [*prompt(), binary("rivulet-wire"), "ms0", "mc0", *self.wire.flags()]
         self.start("wire", [*command, "--control", str(self.folder / "wire.sock")], middle)
-        self.bpf.mkdir(exist_ok=True)
-        subprocess.run(["mount", "-t", "bpf", "bpf", str(self.bpf)], check=True)
+        self.bpf_fs()
         self.cm("load")
-
-    def down(self) -> None:
-        """Takes all of it away."""
-        try:
-            super().down()
-        finally:
-            if self.bpf.is_mount():
-                subprocess.run(["umount", "-l", str(self.bpf)], check=True)
 
     def cm(self, *words: str) -> str:
         """`rivulet cm`."""
-        command = [binary("rivulet"), "cm", "--name", self.name, "--state", str(self.bpf / "cm"), *words]
+        command = cm_command(self.name, self.folder / "bpf", *words)
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def choose(self, name: str) -> None:
@@ -107,11 +100,19 @@ class CmRig(Lab):
         """Bytes that connections with these congestion controls get beside one another; `cm`: ours."""
         # A forgotten macroflow is as new as the others' state.
         self.until(self.idle, "connections of before are gone", 60.0)
+        counts = self._client("receive", [f"{warm_up_s:g}", f"{seconds:g}"], names, warm_up_s + seconds + 60)
+        return [int(count) for count in counts]
+
+    def setups(self, names: Sequence[str], count: int) -> list[list[float]]:
+        """Seconds until the first byte of so many connections with each of these congestion controls."""
+        return [[float(s) for s in times] for times in self._client("connect", [str(count)], names, 60.0 + count)]
+
+    def _client(self, what: str, words: Sequence[str], names: Sequence[str], patience_s: float) -> Any:
         chosen = [self.name if name == "cm" else name for name in names]
-        command = [sys.executable, "-m", "rivulet_bench.cm_traffic", "receive", SERVER, str(PORT)]
+        command = [sys.executable, "-m", "rivulet_bench.cm_traffic", what, SERVER, str(PORT)]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        load = self.start("receive", [*command, f"{warm_up_s:g}", f"{seconds:g}", *chosen], self.spaces["c"], **pipes)
-        return [int(count) for count in finish(load, warm_up_s + seconds + 60)]
+        load = self.start(what, [*command, *words, *chosen], self.spaces["c"], **pipes)
+        return finish(load, patience_s)
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
     python -m rivulet_bench.cm_traffic send ADDRESS PORT
     python -m rivulet_bench.cm_traffic receive ADDRESS PORT WARM_UP_S SECONDS NAME...
+    python -m rivulet_bench.cm_traffic connect ADDRESS PORT COUNT NAME...
 
 The client names the congestion control in the first line of each connection. It prints a line of JSON: bytes of each
-connection after the warm-up, in the order of the names.
+connection after the warm-up, in the order of the names; or, of so many connections with each, one after the other, the
+seconds until the first byte.
 """
 
 from __future__ import annotations
@@ -62,6 +64,20 @@ def receive(address: str, port: int, warm_up_s: float, seconds: float, names: li
     return counts
 
 
+def connect(address: str, port: int, count: int, names: list[str]) -> list[list[float]]:
+    """Seconds that connections take until their first byte, by name."""
+    took: list[list[float]] = [[] for _ in names]
+    for _ in range(count):
+        for name, times in zip(names, took, strict=True):
+            begin = time.monotonic()
+            with socket.create_connection((address, port)) as connection:
+                connection.sendall(name.encode() + b"\n")
+                if not connection.recv(1):
+                    raise SystemExit("a connection ended")
+                times.append(time.monotonic() - begin)
+    return took
+
+
 def main() -> int:
     """One of the two ends."""
     match sys.argv[1:]:
@@ -69,6 +85,8 @@ def main() -> int:
             send(address, int(port))
         case ["receive", address, port, warm_up_s, seconds, *names]:
             print(json.dumps(receive(address, int(port), float(warm_up_s), float(seconds), names)))
+        case ["connect", address, port, count, *names]:
+            print(json.dumps(connect(address, int(port), int(count), names)))
         case _:
             print(__doc__, file=sys.stderr)
             return 2

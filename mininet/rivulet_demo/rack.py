@@ -24,6 +24,9 @@ from .spec import SERVICE_V4, SERVICE_V6, Host, RackSpec
 class Rack(Lab):
     """A running rack. Use `running_rack`, which also tears it down."""
 
+    network_priority = 5
+    """Of the processes that stand for wires and the switch, of `prompt`."""
+
     def __init__(self, spec: RackSpec, folder: Path, switch: str) -> None:
         super().__init__(folder)
         self.spec = spec
@@ -45,7 +48,7 @@ class Rack(Lab):
             if host.link is None:
                 continue
             ends = (f"w-{host.name}", f"x-{host.name}", "--control", str(self.folder / f"wire-{host.name}.sock"))
-            wire = [*prompt(), binary("rivulet-wire"), *ends, *host.link.arguments()]
+            wire = [*prompt(self.network_priority), binary("rivulet-wire"), *ends, *host.link.arguments()]
             self.start(f"wire-{host.name}", wire, self.spaces["tor"])
 
     def set_link(self, host: str, **settings: str) -> None:
@@ -81,7 +84,7 @@ class Rack(Lab):
     def start_switch(self, grpc_socket: Path) -> Process:
         """Starts the ToR: the embedded switch, or simple_switch_grpc with SWITCH=bmv2."""
         ports = {host.port: f"p-{host.name}" for host in self.spec.hosts}
-        command = [*prompt(), *switches.command(self.switch, ports, f"unix:{grpc_socket}")]
+        command = [*prompt(self.network_priority), *switches.command(self.switch, ports, f"unix:{grpc_socket}")]
         process = self.start("switch", command, self.spaces["tor"])
         self.until(grpc_socket.exists, "the switch opens its P4Runtime socket", 60.0, process)
         return process

@@ -12,6 +12,7 @@ import os
 
 from . import nginx, switches
 from .binaries import REPOSITORY, RackError, binary, built, prompt
+from .cm import bpf_fs, cm_command
 from .lab import Lab, Process, standing
 from .namespaces import End, Namespace, shape, veth
 
@@ -23,7 +24,9 @@ __all__ = [
     "Process",
     "RackError",
     "binary",
+    "bpf_fs",
     "built",
+    "cm_command",
     "nginx",
     "prompt",
     "shape",

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .binaries import RackError
+from .cm import bpf_fs
 from .namespaces import Namespace
 
 _count = itertools.count()
@@ -83,6 +84,8 @@ class Lab:
         self.spaces: dict[str, Namespace] = {}
         self.processes: dict[str, Process] = {}
         self._made: list[Namespace] = []
+        self._last = ExitStack()
+        """What is taken away when all else is gone."""
         self._prefix = f"rv{os.getpid()}-{next(_count)}-"
 
     def namespace(self, name: str) -> Namespace:
@@ -92,6 +95,10 @@ class Lab:
         space = self.spaces[name] = Namespace.add(f"{self._prefix}{name}")
         self._made.append(space)
         return space
+
+    def bpf_fs(self) -> Path:
+        """Mounts a BPF file system in the folder `bpf`, which stays until everything is down."""
+        return self._last.enter_context(bpf_fs(self.folder / "bpf"))
 
     def start(self, name: str, command: Sequence[str], space: Namespace | None = None, **options: Any) -> Process:
         """Starts a process in a namespace (none: ours), with a log of its name unless `options` say where it prints.
@@ -133,15 +140,16 @@ class Lab:
 
     def down(self) -> None:
         """Ends every process, the newest first, and removes every namespace."""
-        for process in reversed(self.processes.values()):
-            if process.running():
-                process.popen.terminate()
-        for process in self.processes.values():
-            process.reap(10.0)
-        self.processes.clear()
-        while self._made:
-            self._made.pop().delete()
-        self.spaces.clear()
+        with self._last:
+            for process in reversed(self.processes.values()):
+                if process.running():
+                    process.popen.terminate()
+            for process in self.processes.values():
+                process.reap(10.0)
+            self.processes.clear()
+            while self._made:
+                self._made.pop().delete()
+            self.spaces.clear()
 
 
 L = TypeVar("L", bound=Lab)

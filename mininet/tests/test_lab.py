@@ -54,6 +54,15 @@ def test_a_condition_that_does_not_come_is_told_with_the_log(tmp_path: Path) -> 
         piped.output()
 
 
+@needs_root
+def test_a_bpf_file_system_stands_as_long_as_the_lab(tmp_path: Path) -> None:
+    with standing(Lab(tmp_path)) as lab:
+        folder = lab.bpf_fs()
+        assert folder == tmp_path / "bpf" and folder.is_mount()
+        (folder / "pins").mkdir()
+    assert not folder.is_mount() and not list(folder.iterdir())
+
+
 def test_a_process_that_does_not_heed_is_killed_and_a_name_runs_once(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     stubborn = lab.start("stubborn", ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"])

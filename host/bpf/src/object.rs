@@ -1,11 +1,16 @@
 //! Opening and loading the objects that clang made.
 
 use std::cell::RefCell;
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Once;
 
-use libbpf_rs::libbpf_sys::{bpf_link_create, bpf_link_create_opts};
+use libbpf_rs::libbpf_sys::{
+    bpf_link_create, bpf_link_create_opts, bpf_obj_get, bpf_prog_test_run_opts, bpf_test_run_opts,
+};
 use libbpf_rs::{Map, MapCore, Object, ObjectBuilder, OpenObject, PrintLevel, Program};
 
 use crate::Error;
@@ -75,6 +80,31 @@ pub(crate) fn attach(program: &Program<'_>, index: u32, kind: u32, flags: u32) -
     }
     // SAFETY: a descriptor that was just made, nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(rc) })
+}
+
+/// A pinned program or link.
+pub(crate) fn get(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path lives through the call.
+    let rc = unsafe { bpf_obj_get(path.as_ptr()) };
+    if rc < 0 {
+        return Err(io::Error::from_raw_os_error(-rc));
+    }
+    // SAFETY: a descriptor that was just made, nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(rc) })
+}
+
+/// Runs a program of calls (BPF_PROG_RUN); what it returns.
+pub(crate) fn run(program: BorrowedFd<'_>, arguments: &mut [u8]) -> io::Result<u32> {
+    let mut options = bpf_test_run_opts {
+        sz: size_of::<bpf_test_run_opts>() as u64,
+        ctx_in: if arguments.is_empty() { std::ptr::null_mut() } else { arguments.as_mut_ptr().cast() },
+        ctx_size_in: arguments.len() as u32,
+        ..bpf_test_run_opts::default()
+    };
+    // SAFETY: the arguments are as long as it says, and live through the call.
+    let rc = unsafe { bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+    if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(options.retval) }
 }
 
 /// A map of a loaded object.

@@ -22,7 +22,7 @@ pub enum Error {
     #[error("an MTU is 1 to 65535 bytes")]
     Mtu,
     /// A weight of nothing.
-    #[error("a weight is at least 1")]
+    #[error("a weight is at least 1, and a kernel's at most 65535")]
     Weight,
     /// Factors downwards are 0 to 1, upwards 1 or more.
     #[error("thresholds downwards are 0 to 1, upwards 1 or more")]

@@ -67,6 +67,9 @@ int cm_init(const char *socket);
 /* Ends all flows. */
 void cm_end(void);
 int cm_fd(void);
+/* Has the process sent this signal, such as SIGIO, when cm_fd() becomes readable; 0: no longer. What fcntl() and O_ASYNC do for a socket, and
+ * cannot for this descriptor: a thread of the library's sends it, in which no handler runs. A handler may call none of these functions. */
+int cm_async(int signal);
 /* Whether calls go through the daemon's process, since bpf(2) is forbidden to this one: they are slower, and end with it. */
 int cm_proxied(void);
 /* What went wrong last in this thread. */
@@ -91,6 +94,8 @@ int cm_query(cm_flowid flow, struct cm_status *status);
 int cm_register_update(cm_flowid flow, cm_update_callback callback, void *context);
 /* cmapp_update() is called when the rate is `down` (0 to 1) times what was told last, or less, or `up` (1 or more) times that, or more. */
 int cm_thresh(cm_flowid flow, double down, double up);
+/* Its share relative to those of the other flows to its destination, 1 to 65535; 1 at first. */
+int cm_weight(cm_flowid flow, uint32_t weight);
 
 /* Up to CM_MAX_BULK in one call; what became of each is in it. */
 int cm_bulk_request(struct cm_item *items, size_t count);
@@ -98,7 +103,17 @@ int cm_bulk_notify(struct cm_item *items, size_t count);
 int cm_bulk_query(struct cm_item *items, size_t count);
 int cm_bulk_update(struct cm_feedback *items, size_t count);
 
-/* Makes the callbacks that are due; says how many. */
+/* CM-UDP: of a bound socket, connected or to dst, whose datagrams wait in a queue, `limit` of them at most, and are sent by cm_dispatch()
+ * as they are granted. The socket is the program's to receive by and to close; feedback is given by cm_update(). The flow ends by
+ * cm_close(), which drops what waits. */
+cm_flowid cm_udp_open(int fd, const struct sockaddr *dst, size_t limit);
+/* Copies a datagram into the queue. EWOULDBLOCK: it is full; EMSGSIZE: larger than cm_mtu(); what an earlier one failed by (as
+ * ECONNREFUSED), and then this one is not queued. */
+int cm_udp_send(cm_flowid flow, const void *datagram, size_t length);
+/* How many wait. */
+int cm_udp_waiting(cm_flowid flow);
+
+/* Makes the callbacks that are due, and sends what cm_udp_send() queued and is granted; says how many of both. */
 int cm_dispatch(void);
 /* Waits and dispatches until cm_stop(), which a callback or another thread calls. */
 int cm_loop(void);

@@ -8,6 +8,8 @@ pub const BULK: usize = rivulet_cm::MAX_BULK;
 pub const ONE: u32 = 65_536;
 /// A factor that is never reached.
 pub const NEVER: u32 = u32::MAX;
+/// The largest weight.
+pub const MAX_WEIGHT: u32 = 65_535;
 
 /// What is asked (`enum cm_operation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,7 @@ pub enum Operation {
     Watch,
     Thresh,
     SetMtu,
+    Weigh,
 }
 
 /// `struct cm_op`.

@@ -9,10 +9,11 @@ use std::path::Path;
 use rivulet_cm::{Error as Refusal, Key, MAX_BULK, Status, Thresholds, Update};
 
 use crate::Error;
-use crate::abi::{self, EVENT, NEVER, ONE, Op, Opening, Operation};
+use crate::abi::{self, EVENT, MAX_WEIGHT, NEVER, ONE, Op, Opening, Operation};
 use crate::door::{self, Proxied};
 use crate::ring::Ring;
 use crate::run::{Calls, Descriptors};
+use crate::sigio::Sigio;
 
 /// A macroflow that is forgotten at this moment is gone after so many tries.
 const TRIES: u32 = 1000;
@@ -43,6 +44,7 @@ pub struct Client {
     id: u32,
     flows: BTreeSet<FlowId>,
     proxied: bool,
+    sigio: Option<Sigio>,
     /// Says by its end that the client is gone; where calls are proxied they have it.
     _door: Option<OwnedFd>,
 }
@@ -75,7 +77,7 @@ impl Client {
         } else {
             (Box::new(entered.programs), Some(entered.socket))
         };
-        Ok(Client { calls, ring, id: client, flows: BTreeSet::new(), proxied, _door: door })
+        Ok(Client { calls, ring, id: client, flows: BTreeSet::new(), proxied, sigio: None, _door: door })
     }
 
     /// For a process that has the descriptors already: the number that it was admitted by, its ring and octets of that.
@@ -85,7 +87,7 @@ impl Client {
     pub fn new(programs: Descriptors, id: u32, ring: OwnedFd, size: u32) -> Result<Client, Error> {
         let ring = Ring::new(ring, size).map_err(Error::of("mapping the ring"))?;
         let (calls, flows) = (Box::new(programs), BTreeSet::new());
-        Ok(Client { calls, ring, id, flows, proxied: false, _door: None })
+        Ok(Client { calls, ring, id, flows, proxied: false, sigio: None, _door: None })
     }
 
     /// Whether its calls go through the daemon's process, since bpf(2) is forbidden to this one: several times slower, and they
@@ -93,6 +95,20 @@ impl Client {
     #[must_use]
     pub fn proxied(&self) -> bool {
         self.proxied
+    }
+
+    /// Has this process sent a signal, such as SIGIO, when events arrive that wait to be [taken](Client::poll): one for those that
+    /// come before it took the last; or no longer. A thread of the library's waits for them, in which no handler runs. (The
+    /// kernel has no O_ASYNC for the descriptor of a ring.)
+    ///
+    /// # Errors
+    /// It is no signal; there can be no thread.
+    pub fn signal(&mut self, signal: Option<i32>) -> Result<(), Error> {
+        self.sigio = None;
+        let start =
+            |signal| Sigio::start(self.ring.as_fd(), signal).map_err(Error::of("a signal for events"));
+        self.sigio = signal.map(start).transpose()?;
+        Ok(())
     }
 
     /// Opens a flow (`cm_open`) in its user's macroflow of this destination and code point. Addresses and ports are those that
@@ -166,6 +182,17 @@ impl Client {
         self.plain("setting the MTU", flow, Operation::SetMtu, [u64::from(mtu), 0, 0, 0]).map(drop)
     }
 
+    /// A flow's share relative to those of its macroflow's others, up to 65,535; 1 at first.
+    ///
+    /// # Errors
+    /// There is no such flow; there is no such weight.
+    pub fn set_weight(&mut self, flow: FlowId, weight: u32) -> Result<(), Error> {
+        if !(1..=MAX_WEIGHT).contains(&weight) {
+            return Err(Refusal::Weight.into());
+        }
+        self.plain("setting a weight", flow, Operation::Weigh, [u64::from(weight), 0, 0, 0]).map(drop)
+    }
+
     /// Asks so many times for leave to send a packet of up to an MTU (`cm_request`, RFC 3124's `cm_request(k)`).
     ///
     /// # Errors
@@ -184,11 +211,14 @@ impl Client {
     }
 
     /// `cm_notify`. The kernel counts what leaves by itself, of unconnected sockets too, so that this is needed for 0 bytes only;
-    /// more are no news.
+    /// more are no news, and the kernel is not called for them.
     ///
     /// # Errors
     /// There is no such flow.
     pub fn notify(&mut self, flow: FlowId, nsent: u32) -> Result<(), Error> {
+        if nsent > 0 && self.flows.contains(&flow) {
+            return Ok(());
+        }
         self.plain("cm_notify", flow, Operation::Notify, [u64::from(nsent), 0, 0, 0]).map(drop)
     }
 
@@ -241,6 +271,9 @@ impl Client {
     /// # Errors
     /// As [`Client::bulk_request`].
     pub fn bulk_notify(&mut self, sent: &[(FlowId, u32)]) -> Result<Vec<Result<(), Error>>, Error> {
+        if sent.len() <= MAX_BULK && sent.iter().all(|(f, n)| *n > 0 && self.flows.contains(f)) {
+            return Ok(sent.iter().map(|_| Ok(())).collect());
+        }
         let op = |(f, n): &(FlowId, u32)| Op::new(f.0, Operation::Notify, [u64::from(*n), 0, 0, 0]);
         let ops = self.bulk(sent.iter().map(op))?;
         Ok(ops.iter().map(|op| Error::check("cm_notify", op.result)).collect())

@@ -1,5 +1,7 @@
 //! `include/cm.h`: the paper's names for C, over one client of the process.
 
+mod buffered;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -10,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use buffered::{Buffered, Turn};
 use rivulet_cm::{Congestion, Error as Refusal, Status, Thresholds, Update};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
@@ -63,6 +66,7 @@ struct Callbacks {
 struct State {
     client: Client,
     callbacks: BTreeMap<u64, Callbacks>,
+    buffered: BTreeMap<u64, Buffered>,
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -115,7 +119,8 @@ fn invalid(what: &'static str) -> Error {
 fn connect(socket: Option<PathBuf>) -> Result<State, Error> {
     let socket = socket.or_else(|| std::env::var_os("RIVULET_CM").map(PathBuf::from));
     let socket = socket.unwrap_or_else(|| PathBuf::from(door::SOCKET));
-    Ok(State { client: Client::connect(&socket)?, callbacks: BTreeMap::new() })
+    let client = Client::connect(&socket)?;
+    Ok(State { client, callbacks: BTreeMap::new(), buffered: BTreeMap::new() })
 }
 
 /// With the client, which is there from then on.
@@ -153,6 +158,11 @@ pub extern "C" fn cm_end() {
 #[unsafe(no_mangle)]
 pub extern "C" fn cm_fd() -> c_int {
     answer(with(|s| Ok(s.client.as_fd().as_raw_fd())))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_async(signal: c_int) -> c_int {
+    answer(with(|s| s.client.signal((signal != 0).then_some(signal)).map(|()| 0)))
 }
 
 #[unsafe(no_mangle)]
@@ -235,6 +245,7 @@ pub unsafe extern "C" fn cm_open_socket(fd: c_int, dst: *const libc::sockaddr) -
 pub extern "C" fn cm_close(flow: u64) -> c_int {
     answer(with(|s| {
         s.callbacks.remove(&flow);
+        s.buffered.remove(&flow);
         s.client.close(FlowId(flow)).map(|()| 0)
     }))
 }
@@ -248,6 +259,9 @@ pub extern "C" fn cm_mtu(flow: u64) -> c_int {
 pub extern "C" fn cm_register_send(flow: u64, callback: Option<SendCallback>, context: *mut c_void) -> c_int {
     let context = Context(context);
     answer(with(|s| {
+        if s.buffered.contains_key(&flow) {
+            return Err(invalid("cm_register_send: the flow's datagrams are sent by the library"));
+        }
         s.client.mtu(FlowId(flow))?;
         s.callbacks.entry(flow).or_default().send = callback.map(|c| (c, context));
         Ok(0)
@@ -329,6 +343,11 @@ pub extern "C" fn cm_register_update(
 pub extern "C" fn cm_thresh(flow: u64, down: f64, up: f64) -> c_int {
     let thresholds = Thresholds { rate_down: down, rate_up: up, ..Thresholds::default() };
     answer(with(|s| s.client.thresh(FlowId(flow), &thresholds).map(|()| 0)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_weight(flow: u64, weight: u32) -> c_int {
+    answer(with(|s| s.client.set_weight(FlowId(flow), weight).map(|()| 0)))
 }
 
 /// # Safety
@@ -414,34 +433,58 @@ pub unsafe extern "C" fn cm_bulk_update(at: *mut CmFeedback, count: usize) -> c_
     }))
 }
 
+/// What is due next.
+enum Due {
+    Send(u64, SendCallback, Context),
+    Update(u64, Status, UpdateCallback, Context),
+    /// A datagram of a queue left.
+    Sent,
+    /// Nobody wants to know.
+    Nothing,
+}
+
+/// Takes the next event; none: there is none, or none that can be done anything about now.
+fn due(s: &mut State) -> Result<Option<Due>, Error> {
+    let Some(event) = s.client.poll()? else { return Ok(None) };
+    let (Event::Send(flow) | Event::Update(flow, _)) = event;
+    let callbacks = s.callbacks.get(&flow.0).copied().unwrap_or_default();
+    Ok(Some(match event {
+        Event::Update(_, status) => match callbacks.update {
+            Some((callback, context)) => Due::Update(flow.0, status, callback, context),
+            None => Due::Nothing,
+        },
+        Event::Send(_) => match (callbacks.send, buffered::granted(s, flow)) {
+            (_, Turn::Done) => Due::Sent,
+            (_, Turn::Full) => return Ok(None),
+            (Some((callback, context)), Turn::None) => Due::Send(flow.0, callback, context),
+            (None, Turn::None) => {
+                // Nobody uses this grant.
+                let _ = s.client.decline(flow);
+                Due::Nothing
+            }
+        },
+    }))
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cm_dispatch() -> c_int {
     let mut count = 0;
     loop {
         // Callbacks call: nothing is held meanwhile.
-        let next = with(|s| {
-            let Some(event) = s.client.poll()? else { return Ok(None) };
-            let (Event::Send(flow) | Event::Update(flow, _)) = event;
-            Ok(Some((event, s.callbacks.get(&flow.0).copied().unwrap_or_default())))
-        });
-        match next {
+        match with(due) {
             Ok(None) => return count,
             Err(e) => return answer(Err(e)),
-            Ok(Some((Event::Send(flow), Callbacks { send: Some((callback, context)), .. }))) => {
+            Ok(Some(Due::Nothing)) => continue,
+            Ok(Some(Due::Sent)) => {}
+            Ok(Some(Due::Send(flow, callback, context))) => {
                 // SAFETY: what C registered for it.
-                unsafe { callback(flow.0, context.0) };
+                unsafe { callback(flow, context.0) };
             }
-            Ok(Some((Event::Update(flow, status), Callbacks { update: Some((callback, context)), .. }))) => {
+            Ok(Some(Due::Update(flow, status, callback, context))) => {
                 let status = plain(&status);
                 // SAFETY: as above; the status lives through the call.
-                unsafe { callback(flow.0, &raw const status, context.0) };
+                unsafe { callback(flow, &raw const status, context.0) };
             }
-            // Nobody uses this grant.
-            Ok(Some((Event::Send(flow), _))) => {
-                let _ = with(|s| s.client.decline(flow));
-                continue;
-            }
-            Ok(Some(_)) => continue,
         }
         count += 1;
     }

@@ -21,6 +21,7 @@ mod ffi;
 pub mod path;
 mod ring;
 mod run;
+mod sigio;
 mod udp;
 
 pub use client::{Client, Event, FlowId};

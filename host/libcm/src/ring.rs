@@ -6,7 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::abi::EVENT;
 
@@ -61,15 +61,23 @@ impl Ring {
         let (read, written) =
             unsafe { (&*self.reader.cast::<AtomicU64>(), &*self.writer.cast::<AtomicU64>()) };
         let mut at = read.load(Ordering::Relaxed);
-        while at < written.load(Ordering::Acquire) {
+        let mut seen = false;
+        loop {
             let offset = at as usize & (self.size - 1);
             // SAFETY: within the data, of which entries begin at multiples of eight.
             let entry = unsafe { self.writer.cast::<u8>().add(self.page + offset) };
             // SAFETY: as above.
-            let length = unsafe { &*entry.cast::<AtomicU32>() }.load(Ordering::Acquire);
-            if length & BUSY != 0 {
-                return None;
-            }
+            let length = || unsafe { &*entry.cast::<AtomicU32>() }.load(Ordering::Acquire);
+            let length = (at < written.load(Ordering::Acquire)).then(length).filter(|l| l & BUSY == 0);
+            let Some(length) = length else {
+                if std::mem::replace(&mut seen, true) {
+                    return None;
+                }
+                // Whoever writes the next entry wakes only a reader who has read all before it: either he sees that it is so, or
+                // we see the entry.
+                fence(Ordering::SeqCst);
+                continue;
+            };
             let octets = (length & !DISCARDED) as usize;
             let mut event = [0; EVENT];
             if octets == EVENT {
@@ -83,7 +91,6 @@ impl Ring {
                 return Some(event);
             }
         }
-        None
     }
 }
 

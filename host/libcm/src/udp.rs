@@ -18,8 +18,12 @@ pub struct CmUdp {
     destination: SocketAddr,
     flow: FlowId,
     mtu: u32,
+    /// The socket is connected there: the kernel looks for no route.
+    connected: bool,
     queue: VecDeque<Vec<u8>>,
-    /// Most datagrams in it.
+    /// What has left: memory for others.
+    spare: Vec<Vec<u8>>,
+    /// Most datagrams in the queue.
     limit: usize,
     /// Requests of which no grant came yet.
     asked: usize,
@@ -38,8 +42,9 @@ impl CmUdp {
     ) -> Result<CmUdp, Error> {
         let (key, mtu) = path::describe(&socket, destination).map_err(Error::of("looking at the socket"))?;
         let flow = client.open(&key, mtu)?;
-        let queue = VecDeque::new();
-        Ok(CmUdp { socket, destination, flow, mtu, queue, limit: limit.max(1), asked: 0 })
+        let connected = socket.peer_addr().is_ok_and(|peer| peer == destination);
+        let (queue, spare, limit) = (VecDeque::new(), vec![], limit.max(1));
+        Ok(CmUdp { socket, destination, flow, mtu, connected, queue, spare, limit, asked: 0 })
     }
 
     /// Its flow: events of it are this socket's ([`CmUdp::granted`]).
@@ -66,11 +71,12 @@ impl CmUdp {
         &self.socket
     }
 
-    /// Has a datagram sent when its turn comes.
+    /// Has a datagram sent when its turn comes; it is copied.
     ///
     /// # Errors
     /// `EMSGSIZE`: it is larger than the MTU; `EWOULDBLOCK`: as many wait as may.
-    pub fn send(&mut self, client: &mut Client, datagram: Vec<u8>) -> Result<(), Error> {
+    pub fn send(&mut self, client: &mut Client, datagram: impl AsRef<[u8]>) -> Result<(), Error> {
+        let datagram = datagram.as_ref();
         let fail = |errno| Err(Error::of("sending")(io::Error::from_raw_os_error(errno)));
         if datagram.len() > self.mtu as usize {
             return fail(libc::EMSGSIZE);
@@ -78,32 +84,40 @@ impl CmUdp {
         if self.queue.len() >= self.limit {
             return fail(libc::EWOULDBLOCK);
         }
-        self.queue.push_back(datagram);
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.extend_from_slice(datagram);
+        self.queue.push_back(copy);
         self.ask(client)
     }
 
-    /// The flow was granted a packet: the oldest datagram leaves (`udp_ccappsend`).
+    /// The flow was granted a packet: the oldest datagram leaves (`udp_ccappsend`). False if none waited.
     ///
     /// # Errors
     /// The socket's. After `EWOULDBLOCK` the datagram waits for another grant, after others it is gone.
-    pub fn granted(&mut self, client: &mut Client) -> Result<(), Error> {
+    pub fn granted(&mut self, client: &mut Client) -> Result<bool, Error> {
         self.asked = self.asked.saturating_sub(1);
-        let Some(datagram) = self.queue.pop_front() else { return client.decline(self.flow) };
-        let sent = self.socket.send_to(&datagram, self.destination);
-        let sent = match sent {
-            // As UDP has it for one that is connected, and to the same address.
-            Err(e) if e.raw_os_error() == Some(libc::EISCONN) => self.socket.send(&datagram),
-            sent => sent,
+        let Some(mut datagram) = self.queue.pop_front() else {
+            client.decline(self.flow)?;
+            return Ok(false);
         };
+        let sent = if self.connected {
+            self.socket.send(&datagram)
+        } else {
+            self.socket.send_to(&datagram, self.destination)
+        };
+        if matches!(&sent, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+            self.queue.push_front(datagram);
+        } else {
+            datagram.clear();
+            self.spare.push(datagram);
+        }
         if let Err(e) = sent {
-            if e.kind() == io::ErrorKind::WouldBlock {
-                self.queue.push_front(datagram);
-            }
             client.decline(self.flow)?;
             self.ask(client)?;
             return Err(Error::of("sending")(e));
         }
-        self.ask(client)
+        self.ask(client)?;
+        Ok(true)
     }
 
     /// The application has feedback (`cm_update`).

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod cm;
+pub mod cm_udp;
 pub mod get;
 pub mod http;
 mod process;

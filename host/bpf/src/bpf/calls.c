@@ -333,6 +333,11 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 			slot->rtt_down = (__u32)op->v[2];
 			slot->rtt_up = (__u32)op->v[3];
 		}
+	} else if (kind == CM_OP_WEIGH) {
+		if (!op->v[0] || op->v[0] > CM_MAX_WEIGHT)
+			result = -EINVAL;
+		else
+			cm_share_weigh(&e->s, at, (__u32)op->v[0]);
 	} else if (kind == CM_OP_SET_MTU) {
 		if (!op->v[0] || op->v[0] > 65535) {
 			result = -EINVAL;

@@ -33,6 +33,8 @@ enum cm_operation {
 	CM_OP_THRESH,
 	/* in[0]: octets. */
 	CM_OP_SET_MTU,
+	/* in[0]: 1 to CM_MAX_WEIGHT. */
+	CM_OP_WEIGH,
 };
 
 struct cm_op {

@@ -13,131 +13,158 @@
 #include <bpf/bpf_helpers.h>
 
 #include "cm.h"
+#include "connection.h"
 #include "packet.h"
-#include "sockets.h"
 
 #define CLOCK_MONOTONIC 1
 /* RFC 6928: what any connection may send at once. */
 #define TCP_INIT_CWND 10
-/* Rounds in which the first window after a pause is paced: until the last of it is acknowledged. */
-#define OPENING 2
-
-/* What a connection keeps: icsk_ca_priv. */
-struct flow {
-	struct cm_key key;
-	/* Of the macroflow that it joined; 0: none. */
-	__u64 generation;
-	/* The reduction that it caused last. */
-	__u64 reduction;
-	/* tp->data_segs_out and tp->delivered of which the macroflow knows. */
-	__u32 sent;
-	__u32 delivered;
-	/* struct member */
-	__u32 outstanding;
-	__u32 carry;
-	/* Its number in the macroflow. */
-	__u32 id;
-	/* snd_nxt when its round began. */
-	__u32 round;
-	/* The newest round trip time, us; 0: none since it was reported. */
-	__u32 rtt;
-	__u8 hungry;
-	/* Rounds that are left of its opening. */
-	__u8 opening;
-	/* This program has it paced. */
-	__u8 paces;
-	__u8 unused;
-};
-_Static_assert(sizeof(struct flow) <= 104, "it is in icsk_ca_priv");
+/* Others that take or give a number at the same moment. */
+#define TRIES 32
 
 /* The loader's choice: rules.rs. Whole acknowledgements count in slow start: TCP has checked them, and hosts merge segments. */
 const volatile __u32 initial_window = 10;
 const volatile __u32 slow_start_limit = 65535;
+
+/*
+ * The macroflows by number, so that a connection finds its own at each acknowledgement without a call (an array is looked up in
+ * line); which number a destination has is only asked when a connection comes.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_MACROFLOWS);
+	__type(key, __u32);
+	__type(value, struct cm_entry);
+} macroflows SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, MAX_MACROFLOWS);
 	__type(key, struct cm_key);
-	__type(value, struct cm_entry);
-} macroflows SEC(".maps");
+	__type(value, __u32);
+} destinations SEC(".maps");
 
-/* What a new macroflow is copied from: zeros, too many for the stack. */
-struct blank {
-	__u64 zeros[sizeof(struct cm_entry) / 8];
+/* Numbers that are nobody's. */
+struct pool {
+	/* The last one that was given back, + 1, which names the one before; with a count of changes in the upper half. */
+	__u64 free;
+	/* Those from here on nobody had yet. */
+	__u32 used;
+	__u32 unused;
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct blank);
-} blank SEC(".maps");
+	__type(value, struct pool);
+} pools SEC(".maps");
 
 extern void tcp_reno_cong_avoid(struct sock *sk, __u32 ack, __u32 acked) __ksym;
 extern __u32 tcp_reno_ssthresh(struct sock *sk) __ksym;
 extern __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 
-/* What a connection has to tell. All counts of packets are in full ones, as in TCP's own window. */
-struct seen {
-	__u64 now;
-	__u64 charged;
-	__u64 outstanding;
-	struct cm_report report;
-	__u32 mss;
-	/* The window holds it back: in avoidance, and in slow start, where half of it used is enough. */
-	__u8 limited;
-	__u8 limited_slowly;
-	__u8 hungry;
-	/* A round trip of it has passed. */
-	__u8 next;
-	/* Packets that it may have at most in flight after this, and that wait to be sent; 0: TCP asks nobody now. */
-	__u32 most;
-	__u32 waiting;
-};
-
-static __always_inline struct flow *flow_of(struct tcp_sock *tp)
-{
-	return (struct flow *)tp->inet_conn.icsk_ca_priv;
-}
-
-static __always_inline int before(__u32 a, __u32 b)
-{
-	return (__s32)(a - b) < 0;
-}
-
-static __always_inline __u32 in_flight(const struct tcp_sock *tp)
-{
-	return tp->packets_out - (tp->sacked_out + tp->lost_out) + tp->retrans_out;
-}
-
 static __always_inline struct cm_entry *find(struct tcp_sock *tp)
 {
 	struct flow *flow = flow_of(tp);
-	struct cm_key key = flow->key;
+	__u32 number = flow->number;
 	struct cm_entry *e;
 
 	if (!flow->generation)
 		return 0;
-	e = bpf_map_lookup_elem(&macroflows, &key);
-	/* One of the same destination that was made since is another one. */
+	e = bpf_map_lookup_elem(&macroflows, &number);
+	/* One that was made since is another one. */
 	return e && e->generation == flow->generation ? e : 0;
 }
 
-static int forget(void *map, struct cm_key *key, struct cm_entry *e)
+/* A number that is nobody's, + 1; 0: there is none. */
+static __always_inline __u32 take_number(void)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u32 zero = 0, number;
+	struct pool *pool = bpf_map_lookup_elem(&pools, &zero);
+	struct cm_entry *e;
+	__u64 free;
+
+	if (!pool)
+		return 0;
+	for (int i = 0; i < TRIES; i++) {
+		free = *(volatile __u64 *)&pool->free;
+		if (!(__u32)free)
+			break;
+		number = (__u32)free - 1;
+		e = bpf_map_lookup_elem(&macroflows, &number);
+		if (!e)
+			return 0;
+		if (__sync_val_compare_and_swap(&pool->free, free, ((free >> 32) + 1) << 32 | e->next) == free)
+			return number + 1;
+	}
+	number = pool->used;
+	if (!bpf_map_lookup_elem(&macroflows, &number))
+		return 0;
+	return __sync_fetch_and_add(&pool->used, 1) + 1;
+}
+
+static __always_inline void give_number(struct cm_entry *e, __u32 number)
+{
+	__u32 zero = 0;
+	struct pool *pool = bpf_map_lookup_elem(&pools, &zero);
+	__u64 free;
+
+	if (!pool)
+		return;
+	for (int i = 0; i < TRIES; i++) {
+		free = *(volatile __u64 *)&pool->free;
+		e->next = (__u32)free;
+		if (__sync_val_compare_and_swap(&pool->free, free, ((free >> 32) + 1) << 32 | (number + 1)) == free)
+			return;
+	}
+}
+
+/* Ends a macroflow without connections of which nothing was heard for so long; whether that is done. */
+static __always_inline int end(struct cm_entry *e, __u32 number, __u64 now, __u64 idle)
+{
+	struct cm_key key = {};
 	int gone;
 
 	bpf_spin_lock(&e->lock);
-	gone = !e->m.flows && now - e->m.active >= CM_FORGET;
-	if (gone)
+	gone = e->generation && !e->m.flows && now - e->m.active >= idle;
+	if (gone) {
+		key = e->key;
 		e->generation = 0;
+	}
 	bpf_spin_unlock(&e->lock);
-	if (gone)
-		bpf_map_delete_elem(map, key);
-	else
+	if (!gone)
+		return 0;
+	bpf_map_delete_elem(&destinations, &key);
+	give_number(e, number);
+	return 1;
+}
+
+static int forget(void *map __attribute__((unused)), __u32 *number, struct cm_entry *e)
+{
+	if (!end(e, *number, bpf_ktime_get_ns(), CM_FORGET) && e->generation)
 		bpf_timer_start(&e->timer, CM_FORGET, 0);
 	return 0;
+}
+
+static long forget_one(void *map __attribute__((unused)), struct cm_key *key __attribute__((unused)), __u32 *at, __u32 *count)
+{
+	__u32 number = *at;
+	struct cm_entry *e = bpf_map_lookup_elem(&macroflows, &number);
+
+	if (e)
+		*count += end(e, number, ~0ULL, 0);
+	return 0;
+}
+
+/* Of an administrator: forgets all macroflows without connections; how many. */
+SEC("syscall")
+int cm_tcp_forget(void *context __attribute__((unused)))
+{
+	__u32 count = 0;
+
+	bpf_for_each_map_elem(&destinations, forget_one, &count, 0);
+	return (int)count;
 }
 
 static __always_inline void set_key(struct tcp_sock *tp, struct cm_key *key)
@@ -155,157 +182,96 @@ static __always_inline void set_key(struct tcp_sock *tp, struct cm_key *key)
 	}
 }
 
+static __always_inline int same(const struct cm_key *a, const struct cm_key *b)
+{
+	return a->netns == b->netns && a->destination[0] == b->destination[0] &&
+	       a->destination[1] == b->destination[1] && a->destination[2] == b->destination[2] &&
+	       a->destination[3] == b->destination[3] && a->dscp == b->dscp && a->class == b->class;
+}
+
+/* Makes the macroflow of a destination, unless somebody else did meanwhile or there is no room. */
+static __noinline void make(struct cm_key *key, __u32 mss, __u64 now)
+{
+	__u32 number = take_number();
+	struct cm_entry *e;
+	long failed;
+
+	if (!key || !number)
+		return;
+	number--;
+	e = bpf_map_lookup_elem(&macroflows, &number);
+	if (!e)
+		return;
+	bpf_spin_lock(&e->lock);
+	__builtin_memset(&e->m, 0, sizeof(e->m));
+	cm_init(&e->m, initial_window, slow_start_limit, mss);
+	e->m.active = now;
+	e->key = *key;
+	e->generation = now;
+	bpf_spin_unlock(&e->lock);
+	failed = bpf_map_update_elem(&destinations, key, &number, BPF_NOEXIST);
+	if (failed) {
+		e->generation = 0;
+		give_number(e, number);
+		return;
+	}
+	/* It is there already where another destination had the number before. */
+	bpf_timer_init(&e->timer, &macroflows, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&e->timer, forget);
+	bpf_timer_start(&e->timer, CM_FORGET, 0);
+}
+
 /* A connection joins the macroflow of its destination, with what it has outstanding. */
-static __always_inline void join(struct tcp_sock *tp)
+static __noinline void join(struct tcp_sock *tp)
 {
 	struct flow *flow = flow_of(tp);
 	struct cm_key key = {};
 	struct member member = {};
-	__u32 zero = 0, mss = tp->mss_cache, sent = tp->data_segs_out, delivered = tp->delivered;
-	__u64 now = bpf_ktime_get_ns(), bytes = (__u64)in_flight(tp) * mss, generation;
+	__u32 mss = tp->mss_cache, sent = tp->data_segs_out, number, id, *known;
+	__u64 now = bpf_ktime_get_ns(), bytes = (__u64)in_flight(tp) * mss, generation, reductions;
 	struct cm_entry *e;
-	struct blank *new;
-	__u32 id;
 
 	set_key(tp, &key);
-	flow->key = key;
 	flow->generation = 0;
+	flow->delivered = flow->due = tp->delivered;
 	flow->paces = 0;
-	e = bpf_map_lookup_elem(&macroflows, &key);
-	if (!e) {
-		new = bpf_map_lookup_elem(&blank, &zero);
-		if (!new)
+	known = bpf_map_lookup_elem(&destinations, &key);
+	if (!known) {
+		make(&key, mss, now);
+		known = bpf_map_lookup_elem(&destinations, &key);
+		if (!known)
 			return;
-		bpf_map_update_elem(&macroflows, &key, new, BPF_NOEXIST);
-		e = bpf_map_lookup_elem(&macroflows, &key);
-		if (!e)
-			return;
-		/* Whoever comes second finds it done. */
-		if (!bpf_timer_init(&e->timer, &macroflows, CLOCK_MONOTONIC)) {
-			bpf_timer_set_callback(&e->timer, forget);
-			bpf_timer_start(&e->timer, CM_FORGET, 0);
-		}
 	}
+	number = *known;
+	e = bpf_map_lookup_elem(&macroflows, &number);
+	if (!e)
+		return;
 	bpf_spin_lock(&e->lock);
-	if (!e->generation) {
-		cm_init(&e->m, initial_window, slow_start_limit, mss);
-		e->m.active = now;
-		e->generation = now;
+	generation = e->generation;
+	if (!generation || !same(&e->key, &key)) {
+		/* It is forgotten at this moment. */
+		bpf_spin_unlock(&e->lock);
+		return;
 	}
 	cm_age(&e->m, now);
 	cm_join(&e->m, &member, mss);
 	if (bytes)
 		cm_charge(&e->m, now, bytes);
 	cm_set(&e->m, &member, bytes, bytes > 0);
-	generation = e->generation;
 	id = (__u32)e->m.joined;
+	reductions = e->m.reductions;
 	bpf_spin_unlock(&e->lock);
+	flow->number = number;
 	flow->generation = generation;
 	flow->reduction = 0;
 	flow->sent = sent;
-	flow->delivered = delivered;
 	flow->outstanding = (__u32)bytes;
 	flow->carry = (__u32)member.carry;
 	flow->hungry = member.hungry;
 	flow->id = id;
 	flow->round = tp->snd_nxt;
-}
-
-/* What happened since the macroflow was told last. */
-static __always_inline void look(struct tcp_sock *tp, struct seen *seen)
-{
-	struct flow *flow = flow_of(tp);
-	__u32 mss = tp->mss_cache;
-	__s32 sent = (__s32)(tp->data_segs_out - flow->sent);
-	__u64 known;
-
-	seen->now = bpf_ktime_get_ns();
-	seen->mss = mss;
-	seen->outstanding = (__u64)in_flight(tp) * mss;
-	/* What was charged when a pause ended may not be counted yet. */
-	seen->charged = sent > 0 ? (__u64)sent * mss : 0;
-	known = flow->outstanding + seen->charged;
-	if (seen->outstanding > known) {
-		/* A packet was cut in two. */
-		seen->charged += seen->outstanding - known;
-		known = seen->outstanding;
-	}
-	seen->report.flow = flow->id;
-	seen->report.resolved = known - seen->outstanding;
-	seen->report.acked = (__u64)(tp->delivered - flow->delivered) * mss;
-	seen->report.rtt = (__u64)flow->rtt * 1000;
-	seen->report.congestion = CM_NONE;
-	seen->report.limited = 0;
-	seen->limited = 0;
-	seen->limited_slowly = 0;
-	seen->most = 0;
-	seen->waiting = 0;
-	seen->hungry = seen->outstanding && flow->hungry;
-	seen->next = !before(tp->snd_una, flow->round);
-}
-
-/*
- * Tells it, and takes the connection's part of the window, packets; with `threshold` of what that will be after a loss.
- *
- * What it sends at once is charged at once: were it only known at its next acknowledgement, a group of small windows would have
- * a large part of what it sent unknown when one of them loses something, and be halved again for the same queue that was full.
- */
-static __always_inline __u32 tell(struct tcp_sock *tp, struct cm_entry *e, struct seen *seen, int threshold)
-{
-	struct flow *flow = flow_of(tp);
-	struct member member = {
-		.outstanding = flow->outstanding,
-		.carry = flow->carry,
-		.hungry = flow->hungry,
-	};
-	__u32 packets, ahead = 0, flying = (__u32)seen->outstanding / (seen->mss ? seen->mss : 1);
-	__u64 before_it, reductions;
-
-	bpf_spin_lock(&e->lock);
-	if (seen->charged)
-		cm_charge(&e->m, seen->now, seen->charged);
-	cm_set_mtu(&e->m, seen->mss);
-	before_it = e->m.reductions;
-	seen->report.limited = cm_slow_start(&e->m) ? seen->limited_slowly : seen->limited;
-	cm_report(&e->m, seen->now, &seen->report);
-	reductions = e->m.reductions;
-	cm_set(&e->m, &member, seen->outstanding, seen->hungry);
-	packets = cm_packets(&e->m, &member, threshold ? cm_next_threshold(&e->m) : e->m.cwnd, seen->mss,
-			     seen->next);
-	if (seen->most) {
-		if (packets > seen->most)
-			packets = seen->most;
-		ahead = packets > flying ? packets - flying : 0;
-		if (ahead > seen->waiting)
-			ahead = seen->waiting;
-		cm_charge(&e->m, seen->now, (__u64)ahead * seen->mss);
-		cm_set(&e->m, &member, seen->outstanding + (__u64)ahead * seen->mss, seen->hungry);
-	}
-	bpf_spin_unlock(&e->lock);
-
-	flow->sent = tp->data_segs_out + ahead;
-	flow->delivered = tp->delivered;
-	flow->outstanding = (__u32)member.outstanding;
-	flow->carry = (__u32)member.carry;
-	flow->hungry = member.hungry;
-	flow->rtt = 0;
-	if (reductions != before_it)
-		flow->reduction = reductions;
-	if (seen->next) {
-		flow->round = tp->snd_nxt;
-		if (flow->opening)
-			flow->opening--;
-	}
-	if (!flow->opening && flow->paces) {
-		flow->paces = 0;
-		tp->inet_conn.icsk_inet.sk.sk_pacing_status = SK_PACING_NONE;
-	}
-	return packets;
-}
-
-static __always_inline __u32 clamp(struct tcp_sock *tp, __u32 packets)
-{
-	return packets < tp->snd_cwnd_clamp ? packets : tp->snd_cwnd_clamp;
+	flow->known = (__u32)reductions;
+	flow->recover = tp->snd_una;
 }
 
 SEC("struct_ops")
@@ -337,59 +303,61 @@ void cm_tcp_release(unsigned long long *ctx)
 	flow->generation = 0;
 }
 
-/* An acknowledgement outside of recovery. */
-SEC("struct_ops")
-void cm_tcp_cong_avoid(unsigned long long *ctx)
+/* One for which there is no macroflow is Reno's. */
+static __noinline void alone(struct tcp_sock *tp, int reducing)
 {
-	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
-	__u32 acked = (__u32)ctx[2];
-	struct cm_entry *e = find(tp);
-	struct seen seen;
+	struct flow *flow = flow_of(tp);
+	__u32 acked = tp->delivered - flow->delivered;
 
-	if (!e) {
-		if (!flow_of(tp)->generation) {
-			tcp_reno_cong_avoid((struct sock *)ctx[0], (__u32)ctx[1], acked);
-			return;
-		}
-		join(tp);
-		e = find(tp);
-		if (!e)
-			return;
-	}
-	look(tp, &seen);
-	seen.limited = BPF_CORE_READ_BITFIELD(tp, is_cwnd_limited);
-	seen.limited_slowly = seen.limited || tp->snd_cwnd < 2 * tp->max_packets_out;
-	/* One that has nothing more to send leaves its part to the others. */
-	seen.hungry = seen.outstanding || tp->write_seq != tp->snd_nxt;
-	seen.hungry = seen.hungry && (seen.limited || flow_of(tp)->opening);
-	/* No faster than in slow start, whoever left. */
-	seen.most = clamp(tp, tp->snd_cwnd + acked);
-	/* A last one that is not full may wait for more. */
-	seen.waiting = (tp->write_seq - tp->snd_nxt) / (seen.mss ? seen.mss : 1);
-	tp->snd_cwnd = tell(tp, e, &seen, 0);
+	flow->delivered = flow->due = tp->delivered;
+	if (reducing)
+		tp->snd_cwnd = in_recovery(tp, tp->snd_ssthresh, acked);
+	else if (acked)
+		tcp_reno_cong_avoid(&tp->inet_conn.icsk_inet.sk, tp->snd_una, acked);
 }
 
-/* Every acknowledgement, before what follows from it. In recovery TCP asks nobody, but others want to know. */
+/* Every acknowledgement, after TCP knows what of it arrived and what is lost. */
 SEC("struct_ops")
-void cm_tcp_pkts_acked(unsigned long long *ctx)
+void cm_tcp_cong_control(unsigned long long *ctx)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
-	struct ack_sample *sample = (struct ack_sample *)ctx[1];
 	__u8 state = BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state);
+	int limited = BPF_CORE_READ_BITFIELD(tp, is_cwnd_limited);
+	int reducing = state == TCP_CA_CWR || state == TCP_CA_Recovery;
 	struct cm_entry *e;
 	struct seen seen;
+	__u32 acked, packets;
 
-	if (sample->rtt_us > 0)
-		flow_of(tp)->rtt = (__u32)sample->rtt_us;
-	if (state != TCP_CA_CWR && state != TCP_CA_Recovery)
+	if (quiet(tp, state, limited))
 		return;
 	e = find(tp);
-	if (!e)
+	if (!e && flow_of(tp)->generation) {
+		join(tp);
+		e = find(tp);
+	}
+	if (!e) {
+		alone(tp, reducing);
+		set_rate(tp);
 		return;
-	look(tp, &seen);
-	/* Recovery's own window holds it back; whether the macroflow's may grow that knows. */
-	seen.limited = seen.limited_slowly = 1;
-	tell(tp, e, &seen, 0);
+	}
+	acked = tp->delivered - flow_of(tp)->delivered;
+	look(tp, &seen, 1);
+	if (reducing) {
+		/* Recovery's own window holds it back; whether the macroflow's may grow that knows. */
+		seen.limited = seen.limited_slowly = 1;
+		seen.most = in_recovery(tp, ~0U, acked);
+	} else {
+		seen.limited = limited;
+		seen.limited_slowly = limited || tp->snd_cwnd < 2 * tp->max_packets_out;
+		/* One that has nothing more to send leaves its part to the others. */
+		seen.hungry = seen.outstanding || tp->write_seq != tp->snd_nxt;
+		seen.hungry = seen.hungry && (limited || flow_of(tp)->opening);
+		/* No faster than in slow start, whoever left. */
+		seen.most = clamp(tp, tp->snd_cwnd + acked);
+	}
+	packets = tell(tp, e, &seen, 0);
+	tp->snd_cwnd = reducing ? in_recovery(tp, packets, acked) : packets;
+	set_rate(tp);
 }
 
 /* What the window will be once set_state has told that something was lost. */
@@ -402,7 +370,7 @@ __u32 cm_tcp_ssthresh(unsigned long long *ctx)
 
 	if (!e)
 		return tcp_reno_ssthresh((struct sock *)ctx[0]);
-	look(tp, &seen);
+	look(tp, &seen, 0);
 	return tell(tp, e, &seen, 1);
 }
 
@@ -419,7 +387,7 @@ void cm_tcp_set_state(unsigned long long *ctx)
 	e = find(tp);
 	if (!e)
 		return;
-	look(tp, &seen);
+	look(tp, &seen, 0);
 	seen.report.congestion = state == TCP_CA_CWR ? CM_ECN : state == TCP_CA_Recovery ? CM_TRANSIENT : CM_PERSISTENT;
 	tell(tp, e, &seen, 0);
 }
@@ -487,7 +455,7 @@ __u32 cm_tcp_undo_cwnd(unsigned long long *ctx)
 
 	if (!e)
 		return tcp_reno_undo_cwnd((struct sock *)ctx[0]);
-	look(tp, &seen);
+	look(tp, &seen, 0);
 	bpf_spin_lock(&e->lock);
 	cm_undo(&e->m, reduction);
 	bpf_spin_unlock(&e->lock);
@@ -501,10 +469,9 @@ struct tcp_congestion_ops cm = {
 	.init = cm_tcp_init,
 	.release = cm_tcp_release,
 	.ssthresh = cm_tcp_ssthresh,
-	.cong_avoid = cm_tcp_cong_avoid,
 	.set_state = cm_tcp_set_state,
 	.cwnd_event = cm_tcp_cwnd_event,
-	.pkts_acked = cm_tcp_pkts_acked,
+	.cong_control = cm_tcp_cong_control,
 	.undo_cwnd = cm_tcp_undo_cwnd,
 	.flags = TCP_CONG_NON_RESTRICTED,
 };

@@ -26,10 +26,12 @@ struct cm_key {
 
 struct cm_entry {
 	struct bpf_spin_lock lock;
-	__u32 unused;
-	/* When it was made, ns: a flow knows by it that this is still the macroflow that it joined. 0: not ready yet. */
+	/* Of one that is nobody's: the next such one, + 1. */
+	__u32 next;
+	/* When it was made, ns: a flow knows by it that this is still the macroflow that it joined. 0: nobody's. */
 	__u64 generation;
 	struct macroflow m;
+	struct cm_key key;
 	/* Forgets it. */
 	struct bpf_timer timer;
 };

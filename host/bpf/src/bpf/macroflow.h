@@ -11,6 +11,7 @@
 #include <linux/types.h>
 
 #define CM_INLINE static inline __attribute__((always_inline))
+#define CM_LIKELY(condition) __builtin_expect(!!(condition), 1)
 
 /* rules.rs; ns, bytes. */
 #define CM_LEAST 2
@@ -70,6 +71,7 @@ struct cm_report {
 	__u64 rtt;
 	enum cm_congestion congestion;
 	__u8 limited;
+	__u8 old;
 };
 
 CM_INLINE __u64 cm_min(__u64 a, __u64 b)
@@ -143,9 +145,9 @@ CM_INLINE __u64 cm_half(const struct macroflow *m)
 	return cm_max(m->cwnd / 2, (__u64)CM_LEAST * m->mtu);
 }
 
-CM_INLINE __u64 cm_next_threshold(const struct macroflow *m)
+CM_INLINE __u64 cm_next_threshold(const struct macroflow *m, int old)
 {
-	return cm_recovering(m) ? cm_min(m->ssthresh, m->cwnd) : cm_half(m);
+	return cm_recovering(m) || old ? cm_min(m->ssthresh, m->cwnd) : cm_half(m);
 }
 
 CM_INLINE void cm_reduce(struct macroflow *m)
@@ -217,7 +219,7 @@ CM_INLINE void cm_age(struct macroflow *m, __u64 now)
 	__u64 idle = now > m->active ? now - m->active : 0;
 	__u64 step, steps, first;
 
-	if (cm_outstanding(m) || !m->sent)
+	if (CM_LIKELY(cm_outstanding(m) || !m->sent))
 		return;
 	if (idle >= CM_FORGET) {
 		cm_forget(m);
@@ -243,11 +245,17 @@ CM_INLINE void cm_age(struct macroflow *m, __u64 now)
 	m->prior_ssthresh = 0;
 }
 
+/* What is sent now, of a window that aged already. */
+CM_INLINE void cm_send(struct macroflow *m, __u64 now, __u64 bytes)
+{
+	m->sent += cm_min(bytes, 0xffffffffULL);
+	m->active = now;
+}
+
 CM_INLINE void cm_charge(struct macroflow *m, __u64 now, __u64 bytes)
 {
 	cm_age(m, now);
-	m->sent += cm_min(bytes, 0xffffffffULL);
-	m->active = now;
+	cm_send(m, now, bytes);
 }
 
 CM_INLINE void cm_note_arrival(struct macroflow *m, __u64 now, __u64 flow)
@@ -264,13 +272,15 @@ CM_INLINE void cm_report(struct macroflow *m, __u64 now, const struct cm_report 
 {
 	__u64 resolved = cm_min(report->resolved, cm_outstanding(m));
 	__u64 acked = cm_min(report->acked, resolved);
-	int recovering = cm_recovering(m);
+	int recovering = cm_recovering(m) || report->old;
 
 	cm_sample(m, report->rtt);
 	m->reported += resolved;
 	if (resolved)
 		m->active = now;
-	if (report->congestion == CM_PERSISTENT) {
+	if (CM_LIKELY(report->congestion == CM_NONE)) {
+		/* Nothing was lost. */
+	} else if (report->congestion == CM_PERSISTENT) {
 		__u64 sibling = m->arrived_by == report->flow ? m->arrived_other : m->arrived;
 		__u64 since = now > sibling ? now - sibling : 0;
 
@@ -278,7 +288,7 @@ CM_INLINE void cm_report(struct macroflow *m, __u64 now, const struct cm_report 
 			cm_collapse(m, recovering);
 		else if (!recovering)
 			cm_reduce(m);
-	} else if (report->congestion != CM_NONE && !recovering) {
+	} else if (!recovering) {
 		cm_reduce(m);
 	}
 	if (!acked)
@@ -333,20 +343,24 @@ CM_INLINE __u64 cm_part(const struct macroflow *m, const struct member *member, 
 	/* What cannot be: a divisor that the verifier and the compiler see is none. */
 	if (!eaters)
 		eaters = 1;
-	return window > aside ? (window - aside) / eaters : 0;
+	if (window <= aside)
+		return 0;
+	/* Often it is alone, and divisions are dear. */
+	return eaters == 1 ? window - aside : (window - aside) / eaters;
 }
 
 CM_INLINE __u32 cm_packets(const struct macroflow *m, struct member *member, __u64 window, __u32 mss, int next)
 {
-	__u64 part;
+	__u64 part, packets;
 
 	if (!mss)
 		mss = 1;
 	window -= window % mss;
 	part = cm_part(m, member, window) + member->carry;
+	packets = part / mss;
 	if (next)
-		member->carry = part % mss;
-	return (__u32)cm_min(cm_max(part / mss, 1), 0xffffffffULL);
+		member->carry = part - packets * mss;
+	return (__u32)cm_min(cm_max(packets, 1), 0xffffffffULL);
 }
 
 #endif

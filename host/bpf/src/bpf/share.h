@@ -3,9 +3,8 @@
  * A macroflow whose flows are granted leave to send: host/cm/src/manager in C, as far as it is about one macroflow. The rules
  * are explained there. A test compiles this natively and holds both to equal grants and numbers after each step.
  *
- * Whole numbers only; no loops, no calls: it runs under a BPF spin lock. Two things are not as there. Flows have no weights. Of
- * grants that nobody uses it is known only whether they are older than the last turn of a clock, so that each lives between one
- * and two of its turns.
+ * Whole numbers only; no calls: it runs under a BPF spin lock. Of grants that nobody uses it is known only whether they are older
+ * than the last turn of a clock, so that each lives between one and two of its turns, which is not as there.
  */
 #ifndef SHARE_H
 #define SHARE_H
@@ -20,6 +19,9 @@
 #define CM_MAX_RATE (1ULL << 40)
 /* Factors are multiples of 1/65536. */
 #define CM_ONE 65536
+/* scheduler/weighted.rs: what a turn costs a flow of weight 1; the largest weight, so that products with rates have room. */
+#define CM_STRIDE (720720ULL << 8)
+#define CM_MAX_WEIGHT 65535
 /* One that is never reached. */
 #define CM_NEVER 0xffffffffU
 
@@ -32,6 +34,8 @@ struct cm_slot {
 	/* What the client was told last; no rate: nothing yet. */
 	__u64 told_rate;
 	__u64 told_rtt;
+	/* What it has had of turns for its weight, while it waits. */
+	__u64 had;
 	/* Thresholds: factors. */
 	__u32 rate_down;
 	__u32 rate_up;
@@ -39,11 +43,12 @@ struct cm_slot {
 	__u32 rtt_up;
 	__u32 client;
 	__u32 mtu;
+	__u32 weight;
 	__u32 requests;
 	/* Grants that are neither used nor declined, and those of them that are younger than the last turn. */
 	__u32 grants;
 	__u32 fresh;
-	/* The queue of those that wait: index + 1. */
+	/* The queue of those that wait, whoever had the least first: index + 1. */
 	__u8 next;
 	__u8 prev;
 	/* It waits, has grants, or something of it is outstanding. */
@@ -51,7 +56,7 @@ struct cm_slot {
 	/* It wants to be told of changes; and it was, and has not asked yet what they are. */
 	__u8 watches;
 	__u8 due;
-	__u8 unused[3];
+	__u8 unused[7];
 };
 
 struct cm_share {
@@ -70,9 +75,11 @@ struct cm_share {
 	__u64 lost;
 	/* When grants are next a turn older; 0: there were none. */
 	__u64 turn;
+	/* What the flow had had whose turn was last: who comes begins there. */
+	__u64 passed;
 	/* Slots in use, as bits. */
 	__u64 taken;
-	/* Flows that are active, and that watch. */
+	/* Sum of the weights of flows that are active; flows that watch. */
 	__u32 active;
 	__u32 watching;
 	/* The queue of those that wait: index + 1. */
@@ -94,17 +101,26 @@ CM_INLINE struct cm_slot *cm_slot(struct cm_share *s, __u32 at)
 	return &s->slots[at & (CM_SLOTS - 1)];
 }
 
-CM_INLINE void cm_enqueue(struct cm_share *s, __u32 at)
+/* Behind all that had as little: with equal weights that is the end, where the search begins. */
+CM_INLINE void cm_enqueue(struct cm_share *s, __u32 at, __u64 from)
 {
 	struct cm_slot *slot = cm_slot(s, at);
+	__u32 after = s->tail;
 
-	slot->next = 0;
-	slot->prev = s->tail;
-	if (s->tail)
-		cm_slot(s, s->tail - 1)->next = (__u8)(at + 1);
+	slot->had = from + CM_STRIDE / (slot->weight ? slot->weight : 1);
+#pragma unroll 1
+	for (int i = 0; i < CM_SLOTS && after && cm_slot(s, after - 1)->had > slot->had; i++)
+		after = cm_slot(s, after - 1)->prev;
+	slot->prev = (__u8)after;
+	slot->next = after ? cm_slot(s, after - 1)->next : s->head;
+	if (slot->next)
+		cm_slot(s, slot->next - 1)->prev = (__u8)(at + 1);
+	else
+		s->tail = (__u8)(at + 1);
+	if (after)
+		cm_slot(s, after - 1)->next = (__u8)(at + 1);
 	else
 		s->head = (__u8)(at + 1);
-	s->tail = (__u8)(at + 1);
 }
 
 CM_INLINE void cm_dequeue(struct cm_share *s, __u32 at)
@@ -160,9 +176,9 @@ CM_INLINE void cm_refresh(struct cm_share *s, struct cm_slot *slot)
 	__u8 active = waits || slot->grants || slot->member.outstanding;
 
 	if (active && !slot->active)
-		s->active++;
+		s->active += slot->weight;
 	else if (!active && slot->active)
-		s->active--;
+		s->active -= slot->weight;
 	slot->active = active;
 	cm_set(&s->m, &slot->member, slot->member.outstanding, waits);
 }
@@ -196,6 +212,7 @@ CM_INLINE void cm_share_open(struct cm_share *s, __u32 at, __u64 now, __u64 flow
 	slot->flow = flow;
 	slot->client = client;
 	slot->mtu = mtu;
+	slot->weight = 1;
 	slot->requests = slot->grants = slot->fresh = 0;
 	slot->next = slot->prev = 0;
 	slot->active = slot->watches = slot->due = 0;
@@ -236,9 +253,19 @@ CM_INLINE void cm_share_request(struct cm_share *s, __u32 at, __u32 count)
 	if (!count)
 		return;
 	if (!slot->requests)
-		cm_enqueue(s, at);
+		cm_enqueue(s, at, s->passed);
 	slot->requests += count;
 	cm_refresh(s, slot);
+}
+
+/* From its next turn on. */
+CM_INLINE void cm_share_weigh(struct cm_share *s, __u32 at, __u32 weight)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	if (slot->active)
+		s->active += weight - slot->weight;
+	slot->weight = weight;
 }
 
 /* 0 declines a grant. */
@@ -314,9 +341,10 @@ CM_INLINE __u32 cm_share_settle(struct cm_share *s, __u64 now, __u32 initial, __
 	if (*later)
 		return 0;
 	slot->requests--;
+	s->passed = slot->had;
 	cm_dequeue(s, at - 1);
 	if (slot->requests)
-		cm_enqueue(s, at - 1);
+		cm_enqueue(s, at - 1, s->passed);
 	if (s->pace_until)
 		s->pace_next += cm_pace_time(s, slot->mtu);
 	s->reserved += slot->mtu;
@@ -356,11 +384,11 @@ CM_INLINE void cm_share_expire(struct cm_share *s, __u32 at, __u64 now, int turn
 CM_INLINE int cm_share_query(struct cm_share *s, __u32 at, struct cm_status *status)
 {
 	struct cm_slot *slot = cm_slot(s, at);
-	__u64 all = s->active + !slot->active;
+	__u64 all = s->active + (slot->active ? 0 : slot->weight);
 
 	if (!s->m.srtt)
 		return 0;
-	status->rate = cm_min(s->m.cwnd * 1000000000ULL / s->m.srtt / (all ? all : 1), CM_MAX_RATE);
+	status->rate = cm_min(s->m.cwnd * 1000000000ULL / s->m.srtt, CM_MAX_RATE) * slot->weight / (all ? all : 1);
 	status->rtt = s->m.srtt;
 	status->deviation = s->m.rttvar;
 	status->loss = s->lost * 1000000 / cm_max(s->resolved, 1);

@@ -32,6 +32,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	unsigned long sk_pacing_rate;
+	unsigned long sk_max_pacing_rate;
 	__u32 sk_pacing_status;
 };
 struct ipv6_pinfo {
@@ -47,6 +48,9 @@ struct inet_connection_sock {
 	__u8 icsk_ca_state : 5;
 	__u64 icsk_ca_priv[13];
 };
+struct tcp_rack {
+	__u32 rtt_us;
+};
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 snd_una;
@@ -54,6 +58,8 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 mss_cache;
 	__u32 snd_cwnd;
+	__u32 snd_ssthresh;
+	__u32 srtt_us;
 	__u32 snd_cwnd_clamp;
 	__u32 packets_out;
 	__u32 retrans_out;
@@ -62,10 +68,9 @@ struct tcp_sock {
 	__u32 max_packets_out;
 	__u32 delivered;
 	__u32 data_segs_out;
+	__u64 tcp_clock_cache;
+	struct tcp_rack rack;
 	__u8 is_cwnd_limited : 1;
-};
-struct ack_sample {
-	__s32 rtt_us;
 };
 #pragma clang attribute pop
 
@@ -76,10 +81,9 @@ struct tcp_congestion_ops {
 	void (*init)(unsigned long long *);
 	void (*release)(unsigned long long *);
 	__u32 (*ssthresh)(unsigned long long *);
-	void (*cong_avoid)(unsigned long long *);
+	void (*cong_control)(unsigned long long *);
 	void (*set_state)(unsigned long long *);
 	void (*cwnd_event)(unsigned long long *);
-	void (*pkts_acked)(unsigned long long *);
 	__u32 (*undo_cwnd)(unsigned long long *);
 	__u32 flags;
 };

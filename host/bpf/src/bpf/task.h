@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Whose packet, and in which network namespace: as much of the kernel's types as calls.c uses. */
+/* Whose packet, in which network namespace, and who waits at a ring: as much of the kernel's types as calls.c uses. */
 #ifndef TASK_H
 #define TASK_H
 
@@ -36,6 +36,18 @@ struct sock {
 };
 struct sk_buff {
 	struct sock *sk;
+};
+struct list_head {
+	struct list_head *next;
+};
+struct wait_queue_head {
+	struct list_head head;
+};
+struct bpf_ringbuf {
+	struct wait_queue_head waitq;
+};
+struct bpf_ringbuf_map {
+	struct bpf_ringbuf *rb;
 };
 #pragma clang attribute pop
 

@@ -3,24 +3,21 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use libbpf_rs::libbpf_sys::{
-    BPF_CGROUP_INET_EGRESS, bpf_map_create_opts, bpf_obj_get, bpf_obj_pin, bpf_prog_test_run_opts,
-    bpf_test_run_opts,
-};
+use libbpf_rs::libbpf_sys::{BPF_CGROUP_INET_EGRESS, bpf_map_create_opts, bpf_obj_pin};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, OpenObject};
 
 use super::{Macroflow, read, require_bpf_fs};
 use crate::Error;
 use crate::kernel::{Feature, require};
-use crate::object::{attach, load, missing, object, open};
+use crate::object::{attach, get, load, missing, object, open, run};
 
 const NAME: &str = "calls";
 /// Of a folder in which this version's are pinned: another one begins anew.
-const FOLDER: &str = "calls-1";
+const FOLDER: &str = "calls-2";
 const PROGRAMS: [&str; 6] = ["cm_open", "cm_call", "cm_calls", "cm_open_for", "cm_calls_for", "cm_evict"];
 const MAPS: [&str; 5] = ["shares", "flows", "clients", "users", "rings"];
 const LINK: &str = "egress";
@@ -284,18 +281,8 @@ impl Calls {
         let mut arguments = [0u8; 16];
         arguments[..8].copy_from_slice(flow);
         arguments[8..12].copy_from_slice(&client.to_ne_bytes());
-        let mut options = bpf_test_run_opts {
-            sz: size_of::<bpf_test_run_opts>() as u64,
-            ctx_in: (&raw mut arguments).cast(),
-            ctx_size_in: arguments.len() as u32,
-            ..Default::default()
-        };
-        // SAFETY: the arguments are as long as it says, and live through the call.
-        let rc = unsafe { bpf_prog_test_run_opts(self.programs[5].as_raw_fd(), &raw mut options) };
-        if rc < 0 {
-            let source = io::Error::from_raw_os_error(-rc);
-            return Err(Error::Os { operation: "closing a flow", source });
-        }
+        run(self.programs[5].as_fd(), &mut arguments)
+            .map_err(|source| Error::Os { operation: "closing a flow", source })?;
         Ok(arguments[12..] == [0; 4])
     }
 
@@ -316,7 +303,7 @@ impl Calls {
     /// # Errors
     /// What the kernel says.
     pub fn macroflows(&self) -> Result<Vec<Macroflow>, Error> {
-        read(self.map("shares"))
+        read(self.map("shares"), |value| Ok(Some(value)))
     }
 }
 
@@ -358,17 +345,6 @@ fn pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     // SAFETY: the path lives through the call.
     let rc = unsafe { bpf_obj_pin(fd.as_raw_fd(), path.as_ptr()) };
     if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(()) }
-}
-
-fn get(path: &Path) -> io::Result<OwnedFd> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the path lives through the call.
-    let rc = unsafe { bpf_obj_get(path.as_ptr()) };
-    if rc < 0 {
-        return Err(io::Error::from_raw_os_error(-rc));
-    }
-    // SAFETY: a descriptor that was just made, nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(rc) })
 }
 
 /// A folder of pins, which holds no folders.

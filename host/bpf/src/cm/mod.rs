@@ -6,6 +6,7 @@ mod state;
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -14,12 +15,16 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ProgramType};
 
 use crate::Error;
 use crate::kernel::{Feature, require};
-use crate::object::{load, missing, object, open};
+use crate::object::{get, load, map, missing, object, open, run};
 
 pub use calls::{CGROUP, CallClient, CallOptions, Calls, RING, unified};
 pub use state::{Macroflow, Numbers};
 
 const NAME: &str = "cm";
+/// The maps that are pinned, and read: the macroflows by number, and the numbers of the destinations.
+const MAPS: [&str; 2] = ["macroflows", "destinations"];
+/// The program that forgets what has no connections, and its pin.
+const FORGET: &str = "cm_tcp_forget";
 /// linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// TCP_CA_NAME_MAX, with the zero at its end.
@@ -35,7 +40,7 @@ pub struct Options<'a> {
     pub name: &'a str,
     /// First window of a macroflow, packets.
     pub initial_window: u32,
-    /// Most macroflows, each of some 250 bytes of the kernel's memory once it is there.
+    /// Most macroflows, each of 224 bytes of the kernel's memory from the beginning.
     pub macroflows: u32,
 }
 
@@ -65,7 +70,7 @@ impl Cm {
         let mut open = open(NAME, object!("cm"))?;
         for mut map in open.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
-            if name == "macroflows" {
+            if name == "macroflows" || name == "destinations" {
                 map.set_max_entries(options.macroflows.max(1)).map_err(Error::of("sizing the macroflows"))?;
             }
             let Some(value) = map.initial_value_mut() else { continue };
@@ -109,10 +114,13 @@ impl Cm {
     }
 
     fn pin_in(&mut self, folder: &Path) -> Result<(), Error> {
-        let mut maps = self.object.maps_mut();
-        let mut macroflows = maps.find(|m| m.name() == "macroflows").ok_or_else(|| missing("macroflows"))?;
-        macroflows.pin(folder.join("macroflows")).map_err(Error::of("pinning the macroflows"))?;
-        drop(maps);
+        for name in MAPS {
+            let mut map = self.object.maps_mut().find(|m| m.name() == name).ok_or_else(|| missing(name))?;
+            map.pin(folder.join(name)).map_err(Error::of("pinning the macroflows"))?;
+        }
+        let forget = self.object.progs_mut().find(|p| p.name() == FORGET);
+        let mut forget = forget.ok_or_else(|| missing(FORGET))?;
+        forget.pin(folder.join(FORGET)).map_err(Error::of("pinning what forgets"))?;
         self.link.pin(folder.join("link")).map_err(Error::of("pinning the congestion control"))
     }
 
@@ -121,7 +129,8 @@ impl Cm {
     /// # Errors
     /// What the kernel says.
     pub fn macroflows(&self) -> Result<Vec<Macroflow>, Error> {
-        read(&crate::object::map(&self.object, "macroflows")?)
+        let [macroflows, destinations] = MAPS;
+        numbered(&map(&self.object, macroflows)?, &map(&self.object, destinations)?)
     }
 }
 
@@ -162,8 +171,9 @@ pub fn costs(folder: &Path) -> Result<Vec<Cost>, Error> {
 /// # Errors
 /// There is none.
 pub fn pinned(folder: &Path) -> Result<Vec<Macroflow>, Error> {
-    let map = MapHandle::from_pinned_path(folder.join("macroflows"));
-    read(&map.map_err(Error::of("opening the pinned macroflows"))?)
+    let [macroflows, destinations] = MAPS.map(|name| MapHandle::from_pinned_path(folder.join(name)));
+    let fail = Error::of("opening the pinned macroflows");
+    numbered(&macroflows.map_err(&fail)?, &destinations.map_err(&fail)?)
 }
 
 /// Forgets the macroflows without connections of what is pinned in this folder; says how many. Those with connections stay.
@@ -171,13 +181,10 @@ pub fn pinned(folder: &Path) -> Result<Vec<Macroflow>, Error> {
 /// # Errors
 /// There is none; what the kernel says.
 pub fn forget(folder: &Path) -> Result<usize, Error> {
-    let map = MapHandle::from_pinned_path(folder.join("macroflows"));
-    let map = map.map_err(Error::of("opening the pinned macroflows"))?;
-    let idle: Vec<_> = read(&map)?.into_iter().filter(|m| m.numbers.flows == 0).collect();
-    for macroflow in &idle {
-        map.delete(&macroflow.key).map_err(Error::of("BPF_MAP_DELETE_ELEM"))?;
-    }
-    Ok(idle.len())
+    let fail = |operation| move |source| Error::Os { operation, source };
+    let program = get(&folder.join(FORGET)).map_err(fail("opening the pinned program that forgets"))?;
+    let count = run(program.as_fd(), &mut []).map_err(fail("BPF_PROG_RUN"))?;
+    Ok(count as usize)
 }
 
 /// Takes the pins of a folder away, those of the calls of users too. New sockets cannot choose the congestion control any more;
@@ -194,7 +201,7 @@ pub fn unpin(folder: &Path) -> Result<(), Error> {
 }
 
 fn unpin_files(folder: &Path) -> io::Result<()> {
-    for name in ["link", "macroflows"] {
+    for name in ["link", FORGET].iter().chain(&MAPS) {
         match fs::remove_file(folder.join(name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -224,14 +231,27 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-fn read(map: &impl MapCore) -> Result<Vec<Macroflow>, Error> {
+/// The macroflows that are in a map, by what `find` makes of its values.
+fn read(
+    map: &impl MapCore,
+    find: impl Fn(Vec<u8>) -> Result<Option<Vec<u8>>, Error>,
+) -> Result<Vec<Macroflow>, Error> {
     let mut found = vec![];
     for key in map.keys() {
         // One that was forgotten meanwhile is none.
-        let value = map.lookup(&key, MapFlags::ANY).map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
-        found.extend(value.and_then(|value| Macroflow::parse(key, &value)));
+        let Some(value) = look(map, &key)? else { continue };
+        found.extend(find(value)?.and_then(|value| Macroflow::parse(&key, &value)));
     }
     Ok(found)
+}
+
+/// Those of TCP: `destinations` has their numbers in `macroflows`.
+fn numbered(macroflows: &impl MapCore, destinations: &impl MapCore) -> Result<Vec<Macroflow>, Error> {
+    read(destinations, |number| look(macroflows, &number))
+}
+
+fn look(map: &impl MapCore, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    map.lookup(key, MapFlags::ANY).map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))
 }
 
 fn check_name(name: &str) -> Result<(), Error> {

@@ -12,7 +12,6 @@ const SIZE: usize = 17 * 8 + 5 * 4 + 4;
 /// What connections to one destination share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Macroflow {
-    pub(super) key: Vec<u8>,
     /// Cookie of the network namespace.
     pub netns: u64,
     /// Where its packets go.
@@ -107,8 +106,8 @@ impl Numbers {
 
 impl Macroflow {
     /// From a key and a value of the map; none if they are not of it, or the macroflow is being made at this moment.
-    pub(super) fn parse(key: Vec<u8>, value: &[u8]) -> Option<Macroflow> {
-        let fixed: &[u8; KEY] = key.as_slice().try_into().ok()?;
+    pub(super) fn parse(key: &[u8], value: &[u8]) -> Option<Macroflow> {
+        let fixed: &[u8; KEY] = key.try_into().ok()?;
         let generation = u64::from_ne_bytes(*value.get(8..16)?.first_chunk()?);
         if generation == 0 {
             return None;
@@ -120,7 +119,7 @@ impl Macroflow {
         let user = u32::from_ne_bytes(fixed[28..32].try_into().ok()?).checked_sub(1);
         let destination = Ipv6Addr::from(address).to_canonical();
         let numbers = Numbers::parse(value.get(OFFSET..)?)?;
-        Some(Macroflow { netns, destination, dscp, user, numbers, key })
+        Some(Macroflow { netns, destination, dscp, user, numbers })
     }
 }
 
@@ -154,14 +153,14 @@ mod tests {
         let mut key = vec![0; KEY];
         key[18..24].copy_from_slice(&[255, 255, 192, 0, 2, 7]);
         key[24] = 46;
-        let m = Macroflow::parse(key.clone(), &value).unwrap();
+        let m = Macroflow::parse(&key, &value).unwrap();
         assert_eq!((m.destination.to_string(), m.dscp, m.netns), ("192.0.2.7".into(), 46, 0));
         assert_eq!(m.user, None);
         key[28] = 1;
-        assert_eq!(Macroflow::parse(key.clone(), &value).unwrap().user, Some(0));
-        assert_eq!(Macroflow::parse(key[1..].to_vec(), &value), None);
-        assert_eq!(Macroflow::parse(key.clone(), &value[..100]), None);
+        assert_eq!(Macroflow::parse(&key, &value).unwrap().user, Some(0));
+        assert_eq!(Macroflow::parse(&key[1..], &value), None);
+        assert_eq!(Macroflow::parse(&key, &value[..100]), None);
         value[8] = 0;
-        assert_eq!(Macroflow::parse(key, &value), None);
+        assert_eq!(Macroflow::parse(&key, &value), None);
     }
 }

@@ -271,8 +271,15 @@ fn a_connection_without_a_macroflow_is_renos() {
     // The server is the client's destination, which is one more than there is room for.
     choose(&first.1, "rvcm_full");
     let (server, client) = first;
-    Hosts::transfer(&mut (client.try_clone().unwrap(), server), 500_000);
+    let mut back = (client.try_clone().unwrap(), server);
+    Hosts::transfer(&mut back, 500_000);
     assert!(window(&client) > 10, "it grew: {}", window(&client));
+    // Losses are recovered from as by any, and the window is halved.
+    hosts.client.run("tc qdisc replace dev v root tbf rate 30mbit burst 4kb limit 30kb");
+    hosts.client.run("ethtool -K v tso off gso off");
+    Hosts::transfer(&mut back, 2_000_000);
+    assert!(hosts.client.counter("TcpRetransSegs") > 0);
+    assert!((2..200).contains(&window(&client)), "{}", window(&client));
     let found = cm.macroflows().unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].destination.to_string().as_str(), found[0].numbers.joined), (CLIENT, 1));
@@ -324,6 +331,43 @@ fn what_is_pinned_outlives_its_loader() {
     assert!(cm::pinned(&folder).is_err() && cm::unpin(&folder).is_err());
     // Who has it keeps it.
     Hosts::transfer(&mut pair, 100_000);
+}
+
+/// What is forgotten makes room for another destination, whose macroflow begins anew.
+#[test]
+fn a_forgotten_destination_makes_room_for_another() {
+    let Some(hosts) = hosts() else { return };
+    let bpf = BpfFs::new();
+    let folder: PathBuf = bpf.0.path().join("rvcm_room");
+    let mut cm = Cm::load(&Options { name: "rvcm_room", macroflows: 2, ..Options::default() }).unwrap();
+    cm.pin(&folder).unwrap();
+    for round in 0..3u8 {
+        // Two destinations fill it, and a third one is without.
+        let to: Vec<String> = (0..3).map(|n| format!("192.0.2.{}", 10 * (round + 1) + n)).collect();
+        let pairs: Vec<_> = to
+            .iter()
+            .map(|to| {
+                hosts.client.ip(&format!("addr add {to}/24 dev v"));
+                let listener = within(&hosts.client, || TcpListener::bind((to.as_str(), 0)).unwrap());
+                let address = listener.local_addr().unwrap();
+                let server = within(&hosts.server, || TcpStream::connect(address).unwrap());
+                choose(&server, "rvcm_room");
+                let mut pair = (server, listener.accept().unwrap().0);
+                Hosts::transfer(&mut pair, 300_000);
+                pair
+            })
+            .collect();
+        let mut found = cm.macroflows().unwrap();
+        found.sort_by_key(|m| m.destination);
+        let known: Vec<_> = found.iter().map(|m| (m.destination.to_string(), m.numbers.joined)).collect();
+        assert_eq!(known, [(to[0].clone(), 1), (to[1].clone(), 1)], "round {round}");
+        assert!(found.iter().all(|m| (300_000..400_000).contains(&m.numbers.sent)), "{found:?}");
+        assert_eq!(cm::forget(&folder).unwrap(), 0, "they have connections");
+        drop(pairs);
+        eventually("they left", || cm.macroflows().unwrap().iter().all(|m| m.numbers.flows == 0));
+        assert_eq!((cm::forget(&folder).unwrap(), cm.macroflows().unwrap()), (2, vec![]));
+    }
+    cm::unpin(&folder).unwrap();
 }
 
 /// As an administrator would have it, in a namespace that is not the first one.

@@ -36,6 +36,7 @@ void EXPORT(report)(struct macroflow *m, __u64 now, const __u64 *r)
 		.rtt = r[3],
 		.congestion = (enum cm_congestion)r[4],
 		.limited = (__u8)r[5],
+		.old = (__u8)r[6],
 	};
 
 	cm_report(m, now, &report);
@@ -46,9 +47,9 @@ void EXPORT(undo)(struct macroflow *m, __u64 reduction)
 	cm_undo(m, reduction);
 }
 
-__u64 EXPORT(next_threshold)(const struct macroflow *m)
+__u64 EXPORT(next_threshold)(const struct macroflow *m, int old)
 {
-	return cm_next_threshold(m);
+	return cm_next_threshold(m, old);
 }
 
 void EXPORT(join)(struct macroflow *m, struct member *member, __u32 mss)

@@ -14,9 +14,9 @@ unsafe extern "C" {
     fn rivulet_test_cm_set_mtu(m: *mut Raw, mtu: u32);
     fn rivulet_test_cm_charge(m: *mut Raw, now: u64, bytes: u64);
     fn rivulet_test_cm_age(m: *mut Raw, now: u64);
-    fn rivulet_test_cm_report(m: *mut Raw, now: u64, report: *const [u64; 6]);
+    fn rivulet_test_cm_report(m: *mut Raw, now: u64, report: *const [u64; 7]);
     fn rivulet_test_cm_undo(m: *mut Raw, reduction: u64);
-    fn rivulet_test_cm_next_threshold(m: *const Raw) -> u64;
+    fn rivulet_test_cm_next_threshold(m: *const Raw, old: i32) -> u64;
     fn rivulet_test_cm_join(m: *mut Raw, member: *mut RawMember, mss: u32);
     fn rivulet_test_cm_leave(m: *mut Raw, member: *mut RawMember);
     fn rivulet_test_cm_set(m: *mut Raw, member: *mut RawMember, outstanding: u64, hungry: i32);
@@ -61,8 +61,9 @@ impl Pair {
             }
             Step::Report(report) => {
                 self.rust.report(now, &report);
-                let Report { flow, resolved, acked, congestion, limited, rtt } = report;
-                let fields = [flow, resolved, acked, rtt, congestion as u64, u64::from(limited)];
+                let Report { flow, resolved, acked, congestion, old, limited, rtt } = report;
+                let fields =
+                    [flow, resolved, acked, rtt, congestion as u64, u64::from(limited), u64::from(old)];
                 // SAFETY: as above.
                 unsafe { rivulet_test_cm_report(c, now, &raw const fields) };
             }
@@ -124,8 +125,9 @@ impl Pair {
     fn check(&self) -> Result<(), TestCaseError> {
         let n = self.numbers();
         // SAFETY: as above.
-        let threshold = unsafe { rivulet_test_cm_next_threshold(&raw const self.c) };
-        prop_assert_eq!(threshold, self.rust.next_threshold());
+        let threshold = |old| unsafe { rivulet_test_cm_next_threshold(&raw const self.c, old) };
+        prop_assert_eq!(threshold(0), self.rust.next_threshold(false));
+        prop_assert_eq!(threshold(1), self.rust.next_threshold(true));
         prop_assert_eq!(
             self.rust.numbers(),
             [
@@ -179,12 +181,13 @@ fn report() -> impl Strategy<Value = Report> {
     ];
     let bytes = || prop_oneof![2 => Just(0), 8 => 1..20_000u64, 1 => any::<u64>()];
     let rtt = prop_oneof![2 => Just(0), 8 => 1..SECOND, 1 => any::<u64>()];
-    (1..4u64, bytes(), bytes(), congestion, any::<bool>(), rtt).prop_map(
-        |(flow, resolved, acked, congestion, limited, rtt)| Report {
+    (1..4u64, bytes(), bytes(), congestion, any::<bool>(), any::<bool>(), rtt).prop_map(
+        |(flow, resolved, acked, congestion, old, limited, rtt)| Report {
             flow,
             resolved,
             acked,
             congestion,
+            old,
             limited,
             rtt,
         },
@@ -244,8 +247,15 @@ fn a_transfer_has_the_same_numbers_in_c() {
                 0 => (0, Congestion::Transient),
                 _ => (bytes, Congestion::None),
             };
-            let report =
-                Report { flow: 1, resolved: bytes, acked, congestion, limited: true, rtt: 40 * MILLISECOND };
+            let report = Report {
+                flow: 1,
+                resolved: bytes,
+                acked,
+                congestion,
+                old: false,
+                limited: true,
+                rtt: 40 * MILLISECOND,
+            };
             pair.apply(now, &Step::Report(report)).unwrap();
             pair.check().unwrap();
         }

@@ -30,6 +30,11 @@ void EXPORT(request)(struct cm_share *s, __u32 at, __u32 count)
 	cm_share_request(s, at, count);
 }
 
+void EXPORT(weigh)(struct cm_share *s, __u32 at, __u32 weight)
+{
+	cm_share_weigh(s, at, weight);
+}
+
 void EXPORT(notify)(struct cm_share *s, __u32 at, __u64 now, __u32 nsent)
 {
 	cm_share_notify(s, at, now, nsent);

@@ -14,6 +14,7 @@ unsafe extern "C" {
     fn rivulet_test_share_open(s: *mut Raw, at: u32, now: u64, flow: u64, mtu: u32);
     fn rivulet_test_share_close(s: *mut Raw, at: u32, now: u64);
     fn rivulet_test_share_request(s: *mut Raw, at: u32, count: u32);
+    fn rivulet_test_share_weigh(s: *mut Raw, at: u32, weight: u32);
     fn rivulet_test_share_notify(s: *mut Raw, at: u32, now: u64, nsent: u32);
     fn rivulet_test_share_update(s: *mut Raw, at: u32, now: u64, v: *const [u64; 4]);
     fn rivulet_test_share_settle(s: *mut Raw, now: u64, initial: u32) -> u64;
@@ -36,6 +37,7 @@ enum Step {
     Open(usize, u32),
     Close(usize),
     Request(usize, u32),
+    Weigh(usize, u32),
     Notify(usize, u32),
     Update(usize, Update),
     Thresh(usize, [u32; 4]),
@@ -55,7 +57,8 @@ struct Pair {
 
 impl Pair {
     fn new(now: Nanos, initial: u32, limit: u32, mtu: u32) -> Pair {
-        let config = Config { grant_life: NEVER, silence: NEVER, ..Config::default() };
+        let scheduler = rivulet_cm::scheduler::Kind::Weighted;
+        let config = Config { scheduler, grant_life: NEVER, silence: NEVER, ..Config::default() };
         let config = Config { rules: rivulet_cm::Rules { initial, limit }, ..config };
         // SAFETY: it has no arguments.
         let mut c = vec![0; unsafe { rivulet_test_share_size() } as usize / 8];
@@ -112,6 +115,13 @@ impl Pair {
                         unsafe { rivulet_test_share_request(c, at as u32, 1) };
                         self.granted(now, true)?;
                     }
+                }
+            }
+            Step::Weigh(at, weight) => {
+                if let Some(flow) = self.flows[at] {
+                    self.manager.set_weight(flow, weight).unwrap();
+                    // SAFETY: as above.
+                    unsafe { rivulet_test_share_weigh(c, at as u32, weight) };
                 }
             }
             Step::Notify(at, nsent) => {
@@ -254,6 +264,7 @@ fn steps() -> impl Strategy<Value = Vec<(Nanos, Step)>> {
         3 => (at(), 1..3000u32).prop_map(|(at, mtu)| Step::Open(at, mtu)),
         1 => at().prop_map(Step::Close),
         8 => (at(), 1..20u32).prop_map(|(at, n)| Step::Request(at, n)),
+        2 => (at(), prop_oneof![1..5u32, 1..65_536u32]).prop_map(|(at, w)| Step::Weigh(at, w)),
         8 => (at(), 0..4000u32).prop_map(|(at, n)| Step::Notify(at, n)),
         8 => (at(), update).prop_map(|(at, update)| Step::Update(at, update)),
         1 => (at(), [down(), up(), down(), up()]).prop_map(|(at, f)| Step::Thresh(at, f)),

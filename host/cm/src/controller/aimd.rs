@@ -10,7 +10,8 @@ use crate::Nanos;
 ///
 /// - Slow start: what arrived, at most [`Rules::limit`] MTUs a report. Avoidance: an MTU a window. Both only while the window
 ///   holds flows back, and not until all is reported that was sent before a reduction.
-/// - Transient congestion and marks: half, at least two MTUs, and not again until all is reported that was sent before.
+/// - Transient congestion and marks: half, at least two MTUs, and not again until all is reported that was sent before, nor for
+///   what a flow sent before it knew.
 /// - Persistent congestion: one MTU and slow start, unless another flow's packets arrive: then it is transient.
 /// - Idle: each timeout of it (at least a second) halves the window towards the first one and doubles the threshold, which is
 ///   what was learnt of the path and grows old just so; ten minutes forget all.
@@ -116,10 +117,10 @@ impl Aimd {
         ]
     }
 
-    /// The threshold that transient congestion would set now.
+    /// The threshold that transient congestion would set now; `old` as in [`Report`].
     #[must_use]
-    pub fn next_threshold(&self) -> u64 {
-        if self.recovering() { self.ssthresh.min(self.cwnd) } else { self.half() }
+    pub fn next_threshold(&self, old: bool) -> u64 {
+        if self.recovering() || old { self.ssthresh.min(self.cwnd) } else { self.half() }
     }
 
     /// Takes a reduction back that was for nothing, as Reno does when it learns that nothing was lost (RFC 4015): the last one,
@@ -226,7 +227,7 @@ impl Controller for Aimd {
         // Nobody can report more than was sent: an application that does so gains nothing.
         let resolved = report.resolved.min(self.outstanding());
         let acked = report.acked.min(resolved);
-        let recovering = self.recovering();
+        let recovering = self.recovering() || report.old;
         self.rtt.sample(report.rtt);
         self.reported += resolved;
         if resolved > 0 {

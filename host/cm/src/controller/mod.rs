@@ -38,6 +38,8 @@ pub struct Report {
     pub acked: u64,
     /// What else is known.
     pub congestion: Congestion,
+    /// What was lost was sent before the flow knew of the last reduction, which was for the same congestion then.
+    pub old: bool,
     /// The window held the flow back: only then may it grow (RFC 7661 §4.3).
     pub limited: bool,
     /// A round trip time, ns; 0: none.

@@ -113,7 +113,8 @@ pub(super) fn report(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Ma
     let limited = macroflow.limited(flow.pulled.map(|p| (before, p.0)), flow.mtu);
     outstanding(now, id, flow, macroflow, before - resolved, true);
     let Update { congestion, rtt, .. } = *update;
-    macroflow.controller.report(now, &Report { flow: id.0, resolved, acked, congestion, limited, rtt });
+    let report = Report { flow: id.0, resolved, acked, congestion, old: false, limited, rtt };
+    macroflow.controller.report(now, &report);
     // A mark, and a loss that nobody can say the size of, are not counted as lost bytes.
     let lost = if congestion == Congestion::None { 0 } else { resolved - acked };
     macroflow.fate.0 += resolved;

@@ -281,6 +281,37 @@ fn flows_take_turns_and_one_may_leave_its_to_another() {
 }
 
 #[test]
+fn turns_and_rates_are_as_the_weights() {
+    let Some(rig) = Rig::new(CallOptions { initial_window: 1, ..slow() }) else { return };
+    let (mut client, _) = rig.client(ALICE);
+    rig.as_user(ALICE, || {
+        let paths = [path("127.0.0.1"), path("127.0.0.1")];
+        let [light, heavy] = [0, 1].map(|n: usize| client.open(&paths[n].key, MTU).unwrap());
+        client.set_weight(heavy, 3).unwrap();
+        for bad in [0, 65_536] {
+            assert_eq!(refused(client.set_weight(heavy, bad)), rivulet_cm::Error::Weight);
+        }
+        client.request(light, 100).unwrap();
+        client.request(heavy, 100).unwrap();
+        // The first one was alone.
+        assert_eq!(sends(&mut client), [light]);
+        client.decline(light).unwrap();
+        let mut turns = [0, 0];
+        for _ in 0..40 {
+            let Event::Send(flow) = wait(&mut client) else { panic!("no grant") };
+            turns[usize::from(flow == heavy)] += 1;
+            client.decline(flow).unwrap();
+        }
+        assert_eq!(turns, [10, 30]);
+        let Event::Send(flow) = wait(&mut client) else { panic!("no grant") };
+        paths[usize::from(flow == heavy)].send(1, 1000);
+        client.update(flow, &arrived(1000)).unwrap();
+        let rates = [light, heavy].map(|flow| client.query(flow).unwrap().unwrap().rate);
+        assert_eq!(rates[1], 3 * rates[0]);
+    });
+}
+
+#[test]
 fn changes_beyond_a_threshold_are_told_once() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);

@@ -4,4 +4,5 @@ extern crate cm as libcm;
 
 mod calls;
 mod rig;
+mod sigio;
 mod udp;

@@ -16,8 +16,8 @@ use rivulet_bpf::cm::{self, BPF_FS, Calls, Cm, Options};
 /// `ip route ... congctl cm` for a destination, or TCP_CONGESTION by a program for its socket.
 #[derive(Args, Debug)]
 pub struct CmArgs {
-    /// What the congestion control is called: 1 to 15 letters, digits, dots and underscores
-    #[arg(long, value_name = "NAME", default_value = "cm", global = true)]
+    /// What the congestion control is called: 1 to 15 letters, digits and underscores
+    #[arg(long, value_name = "NAME", default_value = "cm", global = true, value_parser = name)]
     name: String,
 
     /// Folder in a BPF file system in which one folder a name holds what stays [default: /sys/fs/bpf/rivulet-cm]
@@ -52,6 +52,17 @@ enum Command {
     Forget,
     /// Takes it out of the kernel: new connections cannot choose it; those that have it keep it until they end
     Unload,
+}
+
+/// A name that the kernel takes for a congestion control, and a BPF file system for a folder: that has no dots.
+fn name(text: &str) -> Result<String, String> {
+    let odd = text.chars().find(|c| !c.is_ascii_alphanumeric() && *c != '_');
+    match odd {
+        Some('.') => Err("a folder of a BPF file system is called so, which takes no dots".into()),
+        Some(c) => Err(format!("{c:?} is no letter, digit or underscore")),
+        None if (1..=15).contains(&text.len()) => Ok(text.into()),
+        None => Err(format!("it has {} characters, and there must be 1 to 15", text.len())),
+    }
 }
 
 /// Runs the subcommand.

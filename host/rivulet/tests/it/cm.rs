@@ -94,3 +94,22 @@ fn where_there_is_no_bpf_file_system_it_says_what_to_do() {
     let text = bad(Path::new("/nowhere/cm"), "load --initial-window 0");
     assert!(text.contains("1..=100"), "{text}");
 }
+
+#[test]
+fn a_name_that_cannot_be_is_refused_at_its_flag() {
+    for (name, why) in [
+        ("a.b", "takes no dots"),
+        ("..", "takes no dots"),
+        ("a/b", "'/' is no letter"),
+        ("", "it has 0 characters"),
+        ("sixteen_letters_", "it has 16 characters"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rivulet"));
+        let out = command.args(["cm", "status", "--name", name]).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(
+            out.status.code() == Some(2) && text.contains("--name") && text.contains(why),
+            "{name}: {text}"
+        );
+    }
+}

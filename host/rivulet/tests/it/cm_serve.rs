@@ -18,6 +18,9 @@ const BOB: u32 = 54_324;
 const MTU: u32 = 1000;
 const CHILD: &str = "RIVULET_CM_TEST_CHILD";
 
+/// The daemon, and what it says.
+pub(crate) type Daemon = (Process, BufReader<std::process::ChildStderr>);
+
 pub(crate) struct Rig {
     bpf: BpfFs,
     pub(crate) ns: Netns,
@@ -53,7 +56,7 @@ impl Rig {
     }
 
     /// The daemon, once it lets programs in; what it says after that is read from it.
-    pub(crate) fn serve(&self, words: &str) -> (Process, BufReader<std::process::ChildStderr>) {
+    pub(crate) fn serve(&self, words: &str) -> Daemon {
         let mut command = self.command(&format!("serve {words}"));
         command.arg("--socket").arg(self.socket()).arg("--cgroup").arg(self.cgroup.path());
         let mut process = Process(command.stderr(Stdio::piped()).spawn().unwrap());
@@ -64,7 +67,7 @@ impl Rig {
         (process, said)
     }
 
-    fn kill(&self, daemon: (Process, BufReader<std::process::ChildStderr>)) {
+    pub(crate) fn kill(&self, daemon: Daemon) {
         let (mut process, _) = daemon;
         process.0.kill().unwrap();
         process.0.wait().unwrap();
@@ -74,7 +77,7 @@ impl Rig {
         self.ns.as_user(&self.cgroup, uid, f)
     }
 
-    fn client(&self, uid: u32) -> Client {
+    pub(crate) fn client(&self, uid: u32) -> Client {
         let socket = self.socket();
         self.as_user(uid, || Client::connect(&socket).unwrap())
     }
@@ -89,7 +92,7 @@ impl Rig {
     }
 
     /// A process of a user that has a flow to this port, and asked for more than the first window.
-    fn child(&self, uid: u32, port: u16) -> Process {
+    pub(crate) fn child(&self, uid: u32, port: u16) -> Process {
         let mut child = self.as_user(uid, || {
             let mut command = Command::new("/proc/self/exe");
             command.args(["--exact", "cm_serve::child", "--nocapture"]);
@@ -106,7 +109,7 @@ fn wait_for(child: &mut Child, word: &str) {
     assert!(lines.any(|line| line.unwrap().contains(word)), "the child ended");
 }
 
-fn flow(client: &mut Client, port: u16) -> (UdpSocket, Key, FlowId) {
+pub(crate) fn flow(client: &mut Client, port: u16) -> (UdpSocket, Key, FlowId) {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let destination = format!("127.0.0.1:{port}").parse().unwrap();
     let key = Key { source: socket.local_addr().unwrap(), destination, protocol: 17, dscp: 0 };
@@ -114,7 +117,7 @@ fn flow(client: &mut Client, port: u16) -> (UdpSocket, Key, FlowId) {
     (socket, key, flow)
 }
 
-fn sends(client: &mut Client) -> usize {
+pub(crate) fn sends(client: &mut Client) -> usize {
     std::iter::from_fn(|| client.poll().unwrap()).filter(|e| matches!(e, Event::Send(_))).count()
 }
 

@@ -3,6 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::Duration;
+
+use rivulet_transport::{TOKEN_LENGTH, WINDOW_TOKEN_LENGTH};
 
 use crate::rig::{RIVULET, Rig, shim, url};
 
@@ -66,6 +69,28 @@ fn the_next_process_has_the_last_ones_token_and_leaves_another() {
     let with = responses(&rig, || small(&state));
     let without = responses(&rig, || small(Path::new("")));
     assert!(with >= 10 && without < 5, "{with} and {without}");
+}
+
+/// Seen by what is asked for: a request of the first window brings up to ten answers where the token has a window, else two.
+#[test]
+fn the_next_process_goes_on_with_the_last_ones_window() {
+    let Some((rig, state, _server)) = rig() else { return };
+    rig.file("file", 1_500_000);
+    // A server moves no window before it remembers a horizon.
+    get(&rig, &state);
+    let octets = |line: &str| line.rsplit(' ').next().unwrap().len() / 2;
+    assert_eq!(octets(&kept(&state)[0]), TOKEN_LENGTH, "from a server that has just started");
+    std::thread::sleep(Duration::from_millis(4100));
+    let requests = |state: &Path| {
+        let before = rig.metric("rivulet_requests_total");
+        get(&rig, state);
+        rig.metric("rivulet_requests_total") - before
+    };
+    let without = requests(Path::new(""));
+    // A packet that is lost, or a second in which nothing runs here, costs the window: some of these begin with one.
+    let fewest = (0..8).map(|_| requests(&state)).min().unwrap();
+    assert_eq!(octets(&kept(&state)[0]), WINDOW_TOKEN_LENGTH);
+    assert!(fewest + 15 < without, "{fewest} requests with a window, {without} without");
 }
 
 #[test]

@@ -311,10 +311,33 @@ fn a_reduction_for_nothing_is_taken_back_once_and_only_the_last() {
 #[test]
 fn the_threshold_to_come_is_told() {
     let mut w = window(20);
-    assert_eq!(w.next_threshold(), 10 * MTU);
+    assert_eq!(w.next_threshold(false), 10 * MTU);
     w.charge(1, 20 * MTU);
     w.report(2, &lost(MTU, Congestion::Transient));
-    assert_eq!(w.next_threshold(), 10 * MTU);
+    assert_eq!(w.next_threshold(false), 10 * MTU);
+}
+
+/// A loss that is found late, of what a flow sent before it knew of the reduction, is no other congestion.
+#[test]
+fn a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing() {
+    let mut w = window(20);
+    w.charge(1, 20 * MTU);
+    w.report(2, &lost(MTU, Congestion::Transient));
+    w.report(3, &arrived(19 * MTU));
+    w.charge(4, 10 * MTU);
+    assert!(!w.recovering());
+    let (before, old) = (w.window(), Report { flow: 2, old: true, ..lost(MTU, Congestion::Transient) });
+    assert_eq!((before, w.next_threshold(true)), (11 * MTU, 10 * MTU));
+    w.report(5, &old);
+    assert_eq!((w.window(), w.reductions()), (before, 1));
+    // Nor a timer, while another flow's packets arrive; if none do, the window is one packet, and the threshold stays.
+    w.report(6, &Report { congestion: Congestion::Persistent, ..old });
+    assert_eq!((w.window(), w.reductions()), (before, 1));
+    let mut alone = w;
+    alone.report(20 * SECOND, &Report { congestion: Congestion::Persistent, ..old });
+    assert_eq!((alone.window(), alone.ssthresh(), alone.reductions()), (MTU, 10 * MTU, 1));
+    w.report(7, &lost(MTU, Congestion::Transient));
+    assert_eq!((w.window(), w.reductions()), (before / 2, 2));
 }
 
 fn any_report() -> impl Strategy<Value = Report> {
@@ -326,12 +349,13 @@ fn any_report() -> impl Strategy<Value = Report> {
     ];
     let bytes = prop_oneof![Just(0), 1..200_000u64, any::<u64>()];
     let rtt = prop_oneof![Just(0), 1..SECOND, any::<u64>()];
-    (1..4u64, bytes.clone(), bytes, congestion, any::<bool>(), rtt).prop_map(
-        |(flow, resolved, acked, congestion, limited, rtt)| Report {
+    (1..4u64, bytes.clone(), bytes, congestion, any::<bool>(), any::<bool>(), rtt).prop_map(
+        |(flow, resolved, acked, congestion, old, limited, rtt)| Report {
             flow,
             resolved,
             acked,
             congestion,
+            old,
             limited,
             rtt,
         },

@@ -21,7 +21,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
-use crate::process::{stop_on_signals, stopped, tell_ready};
+use crate::process::{raise_descriptors, stop_on_signals, stopped, tell_ready};
 use client::Client;
 use peer::Peer;
 
@@ -75,15 +75,6 @@ pub(super) fn run(state: &Path, folder: &Path, args: &ServeArgs) -> anyhow::Resu
     // What is pinned stays: clients go on, and the next process finds them.
     let _ = fs::remove_file(&args.socket);
     Ok(())
-}
-
-/// A client has two descriptors here.
-fn raise_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::debug!("no more descriptors: {e}");
-    }
 }
 
 /// One process a socket, as long as the file is open.

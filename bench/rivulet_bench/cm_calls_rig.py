@@ -1,0 +1,104 @@
+"""Two namespaces, a link between them, and the Congestion Manager's calls for programs of users without rights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rivulet_lab import End, Lab, Process, RackError, binary, cm_command, prompt, standing, veth
+
+from .cm_rig import CLIENT, PORT, SERVER, Wire
+from .rig import BUILD
+
+USER = 54_400
+"""The first of the users whose programs run here; nobody has them."""
+
+
+def cgroups() -> Path:
+    """Where cgroups of version 2 are mounted. RackError if they are not."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == "cgroup2":
+            return Path(fields[1])
+    raise RackError("no cgroups of version 2 are mounted")
+
+
+class CallsRig(Lab):
+    """The namespaces while they stand: `s` receives, `c` has the programs; between them is a wire, or a plain link."""
+
+    def __init__(self, folder: Path, wire: Wire | None) -> None:
+        super().__init__(folder)
+        self.wire = wire
+        self.name = f"rvcm_c{os.getpid()}"
+        """Of the congestion control, and of the folder in the BPF file system."""
+        self.door = folder / "cm.sock"
+        self.cgroup = cgroups() / self.name
+
+    def build(self) -> None:
+        """Namespaces, the link, the daemon."""
+        # What earlier runs said is not waited for.
+        for log in self.folder.glob("*.log"):
+            log.unlink()
+        for name in ("s", "c", *(("m",) if self.wire else ())):
+            self.namespace(name)
+        server, client = End(self.spaces["s"], "s0"), End(self.spaces["c"], "c0")
+        if self.wire:
+            middle = self.spaces["m"]
+            veth(server, End(middle, "ms0"))
+            veth(client, End(middle, "mc0"))
+            # What is measured goes from the programs to the receiver: `a` is theirs.
+            self.start("wire", [*prompt(), binary("rivulet-wire"), "mc0", "ms0", *self.wire.flags()], middle)
+        else:
+            veth(server, client)
+        self.spaces["s"].ip(f"addr add {SERVER}/24 dev s0")
+        self.spaces["c"].ip(f"addr add {CLIENT}/24 dev c0")
+        self.bpf_fs()
+        self.cgroup.mkdir()
+        self.serve()
+
+    def down(self) -> None:
+        """Takes all of it away."""
+        try:
+            super().down()
+        finally:
+            with suppress(FileNotFoundError):
+                self.cgroup.rmdir()
+
+    def cm(self, *words: str) -> list[str]:
+        """The command `rivulet cm`."""
+        return cm_command(self.name, self.folder / "bpf", *words)
+
+    def serve(self) -> Process:
+        """Starts the daemon, which lets programs in when this returns."""
+        said = self.folder / "daemon.log"
+        said.unlink(missing_ok=True)
+        flags = ("--socket", str(self.door), "--cgroup", str(self.cgroup))
+        daemon = self.start("daemon", self.cm("serve", *flags))
+        self.until(lambda: "let in" in daemon.text(), "the daemon lets programs in", 60.0, daemon)
+        return daemon
+
+    def receive(self, *before: str) -> None:
+        """Somebody is where packets go; `before` is before the command."""
+        command = [*before, binary("cm-udp"), "receive", f"{SERVER}:{PORT}"]
+        receiver = self.start("receive", command, self.spaces["s"])
+        self.until(lambda: "receiving at" in receiver.text(), "it receives", 60.0, receiver)
+
+    def client(self, name: str, user: int, words: Sequence[str], **options: Any) -> Process:
+        """Starts a program in `c` as a user without rights, whose datagrams are counted."""
+        # `ip netns exec` hides the cgroups.
+        enter = ["sh", "-c", f'echo $$ >{self.cgroup}/cgroup.procs && exec "$@"', "sh"]
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--pdeathsig", "KILL", "--"]
+        command = [*enter, *self.spaces["c"].enter, "env", f"RIVULET_CM={self.door}", *become, *words]
+        return self.start(name, command, **options)
+
+
+@contextmanager
+def calls_rig(wire: Wire | None = None) -> Iterator[CallsRig]:
+    """A rig, torn down at the end."""
+    rig = CallsRig(BUILD / "cm-calls", wire)
+    with standing(rig):
+        rig.build()
+        yield rig

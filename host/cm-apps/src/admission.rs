@@ -1,0 +1,67 @@
+//! Who asks for a stream proves to be where it says: else a forged address would have megabits sent to somebody else.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use crate::wire::Cookie;
+
+/// Makes cookies and knows them again, without keeping anything of who asked.
+#[derive(Debug)]
+pub struct Admission {
+    key: [u8; 32],
+}
+
+impl Admission {
+    /// Its key is this process's.
+    ///
+    /// # Errors
+    /// The kernel gives no random octets.
+    pub fn new() -> io::Result<Admission> {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+        Ok(Admission { key })
+    }
+
+    /// What a receiver at this address must repeat.
+    #[must_use]
+    pub fn cookie(&self, of: SocketAddr) -> Cookie {
+        let address = match of.ip() {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        let mut message = [0; 18];
+        message[..16].copy_from_slice(&address);
+        message[16..].copy_from_slice(&of.port().to_be_bytes());
+        let hash = blake3::keyed_hash(&self.key, &message);
+        let mut cookie = Cookie::default();
+        cookie.copy_from_slice(&hash.as_bytes()[..16]);
+        cookie
+    }
+
+    /// Whether it did. The comparison takes as long for each.
+    #[must_use]
+    pub fn admits(&self, of: SocketAddr, cookie: &Cookie) -> bool {
+        let right = self.cookie(of);
+        right.iter().zip(cookie).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_an_addresss_and_a_processs() {
+        let (one, two) = (Admission::new().unwrap(), Admission::new().unwrap());
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let cookie = one.cookie(at("192.0.2.1:5000"));
+        assert!(one.admits(at("192.0.2.1:5000"), &cookie));
+        // As a socket of both families sees it.
+        assert!(one.admits(at("[::ffff:192.0.2.1]:5000"), &cookie));
+        for other in ["192.0.2.1:5001", "192.0.2.2:5000", "[2001:db8::1]:5000"] {
+            assert!(!one.admits(at(other), &cookie), "{other}");
+        }
+        assert!(!two.admits(at("192.0.2.1:5000"), &cookie));
+        assert!(!one.admits(at("192.0.2.1:5000"), &Cookie::default()));
+    }
+}

@@ -1,0 +1,201 @@
+//! A receiver's loop: asks for a stream, acknowledges it, writes what it saw, and may hand the content on.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::journal::Journal;
+use crate::receiver::Receiver;
+use crate::time::{MILLISECOND, SECOND};
+use crate::wire::{CONTROL, Cookie, Feedback, Message};
+use crate::{Nanos, now};
+
+/// Hellos are repeated after this, so often at most.
+const AGAIN: Nanos = 500 * MILLISECOND;
+const HELLOS: u32 = 20;
+/// Where nothing new arrives, the last report is repeated after this, so that the sender knows that somebody is there.
+const ALIVE: Nanos = 2 * SECOND;
+/// A stream of which nothing arrives for so long has ended.
+const SILENCE: Nanos = 30 * SECOND;
+/// It looks for its end so often.
+const TICK: Nanos = SECOND / 4;
+const BATCH: usize = 64;
+
+/// What is received, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The server.
+    pub from: SocketAddr,
+    /// When it reports.
+    pub feedback: Feedback,
+    /// Where content goes, each as a datagram.
+    pub forward: Option<SocketAddr>,
+}
+
+/// A stream that is being received.
+#[derive(Debug)]
+pub struct Stream {
+    socket: UdpSocket,
+    forward: Option<UdpSocket>,
+    feedback: Feedback,
+    cookie: Cookie,
+    receiver: Option<Receiver>,
+    journal: Journal,
+    /// When there was a hello or a report last, and when a packet.
+    said: Nanos,
+    heard: Nanos,
+    hellos: u32,
+    room: Vec<u8>,
+}
+
+impl Stream {
+    /// Asks for it.
+    ///
+    /// # Errors
+    /// There is no way to the server or to where content is to go.
+    pub fn new(options: &Options, journal: Journal) -> anyhow::Result<Stream> {
+        let connected = |to: SocketAddr| {
+            let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+            let socket = UdpSocket::bind(any).and_then(|socket| socket.connect(to).map(|()| socket));
+            socket.with_context(|| format!("no socket to {to}"))
+        };
+        let socket = connected(options.from)?;
+        socket.set_nonblocking(true)?;
+        let forward = options.forward.map(connected).transpose()?;
+        let at = now();
+        let mut stream = Stream {
+            socket,
+            forward,
+            feedback: options.feedback,
+            cookie: Cookie::default(),
+            receiver: None,
+            journal,
+            said: at,
+            heard: at,
+            hellos: 0,
+            room: vec![0; 65_535],
+        };
+        stream.hello(at)?;
+        Ok(stream)
+    }
+
+    /// Receives until it is told to end, or the server is gone. Whether anything arrived.
+    ///
+    /// # Errors
+    /// The server does not answer; a socket or the journal fails.
+    pub fn run(&mut self, mut ends: impl FnMut() -> bool) -> anyhow::Result<bool> {
+        while !ends() && now() < self.heard + SILENCE {
+            self.wait()?;
+            self.take()?;
+            self.speak()?;
+        }
+        // One of them may be lost; if all are, the server notices the silence.
+        for _ in 0..3 {
+            self.send(&Message::Bye(self.cookie))?;
+        }
+        let Some(receiver) = &self.receiver else { return Ok(false) };
+        self.journal.write(now(), None, &receiver.end())?;
+        Ok(receiver.began())
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let at = now();
+        let due = self.receiver.as_ref().and_then(Receiver::due).unwrap_or(Nanos::MAX);
+        let due = due.min(at + TICK).saturating_sub(at);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: due as i64 };
+        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => Ok(()),
+            done => Ok(done.map(drop)?),
+        }
+    }
+
+    fn take(&mut self) -> anyhow::Result<()> {
+        for _ in 0..BATCH {
+            let octets = match self.socket.recv(&mut self.room) {
+                Ok(octets) => octets,
+                // Refused: nobody serves there yet, or no longer.
+                Err(e)
+                    if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
+                {
+                    break;
+                }
+                Err(e) => return Err(e).context("receiving"),
+            };
+            match Message::parse(&self.room[..octets]) {
+                Ok(Message::Cookie(cookie)) if self.receiver.is_none() => {
+                    self.cookie = cookie;
+                    self.receiver = Some(Receiver::new(cookie, self.feedback));
+                    self.hello(now())?;
+                }
+                Ok(Message::Data { layer, number, sent, content }) => {
+                    let Some(receiver) = &mut self.receiver else { continue };
+                    let at = now();
+                    self.heard = at;
+                    let (new, line) = receiver.data(at, layer, number, sent, octets);
+                    if let Some(line) = line {
+                        self.journal.write(at, None, &line)?;
+                    }
+                    if let Some(forward) = self.forward.as_ref().filter(|_| new) {
+                        // A player that is not there yet, or no longer, is no reason to stop.
+                        let _ = forward.send(content);
+                    }
+                    self.report(at)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, at: Nanos) -> anyhow::Result<()> {
+        let Some(report) = self.receiver.as_mut().and_then(|receiver| receiver.report(at)) else {
+            return Ok(());
+        };
+        self.said = at;
+        self.send(&Message::Report(report))
+    }
+
+    /// What is due: a report, a line, a hello.
+    fn speak(&mut self) -> anyhow::Result<()> {
+        let at = now();
+        self.report(at)?;
+        if let Some(line) = self.receiver.as_mut().and_then(|receiver| receiver.line(at)) {
+            self.journal.write(at, None, &line)?;
+        }
+        if !self.receiver.as_ref().is_some_and(Receiver::began) {
+            if at >= self.said + AGAIN {
+                self.hello(at)?;
+            }
+        } else if at >= self.said + ALIVE + Nanos::from(self.feedback.delay_ms) * MILLISECOND
+            && let Some(report) = self.receiver.as_mut().and_then(|receiver| receiver.again(at))
+        {
+            self.said = at;
+            self.send(&Message::Report(report))?;
+        }
+        Ok(())
+    }
+
+    fn hello(&mut self, at: Nanos) -> anyhow::Result<()> {
+        if self.hellos == HELLOS {
+            bail!("{} does not answer", self.socket.peer_addr()?);
+        }
+        self.hellos += 1;
+        self.said = at;
+        self.send(&Message::Hello { feedback: self.feedback, cookie: self.cookie })
+    }
+
+    /// What is lost, or refused since nobody serves yet, is said again.
+    fn send(&self, message: &Message<'_>) -> anyhow::Result<()> {
+        let mut datagram = [0; CONTROL];
+        let octets = message.write(&mut datagram);
+        match self.socket.send(&datagram[..octets]) {
+            Err(e) if !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) => {
+                Err(e).context("sending")
+            }
+            _ => Ok(()),
+        }
+    }
+}

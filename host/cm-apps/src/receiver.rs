@@ -1,0 +1,284 @@
+//! What a receiver knows of a stream: what arrived, and when it is to report that.
+
+use crate::Nanos;
+use crate::journal::Received;
+use crate::layers::MOST;
+use crate::time::{MILLISECOND, SECOND};
+use crate::wire::{Cookie, Feedback, Report};
+
+/// Numbers below the highest that are known one by one.
+const WINDOW: u64 = 128;
+/// A line of what arrived covers so much.
+const LINE: Nanos = 100 * MILLISECOND;
+
+/// A stream as it arrives.
+#[derive(Debug)]
+pub struct Receiver {
+    cookie: Cookie,
+    feedback: Feedback,
+    /// The highest number, and when it arrived.
+    highest: Option<(u64, Nanos)>,
+    /// Bit n: the one n below the highest arrived.
+    seen: u128,
+    packets: u64,
+    octets: u64,
+    again: u64,
+    layers: [u64; MOST],
+    layer: Option<u8>,
+    switches: u64,
+    reports: u64,
+    /// Packets that are not reported, and when the first of them arrived.
+    unreported: (u64, Nanos),
+    /// Least difference of the two clocks, ns.
+    least: i128,
+    line: Line,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    since: Nanos,
+    packets: u64,
+    octets: u64,
+    delay: u128,
+    longest: u128,
+}
+
+impl Receiver {
+    /// Of a session.
+    #[must_use]
+    pub fn new(cookie: Cookie, feedback: Feedback) -> Receiver {
+        Receiver {
+            cookie,
+            feedback,
+            highest: None,
+            seen: 0,
+            packets: 0,
+            octets: 0,
+            again: 0,
+            layers: [0; MOST],
+            layer: None,
+            switches: 0,
+            reports: 0,
+            unreported: (0, 0),
+            least: i128::MAX,
+            line: Line::default(),
+        }
+    }
+
+    /// Whether anything arrived.
+    #[must_use]
+    pub fn began(&self) -> bool {
+        self.highest.is_some()
+    }
+
+    /// A datagram of so many octets arrived. Whether it is new, and the line of a layer that changed by it.
+    pub fn data(
+        &mut self,
+        now: Nanos,
+        layer: u8,
+        number: u64,
+        sent: Nanos,
+        octets: usize,
+    ) -> (bool, Option<Received>) {
+        if !self.fresh(now, number) {
+            self.again += 1;
+            return (false, None);
+        }
+        let octets = octets as u64;
+        self.packets += 1;
+        self.octets += octets;
+        self.layers[usize::from(layer).min(MOST - 1)] += 1;
+        if self.unreported.0 == 0 {
+            self.unreported.1 = now;
+        }
+        self.unreported.0 += 1;
+        self.note(now, sent, octets);
+        // One that was overtaken says nothing of the layer that is sent now.
+        let newest = self.highest.is_some_and(|(highest, _)| highest == number);
+        if !newest || self.layer == Some(layer) {
+            return (true, None);
+        }
+        let from = self.layer.replace(layer);
+        self.switches += u64::from(from.is_some());
+        (true, Some(Received::Layer { from, to: layer, number, sent }))
+    }
+
+    fn fresh(&mut self, now: Nanos, number: u64) -> bool {
+        match self.highest {
+            None => (self.highest, self.seen) = (Some((number, now)), 1),
+            Some((highest, _)) if number > highest => {
+                let by = number - highest;
+                self.seen = if by < WINDOW { self.seen << by | 1 } else { 1 };
+                self.highest = Some((number, now));
+            }
+            Some((highest, _)) => {
+                let below = highest - number;
+                if below >= WINDOW || self.seen >> below & 1 == 1 {
+                    return false;
+                }
+                self.seen |= 1 << below;
+            }
+        }
+        true
+    }
+
+    fn note(&mut self, now: Nanos, sent: Nanos, octets: u64) {
+        let took = i128::from(now) - i128::from(sent);
+        self.least = self.least.min(took);
+        let delay = (took - self.least) as u128;
+        let line = &mut self.line;
+        if line.packets == 0 && line.since == 0 {
+            line.since = now;
+        }
+        line.packets += 1;
+        line.octets += octets;
+        line.delay += delay;
+        line.longest = line.longest.max(delay);
+    }
+
+    /// When there is something to be done next.
+    #[must_use]
+    pub fn due(&self) -> Option<Nanos> {
+        let report = (self.unreported.0 > 0)
+            .then(|| self.unreported.1 + Nanos::from(self.feedback.delay_ms) * MILLISECOND);
+        let line = (self.line.since > 0).then(|| self.line.since + LINE);
+        [report, line].into_iter().flatten().min()
+    }
+
+    /// The report that is due, if one is.
+    pub fn report(&mut self, now: Nanos) -> Option<Report> {
+        let (count, first) = self.unreported;
+        let late = now >= first + Nanos::from(self.feedback.delay_ms) * MILLISECOND;
+        if count == 0 || !(count >= u64::from(self.feedback.every) || late) {
+            return None;
+        }
+        self.again(now)
+    }
+
+    /// What was reported last, or is now: for a sender that may have heard nothing. None before anything arrived.
+    pub fn again(&mut self, now: Nanos) -> Option<Report> {
+        let (highest, at) = self.highest?;
+        self.unreported.0 = 0;
+        self.reports += 1;
+        let held = now.saturating_sub(at);
+        let Receiver { cookie, packets, octets, .. } = *self;
+        Some(Report { cookie, highest, packets, octets, held })
+    }
+
+    /// The line of what arrived, if one is due.
+    pub fn line(&mut self, now: Nanos) -> Option<Received> {
+        let passed = now.saturating_sub(self.line.since);
+        if self.line.since == 0 || passed < LINE {
+            return None;
+        }
+        let Line { packets, octets, delay, longest, .. } =
+            std::mem::replace(&mut self.line, Line { since: now, ..Line::default() });
+        let ms = |ns: u128| ns as f64 / MILLISECOND as f64;
+        Some(Received::Arrived {
+            layer: self.layer.unwrap_or(0),
+            packets,
+            octets,
+            rate: (u128::from(octets) * 8 * u128::from(SECOND) / u128::from(passed)) as u64,
+            delay_ms: ms(delay / u128::from(packets.max(1))),
+            longest_ms: ms(longest),
+        })
+    }
+
+    /// The last line.
+    #[must_use]
+    pub fn end(&self) -> Received {
+        let missing =
+            self.highest.map_or(0, |(highest, _)| highest.saturating_add(1).saturating_sub(self.packets));
+        Received::End {
+            packets: self.packets,
+            octets: self.octets,
+            missing,
+            again: self.again,
+            layers: self.layers.to_vec(),
+            switches: self.switches,
+            reports: self.reports,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receiver(every: u16, delay_ms: u16) -> Receiver {
+        Receiver::new([7; 16], Feedback { every, delay_ms })
+    }
+
+    fn arrive(r: &mut Receiver, now: Nanos, number: u64) -> bool {
+        r.data(now, 0, number, now, 1000).0
+    }
+
+    #[test]
+    fn each_is_counted_once_and_what_is_too_old_to_be_known_is_not() {
+        let mut r = receiver(1, 0);
+        for (number, new) in
+            [(5, true), (5, false), (3, true), (3, false), (4, true), (200, true), (72, false), (73, true)]
+        {
+            assert_eq!(arrive(&mut r, 1, number), new, "{number}");
+        }
+        let Received::End { packets, octets, missing, again, .. } = r.end() else { panic!() };
+        assert_eq!((packets, octets, missing, again), (5, 5000, 196, 3));
+        assert_eq!(
+            r.report(9),
+            Some(Report { cookie: [7; 16], highest: 200, packets: 5, octets: 5000, held: 8 })
+        );
+    }
+
+    #[test]
+    fn it_reports_after_so_many_packets_or_so_long() {
+        let mut r = receiver(3, 2000);
+        assert_eq!((r.report(1), r.again(1), r.due()), (None, None, None));
+        arrive(&mut r, SECOND, 0);
+        assert!(r.report(SECOND + 1999 * MILLISECOND).is_none());
+        assert!(r.due().unwrap() <= 3 * SECOND);
+        assert_eq!(r.report(3 * SECOND).map(|r| (r.packets, r.held)), Some((1, 2 * SECOND)));
+        assert!(r.report(9 * SECOND).is_none(), "nothing is new");
+        for n in 1..3 {
+            arrive(&mut r, 10 * SECOND, n);
+            assert!(r.report(10 * SECOND).is_none());
+        }
+        arrive(&mut r, 10 * SECOND + 5, 3);
+        assert_eq!(r.report(10 * SECOND + 7).map(|r| (r.packets, r.highest, r.held)), Some((4, 3, 2)));
+        let mut each = receiver(1, 0);
+        arrive(&mut each, 1, 0);
+        assert!(each.report(1).is_some());
+    }
+
+    #[test]
+    fn a_layer_changes_with_the_newest_packet_alone() {
+        let mut r = receiver(1, 0);
+        let mut changed = |number, layer| match r.data(9, layer, number, 4, 10).1 {
+            Some(Received::Layer { from, to, .. }) => Some((from, to)),
+            _ => None,
+        };
+        assert_eq!(changed(0, 1), Some((None, 1)));
+        assert_eq!(changed(2, 1), None);
+        assert_eq!(changed(3, 2), Some((Some(1), 2)));
+        assert_eq!(changed(1, 1), None, "it was overtaken");
+        assert_eq!(changed(4, 200), Some((Some(2), 200)));
+        let Received::End { layers, switches, .. } = r.end() else { panic!() };
+        assert_eq!((layers[1], layers[2], layers[MOST - 1], switches), (3, 1, 1, 2));
+    }
+
+    #[test]
+    fn delay_is_what_is_beyond_the_shortest() {
+        let mut r = receiver(1, 0);
+        // The sender's clock is ahead.
+        r.data(100 * MILLISECOND, 0, 0, 500 * MILLISECOND, 1000);
+        r.data(110 * MILLISECOND, 0, 1, 500 * MILLISECOND, 1000);
+        assert!(r.line(199 * MILLISECOND).is_none());
+        let Some(Received::Arrived { packets, octets, rate, delay_ms, longest_ms, .. }) =
+            r.line(200 * MILLISECOND)
+        else {
+            panic!()
+        };
+        assert_eq!((packets, octets, rate, delay_ms, longest_ms), (2, 2000, 160_000, 5.0, 10.0));
+        let Some(Received::Arrived { packets, rate, .. }) = r.line(300 * MILLISECOND) else { panic!() };
+        assert_eq!((packets, rate), (0, 0));
+    }
+}

@@ -1,0 +1,324 @@
+//! One receiver's stream: its flow, what is outstanding of it, and its content.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+
+use libcm::{Client, Congestion, Error, FlowId, Status, Update};
+
+use crate::Nanos;
+use crate::journal::{Journal, Served};
+use crate::layers::MOST;
+use crate::outstanding::{Learnt, Outstanding};
+use crate::source::{Next, Source};
+use crate::time::{MILLISECOND, SECOND};
+use crate::wire::{self, Cookie, Feedback, HEADER, Report};
+
+/// Nothing counts as lost for silence before this, beside what the receiver waits (RFC 6298 §2.4).
+const LEAST_PATIENCE: Nanos = SECOND;
+/// The share is written so often at most.
+const LINE: Nanos = 20 * MILLISECOND;
+/// Requests that one call makes.
+const REQUESTS: u32 = 64;
+
+/// A stream.
+#[derive(Debug)]
+pub struct Session {
+    to: SocketAddr,
+    who: String,
+    flow: FlowId,
+    mtu: u32,
+    cookie: Cookie,
+    feedback: Feedback,
+    source: Box<dyn Source>,
+    outstanding: Outstanding,
+    /// Requests of which no grant came yet.
+    asked: u32,
+    heard: Nanos,
+    /// It is gone after such a silence.
+    gone: Nanos,
+    /// The last round trip time.
+    sample: Nanos,
+    status: Option<Status>,
+    layer: Option<u8>,
+    /// When the share was written last.
+    line: Nanos,
+    layers: [u64; MOST],
+    octets: u64,
+    reports: u64,
+    lost: u64,
+    switches: u64,
+}
+
+/// What came of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    /// A datagram left, or there was none to send.
+    Done,
+    /// The socket takes no more now.
+    Blocked,
+}
+
+impl Session {
+    /// Of an open flow, whose largest datagrams have so many octets.
+    #[must_use]
+    pub fn new(
+        now: Nanos,
+        to: SocketAddr,
+        (flow, mtu): (FlowId, u32),
+        (cookie, feedback): (Cookie, Feedback),
+        source: Box<dyn Source>,
+        gone: Nanos,
+    ) -> Session {
+        Session {
+            to,
+            who: to.to_string(),
+            flow,
+            mtu,
+            cookie,
+            feedback,
+            source,
+            outstanding: Outstanding::default(),
+            asked: 0,
+            heard: now,
+            gone,
+            sample: 0,
+            status: None,
+            layer: None,
+            line: 0,
+            layers: [0; MOST],
+            octets: 0,
+            reports: 0,
+            lost: 0,
+            switches: 0,
+        }
+    }
+
+    /// Its flow.
+    #[must_use]
+    pub fn flow(&self) -> FlowId {
+        self.flow
+    }
+
+    /// Octets of its largest datagrams.
+    #[must_use]
+    pub fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    /// Has the manager tell it what its content wants to know, and asks for leave to send.
+    ///
+    /// # Errors
+    /// The manager's.
+    pub fn begin(&mut self, now: Nanos, client: &mut Client, journal: &mut Journal) -> anyhow::Result<()> {
+        let Feedback { every, delay_ms } = self.feedback;
+        journal.write(now, Some(&self.who), &Served::Open { octets: self.mtu, every, delay_ms })?;
+        if let Some(thresholds) = self.source.thresholds() {
+            client.thresh(self.flow, &thresholds)?;
+            client.register_update(self.flow, true)?;
+        }
+        self.tick(now);
+        Ok(self.ask(client)?)
+    }
+
+    /// Asks for leave to send what is ready.
+    ///
+    /// # Errors
+    /// The manager's.
+    pub fn ask(&mut self, client: &mut Client) -> Result<(), Error> {
+        let more = self.source.ready().min(REQUESTS).saturating_sub(self.asked);
+        if more == 0 {
+            return Ok(());
+        }
+        match client.request(self.flow, more) {
+            // As many wait as may: the next grant asks again.
+            Err(Error::Refused(_)) if self.asked > 0 => return Ok(()),
+            done => done?,
+        }
+        self.asked += more;
+        Ok(())
+    }
+
+    /// It was granted a datagram (`cmapp_send`).
+    ///
+    /// # Errors
+    /// The manager's, the socket's or the journal's.
+    pub fn granted(
+        &mut self,
+        now: Nanos,
+        client: &mut Client,
+        socket: &UdpSocket,
+        journal: &mut Journal,
+        room: &mut [u8],
+    ) -> anyhow::Result<Sent> {
+        self.asked = self.asked.saturating_sub(1);
+        if self.source.ready() == 0 {
+            client.decline(self.flow)?;
+            return Ok(Sent::Done);
+        }
+        if self.source.asks() {
+            self.status = client.query(self.flow)?;
+        }
+        let room = &mut room[..self.mtu as usize];
+        let Some(Next { layer, octets }) = self.source.next(now, self.status, &mut room[HEADER..]) else {
+            client.decline(self.flow)?;
+            return Ok(Sent::Done);
+        };
+        let datagram = &mut room[..HEADER + octets];
+        datagram[..HEADER].copy_from_slice(&wire::header(layer, self.outstanding.next(), now));
+        match socket.send_to(datagram, self.to) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                client.decline(self.flow)?;
+                return Ok(Sent::Blocked);
+            }
+            Err(e) => return Err(e.into()),
+        }
+        self.outstanding.sent(now, datagram.len() as u32);
+        self.layers[usize::from(layer).min(MOST - 1)] += 1;
+        self.octets += datagram.len() as u64;
+        if self.layer != Some(layer) {
+            self.changed_layer(now, layer, journal)?;
+        }
+        self.ask(client)?;
+        Ok(Sent::Done)
+    }
+
+    fn changed_layer(&mut self, now: Nanos, to: u8, journal: &mut Journal) -> io::Result<()> {
+        let from = self.layer.replace(to);
+        self.switches += u64::from(from.is_some());
+        let rate = self.status.map(|s| s.rate * 8);
+        let rtt_ms = self.status.map(|s| ms(s.rtt));
+        let line = Served::Layer { from, to, rate, rtt_ms, sample_ms: ms(self.sample) };
+        journal.write(now, Some(&self.who), &line)
+    }
+
+    /// Its receiver reports: what is new of it, for [`Learnt::part`]. None if nothing is, or it is somebody else's.
+    pub fn report(&mut self, now: Nanos, report: &Report) -> Option<Learnt> {
+        if report.cookie != self.cookie {
+            return None;
+        }
+        self.heard = now;
+        let learnt = self.outstanding.report(now, report)?;
+        self.reports += 1;
+        self.lost += learnt.lost;
+        self.sample = learnt.rtt;
+        Some(learnt)
+    }
+
+    /// Writes the flow's share, if that was not done just now.
+    ///
+    /// # Errors
+    /// The manager's or the journal's.
+    pub fn write_share(
+        &mut self,
+        now: Nanos,
+        client: &mut Client,
+        journal: &mut Journal,
+    ) -> anyhow::Result<()> {
+        if now < self.line + LINE {
+            return Ok(());
+        }
+        let Some(status) = client.query(self.flow)? else { return Ok(()) };
+        self.line = now;
+        let line = Served::Share {
+            rate: status.rate * 8,
+            rtt_ms: ms(status.rtt),
+            sample_ms: ms(self.sample),
+            loss: status.loss,
+            sent: self.layers.iter().sum(),
+            octets: self.octets,
+            ready: self.source.ready(),
+            dropped: self.source.dropped(),
+        };
+        Ok(journal.write(now, Some(&self.who), &line)?)
+    }
+
+    /// Its share crossed one of its thresholds (`cmapp_update`), which may be others now.
+    ///
+    /// # Errors
+    /// The manager's.
+    pub fn changed(&mut self, now: Nanos, client: &mut Client, status: Status) -> Result<(), Error> {
+        self.status = Some(status);
+        let before = self.source.thresholds();
+        self.source.changed(now, &status);
+        match self.source.thresholds() {
+            Some(thresholds) if Some(thresholds) != before => client.thresh(self.flow, &thresholds),
+            _ => Ok(()),
+        }
+    }
+
+    /// Somebody else's datagram for it.
+    pub fn offer(&mut self, now: Nanos, content: &[u8]) {
+        self.source.offer(now, content);
+    }
+
+    /// When it wants a turn.
+    #[must_use]
+    pub fn due(&self) -> Nanos {
+        let silent = self.outstanding.oldest().map(|sent| sent.max(self.heard) + self.patience());
+        [self.source.due(), silent].into_iter().flatten().fold(self.heard + self.gone, Nanos::min)
+    }
+
+    fn patience(&self) -> Nanos {
+        let rtt = self.status.map_or(self.sample, |s| s.rtt + 4 * s.deviation);
+        LEAST_PATIENCE.max(rtt) + Nanos::from(self.feedback.delay_ms) * MILLISECOND
+    }
+
+    /// Its content's clock.
+    pub fn tick(&mut self, now: Nanos) {
+        if self.source.due().is_some_and(|due| due <= now) {
+            self.source.tick(now);
+        }
+    }
+
+    /// Whether its receiver is gone.
+    #[must_use]
+    pub fn gone(&self, now: Nanos) -> bool {
+        now >= self.heard + self.gone
+    }
+
+    /// Nothing is heard of what is outstanding: it is lost (`CM_LOST_FEEDBACK`).
+    ///
+    /// # Errors
+    /// The manager's or the journal's.
+    pub fn give_up(&mut self, now: Nanos, client: &mut Client, journal: &mut Journal) -> anyhow::Result<()> {
+        let Some(sent) = self.outstanding.oldest() else { return Ok(()) };
+        if now < sent.max(self.heard) + self.patience() {
+            return Ok(());
+        }
+        let octets = self.outstanding.give_up();
+        let update = Update { nsent: octets, nrecd: 0, congestion: Congestion::Persistent, rtt: 0 };
+        client.update(self.flow, &update)?;
+        Ok(journal.write(now, Some(&self.who), &Served::Silence { octets })?)
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The journal's.
+    pub fn close(
+        self,
+        now: Nanos,
+        client: &mut Client,
+        journal: &mut Journal,
+        why: &'static str,
+    ) -> io::Result<()> {
+        // The manager may have closed it for a user who is let in no more.
+        let _ = client.close(self.flow);
+        let Session { octets, reports, lost, switches, .. } = self;
+        let layers = self.layers.to_vec();
+        let dropped = self.source.dropped();
+        let line = Served::Close { why, layers, octets, reports, lost, switches, dropped };
+        journal.write(now, Some(&self.who), &line)
+    }
+
+    /// Whether the cookie is its own.
+    #[must_use]
+    pub fn knows(&self, cookie: &Cookie) -> bool {
+        self.cookie == *cookie
+    }
+}
+
+fn ms(ns: Nanos) -> f64 {
+    ns as f64 / MILLISECOND as f64
+}

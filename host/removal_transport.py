@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The defences of windows that are moved, of tokens on disk and of streams, for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+PROGRAMS = {
+    "transport": ("-p", "rivulet-transport", "--lib"),
+    "transports": ("-p", "rivulet-transport", "--test", "it"),
+    "client": ("-p", "rivulet-client", "--lib"),
+}
+
+
+def window(file: str, old: str, new: str, *tests: str) -> Removal:
+    """Of the transport; a test without a program in front is of tests/it/retirement.rs."""
+    named = tuple(test if ":" in test else f"transports:retirement::{test}" for test in tests)
+    return Removal(f"host/transport/src/{file}", old, new, named)
+
+
+def sealed(old: str, new: str, *tests: str) -> Removal:
+    """Of the token with the window."""
+    return window("retired.rs", old, new, *tests)
+
+
+def stream(file: str, old: str, new: str, *tests: str) -> Removal:
+    return window(f"client/{file}", old, new, *(f"transports:streams::{test}" for test in tests))
+
+
+def disk(old: str, new: str, test: str) -> Removal:
+    return Removal("host/client/src/tokens.rs", old, new, (f"client:tokens::tests::{test}",))
+
+
+AGEING = "transport:retired::tests::a_window_is_halved_by_every_second_and_gone_after_the_horizon"
+SIZES = "transport:retired::tests::larger_packets_are_fewer_and_smaller_ones_are_not_more"
+BYTES = "transport:retired::tests::no_byte_of_a_token_can_be_another"
+OVER = "what_gave_its_window_back_is_over"
+USED = "a_window_that_was_used_is_not_given_back"
+LIES = "a_client_that_lies_gets_no_window"
+OTHERS = "what_others_could_read_or_change_is_refused"
+NOT_OURS = "what_is_not_ours_is_left_as_it_is_and_said"
+BOUNDED = "the_file_is_bounded_and_the_newest_stay"
+AT_ONCE = "no_token_is_given_twice_or_lost_whoever_takes_at_once"
+NOBODY_WAITS = "whatever_befell_the_last_process_nobody_waits"
+
+REMOVALS = {
+    # The token.
+    "window-mac": sealed("equal_in_constant_time(&right, token).then_some(retired)", "Some(retired)", BYTES),
+    "window-address": sealed(
+        "&[&fields, &ip_bytes(ip)]",
+        "&[&fields]",
+        "a_window_is_worth_nothing_from_another_address_or_at_another_service",
+    ),
+    "window-horizon": sealed("if age > horizon {", "if false {", AGEING),
+    "window-ageing": sealed("scaled(self.window) >> steps", "scaled(self.window)", AGEING),
+    "window-threshold": sealed("(scaled(found) << steps)", "scaled(found)", AGEING),
+    "window-sizes": sealed("mss.max(self.mss).max(1)", "self.mss.max(1)", SIZES),
+    "window-cap": sealed(".min(2 + u32::from(MAX_GAIN))", "", AGEING),
+    "window-lifetime": window(
+        "opening.rs",
+        "return fresh(now, retired.time, TOKEN_LIFETIME);",
+        "return true;",
+        "transport:opening::tests::a_token_proves_its_address_alone_and_not_for_ever",
+    ),
+    "window-last-used": window(
+        "server/step.rs",
+        "time: c.time, tag: c.tag, window",
+        "time: context.now, tag: c.tag, window",
+        "a_window_that_was_kept_is_smaller",
+    ),
+    "window-least": window(
+        "server/step.rs",
+        "known.remembers && window >= retired::LEAST",
+        "known.remembers",
+        "a_small_window_is_not_given_back",
+    ),
+    # One window, wherever it is.
+    "window-numbers": window(
+        "opening.rs",
+        "&[&ip_bytes(client.ip()), &to, &[3]",
+        "&[&from, &to, &client_isn, &[3]",
+        "a_window_that_many_replicas_are_asked_for_exists_once",
+    ),
+    "window-once": window(
+        "server/server.rs",
+        "return [Some(ReplayKey { class: RequestClass::Syn, attempt: 1, tag: retired.tag, number: 0 }), None];",
+        "return [None, None];",
+        "a_window_is_brought_back_once",
+    ),
+    "window-split": window(
+        "server/server.rs",
+        "attempt: 1, tag: retired.tag, number: 0",
+        "attempt: 1, tag: digest(plan.spent().unwrap_or_default()) as u32, number: 0",
+        "a_window_cannot_be_split_into_tokens",
+    ),
+    "window-young": window(
+        "server/server.rs",
+        "self.replay.as_mut().is_some_and(|memory| memory.is_whole(now))",
+        "self.replay.is_some()",
+        "a_replica_that_has_just_started_moves_no_window",
+    ),
+    "window-room": window(
+        "server/server.rs",
+        "Use::Forgotten if plan.moves_window() => known.remembers = false,",
+        "",
+        "what_cannot_be_remembered_moves_no_window",
+    ),
+    "window-room-left": window(
+        "server/server.rs",
+        "!memory.leave(tag, by, now) && plan.moves_window()",
+        "!memory.leave(tag, by, now) && false",
+        "what_cannot_be_remembered_moves_no_window",
+    ),
+    "window-over": window(
+        "server/server.rs", "if plan.retires() { LeftBy::Retirement }", "if false { LeftBy::Rekey }", OVER
+    ),
+    "window-over-timeout": window(
+        "server/server.rs",
+        "RequestClass::Restart => left.is_some_and(|by| by != LeftBy::Timeout),",
+        "RequestClass::Restart => left == Some(LeftBy::Rekey),",
+        OVER,
+    ),
+    "window-left": window(
+        "server/server.rs",
+        "if retires => left.is_some_and(|by| by != LeftBy::Retirement),",
+        "if retires => false,",
+        USED,
+    ),
+    "window-used": window(
+        "server/server.rs", "is_some_and(|c| is_begun(memory, c, now))", "is_some_and(|_| false)", USED
+    ),
+    "window-losses": window(
+        "verdict.rs", "if history.first_event().is_some() || c.number != top {", "if c.number != top {", LIES
+    ),
+    "window-last": window(
+        "verdict.rs",
+        "if history.first_event().is_some() || c.number != top {",
+        "if history.first_event().is_some() {",
+        LIES,
+    ),
+    "window-nonce": window(
+        "server/build.rs",
+        "HeadKind::Challenge | HeadKind::Farewell) {",
+        "HeadKind::Challenge) {",
+        "a_window_cannot_be_split_into_tokens",
+    ),
+    # The piece that begins with it.
+    "window-retreat": window(
+        "cwnd.rs",
+        "_ => halved(window.min(acked.max(u32::from(self.start_cwnd)))),",
+        "_ => halved(window),",
+        "transport:cwnd::tests::a_loss_takes_back_what_nobody_acknowledged",
+    ),
+    "window-delayed": window(
+        "verdict.rs",
+        " || (delayed > 0 && piece.is_jumping(j))",
+        "",
+        "transport:verdict::tests::ten_numbers_bring_a_window_back",
+    ),
+    # The client.
+    "window-offered": window(
+        "client/close.rs",
+        "if self.is_drained(index) {",
+        "if false {",
+        "a_fetch_begins_with_the_window_of_the_one_before",
+    ),
+    "window-tail": window(
+        "client/close.rs",
+        "if kept && awaiting { now + self.rtt.probe_timeout() }",
+        "if false { now }",
+        "transports:retirement::the_last_answers_are_waited_for",
+    ),
+    # Tokens on disk.
+    "disk-folder-mode": disk(" || of.st_mode & 0o022 != 0", "", OTHERS),
+    "disk-folder-link": disk(
+        "OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW", "OFlags::DIRECTORY | OFlags::RDONLY", OTHERS
+    ),
+    "disk-file-mode": disk(" && of.st_mode & 0o077 == 0", "", OTHERS),
+    "disk-file-link": disk(
+        "OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK", "OFlags::RDONLY | OFlags::NONBLOCK", OTHERS
+    ),
+    "disk-pipe": disk(" || FileType::from_raw_mode(of.st_mode) != FileType::RegularFile", "", OTHERS),
+    "disk-version": disk(
+        "text.strip_prefix(HEADER)?",
+        "text.split_once('\\n').map(|(_, rest)| &text[text.len() - rest.len() - 1..])?",
+        NOT_OURS,
+    ),
+    "disk-entries": disk("(entries.len() <= MAX).then_some(entries)", "Some(entries)", NOT_OURS),
+    "disk-size": disk(".filter(|text| text.len() as u64 <= MAX_FILE)", "", NOT_OURS),
+    "disk-length": disk("(1..=MAX_TOKEN).contains(&octets.len()).then_some((remote", "Some((remote", NOT_OURS),
+    "disk-bound": disk("entries.truncate(MAX);", "", BOUNDED),
+    "disk-newest": disk("entries.sort_by_key(|(_, token)| std::cmp::Reverse(token.earned));", "", BOUNDED),
+    "disk-age": disk("now().checked_sub(self.earned).is_some_and(|age| age < LIFETIME)", "true", BOUNDED),
+    "disk-source": disk("self.source == source && now()", "now()", "the_next_process_finds_a_token_once"),
+    "disk-once": disk(
+        "entries.swap_remove(place).1.octets", "entries[place].1.octets.clone()", "the_next_process_finds_a_token_once"
+    ),
+    "disk-lock": disk("FlockOperation::NonBlockingLockExclusive).is_ok()", "FlockOperation::Unlock).is_ok()", AT_ONCE),
+    "disk-lock-waits": disk("const TRIES: u32 = 20;", "const TRIES: u32 = 20_000;", NOBODY_WAITS),
+    "disk-rights": disk("rustix::fs::fchmod(&new, Mode::RUSR | Mode::WUSR)?;", "", NOBODY_WAITS),
+    # Streams of one connection.
+    "stream-turns": stream(
+        "request.rs",
+        "later.chain(self.streams.range(..=last)).find(|(_, s)| holds(s))",
+        "{ let _ = later; self.streams.iter().find(|(_, s)| holds(s)) }",
+        "streams_have_equal_parts_whoever_is_idle_between_them",
+    ),
+    "stream-input-turns": stream(
+        "request.rs",
+        "self.turn_after(self.heard, ",
+        "self.turn_after(u16::MAX, ",
+        "an_upload_keeps_no_other_input_waiting",
+    ),
+    "stream-fails-alone": stream(
+        "connection.rs", "if self.streams.len() == 1 {", "if true {", "a_stream_that_fails_ends_no_other"
+    ),
+    "stream-last-fails": stream(
+        "connection.rs", "if self.streams.len() == 1 {", "if false {", "the_last_stream_that_fails_ends_the_connection"
+    ),
+    "stream-paced": stream(
+        "send.rs",
+        "at_once: INITIAL_WINDOW.into() }",
+        "at_once: usize::MAX }",
+        "the_first_window_after_a_pause_takes_a_round_trip",
+    ),
+    "stream-idle": stream(
+        "send.rs",
+        "self.unused_for(slot.received_at, now) > self.rtt.idle() || ",
+        "",
+        "a_window_unused_for_longer_than_a_second_begins_anew",
+    ),
+    "stream-handshake": stream(
+        "receive.rs",
+        "handshake.stream = self.syn_input.as_ref().map_or(0, |(stream, ..)| *stream);",
+        "",
+        "the_handshake_of_plain_tcp_is_the_streams_whose_input_the_syn_had",
+    ),
+}

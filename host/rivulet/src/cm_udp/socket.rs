@@ -1,0 +1,127 @@
+//! A UDP socket of the sender, and its end of the clock.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::{Duration, Instant};
+
+use libcm::Client;
+use rustix::net::{RecvFlags, recv};
+
+use super::failure::Failure;
+use super::wire::{HEAD, Head, Kind};
+
+/// Most answers that are read before others have their turn.
+pub(super) const TURN: usize = 64;
+
+/// Sends datagrams of one size.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub udp: UdpSocket,
+    to: SocketAddr,
+    connected: bool,
+    kind: Kind,
+    datagram: Vec<u8>,
+    answer: Vec<u8>,
+}
+
+impl Socket {
+    pub fn new(to: SocketAddr, connected: bool, echo: bool, size: u32) -> Result<Socket, Failure> {
+        let any = match to {
+            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        };
+        let udp = UdpSocket::bind(any).map_err(|e| Failure::of(e, "cannot make a socket"))?;
+        if connected {
+            udp.connect(to).map_err(|e| Failure::of(e, format!("there is no way to {to}")))?;
+        }
+        let kind = if echo { Kind::Echo } else { Kind::Bulk };
+        // One octet more than any answer shows those that are longer.
+        let answer = vec![0; if echo { size as usize } else { HEAD } + 1];
+        Ok(Socket { udp, to, connected, kind, datagram: vec![0; size as usize], answer })
+    }
+
+    /// The datagram of this number.
+    pub fn datagram(&mut self, number: u64) -> &[u8] {
+        self.datagram[..HEAD].copy_from_slice(&Head { kind: self.kind, number }.octets());
+        &self.datagram
+    }
+
+    pub fn send(&mut self, number: u64) -> Result<(), Failure> {
+        self.datagram(number);
+        let sent = if self.connected {
+            self.udp.send(&self.datagram)
+        } else {
+            self.udp.send_to(&self.datagram, self.to)
+        };
+        match sent {
+            Ok(_) => Ok(()),
+            Err(e) => Err(Failure::of(e, format!("cannot send to {}", self.to))),
+        }
+    }
+
+    /// The next answer that is there: its number.
+    pub fn answer(&mut self) -> Result<Option<u64>, Failure> {
+        answer(&self.udp, &mut self.answer)
+    }
+}
+
+/// The next answer that is at a socket, read into as many octets as it has, and one.
+pub(super) fn answer(udp: &UdpSocket, into: &mut [u8]) -> Result<Option<u64>, Failure> {
+    loop {
+        let length = match recv(udp, &mut *into, RecvFlags::DONTWAIT) {
+            Ok((_, length)) => length,
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(e) => return Err(Failure::of(e.into(), "cannot receive")),
+        };
+        match Head::parse(&into[..length]) {
+            Some(Head { kind: Kind::Answer, number }) if length + 1 == into.len() => return Ok(Some(number)),
+            // Somebody else's, or damaged: what it would have answered will be missed.
+            _ => {}
+        }
+    }
+}
+
+/// Waits for a client's events and for answers.
+#[derive(Debug)]
+pub(super) struct Waiter(Vec<libc::pollfd>);
+
+impl Waiter {
+    pub fn new<'a>(client: &Client, sockets: impl Iterator<Item = &'a UdpSocket>) -> Waiter {
+        let fds = sockets.map(AsRawFd::as_raw_fd).chain([client.as_fd().as_raw_fd()]);
+        Waiter(fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect())
+    }
+
+    /// Until there is one; false if nothing happens for so long.
+    pub fn wait(&mut self, patience: Duration) -> Result<bool, Failure> {
+        let patience = libc::timespec {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32),
+        };
+        let count = self.0.len() as libc::nfds_t;
+        // SAFETY: so many are there; a descriptor that was closed meanwhile is said to be none.
+        match unsafe { libc::ppoll(self.0.as_mut_ptr(), count, &raw const patience, std::ptr::null()) } {
+            // A signal is something that happens.
+            -1 => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => Ok(true),
+                e => Err(Failure::of(e, "cannot wait")),
+            },
+            ready => Ok(ready > 0),
+        }
+    }
+}
+
+/// ns since it began.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock(Instant);
+
+impl Clock {
+    pub fn start() -> Clock {
+        Clock(Instant::now())
+    }
+
+    pub fn now(self) -> u64 {
+        self.0.elapsed().as_nanos() as u64
+    }
+}

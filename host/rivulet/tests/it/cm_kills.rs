@@ -1,0 +1,64 @@
+//! Daemon and programs of users are killed again and again: what they held is always the others', and nothing is left of them.
+
+use libcm::{FlowId, Update};
+use rivulet_pktio::testing::{Process, eventually};
+
+use crate::cm_serve::{ALICE, Daemon, Rig, flow, sends};
+
+/// Of programs; of the daemon every second one too, once while a program lives, once while nobody looks after it.
+const KILLS: usize = 30;
+
+fn kills() -> usize {
+    std::env::var("RIVULET_KILLS").map_or(KILLS, |n| n.parse().expect("a number"))
+}
+
+fn kill(mut process: Process) {
+    process.0.kill().unwrap();
+    process.0.wait().unwrap();
+}
+
+#[test]
+fn whoever_is_killed_leaves_the_whole_window_to_the_others() {
+    let Some(rig) = Rig::new() else { return };
+    let mut daemon: Option<Daemon> = Some(rig.serve(""));
+    let mut client = rig.client(ALICE);
+    let ours: FlowId = rig.as_user(ALICE, || {
+        let (socket, key, flow) = flow(&mut client, 9);
+        // So that the macroflow has a history, which is to stay.
+        client.request(flow, 1).unwrap();
+        assert_eq!(sends(&mut client), 1);
+        socket.send_to(&[0; 1000], key.destination).unwrap();
+        let update = Update { nsent: 1000, nrecd: 1000, rtt: 1_000_000, ..Update::default() };
+        client.update(flow, &update).unwrap();
+        flow
+    });
+    let window = rig.status(ALICE)["window"].as_u64().unwrap();
+    assert_eq!(window, 10_000);
+    for kill_number in 0..kills() {
+        // It asks for a hundred packets of a thousand octets, and has the window.
+        let holds = rig.child(ALICE, 9);
+        rig.as_user(ALICE, || client.request(ours, 10).unwrap());
+        match kill_number % 4 {
+            0 => rig.kill(daemon.take().unwrap()),
+            1 => {
+                rig.kill(daemon.take().unwrap());
+                daemon = Some(rig.serve(""));
+            }
+            _ => {}
+        }
+        kill(holds);
+        if daemon.is_none() {
+            daemon = Some(rig.serve(""));
+        }
+        eventually("its flow is closed", || rig.status(ALICE)["flows"] == 1);
+        let mut granted = 0;
+        eventually("the window is ours", || {
+            granted += sends(&mut client);
+            granted >= 10
+        });
+        assert_eq!(granted, 10, "after {kill_number} kills");
+        rig.as_user(ALICE, || (0..10).for_each(|_| client.decline(ours).unwrap()));
+        let status = rig.status(ALICE);
+        assert_eq!((&status["window"], &status["outstanding"]), (&window.into(), &0.into()));
+    }
+}

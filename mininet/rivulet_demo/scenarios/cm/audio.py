@@ -1,0 +1,90 @@
+"""The demo's audio: unmodified ffmpeg, the relay with policer and buffer, and who listens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rivulet_lab import RackError, prompt
+
+from ...adaptive import NS, AdaptivePath, Json, Stream
+
+AUDIO = "audio"
+SOURCE, PLAYER = "127.0.0.1:5004", ("127.0.0.1", "6004")
+PACKET = 1200
+"""Octets of ffmpeg's RTP packets."""
+SINE = "sine=frequency=440:sample_rate=44100"
+"""Mono, 16 bits uncompressed: 0.7 Mb/s that nobody can make less."""
+
+
+def missing() -> str:
+    """Why there is no audio; empty if there is."""
+    return "" if shutil.which("ffmpeg") else "SKIPPED: no audio, for ffmpeg is not installed (apt-get install ffmpeg)"
+
+
+def start(path: AdaptivePath) -> Stream:
+    """Source, relay, receiver and player."""
+    result = path.folder / "player.json"
+    result.unlink(missing_ok=True)
+    command = [*prompt(), sys.executable, "-m", "rivulet_demo.player", *PLAYER, str(result)]
+    player = path.start("player", command, path.spaces["c"])
+    path.until(lambda: "listening" in player.text(), "the player listens", 20.0, player)
+    relay = ["audio", "--input", SOURCE]
+    stream = path.stream(AUDIO, relay, ["--forward", ":".join(PLAYER)])
+    command = ["ffmpeg", "-nostdin", "-hide_banner", "-loglevel", "warning", "-re", "-f", "lavfi", "-i", SINE]
+    command += ["-c:a", "pcm_s16be", "-f", "rtp", f"rtp://{SOURCE}?pkt_size={PACKET}"]
+    path.start("ffmpeg", [*prompt(), *command], path.spaces["s"])
+    return stream
+
+
+def finish(path: AdaptivePath) -> Json:
+    """Ends source and player, once relay and receiver have ended; what the player heard."""
+    for name in ("ffmpeg", "player"):
+        path.end(name, how=15)
+    result = path.folder / "player.json"
+    if not result.exists():
+        raise RackError(f"the player left nothing; see {path.folder / 'player.log'}")
+    heard: Json = json.loads(result.read_text())
+    return heard
+
+
+def taken_out(served: Sequence[Json], start: int, end: int) -> int:
+    """Datagrams that policer and buffer took out in a time."""
+    counts = [0, 0]
+    for line in served:
+        if line["event"] == "share":
+            count = line["dropped"]["policed"] + line["dropped"]["buffer"]
+            if line["at"] <= start:
+                counts[0] = count
+            if line["at"] <= end:
+                counts[1] = count
+    return counts[1] - counts[0]
+
+
+def phases(stream: Stream, edges: Sequence[int]) -> list[Json]:
+    """Of each phase: what arrived, bits a second, and what was taken out."""
+    found = []
+    for start, end in pairwise(edges):
+        octets = sum(line["octets"] for line in stream.received.of("arrived") if start < line["at"] <= end)
+        out = taken_out(stream.served.read(), start, end)
+        found.append({"rate": round(octets * 8 * NS / (end - start)), "taken_out": out})
+    return found
+
+
+def doubts(close: Json, end: Json, heard: Json, parts: Sequence[Json]) -> list[str]:
+    """What is not as it should be: counts and orders."""
+    found = []
+    dropped = close["dropped"]
+    if heard["packets"] != end["packets"] or heard["other"] or heard["backwards"]:
+        found.append(f"the player heard {heard} of {end['packets']} packets that arrived")
+    out = end["missing"] + dropped["policed"] + dropped["buffer"] + dropped["large"]
+    if heard["gaps"] > out:
+        found.append(f"{heard['gaps']} are missing of what ffmpeg sent, and {out} were lost or taken out")
+    if dropped["large"]:
+        found.append(f"{dropped['large']} datagrams were too large")
+    if not parts[1]["taken_out"] > parts[-1]["taken_out"]:
+        found.append("no more was taken out on the slow link than on the fast one")
+    return [f"audio: {doubt}" for doubt in found]
