@@ -210,6 +210,12 @@ REMOVALS = removal_transport.REMOVALS | {
     ),
     "dead-begins": bpf("if (s.flags & SYN && dead) {", "if (0) {", "nothing_begins_under_a_process_that_died"),
     # Nothing passes before what it means is stored, elsewhere.
+    "ended-once": trods(
+        "hold/watch.rs",
+        "if !connection.died && connection.flow.closes()",
+        "if false && connection.flow.closes()",
+        "it:survive::what_its_client_ended_ends_once",
+    ),
     "store-before": trods(
         "flow/watched.rs",
         "self.storing = Some(Storing {",

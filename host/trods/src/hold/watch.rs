@@ -297,6 +297,10 @@ impl<K: Keeper> Watch<K> {
             connection.note_early(key, &mut self.early);
             return Ok(None);
         };
+        // It came before the end of the client's was stored, and has left since: only the client's last word is missing.
+        if !connection.died && connection.flow.closes() && !connection.flow.ends_early() {
+            return Ok(None);
+        }
         self.withdraw(key)?;
         Ok(Some(record))
     }

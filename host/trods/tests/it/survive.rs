@@ -2,18 +2,20 @@
 //! place of the ToR, and the test in place of its answers. Needs root; skipped where namespaces cannot be made.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::Lease;
+use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_trods::Settings;
 use rivulet_trods::hold::Departed;
 use rivulet_trods::replica::{Protected, Replica};
-use rivulet_trods::store::{RENEWAL, StoreConfig, prefix};
+use rivulet_trods::store::{RENEWAL, StoreConfig, load, prefix};
 use tempfile::TempDir;
 
 use crate::support::{CLOSED, nginx, nginx_of};
@@ -216,6 +218,43 @@ fn nginx_dies_and_the_download_goes_on_elsewhere() {
     assert!(fs::read(rig.files.path().join("got")).unwrap() == content);
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
+}
+
+/// Its last word is a round trip away, or lost: nobody goes on with what is over.
+#[test]
+fn what_its_client_ended_ends_once() {
+    let Some(rig) = Rig::new(&Plan::default()) else { return };
+    let content = rig.file("large", 20_000_000);
+    let to: SocketAddr = SERVICE.parse().unwrap();
+    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut got = vec![0; 7_000_000];
+    stream.read_exact(&mut got).unwrap();
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell(1, 1);
+    while !got.ends_with(&content) {
+        let mut more = [0; 65_536];
+        let count = stream.read(&mut more).unwrap();
+        assert!(count > 0, "{} octets", got.len());
+        got.extend_from_slice(&more[..count]);
+    }
+    // What says nothing but that something came: so the server's FIN is not acknowledged.
+    rig.client.run("nft add table ip last");
+    rig.client.run("nft add chain ip last out { type filter hook output priority 0 ; }");
+    rig.client.run("nft add rule ip last out tcp flags == ack drop");
+    drop(stream);
+    eventually("it has the server's", || rig.client.run("ss -Htan").contains("TIME-WAIT"));
+    // For longer than a server that ended it too early would have been judged.
+    std::thread::sleep(Duration::from_millis(300));
+    let there = rig.hosts[1].netns.run("ss -Htan state last-ack dst 10.8.0.1");
+    assert_eq!(there.lines().count(), 1, "it was given up: {there}");
+    rig.client.run("nft delete table ip last");
+    let records = || load(&rig.servers(), "www.r2.1", Duration::from_secs(1)).records.len();
+    let records = || in_netns(Some(rig.router.name()), records).unwrap();
+    eventually("it is over", || records() == 0);
+    let counts = rig.hosts[1].replica.counts();
+    assert_eq!((counts.adopted, counts.refused), (1, 0));
 }
 
 /// The children of a process.
