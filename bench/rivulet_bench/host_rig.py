@@ -84,8 +84,8 @@ class HostRig(Lab):
         """The folder that is served, in memory."""
         self._loads = itertools.count()
 
-    def begin(self, name: str, command: Sequence[str], space: str, core: int, **options: Any) -> Process:
-        """Starts a process in a namespace, on a core, before ordinary work."""
+    def begin(self, name: str, command: Sequence[str], space: str, core: int | str, **options: Any) -> Process:
+        """Starts a process in a namespace, on a core (or a list of them), before ordinary work."""
         pinned = ["taskset", "-c", str(core), "nice", "-n", "-10", *command]
         return self.start(name, pinned, self.spaces[space], **options)
 
@@ -121,6 +121,9 @@ class HostRig(Lab):
             self.end_of("a", "a0", ["10.77.2.1"], CLIENT_CORE)
             middle.ip("link add dev hub type bridge", *(f"link set dev m{d} master hub" for d in ends.values()))
             middle.ip("link set dev hub up")
+            # It stands for a switch, which asks no firewall about a frame.
+            if Path("/proc/sys/net/bridge").exists():
+                middle.set(*(f"net.bridge.bridge-nf-call-{table}=0" for table in ("iptables", "ip6tables", "arptables")))
         elif rtt_ms:
             wire = [binary("rivulet-wire"), "ms0", "mc0", "--delay", f"{rtt_ms / 2:g}ms", "--realtime"]
             self.begin("wire", [*wire, "--control", str(self.folder / "wire.sock")], "m", CLIENT_CORE)

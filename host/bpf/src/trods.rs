@@ -246,9 +246,11 @@ impl Trods {
     /// # Errors
     /// It has some, or there is no room.
     pub fn insert(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
-        // Of a socket that this host had before: what it said last, its FIN maybe, is not said by the one to come.
+        // Of a socket that this host had before: what it said last, its FIN maybe, is not said by the one to come, nor is it that one's
+        // process that died. The program does the same where a handshake begins one.
         if self.limits(key)?.is_none() {
             self.take_withheld(key)?;
+            delete(&self.died, key.octets())?;
         }
         update(&self.flows, key.octets(), &limits.encode(), MapFlags::NO_EXIST)
     }
@@ -280,8 +282,6 @@ impl Trods {
     /// # Errors
     /// The system's.
     pub fn free(&self, key: &FlowKey) -> Result<(), Error> {
-        // What comes between these ports has another process, or is adopted.
-        delete(&self.died, key.octets())?;
         delete(&self.flows, key.octets())
     }
 

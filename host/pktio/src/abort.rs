@@ -3,8 +3,9 @@
 //! The kernel looks a socket up as it does for a segment, so that where there is no connection it finds the listener. What was found
 //! is therefore asked for first, and destroyed by its cookie.
 
+use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -24,8 +25,9 @@ const CLOSING: u32 = 1 << 4 | 1 << 9 | 1 << 11;
 const ESTABLISHED: u32 = 1 << 1;
 /// linux/inet_diag.h: whichever socket has these ends.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
-/// Where `struct inet_diag_msg` has the state and the cookie.
+/// Where `struct inet_diag_msg` has the state, this end's port, and the cookie.
 const STATE: usize = 1;
+const LOCAL_PORT: usize = 4;
 const COOKIE: usize = 44;
 
 /// Ends connections of one network namespace.
@@ -81,6 +83,25 @@ impl Aborter {
         Ok(self.all(local, ESTABLISHED)?.into_iter().map(|(remote, _)| remote).collect())
     }
 
+    /// How many connections stand, by this end's port. A list of the kernel's in /proc has those as well that are only waited for,
+    /// and takes some microseconds for each.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn count(&self) -> io::Result<HashMap<u16, u16>> {
+        let mut counts: HashMap<u16, u16> = HashMap::new();
+        for nobody in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
+            let nobody = SocketAddr::new(nobody, 0);
+            dump(&self.0, SOCK_DIAG_BY_FAMILY, &request(nobody, nobody, ESTABLISHED, &NO_COOKIE), |body| {
+                if let Some(port) = port(body, LOCAL_PORT) {
+                    let count = counts.entry(port).or_default();
+                    *count = count.saturating_add(1);
+                }
+            })?;
+        }
+        Ok(counts)
+    }
+
     /// The other ends and cookies of those in these states.
     fn all(&self, local: SocketAddr, states: u32) -> io::Result<Vec<(SocketAddr, [u8; 8])>> {
         let nobody = match local {
@@ -105,7 +126,6 @@ impl Aborter {
 
 /// The other end and the cookie of a `struct inet_diag_msg`, if this is its own end.
 fn read(body: &[u8], local: SocketAddr) -> Option<(SocketAddr, [u8; 8])> {
-    let port = |at: usize| Some(u16::from_be_bytes(*body.get(at..)?.first_chunk()?));
     let ip = |at: usize| -> Option<IpAddr> {
         Some(match local {
             SocketAddr::V4(_) => IpAddr::from(*body.get(at..)?.first_chunk::<4>()?),
@@ -113,8 +133,12 @@ fn read(body: &[u8], local: SocketAddr) -> Option<(SocketAddr, [u8; 8])> {
         })
     };
     let cookie = *body.get(COOKIE..)?.first_chunk()?;
-    let is_own = port(4)? == local.port() && ip(8)? == local.ip();
-    is_own.then_some((SocketAddr::new(ip(24)?, port(6)?), cookie))
+    let is_own = port(body, LOCAL_PORT)? == local.port() && ip(8)? == local.ip();
+    is_own.then_some((SocketAddr::new(ip(24)?, port(body, LOCAL_PORT + 2)?), cookie))
+}
+
+fn port(body: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(*body.get(at..)?.first_chunk()?))
 }
 
 fn is_absent(e: &io::Error) -> bool {
@@ -200,6 +224,7 @@ mod tests {
         }
         assert_eq!(aborter.abort_closing(local).unwrap(), 0);
         assert_eq!(aborter.established(local).unwrap(), [clients[1].local_addr().unwrap()]);
+        assert_eq!(aborter.count().unwrap().get(&local.port()), Some(&1));
         servers[0].write_all(b"x").unwrap();
         clients[1].read_exact(&mut [0]).unwrap();
     }

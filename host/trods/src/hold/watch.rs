@@ -603,7 +603,10 @@ impl<K: Keeper> Watch<K> {
             Action::Forget => self.keeper.forget(key),
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-                let raised = connection.limits.ack != limits.ack || connection.limits.fin_at != limits.fin_at;
+                // What stands lower now, as behind a new request, lets nothing go that was withheld.
+                let before = connection.limits;
+                let raised =
+                    before.ack != limits.ack || limits.fin_at.is_some() && before.fin_at != limits.fin_at;
                 connection.limits = limits;
                 let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
                 if !self.hold.programs.set_limits(key, &connection.limits(acked))? {

@@ -202,16 +202,21 @@ impl Server {
     fn receive(&mut self, answers: &mut Vec<Answer>) -> io::Result<()> {
         let mut chunk = [0; 16_384];
         while let Some(stream) = self.stream.as_mut() {
-            match stream.read(&mut chunk) {
+            let count = match stream.read(&mut chunk) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => self.input.extend_from_slice(&chunk[..count]),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
                     break;
                 }
                 Err(e) => return Err(e),
-            }
+            };
+            self.input.extend_from_slice(&chunk[..count]);
             self.read_answers(answers)?;
+            // There was no more; of what came since, or of the end, the descriptor tells.
+            if count < chunk.len() {
+                break;
+            }
         }
         Ok(())
     }
