@@ -106,6 +106,8 @@ pub struct Config {
     pub qdisc_bypass: bool,
     /// Packet sockets only: the mark of what is sent (`SO_MARK`), by which programs on the interface know it.
     pub mark: u32,
+    /// Packet sockets only: the one EtherType whose frames are taken, 0 for none; what is another costs the kernel nothing.
+    pub ether_type: Option<u16>,
     /// Which frames reach the socket; all if `None`.
     pub filter: Option<Filter>,
     /// Packet sockets only, AF_XDP refuses it: sockets of one interface with the same number share its frames, each
@@ -125,6 +127,7 @@ impl Default for Config {
             promiscuous: true,
             qdisc_bypass: false,
             mark: 0,
+            ether_type: None,
             filter: None,
             share: None,
         }

@@ -254,9 +254,9 @@ const MAX_BATCHES: usize = 4;
 
 /// A packet socket for heartbeats and what answers them.
 pub fn open(interface: &Interface) -> Result<AfPacket, OpenError> {
-    let filter = Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)])?);
-    let config = Config { batch: BATCH, promiscuous: false, qdisc_bypass: true, filter, ..Config::default() };
-    AfPacket::open(interface, config)
+    let (filter, ether_type) = (Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)])?), Some(ETHER_TYPE));
+    let config = Config { batch: BATCH, promiscuous: false, qdisc_bypass: true, ..Config::default() };
+    AfPacket::open(interface, Config { filter, ether_type, ..config })
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use super::os;
 use crate::{Config, Filter, Interface, LinkInfo, OpenError};
 
-/// All protocols, in network order as the kernel wants it.
-const ALL: u16 = (libc::ETH_P_ALL as u16).to_be();
+/// Frames of all EtherTypes.
+const ALL: u16 = libc::ETH_P_ALL as u16;
 
 /// The group's `PACKET_IGNORE_OUTGOING`, Linux 5.9.
 const FANOUT_FLAG_IGNORE_OUTGOING: u32 = 0x4000;
@@ -79,7 +79,7 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
         option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
             .map_err(fail("PACKET_MR_PROMISC"))?;
     }
-    bind(fd.as_fd(), info.index).map_err(fail("bind"))?;
+    bind(fd.as_fd(), info.index, config.ether_type.unwrap_or(ALL)).map_err(fail("bind"))?;
     if let Some(group) = config.share {
         // A group belongs to one interface: one that was deleted and made again is another.
         let group = u32::from(group ^ info.index as u16);
@@ -122,11 +122,11 @@ fn before_doubling(octets: usize) -> usize {
     (octets / 2).min((i32::MAX / 2) as usize)
 }
 
-fn bind(fd: BorrowedFd<'_>, index: u32) -> io::Result<()> {
+fn bind(fd: BorrowedFd<'_>, index: u32, ether_type: u16) -> io::Result<()> {
     // SAFETY: all zero is a valid sockaddr_ll.
     let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     addr.sll_family = libc::AF_PACKET as u16;
-    addr.sll_protocol = ALL;
+    addr.sll_protocol = ether_type.to_be();
     addr.sll_ifindex = index as i32;
     let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the address is a whole sockaddr_ll that lives through the call.

@@ -255,6 +255,22 @@ fn filter_keeps_other_frames_away_and_can_be_replaced() {
 }
 
 #[test]
+fn of_one_ether_type_nothing_else_is_taken_and_of_none_nothing() {
+    let Some((a, b)) = pair() else { return };
+    let of = |ether_type| Config { ether_type: Some(ether_type), ..Config::default() };
+    let (mut deaf, mut rx) = (open(&a, "va", of(0)), open(&b, "vb", of(0x88b5)));
+    let (other, mut heartbeat) = (frame(60, 1), frame(60, 2));
+    heartbeat[13] = 0xb5;
+    let both = [TxFrame::new(&other), TxFrame::new(&heartbeat)];
+    assert_eq!(deaf.send(&both).unwrap(), 2);
+    let mut got = collect(&mut rx, |g| !g.is_empty());
+    got.extend(collect_within(SILENCE, &mut rx, |g| !g.is_empty()));
+    assert_eq!(got.iter().map(|g| &g.0).collect::<Vec<_>>(), [&heartbeat]);
+    rx.send(&both).unwrap();
+    assert!(collect_within(SILENCE, &mut deaf, |g| !g.is_empty()).is_empty());
+}
+
+#[test]
 fn refused_frames_are_counted_and_do_not_hold_up_the_rest() {
     let Some((a, b)) = pair() else { return };
     let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));

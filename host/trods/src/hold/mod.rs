@@ -19,7 +19,7 @@ use std::time::Duration;
 use rivulet_bpf::trods::{Counters, Event, FlowKey, RELEASED, Trods};
 use rivulet_pktio::abort::Aborter;
 use rivulet_pktio::tap::{self, Tap};
-use rivulet_pktio::{AfPacket, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
+use rivulet_pktio::{AfPacket, Config, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
 
 pub use frame::Frame;
 pub use pins::{Absence, Known, Pins};
@@ -93,7 +93,7 @@ impl Hold {
         let tap = Tap::new(TAP, QUEUE, interface.netns())?;
         programs.set_tap(tap.index())?;
         let index = LinkInfo::of(interface)?.index;
-        let out = Out(AfPacket::open(interface, config()?)?);
+        let out = Out(AfPacket::open(interface, config())?);
         let namespace = in_netns(interface.netns(), || rustix::fs::stat("/proc/thread-self/ns/net"))?;
         if let Err(e) = programs.see_deaths(namespace.map_err(io::Error::from)?.st_ino as u32) {
             tracing::warn!("a server's process that dies alone ends its connections: {e}");
@@ -230,8 +230,7 @@ impl Hold {
 }
 
 /// Through the queueing discipline, in front of which the programs stand; it receives nothing.
-fn config() -> Result<Config, OpenError> {
-    let filter = Some(Filter::new(&[])?);
-    let mark = RELEASED;
-    Ok(Config { batch: 1, queue: 1, rx_bytes: 4096, promiscuous: false, mark, filter, ..Config::default() })
+fn config() -> Config {
+    let (mark, ether_type) = (RELEASED, Some(0));
+    Config { batch: 1, queue: 1, rx_bytes: 4096, promiscuous: false, mark, ether_type, ..Config::default() }
 }
