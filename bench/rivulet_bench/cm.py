@@ -22,6 +22,7 @@ from rivulet_lab import nginx
 
 from . import cm_costs, cm_kills, cm_layers, cm_liar, cm_rivulet
 from .bars import Bar, judge
+from .beside import beside
 from .cm_rig import CLIENT, SERVER, CmRig, Wire, cm_rig
 from .rig import flags
 from .stats import interval, save
@@ -80,41 +81,43 @@ def _fetch(rig: CmRig) -> float:
 
 def losses(options: Any) -> Json:
     """Figure 3: one connection at each rate of loss."""
-    rows = []
-    for loss in LOSSES:
+
+    def at(loss: float) -> Json:
         got: dict[str, list[float]] = {name: [] for name in CONTROLS}
-        with cm_rig(Wire(LOSS.rate_mbit, LOSS.rtt_ms, loss)) as rig:
+        with cm_rig(Wire(LOSS.rate_mbit, LOSS.rtt_ms, loss), f"loss-{loss:g}") as rig:
             rig.send()
             for _ in range(options.repetitions):
                 for name in CONTROLS:
                     got[name].append(rig.shares([name], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
-        rows.append(_row({"loss": loss}, got))
-    return {"wire": LOSS.flags(), "summary": rows}
+        return _row({"loss": loss}, got)
+
+    return {"wire": LOSS.flags(), "summary": beside(at, LOSSES)}
 
 
 def sharing(options: Any) -> Json:
     """Groups of connections beside one of Reno."""
-    rows = []
-    with cm_rig(SHARE) as rig:
-        rig.send()
-        for count in GROUPS:
-            runs: dict[str, list[float]] = {"cm": [], "reno": []}
-            jain = []
+
+    def of(count: int) -> Json:
+        runs: dict[str, list[float]] = {"cm": [], "reno": []}
+        jain = []
+        with cm_rig(SHARE, f"group-{count}") as rig:
+            rig.send()
             for _ in range(options.repetitions):
                 for name, shares in runs.items():
                     reno, *group = rig.shares(["reno", *[name] * count], 5.0, 3 * options.seconds)
                     shares.append(sum(group) / reno)
                     if name == "cm":
                         jain.append(sum(group) ** 2 / (count * sum(n * n for n in group)))
-            row: Json = {"flows": count, "jain": interval(jain)}
-            row |= {name: interval(shares) for name, shares in runs.items()}
-            rows.append(row)
-            print(
-                f"{count:2} beside one of Reno: cm {row['cm'][0]:.2f} ± {row['cm'][1]:.2f} of its share, Jain"
-                f" {row['jain'][0]:.4f}; reno {row['reno'][0]:.2f}",
-                flush=True,
-            )
-    return {"wire": SHARE.flags(), "summary": rows}
+        row: Json = {"flows": count, "jain": interval(jain)}
+        row |= {name: interval(shares) for name, shares in runs.items()}
+        print(
+            f"{count:2} beside one of Reno: cm {row['cm'][0]:.2f} ± {row['cm'][1]:.2f} of its share, Jain"
+            f" {row['jain'][0]:.4f}; reno {row['reno'][0]:.2f}",
+            flush=True,
+        )
+        return row
+
+    return {"wire": SHARE.flags(), "summary": beside(of, GROUPS)}
 
 
 def long(options: Any) -> Json:

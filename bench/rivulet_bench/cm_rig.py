@@ -116,9 +116,9 @@ class CmRig(Lab):
 
 
 @contextmanager
-def cm_rig(wire: Wire) -> Iterator[CmRig]:
-    """A rig, torn down at the end."""
-    rig = CmRig(BUILD / "cm", wire)
+def cm_rig(wire: Wire, name: str = "rig") -> Iterator[CmRig]:
+    """A rig, torn down at the end; `name`: of its folder."""
+    rig = CmRig(BUILD / "cm" / name, wire)
     with standing(rig):
         rig.build()
         yield rig

@@ -123,7 +123,9 @@ class HostRig(Lab):
             middle.ip("link set dev hub up")
             # It stands for a switch, which asks no firewall about a frame.
             if Path("/proc/sys/net/bridge").exists():
-                middle.set(*(f"net.bridge.bridge-nf-call-{table}=0" for table in ("iptables", "ip6tables", "arptables")))
+                middle.set(
+                    *(f"net.bridge.bridge-nf-call-{table}=0" for table in ("iptables", "ip6tables", "arptables"))
+                )
         elif rtt_ms:
             wire = [binary("rivulet-wire"), "ms0", "mc0", "--delay", f"{rtt_ms / 2:g}ms", "--realtime"]
             self.begin("wire", [*wire, "--control", str(self.folder / "wire.sock")], "m", CLIENT_CORE)

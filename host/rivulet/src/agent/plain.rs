@@ -26,8 +26,10 @@ const CHECK: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// A result older than this says nothing.
 const GOOD_FOR: Duration = Duration::from_secs(1);
-/// Between two looks at the kernel's list of connections.
+/// Between two looks at the kernel's list of connections, and how many times as long as one takes at least: the kernel looks
+/// through all sockets of the machine, and through those that only wait.
 const COUNT: Duration = Duration::from_secs(1);
+const SELDOM: u32 = 100;
 /// The interface is asked again after this time.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -76,9 +78,9 @@ impl PlainTcp {
         let board = Arc::new(Mutex::new(Board::default()));
         let of_thread = Arc::downgrade(&board);
         std::thread::Builder::new().name("health".into()).spawn(move || {
-            let mut counted = None;
+            let mut count_at = Instant::now();
             while let Some(board) = of_thread.upgrade() {
-                check_all(&board, path.as_deref(), &mut counted);
+                check_all(&board, path.as_deref(), &mut count_at);
                 drop(board);
                 std::thread::sleep(CHECK);
             }
@@ -205,18 +207,21 @@ impl Health {
     }
 }
 
-fn check_all(board: &Mutex<Board>, path: Option<&str>, counted: &mut Option<Instant>) {
+fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
     let services = board.lock().services.clone();
-    let count = counted.is_none_or(|at| at.elapsed() > COUNT);
-    if count {
-        *counted = Some(Instant::now());
-    }
-    let table = if count { connections() } else { HashMap::new() };
+    let began = Instant::now();
+    let table = if began >= *count_at {
+        let table = connections();
+        *count_at = began + COUNT.max(began.elapsed() * SELDOM);
+        Some(table)
+    } else {
+        None
+    };
     for service in &services {
         let trouble = service.sockets().find_map(|s| check(s, path).err().map(|e| format!("{s}: {e}")));
         let mut board = board.lock();
         let before = board.found.get(&service.keys.service).map_or(0, |h| h.load);
-        let load = if count { table.get(&service.port).copied().unwrap_or(0) } else { before };
+        let load = table.as_ref().map_or(before, |table| table.get(&service.port).copied().unwrap_or(0));
         board.found.insert(service.keys.service, Health { at: Instant::now(), trouble, load });
     }
 }
@@ -287,5 +292,6 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let held: Vec<_> = (0..3).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
         assert_eq!(connections().get(&port), Some(&3));
+        drop(held);
     }
 }
