@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the Debian packages from what `make build` and `make setup` left: build/deb/*.deb.
-#   rivulet             the binaries, the compiled P4 program, units of the switch, of a replica and of its agent
+#   rivulet             the binaries, the compiled P4 program, units of the switch, of a replica, of its agent and of the
+#                       Congestion Manager
 #   rivulet-controller  the control plane, with the Python packages that it was tested with
 # Usage: scripts/deb.sh [--quick] [--out FOLDER] [FOLDER OF THE BINARIES]; --quick compresses little, for tests.
 # What lintian calls an error or a warning fails; without lintian the packages are made, and the exit code is 3.
@@ -74,7 +75,7 @@ depends() { # shared libraries of binaries, as Debian dependencies
 root=$out/rivulet
 install -d "$root"/usr/bin "$root"/usr/lib/rivulet "$root"/usr/share/rivulet/pipeline "$root"/usr/share/man/man1 \
   "$root"/lib/systemd/system "$root"/usr/share/doc/rivulet/examples "$root"/etc/rivulet
-for program in rivulet rivulet-switch rivulet-wire; do
+for program in rivulet rivulet-switch rivulet-wire cm-udp rivulet-cm-apps; do
   install "$bin/$program" "$root/usr/bin/$program"
   strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/bin/$program"
 done
@@ -85,7 +86,9 @@ install -m 644 host/wireshark/rivulet.lua host/wireshark/rivulet-plain.lua "$roo
 manual "$root/usr/bin/rivulet" "$root/usr/share/man/man1" "serve and fetch over Rivulet"
 manual "$root/usr/bin/rivulet-switch" "$root/usr/share/man/man1" "a P4 switch in a process, with the flags of simple_switch_grpc"
 manual "$root/usr/bin/rivulet-wire" "$root/usr/share/man/man1" "rate, delay and loss between two interfaces"
-for unit in switch replica agent; do install -m 644 "packaging/systemd/rivulet-$unit.service" "$root/lib/systemd/system/"; done
+manual "$root/usr/bin/cm-udp" "$root/usr/share/man/man1" "sends and echoes by each interface of the Congestion Manager"
+manual "$root/usr/bin/rivulet-cm-apps" "$root/usr/share/man/man1" "streams that adapt by the Congestion Manager"
+for unit in switch replica agent cm; do install -m 644 "packaging/systemd/rivulet-$unit.service" "$root/lib/systemd/system/"; done
 install -m 644 packaging/etc/*.env "$root/usr/share/doc/rivulet/examples/"
 for page in operating troubleshooting; do gzip -9nc "docs/$page.md" >"$root/usr/share/doc/rivulet/$page.md.gz"; done
 rmdir "$root/etc/rivulet" "$root/etc"
@@ -99,7 +102,7 @@ Description: server failover without state, for connections that do not break
  in every packet (the Trickles transport), so any packet may go to any replica,
  and kill -9 of a server breaks nothing. This package has the server and client,
  the preload library that brings unmodified programs, the P4 program of the
- switch and a switch that runs it.
+ switch, a switch that runs it, and the Congestion Manager.
 EOF
 
 root=$out/rivulet-controller

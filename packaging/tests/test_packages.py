@@ -105,14 +105,24 @@ def test_they_install_and_start_nothing(machine: Machine) -> None:
         assert subprocess.run(["getent", "passwd", user], check=False, capture_output=True).returncode != 0
 
 
+WORDS = (
+    ("rivulet-wire", "--rate"),
+    ("cm-udp", "send"),
+    ("rivulet-cm-apps", "layers"),
+    ("rivulet-controller", "YAML"),
+    ("rivuletctl", "drain"),
+)
+"""Programs, and what the help of each has."""
+
+
 def test_every_program_says_what_it_is(machine: Machine) -> None:
     script = REPOSITORY / "scripts" / "version.py"
     version = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip()
     assert machine.do("rivulet", "--version").split() == ["rivulet", version]
     assert version in machine.do("rivulet-switch", "--version")
-    for program, word in (("rivulet-wire", "--rate"), ("rivulet-controller", "YAML"), ("rivuletctl", "drain")):
+    for program, word in WORDS:
         assert word in machine.do(program, "--help"), program
-    for program in ("rivulet", "rivulet-switch", "rivulet-wire", "rivulet-controller", "rivuletctl"):
+    for program in ("rivulet", "rivulet-switch", *(program for program, _ in WORDS)):
         page = machine.do("zcat", f"/usr/share/man/man1/{program}.1.gz")
         assert page.startswith(f".TH {program.upper()} 1") and "--help" in page.replace("\\-", "-"), program
     # None of it is that of the sources: those are out of sight in there.
@@ -129,7 +139,7 @@ def test_the_example_is_right_and_a_mistake_in_it_is_told(machine: Machine) -> N
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_units_name_what_is_installed(machine: Machine) -> None:
-    units = [f"/lib/systemd/system/rivulet-{name}.service" for name in ("agent", "controller", "replica", "switch")]
+    units = [f"/lib/systemd/system/rivulet-{name}.service" for name in ("agent", "cm", "controller", "replica", "switch")]
     said = machine.run("systemd-analyze", "--man=no", "verify", *units)
     assert said.returncode == 0 and "rivulet" not in said.stderr, said.stderr
     machine.do("mv", "/usr/bin/rivulet", "/usr/bin/elsewhere")

@@ -45,6 +45,10 @@ enum Command {
         /// As JSON, with what the programs cost in the kernel while kernel.bpf_stats_enabled was 1
         #[arg(long)]
         json: bool,
+        /// As metrics for Prometheus: sums of kernel TCP's and of each user's, and what the programs cost. For node_exporter's textfile
+        /// collector, which reads *.prom of its folder: write elsewhere and rename
+        #[arg(long, conflicts_with = "json")]
+        metrics: bool,
     },
     /// Lets programs of users in, by UDP sockets of their own; as root. May be killed at any time: what was let in goes on
     Serve(serve::ServeArgs),
@@ -76,7 +80,7 @@ pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
         &Command::Load { initial_window, destinations } => {
             load(&state, &folder, &Options { name: &args.name, initial_window, macroflows: destinations })?;
         }
-        Command::Status { json } => {
+        Command::Status { json, metrics } => {
             let calls = Calls::pinned(&folder).map_err(|e| anyhow!("{e}"))?;
             let tcp = folder.join("link").exists();
             let mut found = match &calls {
@@ -87,13 +91,14 @@ pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
             if let Some(calls) = &calls {
                 found.extend(calls.macroflows().map_err(|e| anyhow!("{e}"))?);
             }
-            if *json {
-                let costs = if tcp { cm::costs(&folder) } else { Ok(vec![]) };
-                let costs = costs.map_err(|e| absent(&state, &args.name, &e))?;
-                print!("{}", status::json(&found, &costs));
-            } else {
+            if !json && !metrics {
                 print!("{}", status::table(&found));
+                return Ok(0);
             }
+            let costs = if tcp { cm::costs(&folder) } else { Ok(vec![]) };
+            let costs = costs.map_err(|e| absent(&state, &args.name, &e))?;
+            let tell = if *json { status::json } else { status::metrics };
+            print!("{}", tell(&found, &costs));
         }
         Command::Serve(args) => serve::run(&state, &folder, args)?,
         Command::Forget => {

@@ -1,5 +1,6 @@
 //! What `rivulet cm status` prints.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use rivulet_bpf::cm::{Cost, Macroflow};
@@ -49,6 +50,49 @@ pub(super) fn json(macroflows: &[Macroflow], costs: &[Cost]) -> String {
         costs.iter().map(|c| json!({ "name": c.name, "runs": c.runs, "time": c.time })).collect();
     format!("{:#}\n", json!({ "macroflows": all, "programs": costs }))
 }
+
+/// Prometheus metrics (text format 0.0.4): sums over the macroflows of kernel TCP and of each user, since there may be one a client;
+/// and what the programs cost while kernel.bpf_stats_enabled was 1.
+pub(super) fn metrics(macroflows: &[Macroflow], costs: &[Cost]) -> String {
+    let mut sums: BTreeMap<String, [u64; 6]> = BTreeMap::new();
+    for m in macroflows {
+        let n = &m.numbers;
+        // TCP's are everybody's.
+        let owner = m.user.map_or("tcp".to_owned(), |uid| uid.to_string());
+        let values = [1, n.flows.into(), n.cwnd.into(), n.outstanding().into(), n.sent, n.reductions.into()];
+        for (sum, value) in sums.entry(owner).or_default().iter_mut().zip(values) {
+            *sum = sum.saturating_add(value);
+        }
+    }
+    let mut text = String::new();
+    for (at, (name, kind, help)) in MACROFLOWS.iter().enumerate() {
+        let _ = writeln!(text, "# HELP rivulet_cm_{name} {help}\n# TYPE rivulet_cm_{name} {kind}");
+        for (owner, sums) in &sums {
+            let _ = writeln!(text, "rivulet_cm_{name}{{owner=\"{owner}\"}} {}", sums[at]);
+        }
+    }
+    for (name, help, value) in [
+        ("program_runs_total", "Runs of a BPF program.", (|c| c.runs as f64) as fn(&Cost) -> f64),
+        ("program_seconds_total", "What these took.", |c| c.time as f64 / 1e9),
+    ] {
+        let _ = writeln!(text, "# HELP rivulet_cm_{name} {help}\n# TYPE rivulet_cm_{name} counter");
+        for cost in costs {
+            let _ = writeln!(text, "rivulet_cm_{name}{{program=\"{}\"}} {}", cost.name, value(cost));
+        }
+    }
+    text
+}
+
+/// Name, type and help of what is summed up.
+const MACROFLOWS: [(&str, &str, &str); 6] = [
+    ("macroflows", "gauge", "Destinations whose window is known."),
+    ("flows", "gauge", "Connections, and flows of programs."),
+    ("window_bytes", "gauge", "Congestion windows."),
+    ("outstanding_bytes", "gauge", "What is on its way and not reported."),
+    // Macroflows are forgotten, so these fall.
+    ("sent_bytes", "gauge", "Sent since the macroflows began."),
+    ("reductions", "gauge", "How often windows were reduced since."),
+];
 
 fn sorted(macroflows: &[Macroflow]) -> Vec<&Macroflow> {
     let mut all: Vec<_> = macroflows.iter().collect();

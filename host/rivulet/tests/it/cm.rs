@@ -79,6 +79,11 @@ fn it_is_loaded_seen_and_taken_out() {
     let status: serde_json::Value = serde_json::from_str(&good(&state, "status --json")).unwrap();
     let [one] = &status["macroflows"].as_array().unwrap()[..] else { panic!("{status}") };
     assert_eq!((&one["destination"], &one["flows"]), (&"127.0.0.1".into(), &1.into()));
+    let metrics = good(&state, "status --metrics");
+    for line in ["rivulet_cm_macroflows{owner=\"tcp\"} 1", "rivulet_cm_flows{owner=\"tcp\"} 1"] {
+        assert!(metrics.lines().any(|told| told == line), "{line}: {metrics}");
+    }
+    assert!(metrics.contains("rivulet_cm_program_runs_total{program=\"cm_tcp_"), "{metrics}");
     assert_eq!(good(&state, "forget"), "forgot 0\n");
     drop((client, listener));
     eventually("it is forgotten", || good(&state, "forget") == "forgot 1\n");
