@@ -210,6 +210,18 @@ REMOVALS = removal_transport.REMOVALS | {
     ),
     "dead-begins": bpf("if (s.flags & SYN && dead) {", "if (0) {", "nothing_begins_under_a_process_that_died"),
     # Nothing passes before what it means is stored, elsewhere.
+    "strays": agent(
+        'counter drop"\n    );',
+        'counter"\n    );',
+        "agent:second_chance::tests::a_flood_of_strays_ends_before_the_kernel_answers",
+        file="second_chance.rs",
+    ),
+    "strays-own": Removal(
+        "host/bpf/src/bpf/trods.c",
+        "return NEXT;\n\t\t}\n\t\tcount(COUNT_PARKED);",
+        "skb->mark = UNKNOWN;\n\t\t\treturn NEXT;\n\t\t}\n\t\tcount(COUNT_PARKED);",
+        ("agent:second_chance::tests::a_flood_of_strays_ends_before_the_kernel_answers",),
+    ),
     "ended-once": trods(
         "hold/watch.rs",
         "if !connection.died && connection.flow.closes()",

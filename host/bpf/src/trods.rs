@@ -26,6 +26,8 @@ pub const MAX_LEASES: u32 = 16;
 pub const RELEASED: u32 = 0x5452_4f44;
 /// The mark that clients' segments have whose connections are here, when they have passed the program.
 pub const KNOWN: u32 = 0x5452_4f4b;
+/// The mark that clients' segments have of whose connections neither the program nor the kernel knows.
+pub const UNKNOWN: u32 = 0x5452_4f55;
 /// Octets of `struct lease`.
 const LEASE: usize = 24;
 /// Octets of `struct withheld`.

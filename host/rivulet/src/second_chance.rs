@@ -11,7 +11,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use rivulet_bpf::trods::KNOWN;
+use rivulet_bpf::trods::{KNOWN, UNKNOWN};
 use rivulet_packet::option::EX_ID;
 use rivulet_pktio::Interface;
 use rivulet_pktio::guard::{GuardError, Table, with_option};
@@ -23,6 +23,9 @@ const CONNECTIONS: u32 = 65536;
 const REMEMBERED: u32 = 600;
 /// Between a segment of the ToR's own and the kernel's reset for it, seconds: much more than it takes.
 const STRAIGHT: u32 = 5;
+/// Segments a second, and at once, of connections that nobody knows here, of a service under TRODS: more clients than a drained
+/// replica has. Beyond it they come again, or are a flood.
+const STRAYS: u32 = 20_000;
 /// Before the guard's drops, so that nothing depends on their order.
 const PRIORITY: i32 = -10;
 
@@ -135,6 +138,11 @@ fn rules(
         "  {here} {from} @away{family} update @away{family} {{ {from} }} ether saddr set {mac} ether daddr set {tor} \
          counter fwd to \"{interface}\""
     );
+    // Nobody knows them here, TRODS' programs say: for each the kernel would make a RST, and the rules below an entry in two sets.
+    let _ = writeln!(
+        ingress,
+        "  {here} meta mark {UNKNOWN:#x} limit rate over {STRAYS}/second burst {STRAYS} packets counter drop"
+    );
     let _ = writeln!(ingress, "  {here} update @straight{family} {{ {from} }}");
     let _ = writeln!(egress, "  {reset} {to} @handed{family} accept");
     let _ = writeln!(egress, "  {reset} {to} @straight{family} update @away{family} {{ {to} }} counter drop");
@@ -147,7 +155,7 @@ fn colons(mac: [u8; 6]) -> String {
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read};
-    use std::net::SocketAddr;
+    use std::net::{SocketAddr, TcpStream};
     use std::time::Duration;
 
     use rivulet_bpf::kernel::{Feature, skipped};
@@ -200,6 +208,7 @@ mod tests {
             r#"hook ingress device "r1-eth0""#,
             r#"hook egress device "r1-eth0""#,
             "ip daddr 10.9.0.1 tcp dport 80 meta mark 0x54524f4b accept",
+            "ip daddr 10.9.0.1 tcp dport 80 meta mark 0x54524f55 limit rate over 20000/second",
             "ip daddr 10.9.0.1 tcp dport 80 @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078 accept",
             "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",
             r#"ether saddr set 02:00:00:00:00:01 ether daddr set 02:00:00:00:00:fe counter fwd to "r1-eth0""#,
@@ -208,6 +217,16 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+    }
+
+    /// A segment of a client's with these octets.
+    fn segment(tuple: Tuple, seq: u32, octets: &[u8]) -> Vec<u8> {
+        let (src, dst, flags) = (tuple.client, tuple.service, TcpFlags(TcpFlags::ACK | TcpFlags::PSH));
+        let header = Header { src, dst, seq, ack: 900, flags, window: 1000, options: Options::default() };
+        let mut packet = vec![0; header.length()];
+        packet.extend_from_slice(octets);
+        header.finish(&mut packet, octets.len()).unwrap();
+        packet
     }
 
     /// Sends what a ToR has of a client, and sees what comes back to the ToR.
@@ -220,13 +239,16 @@ mod tests {
     impl Tor {
         /// A segment of the client's with these octets, its `seq`th on.
         fn send(&mut self, tuple: Tuple, seq: u32, octets: &[u8]) {
-            let (src, dst, flags) = (tuple.client, tuple.service, TcpFlags(TcpFlags::ACK | TcpFlags::PSH));
-            let header = Header { src, dst, seq, ack: 900, flags, window: 1000, options: Options::default() };
-            let mut packet = vec![0; header.length()];
-            packet.extend_from_slice(octets);
-            header.finish(&mut packet, octets.len()).unwrap();
-            let frame = [&self.replica[..], &self.mac, &[8, 0], &packet].concat();
-            self.io.send(&[TxFrame::new(&frame)]).unwrap();
+            self.send_all(&[segment(tuple, seq, octets)]);
+        }
+
+        fn send_all(&mut self, packets: &[Vec<u8>]) {
+            let head = [&self.replica[..], &self.mac, &[8, 0]].concat();
+            let frames: Vec<_> =
+                packets.iter().map(|packet| TxFrame { body: packet, ..TxFrame::new(&head) }).collect();
+            for frames in frames.chunks(64) {
+                self.io.send(frames).unwrap();
+            }
         }
 
         /// Segments of the client's that the replica gave back.
@@ -244,62 +266,99 @@ mod tests {
         }
     }
 
+    /// A replica whose service is under TRODS, and has a second chance.
+    struct Rig {
+        watch: Watch<Stores>,
+        tor: Tor,
+        replica: Netns,
+        _second_chance: SecondChance,
+        _tor: Netns,
+    }
+
+    const SERVICE: &str = "10.9.0.1:80";
+    /// The rule that counts segments that were dropped since nobody knew their connections.
+    const STRAY: &str = "limit rate over";
+
+    impl Rig {
+        fn new(name: &str) -> Option<Rig> {
+            if skipped(Feature::Tcx) {
+                return None;
+            }
+            let (tor, replica) = (Netns::new(&format!("{name}-t"))?, Netns::new(&format!("{name}-r"))?);
+            tor.veth("c0", &replica, "r0");
+            // No kernel at the ToR's end answers.
+            replica.ip("addr add 10.88.0.2/24 dev r0");
+            replica.ip("addr add 10.9.0.1/32 dev lo");
+            replica.ip("route add default via 10.88.0.1");
+            let (mac, own) = (tor.mac("c0"), replica.mac("r0"));
+            replica.ip(&format!("neigh add 10.88.0.1 lladdr {} dev r0", colons(mac)));
+            let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
+            let lease = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
+            hold.programs().leases().unwrap().set(0, lease).unwrap();
+            let mut watch = Watch::new(hold, Stores::default()).unwrap();
+            watch.set_services(&[(SERVICE.parse().unwrap(), 0, Settings::default())]).unwrap();
+            let mut service = service(true, true);
+            service.member.as_mut().unwrap().tor_mac = mac;
+            let second_chance = in_netns(Some(replica.name()), || {
+                let mut second_chance = SecondChance::new(&Interface::new(None, "r0").unwrap());
+                second_chance.ensure([service].iter(), own, 0);
+                second_chance
+            });
+            let io = AfPacket::open(&tor.interface("c0"), Config::default()).unwrap();
+            let (tor, _tor) = (Tor { io, mac, replica: own }, tor);
+            Some(Rig { watch, tor, replica, _second_chance: second_chance.unwrap(), _tor })
+        }
+
+        /// A socket of the replica's kernel.
+        fn socket(&self, tuple: Tuple) -> TcpStream {
+            let connection = repair::Connection {
+                local: tuple.service,
+                remote: tuple.client,
+                send_next: 900,
+                receive_next: 30,
+                send_window: 1000,
+                receive_window: 1000,
+                mss: 1460,
+                scales: None,
+                sack: false,
+                timestamp: None,
+            };
+            let stream = repair::restore(&connection, Some(self.replica.name())).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        }
+
+        /// What the rule with this in it has counted.
+        fn count(&self, part: &str) -> u64 {
+            let rules = self.replica.run("nft list ruleset");
+            let rule = rules.lines().find(|line| line.contains(part)).unwrap();
+            let count = rule.split("counter packets ").nth(1).unwrap();
+            count.split(' ').next().unwrap().parse().unwrap()
+        }
+    }
+
+    fn tuple(client: SocketAddr) -> Tuple {
+        Tuple { client, service: SERVICE.parse().unwrap() }
+    }
+
     /// A connection whose segments came here while nobody knew it, and that goes on here since.
     #[test]
     fn what_was_handed_on_stays_here_once_it_is_adopted() {
-        if skipped(Feature::Tcx) {
-            return;
-        }
-        let (Some(tor), Some(replica)) = (Netns::new("again-t"), Netns::new("again-r")) else { return };
-        tor.veth("c0", &replica, "r0");
-        // No kernel at the ToR's end answers.
-        replica.ip("addr add 10.88.0.2/24 dev r0");
-        replica.ip("addr add 10.9.0.1/32 dev lo");
-        let (mac, own) = (tor.mac("c0"), replica.mac("r0"));
-        let colons = colons(mac);
-        replica.ip(&format!("neigh add 10.88.0.1 lladdr {colons} dev r0"));
-        let tuple =
-            Tuple { client: "10.88.0.1:1025".parse().unwrap(), service: "10.9.0.1:80".parse().unwrap() };
+        let Some(mut rig) = Rig::new("again") else { return };
+        let tuple = tuple("10.88.0.1:1025".parse().unwrap());
         let key = FlowKey::new(tuple.client, tuple.service);
-        let hold = Hold::open(&replica.interface("r0")).unwrap_or_else(|e| panic!("{e}"));
-        let lease = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
-        hold.programs().leases().unwrap().set(0, lease).unwrap();
-        let mut watch = Watch::new(hold, Stores::default()).unwrap();
-        watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
-        let mut service = service(true, true);
-        service.member.as_mut().unwrap().tor_mac = mac;
-        let _second_chance = in_netns(Some(replica.name()), || {
-            let mut second_chance = SecondChance::new(&Interface::new(None, "r0").unwrap());
-            second_chance.ensure([service].iter(), own, 0);
-            second_chance
-        });
-        let mut tor =
-            Tor { io: AfPacket::open(&tor.interface("c0"), Config::default()).unwrap(), mac, replica: own };
         eventually("the ToR gets it back", || {
-            tor.send(tuple, 30, b"x");
-            tor.handed_on(tuple.client) > 0
+            rig.tor.send(tuple, 30, b"x");
+            rig.tor.handed_on(tuple.client) > 0
         });
 
         let record = idle(tuple, 900, 30);
-        watch.adopt(&record, record.response_at).unwrap();
-        let connection = repair::Connection {
-            local: tuple.service,
-            remote: tuple.client,
-            send_next: record.response_at,
-            receive_next: record.request_at,
-            send_window: 1000,
-            receive_window: 1000,
-            mss: 1460,
-            scales: None,
-            sack: false,
-            timestamp: None,
-        };
-        let mut stream = repair::restore(&connection, Some(replica.name())).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        tor.handed_on(tuple.client);
+        rig.watch.adopt(&record, record.response_at).unwrap();
+        let mut stream = rig.socket(tuple);
+        rig.tor.handed_on(tuple.client);
         let mut got = [0; 8];
         eventually("its socket gets it", || {
-            tor.send(tuple, 30, b"GET");
+            rig.tor.send(tuple, 30, b"GET");
             match stream.read(&mut got) {
                 Ok(count) => count == 3,
                 Err(e) => {
@@ -308,12 +367,39 @@ mod tests {
                 }
             }
         });
-        assert_eq!((&got[..3], tor.handed_on(tuple.client)), (&b"GET"[..], 0));
+        assert_eq!((&got[..3], rig.tor.handed_on(tuple.client)), (&b"GET"[..], 0));
         // It is remembered all the time, for when the connection is somewhere else again.
-        watch.hold().programs().free(&key).unwrap();
+        rig.watch.hold().programs().free(&key).unwrap();
         eventually("the ToR gets it back", || {
-            tor.send(tuple, 33, b"x");
-            tor.handed_on(tuple.client) > 0
+            rig.tor.send(tuple, 33, b"x");
+            rig.tor.handed_on(tuple.client) > 0
         });
+    }
+
+    /// Acknowledgements of connections that do not exist; of one that exists, though TRODS has no limits for it, as many pass.
+    #[test]
+    fn a_flood_of_strays_ends_before_the_kernel_answers() {
+        let Some(mut rig) = Rig::new("stray") else { return };
+        let known = tuple("10.88.0.1:1025".parse().unwrap());
+        let _stream = rig.socket(known);
+        let one = vec![segment(known, 30, b""); 4 * STRAYS as usize];
+        rig.tor.send_all(&one);
+        assert_eq!(rig.count(STRAY), 0);
+        let mut sent = 0;
+        let mut clients = (0..).map(|n: u32| SocketAddr::from(((0x0a0a_0000 + n).to_be_bytes(), 1025)));
+        eventually("some are dropped", || {
+            let strays = clients.by_ref().take(4 * STRAYS as usize);
+            let strays: Vec<_> = strays.map(|client| segment(tuple(client), 30, b"")).collect();
+            rig.tor.send_all(&strays);
+            sent += strays.len() as u64;
+            rig.count(STRAY) > 0
+        });
+        let (strays, resets) = (rig.count(STRAY), rig.count("@straight4 update @away4"));
+        assert!(strays + resets <= sent, "{strays} of {sent} are dropped, and {resets} were answered");
+        // The first of them, as those of a drained replica, are not.
+        let first = tuple("10.10.0.0:1025".parse().unwrap());
+        rig.tor.handed_on(first.client);
+        rig.tor.send(first, 30, b"");
+        eventually("the ToR gets it back", || rig.tor.handed_on(first.client) > 0);
     }
 }

@@ -308,6 +308,32 @@ static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
+/* Whether the kernel has a socket of the connection's own, be it one that only waits. */
+static __always_inline bool has_socket(struct __sk_buff *skb, const struct segment *s)
+{
+	struct bpf_sock_tuple ends = {};
+	struct bpf_sock *sk;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		ends.ipv4.saddr = s->key.client[3];
+		ends.ipv4.daddr = s->key.service[3];
+		ends.ipv4.sport = s->key.client_port;
+		ends.ipv4.dport = s->key.service_port;
+		sk = bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv4), BPF_F_CURRENT_NETNS, 0);
+	} else {
+		__builtin_memcpy(ends.ipv6.saddr, s->key.client, sizeof(ends.ipv6.saddr));
+		__builtin_memcpy(ends.ipv6.daddr, s->key.service, sizeof(ends.ipv6.daddr));
+		ends.ipv6.sport = s->key.client_port;
+		ends.ipv6.dport = s->key.service_port;
+		sk = bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
+	}
+	if (!sk)
+		return false;
+	bool is_own = sk->state != BPF_TCP_LISTEN;
+	bpf_sk_release(sk);
+	return is_own;
+}
+
 SEC("tcx/ingress")
 int trods_ingress(struct __sk_buff *skb)
 {
@@ -331,8 +357,12 @@ int trods_ingress(struct __sk_buff *skb)
 		struct pin *pin = bpf_map_lookup_elem(&pins, &s.key);
 		if (pin)
 			return hand_on(skb, pin);
-		if (!bpf_map_lookup_elem(&orphans, &s.key))
+		if (!bpf_map_lookup_elem(&orphans, &s.key)) {
+			/* Of such a flood the kernel need not answer all (host/rivulet/src/second_chance.rs). */
+			if (!(s.flags & RST) && !has_socket(skb, &s))
+				skb->mark = UNKNOWN;
 			return NEXT;
+		}
 		count(COUNT_PARKED);
 		/* What another replica handed on, since it knows nothing yet, comes to it again: two would go on with it. */
 		if (is_first_hand(skb, lease) && is_intact(skb, &s))

@@ -27,9 +27,10 @@
 /* Octets of all copies that wait to be read. */
 #define EVENTS_SIZE (4 << 20)
 
-/* The mark of frames that the process sends, and of clients' segments whose connections are here. */
+/* The mark of frames that the process sends, of clients' segments whose connections are here, and of those that are nobody's here. */
 #define RELEASED 0x54524f44
 #define KNOWN 0x54524f4b
+#define UNKNOWN 0x54524f55
 
 /* Octets of a TCP header, and of a frame without data, at most. */
 #define TCP_HEADER_MAX 60
