@@ -57,9 +57,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def load(name: str) -> dict[str, Any]:
+    """What bench/results/NAME.json has."""
+    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
 def save(name: str, result: dict[str, Any]) -> Path:
     """Writes bench/results/NAME.json with the machine beside the figures."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
+    # One that was kept has the machine that it was measured on.
     path.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
     return path

@@ -2,7 +2,7 @@
 TRODS with `--wake client`, and the kernel's TCP with a client that reconnects.
 
 bench/results/trods.json (and trods-kills.csv, a row a kill). Parts can be chosen by --parts; only all together are
-kept.
+kept, or with --update those that were measured again, which say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import trods_cost, trods_crowd, trods_flood, trods_kills, trods_stall
 from .bars import judge
 from .host import nginx_version
 from .rig import flags, plot_path
-from .stats import save
+from .stats import load, machine, save
 from .trods_host import trods_host_rig
 from .trods_plot import plot
 from .trods_rack import HARMS
@@ -69,30 +69,39 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=trods_crowd.IDLE, help="connections of the crowd")
     parser.add_argument("--active", type=int, default=trods_crowd.ACTIVE, help="downloads in it")
     parser.add_argument("--fetches", type=int, default=trods_cost.FETCHES, help="serial fetches of each server")
+    parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
     options = parser.parse_args()
+    if options.update and not _is_full(options):
+        parser.error("--update: parts are kept at their full length only")
     result: Json = {"nginx_version": nginx_version()}
     began = time.monotonic()
     for part in options.parts:
         print(f"-- {part}", flush=True)
         result[part] = PARTS[part](options)
     result["took_s"] = time.monotonic() - began
-    if _is_whole(options):
-        plot(plot_path("trods"), result)
-        print(save("trods", result))
+    if _is_full(options) and (options.update or set(options.parts) == set(PARTS)):
+        kept = updated(load("trods"), result) if options.update else result
+        plot(plot_path("trods"), kept)
+        print(save("trods", kept))
     else:
         print("not all was run: nothing is kept")
     parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills)
     return judge([bar for part in parts for bar in part.bars(result)])
 
 
-def _is_whole(options: Any) -> bool:
-    """Whether all was to be run, at its full length."""
+def updated(kept: Json, result: Json) -> Json:
+    """What was kept, with the parts of this result in place of its own, and when and on what these were measured."""
+    parts = {part: result[part] for part in PARTS if part in result}
+    return kept | parts | {"again": kept.get("again", {}) | dict.fromkeys(parts, machine())}
+
+
+def _is_full(options: Any) -> bool:
+    """Whether what was to be run was, at its full length."""
     full = (
         (options.kills, trods_kills.KILLS),
         (options.idle, trods_crowd.IDLE),
         (options.active, trods_crowd.ACTIVE),
         (options.fetches, trods_cost.FETCHES),
-        (len(set(options.parts)), len(PARTS)),
         (len(set(options.kinds)), len(trods_stall.KINDS)),
         (len(set(options.harms)), len(HARMS)),
     )

@@ -51,8 +51,10 @@ def trods_words(d: Json) -> str:
     lookups = sum(flood["lookups_alone"].values()) + flood["lookups"]
     part = d["stall"]
     stall = ", ".join(f"{name} {ms:,.0f} ms" for name, ms in crowd["active_stall_ms"].items())
+    again = ", ".join(f"{part} on {m['date']} ({m['cpu']}, {m['kernel']})" for part, m in d.get("again", {}).items())
     return "\n\n".join(
         (
+            *((f"Measured again by itself, with what had changed since: {again}.",) if again else ()),
             f"{d['nginx_version']}. Kills and stalls behind the embedded switch, with the store on a host of its own;"
             " cost and floods on one wire, past the switch, with the agent's lease from the ToR: nginx has a core;"
             " agent, store, ToR, controller and the load generator share the other. Medians of interleaved rounds.",
