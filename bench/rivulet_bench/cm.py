@@ -4,13 +4,15 @@ Its TCP stands beside Reno, Cubic and BBR, its calls beside TCP.
 
 Figures 8 to 10, of streams that adapt, are those of cm_layers.py.
 
-bench/results/cm.json. Parts can be chosen by --parts; only all together are kept.
+bench/results/cm.json. Parts can be chosen by --parts; only all together are kept, or with --update those that were
+measured again, which say so.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,14 +20,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rivulet_lab import nginx
+from rivulet_lab import binary, nginx
 
 from . import cm_costs, cm_kills, cm_layers, cm_liar, cm_rivulet
 from .bars import Bar, judge
 from .beside import beside
-from .cm_rig import CLIENT, SERVER, CmRig, Wire, cm_rig
-from .rig import flags
-from .stats import interval, save
+from .cm_calls_rig import USER, CallsRig, calls_rig
+from .cm_rig import CLIENT, PORT, SERVER, CmRig, Wire, cm_rig
+from .rig import finish, flags
+from .stats import interval, load, save, updated
 
 Json = dict[str, Any]
 
@@ -38,6 +41,8 @@ LOSS = Wire(rate_mbit=10, rtt_ms=60)
 LOSSES = (0.0, 0.005, 0.01, 0.02, 0.05)
 SHARE = Wire(rate_mbit=20, rtt_ms=40, jitter_ms=2.5)
 """As in the simulator: without jitter whose packet a full queue drops depends on phases (Floyd and Jacobson, 1991)."""
+UDP, UDP_SIZE = "cm-udp", 1448
+"""Octets of a datagram: as many as TCP has in a segment."""
 GROUPS = (1, 2, 4, 8, 16)
 LONG = Wire(rate_mbit=100, rtt_ms=10)
 SETUPS = 20
@@ -80,18 +85,33 @@ def _fetch(rig: CmRig) -> float:
 
 
 def losses(options: Any) -> Json:
-    """Figure 3: one connection at each rate of loss."""
+    """Figure 3: one connection, and one CM-UDP socket, at each rate of loss."""
 
     def at(loss: float) -> Json:
-        got: dict[str, list[float]] = {name: [] for name in CONTROLS}
-        with cm_rig(Wire(LOSS.rate_mbit, LOSS.rtt_ms, loss), f"loss-{loss:g}") as rig:
+        got: dict[str, list[float]] = {name: [] for name in (*CONTROLS, UDP)}
+        wire, name = Wire(LOSS.rate_mbit, LOSS.rtt_ms, loss), f"loss-{loss:g}"
+        with cm_rig(wire, name) as rig:
             rig.send()
             for _ in range(options.repetitions):
-                for name in CONTROLS:
-                    got[name].append(rig.shares([name], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
+                for control in CONTROLS:
+                    got[control].append(rig.shares([control], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
+        # About as long as a connection of Reno's.
+        count = int(statistics.fmean(got["reno"]) * 1e6 / 8 / UDP_SIZE * (options.seconds + 2.0))
+        with calls_rig(wire, name) as calls:
+            calls.receive()
+            for repetition in range(options.repetitions):
+                got[UDP].append(_datagrams(calls, USER + repetition, count))
         return _row({"loss": loss}, got)
 
     return {"wire": LOSS.flags(), "summary": beside(at, LOSSES)}
+
+
+def _datagrams(rig: CallsRig, user: int, count: int) -> float:
+    """Mb/s that arrive of so many datagrams, which leave as they are granted to a user of whom nothing is known."""
+    words = [binary("cm-udp"), "send", f"{SERVER}:{PORT}", "--style", "buffered", "--json"]
+    words += ["--size", str(UDP_SIZE), "--count", str(count)]
+    report = finish(rig.client("send", user, words, stdout=subprocess.PIPE, stderr=subprocess.PIPE), 600.0)
+    return float((report["packets"] - report["lost"]) * UDP_SIZE * 8 / report["seconds"] / 1e6)
 
 
 def sharing(options: Any) -> Json:
@@ -192,6 +212,8 @@ def bars(result: Json) -> list[Bar]:
         ratio = row["cm"][0] / row["reno"][0]
         what = f"figure 3: throughput at {row['loss'] * 100:g} % loss, of Reno's"
         found += [Bar(what, ratio, 0.9), Bar(what, ratio, 1.1, at_most=True)]
+        what, ratio = what.replace("throughput", "CM-UDP's throughput"), row[UDP][0] / row["reno"][0]
+        found += [Bar(what, ratio, 0.9), Bar(what, ratio, 1.1, at_most=True)]
     for row in result.get("sharing", {}).get("summary", []):
         what = f"{row['flows']} connections beside one of Reno"
         share = (f"{what}: its share", row["cm"][0])
@@ -217,14 +239,19 @@ def main() -> int:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--packets", type=int, default=cm_costs.PACKETS, help="of a run of `costs`")
     parser.add_argument("--kills", type=int, default=1000, help="of the part `kills`")
+    parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
     options = parser.parse_args()
+    if options.update and options.repetitions < 10:
+        parser.error("--update: what has ten repetitions is kept")
     result: Json = {"server": SERVER, "client": CLIENT}
     began = time.monotonic()
     for part in options.parts:
         print(f"-- {part}", flush=True)
         result[part] = PARTS[part](options)
     result["took_s"] = time.monotonic() - began
-    if set(options.parts) == set(PARTS) and options.repetitions >= 10:
+    if options.update:
+        print(save("cm", updated(load("cm"), result, options.parts)))
+    elif set(options.parts) == set(PARTS) and options.repetitions >= 10:
         print(save("cm", result))
     else:
         print("not all was run: nothing is kept")

@@ -96,9 +96,9 @@ class CallsRig(Lab):
 
 
 @contextmanager
-def calls_rig(wire: Wire | None = None) -> Iterator[CallsRig]:
-    """A rig, torn down at the end."""
-    rig = CallsRig(BUILD / "cm-calls", wire)
+def calls_rig(wire: Wire | None = None, name: str = "rig") -> Iterator[CallsRig]:
+    """A rig, torn down at the end; `name`: of its folder."""
+    rig = CallsRig(BUILD / "cm-calls" / name, wire)
     with standing(rig):
         rig.build()
         yield rig

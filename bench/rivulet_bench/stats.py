@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,12 @@ def machine() -> dict[str, Any]:
 def load(name: str) -> dict[str, Any]:
     """What bench/results/NAME.json has."""
     return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+
+
+def updated(kept: dict[str, Any], result: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:
+    """What was kept, with these parts of the result in place of its own, and when and on what they were measured."""
+    again = {part: result[part] for part in parts}
+    return kept | again | {"again": kept.get("again", {}) | dict.fromkeys(again, machine())}
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

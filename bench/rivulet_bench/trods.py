@@ -16,7 +16,7 @@ from . import trods_cost, trods_crowd, trods_flood, trods_kills, trods_stall
 from .bars import judge
 from .host import nginx_version
 from .rig import flags, plot_path
-from .stats import load, machine, save
+from .stats import load, save, updated
 from .trods_host import trods_host_rig
 from .trods_plot import plot
 from .trods_rack import HARMS
@@ -80,19 +80,13 @@ def main() -> int:
         result[part] = PARTS[part](options)
     result["took_s"] = time.monotonic() - began
     if _is_full(options) and (options.update or set(options.parts) == set(PARTS)):
-        kept = updated(load("trods"), result) if options.update else result
+        kept = updated(load("trods"), result, options.parts) if options.update else result
         plot(plot_path("trods"), kept)
         print(save("trods", kept))
     else:
         print("not all was run: nothing is kept")
     parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills)
     return judge([bar for part in parts for bar in part.bars(result)])
-
-
-def updated(kept: Json, result: Json) -> Json:
-    """What was kept, with the parts of this result in place of its own, and when and on what these were measured."""
-    parts = {part: result[part] for part in PARTS if part in result}
-    return kept | parts | {"again": kept.get("again", {}) | dict.fromkeys(parts, machine())}
 
 
 def _is_full(options: Any) -> bool:

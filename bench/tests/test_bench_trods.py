@@ -12,7 +12,6 @@ import pytest
 
 from rivulet_bench import trods_cost, trods_crowd, trods_flood, trods_kills, trods_protected, trods_stall
 from rivulet_bench.bars import judge
-from rivulet_bench.trods import updated
 from rivulet_bench.trods_ages import Gap
 from rivulet_bench.trods_wire import Wanted, Wire, connect
 
@@ -209,13 +208,3 @@ def test_protected_is_what_some_replica_stored_and_none_gave_up(tmp_path: Path) 
         False,
         False,
     ]
-
-
-def test_a_part_that_was_measured_again_says_so_and_leaves_the_others() -> None:
-    kept = {"machine": {"cpu": "old"}, "took_s": 7.0, "cost": {"a": 1}, "kills": {"b": 2}}
-    found = updated(kept, {"nginx_version": "x", "took_s": 1.0, "cost": {"a": 3}})
-    again = found.pop("again")
-    assert found == kept | {"cost": {"a": 3}}
-    assert list(again) == ["cost"] and "date" in again["cost"]
-    twice = updated(found | {"again": again}, {"flood": {"c": 4}})
-    assert set(twice["again"]) == {"cost", "flood"} and twice["cost"] == {"a": 3}
