@@ -139,7 +139,9 @@ def test_the_example_is_right_and_a_mistake_in_it_is_told(machine: Machine) -> N
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_the_units_name_what_is_installed(machine: Machine) -> None:
-    units = [f"/lib/systemd/system/rivulet-{name}.service" for name in ("agent", "cm", "controller", "replica", "switch")]
+    units = [
+        f"/lib/systemd/system/rivulet-{name}.service" for name in ("agent", "cm", "controller", "replica", "switch")
+    ]
     said = machine.run("systemd-analyze", "--man=no", "verify", *units)
     assert said.returncode == 0 and "rivulet" not in said.stderr, said.stderr
     machine.do("mv", "/usr/bin/rivulet", "/usr/bin/elsewhere")
