@@ -59,7 +59,7 @@ pub(super) fn metrics(macroflows: &[Macroflow], costs: &[Cost]) -> String {
         let n = &m.numbers;
         // TCP's are everybody's.
         let owner = m.user.map_or("tcp".to_owned(), |uid| uid.to_string());
-        let values = [1, n.flows.into(), n.cwnd.into(), n.outstanding().into(), n.sent, n.reductions.into()];
+        let values = [1, n.flows.into(), n.cwnd, n.outstanding(), n.sent, n.reductions];
         for (sum, value) in sums.entry(owner).or_default().iter_mut().zip(values) {
             *sum = sum.saturating_add(value);
         }
