@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .cm_words import cm_words
 from .plot import LABELS
 from .profile import ORDER
 from .stats import REPOSITORY, RESULTS
@@ -383,6 +384,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("host", "The hosts", "make bench-host", _host),
     ("stateless", "Stateless TCP", "make bench-stateless", _stateless),
     ("trods", "TRODS", "make bench-trods", trods_words),
+    ("cm", "The Congestion Manager", "make bench-cm", cm_words),
     ("switch", "The switch", "make bench-switch", _switch),
     ("transport", "The transport", "make bench-transport", _transport),
 )

@@ -58,8 +58,9 @@ def machine() -> dict[str, Any]:
 
 
 def load(name: str) -> dict[str, Any]:
-    """What bench/results/NAME.json has."""
-    return dict(json.loads((RESULTS / f"{name}.json").read_text()))
+    """What bench/results/NAME.json has; nothing where there is none yet."""
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def updated(kept: dict[str, Any], result: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:
