@@ -183,7 +183,10 @@ def _hit(kill: Kill, row: Json) -> bool:
 
 
 def _table(struck: list[Kill], rows: list[Json]) -> list[Json]:
-    """What became of what each kill hit; a connection that broke is the last one's that hit it."""
+    """What became of what each kill hit; a connection that broke is the last one's that hit it.
+
+    The longest silence is that of protected ones: others are silent until their client gives up.
+    """
     hits: dict[int, list[Json]] = {number: [] for number in range(len(struck))}
     broken: Counter[int] = Counter()
     for row in rows:
@@ -203,7 +206,9 @@ def _table(struck: list[Kill], rows: list[Json]) -> list[Json]:
             "moved_ms": round((kill.moved - kill.at) * 1e3, 1) if kill.moved else "",
             "broken": broken[number],
             "wrong": sum(row["wrong"] for row in hits[number]),
-            "longest_ms": round(max((_silence(row, kill.at) for row in hits[number]), default=0.0) * 1e3, 1),
+            "longest_ms": round(
+                max((_silence(row, kill.at) for row in hits[number] if row["protected"]), default=0.0) * 1e3, 1
+            ),
         }
         for number, kill in enumerate(struck)
     ]

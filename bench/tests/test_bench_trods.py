@@ -119,7 +119,7 @@ def test_a_kill_has_what_its_replica_held_then() -> None:
     rows = [
         _connection(1, 0.0, 20.0, silences=[[1.0, 4.0], [9.9, 10.3]]),
         _connection(2, 0.0, 10.5, "reset"),
-        _connection(2, 0.0, 10.5, "reset", protected=False),
+        _connection(2, 0.0, 130.0, "given up", protected=False, silences=[[9.9, 129.9]]),
         # Another's, one that was over before, and one that began later between the same ports.
         _connection(3, 0.0, 10.5, "reset"),
         _connection(1, -5.0, -1.0, "reset"),
