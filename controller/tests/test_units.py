@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 
 UNITS = sorted((Path(__file__).resolve().parents[2] / "packaging" / "systemd").glob("*.service"))
-EXPOSURE_MAX = 25
-"""Tenths, as systemd-analyze counts: 0 is closed, 100 open."""
+EXPOSURE_MAX = {"rivulet-cm": 35}
+"""Tenths, as systemd-analyze counts: 0 is closed, 100 open; others 25. `rivulet cm serve` is root, for all users."""
 
 
 def test_all_units_are_looked_at() -> None:
-    assert [u.stem for u in UNITS] == ["rivulet-agent", "rivulet-controller", "rivulet-replica", "rivulet-switch"]
+    assert [u.stem for u in UNITS] == [
+        "rivulet-agent",
+        "rivulet-cm",
+        "rivulet-controller",
+        "rivulet-replica",
+        "rivulet-switch",
+    ]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.stem)
@@ -26,7 +32,7 @@ def test_little_is_left_open(unit: Path) -> None:
         "security",
         "--no-pager",
         "--offline=true",
-        f"--threshold={EXPOSURE_MAX - 1}",
+        f"--threshold={EXPOSURE_MAX.get(unit.stem, 25) - 1}",
         str(unit),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

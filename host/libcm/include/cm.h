@@ -27,6 +27,8 @@ extern "C" {
 #define CM_MAX_BULK 64
 
 typedef uint64_t cm_flowid;
+/* Of flows that share a window. */
+typedef uint64_t cm_macroflowid;
 
 /* What became of packets (the paper's lossmode): nothing was lost; something of a window was; nothing arrived until a timer expired;
  * a mark of congestion came. */
@@ -94,8 +96,14 @@ int cm_query(cm_flowid flow, struct cm_status *status);
 int cm_register_update(cm_flowid flow, cm_update_callback callback, void *context);
 /* cmapp_update() is called when the rate is `down` (0 to 1) times what was told last, or less, or `up` (1 or more) times that, or more. */
 int cm_thresh(cm_flowid flow, double down, double up);
-/* Its share relative to those of the other flows to its destination, 1 to 65535; 1 at first. */
+/* Its share relative to those of the other flows of its macroflow, 1 to 65535; 1 at first. */
 int cm_weight(cm_flowid flow, uint32_t weight);
+/* The macroflow of a flow (RFC 3124, 2.1.5), 0 on failure: at first the one of this user's flows of its destination and code point. */
+cm_macroflowid cm_getmacroflow(cm_flowid flow);
+/* Puts a flow, with its requests and what is outstanding of it, into another macroflow of this user, or with CM_NEW_MACROFLOW into one of
+ * its own, of whose path nothing is known yet. That one ends with its last flow. ENOENT: there is no such flow, or macroflow. */
+#define CM_NEW_MACROFLOW 0
+int cm_setmacroflow(cm_macroflowid macroflow, cm_flowid flow);
 
 /* Up to CM_MAX_BULK in one call; what became of each is in it. */
 int cm_bulk_request(struct cm_item *items, size_t count);

@@ -28,6 +28,8 @@ pub enum Operation {
     Thresh,
     SetMtu,
     Weigh,
+    Macroflow,
+    Move,
 }
 
 /// `struct cm_op`.

@@ -18,6 +18,10 @@ use crate::sigio::Sigio;
 /// A macroflow that is forgotten at this moment is gone after so many tries.
 const TRIES: u32 = 1000;
 
+/// A macroflow: a number that is given once, and to nobody else's avail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacroflowId(pub u64);
+
 /// A flow (`cm_flowid`). A number is given once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
@@ -180,6 +184,43 @@ impl Client {
             return Err(Refusal::Mtu.into());
         }
         self.plain("setting the MTU", flow, Operation::SetMtu, [u64::from(mtu), 0, 0, 0]).map(drop)
+    }
+
+    /// The macroflow of a flow (`cm_getmacroflow` of RFC 3124 section 2.1.5): at first the one of its user's flows of this destination and
+    /// code point.
+    ///
+    /// # Errors
+    /// There is no such flow.
+    pub fn macroflow(&mut self, flow: FlowId) -> Result<MacroflowId, Error> {
+        Ok(MacroflowId(self.plain("cm_getmacroflow", flow, Operation::Macroflow, [0; 4])?[0]))
+    }
+
+    /// Puts a flow into a macroflow of its own, of whose path nothing is known yet (RFC 3124 section 3.2.3).
+    ///
+    /// # Errors
+    /// As [`Client::set_macroflow`].
+    pub fn split(&mut self, flow: FlowId) -> Result<MacroflowId, Error> {
+        self.moved(flow, 0)
+    }
+
+    /// Puts a flow into another macroflow of its user (`cm_setmacroflow`), with its requests and what is outstanding of it; grants
+    /// that it has not used are grants no more.
+    ///
+    /// # Errors
+    /// There is no such flow, or no such macroflow: one that was split ends with its last flow. It has 64 flows already.
+    pub fn set_macroflow(&mut self, flow: FlowId, to: MacroflowId) -> Result<(), Error> {
+        if to.0 == 0 {
+            return Err(Refusal::NoMacroflow.into());
+        }
+        self.moved(flow, to.0).map(drop)
+    }
+
+    fn moved(&mut self, flow: FlowId, to: u64) -> Result<MacroflowId, Error> {
+        let [found, requests, ..] = self.plain("cm_setmacroflow", flow, Operation::Move, [to, 0, 0, 0])?;
+        if requests > 0 {
+            self.request(flow, requests as u32)?;
+        }
+        Ok(MacroflowId(found))
     }
 
     /// A flow's share relative to those of its macroflow's others, up to 65,535; 1 at first.

@@ -9,19 +9,19 @@ pub enum Error {
     #[error(transparent)]
     Refused(#[from] rivulet_cm::Error),
     /// The operating system, or the daemon.
-    #[error("{operation}: {source}")]
+    #[error("{operation}: {error}")]
     Os {
         /// What was tried.
         operation: &'static str,
-        /// Its error.
-        source: io::Error,
+        /// Its error. It is told already: no `source` that would be told once more.
+        error: io::Error,
     },
 }
 
 impl Error {
     /// For `map_err`.
     pub(crate) fn of<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Error {
-        move |e| Error::Os { operation, source: e.into() }
+        move |e| Error::Os { operation, error: e.into() }
     }
 
     /// What a program said of an operation.
@@ -31,9 +31,10 @@ impl Error {
         }
         Err(match -result {
             libc::ENOENT => rivulet_cm::Error::NoFlow.into(),
+            libc::ESRCH => rivulet_cm::Error::NoMacroflow.into(),
             libc::EEXIST => rivulet_cm::Error::Open.into(),
             libc::EMFILE | libc::ENOSPC => rivulet_cm::Error::Full.into(),
-            errno => Error::Os { operation, source: io::Error::from_raw_os_error(errno) },
+            errno => Error::Os { operation, error: io::Error::from_raw_os_error(errno) },
         })
     }
 }

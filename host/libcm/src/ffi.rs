@@ -16,7 +16,7 @@ use buffered::{Buffered, Turn};
 use rivulet_cm::{Congestion, Error as Refusal, Status, Thresholds, Update};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::{Client, Error, Event, FlowId, MAX_BULK, door, path};
+use crate::{Client, Error, Event, FlowId, MAX_BULK, MacroflowId, door, path};
 
 /// `struct cm_status`
 #[repr(C)]
@@ -89,7 +89,7 @@ fn errno(error: &Error) -> c_int {
         Error::Refused(Refusal::Full) => libc::EMFILE,
         Error::Refused(Refusal::Requests) => libc::EAGAIN,
         Error::Refused(_) => libc::EINVAL,
-        Error::Os { source, .. } => source.raw_os_error().unwrap_or(match source.kind() {
+        Error::Os { error, .. } => error.raw_os_error().unwrap_or(match error.kind() {
             io::ErrorKind::InvalidInput => libc::EINVAL,
             io::ErrorKind::PermissionDenied => libc::EACCES,
             _ => libc::EIO,
@@ -199,13 +199,15 @@ unsafe fn address(at: *const libc::sockaddr) -> Result<SocketAddr, Error> {
 }
 
 fn opened(flow: Result<FlowId, Error>) -> u64 {
-    flow.map_or_else(
-        |e| {
-            fail(errno(&e), &e);
-            0
-        },
-        |flow| flow.0,
-    )
+    number(flow.map(|flow| flow.0))
+}
+
+/// For C: 0 and errno, or what it is.
+fn number(found: Result<u64, Error>) -> u64 {
+    found.unwrap_or_else(|e| {
+        fail(errno(&e), &e);
+        0
+    })
 }
 
 /// # Safety
@@ -301,7 +303,7 @@ fn plain(status: &Status) -> CmStatus {
 
 fn unknown() -> Error {
     let why = "no round trip time is known yet";
-    Error::Os { operation: "cm_query", source: io::Error::new(io::ErrorKind::WouldBlock, why) }
+    Error::Os { operation: "cm_query", error: io::Error::new(io::ErrorKind::WouldBlock, why) }
 }
 
 /// # Safety
@@ -343,6 +345,19 @@ pub extern "C" fn cm_register_update(
 pub extern "C" fn cm_thresh(flow: u64, down: f64, up: f64) -> c_int {
     let thresholds = Thresholds { rate_down: down, rate_up: up, ..Thresholds::default() };
     answer(with(|s| s.client.thresh(FlowId(flow), &thresholds).map(|()| 0)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_getmacroflow(flow: u64) -> u64 {
+    number(with(|s| s.client.macroflow(FlowId(flow)).map(|macroflow| macroflow.0)))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cm_setmacroflow(macroflow: u64, flow: u64) -> c_int {
+    answer(with(|s| match macroflow {
+        0 => s.client.split(FlowId(flow)).map(|_| 0),
+        to => s.client.set_macroflow(FlowId(flow), MacroflowId(to)).map(|()| 0),
+    }))
 }
 
 #[unsafe(no_mangle)]

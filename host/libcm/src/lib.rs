@@ -24,7 +24,7 @@ mod run;
 mod sigio;
 mod udp;
 
-pub use client::{Client, Event, FlowId};
+pub use client::{Client, Event, FlowId, MacroflowId};
 pub use error::Error;
 pub use rivulet_cm::{Congestion, Key, MAX_BULK, Status, Thresholds, Update};
 pub use run::{Calls, Descriptors, run};

@@ -94,6 +94,11 @@ int main(int argc, char **argv)
     REFUSED(cm_update(flow, 1, 1, 4, 0), EINVAL);
     GOOD(cm_register_update(flow, changed, &told));
     GOOD(cm_thresh(flow, 0.5, 2));
+    cm_macroflowid common = cm_getmacroflow(flow);
+    IS(common != 0, 1);
+    GOOD(cm_setmacroflow(CM_NEW_MACROFLOW, flow));
+    IS(cm_getmacroflow(flow) != common, 1);
+    GOOD(cm_setmacroflow(cm_getmacroflow(flow), flow));
 
     for (int i = 0; i < COUNT; i++)
         GOOD(cm_request(flow));

@@ -18,50 +18,18 @@
 #include <bpf/bpf_helpers.h>
 
 #include "calls.h"
+#include "calls_move.h"
+#include "calls_shares.h"
 #include "calls_time.h"
 #include "cm.h"
 #include "packet.h"
 #include "share.h"
 #include "task.h"
 
-#define CLOCK_MONOTONIC 1
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
-
-static __always_inline struct cm_shared *find(const struct cm_place *place)
-{
-	struct cm_shared *e = bpf_map_lookup_elem(&shares, &place->key);
-
-	/* One of the same destination that was made since is another one. */
-	return e && e->generation == place->generation ? e : 0;
-}
-
-/* The macroflow of a new flow. */
-static __always_inline struct cm_shared *make(struct cm_key *key, struct cm_user *user)
-{
-	struct cm_shared *e = bpf_map_lookup_elem(&shares, key);
-	__u32 zero = 0;
-	struct blank *new;
-	__u64 armed;
-
-	if (e)
-		return e;
-	new = bpf_map_lookup_elem(&blank, &zero);
-	if (!new || bpf_map_update_elem(&shares, key, new, BPF_NOEXIST))
-		return bpf_map_lookup_elem(&shares, key);
-	__sync_fetch_and_add(&user->shares, 1);
-	e = bpf_map_lookup_elem(&shares, key);
-	if (!e || bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC))
-		return e;
-	bpf_timer_set_callback(&e->timer, fire);
-	/* Somebody else may have found it before it could be set. */
-	bpf_spin_lock(&e->lock);
-	armed = e->armed;
-	bpf_spin_unlock(&e->lock);
-	if (armed)
-		bpf_timer_start(&e->timer, 0, 0);
-	return e;
-}
+/* Of a datagram whose flow goes into another macroflow at this moment. */
+#define TRIES 4
 
 /* Effective, as sockets have it that are made now, and as a Unix socket tells of its peer. */
 static __always_inline __u32 caller(void)
@@ -101,7 +69,7 @@ static __noinline int close_flow(__u64 number)
 		return -ENOENT;
 	user = bpf_map_lookup_elem(&users, &uid);
 	client = bpf_map_lookup_elem(&clients, &id);
-	many = user && user->shares > flows_a_user;
+	many = !user || user->shares > flows_a_user || flow->place.key.apart;
 	bpf_spin_lock(&e->lock);
 	if (cm_slot(&e->s, at)->flow != number) {
 		bpf_spin_unlock(&e->lock);
@@ -110,7 +78,7 @@ static __noinline int close_flow(__u64 number)
 	requests = cm_slot(&e->s, at)->requests;
 	cm_share_close(&e->s, at, now);
 	if (!e->s.m.flows) {
-		/* Where many are kept the history of one more is not. */
+		/* Where many are kept the history of one more is not, nor that of one to which nobody comes by himself. */
 		e->forget = now + (many ? 0 : CM_FORGET);
 		forget = e->forget;
 	}
@@ -135,7 +103,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	__u64 now = bpf_ktime_get_ns(), *count = bpf_map_lookup_elem(&numbers, &zero);
 	struct cm_flow flow = {};
 	struct cm_shared *e;
-	int result = -ENOMEM;
+	int result = -ENOMEM, fresh;
 
 	if (!client || client->uid != uid || !user || !count)
 		return -ENOENT;
@@ -148,16 +116,16 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	__sync_fetch_and_add(&client->flows, 1);
 	flow.uid = uid;
 	flow.client = o->client;
-	flow.tuple.netns = flow.place.key.netns = netns;
-	flow.tuple.class = flow.place.key.class = uid + 1;
+	flow.tuple.netns = flow.place.key.of.netns = netns;
+	flow.tuple.class = flow.place.key.of.class = uid + 1;
 	flow.tuple.protocol = o->protocol;
 	flow.tuple.source_port = o->source_port;
 	flow.tuple.destination_port = o->destination_port;
 	for (int i = 0; i < 4; i++) {
 		flow.tuple.source[i] = o->source[i];
-		flow.tuple.destination[i] = flow.place.key.destination[i] = o->destination[i];
+		flow.tuple.destination[i] = flow.place.key.of.destination[i] = o->destination[i];
 	}
-	flow.place.key.dscp = o->dscp;
+	flow.place.key.of.dscp = o->dscp;
 	flow.place.flow = *number = __sync_fetch_and_add(count, 1) + 1;
 
 	e = make(&flow.place.key, user);
@@ -172,20 +140,16 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 		result = -EAGAIN;
 		goto fail;
 	}
-	if (!e->generation) {
-		cm_init(&e->s.m, initial_window, slow_start_limit, o->mtu);
-		e->s.m.active = e->s.busy = now;
-		e->generation = *number;
-	}
-	for (at = 0; at < CM_SLOTS; at++)
-		if (!(e->s.taken & (1ULL << at)))
-			break;
-	if (at < CM_SLOTS) {
+	fresh = !e->generation;
+	if (fresh)
+		begin(e, *number, now, o->mtu);
+	at = take_slot(e);
+	if (at < CM_SLOTS)
 		cm_share_open(&e->s, at, now, *number, o->client, o->mtu);
-		e->forget = 0;
-	}
 	flow.place.generation = e->generation;
 	bpf_spin_unlock(&e->lock);
+	if (fresh)
+		bpf_map_update_elem(&numbered, number, &flow.place.key, BPF_ANY);
 	flow.place.slot = at;
 	if (at >= CM_SLOTS) {
 		result = -ENOSPC;
@@ -273,6 +237,8 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 		return -ENOENT;
 	if (kind == CM_OP_CLOSE)
 		return close_flow(number);
+	if (kind == CM_OP_MOVE)
+		return move_flow(number, &op->v[0]);
 	at = flow->place.slot;
 	id = flow->client;
 	e = find(&flow->place);
@@ -314,6 +280,8 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 			cm_share_told(slot, &status);
 	} else if (kind == CM_OP_MTU) {
 		status.rate = slot->mtu;
+	} else if (kind == CM_OP_MACROFLOW) {
+		status.rate = e->generation;
 	} else if (kind == CM_OP_WATCH) {
 		if (op->v[0] && !slot->watches)
 			e->s.watching++;
@@ -354,7 +322,7 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 	bpf_spin_unlock(&e->lock);
 	if (client && result)
 		__sync_fetch_and_add(&client->waiting, -(__u32)op->v[0]);
-	if (kind == CM_OP_QUERY || kind == CM_OP_TAKE || kind == CM_OP_MTU) {
+	if (kind == CM_OP_QUERY || kind == CM_OP_TAKE || kind == CM_OP_MTU || kind == CM_OP_MACROFLOW) {
 		op->v[0] = status.rate;
 		op->v[1] = status.rtt;
 		op->v[2] = status.deviation;
@@ -422,28 +390,32 @@ int cm_evict(struct cm_eviction *context)
 	return 0;
 }
 
-/* A datagram of a flow leaves: it is counted, and has used a grant. */
-static __always_inline void count(struct cm_tuple *tuple, __u32 octets)
+/* A datagram of a flow leaves: it is counted, and has used a grant. Whether the flow was where it was said to be. */
+static __always_inline int count(struct cm_tuple *tuple, __u32 octets)
 {
 	struct cm_place *known = bpf_map_lookup_elem(&tuples, tuple), place;
 	__u64 now, next = ~0ULL;
 	struct cm_shared *e;
+	int there;
 
 	if (!known)
-		return;
+		return 1;
 	place = *known;
 	e = find(&place);
 	if (!e)
-		return;
+		return 0;
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&e->lock);
-	if (cm_slot(&e->s, place.slot)->flow == place.flow) {
+	there = cm_slot(&e->s, place.slot)->flow == place.flow;
+	if (there) {
 		/* An empty one is no decision not to send. */
 		cm_share_notify(&e->s, place.slot, now, octets ? octets : 1);
 		next = unheard(e, place.slot, now);
 	}
 	bpf_spin_unlock(&e->lock);
-	settle(e, now, next, 0);
+	if (there)
+		settle(e, now, next, 0);
+	return there;
 }
 
 SEC("cgroup_skb/egress")
@@ -452,23 +424,22 @@ int cm_egress(struct __sk_buff *skb)
 	struct cm_tuple tuple = { .protocol = IPPROTO_UDP };
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	struct sock *sk = kernel->sk;
+	/* Behind options and extension headers. */
+	__u32 header = kernel->transport_header - kernel->network_header;
 	struct ipv6hdr six;
 	struct udphdr udp;
 	struct iphdr four;
-	__u32 header;
 
-	if (!sk)
+	if (!sk || sk->sk_protocol != IPPROTO_UDP)
 		return 1;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, 0, &four, sizeof(four)) || four.protocol != IPPROTO_UDP)
+		if (bpf_skb_load_bytes(skb, 0, &four, sizeof(four)))
 			return 1;
-		header = four.ihl * 4;
 		map_address(tuple.source, four.saddr);
 		map_address(tuple.destination, four.daddr);
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-		if (bpf_skb_load_bytes(skb, 0, &six, sizeof(six)) || six.nexthdr != IPPROTO_UDP)
+		if (bpf_skb_load_bytes(skb, 0, &six, sizeof(six)))
 			return 1;
-		header = sizeof(six);
 		copy_address(tuple.source, &six.saddr);
 		copy_address(tuple.destination, &six.daddr);
 	} else {
@@ -481,7 +452,9 @@ int cm_egress(struct __sk_buff *skb)
 	tuple.netns = sk->__sk_common.skc_net.net->net_cookie;
 	tuple.class = sk->sk_uid.val + 1;
 	/* One that is cut into several by the kernel counts whole. */
-	count(&tuple, skb->len - header - sizeof(udp));
+	for (int i = 0; i < TRIES; i++)
+		if (count(&tuple, skb->len - header - sizeof(udp)))
+			break;
 	return 1;
 }
 

@@ -35,6 +35,10 @@ enum cm_operation {
 	CM_OP_SET_MTU,
 	/* in[0]: 1 to CM_MAX_WEIGHT. */
 	CM_OP_WEIGH,
+	/* out[0]: the number of its macroflow. */
+	CM_OP_MACROFLOW,
+	/* in[0]: the number of the macroflow into which it goes; 0: one of its own. out: its number; requests that are to be made again. */
+	CM_OP_MOVE,
 };
 
 struct cm_op {

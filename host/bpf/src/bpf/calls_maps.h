@@ -36,9 +36,15 @@ struct cm_shared {
 	struct bpf_timer timer;
 };
 
+struct cm_share_key {
+	struct cm_key of;
+	/* 0: what flows of this key are in at first; else one that was made for flows that left it, by its number. */
+	__u64 apart;
+};
+
 /* Where a flow is. */
 struct cm_place {
-	struct cm_key key;
+	struct cm_share_key key;
 	__u64 generation;
 	__u64 flow;
 	__u32 slot;
@@ -84,9 +90,18 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, MAX_MACROFLOWS);
-	__type(key, struct cm_key);
+	__type(key, struct cm_share_key);
 	__type(value, struct cm_shared);
 } shares SEC(".maps");
+
+/* Macroflows by their numbers, which are their generations. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, MAX_MACROFLOWS);
+	__type(key, __u64);
+	__type(value, struct cm_share_key);
+} numbered SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -132,7 +147,7 @@ struct {
 	__array(values, struct ring);
 } rings SEC(".maps");
 
-/* Flows so far. */
+/* Flows and macroflows apart so far. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

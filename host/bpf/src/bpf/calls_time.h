@@ -193,12 +193,12 @@ static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int wa
 }
 
 /* What happens by itself: grants and packets of which nothing is heard, paced grants, history that is too old. */
-static int fire(void *map, struct cm_key *key, struct cm_shared *e)
+static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 {
-	__u64 now = bpf_ktime_get_ns(), forget;
+	__u64 now = bpf_ktime_get_ns(), forget, number = e->generation;
 	struct walk walk = { .e = e, .now = now, .next = ~0ULL, .done = 1 };
 	struct cm_user *user;
-	__u32 uid = key->class - 1;
+	__u32 uid = key->of.class - 1;
 	int gone, watch;
 
 	bpf_spin_lock(&e->lock);
@@ -214,6 +214,7 @@ static int fire(void *map, struct cm_key *key, struct cm_shared *e)
 		user = bpf_map_lookup_elem(&users, &uid);
 		if (user)
 			less(&user->shares);
+		bpf_map_delete_elem(&numbered, &number);
 		bpf_map_delete_elem(map, key);
 		return 0;
 	}

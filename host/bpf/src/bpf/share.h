@@ -56,7 +56,9 @@ struct cm_slot {
 	/* It wants to be told of changes; and it was, and has not asked yet what they are. */
 	__u8 watches;
 	__u8 due;
-	__u8 unused[7];
+	/* It is on its way into another macroflow. */
+	__u8 moves;
+	__u8 unused[6];
 };
 
 struct cm_share {
@@ -215,7 +217,7 @@ CM_INLINE void cm_share_open(struct cm_share *s, __u32 at, __u64 now, __u64 flow
 	slot->weight = 1;
 	slot->requests = slot->grants = slot->fresh = 0;
 	slot->next = slot->prev = 0;
-	slot->active = slot->watches = slot->due = 0;
+	slot->active = slot->watches = slot->due = slot->moves = 0;
 	slot->told_rate = slot->told_rtt = 0;
 	slot->rate_down = slot->rate_up = CM_ONE;
 	slot->rtt_down = 0;
@@ -255,6 +257,32 @@ CM_INLINE void cm_share_request(struct cm_share *s, __u32 at, __u32 count)
 	if (!slot->requests)
 		cm_enqueue(s, at, s->passed);
 	slot->requests += count;
+	cm_refresh(s, slot);
+}
+
+/* What a flow that was just opened has of the same one in another macroflow (manager::set_macroflow). */
+CM_INLINE void cm_share_like(struct cm_share *s, __u32 at, const struct cm_slot *from)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	slot->weight = from->weight;
+	slot->rate_down = from->rate_down;
+	slot->rate_up = from->rate_up;
+	slot->rtt_down = from->rtt_down;
+	slot->rtt_up = from->rtt_up;
+	slot->watches = from->watches;
+	s->watching += slot->watches;
+}
+
+/* The same of what is outstanding of it; its requests are the caller's to make again, its grants end. */
+CM_INLINE void cm_share_bring(struct cm_share *s, __u32 at, __u64 now, __u64 outstanding)
+{
+	struct cm_slot *slot = cm_slot(s, at);
+
+	if (!outstanding)
+		return;
+	cm_charge(&s->m, now, outstanding);
+	cm_set_outstanding(s, slot, now, slot->member.outstanding + outstanding, 1);
 	cm_refresh(s, slot);
 }
 

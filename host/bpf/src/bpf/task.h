@@ -33,9 +33,12 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	kuid_t sk_uid;
+	__u16 sk_protocol;
 };
 struct sk_buff {
 	struct sock *sk;
+	__u16 transport_header;
+	__u16 network_header;
 };
 struct list_head {
 	struct list_head *next;

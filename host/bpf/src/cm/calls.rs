@@ -17,7 +17,7 @@ use crate::object::{attach, get, load, missing, object, open, run};
 
 const NAME: &str = "calls";
 /// Of a folder in which this version's are pinned: another one begins anew.
-const FOLDER: &str = "calls-2";
+const FOLDER: &str = "calls-3";
 const PROGRAMS: [&str; 6] = ["cm_open", "cm_call", "cm_calls", "cm_open_for", "cm_calls_for", "cm_evict"];
 const MAPS: [&str; 5] = ["shares", "flows", "clients", "users", "rings"];
 const LINK: &str = "egress";
@@ -27,7 +27,7 @@ const MAX_CLIENTS: u32 = 4096;
 pub const RING: u32 = 65_536;
 /// Octets of `struct cm_client`, and where the client is in `struct cm_flow`.
 const CLIENT: usize = 24;
-const FLOW_CLIENT: usize = 116;
+const FLOW_CLIENT: usize = 124;
 
 /// Where the unified hierarchy usually is.
 pub const CGROUP: &str = "/sys/fs/cgroup";

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// `struct cm_key`, octets.
+/// `struct cm_key`, octets, with which `struct cm_share_key` begins.
 const KEY: usize = 32;
 /// Where `struct macroflow` begins in `struct cm_entry` and `struct cm_shared`: after lock and generation.
 const OFFSET: usize = 16;
@@ -20,6 +20,8 @@ pub struct Macroflow {
     pub dscp: u8,
     /// Whose programs' flows these are; none: TCP connections.
     pub user: Option<u32>,
+    /// The number of one that was made for flows which left that of their destination.
+    pub apart: Option<u64>,
     /// Its state.
     pub numbers: Numbers,
 }
@@ -107,7 +109,11 @@ impl Numbers {
 impl Macroflow {
     /// From a key and a value of the map; none if they are not of it, or the macroflow is being made at this moment.
     pub(super) fn parse(key: &[u8], value: &[u8]) -> Option<Macroflow> {
-        let fixed: &[u8; KEY] = key.try_into().ok()?;
+        let (fixed, apart) = key.split_first_chunk::<KEY>()?;
+        let apart = match apart {
+            [] => 0,
+            apart => u64::from_ne_bytes(apart.try_into().ok()?),
+        };
         let generation = u64::from_ne_bytes(*value.get(8..16)?.first_chunk()?);
         if generation == 0 {
             return None;
@@ -119,7 +125,8 @@ impl Macroflow {
         let user = u32::from_ne_bytes(fixed[28..32].try_into().ok()?).checked_sub(1);
         let destination = Ipv6Addr::from(address).to_canonical();
         let numbers = Numbers::parse(value.get(OFFSET..)?)?;
-        Some(Macroflow { netns, destination, dscp, user, numbers })
+        let apart = (apart > 0).then_some(apart);
+        Some(Macroflow { netns, destination, dscp, user, apart, numbers })
     }
 }
 
@@ -159,6 +166,10 @@ mod tests {
         key[28] = 1;
         assert_eq!(Macroflow::parse(&key, &value).unwrap().user, Some(0));
         assert_eq!(Macroflow::parse(&key[1..], &value), None);
+        let of_calls = |apart: u64| [&key[..], &apart.to_ne_bytes()].concat();
+        assert_eq!(Macroflow::parse(&of_calls(0), &value).unwrap().apart, None);
+        assert_eq!(Macroflow::parse(&of_calls(9), &value).unwrap().apart, Some(9));
+        assert_eq!(Macroflow::parse(&of_calls(9)[..39], &value), None);
         assert_eq!(Macroflow::parse(&key, &value[..100]), None);
         value[8] = 0;
         assert_eq!(Macroflow::parse(&key, &value), None);

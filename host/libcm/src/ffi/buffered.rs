@@ -84,7 +84,7 @@ pub(super) fn granted(state: &mut State, flow: FlowId) -> Turn {
     let Some(of) = state.buffered.get_mut(&flow.0) else { return Turn::None };
     match of.udp.granted(&mut state.client) {
         Ok(_) => Turn::Done,
-        Err(Error::Os { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => Turn::Full,
+        Err(Error::Os { error, .. }) if error.kind() == io::ErrorKind::WouldBlock => Turn::Full,
         Err(e) => {
             of.failed = Some(e);
             Turn::Done

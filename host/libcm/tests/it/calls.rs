@@ -1,5 +1,7 @@
 //! The calls on the real kernel, by threads without any right.
 
+use std::os::fd::AsRawFd;
+
 use libcm::{Congestion, Error, Event, MAX_BULK, Thresholds, Update};
 use rivulet_bpf::cm::CallOptions;
 use rivulet_pktio::testing::eventually;
@@ -437,4 +439,32 @@ fn histories_have_a_quota() {
         key.destination = "127.0.0.77:9".parse().unwrap();
         client.open(&key, MTU).unwrap();
     });
+}
+
+/// What stands between the IP header and UDP's is no payload, and hides none.
+#[test]
+fn datagrams_behind_options_and_extension_headers_count() {
+    let Some(rig) = Rig::new(slow()) else { return };
+    let (mut client, _) = rig.client(ALICE);
+    let [four, six] = rig.as_user(ALICE, || [path("127.0.0.1"), path("::1")]);
+    // PadN in destination options; no operations in IPv4's.
+    for (path, level, name, options) in [
+        (&four, libc::IPPROTO_IP, libc::IP_OPTIONS, &[1u8; 4][..]),
+        (&six, libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &[0, 0, 1, 4, 0, 0, 0, 0][..]),
+    ] {
+        let length = options.len() as libc::socklen_t;
+        // SAFETY: the options live through the call. It takes a right that users do not have.
+        let rc = unsafe {
+            libc::setsockopt(path.socket.as_raw_fd(), level, name, options.as_ptr().cast(), length)
+        };
+        assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    }
+    rig.as_user(ALICE, || {
+        for path in [&four, &six] {
+            client.open(&path.key, MTU).unwrap();
+            path.send(3, 700);
+        }
+    });
+    let counted: Vec<_> = rig.calls.macroflows().unwrap().iter().map(|m| m.numbers.outstanding()).collect();
+    assert_eq!(counted, [2100, 2100]);
 }

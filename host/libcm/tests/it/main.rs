@@ -3,6 +3,7 @@
 extern crate cm as libcm;
 
 mod calls;
+mod moves;
 mod rig;
 mod sigio;
 mod udp;

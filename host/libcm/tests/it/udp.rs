@@ -30,8 +30,8 @@ fn what_is_sent_waits_for_its_grants_and_leaves_in_order() {
             udp.send(&mut client, vec![n; 100]).unwrap();
         }
         for (datagram, errno) in [(vec![0; 100], libc::EWOULDBLOCK), (vec![0; 65_508], libc::EMSGSIZE)] {
-            let Err(Error::Os { source, .. }) = udp.send(&mut client, datagram) else { panic!() };
-            assert_eq!(source.raw_os_error(), Some(errno));
+            let Err(Error::Os { error, .. }) = udp.send(&mut client, datagram) else { panic!() };
+            assert_eq!(error.raw_os_error(), Some(errno));
         }
         assert_eq!(arrived(), []);
         let turn = |client: &mut libcm::Client, udp: &mut CmUdp| {

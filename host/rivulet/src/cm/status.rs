@@ -39,7 +39,7 @@ pub(super) fn json(macroflows: &[Macroflow], costs: &[Cost]) -> String {
         .map(|m| {
             let n = &m.numbers;
             json!({
-                "destination": m.destination.to_string(), "dscp": m.dscp, "netns": m.netns, "user": m.user,
+                "destination": m.destination.to_string(), "dscp": m.dscp, "netns": m.netns, "user": m.user, "apart": m.apart,
                 "flows": n.flows, "hungry": n.hungry, "joined": n.joined, "window": n.cwnd, "threshold": n.ssthresh,
                 "outstanding": n.outstanding(), "sent": n.sent, "reductions": n.reductions,
                 "srtt": n.srtt, "rttvar": n.rttvar, "rate": n.rate(),

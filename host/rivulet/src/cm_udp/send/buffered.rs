@@ -20,8 +20,8 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
     let mut patience = Patience::new(client, std::iter::once(&lane.socket));
     // The socket is told that nobody is there when it sends next.
     let of = |e| match e {
-        libcm::Error::Os { operation: "sending", source } => {
-            Failure::of(source, format!("cannot send to {}", args.to))
+        libcm::Error::Os { operation: "sending", error } => {
+            Failure::of(error, format!("cannot send to {}", args.to))
         }
         e => Failure::from(e),
     };
