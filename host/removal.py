@@ -459,6 +459,24 @@ REMOVALS = removal_transport.REMOVALS | {
         "bpf/src/bpf/calls_time.h", "waited_for(ring) ? 0 : BPF_RB_NO_WAKEUP", "BPF_RB_NO_WAKEUP",
         "calls::grants_that_nobody_uses_go_to_others",
     ),
+    "cm-moved-user": calls(
+        "bpf/src/bpf/calls_move.h", "known->of.class != moved->uid + 1 || ", "",
+        "moves::a_macroflow_is_its_users_whoever_knows_its_number",
+    ),
+    "cm-moved-once": calls(
+        "bpf/src/bpf/calls_move.h", "cm_slot(&from->s, at)->moves ? -EAGAIN : 0", "0",
+        "moves::moves_and_ends_at_one_moment_leave_nothing_behind",
+    ),
+    "cm-moved-counted": calls(
+        "bpf/src/bpf/calls.c", "\treturn there;\n", "\treturn 1;\n", "moves::what_leaves_meanwhile_is_counted"
+    ),
+    "cm-moved-history": calls(
+        "bpf/src/bpf/calls.c", " || flow->place.key.apart", "", "moves::macroflows_that_were_split_do_not_add_up"
+    ),
+    "cm-headers": calls(
+        "bpf/src/bpf/calls.c", "kernel->transport_header - kernel->network_header", "20",
+        "calls::datagrams_behind_options_and_extension_headers_count",
+    ),
     "cm-queue": calls(
         "libcm/src/udp.rs", "if self.queue.len() >= self.limit {", "if false {",
         "udp::what_is_sent_waits_for_its_grants_and_leaves_in_order",

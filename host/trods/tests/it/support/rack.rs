@@ -224,7 +224,16 @@ impl Rack {
 
     /// A listener at the first replica, in nginx's place.
     pub fn listen(&self) -> TcpListener {
-        in_netns(Some(self.r1.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap()
+        // A process that another test is about to start has the one of before as well, until it begins.
+        let mut found = None;
+        eventually("the address is free", || {
+            match in_netns(Some(self.r1.name()), || TcpListener::bind(SERVICE)).unwrap() {
+                Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {}
+                listener => found = Some(listener.unwrap()),
+            }
+            found.is_some()
+        });
+        found.unwrap()
     }
 
     pub fn flows(&self) -> MutexGuard<'_, HashMap<SocketAddr, Seen>> {
