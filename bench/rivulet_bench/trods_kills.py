@@ -250,6 +250,7 @@ def _summary(
         "unprotected": dict(unprotected),
         "refused": refused,
         "needless_exclusions": max(0, exclusions - len(struck)),
+        "longest_of": "protected",
         "longest_ms": stalls,
         "longest_of_a_kill_ms": {f"p{p}": round(percentile(stalls, p), 1) for p in (50, 90, 99, 100)} if stalls else {},
         "seed": seed,

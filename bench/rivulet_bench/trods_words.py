@@ -45,6 +45,9 @@ def trods_words(d: Json) -> str:
         for r in d["stall"]["summary"]
     ]
     state = [(f"{s['connections']:,}", s["when"], sum(s["entries"].values())) for s in crowd["state"]]
+    of_all = (
+        "" if "longest_of" in kills else " (of unprotected ones too, which end when their client gives up after 120 s)"
+    )
     longest = ", ".join(f"{name} {value:,.0f} ms" for name, value in kills["longest_of_a_kill_ms"].items())
     unprotected = ", ".join(f"{reason} {count:,}" for reason, count in kills["unprotected"].items()) or "none"
     problems = [(problem, count) for problem, count in kills["problems"].items()]
@@ -95,7 +98,8 @@ def trods_words(d: Json) -> str:
             f" connections with {kills['answers']:,} answers and {kills['gigabytes']:,.1f} GB: {kills['hit']:,} times"
             f" an open connection lost its replica, {kills['broken']} connections broke, {kills['wrong']} had wrong"
             f" octets; {kills['needless_exclusions']} exclusions of replicas that lived. Unprotected: {unprotected}."
-            f" Longest silence of a connection that a kill hit: {longest}. Rows: `bench/results/trods-kills.csv`.",
+            f" Longest silence of a connection that a kill hit{of_all}: {longest}."
+            " Rows: `bench/results/trods-kills.csv`.",
             *((table(("how they broke", "connections"), problems),) if problems else ()),
         )
     )
