@@ -22,6 +22,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute()
@@ -37,6 +38,8 @@ WHY = 400
 """Characters of what a failed test said that the last lines repeat."""
 PATIENCE_S = 3600.0
 """A program of tests that takes longer hangs."""
+LAST = 40
+"""Lines of what the processes of failed tests printed that are shown."""
 LONG = {
     "RIVULET_ROTATION_S": "120",
     "RIVULET_FUZZ": "100000",
@@ -109,9 +112,9 @@ def call(*command: str, good: tuple[int, ...] = (0,)) -> None:
         raise PartFailed(f"`{' '.join(command)}` ended with {done.returncode}")
 
 
-def lines_of(command: list[str], folder: Path = ROOT) -> Iterator[str]:
+def lines_of(command: list[str], folder: Path = ROOT, stderr: IO[str] | None = None) -> Iterator[str]:
     """A command's standard output, line by line, and PartFailed if it fails or hangs."""
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, errors="replace")
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True, errors="replace")
     assert process.stdout is not None
     hung = threading.Timer(PATIENCE_S, process.kill)
     hung.start()
@@ -170,31 +173,39 @@ def libtest(run: Run, name: str, folder: Path, program: str) -> str:
     flags += ["--include-ignored"] if run.long else []
     command = as_root("env", "RUSTC_BOOTSTRAP=1", program, *flags)
     began, running, failed, ended = time.monotonic(), set[str](), list[str](), False
-    try:
-        for line in lines_of(command, folder):
-            # Beside what the harness says there may be what processes of a test print.
-            event = json.loads(line) if line.startswith('{ "type": "') else {}
-            kind, test = (event.get("type"), event.get("event")), f"{name} {event.get('name', '')}"
-            if not event:
-                print(line, end="")
-            elif kind[0] == "suite":
-                ended = kind[1] != "started"
-            elif kind == ("test", "started"):
-                running.add(test)
-            elif kind in (("test", "ok"), ("test", "failed")):
-                running.discard(test)
-                said = event.get("stdout", "")
-                skipped = re.search(r"^SKIPPED: (.*)", said, re.M)
-                how = "failed" if event["event"] != "ok" else "skipped" if skipped else "passed"
-                run.outcomes.append(Outcome(test, event.get("exec_time", 0.0), how, skipped[1] if skipped else ""))
-                if how == "failed":
-                    failed.append(test)
-                    print(f"\nFAILED: {test}\n{said}", flush=True)
-    except PartFailed as e:
-        if not failed:
-            return f"{e}; running: {', '.join(sorted(running)) or 'none'}"
-    print(f"{name}: {time.monotonic() - began:.1f} s{', FAILED' if failed else ''}", flush=True)
-    return "\n".join(f"FAILED: {test}" for test in failed) or ("" if ended else f"{name} did not end as it should")
+    # What the processes of tests print is read where one failed; among what all print nobody would find that.
+    log = LOGS / f"rust-{name.replace('/', '-').replace(' ', '-')}.log"
+    problem = ""
+    with log.open("w", buffering=1) as printed:
+        try:
+            for line in lines_of(command, folder, printed):
+                event = json.loads(line) if line.startswith('{ "type": "') else {}
+                kind, test = (event.get("type"), event.get("event")), f"{name} {event.get('name', '')}"
+                if not event:
+                    printed.write(line)
+                elif kind[0] == "suite":
+                    ended = kind[1] != "started"
+                elif kind == ("test", "started"):
+                    running.add(test)
+                elif kind in (("test", "ok"), ("test", "failed")):
+                    running.discard(test)
+                    said = event.get("stdout", "")
+                    skipped = re.search(r"^SKIPPED: (.*)", said, re.M)
+                    how = "failed" if event["event"] != "ok" else "skipped" if skipped else "passed"
+                    why = skipped[1] if skipped else " ".join(said.split())[:WHY] if how == "failed" else ""
+                    run.outcomes.append(Outcome(test, event.get("exec_time", 0.0), how, why))
+                    if how == "failed":
+                        failed.append(test)
+                        print(f"\nFAILED: {test}\n{said}", flush=True)
+        except PartFailed as e:
+            problem = "" if failed else f"{e}; running: {', '.join(sorted(running)) or 'none'}"
+    problem = problem or "\n".join(f"FAILED: {test}" for test in failed)
+    problem = problem or ("" if ended else f"{name} did not end as it should")
+    print(f"{name}: {time.monotonic() - began:.1f} s{', FAILED' if problem else ''}", flush=True)
+    if problem:
+        print(f"the last that its processes printed, of {log.relative_to(ROOT)}:")
+        print(*log.read_text(errors="replace").splitlines()[-LAST:], sep="\n", flush=True)
+    return problem
 
 
 def doc_tests(run: Run) -> None:
