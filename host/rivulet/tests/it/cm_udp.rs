@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::cm_serve::{ALICE, Rig};
 
-const COUNT: u64 = 500;
+/// As many as wait in a socket's memory (some 768 octets of 208 kB each): a receiver that does not run for a while loses none.
+const COUNT: u64 = 200;
 const SIZE: u64 = 300;
 
 fn command(rig: &Rig, words: &str) -> Command {
@@ -84,7 +85,8 @@ fn every_style_sends_all_by_its_own_calls() {
         match style {
             "alf" => assert!(request == COUNT && notify == 0 && update >= number("arrived"), "{report}"),
             "alf-noconnect" => assert!(request == COUNT && notify == COUNT, "{report}"),
-            "bulk" => assert!((1..COUNT).contains(&request) && (1..COUNT).contains(&update), "{report}"),
+            // Answers may come one by one.
+            "bulk" => assert!((1..COUNT).contains(&request) && (1..=COUNT).contains(&update), "{report}"),
             "rate" => assert!(request == 0 && notify == 0 && update >= number("arrived"), "{report}"),
             _ => assert!(update >= number("arrived"), "{report}"),
         }
