@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one defence of TRODS, the transport or the Congestion Manager out of a copy of the tree: a test must notice.
+"""Takes one defence of TRODS, stateless TCP, the transport or the Congestion Manager out of a copy of the tree: a test must notice.
 
 host/removal.py [NAME...]   needs root, nft, nginx and memcached; without names all of them
 
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import removal_plain  # noqa: E402
 import removal_transport  # noqa: E402
 from defences import Removal, parser, run, take_out  # noqa: E402
 
@@ -38,6 +39,7 @@ PROGRAMS = {
     "agent": ("-p", "rivulet", "--lib"),
     "agents": ("-p", "rivulet", "--test", "it"),
     **removal_transport.PROGRAMS,
+    **removal_plain.PROGRAMS,
     "calls": ("-p", "rivulet-libcm", "--test", "it"),
     "apps": ("-p", "rivulet-cm-apps", "--lib"),
     "streams": ("-p", "rivulet-cm-apps", "--test", "it"),
@@ -102,7 +104,7 @@ ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
 OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
-REMOVALS = removal_transport.REMOVALS | {
+REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | {
     # Kernel TCP by the Congestion Manager.
     "cm-old-loss": Removal(
         "host/cm/src/controller/aimd.rs", "self.recovering() || report.old;", "self.recovering();",

@@ -53,7 +53,10 @@ fn connection(c: &mut Criterion) {
                                         black_box(flight.write(piece, &mut out).unwrap());
                                     }
                                 }
-                                Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
+                                Verdict::Drop(_)
+                                | Verdict::Kernel(_)
+                                | Verdict::Begin(_)
+                                | Verdict::Adopt(..) => {}
                             }
                         }
                     }

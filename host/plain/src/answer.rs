@@ -8,6 +8,7 @@ use arrayvec::ArrayString;
 use crate::codec::{Class, MAX_ANSWER, is_bare_end};
 use crate::flight::is_boundary;
 use crate::head::{Method, Request, Target, name, names};
+use crate::large::MAX_LARGE;
 use crate::objects::{Found, MAX_NAME, Object, Table};
 
 /// Longest head of a response: a location whose every octet is escaped, and the rest.
@@ -45,6 +46,8 @@ pub struct Answer {
 pub enum Outcome {
     /// This answer.
     Answer(Answer),
+    /// This one, of the large object of this number, which only a connection with timestamps can have.
+    Large(Answer, u16),
     /// The kernel's TCP is to answer.
     Kernel,
 }
@@ -69,7 +72,43 @@ impl Answer {
                 }
             },
         }
-        answer.ending(table, ends)
+        match answer.ending(table, ends) {
+            // The same to whoever asks for it: its timestamps say no more than which object it is.
+            Outcome::Kernel if answer.status == 200 && !answer.head_only && ends == Ends::Stamped => {
+                let number = table.large_number(answer.entry);
+                number
+                    .and_then(|n| Some(Outcome::Large(Answer::large(n, table)?, n)))
+                    .unwrap_or(Outcome::Kernel)
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The whole of a large object. The connection ends with it.
+    pub(crate) fn large(number: u16, table: &Table) -> Option<Answer> {
+        let entry = table.large(number)?;
+        let mut answer = Answer { entry, ..Answer::status(200, true) };
+        answer.length = u32::try_from(table.object(entry)?.body.len()).ok()?;
+        let bare = answer.head(table).len() as u32 + answer.length;
+        answer.pad = answer.padding(bare, Ends::Stamped);
+        (bare + u32::from(answer.pad) <= MAX_LARGE).then_some(answer)
+    }
+
+    /// Octets of its head, and of all of it.
+    pub(crate) fn lengths(&self, table: &Table) -> (u32, u32) {
+        let head = self.head(table).len() as u32;
+        (head, head + self.body(table).len() as u32)
+    }
+
+    /// Fills `out` with its octets from `from` on, of which `head` are the head's; false if there are not as many. Behind the head
+    /// nothing is made for it.
+    pub(crate) fn copy(&self, table: &Table, head: u32, from: u32, out: &mut [u8]) -> bool {
+        let Some(at) = from.checked_sub(head) else { return self.octets(table).copy(from, out) };
+        let there = self.body(table).get(at as usize..at as usize + out.len());
+        there.is_some_and(|there| {
+            out.copy_from_slice(there);
+            true
+        })
     }
 
     /// The answer to what breaks a rule of HTTP.
@@ -104,7 +143,19 @@ impl Answer {
 
     /// Pads the head so that the answer ends where it may.
     fn ending(mut self, table: &Table, ends: Ends) -> Outcome {
-        let bare = self.head(table).len() as u32 + self.body(table).len() as u32;
+        // It may be longer than a number of 32 bits; what is longer than this is all the same.
+        let body = u32::try_from(self.body(table).len()).map_or(MAX_LARGE, |n| n.min(MAX_LARGE));
+        let bare = self.head(table).len() as u32 + body;
+        self.pad = self.padding(bare, ends);
+        let length = bare + u32::from(self.pad);
+        if length > MAX_ANSWER {
+            return Outcome::Kernel;
+        }
+        Outcome::Answer(self)
+    }
+
+    /// White space with which an answer of so many octets ends where it may.
+    fn padding(&self, bare: u32, ends: Ends) -> u16 {
         let mut length = bare.next_multiple_of(64);
         let free = |length: u32| {
             length % 128 == 64
@@ -116,11 +167,7 @@ impl Answer {
         while !free(length) {
             length += 64;
         }
-        if length > MAX_ANSWER {
-            return Outcome::Kernel;
-        }
-        self.pad = (length - bare) as u16;
-        Outcome::Answer(self)
+        (length - bare) as u16
     }
 
     /// Whether the connection ends with it.
@@ -315,6 +362,7 @@ mod tests {
                 assert!(octets.copy(0, &mut out));
                 String::from_utf8(out).unwrap()
             }
+            Outcome::Large(..) => "large".into(),
             Outcome::Kernel => "kernel".into(),
         }
     }

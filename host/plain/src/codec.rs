@@ -66,6 +66,16 @@ pub struct CookieKeys {
     pub others: [Option<CookieKey>; 2],
 }
 
+impl CookieKeys {
+    /// The key of this number: the current one, then the others.
+    fn get(&self, number: usize) -> Option<CookieKey> {
+        match number {
+            0 => Some(self.current),
+            _ => *self.others.get(number - 1)?,
+        }
+    }
+}
+
 /// Segment sizes that a stamped cookie tells apart, octets of the client's MSS.
 const SIZES: [u16; 4] = [536, 1220, 1440, 1460];
 
@@ -171,6 +181,19 @@ impl Flow {
             (distance < reach).then_some(distance)
         };
         read(keys.current).or_else(|| keys.others.iter().flatten().find_map(|key| read(*key)))
+    }
+
+    /// Octets from the cookie of this key to an acknowledgement of a stamped connection, if they are less than `reach`. Keys count from
+    /// the current one on.
+    pub(crate) fn distance_within(&self, keys: &CookieKeys, key: usize, ack: u32, reach: u32) -> Option<u32> {
+        let distance = ack.wrapping_sub(1).wrapping_sub(keys.get(key)?.hash(&self.words) & !7);
+        (distance < reach).then_some(distance)
+    }
+
+    /// A hash of these words under one of the keys.
+    pub(crate) fn sealed(&self, keys: &CookieKeys, key: usize, [first, second]: [u32; 2]) -> u32 {
+        let [a, b, c, d, ports] = self.words;
+        keys.get(key).map_or(0, |key| key.hash(&[first, second, a, b, c, d, ports]))
     }
 
     /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.

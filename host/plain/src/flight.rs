@@ -61,7 +61,7 @@ impl Cut {
     }
 
     /// Where the segment ends that begins at `at`, at most `room` further; `None` if there is no such place.
-    fn end(self, at: u32, room: u32) -> Option<u32> {
+    pub(crate) fn end(self, at: u32, room: u32) -> Option<u32> {
         let end = match self {
             Cut::Bare => return Some((at / BARE_SEGMENT + 1) * BARE_SEGMENT).filter(|end| end - at <= room),
             Cut::Narrow => (at / EVERYWHERE + 1) * EVERYWHERE,

@@ -2,12 +2,15 @@
 
 use core::cmp::Ordering;
 
+use crate::large::MAX_LARGE_OBJECTS;
 use rivulet_packet::nonce::half_sip_hash_32;
 
 /// Longest name, octets.
 pub const MAX_NAME: usize = 700;
 /// Longest media type, octets.
 const MAX_KIND: usize = 100;
+/// Objects of more octets may make an answer that is not small; they are numbered.
+const LARGE: usize = 12_000;
 /// Not a secret: versions tell tables apart, they prove nothing.
 const VERSION_KEY: [u8; 8] = *b"rivulet\0";
 
@@ -50,6 +53,8 @@ pub struct Table {
     entries: Box<[(Box<str>, Entry)]>,
     unknown: bool,
     version: u32,
+    /// Entries of the first objects that are longer than any small answer, for their numbers.
+    large: Box<[u32]>,
 }
 
 /// What a name leads to.
@@ -103,7 +108,21 @@ impl Table {
             version = half_sip_hash_32(VERSION_KEY, &text);
         }
         // 0 stands for none.
-        Ok(Table { entries: entries.into(), unknown, version: version.max(1) })
+        let long =
+            |(_, entry): &&(Box<str>, Entry)| matches!(entry, Entry::Object(o) if o.body.len() > LARGE);
+        let long = entries.iter().enumerate().filter(|(_, e)| long(e)).map(|(n, _)| n as u32);
+        let large = long.take(MAX_LARGE_OBJECTS).collect();
+        Ok(Table { entries: entries.into(), unknown, version: version.max(1), large })
+    }
+
+    /// The entry of a large object's number.
+    pub(crate) fn large(&self, number: u16) -> Option<u32> {
+        self.large.get(usize::from(number)).copied()
+    }
+
+    /// The number of a large object's entry.
+    pub(crate) fn large_number(&self, entry: u32) -> Option<u16> {
+        self.large.binary_search(&entry).ok().map(|n| n as u16)
     }
 
     /// A number that is the same for equal tables, never 0; two that differ share it once in 2^32, and its lowest two bits once in

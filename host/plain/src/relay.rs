@@ -91,7 +91,7 @@ impl Relay {
                 Verdict::Say(header) => Judged::Say(header),
                 Verdict::Kernel(cause) => Judged::Kernel(cause),
                 Verdict::Drop(reason) => Judged::Drop(reason),
-                Verdict::Answer(_) | Verdict::Adopt(..) => Judged::Drop(Reason::Flags),
+                Verdict::Answer(_) | Verdict::Begin(_) | Verdict::Adopt(..) => Judged::Drop(Reason::Flags),
             };
         }
         if !segment.has(TcpFlags::ACK) {

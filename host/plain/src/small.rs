@@ -13,6 +13,7 @@ use crate::answer::{Answer, Ends, Outcome};
 use crate::codec::{BARE_SEGMENT, Class, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place, is_bare_start};
 use crate::flight::{Cut, Flight, Have, Piece, Span, is_boundary};
 use crate::head::{Parsed, Request, begins_a_request, parse};
+use crate::large::Asked;
 use crate::objects::Table;
 use crate::say::{longest_segment, reply, say, welcome};
 use crate::segment::{Header, Segment};
@@ -27,6 +28,8 @@ pub struct Site {
     pub table: Arc<Table>,
     /// Octets of the longest IP packet that leaves here.
     pub mtu: u16,
+    /// Answers longer than [`MAX_ANSWER`] are given here too ([`Verdict::Begin`]); else they are the kernel's.
+    pub large: bool,
 }
 
 /// Why nothing is said.
@@ -87,11 +90,20 @@ pub enum Verdict<'t> {
     Say(Header),
     /// Segments of an answer.
     Answer(Flight<'t>),
+    /// A large answer begins: [`Downloads::begin`](crate::Downloads::begin).
+    Begin(Asked),
     /// The kernel's, which cannot take it over from here: an answer was given before, or it is nobody's.
     Kernel(Cause),
     /// The kernel's from this segment on, the first with data on its connection. What is behind it is nothing for
     /// [`Site::judge`].
     Adopt(Cause, Handshake),
+}
+
+/// The answer to a request.
+enum Told {
+    Small(Answer),
+    /// Of the object of this number.
+    Large(Answer, u16),
 }
 
 /// What is said to whom, whatever it is.
@@ -200,6 +212,8 @@ pub(crate) enum Decision {
     Drop(Reason),
     Kernel(Cause),
     Adopt(Cause, Handshake),
+    /// A large answer.
+    Begin(Asked),
     /// The answer to a SYN.
     Welcome(Header),
     /// These flags, acknowledging this.
@@ -219,6 +233,7 @@ impl Decision {
             Decision::Drop(reason) => Verdict::Drop(reason),
             Decision::Kernel(cause) => Verdict::Kernel(cause),
             Decision::Adopt(cause, handshake) => Verdict::Adopt(cause, handshake),
+            Decision::Begin(asked) => Verdict::Begin(asked),
             Decision::Welcome(header) => Verdict::Say(header),
             Decision::Say(flags, ack) => Verdict::Say(say(segment, flags, ack)),
             Decision::Answer(_) | Decision::Heard { .. } => Verdict::Drop(Reason::Acknowledgement),
@@ -350,11 +365,13 @@ impl Talk<'_> {
         }
         let full = u32::from(self.site.mss(header.src.ip()));
         match self.outcome(self.segment.payload, full, Ends::Bare(header.seq)) {
-            Ok((answer, _)) => {
+            Ok((Told::Small(answer), _)) => {
                 let under = Under { answer, at, seq: header.seq, stamp: None, cut: Cut::Bare };
                 Decision::Answer(under)
             }
             // Eight bits say that it is the first: what looks like the middle of something is not begun with.
+            // Its timestamps would have to tell where it is.
+            Ok((Told::Large(..), _)) => Decision::Kernel(Cause::Object),
             Err(cause) if at == 0 && begins_a_request(self.segment.payload) => {
                 Decision::Adopt(cause, Handshake { mss: BARE_SEGMENT as u16, scale: None })
             }
@@ -379,13 +396,16 @@ impl Talk<'_> {
     /// A request that begins at `seq`, its answer at `start`.
     fn ask(&self, seq: u32, payload: &[u8], class: Class, start: u32, scale: Scale) -> Decision {
         match self.outcome(payload, class.segment(), Ends::Stamped) {
-            Ok((answer, length)) => {
-                let mut answer = answer;
+            Ok((Told::Large(answer, object), _)) => match self.site.large && start == 0 {
+                true => Decision::Begin(Asked { answer, object, class, scale }),
+                false => Decision::Kernel(Cause::Object),
+            },
+            Ok((Told::Small(mut answer), length)) => {
                 // What would begin behind the cookie's reach is not begun.
                 if !answer.closes() && start + 2 * MAX_ANSWER > MAX_START {
                     match answer.closing(&self.site.table, Ends::Stamped) {
                         Outcome::Answer(closing) => answer = closing,
-                        Outcome::Kernel => return Decision::Kernel(Cause::Object),
+                        Outcome::Kernel | Outcome::Large(..) => return Decision::Kernel(Cause::Object),
                     }
                 }
                 let next = (seq.wrapping_add(length) & 0xfff) as u16;
@@ -398,7 +418,7 @@ impl Talk<'_> {
 
     /// What a request comes to, and its octets. Of one that is longer than the client's segments, and so never seen whole, the
     /// request line alone counts, and one octet.
-    fn outcome(&self, payload: &[u8], full: u32, ends: Ends) -> Result<(Answer, u32), Cause> {
+    fn outcome(&self, payload: &[u8], full: u32, ends: Ends) -> Result<(Told, u32), Cause> {
         let table = &self.site.table;
         let (outcome, length) = match parse(payload) {
             Parsed::Whole(request) => {
@@ -414,7 +434,8 @@ impl Talk<'_> {
             Parsed::Body | Parsed::Other => return Err(Cause::Request),
         };
         match outcome {
-            Outcome::Answer(answer) => Ok((answer, length)),
+            Outcome::Answer(answer) => Ok((Told::Small(answer), length)),
+            Outcome::Large(answer, object) => Ok((Told::Large(answer, object), length)),
             Outcome::Kernel => Err(Cause::Object),
         }
     }

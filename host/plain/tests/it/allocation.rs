@@ -73,7 +73,7 @@ fn a_packet_is_answered_without_allocating() {
                         sent += flight.write(piece, &mut out).unwrap();
                     }
                 }
-                Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
+                Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Begin(_) | Verdict::Adopt(..) => {}
             }
         }
     });
@@ -121,7 +121,7 @@ fn nor_is_a_back_ends_answer() {
                             put(&out[..n]);
                         }
                     }
-                    Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
+                    Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Begin(_) | Verdict::Adopt(..) => {}
                 }
             });
             assert_eq!(made, 0);

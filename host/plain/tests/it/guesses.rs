@@ -43,7 +43,9 @@ fn every_guess_is_counted() {
             paid += packet.len();
             match site.judge(&Segment::parse(&packet).unwrap(), 1000, None) {
                 Verdict::Drop(Reason::Cookie) => {}
-                Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => reached += 1,
+                Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Begin(_) | Verdict::Adopt(..) => {
+                    reached += 1
+                }
                 Verdict::Say(header) => drawn += header.length(),
                 Verdict::Answer(flight) => {
                     drawn += flight.pieces().iter().map(|piece| flight.length(piece)).sum::<usize>();

@@ -4,6 +4,7 @@ mod allocation;
 mod cases;
 mod corpus;
 mod guesses;
+mod large;
 mod losses;
 mod memory;
 mod relay;

@@ -111,6 +111,7 @@ fn download(seed: u64, size: usize, stamps: bool, buffer: usize, loss: u64, memo
             match replica.receive(&segment, 1000 + (now / 60_000) as u32, None) {
                 Verdict::Drop(_) => {}
                 Verdict::Kernel(cause) | Verdict::Adopt(cause, _) => panic!("{cause:?}"),
+                Verdict::Begin(asked) => panic!("{asked:?}"),
                 Verdict::Say(header) => {
                     let mut reply = vec![0; header.length()];
                     header.finish(&mut reply, 0).unwrap();

@@ -2,8 +2,8 @@
 
 use rivulet_plain::dns::{self, MAX_DATAGRAM, Reply};
 use rivulet_plain::{
-    CookieKey, CookieKeys, Entry, Flow, Judged, Object, Options, Protocol, Relay, Replica, Ring, Segment,
-    Site, Table, Target, Verdict, name, parse,
+    CookieKey, CookieKeys, Downloads, Entry, Flow, Judged, Object, Options, Protocol, Relay, Replica, Ring,
+    Segment, Site, Table, Target, Verdict, is_under_way, name, parse,
 };
 
 fn site() -> Site {
@@ -11,9 +11,9 @@ fn site() -> Site {
         let body: Box<[u8]> = (0..size).map(|n| n as u8).collect();
         Entry::Object(Object { kind: "text/plain".into(), hash: [size as u8; 16], body })
     };
-    let entries = [10, 3000, 12_000].map(|n| (n.to_string().into(), object(n)));
+    let entries = [10, 3000, 12_000, 40_000].map(|n| (n.to_string().into(), object(n)));
     let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [Some(CookieKey::new([2; 8])), None] };
-    Site { keys, table: Table::new(entries.into(), true).unwrap().into(), mtu: 1500 }
+    Site { keys, table: Table::new(entries.into(), true).unwrap().into(), mtu: 1500, large: true }
 }
 
 /// A head and its target; nothing panics, and no more is consumed than there is.
@@ -33,10 +33,28 @@ pub fn head(bytes: &[u8]) {
 /// it, so that it gets further than to the first check. Whatever comes, what is said is bounded and well formed.
 pub fn step(bytes: &[u8]) {
     let mut replica = Replica { site: site(), ring: Some(Ring::new(4)) };
-    for (packet, right, _) in packets(bytes) {
+    let mut downloads = Downloads::new(4);
+    for (n, (packet, right, _)) in packets(bytes).enumerate() {
         let Ok(segment) = Segment::parse(&packet) else { continue };
-        let minute = u32::from(right >> 6);
+        let (minute, now) = (u32::from(right >> 6), n as u64 * 30_000);
+        large(&mut replica, &mut downloads, &segment, minute, now);
         look(replica.receive(&segment, minute, (right & 32 != 0).then_some(600)), &segment, packet.len());
+    }
+}
+
+/// What of a large answer comes of a segment is bounded and well formed.
+fn large(replica: &mut Replica, downloads: &mut Downloads<()>, segment: &Segment<'_>, minute: u32, now: u64) {
+    if is_under_way(segment) {
+        let _ = downloads.hear(&replica.site, segment, None, (), now);
+    } else if let Verdict::Begin(asked) = replica.receive(segment, minute, None) {
+        downloads.begin(&replica.site, segment, &asked, None, (), now);
+    }
+    let (mut out, mut sent) = ([0; 2048], 0);
+    while let Some(packet) = downloads.next(&replica.site, now) {
+        let n = packet.write(&mut out).expect("a packet of the interface's size");
+        assert!(n <= 1500 && Segment::parse(&out[..n]).is_ok_and(|reply| reply.is_intact()));
+        sent += n;
+        assert!(sent < 100_000, "more than the object twice");
     }
 }
 
@@ -65,7 +83,7 @@ fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
         sent += bytes.len();
     };
     match verdict {
-        Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
+        Verdict::Drop(_) | Verdict::Kernel(_) | Verdict::Begin(_) | Verdict::Adopt(..) => {}
         Verdict::Say(header) => {
             let n = header.finish(&mut out, 0).expect("two addresses of one family");
             assert!(n <= length, "{n} octets for {length}");

@@ -115,6 +115,10 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_ring: bool,
 
+    /// Answer large files without state too, up to 1 GB each. Not behind a ToR yet: its filter ends at half a megabyte
+    #[arg(long)]
+    pub large: bool,
+
     /// Tell Prometheus metrics at this address
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,

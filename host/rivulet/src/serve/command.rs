@@ -49,8 +49,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             server.set_doorway(doorway.clone());
         }
         server.set_ring(!args.no_ring);
+        server.set_large(args.large);
     }
-    let mut shelf = args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some()));
+    let mut shelf = args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some(), args.large));
     if let Some(shelf) = &mut shelf
         && let Some(table) = shelf.await_table(&config.services)?
     {

@@ -20,6 +20,8 @@ pub(super) struct Shelf {
     dir: PathBuf,
     /// A name that is not there is the kernel's.
     unknown: bool,
+    /// Large files are objects too.
+    large: bool,
     state: State,
 }
 
@@ -40,8 +42,8 @@ pub(super) enum Wanted {
 }
 
 impl Shelf {
-    pub(super) fn new(dir: &Path, unknown: bool) -> Shelf {
-        Shelf { dir: dir.to_owned(), unknown, state: State::Unread }
+    pub(super) fn new(dir: &Path, unknown: bool, large: bool) -> Shelf {
+        Shelf { dir: dir.to_owned(), unknown, large, state: State::Unread }
     }
 
     /// What these services need. What could not be read is read again the next time.
@@ -56,9 +58,9 @@ impl Shelf {
                 Ok(Wanted::Nothing)
             }
             State::Unread => {
-                let (dir, unknown) = (self.dir.clone(), self.unknown);
+                let (dir, unknown, large) = (self.dir.clone(), self.unknown, self.large);
                 let reader = move || {
-                    table::read(&dir, unknown)
+                    table::read(&dir, unknown, large)
                         .with_context(|| format!("objects for stateless TCP in {}", dir.display()))
                 };
                 let thread = std::thread::Builder::new().name("objects".into()).spawn(reader);
@@ -119,7 +121,7 @@ mod tests {
     fn it_is_read_once_and_only_if_wanted() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), "a").unwrap();
-        let mut shelf = Shelf::new(dir.path(), false);
+        let mut shelf = Shelf::new(dir.path(), false, false);
         for plain in [Plain::None, Plain::Kernel] {
             assert!(shelf.await_table(&[service(plain)]).unwrap().is_none());
         }
@@ -133,7 +135,7 @@ mod tests {
     fn what_cannot_be_read_is_said_and_tried_again() {
         let dir = tempfile::tempdir().unwrap();
         let www = dir.path().join("www");
-        let mut shelf = Shelf::new(&www, false);
+        let mut shelf = Shelf::new(&www, false, false);
         let services = [service(Plain::Stateless)];
         for _ in 0..2 {
             let error = format!("{:#}", shelf.await_table(&services).unwrap_err());

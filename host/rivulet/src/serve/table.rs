@@ -4,18 +4,24 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use rivulet_plain::{Entry, MAX_ANSWER, MAX_NAME, Object, Table};
+use rivulet_plain::{Entry, MAX_ANSWER, MAX_LARGE, MAX_NAME, Object, Table};
 
 use crate::http::content_type;
 
-/// Octets of all objects; what is beyond is the kernel's.
+/// Octets of all objects; what is beyond is the kernel's. They are in memory, so that none changes while it is sent.
 const MAX_TOTAL: u64 = 256 << 20;
+/// The same where large ones are among them.
+const MAX_TOTAL_LARGE: u64 = 2 << 30;
+/// Octets of a large object, its head left out.
+const MAX_OBJECT: u64 = (MAX_LARGE - 4096) as u64;
 /// Files and folders; more are an error, since a table that leaves some out at will differs between replicas.
 const MAX_ENTRIES: usize = 1 << 20;
 
-/// Reads the regular files under `dir`. Those that are too long for an answer are the kernel's. With `unknown` a name that is
+/// Reads the regular files under `dir`. Those that are too long for a small answer are the kernel's, unless `large` ones are wanted. With `unknown` a name that is
 /// not there is the kernel's too, without nothing has it.
-pub(super) fn read(dir: &Path, unknown: bool) -> io::Result<Table> {
+pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> {
+    let (longest, most) =
+        if large { (MAX_OBJECT, MAX_TOTAL_LARGE) } else { (u64::from(MAX_ANSWER), MAX_TOTAL) };
     let mut entries: Vec<(Box<str>, Entry)> = Vec::new();
     let mut folders = vec![(dir.to_owned(), String::new())];
     let mut total = 0;
@@ -40,7 +46,7 @@ pub(super) fn read(dir: &Path, unknown: bool) -> io::Result<Table> {
                 continue;
             }
             let length = entry.metadata()?.len();
-            if !kind.is_file() || length > u64::from(MAX_ANSWER) || total + length > MAX_TOTAL {
+            if !kind.is_file() || length > longest || total + length > most {
                 entries.push((name.into(), Entry::Kernel));
                 continue;
             }
@@ -67,7 +73,7 @@ mod tests {
         fs::write(dir.path().join("a/b/page.html"), "hello").unwrap();
         fs::write(dir.path().join("big"), vec![0; 20_000]).unwrap();
         std::os::unix::fs::symlink("big", dir.path().join("link")).unwrap();
-        let table = read(dir.path(), false).unwrap();
+        let table = read(dir.path(), false, false).unwrap();
         let Found::Object(n) = table.find(b"a/b/page.html") else { panic!("not there") };
         let object = table.object(n).unwrap();
         assert_eq!((&*object.body, &*object.kind), (&b"hello"[..], "text/html; charset=utf-8"));
@@ -77,9 +83,13 @@ mod tests {
             (table.find(b"big"), table.find(b"link"), table.find(b"x")),
             (Found::Kernel, Found::Kernel, Found::Missing)
         );
-        assert_eq!(read(dir.path(), false).unwrap().version(), table.version());
-        assert_ne!(read(dir.path(), true).unwrap().version(), table.version());
+        assert_eq!(read(dir.path(), false, false).unwrap().version(), table.version());
+        let large = read(dir.path(), false, true).unwrap();
+        assert!(
+            matches!(large.find(b"big"), Found::Object(n) if large.object(n).unwrap().body.len() == 20_000)
+        );
+        assert_ne!(read(dir.path(), true, false).unwrap().version(), table.version());
         fs::write(dir.path().join("a/b/page.html"), "hullo").unwrap();
-        assert_ne!(read(dir.path(), false).unwrap().version(), table.version());
+        assert_ne!(read(dir.path(), false, false).unwrap().version(), table.version());
     }
 }

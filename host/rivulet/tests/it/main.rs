@@ -15,6 +15,7 @@ mod content;
 mod crowd;
 mod downloads;
 mod http;
+mod large;
 mod links;
 mod programs;
 mod rig;

@@ -18,6 +18,8 @@ pub(crate) const SERVICE6: &str = "fd00:9::1";
 /// What the wire does with a client's packets: either replica by chance, or as a ToR does.
 pub(crate) const BY_CHANCE: u32 = 2;
 pub(crate) const AS_TOR: u32 = 3;
+/// By what it acknowledges, 256 kB at a time.
+pub(crate) const BY_BLOCK: u32 = 4;
 /// Both replicas' Ethernet address: to the client they are one.
 const MAC: &str = "02:00:00:00:09:01";
 
@@ -178,6 +180,7 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
                 }
                 let to = match (from, wire.only.load(Ordering::Relaxed)) {
                     (0, BY_CHANCE) => 1 + chance(2) as usize,
+                    (0, BY_BLOCK) => 1 + by_block(&frame),
                     (0, AS_TOR) => 1 + by_flow(&frame).unwrap_or_else(|| chance(2) as usize),
                     (0, only) => 1 + only as usize,
                     _ => 0,
@@ -201,6 +204,12 @@ fn by_flow(frame: &[u8]) -> Option<usize> {
     let stamp = segment.header.options.stamps.map(|stamps| Stamp::parse(stamps.echo));
     let port = segment.header.src.port();
     (!matches!(stamp, Some(Stamp::Answer(_)))).then(|| usize::from(port ^ port >> 1) & 1)
+}
+
+/// The replica that has the block of what is acknowledged.
+fn by_block(frame: &[u8]) -> usize {
+    let segment = frame.get(14..).and_then(|packet| Segment::parse(packet).ok());
+    segment.map_or(0, |segment| (segment.header.ack >> 18).wrapping_mul(0x9e37_79b9) as usize >> 31)
 }
 
 pub(crate) fn url(path: &str) -> String {

@@ -3,6 +3,7 @@
 //! One thread, one interface; several of them share an interface's flows ([`Server::open_workers`]). In steady state nothing is allocated and nothing is kept from one packet to
 //! the next except soft state that may be dropped at any time.
 
+mod downloads;
 mod plain;
 mod turn;
 
@@ -111,8 +112,8 @@ pub struct Server {
     exchanges: Option<Exchanges>,
     /// Connections of plain clients that the kernel's TCP has taken over.
     adopter: Adopter,
-    /// Answers of the table's that are under way are remembered.
-    ring: bool,
+    /// What is remembered of plain clients' answers.
+    memory: plain::Memory,
 }
 
 /// Where answers to plain clients come from.
@@ -199,7 +200,7 @@ impl Server {
             content: None,
             exchanges: None,
             adopter: Adopter::default(),
-            ring: true,
+            memory: plain::Memory { ring: true, large: false },
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -244,7 +245,7 @@ impl Server {
             });
             let transport = transport(policy, replay);
             let mut served = Running::new(service, transport);
-            served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu, self.ring);
+            served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu, self.memory);
             running.push(served);
         }
         self.running = running;
@@ -332,7 +333,7 @@ impl Server {
 
     fn set_content(&mut self, content: Content) {
         for running in &mut self.running {
-            running.plain = plain::door(&running.service, Some(&content), self.link.mtu, self.ring);
+            running.plain = plain::door(&running.service, Some(&content), self.link.mtu, self.memory);
         }
         self.content = Some(content);
     }
@@ -376,10 +377,20 @@ impl Server {
     /// Whether the answers to plain clients that are under way are remembered, as they are unless this is called:
     /// measurements want to know what that is worth.
     pub fn set_ring(&mut self, ring: bool) {
-        self.ring = ring;
+        self.memory.ring = ring;
+        self.set_memory();
+    }
+
+    /// Whether large objects are answered without state too, which they are not unless this is called.
+    pub fn set_large(&mut self, large: bool) {
+        self.memory.large = large;
+        self.set_memory();
+    }
+
+    fn set_memory(&mut self) {
         for running in &mut self.running {
             if let Some(plain) = &mut running.plain {
-                plain.set_ring(ring);
+                plain.set_memory(self.memory);
             }
         }
     }

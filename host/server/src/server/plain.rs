@@ -5,15 +5,19 @@ use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::{Backend, PacketIo};
 use rivulet_plain::{
-    Cause, CookieKeys, Flow, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict, refusal,
+    Cause, CookieKeys, Downloads, Flow, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict,
+    refusal,
 };
 
+use super::downloads::Back;
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
 use crate::back_end::Answered;
 use crate::counters::{Counters, Unserved};
 use crate::service::{Plain, Service};
 
+/// Large answers under way that are remembered, some 1.6 kB each.
+const DOWNLOADS: usize = 1 << 13;
 /// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
 const REMEMBERED: usize = 1 << 16;
 
@@ -21,7 +25,7 @@ const REMEMBERED: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) enum Door {
     /// A table of objects.
-    Objects(Box<Replica>),
+    Objects(Box<Objects>),
     /// A back end.
     BackEnd(Relay),
 }
@@ -29,24 +33,56 @@ pub(crate) enum Door {
 impl Door {
     pub(super) fn set_mtu(&mut self, mtu: u16) {
         match self {
-            Door::Objects(replica) => replica.site.mtu = mtu,
+            Door::Objects(objects) => objects.replica.site.mtu = mtu,
             Door::BackEnd(relay) => relay.mtu = mtu,
         }
     }
 
-    /// Whether answers under way are remembered: what a back end says never is.
-    pub(super) fn set_ring(&mut self, ring: bool) {
-        match self {
-            Door::Objects(replica) if ring == replica.ring.is_some() => {}
-            Door::Objects(replica) => replica.ring = memory(ring),
-            Door::BackEnd(_) => {}
+    /// What is remembered of answers under way: of what a back end says, nothing.
+    pub(super) fn set_memory(&mut self, memory: Memory) {
+        if let Door::Objects(objects) = self {
+            let Objects { replica, downloads } = objects.as_mut();
+            if memory.ring != replica.ring.is_some() {
+                replica.ring = memory.ring();
+            }
+            if memory.large != downloads.is_some() {
+                replica.site.large = memory.large;
+                *downloads = memory.downloads();
+            }
         }
+    }
+}
+
+/// Objects, and what is remembered of the answers under way.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    pub(super) replica: Replica,
+    /// Of large answers, if there are any.
+    pub(super) downloads: Option<Downloads<Back>>,
+}
+
+/// What is remembered of answers under way, all of which may be forgotten at any time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// Small ones are, too.
+    pub(super) ring: bool,
+    /// There are large ones.
+    pub(super) large: bool,
+}
+
+impl Memory {
+    fn ring(self) -> Option<Ring> {
+        self.ring.then(|| Ring::new(REMEMBERED))
+    }
+
+    fn downloads(self) -> Option<Downloads<Back>> {
+        self.large.then(|| Downloads::new(DOWNLOADS))
     }
 }
 
 /// What answers the plain clients of a service without state, or goes on with those that it answered; `None` where others do, or
 /// before there are keys and content, or while another content is in force.
-pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, ring: bool) -> Option<Door> {
+pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, memory: Memory) -> Option<Door> {
     if !service.answers_plain() {
         return None;
     }
@@ -58,19 +94,15 @@ pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, ring:
     let mtu = self::mtu(mtu);
     Some(match content {
         Content::Objects(table) => {
-            let site = Site { keys, table: table.clone(), mtu };
-            Door::Objects(Box::new(Replica { site, ring: memory(ring) }))
+            let site = Site { keys, table: table.clone(), mtu, large: memory.large };
+            let replica = Replica { site, ring: memory.ring() };
+            Door::Objects(Box::new(Objects { replica, downloads: memory.downloads() }))
         }
         Content::BackEnd(back_end) => {
             let (protocol, deterministic) = (back_end.protocol, back_end.deterministic);
             Door::BackEnd(Relay { keys, protocol, deterministic, mtu })
         }
     })
-}
-
-/// Where answers under way are remembered, if they are.
-fn memory(ring: bool) -> Option<Ring> {
-    ring.then(|| Ring::new(REMEMBERED))
 }
 
 /// The longest packet of a plain connection on this interface.
@@ -167,7 +199,19 @@ impl Server {
         let Some(door) = &mut running.plain else { return };
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
-            Door::Objects(replica) => replica.receive(&segment, minute, path),
+            Door::Objects(objects) => {
+                if objects.hear(&segment, path, way.to(), now) {
+                    return self.send_downloads();
+                }
+                let verdict = objects.replica.receive(&segment, minute, path);
+                if let Verdict::Begin(asked) = &verdict {
+                    let asked = *asked;
+                    drop(verdict);
+                    objects.begin(&segment, &asked, path, way.to(), now);
+                    return self.send_downloads();
+                }
+                verdict
+            }
             Door::BackEnd(relay) => match relay.judge(&segment, minute) {
                 Judged::Drop(reason) => Verdict::Drop(reason),
                 Judged::Say(header) => Verdict::Say(header),
@@ -255,6 +299,10 @@ impl Way {
         }
     }
 
+    fn to(&self) -> Back {
+        Back { ethernet: self.ethernet, ether_type: self.ether_type }
+    }
+
     /// Has a packet written straight into the memory that is sent from.
     fn send(
         &self,
@@ -309,6 +357,8 @@ impl Way {
     ) {
         match verdict {
             Verdict::Drop(reason) => tracing::trace!(client = %segment.header.src, ?reason, "plain"),
+            // Dealt with where it is remembered.
+            Verdict::Begin(_) => {}
             Verdict::Say(header) => self.say(&header, io, counters),
             Verdict::Answer(flight) => {
                 for piece in flight.pieces() {

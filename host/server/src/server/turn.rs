@@ -34,7 +34,12 @@ const PATIENCE: u64 = 100_000;
 impl Server {
     /// Waits until there is something to do, `longest` at most, and does it: each request is handed to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
-        self.wait(!self.waiting.is_empty(), longest);
+        let due = self.downloads_due();
+        let due = due.map(|due| Duration::from_micros(due.saturating_sub(self.now())));
+        self.wait(
+            !self.waiting.is_empty() || due == Some(Duration::ZERO),
+            due.map_or(longest, |due| due.min(longest)),
+        );
         if self.io.pending() > 0 {
             self.flush();
         }
@@ -44,6 +49,9 @@ impl Server {
             self.paths.learn(client, mtu, self.now());
         }
         self.take_answers();
+        if due.is_some() {
+            self.send_downloads();
+        }
         self.load = 0;
         for _ in 0..MAX_BATCHES {
             if self.waiting.is_empty() {

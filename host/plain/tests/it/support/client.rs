@@ -81,6 +81,7 @@ pub struct Client {
     backoff: u32,
     /// Responses that the application waits for before it sends the next request: their octets.
     pub got: usize,
+    /// Segments with something new that their timestamps had thrown away.
     pub paws: usize,
     pub retransmissions: usize,
     read: u32,
@@ -273,12 +274,15 @@ impl Client {
         }
         if let Some(stamps) = header.options.stamps {
             if (stamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
-                self.paws += 1;
+                // What came already is told by its octets.
+                let end = header.seq.wrapping_add(segment.payload.len() as u32);
+                self.paws += usize::from((end.wrapping_sub(self.rcv_nxt) as i32) > 0);
                 out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
                 return out;
             }
-            // RFC 7323 section 4.3: only what covers the last acknowledgement is echoed.
-            if (self.last_ack.wrapping_sub(header.seq) as i32) >= 0 {
+            // RFC 7323 sections 4.3 and 5.3: only what covers the last acknowledgement is echoed, and nothing outside the window.
+            let old = (self.rcv_nxt.wrapping_sub(segment.end()) as i32) > 0;
+            if (self.last_ack.wrapping_sub(header.seq) as i32) >= 0 && !old {
                 self.ts_recent = stamps.value;
             }
         } else {

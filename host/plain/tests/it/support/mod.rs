@@ -4,6 +4,7 @@
 pub mod client;
 pub mod name_server;
 pub mod net;
+pub mod path;
 
 use rivulet_plain::{CookieKey, CookieKeys, Entry, Object, Site, Table};
 
@@ -41,7 +42,7 @@ pub fn site_of(sizes: &[usize]) -> Site {
         sizes.iter().map(|n| (n.to_string().into(), object(*n))).collect();
     entries.push(("folder".into(), Entry::Folder));
     entries.push(("big".into(), Entry::Kernel));
-    Site { keys: keys(), table: Table::new(entries, false).unwrap().into(), mtu: 1500 }
+    Site { keys: keys(), table: Table::new(entries, false).unwrap().into(), mtu: 1500, large: false }
 }
 
 pub fn get(size: usize, more: &str) -> Vec<u8> {

@@ -200,6 +200,7 @@ pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> 
     match verdict {
         Verdict::Drop(_) => {}
         Verdict::Kernel(cause) => outcome.kernel.push(cause),
+        Verdict::Begin(asked) => panic!("{asked:?}"),
         Verdict::Adopt(cause, handshake) => outcome.adopted.push((cause, handshake)),
         Verdict::Say(header) => {
             let mut reply = vec![0; header.length()];

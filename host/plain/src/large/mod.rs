@@ -1,0 +1,448 @@
+//! Answers that are larger than what a client's repeated request could fetch: its acknowledgements clock them.
+//!
+//! Each acknowledgement echoes a timestamp that says which object is sent, where on it the client is and how wide the window was
+//! ([`stamp`]), so any replica can go on from any of them. A replica that sees one connection's acknowledgements for a while
+//! remembers more, a sender as any TCP has ([`sender`]). That may be forgotten at any time: it is made anew from the next
+//! acknowledgement, and no octet depends on it.
+//!
+//! Nobody's timer: who sent last and hears no more asks the client, which answers to whoever the ToR chooses now
+//! (`docs/plain.md`, "Large answers").
+
+mod board;
+mod sender;
+mod stamp;
+
+use rivulet_packet::BuildError;
+use rivulet_packet::segment::TcpFlags;
+
+use crate::answer::Answer;
+use crate::codec::{Class, Flow};
+use crate::segment::{Header, Options, Segment, Stamps};
+use crate::small::{ACK, FIN_ACK, Reason, Site};
+use crate::stamp::{Scale, Stamp};
+use sender::{Due, Heard, Sender};
+use stamp::{CELL, Download, LargeStamp, window_number, window_of};
+
+pub use stamp::{MAX_LARGE, MAX_LARGE_OBJECTS};
+
+/// As many places a connection may have.
+const WAYS: usize = 4;
+/// What a client has asked stays unacknowledged but for its last octets: it repeats them when nothing comes, whoever may be
+/// alive then.
+const WITHHELD: u32 = 16;
+/// So often on end a connection that says nothing is asked: some ten seconds.
+const PATIENCE: u32 = 9;
+/// Where a window is closed: half an hour.
+const PATIENCE_CLOSED: u32 = 64;
+
+/// A connection.
+#[derive(Clone, Debug)]
+struct Entry<W> {
+    flow: Flow,
+    /// Addresses, sequence number of the answer's first octet, acknowledgement and echo of what is sent.
+    header: Header,
+    of: Download,
+    answer: Answer,
+    /// Octets of the answer's head, and of all.
+    head: u32,
+    length: u32,
+    sender: Sender,
+    /// The last value that was echoed.
+    echoed: u32,
+    /// The cell whose window was told last, and that window: in what was sent once, and again.
+    once: (u32, u8),
+    again: (u32, u8),
+    path: u32,
+    way: W,
+    used: u64,
+}
+
+/// The downloads that this replica lately sent something of, a bounded number; soft state.
+#[derive(Clone, Debug)]
+pub struct Downloads<W> {
+    places: Box<[Option<Entry<W>>]>,
+    /// Deadlines of the places, apart: all are looked at.
+    deadlines: Box<[u64]>,
+    next_deadline: u64,
+    /// The place that has more to send, maybe.
+    active: Option<usize>,
+    /// Answers without data.
+    say: Option<(Header, W)>,
+}
+
+const NEVER: u64 = u64::MAX;
+
+/// A packet to be sent.
+#[derive(Debug)]
+pub struct Packet<'t, W> {
+    header: Header,
+    answer: Option<(Answer, u32, &'t Site)>,
+    from: u32,
+    to: u32,
+    /// Where to, as it was said with what was heard.
+    pub way: W,
+}
+
+impl<W> Packet<'_, W> {
+    /// Octets of it, from its IP header on.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.header.length() + (self.to - self.from) as usize
+    }
+
+    /// Writes it; gives its length.
+    ///
+    /// # Errors
+    /// [`BuildError`], if the buffer has less than [`length`](Self::length) octets.
+    pub fn write(&self, packet: &mut [u8]) -> Result<usize, BuildError> {
+        let (start, need, have) = (self.header.length(), self.length(), packet.len());
+        let data = packet.get_mut(start..need).ok_or(BuildError::BufferTooSmall { need, have })?;
+        if let Some((answer, head, site)) = self.answer
+            && !answer.copy(&site.table, head, self.from, data)
+        {
+            return Err(BuildError::Inconsistent { what: "a segment beyond its answer" });
+        }
+        self.header.finish(packet, need - start)
+    }
+}
+
+impl<W: Copy> Downloads<W> {
+    /// Room for so many connections, rounded up to a power of two.
+    #[must_use]
+    pub fn new(size: usize) -> Downloads<W> {
+        let size = size.max(WAYS).next_power_of_two();
+        Downloads {
+            places: (0..size).map(|_| None).collect(),
+            deadlines: vec![NEVER; size].into(),
+            next_deadline: NEVER,
+            active: None,
+            say: None,
+        }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        *self = Downloads::new(self.places.len());
+    }
+
+    /// Octets that it takes, however many connections there are.
+    #[must_use]
+    pub fn octets(&self) -> usize {
+        size_of_val(&*self.places) + size_of_val(&*self.deadlines)
+    }
+
+    /// How many are remembered.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.places.iter().flatten().count()
+    }
+
+    /// Whether none is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// [`next`](Self::next) has not come to its end.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.active.is_some() || self.say.is_some()
+    }
+
+    /// When [`next`](Self::next) is to be asked though nothing was heard, microseconds.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        (self.next_deadline != NEVER).then_some(self.next_deadline)
+    }
+
+    /// A request for a large object on a fresh connection.
+    pub fn begin(
+        &mut self,
+        site: &Site,
+        segment: &Segment<'_>,
+        asked: &Asked,
+        path: Option<u16>,
+        way: W,
+        now: u64,
+    ) {
+        let header = &segment.header;
+        let flow = &Flow::new(header.src, header.dst);
+        let window = asked.scale.window(header.window);
+        // The request again: what was sent is late, or lost.
+        if let Some(n) = self.find(flow)
+            && let Some(entry) = &mut self.places[n]
+            && entry.header.seq == header.ack
+            && entry.of.object == asked.object
+        {
+            let heard =
+                Heard { at: 0, beyond: &[], twice: false, repair: false, window, told: 0, nudge: true };
+            entry.sender.hear(&heard, now);
+            self.touched(n, now);
+            return;
+        }
+        let of = Download::new(flow, &site.keys, site.table.version(), asked.object, asked.scale);
+        let (head, length) = asked.answer.lengths(&site.table);
+        let entry = Entry {
+            flow: *flow,
+            header: header_of(segment, header.ack, header.seq),
+            of,
+            answer: asked.answer,
+            head,
+            length,
+            sender: Sender::begin(asked.class, length, window),
+            echoed: header.options.stamps.map_or(0, |stamps| stamps.echo),
+            once: (u32::MAX, 0),
+            again: (u32::MAX, 0),
+            path: 0,
+            way,
+            used: now,
+        };
+        let n = self.place(flow);
+        self.places[n] = Some(entry);
+        self.route(n, site, path, way);
+        self.touched(n, now);
+    }
+
+    /// A segment whose echo is that of a large answer.
+    pub fn hear(
+        &mut self,
+        site: &Site,
+        segment: &Segment<'_>,
+        path: Option<u16>,
+        way: W,
+        now: u64,
+    ) -> Option<Reason> {
+        let header = &segment.header;
+        let flow = &Flow::new(header.src, header.dst);
+        let Some(stamps) = header.options.stamps else { return Some(Reason::Stamp) };
+        let Some(stamp) = LargeStamp::parse(stamps.echo) else { return Some(Reason::Stamp) };
+        let known = self.find(flow);
+        let known_one = known.and_then(|n| self.places[n].as_ref()).filter(|entry| entry.of == stamp.of);
+        let (answer, head, length) = match known_one {
+            Some(entry) => (entry.answer, entry.head, entry.length),
+            None => {
+                let Some(answer) = Answer::large(stamp.of.object, &site.table) else {
+                    return Some(Reason::Stamp);
+                };
+                let (head, length) = answer.lengths(&site.table);
+                (answer, head, length)
+            }
+        };
+        let placed = stamp.place(flow, &site.keys, site.table.version(), header.ack, length);
+        let Some((class, at, fin)) = placed else { return Some(Reason::Cookie) };
+        if at == length {
+            return self.ended(segment, known, fin, way);
+        }
+        let mut beyond = arrayvec::ArrayVec::<(u32, u32), { crate::segment::MAX_SACK }>::new();
+        let mut twice = false;
+        for &(from, to) in header.options.sack.blocks() {
+            let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
+            if from < to && to <= length - at + 1 {
+                let _ = beyond.try_push((at + from, at + to));
+            } else {
+                twice |= (from as i32) < 0;
+            }
+        }
+        let (told, window) = (window_of(stamp.window), stamp.of.scale.window(header.window));
+        let nudge = segment.speaks();
+        let heard = Heard { at, beyond: &beyond, twice, repair: stamp.repair, window, told, nudge };
+        let base = header.ack.wrapping_sub(at);
+        let known = known.filter(|n| {
+            self.places[*n].as_ref().is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
+        });
+        let n = match known {
+            Some(n) => {
+                if let Some(entry) = &mut self.places[n] {
+                    entry.sender.hear(&heard, now);
+                }
+                n
+            }
+            None => {
+                let n = self.place(flow);
+                self.places[n] = Some(Entry {
+                    flow: *flow,
+                    header: header_of(segment, base, header.seq),
+                    of: stamp.of,
+                    answer,
+                    head,
+                    length,
+                    sender: Sender::resume(class, length, &heard, now),
+                    echoed: stamps.echo,
+                    once: (u32::MAX, 0),
+                    again: (u32::MAX, 0),
+                    path: 0,
+                    way,
+                    used: now,
+                });
+                n
+            }
+        };
+        if let Some(entry) = &mut self.places[n] {
+            // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
+            let speaks = !segment.payload.is_empty();
+            let ack = if speaks { header.seq.wrapping_add(1) } else { header.seq.wrapping_sub(WITHHELD) };
+            if speaks || (ack.wrapping_sub(entry.header.ack) as i32) > 0 {
+                entry.header.ack = ack;
+            }
+            entry.header.options.stamps = Some(Stamps { value: 0, echo: stamps.value });
+            entry.echoed = stamps.echo;
+            if speaks {
+                let stamps = Some(Stamps { value: stamps.echo, echo: stamps.value });
+                let options = Options { stamps, ..Options::default() };
+                self.say = Some((Header { seq: header.ack, options, ..entry.header }, way));
+            }
+        }
+        self.route(n, site, path, way);
+        self.touched(n, now);
+        None
+    }
+
+    /// The client has all: everything it says is acknowledged.
+    fn ended(&mut self, segment: &Segment<'_>, known: Option<usize>, fin: bool, way: W) -> Option<Reason> {
+        if let Some(n) = known {
+            self.forget(n);
+        }
+        if fin && !segment.speaks() {
+            return Some(Reason::Acknowledgement);
+        }
+        let flags = if fin { ACK } else { FIN_ACK };
+        self.say = Some((crate::say::say(segment, flags, segment.end()), way));
+        None
+    }
+
+    /// The next packet that is to be sent.
+    #[must_use]
+    pub fn next<'t>(&mut self, site: &'t Site, now: u64) -> Option<Packet<'t, W>> {
+        if let Some((header, way)) = self.say.take() {
+            return Some(Packet { header, answer: None, from: 0, to: 0, way });
+        }
+        loop {
+            if let Some(n) = self.active {
+                if let Some(packet) = self.of(n, site, now) {
+                    return Some(packet);
+                }
+                self.active = None;
+            }
+            if self.next_deadline > now {
+                return None;
+            }
+            let Some(n) = self.deadlines.iter().position(|deadline| *deadline <= now) else {
+                self.next_deadline = self.deadlines.iter().copied().min().unwrap_or(NEVER);
+                return None;
+            };
+            let state = self.places[n].as_mut().map(|entry| {
+                let patience = if entry.sender.is_closed() { PATIENCE_CLOSED } else { PATIENCE };
+                (entry.sender.late(now) <= patience, entry.sender.deadline)
+            });
+            if let Some((true, deadline)) = state {
+                self.deadlines[n] = deadline.unwrap_or(NEVER);
+                self.active = Some(n);
+            } else {
+                self.forget(n);
+            }
+        }
+    }
+
+    /// The next packet of a place.
+    fn of<'t>(&mut self, n: usize, site: &'t Site, now: u64) -> Option<Packet<'t, W>> {
+        let entry = self.places[n].as_mut()?;
+        let due = entry.sender.next(entry.path, now);
+        let deadline = entry.sender.deadline.unwrap_or(NEVER);
+        self.deadlines[n] = deadline;
+        self.next_deadline = self.next_deadline.min(deadline);
+        let due = due?;
+        let value = entry.value(&due);
+        let echo = entry.header.options.stamps.map_or(0, |stamps| stamps.echo);
+        let last = due.fin || due.to == entry.length;
+        let flags = TcpFlags::ACK
+            | if last && due.to > due.from { TcpFlags::PSH } else { 0 }
+            | if due.fin { TcpFlags::FIN } else { 0 };
+        let options = Options { stamps: Some(Stamps { value, echo }), ..Options::default() };
+        let seq = entry.header.seq.wrapping_add(due.from);
+        let header = Header { seq, flags: TcpFlags(flags), options, ..entry.header };
+        let answer = Some((entry.answer, entry.head, site));
+        Some(Packet { header, answer, from: due.from, to: due.to, way: entry.way })
+    }
+
+    fn route(&mut self, n: usize, site: &Site, path: Option<u16>, way: W) {
+        let Some(entry) = &mut self.places[n] else { return };
+        let mtu = site.mtu.min(path.unwrap_or(u16::MAX));
+        entry.way = way;
+        entry.path = u32::from(mtu).saturating_sub(entry.header.length() as u32);
+    }
+
+    fn touched(&mut self, n: usize, now: u64) {
+        if let Some(entry) = &mut self.places[n] {
+            entry.used = now;
+        }
+        self.active = Some(n);
+    }
+
+    fn bucket(&self, flow: &Flow) -> core::ops::Range<usize> {
+        let first = (flow.spread() as usize * WAYS) & (self.places.len() - 1);
+        first..first + WAYS
+    }
+
+    fn find(&self, flow: &Flow) -> Option<usize> {
+        self.bucket(flow).find(|n| self.places[*n].as_ref().is_some_and(|entry| entry.flow == *flow))
+    }
+
+    /// The place of a connection: its own, a free one, or that of whom nothing was heard for longest.
+    fn place(&mut self, flow: &Flow) -> usize {
+        let n = self.find(flow).or_else(|| {
+            self.bucket(flow).min_by_key(|n| self.places[*n].as_ref().map_or(0, |entry| entry.used + 1))
+        });
+        let n = n.unwrap_or(0);
+        self.forget(n);
+        n
+    }
+
+    fn forget(&mut self, n: usize) {
+        self.places[n] = None;
+        self.deadlines[n] = NEVER;
+        if self.active == Some(n) {
+            self.active = None;
+        }
+    }
+}
+
+impl<W> Entry<W> {
+    /// The timestamp of a segment: never below what the client had last, and in one cell never below one before it.
+    fn value(&mut self, due: &Due) -> u32 {
+        let cell = due.from / CELL;
+        // What is sent once and what is sent again go on apart: within a cell neither may go back.
+        let told = if due.again { &mut self.again } else { &mut self.once };
+        if told.0 != cell {
+            *told = (cell, window_number(self.sender.cwnd(), cell));
+        }
+        let mut window = told.1;
+        if due.repair && self.again.0 == cell {
+            window = window.max(self.again.1);
+        }
+        let stamp = LargeStamp { slot: cell as u8, repair: due.repair, window, of: self.of };
+        let value = stamp.value();
+        if (value.wrapping_sub(self.echoed) as i32) < 0 { self.echoed } else { value }
+    }
+}
+
+/// Whether a segment is one of a client of a large answer that is under way: its timestamp says so.
+#[must_use]
+pub fn is_under_way(segment: &Segment<'_>) -> bool {
+    let stamps = segment.header.options.stamps;
+    let large = stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) == Stamp::Large);
+    large && segment.has(TcpFlags::ACK) && !segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST)
+}
+
+/// What was asked for on a fresh connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub(crate) answer: Answer,
+    pub(crate) object: u16,
+    pub(crate) class: Class,
+    pub(crate) scale: Scale,
+}
+
+/// What stands before the segments of an answer whose first octet has this sequence number, `ack` acknowledged.
+fn header_of(segment: &Segment<'_>, first: u32, ack: u32) -> Header {
+    Header { seq: first, ..crate::say::say(segment, ACK, ack) }
+}

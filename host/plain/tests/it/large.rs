@@ -1,0 +1,226 @@
+//! Large answers: every octet, whoever is asked and whatever is lost.
+
+use rivulet_packet::TcpFlags;
+use rivulet_plain::Segment;
+
+use crate::losses::Dice;
+use crate::support::client::{Client, Nature};
+use crate::support::path::{Fate, Node, Passed, Path, Way};
+use crate::support::{bodies, content, get, site_of};
+
+fn nodes(count: usize, size: usize) -> Vec<Node> {
+    (0..count).map(|_| Node::new(site_of(&[size]))).collect()
+}
+
+fn client(nature: Nature, isn: u32, size: usize) -> Client {
+    Client::new(nature, 4000, isn, &[get(size, "")])
+}
+
+fn complete(client: &Client, size: usize, what: &str) {
+    assert!(client.is_done(), "{what}: stuck with {} of {size} octets", client.stream.len());
+    assert!(bodies(&client.stream) == [content(size)], "{what}: other octets");
+}
+
+#[test]
+fn a_download_comes_whole_and_once() {
+    for (size, mss) in [(15_500, 536), (100_000, 1220), (3_000_000, 1460)] {
+        let mut nodes = nodes(1, size);
+        let mut client = client(Nature { mss, buffer: 400_000, ..Nature::default() }, 77, size);
+        let passed =
+            Path::default().run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut |_, _, _| Some(0));
+        complete(&client, size, &format!("{size} {mss}"));
+        let segments = (size + 600).div_ceil(usize::from(mss) - 20);
+        assert!(passed.to_client < segments + 8, "{segments}: {passed:?}");
+        assert_eq!((client.paws, nodes[0].downloads.len()), (0, 0));
+    }
+}
+
+/// Each of the first packets of each way is lost or not, of answers just larger than small ones, in segments of 520 octets.
+#[test]
+fn every_pattern_of_first_packets() {
+    let size = 15_200;
+    let (back, forth) = (9, 4);
+    for lost in 0..1u32 << (back + forth) {
+        let mut nodes = nodes(2, size);
+        let mut client = client(Nature { mss: 536, ..Nature::default() }, lost, size);
+        let mut fate = |way, n| {
+            let bit = match way {
+                Way::ToClient if n < back => n,
+                Way::ToServer if n < forth => back + n,
+                _ => return Fate::Arrives,
+            };
+            if lost >> bit & 1 == 1 { Fate::Lost } else { Fate::Arrives }
+        };
+        let mut turn = 0;
+        Path::default().run(&mut client, &mut nodes, &mut fate, &mut |_, _, _| {
+            turn += 1;
+            Some(turn % 2)
+        });
+        complete(&client, size, &format!("{lost:b}"));
+    }
+}
+
+/// How replicas are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grain {
+    /// One for all.
+    Flow,
+    /// By so many octets, a power of two.
+    Block(u32),
+    Packet,
+}
+
+/// Of a client's packet: how many octets it acknowledges, counted from the first that acknowledges any.
+fn acknowledged(packet: &[u8], base: &mut Option<u32>) -> u32 {
+    let segment = Segment::parse(packet).unwrap();
+    let ack = segment.header.ack;
+    if segment.has(TcpFlags::ACK) { ack.wrapping_sub(*base.get_or_insert(ack)) } else { 0 }
+}
+
+/// Of three replicas; who is dead is not chosen.
+fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], u64) -> Option<usize> {
+    let (mut base, mut dice) = (None, Dice(seed));
+    move |packet, nodes, _| {
+        let at = acknowledged(packet, &mut base);
+        let turn = match grain {
+            Grain::Flow => 0,
+            Grain::Block(octets) => Dice(seed ^ u64::from(at / octets)).next(),
+            Grain::Packet => dice.next(),
+        };
+        let alive: Vec<usize> = (0..nodes.len()).filter(|n| nodes[*n].alive).collect();
+        alive.get(turn as usize % alive.len().max(1)).copied()
+    }
+}
+
+#[test]
+fn random_transfers() {
+    for seed in 0..600 {
+        let mut dice = Dice(seed);
+        let size = [15_500, 40_000, 150_000, 1_000_000][dice.below(4) as usize];
+        let mut nodes = nodes(3, size);
+        let nature = Nature {
+            mss: [536, 1220, 1440, 1460][dice.below(4) as usize],
+            buffer: [3_000, 20_000, 100_000, 400_000][dice.below(4) as usize],
+            sack: dice.below(5) > 0,
+            ..Nature::default()
+        };
+        let what = format!("{seed}: {size} {nature:?}");
+        let mut client = client(nature, dice.next() as u32, size);
+        let (loss, late) = (dice.below(60), dice.below(60));
+        let grain = [Grain::Flow, Grain::Block(1 << 16), Grain::Block(1 << 18), Grain::Packet]
+            [dice.below(4) as usize];
+        let mut fates = Dice(seed ^ 1 << 40);
+        let mut fate = |_, _| match fates.below(1000) {
+            n if n < loss => Fate::Lost,
+            n if n < loss + late => Fate::Late(fates.below(20_000)),
+            _ => Fate::Arrives,
+        };
+        let mut choose = choose(grain, seed);
+        let (mut forget, forgets) = (Dice(seed ^ 2 << 40), dice.below(3) == 0);
+        let passed = Path::default().run(&mut client, &mut nodes, &mut fate, &mut |packet, nodes, now| {
+            if forgets && forget.below(50) == 0 {
+                nodes[forget.below(3) as usize].downloads.clear();
+            }
+            choose(packet, nodes, now)
+        });
+        complete(&client, size, &format!("{what} {grain:?} {forgets} {passed:?}"));
+    }
+}
+
+/// A path of 100 Mb/s, 10 ms, a queue of 100 packets.
+fn transfer(size: usize, grain: Grain, lost: u64, kills: &[u64]) -> (Passed, usize) {
+    let mut nodes = nodes(3, size);
+    let mut client = client(Nature { buffer: 3_000_000, ..Nature::default() }, 77, size);
+    let mut fates = Dice(9);
+    let mut fate = |_, _| if fates.below(1000) < lost { Fate::Lost } else { Fate::Arrives };
+    let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
+    let (mut choose, mut kills) = (choose(grain, 5), kills.iter().copied().peekable());
+    // Who is killed gets his packets until the ToR knows, 50 ms later.
+    let (mut dying, mut dead) = (None, None);
+    let passed = path.run(&mut client, &mut nodes, &mut fate, &mut |packet, nodes, now| {
+        if let Some((_, victim)) = dying.take_if(|(time, _)| *time <= now) {
+            dead = Some(victim);
+        }
+        let chosen = choose(packet, nodes, now)?;
+        if kills.next_if(|kill| *kill <= now).is_some() {
+            nodes[chosen].downloads.clear();
+            (dying, dead) = (Some((now + 50_000, chosen)), None);
+        }
+        match dying {
+            Some((_, victim)) if chosen == victim => None,
+            _ => Some(if dead == Some(chosen) { (chosen + 1) % 3 } else { chosen }),
+        }
+    });
+    complete(&client, size, &format!("{grain:?} {lost}"));
+    (passed, client.paws)
+}
+
+/// What a change of replica costs. With cells of timestamps as small as what is under way, or with what replicas remember
+/// from before, blocks of 1 MB made a third of one replica's rate.
+#[test]
+fn blocks_cost_nothing() {
+    let size = 20_000_000;
+    for lost in [0, 1, 10] {
+        let (flow, _) = transfer(size, Grain::Flow, lost, &[]);
+        for block in [1 << 20, 1 << 22] {
+            let (blocks, paws) = transfer(size, Grain::Block(block), lost, &[]);
+            assert!(blocks.time * 85 < flow.time * 100, "{block} {lost}: {blocks:?}, {flow:?}");
+            assert!(blocks.octets < size * 108 / 100 && paws == 0, "{block} {lost}: {blocks:?} {paws}");
+        }
+    }
+    // The queue is full once, at the end of slow start.
+    assert!(transfer(size, Grain::Flow, 0, &[]).0.time < 2_000_000);
+}
+
+/// The client is silent when its replica has died; who had it before asks it, and it answers to another one.
+#[test]
+fn others_ask_for_who_died() {
+    let (passed, _) = transfer(20_000_000, Grain::Block(1 << 20), 0, &[300_000, 700_000, 1_100_000]);
+    assert!(passed.stall < 400_000, "{passed:?}");
+}
+
+/// Acknowledgements of a client that says anything: of what it never got, of holes, with values that it had, or made up.
+#[test]
+fn whatever_a_client_says_is_survived() {
+    let size = 2_000_000;
+    for seed in 0..300 {
+        let mut dice = Dice(seed);
+        let mut node = Node::new(site_of(&[size]));
+        let mut client = client(Nature::default(), seed as u32, size);
+        let syn = client.open(0).remove(0);
+        let request = client.receive(0, &node.take(&syn, 0).remove(0)).remove(1);
+        let ask = Segment::parse(&request).unwrap().header;
+        let mut out = node.take(&request, 1000);
+        let (mut now, mut sent, mut values) = (1000, 0, Vec::new());
+        for step in 0..400 {
+            for packet in out.drain(..) {
+                let header = Segment::parse(&packet).unwrap().header;
+                assert!(packet.len() <= 1500);
+                values.push((header.options.stamps.unwrap().value, header.seq.wrapping_sub(ask.ack)));
+                sent += packet.len();
+            }
+            assert!(sent < 60_000_000, "{seed} {step}");
+            now += dice.below(40_000);
+            let any = [dice.next() as u32, dice.next() as u32];
+            let mut one_of = |all: &[u32]| all[dice.below(all.len() as u64) as usize];
+            let (value, at) = values[any[1] as usize % values.len()];
+            let mut header = ask;
+            header.ack = ask.ack.wrapping_add(one_of(&[at, at, at + 1448, at + 14_480, 2_000_000, any[0]]));
+            header.seq = ask.seq.wrapping_add(one_of(&[58, 58, 0, any[1]]));
+            header.window = one_of(&[65_535, 1000, 1, 0]) as u16;
+            let flip = one_of(&[0, 0, 0, 1, 8, 1 << 16, 1 << 23, 1 << 30]);
+            header.options.stamps.as_mut().unwrap().echo = value ^ flip;
+            for n in 0..one_of(&[0, 1, 2, 3]) {
+                let from =
+                    header.ack.wrapping_add(one_of(&[1448 * n, 1448 * 90, any[0], 0u32.wrapping_sub(1448)]));
+                header.options.sack.push((from, from.wrapping_add(one_of(&[1448, 14_480, any[1]]))));
+            }
+            let mut packet = vec![0; header.length()];
+            let payload =
+                if one_of(&[0, 0, 0, 1]) == 1 { &b"GET /2000000 HTTP/1.1\r\n\r\n"[..] } else { b"" };
+            packet.extend_from_slice(payload);
+            header.finish(&mut packet, payload.len()).unwrap();
+            out = node.take(&packet, now);
+        }
+    }
+}

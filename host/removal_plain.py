@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The defences of stateless TCP's large answers, for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+PROGRAMS = {
+    "plain": ("-p", "rivulet-plain", "--lib"),
+    "plains": ("-p", "rivulet-plain", "--test", "it"),
+}
+
+
+def large(file: str, old: str, new: str, *tests: str) -> Removal:
+    """A test without a program in front is of tests/it/large.rs."""
+    named = tuple(test if ":" in test else f"plains:large::{test}" for test in tests)
+    return Removal(f"host/plain/src/large/{file}", old, new, named)
+
+
+BLOCKS = "blocks_cost_nothing"
+
+REMOVALS = {
+    # A change of replica.
+    "large-stale": large("sender.rs", "if at > self.nxt {", "if false {", BLOCKS),
+    "large-cells": large("stamp.rs", "CELL: u32 = 1 << 16;", "CELL: u32 = 1 << 12;", BLOCKS),
+    "large-window": large(
+        "sender.rs",
+        "Sender::new(class, length, heard.told.max(2 * full))",
+        "Sender::new(class, length, 2 * full)",
+        BLOCKS,
+    ),
+    "large-under-way": large(
+        "sender.rs", "let under_way = sender.cwnd - sender.cwnd / 8;", "let under_way = 0;", BLOCKS
+    ),
+    # Nobody's timer.
+    "large-asks": large(
+        "sender.rs",
+        "        self.probed = Some(self.nxt);\n        self.urgent = true;",
+        "        self.probed = Some(self.nxt);",
+        "others_ask_for_who_died",
+    ),
+    # Whose packet it is, and where it stands.
+    "large-check": large(
+        "stamp.rs", "there && sealed()", "there", "plain:large::stamp::tests::a_forged_one_passes_seldom"
+    ),
+    "large-grid": large(
+        "stamp.rs",
+        "at < length && is_boundary(class, at)",
+        "at < length",
+        "plain:large::stamp::tests::an_acknowledgement_says_where_it_stands",
+    ),
+    "large-never-back": large(
+        "mod.rs",
+        "if (value.wrapping_sub(self.echoed) as i32) < 0 { self.echoed } else { value }",
+        "value",
+        "random_transfers",
+    ),
+}
