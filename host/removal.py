@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one defence of TRODS, stateless TCP, the transport or the Congestion Manager out of a copy of the tree: a test must notice.
+"""Takes one defence of TRODS, stateless TCP, the transport or the Congestion Manager out of a copy: a test must notice.
 
 host/removal.py [NAME...]   needs root, nft, nginx and memcached; without names all of them
 

@@ -27,7 +27,12 @@ BLOCKS = "blocks_cost_nothing"
 REMOVALS = {
     # A change of replica.
     "large-stale": large("sender.rs", "if at > self.nxt {", "if false {", BLOCKS),
-    "large-cells": large("stamp.rs", "CELL: u32 = 1 << 16;", "CELL: u32 = 1 << 12;", BLOCKS),
+    "large-back": large(
+        "sender.rs",
+        "let repair = repair || from / CELL <= self.repaired / CELL && self.repaired > 0;",
+        "",
+        BLOCKS,
+    ),
     "large-window": large(
         "sender.rs",
         "Sender::new(class, length, heard.told.max(2 * full))",
