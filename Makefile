@@ -121,14 +121,14 @@ $(addprefix demo-,$(SCENARIOS)): demo-%: build
 
 # Figures: kernel TCP beside ours in the same run; JSON and plots in bench/results/
 
-BENCHES := $(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py trods.py cm.py)))
+BENCHES := $(subst _,-,$(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py stateless_large.py trods.py cm.py))))
 
 .PHONY: bench $(addprefix bench-,$(BENCHES))
 bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one
 
 $(addprefix bench-,$(BENCHES)): bench-%: build
 	$(CARGO) build --release --locked -p rivulet-load
-	$(ROOT) $(PY) -m rivulet_bench.$* $(BENCH_FLAGS)
+	$(ROOT) $(PY) -m rivulet_bench.$(subst -,_,$*) $(BENCH_FLAGS)
 
 bench-stateless: bench-servers
 .PHONY: bench-servers

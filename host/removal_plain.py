@@ -42,6 +42,9 @@ REMOVALS = {
     "large-under-way": large(
         "sender.rs", "let under_way = sender.cwnd - sender.cwnd / 8;", "let under_way = 0;", BLOCKS
     ),
+    "large-ranges": large(
+        "board.rs", "RANGES: usize = 512;", "RANGES: usize = 128;", "a_long_queue_that_overflows_is_mended"
+    ),
     # Nobody's timer.
     "large-asks": large(
         "sender.rs",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from . import stateless_large
 from .cm_words import cm_words
 from .plot import LABELS
 from .profile import ORDER
@@ -383,6 +384,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
     ("figure17", "Figure 17: fairness", "make bench-figure17", _figure17),
     ("host", "The hosts", "make bench-host", _host),
     ("stateless", "Stateless TCP", "make bench-stateless", _stateless),
+    ("stateless-large", "Stateless TCP, large downloads", "make bench-stateless-large", stateless_large.words),
     ("trods", "TRODS", "make bench-trods", trods_words),
     ("cm", "The Congestion Manager", "make bench-cm", cm_words),
     ("switch", "The switch", "make bench-switch", _switch),

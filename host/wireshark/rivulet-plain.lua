@@ -38,6 +38,9 @@ field("length", "uint16", "Octets of the back end's answer", base.DEC)
 field("check", "uint16", "Hash of the back end's answer, 10 bits", base.HEX)
 field("scale", "uint8", "Client's window scale, rounded down", base.DEC)
 field("slot", "uint8", "Slot", base.DEC)
+field("window", "uint32", "Congestion window when it was sent, octets", base.DEC)
+field("object", "uint16", "Number of the large object", base.DEC)
+field("large_check", "uint8", "Hash of connection and object, 2 bits", base.DEC)
 field("clock", "uint32", "Clock of the kernel's socket, 22 bits", base.DEC)
 
 local list = {}
@@ -112,8 +115,16 @@ local function stamp(tree, range, value, now, back_end)
   sub:add(f.kind, range, kind)
   if kind ~= 0 then
     sub:add(f.slot, range, bits(value, 24, 8))
-    if kind == 3 then sub:add(f.clock, range, bits(value, 0, 22)) end
-    return KINDS[kind]
+    if kind == 3 then
+      sub:add(f.clock, range, bits(value, 0, 22))
+      return KINDS[kind]
+    end
+    local window, object = math.floor(2048 * 2 ^ (bits(value, 16, 6) / 7) + 0.5), bits(value, 5, 11)
+    sub:add(f.window, range, window)
+    sub:add(f.object, range, object)
+    sub:add(f.large_check, range, bits(value, 3, 2))
+    sub:add(f.scale, range, SCALES[bits(value, 0, 3)])
+    return string.format("%s, object %d, window %d", KINDS[kind], object, window)
   end
   local start = bits(value, 24, 8) * 32 + bits(value, 17, 5)
   local words

@@ -148,6 +148,18 @@ def test_answers_and_the_kernels(tmp_path: Path) -> None:
         assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
 
 
+def test_large_answers(tmp_path: Path) -> None:
+    answers = VECTORS["large"]
+    frames = [segment(stamps=(answer["value"], 5)) for answer in answers]
+    fields = ("value", "kind", "slot", "window", "object", "scale", "start")
+    for answer, row in zip(answers, dissect(tmp_path, frames, *fields), strict=True):
+        value, kind, slot, window, number, scale, start = row
+        assert (int(value, 16), int(kind), start) == (answer["value"], 2 if answer["repair"] else 1, "")
+        assert (int(slot), int(window)) == (answer["at"] >> 16 & 0xFF, answer["window"])
+        assert int(number) == answer["object"]
+        assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
+
+
 def test_answers_of_back_ends(tmp_path: Path) -> None:
     answers = VECTORS["back_ends"]
     frames = [segment(stamps=(answer["value"], 5)) for answer in answers]

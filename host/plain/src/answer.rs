@@ -419,9 +419,15 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_the_kernels() {
+    fn what_does_not_fit_is_large_or_the_kernels() {
         let text = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
-        let last = (14_000..16_000).rfind(|&size| answered(&table(size), text, Ends::Stamped) != "kernel");
+        for (ends, beyond) in [(Ends::Stamped, "large"), (Ends::Bare(7), "kernel")] {
+            let fits = |&size: &usize| answered(&table(size), text, ends) != beyond;
+            let last = (14_000..16_000).rfind(fits).unwrap();
+            assert!((15_000..15_200).contains(&last), "{ends:?} {last}");
+            assert_eq!((14_000..16_000).filter(fits).count(), last - 14_000 + 1);
+        }
+        let last = (14_000..16_000).rfind(|&size| answered(&table(size), text, Ends::Stamped) != "large");
         assert_eq!(last, Some(15_123));
     }
 

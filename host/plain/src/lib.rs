@@ -27,7 +27,10 @@ pub use answer::{Answer, Ends, Octets, Outcome};
 pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place};
 pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
 pub use head::{Method, Name, Parsed, Range, Request, Target, begins_a_request, name, parse};
-pub use large::{Asked, Downloads, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, is_under_way};
+pub use large::{
+    Asked, Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, is_under_way,
+    window_number, window_of,
+};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use relay::{Ask, Judged, Protocol, Relay};
 pub use say::refusal;

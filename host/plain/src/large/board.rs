@@ -2,8 +2,9 @@
 
 use arrayvec::ArrayVec;
 
-/// Ranges that are remembered; what comes in one more is not, and is sent again once too often.
-const RANGES: usize = 128;
+/// Ranges that are remembered, a window of segments of which every other one is lost; what comes in one more is not, and is
+/// sent again once too often.
+const RANGES: usize = 512;
 
 /// Disjoint ranges `[from, to)`, in order.
 #[derive(Clone, Debug, Default)]

@@ -21,9 +21,9 @@ use crate::segment::{Header, Options, Segment, Stamps};
 use crate::small::{ACK, FIN_ACK, Reason, Site};
 use crate::stamp::{Scale, Stamp};
 use sender::{Due, Heard, Sender};
-use stamp::{CELL, Download, LargeStamp, window_number, window_of};
+use stamp::CELL;
 
-pub use stamp::{MAX_LARGE, MAX_LARGE_OBJECTS};
+pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, window_number, window_of};
 
 /// As many places a connection may have.
 const WAYS: usize = 4;

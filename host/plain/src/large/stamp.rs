@@ -44,29 +44,31 @@ const fn windows() -> [u32; 64] {
 
 /// The timestamp of a segment of a large answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LargeStamp {
+pub struct LargeStamp {
     /// The cell of its first octet, the lowest eight bits.
-    pub(crate) slot: u8,
+    pub slot: u8,
     /// It was sent to repair a loss, or while one was repaired: the window is halved already.
-    pub(crate) repair: bool,
-    /// The window's number.
-    pub(crate) window: u8,
-    pub(crate) of: Download,
+    pub repair: bool,
+    /// The window's number ([`window_of`]), six bits.
+    pub window: u8,
+    /// What is sent.
+    pub of: Download,
 }
 
 /// What is the same in all timestamps of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Download {
-    /// The number of the object among the large ones.
-    pub(crate) object: u16,
+pub struct Download {
+    /// The number of the object among the large ones, eleven bits.
+    pub object: u16,
     /// The client's window scale.
-    pub(crate) scale: Scale,
+    pub scale: Scale,
     check: u8,
 }
 
 impl Download {
     /// Of an object of a table of this version.
-    pub(crate) fn new(flow: &Flow, keys: &CookieKeys, version: u32, object: u16, scale: Scale) -> Download {
+    #[must_use]
+    pub fn new(flow: &Flow, keys: &CookieKeys, version: u32, object: u16, scale: Scale) -> Download {
         Download { object, scale, check: check(flow, keys, 0, version, object, scale) }
     }
 }
@@ -78,7 +80,9 @@ fn check(flow: &Flow, keys: &CookieKeys, key: usize, version: u32, object: u16, 
 }
 
 impl LargeStamp {
-    pub(crate) fn parse(value: u32) -> Option<LargeStamp> {
+    /// Reads a value; `None` if it is of another kind.
+    #[must_use]
+    pub fn parse(value: u32) -> Option<LargeStamp> {
         let repair = match value >> 22 & 3 {
             1 => false,
             2 => true,
@@ -92,7 +96,9 @@ impl LargeStamp {
         Some(LargeStamp { slot: (value >> 24) as u8, repair, window: (value >> 16 & 63) as u8, of })
     }
 
-    pub(crate) fn value(self) -> u32 {
+    /// The value.
+    #[must_use]
+    pub fn value(self) -> u32 {
         u32::from(self.slot) << 24
             | (1 + u32::from(self.repair)) << 22
             | u32::from(self.window & 63) << 16
@@ -124,7 +130,8 @@ impl LargeStamp {
 
 /// The number of a window in a timestamp of this cell: of the two next to it one or the other, so that the mean over cells is right. All
 /// replicas come to the same.
-pub(crate) fn window_number(octets: u32, cell: u32) -> u8 {
+#[must_use]
+pub fn window_number(octets: u32, cell: u32) -> u8 {
     let below = WINDOWS.iter().rposition(|&w| w <= octets).unwrap_or(0);
     let Some(&above) = WINDOWS.get(below + 1) else { return below as u8 };
     let step = above - WINDOWS[below];
@@ -133,8 +140,9 @@ pub(crate) fn window_number(octets: u32, cell: u32) -> u8 {
     (below + usize::from(chance < u64::from(part))) as u8
 }
 
-/// The window of a number.
-pub(crate) fn window_of(number: u8) -> u32 {
+/// The window of a number, octets.
+#[must_use]
+pub fn window_of(number: u8) -> u32 {
     WINDOWS[usize::from(number & 63)]
 }
 

@@ -172,6 +172,19 @@ fn blocks_cost_nothing() {
     assert!(transfer(size, Grain::Flow, 0, &[]).0.time < 2_000_000);
 }
 
+/// Slow start's end on a long path loses every other packet of a thousand: what the client has are as many ranges. With
+/// 128 of them such a download took ten times as long.
+#[test]
+fn a_long_queue_that_overflows_is_mended() {
+    let size = 12_000_000;
+    let mut nodes = nodes(1, size);
+    let mut client = client(Nature { buffer: 8_000_000, shift: Some(9), ..Nature::default() }, 77, size);
+    let path = Path { delay: 25_000, rate: 12_500_000, queue: 412, ..Path::default() };
+    let passed = path.run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut |_, _, _| Some(0));
+    complete(&client, size, "a long queue");
+    assert!(passed.overflowed > 500 && passed.time < 2_000_000, "{passed:?}");
+}
+
 /// The client is silent when its replica has died; who had it before asks it, and it answers to another one.
 #[test]
 fn others_ask_for_who_died() {

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use rivulet_plain::{
-    Answering, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Opened, Place, Scale, Stamp, Whole,
-    kernel_value,
+    Answering, Class, CookieKey, CookieKeys, Download, Flow, LargeStamp, MAX_ANSWER, MAX_START, Opened,
+    Place, Scale, Stamp, Whole, kernel_value, window_number, window_of,
 };
 
 const KEYS: [[u8; 8]; 2] = [[0, 1, 2, 3, 4, 5, 6, 7], *b"\xff\xfe\xfd\xfc\x80\x40\x20\x10"];
@@ -23,7 +23,7 @@ fn render() -> String {
         ("2001:db8::1".parse().unwrap(), 65535),
         ("fe80::a:b:c:d".parse().unwrap(), 12345),
     ];
-    let (mut cookies, mut openings, mut places) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut cookies, mut openings, mut places, mut large) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for key in KEYS {
         let ring = CookieKeys { current: CookieKey::new(key), others: [None; 2] };
         for (n, (ip, port)) in clients.into_iter().enumerate() {
@@ -51,6 +51,21 @@ fn render() -> String {
                 assert_eq!(Stamp::parse(value).opens(&flow, &ring, minute, first), Opened::Yes(scale));
                 openings.push(format!(
                     "{{{lead}, \"minute\": {minute}, \"first\": {first}, \"shift\": {shift}, \"value\": {value}}}"
+                ));
+            }
+            for (object, shift, version, at, repair, cwnd) in [
+                (0u16, 0u8, 1u32, 0u32, false, 14_480u32),
+                (0x7ff, 14, u32::MAX, 1 << 30, true, 1 << 20),
+                (0x2a5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000),
+            ] {
+                let (cell, scale) = (at >> 16, Scale::of(shift));
+                let of = Download::new(&flow, &ring, version, object, scale);
+                let stamp = LargeStamp { slot: cell as u8, repair, window: window_number(cwnd, cell), of };
+                let (value, window) = (stamp.value(), window_of(stamp.window));
+                assert_eq!(LargeStamp::parse(value), Some(stamp));
+                large.push(format!(
+                    "{{{lead}, \"object\": {object}, \"shift\": {shift}, \"version\": {version}, \"at\": {at}, \
+                     \"repair\": {repair}, \"cwnd\": {cwnd}, \"window\": {window}, \"value\": {value}}}"
                 ));
             }
             for (stamped, more) in [
@@ -110,6 +125,7 @@ fn render() -> String {
         ("openings", openings),
         ("answers", answers),
         ("back_ends", wholes),
+        ("large", large),
     ];
     for (n, (name, rows)) in sections.iter().enumerate() {
         let end = if n + 1 < sections.len() { "," } else { "" };

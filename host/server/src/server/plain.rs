@@ -16,8 +16,8 @@ use crate::back_end::Answered;
 use crate::counters::{Counters, Unserved};
 use crate::service::{Plain, Service};
 
-/// Large answers under way that are remembered, some 1.6 kB each.
-const DOWNLOADS: usize = 1 << 13;
+/// Large answers under way that are remembered, less than 5 kB each.
+const DOWNLOADS: usize = 1 << 12;
 /// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
 const REMEMBERED: usize = 1 << 16;
 
