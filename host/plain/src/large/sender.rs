@@ -78,8 +78,9 @@ pub(crate) struct Sender {
     recover: Option<u32>,
     /// What the client has not below it is lost.
     lost: u32,
-    /// What was lost below it was sent again, and then `nxt` was `sent_then`.
+    /// What was lost below it was sent again.
     again: u32,
+    /// `nxt` at the last repair: what the client has of behind it came after all of them.
     sent_then: u32,
     /// No cell up to that of this octet has steady values.
     repaired: u32,
@@ -411,9 +412,8 @@ impl Sender {
                 self.limited = true;
                 return None;
             }
-            if self.again <= self.una {
-                self.sent_then = self.nxt;
-            }
+            // At each repair: new data between two of them comes before the later one does.
+            self.sent_then = self.nxt;
             self.again = to;
             return Some(self.send(hole, to, true, true, now));
         }
