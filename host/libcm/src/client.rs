@@ -164,7 +164,16 @@ impl Client {
     /// There is no such flow.
     pub fn close(&mut self, flow: FlowId) -> Result<(), Error> {
         self.flows.remove(&flow);
-        self.plain("cm_close", flow, Operation::Close, [0; 4]).map(drop)
+        let what = "cm_close";
+        for _ in 0..TRIES {
+            let op = self.one(what, flow, Operation::Close, [0; 4])?;
+            if op.result != -libc::EAGAIN {
+                return Error::check(what, op.result);
+            }
+            // It goes into another macroflow at this moment.
+            std::thread::yield_now();
+        }
+        Err(Error::of(what)(io::Error::from_raw_os_error(libc::EAGAIN)))
     }
 
     /// Bytes of payload of a flow's largest packets (`cm_mtu`).
@@ -386,7 +395,7 @@ impl Drop for Client {
     fn drop(&mut self) {
         for flow in std::mem::take(&mut self.flows) {
             // What is gone is gone.
-            let _ = self.plain("cm_close", flow, Operation::Close, [0; 4]);
+            let _ = self.close(flow);
         }
     }
 }

@@ -46,9 +46,22 @@ static __always_inline __u64 netns_cookie(void)
 	return task->nsproxy->net_ns->net_cookie;
 }
 
+/* Its tuple is copied: what was looked up before may be another flow's once this one was moved. */
+static __noinline int delete_flow(__u64 number)
+{
+	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
+	struct cm_tuple tuple;
+
+	if (!flow)
+		return -ENOENT;
+	tuple = flow->tuple;
+	bpf_map_delete_elem(&tuples, &tuple);
+	return (int)bpf_map_delete_elem(&flows, &number);
+}
+
 /*
  * Closes a flow. What is in the maps may be another flow's once it was deleted: that it is this one's is known when its number is
- * found in its slot, and of two who close it one finds it.
+ * found in its slot, and of two who close it one finds it. -EAGAIN: it has gone into another macroflow since it was looked up.
  */
 static __noinline int close_flow(__u64 number)
 {
@@ -66,14 +79,14 @@ static __noinline int close_flow(__u64 number)
 	id = flow->client;
 	e = find(&flow->place);
 	if (!e)
-		return -ENOENT;
+		return -EAGAIN;
 	user = bpf_map_lookup_elem(&users, &uid);
 	client = bpf_map_lookup_elem(&clients, &id);
 	many = !user || user->shares > flows_a_user || flow->place.key.apart;
 	bpf_spin_lock(&e->lock);
 	if (cm_slot(&e->s, at)->flow != number) {
 		bpf_spin_unlock(&e->lock);
-		return -ENOENT;
+		return -EAGAIN;
 	}
 	requests = cm_slot(&e->s, at)->requests;
 	cm_share_close(&e->s, at, now);
@@ -83,8 +96,7 @@ static __noinline int close_flow(__u64 number)
 		forget = e->forget;
 	}
 	bpf_spin_unlock(&e->lock);
-	bpf_map_delete_elem(&tuples, &flow->tuple);
-	bpf_map_delete_elem(&flows, &number);
+	delete_flow(number);
 	if (client) {
 		__sync_fetch_and_add(&client->waiting, -requests);
 		less(&client->flows);

@@ -49,6 +49,8 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 	if (at < CM_SLOTS) {
 		cm_share_open(&e->s, at, now, moved->place.flow, moved->client, slot->mtu);
 		cm_share_like(&e->s, at, slot);
+		/* Who finds the flow here while it is in both must not move it on: a close of it sees the two that it is in. */
+		cm_slot(&e->s, at)->moves = 1;
 	}
 	moved->place.generation = e->generation;
 	bpf_spin_unlock(&e->lock);
@@ -57,7 +59,7 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 	return at < CM_SLOTS ? 0 : -ENOSPC;
 }
 
-/* Gives a slot back that a flow was to have. */
+/* Gives a slot back that a flow was to have, or had. */
 static __always_inline void give_back(struct cm_shared *e, __u32 at, __u64 number, __u64 now)
 {
 	bpf_spin_lock(&e->lock);
@@ -69,12 +71,30 @@ static __always_inline void give_back(struct cm_shared *e, __u32 at, __u64 numbe
 	arm(e, now, now);
 }
 
+/* Has the maps say where a flow is; an error leaves them as they were, but for a flow that is closed at this moment. */
+static __always_inline int enter(__u64 number, struct cm_flow *moved)
+{
+	int result = (int)bpf_map_update_elem(&flows, &number, moved, BPF_EXIST);
+	const struct cm_place *before;
+
+	if (result)
+		return result;
+	result = (int)bpf_map_update_elem(&tuples, &moved->tuple, &moved->place, BPF_EXIST);
+	before = result ? bpf_map_lookup_elem(&tuples, &moved->tuple) : 0;
+	if (before) {
+		moved->place = *before;
+		bpf_map_update_elem(&flows, &number, moved, BPF_EXIST);
+	}
+	return result;
+}
+
 /*
  * Puts a flow into the macroflow of the number v[0]; 0: into one of its own. Says its number, and in v[1] how many requests waited. Who may
  * send now the timers say.
  *
  * It has a slot in both before the maps say that it is in the new one, so that whatever leaves meanwhile is counted. One that is
- * closed at the same moment has lost one of the two when both are looked at again.
+ * closed at the same moment has lost one of the two, or its places in the maps, when they are looked at again: then it is to lose
+ * the rest.
  */
 static __noinline int move_flow(__u64 number, __u64 *v)
 {
@@ -82,7 +102,7 @@ static __noinline int move_flow(__u64 number, __u64 *v)
 	__u64 now = bpf_ktime_get_ns(), target, outstanding = 0;
 	struct cm_shared *from, *there = 0;
 	struct cm_client *client;
-	__u32 at, apart, requests = 0;
+	__u32 at, to, apart, requests = 0;
 	int result, gone;
 
 	if (!flow || !v)
@@ -114,11 +134,14 @@ static __noinline int move_flow(__u64 number, __u64 *v)
 		bpf_spin_unlock(&from->lock);
 		return result ? result : -ENOENT;
 	}
-	gone = bpf_map_update_elem(&flows, &number, &moved, BPF_EXIST) ||
-	       bpf_map_update_elem(&tuples, &moved.tuple, &moved.place, BPF_EXIST);
+	to = moved.place.slot;
+	result = enter(number, &moved);
 	bpf_spin_lock(&from->lock);
-	gone = gone || cm_slot(&from->s, at)->flow != number;
-	if (!gone) {
+	gone = cm_slot(&from->s, at)->flow != number;
+	if (!gone && result && result != -ENOENT) {
+		/* The kernel has no room: it stays. */
+		cm_slot(&from->s, at)->moves = 0;
+	} else if (!gone) {
 		outstanding = cm_slot(&from->s, at)->member.outstanding;
 		requests = cm_slot(&from->s, at)->requests;
 		cm_share_close(&from->s, at, now);
@@ -126,20 +149,24 @@ static __noinline int move_flow(__u64 number, __u64 *v)
 			from->forget = now + (apart ? 0 : CM_FORGET);
 	}
 	bpf_spin_unlock(&from->lock);
-	if (gone) {
-		give_back(there, moved.place.slot, number, now);
-		return -ENOENT;
+	if (gone || result) {
+		give_back(there, to, number, now);
+	} else {
+		bpf_spin_lock(&there->lock);
+		gone = cm_slot(&there->s, to)->flow != number;
+		if (!gone) {
+			cm_share_bring(&there->s, to, now, outstanding);
+			cm_slot(&there->s, to)->moves = 0;
+		}
+		bpf_spin_unlock(&there->lock);
 	}
-	bpf_spin_lock(&there->lock);
-	gone = cm_slot(&there->s, moved.place.slot)->flow != number;
-	if (!gone)
-		cm_share_bring(&there->s, moved.place.slot, now, outstanding);
-	bpf_spin_unlock(&there->lock);
 	client = bpf_map_lookup_elem(&clients, &moved.client);
 	if (client)
 		__sync_fetch_and_add(&client->waiting, -requests);
 	arm(from, now, now);
 	arm(there, now, now);
+	if (result)
+		return result;
 	v[0] = target;
 	v[1] = requests;
 	return gone ? -ENOENT : 0;

@@ -28,6 +28,8 @@ pub const RING: u32 = 65_536;
 /// Octets of `struct cm_client`, and where the client is in `struct cm_flow`.
 const CLIENT: usize = 24;
 const FLOW_CLIENT: usize = 124;
+/// To close a flow that goes from macroflow to macroflow.
+const TRIES: u32 = 1000;
 
 /// Where the unified hierarchy usually is.
 pub const CGROUP: &str = "/sys/fs/cgroup";
@@ -278,12 +280,18 @@ impl Calls {
 
     /// Closes one; false if it was closed meanwhile.
     fn evict_flow(&self, flow: &[u8], client: u32) -> Result<bool, Error> {
-        let mut arguments = [0u8; 16];
-        arguments[..8].copy_from_slice(flow);
-        arguments[8..12].copy_from_slice(&client.to_ne_bytes());
-        run(self.programs[5].as_fd(), &mut arguments)
-            .map_err(|source| Error::Os { operation: "closing a flow", source })?;
-        Ok(arguments[12..] == [0; 4])
+        let again = -libc::EAGAIN;
+        for _ in 0..TRIES {
+            let mut arguments = [0u8; 16];
+            arguments[..8].copy_from_slice(flow);
+            arguments[8..12].copy_from_slice(&client.to_ne_bytes());
+            run(self.programs[5].as_fd(), &mut arguments)
+                .map_err(|source| Error::Os { operation: "closing a flow", source })?;
+            if arguments[12..] != again.to_ne_bytes() {
+                return Ok(arguments[12..] == [0; 4]);
+            }
+        }
+        Err(Error::Os { operation: "closing a flow", source: io::Error::from_raw_os_error(libc::EAGAIN) })
     }
 
     /// A user of whom nothing is left needs no counts.
