@@ -186,6 +186,37 @@ REMOVALS = {
         "|| hdr.stamps.echo[31:24] != 0xff",
         ("t18_cookies.WhoGetsWhatV4",),
     ),
+    "cookie-sack": Removal(
+        "cookies.p4",
+        "&& hdr.tcp.data_offset <= STAMPS_OFFSET",
+        "&& hdr.tcp.data_offset != 0",
+        ("t18_cookies.HandshakesEndAtTheTorV4",),
+    ),
+    # Large answers: how far, and who has which block.
+    "large-reach": Removal(
+        "cookies.p4",
+        "reach = LARGE_REACH;",
+        "reach = STAMPED_REACH;",
+        ("t18_cookies.OnlyWhatACookieReachesV4",),
+    ),
+    "large-no-further": Removal(
+        "cookies.p4",
+        "LARGE_REACH    = 0x40000010;",
+        "LARGE_REACH    = 0xfffffff8;",
+        ("t18_cookies.OnlyWhatACookieReachesV4",),
+    ),
+    "large-by-block": Removal(
+        "cookies.p4",
+        "meta.flow.by_block = 1;",
+        "meta.flow.by_block = 0;",
+        ("t18_cookies.BlocksOfLargeAnswersV4",),
+    ),
+    "large-blocks": Removal(
+        "pick.p4",
+        "(meta.cookie.distance >> BLOCK_SHIFT)",
+        "(meta.cookie.distance >> 31)",
+        ("t18_cookies.BlocksOfLargeAnswersV4",),
+    ),
     # Slots under a key that clients do not know.
     "slot-key-flow": Removal(
         "half_sip_hash.p4",

@@ -62,6 +62,7 @@ struct flow_t {
     bit<32>       hash;             // of the connection, or with client affinity of the client
     bit<12>       client_cell;      // of `plain_meter`
     bit<1>        by_flow;          // choose by flow, not by the policy
+    bit<1>        by_block;         // choose by flow and block of a large answer, whatever the policy
     replica_id_t  handed_on_by;     // the replica that had no socket for it
     bit<1>        holder_named;
     replica_id_t  holder;           // who has the socket, as that replica says

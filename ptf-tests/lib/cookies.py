@@ -14,6 +14,9 @@ CLASSES = (536, 1220, 1440, 1460)
 SHIFTS = (0, 2, 4, 6, 7, 8, 9, 11)
 MAX_ANSWER = 15 << 10
 STAMPED_REACH, BARE_REACH = (8191 - 32) * 64 + MAX_ANSWER, MAX_ANSWER + 2048
+LARGE_REACH = (1 << 30) + 16
+LARGE_BLOCK = 1 << 20
+STEADY, REPAIR = 1, 2
 BARE_SEGMENT = 1024
 
 
@@ -43,6 +46,11 @@ def answer_value(start: int, scale: int = 4, next_: int = 0x123, version: int = 
     """TSval of an answer that begins there."""
     n = start // 64 + 32
     return n >> 5 << 24 | (n & 31) << 17 | next_ << 5 | version << 3 | scale
+
+
+def large_value(position: int, kind: int, window: int = 20, number: int = 3, check: int = 1, scale: int = 4) -> int:
+    """TSval of a large answer's segment that begins there."""
+    return (position >> 16) % 256 << 24 | kind << 22 | window << 16 | number << 5 | check << 3 | scale
 
 
 def kernel_value(slot: int, clock: int = 77) -> int:

@@ -197,6 +197,9 @@ class OnlyWhatACookieReaches(Stateless):
                 self.comes(service, self.stamped(service, 34000, at, value, key))
             for at in (cookies.STAMPED_REACH, cookies.STAMPED_REACH + 800, -8, -1 << 31):
                 self.dropped("COOKIE", self.stamped(service, 34000, at, value, key))
+            for kind in (cookies.STEADY, cookies.REPAIR):
+                for at in (8, cookies.STAMPED_REACH, cookies.LARGE_REACH - 8):
+                    self.comes(service, self.stamped(service, 34000, at, cookies.large_value(at, kind), key))
         isn = cookies.stamped_isn(keys[0], self.flow(service, 34000), 1460)
         self.dropped("COOKIE", self.segment(service, 34000, isn + 1, value))
         isn = cookies.stamped_isn(self.keys[0], self.flow(service, 34001), 1460)
@@ -204,13 +207,17 @@ class OnlyWhatACookieReaches(Stateless):
         # One key alone: the other's place holds the same.
         self.keys = keys
         self.comes(other, self.stamped(other, 34000, 0, value))
+        for kind in (cookies.STEADY, cookies.REPAIR):
+            # Of two keys' reaches one would be hit by chance.
+            for at in (cookies.LARGE_REACH, -8, -1 << 31):
+                self.dropped("COOKIE", self.stamped(other, 34000, at, cookies.large_value(0, kind)))
         self.dropped("CLASS_FLAGS", self.stamped(other, 34000, 0, value, flags=0))
         self.dropped("COOKIE", self.segment(other, 34000, 1, 0))
 
 
 @variants
 class HandshakesEndAtTheTor(Stateless):
-    """A bare acknowledgement of the SYN-ACK is dropped; one with data or FIN, or of the answer, is not."""
+    """A bare acknowledgement of the SYN-ACK is dropped; one with data, FIN or SACK, or of the answer, is not."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -220,6 +227,14 @@ class HandshakesEndAtTheTor(Stateless):
             self.comes(service, segment(service, 35000, 0, payload=b"", flags=ACK | FIN))
             self.comes(service, segment(service, 35000, 0))
             self.comes(service, segment(service, 35000, 1024, payload=b""))
+        # The client has something of an answer whose first segment was lost.
+        isn = cookies.stamped_isn(self.keys[0], self.flow(service, 35000), 1460)
+        sack = b"\x01\x01" + struct.pack("!BBII", 5, 10, isn + 1449 & 0xFFFFFFFF, isn + 2897 & 0xFFFFFFFF)
+        for echo in (cookies.answer_value(0), cookies.large_value(0, cookies.STEADY)):
+            options = cookies.stamps(OFFERED, echo)
+            fields = {"flags": ACK, "payload": b"", "acknowledgement": isn + 1 & 0xFFFFFFFF}
+            self.comes(service, self.plain(service, 35000, options=options + sack, **fields))
+            self.dropped("HANDSHAKE", self.plain(service, 35000, options=options, **fields))
 
 
 @families
@@ -255,6 +270,34 @@ class WhoGetsWhat(Stateless):
         ]
         self.assertTrue(all(len(home) == 1 for home in homes))
         self.assertEqual(set().union(*homes), everybody)
+
+
+@families
+class BlocksOfLargeAnswers(Stateless):
+    """A block goes to one replica, the first to the flow's, and blocks in a row to all, whatever the policy."""
+
+    def check(self) -> None:
+        for policy in (RANDOM, BLOCK):
+            service = self.stateless(keys=1, policy=policy)
+            everybody = set(range(len(service.pool.ports)))
+            for sport in (38500, 38501):
+                home = self.comes(service, self.stamped(service, sport, 0))
+                homes = []
+                for block in (*range(16), 1023):
+                    first, last = block * cookies.LARGE_BLOCK, (block + 1) * cookies.LARGE_BLOCK - 8
+                    whose = {
+                        self.comes(
+                            service,
+                            self.stamped(service, sport, at, cookies.large_value(at, kind), payload=payload),
+                        )
+                        for at in (max(first, 8), first + 1448 * 8, last)
+                        for kind, payload in ((cookies.STEADY, b""), (cookies.REPAIR, b"GET / "))
+                    }
+                    self.assertEqual(len(whose), 1, "a block has one replica")
+                    homes.append(whose.pop())
+                self.assertEqual(homes[0], home, "who began the answer goes on with it")
+                self.assertEqual(set(homes), everybody)
+                self.assertLess(max(homes.count(who) for who in everybody), 12, homes)
 
 
 @families

@@ -17,11 +17,15 @@ const bit<32> BARE_SEQUENCE  = 0x1fe;
 // Octets behind the ISN that can be acknowledged: where the last answer may begin, and the longest one.
 const bit<32> STAMPED_REACH  = 522176 + 15360;
 const bit<32> BARE_REACH     = 15360 + 2048;
+// Of large answers: a quarter of all numbers, and the last segment's 16 octets.
+const bit<32> LARGE_REACH    = 0x40000010;
+// Words of a header with timestamps and no option more.
+const bit<4>  STAMPS_OFFSET  = 8;
 // A bare connection's segment.
 const bit<16> BARE_SEGMENT   = 1024;
 // A unit of the time in a SYN-ACK's timestamp is 2^26 microseconds of the common clock, 67 s.
 const bit<8>  MINUTE_SHIFT   = 26;
-// Kind of a timestamp, its bits 23 and 22: answers of up to 15 kB, and sockets of a replica's kernel.
+// Kind of a timestamp, its bits 23 and 22: answers of up to 15 kB, and sockets of a replica's kernel; between them large answers.
 const bit<2>  STAMP_SMALL    = 0;
 const bit<2>  STAMP_KERNEL   = 3;
 const bit<16> MSS_MAX        = 1460;
@@ -131,6 +135,9 @@ control Distance(in headers_t hdr, inout metadata_t meta, out bit<1> found) {
         if (hdr.stamps.isValid()) {
             low = STAMPED_LOW;
             reach = STAMPED_REACH;
+            if (hdr.stamps.echo[23:22] != STAMP_SMALL) {
+                reach = LARGE_REACH;
+            }
         }
         found = 1;
         meta.cookie.distance = hdr.tcp.acknowledgement - 1 - (meta.cookie.hash & ~low);
@@ -183,12 +190,16 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        // An answer under way goes to anybody. What begins one, and what may be a socket's of a kernel, goes where its flow goes: a
-        // kernel that adopts it will see the rest.
+        // An answer under way goes to anybody, and so does a block of a large one: each packet for itself would cost three times the
+        // octets, since replicas do not know of each other what is sent (docs/plain.md). What begins one, and what may be a socket's of
+        // a kernel, goes where its flow goes: a kernel that adopts it will see the rest.
         if (meta.decided.outcome == outcome_t.PLAIN_SEGMENT && hdr.stamps.isValid()
             && (hdr.tcp.flags & TCP_RST) == 0 && hdr.stamps.echo[23:22] != STAMP_KERNEL
             && (hdr.stamps.echo[23:22] != STAMP_SMALL || hdr.stamps.echo[31:24] != 0)) {
             meta.flow.by_flow = 0;
+            if (hdr.stamps.echo[23:22] != STAMP_SMALL) {
+                meta.flow.by_block = 1;
+            }
         }
         if (meta.carried.resubmits == 0) {
             cookie_keys.apply();
@@ -224,7 +235,9 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
                     if (hdr.stamps.isValid()) {
                         meta.decided.drop_reason = drop_reason_t.COOKIE;
                     }
-                } else if (octets == 0 && meta.parsed.payload_length == 0 && (hdr.tcp.flags & TCP_FIN) == 0) {
+                } else if (octets == 0 && meta.parsed.payload_length == 0 && (hdr.tcp.flags & TCP_FIN) == 0
+                           && hdr.tcp.data_offset <= STAMPS_OFFSET) {
+                    // One with SACK blocks tells that the first segment is lost.
                     meta.decided.drop_reason = drop_reason_t.HANDSHAKE;
                 }
             } else if (meta.decided.outcome == outcome_t.PLAIN_SYN && meta.decided.drop_reason == drop_reason_t.NONE) {

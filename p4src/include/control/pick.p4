@@ -9,6 +9,8 @@
 #include "rank.p4"
 
 const bit<32> SLOT_TABLE_SIZE = 65536;
+// Octets of a block of a large answer, as a shift: 1 MB; smaller ones cost what the replicas' windows are out of date.
+const bit<8> BLOCK_SHIFT = 20;
 
 // The policy's number and the two candidates of its slot, in one lookup.
 control Slots(in headers_t hdr, inout metadata_t meta) {
@@ -46,6 +48,9 @@ control Slots(in headers_t hdr, inout metadata_t meta) {
         if (meta.carried.resubmits == 0) {
             if (meta.flow.by_flow == 1) {
                 meta.carried.pick = meta.flow.hash;
+            } else if (meta.flow.by_block == 1) {
+                // An odd factor: any blocks in a row fall to slots of their own. The first is at the flow's replica, which began it.
+                meta.carried.pick = meta.flow.hash ^ ((meta.cookie.distance >> BLOCK_SHIFT) * 0x9e3779b1);
             } else if (meta.service.policy == policy_t.BLOCK && !hdr.continuation.isValid()) {
                 // A segment of stateless TCP: any replica will do, and one that remembers the answer goes on sooner.
                 meta.carried.pick = meta.flow.hash;
