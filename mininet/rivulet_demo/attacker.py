@@ -1,10 +1,11 @@
-"""An attacker in a rack: forged proofs, replays, a flood of SYNs. Run on a client's host by the scenario `attack`.
+"""An attacker in a rack: forged proofs, replays, floods. Run on a client's host by the scenario `attack`.
 
-    python -m rivulet_demo.attacker KIND --device c3-eth0 --rate 5000 --bait "rivulet get ..." --out attacker.json
+    python -m rivulet_demo.attacker KIND --device c4-eth0 --rate 5000 --bait "rivulet get ..." --out attacker.json
 
-KIND is `forged`, `replay` or `syn`. For the first two it makes small downloads of its own (the bait) and records
+KIND is `forged`, `replay`, `syn` or `ack`. For the first two it makes small downloads of its own (the bait) and records
 the requests that leave: replays repeat them as they are, forgeries carry them with sums drawn at random, which is
-what a client does that hides a loss. The SYNs come from addresses that do not exist.
+what a client does that hides a loss. The SYNs, and the acknowledgements of plain TCP with made-up numbers, come from
+addresses that do not exist.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .spec import SERVICE_PORT, SERVICE_V4, TOR_MAC
+from .spec import SERVICE_PORT, SERVICE_V4, STATELESS_PORT, TOR_MAC
 
 BAIT_PAUSE_S = 0.2
 BURST = 64
@@ -82,19 +83,34 @@ def forged(frame: bytes, rng: random.Random) -> bytes:
 
 def syn(mac: bytes, rng: random.Random) -> bytes:
     """A Rivulet SYN from an address that nobody has."""
-    source = bytes((10, 0, 1, rng.randint(100, 250)))
-    target = bytes(int(part) for part in SERVICE_V4.split("."))
     options = _OPTION + bytes((0, 0x20, 0, 0))
     options += bytes.fromhex("020405a00402080a") + rng.randbytes(4) + bytes(4) + bytes.fromhex("03030e00")
     # ToR block and counts are 0; then hold 0, covers 1, and nothing wanted.
     payload = bytes(24) + bytes((0, 0, 1, 0, 0, 0))
     tcp = struct.pack(">HH", rng.randint(1024, 65535), SERVICE_PORT) + rng.randbytes(4) + bytes(4)
     tcp += bytes((12 << 4, 0x02)) + b"\xff\xff" + bytes(4) + options + payload
+    return _spoofed(tcp, mac, rng)
+
+
+def ack(mac: bytes, rng: random.Random) -> bytes:
+    """A plain acknowledgement to stateless TCP from an address that nobody has; numbers and timestamps are made up."""
+    tcp = struct.pack(">HH", rng.randint(1024, 65535), STATELESS_PORT) + rng.randbytes(8)
+    tcp += bytes((8 << 4, 0x10)) + b"\xff\xff" + bytes(4) + bytes.fromhex("0101080a") + rng.randbytes(8)
+    return _spoofed(tcp, mac, rng)
+
+
+def _spoofed(tcp: bytes, mac: bytes, rng: random.Random) -> bytes:
+    source = bytes((10, 0, 1, rng.randint(100, 250)))
+    target = bytes(int(part) for part in SERVICE_V4.split("."))
     ip = bytearray(struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0x4000, 64, 6, 0) + source + target)
     ip[10:12] = checksum(bytes(ip)).to_bytes(2, "big")
     packet = bytearray(bytes(int(part, 16) for part in TOR_MAC.split(":")) + mac + b"\x08\x00" + ip + tcp)
     tcp_checksum(packet)
     return bytes(packet)
+
+
+MADE_UP = {"syn": syn, "ack": ack}
+"""What needs no request of its own."""
 
 
 @dataclass(slots=True)
@@ -122,7 +138,7 @@ class Attacker:
             next_bait = began = before = time.monotonic()
             try:
                 while (now := time.monotonic()) - began < seconds:
-                    if self.kind != "syn" and now >= next_bait and (bait is None or bait.poll() is not None):
+                    if self.bait and now >= next_bait and (bait is None or bait.poll() is not None):
                         bait = subprocess.Popen(self.bait, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
                         next_bait = now + BAIT_PAUSE_S
                     self._record(raw, memory, now)
@@ -149,8 +165,8 @@ class Attacker:
 
     def _send(self, raw: socket.socket, memory: deque[tuple[float, bytes]], mac: bytes) -> None:
         while self.owed >= 1:
-            if self.kind == "syn":
-                frame = syn(mac, self.rng)
+            if self.kind in MADE_UP:
+                frame = MADE_UP[self.kind](mac, self.rng)
             elif not memory:
                 return
             else:
@@ -168,14 +184,15 @@ class Attacker:
 def main() -> int:
     """Attacks, and says what it sent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["forged", "replay", "syn"])
+    parser.add_argument("kind", choices=["forged", "replay", *MADE_UP])
     parser.add_argument("--device", required=True, help="interface to the switch")
     parser.add_argument("--rate", type=float, required=True, help="packets a second")
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--bait", default="", help="command of a small download of its own")
+    parser.add_argument("--bait", default="", help="command of a small download of its own, for forged and replay")
     parser.add_argument("--out", type=Path, required=True, help="where the result goes, as JSON")
     options = parser.parse_args()
-    attacker = Attacker(options.kind, options.device, options.rate, shlex.split(options.bait))
+    bait = [] if options.kind in MADE_UP else shlex.split(options.bait)
+    attacker = Attacker(options.kind, options.device, options.rate, bait)
     attacker.run(options.seconds)
     result = {"kind": options.kind, "sent": attacker.sent, "recorded": attacker.recorded}
     options.out.write_text(json.dumps(result))

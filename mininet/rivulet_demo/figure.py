@@ -1,4 +1,4 @@
-"""The picture of a failover: throughput of both clients over time, kills and returns marked (Figure 16 of the paper).
+"""The picture of a failover: throughput of each client over time, kills and returns marked (Figure 16 of the paper).
 
 One SVG drawn by matplotlib serves both outputs: a PNG, and an HTML page that needs nothing from outside.
 """

@@ -19,12 +19,22 @@ from .fetch import RETRY_S
 from .figure import ENDS, Mark, draw, save
 from .meter import goodput_mbps, longest_gap
 from .scenario import Parameters, Standing, console, standing_rack
+from .services import url
+from .spec import BOTH_SERVICES, STATELESS_PORT
 
-RIVULET, TCP, LATE, TRODS = "rivulet", "tcp", "rivulet-late", "trods"
-"""Names of the clients: the two that most scenarios have, a Rivulet client that begins in the middle, and one of plain
-TCP whose connection is to outlive its replica."""
+RIVULET, STATELESS, TCP, LATE, TRODS = "rivulet", "stateless", "tcp", "rivulet-late", "trods"
+"""Names of the clients: the three that most scenarios have, a Rivulet client that begins in the middle, and one of
+plain TCP whose connection is to outlive its replica."""
 
-LABELS = {RIVULET: "Rivulet", TCP: "kernel TCP", LATE: "Rivulet, begun in the outage", TRODS: "plain curl, TRODS"}
+LABELS = {
+    RIVULET: "Rivulet",
+    STATELESS: "plain curl, stateless TCP",
+    TCP: "plain curl, kernel TCP",
+    LATE: "Rivulet, begun in the outage",
+    TRODS: "plain curl, TRODS",
+}
+
+HOSTS = {RIVULET: "c1", STATELESS: "c2", TCP: "c3"}
 
 STALL_WINDOW_S = 3.0
 """A gap that begins later after a deed is not its doing."""
@@ -32,27 +42,29 @@ STALL_WINDOW_S = 3.0
 Samples = list[tuple[float, int]]
 
 
-def two_clients(
+def three_clients(
     name: str,
     values: Parameters,
     planner: Callable[[Standing, float], Sequence[Deed]],
     also: Callable[[Standing, dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """A Rivulet and a TCP client fetch the same file while deeds are done; gives the report.
+    """curl fetches the same file under `rivulet run`, by stateless TCP and by the kernel's TCP while deeds are done.
 
-    `planner` gets the rack and about how many seconds the download takes. It may prepare the rack; the clients
-    start when it is done. `also` adds to the report what only the scenario knows, while the rack still stands.
-    `settings` are those of `standing_rack` and `rack`.
+    Gives the report. `planner` gets the rack and about how many seconds the download takes. It may prepare the rack;
+    the clients start when it is done. `also` adds to the report what only the scenario knows, while the rack still
+    stands. `settings` are those of `standing_rack` and `rack`.
     """
     seconds = values.size * 8 / (values.rate_mbit * 1e6)
+    settings = {"clients": len(HOSTS), "serve": ("--large",), "services": BOTH_SERVICES, **settings}
     with standing_rack(name, values, **settings) as standing:
         todo = sorted(planner(standing, seconds), key=lambda deed: deed.at)
-        captures = {client: pcap_path(name, values, client) for client in (RIVULET, TCP)}
-        running = [capture.start(standing.rack, host, captures[c]) for c, host in ((RIVULET, "c1"), (TCP, "c2"))]
+        captures = {client: pcap_path(name, values, client) for client in HOSTS}
+        running = [capture.start(standing.rack, host, captures[client]) for client, host in HOSTS.items()]
         start = time.monotonic()
-        standing.client(RIVULET, "c1", standing.via_rivulet("c1"))
-        standing.client(TCP, "c2", "")
+        standing.client(RIVULET, HOSTS[RIVULET], standing.via_rivulet(HOSTS[RIVULET]))
+        standing.client(STATELESS, HOSTS[STATELESS], "", address=url("file.bin", STATELESS_PORT))
+        standing.client(TCP, HOSTS[TCP], "")
 
         first, late = math.inf, 0.0
 

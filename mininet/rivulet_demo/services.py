@@ -209,9 +209,9 @@ def wait_ready(rack: Rack, watch: Watch, names: list[str], patience_s: float = 6
         raise RackError(f"{error} ({watch.problem})") from None
 
 
-def url(path: str) -> str:
+def url(path: str, port: int = SERVICE_PORT) -> str:
     """Address of a file of the service."""
-    return f"http://{SERVICE_V4}:{SERVICE_PORT}/{path}"
+    return f"http://{SERVICE_V4}:{port}/{path}"
 
 
 def make_file(www: Path, name: str, size: int) -> str:

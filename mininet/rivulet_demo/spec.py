@@ -11,6 +11,9 @@ TOR_MAC = "02:00:00:00:00:fe"
 SERVICE_V4 = "10.9.0.1"
 SERVICE_V6 = "fd00:9::1"
 SERVICE_PORT = 80
+STATELESS_PORT = 81
+BOTH_SERVICES = (("files", SERVICE_PORT, "kernel"), ("files-stateless", STATELESS_PORT, "stateless"))
+"""Rivulet with the kernel's TCP beside it, and the same files by stateless TCP."""
 STORE_PORT = 11211
 """Where a memcached listens on a store."""
 

@@ -115,7 +115,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_ring: bool,
 
-    /// Answer large files without state too, up to 1 GB each. Not behind a ToR yet: its filter ends at half a megabyte
+    /// Answer large files without state too, up to 1 GB each and 2 GB together, which are kept in memory; the same at all replicas
     #[arg(long)]
     pub large: bool,
 

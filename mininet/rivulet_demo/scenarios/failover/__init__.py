@@ -1,8 +1,8 @@
-"""Two clients fetch one file; replicas are killed with kill -9 until one is left, and come back.
+"""Three clients fetch one file; replicas are killed with kill -9 until one is left, and come back.
 
-The Rivulet client (curl, unmodified, under `rivulet run`) keeps its one connection. The TCP client (the same
-curl, resumed by a script) shows what happens without Rivulet. The result is Figure 16 of the paper with live
-replicas.
+All are curl, unmodified. One runs under `rivulet run` and keeps its one connection; so does the second, under which
+nothing of Rivulet runs at the client, by stateless TCP. The third, resumed by a script, shows what happens with the TCP
+of the replicas' kernels. The result is Figure 16 of the paper with live replicas.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import argparse
 
 from ...deeds import of_plan
 from ...plan import failover
-from ...report import show, two_clients
+from ...report import show, three_clients
 from ...scenario import Parameters
 
 WORDS = __doc__ or ""
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Runs the scenario; 0 if the Rivulet client got every byte over one connection."""
-    report = two_clients(
+    """Runs the scenario; 0 if both clients of Rivulet got every byte over one connection."""
+    report = three_clients(
         "failover",
         values,
         lambda standing, seconds: of_plan(failover(list(standing.replicas.alive()), seconds)),
     )
     opening = (
-        f"{values.replicas - 1} of {values.replicas} replicas were killed with kill -9 while two clients fetched"
+        f"{values.replicas - 1} of {values.replicas} replicas were killed with kill -9 while three clients fetched"
         f" {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time, through the"
         f" {values.switch} switch."
     )

@@ -3,7 +3,7 @@
 The first was cut off from the controller while the keys were rotated. The second heartbeats on and swallows every
 request (its answers are dropped as they leave it), so that the ToR takes it for well: only other replicas help. The
 third is frozen in the middle of its work (SIGSTOP) and thawed later: it keeps its sockets and its kernel, and only its
-heartbeat stops. One after the other, while two clients download.
+heartbeat stops. One after the other, while three clients download.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rivulet_controller.client import Client
 from rivulet_lab import RackError
 
 from ...deeds import Deed
-from ...report import RIVULET, show, two_clients
+from ...report import RIVULET, STATELESS, show, three_clients
 from ...scenario import Parameters, Standing, console
 
 WORDS = __doc__ or ""
@@ -46,15 +46,17 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     """Runs the scenario; 0 if the Rivulet client kept its connection and the ToR left out whom it should."""
     if values.replicas < 3:
         raise RackError("--replicas: this scenario needs three or more")
-    report = two_clients("sick", values, _plan, relayed=("r2",))
+    report = three_clients("sick", values, _plan, relayed=("r2",))
     opening = (
-        f"One replica had old keys, one answered nothing, one was frozen, one after the other, while two clients"
+        f"One replica had old keys, one answered nothing, one was frozen, one after the other, while three clients"
         f" fetched {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
     )
     client = report["clients"][RIVULET]
     felt = client["kills"]
+    beside = {kill["what"]: kill["stall_ms"] for kill in report["clients"][STATELESS]["kills"]}
     words = [
-        f"{kill['replica']} ({kill['what']}): the Rivulet client waited {kill['stall_ms']:.0f} ms at most; the ToR"
+        f"{kill['replica']} ({kill['what']}): the Rivulet client waited {kill['stall_ms']:.0f} ms at most, stateless"
+        f" TCP {beside.get(kill['what'], 0.0):.0f} ms; the ToR"
         + (" took it for well." if (after := kill["exclusion_ms"]) is None else f" left it out after {after:.0f} ms.")
         for kill in felt
     ]

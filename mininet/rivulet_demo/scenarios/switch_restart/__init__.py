@@ -1,7 +1,7 @@
-"""The ToR itself is killed and started again in the middle of two downloads.
+"""The ToR itself is killed and started again in the middle of three downloads.
 
-The controller pushes the pipeline and every entry again; the Rivulet client goes on over its one connection. A
-third client begins while the ToR is gone, so that its very first packet is lost.
+The controller pushes the pipeline and every entry again; each client goes on over its one connection. A
+fourth client begins while the ToR is gone, so that its very first packet is lost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import time
 
 from ...deeds import Deed
-from ...report import LATE, show, two_clients
+from ...report import LATE, show, three_clients
 from ...scenario import Parameters, Standing
 from ...services import ping_ms
 
@@ -21,10 +21,10 @@ DOWN_S = 0.2
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Runs the scenario; 0 if both Rivulet clients got every byte over one connection."""
-    report = two_clients("switch-restart", values, _plan, clients=3)
+    """Runs the scenario; 0 if all clients of Rivulet got every byte over one connection."""
+    report = three_clients("switch-restart", values, _plan, clients=4)
     opening = (
-        f"The switch was killed with kill -9 and started again {DOWN_S:g} s later while two clients fetched"
+        f"The switch was killed with kill -9 and started again {DOWN_S:g} s later while three clients fetched"
         f" {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time."
     )
     return show(report, values, "the ToR itself is restarted under traffic", opening)
@@ -33,7 +33,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 def _plan(standing: Standing, seconds: float) -> list[Deed]:
     socket = standing.rack.folder / "switch.sock"
     # It learns its gateway's Ethernet address: its first packet would ask for that, and not be a SYN.
-    ping_ms(standing.rack, "c3", standing.rack.spec.of("replica")[0].ip)
+    ping_ms(standing.rack, "c4", standing.rack.spec.of("replica")[0].ip)
 
     def kill(standing: Standing) -> None:
         switch = standing.rack.processes["switch"].popen
@@ -41,8 +41,8 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
         standing.mark("kill", "ToR")
         switch.wait()
         socket.unlink(missing_ok=True)
-        standing.client(LATE, "c3", standing.via_rivulet("c3"))
-        standing.rack.until(lambda: standing.started(LATE), "the third client starts", 20.0)
+        standing.client(LATE, "c4", standing.via_rivulet("c4"))
+        standing.rack.until(lambda: standing.started(LATE), "the fourth client starts", 20.0)
         # Started, curl needs some time until its SYN: the outage is counted from there.
         time.sleep(0.1)
 
