@@ -27,19 +27,51 @@ Json = dict[str, Any]
 
 OUT = BUILD / "stateless"
 SERVICES = (("files", SERVICE_PORT, "stateless"),)
-FILE = "page.bin"
-SIZE = 10_000
 REPLICAS = 4
 KILLS = 1_000
 CLIENTS = ("c1", "c2")
-RATE = 100
-"""Requests a second of each client."""
-AT_A_TIME = 500
 PAUSE_S = 0.15
 """Between two kills at least."""
 RETURN_S = 0.1
 """A killed replica is started again after about so long."""
-CSV = RESULTS / "stateless-kills.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What each client asks for: one file again and again, so often a second, so many at a time."""
+
+    size: int
+    rate: float
+    at_a_time: int
+    timeout_s: int = 60
+
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return f"{self.size}.bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What is under way while replicas die."""
+
+    name: str
+    loads: tuple[Load, ...]
+    serve: tuple[str, ...] = ()
+
+
+SMALL = Mix("stateless-kills", (Load(10_000, 100, 500),))
+LARGE = Mix(
+    "stateless-large-kills",
+    (
+        Load(1_000, 20, 100),
+        Load(100_000, 5, 50),
+        Load(1_000_000, 1, 10),
+        Load(10_000_000, 0.1, 4, 300),
+        Load(100_000_000, 0.02, 1, 600),
+    ),
+    ("--large",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +83,27 @@ class Request:
     problem: str
 
 
-def kills(wanted: int, limit_s: float, seed: int) -> Json:
+def kills(wanted: int, limit_s: float, seed: int, mix: Mix = SMALL) -> Json:
     """Kills replica after replica, as long as another lives, until there were so many or the time is over."""
     values = Parameters(
         rate_mbit=100.0, rtt_ms=10.0, size_mb=0.001, replicas=REPLICAS, switch="embedded", out=OUT, live=False
     )
-    make_file(OUT / "www", FILE, SIZE)
-    with standing_rack("kills", values, clients=len(CLIENTS), services=SERVICES) as standing:
-        loads = {host: _load(standing, host, limit_s + 30) for host in CLIENTS}
+    www = OUT / mix.name
+    for load in mix.loads:
+        make_file(www, load.file, load.size)
+    with standing_rack("kills", values, clients=len(CLIENTS), services=SERVICES, serve=mix.serve, www=www) as standing:
+        loads = {(host, load): _load(standing, host, load, www, limit_s + 30) for host in CLIENTS for load in mix.loads}
         time.sleep(1.0)
         struck = _strike(standing, wanted, limit_s, random.Random(seed), loads)
         time.sleep(1.0)
         results, requests = [], []
-        for host, load in loads.items():
+        for (host, load), process in loads.items():
             # Ends its requests as an end of its time would.
-            results.append(_ended(load))
-            requests += _read(standing.rack.folder / f"requests-{host}.csv")
+            results.append(_ended(process, load.timeout_s + 30.0))
+            requests += _read(standing.rack.folder / f"requests-{host}-{load.size}.csv")
     rows = _rows(struck, requests)
     # Fewer than wanted are no result.
-    path = CSV if len(rows) >= KILLS else OUT / CSV.name
+    path = (RESULTS if len(rows) >= KILLS else OUT) / f"{mix.name}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -92,24 +126,25 @@ def kills(wanted: int, limit_s: float, seed: int) -> Json:
     return summary
 
 
-def _load(standing: Standing, host: str, seconds: float) -> Process:
-    log = standing.rack.folder / f"requests-{host}.csv"
-    command = [*prompt(), binary("rivulet-load"), url(FILE), "--transport", "tcp", "--one-thread"]
-    command += ["--clients", str(AT_A_TIME), "--rate", str(RATE), "--seconds", f"{seconds:g}", "--timeout", "60"]
-    command += ["--expect", str(OUT / "www" / FILE), "--log", str(log), "--until-input-ends"]
+def _load(standing: Standing, host: str, load: Load, www: Path, seconds: float) -> Process:
+    log = standing.rack.folder / f"requests-{host}-{load.size}.csv"
+    command = [*prompt(), binary("rivulet-load"), url(load.file), "--transport", "tcp", "--one-thread"]
+    command += ["--clients", str(load.at_a_time), "--rate", f"{load.rate:g}", "--seconds", f"{seconds:g}"]
+    command += ["--timeout", str(load.timeout_s)]
+    command += ["--expect", str(www / load.file), "--log", str(log), "--until-input-ends"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return standing.rack.start(f"load-{host}", command, standing.rack.spaces[host], **pipes)
+    return standing.rack.start(f"load-{host}-{load.size}", command, standing.rack.spaces[host], **pipes)
 
 
-def _ended(load: Process) -> Json:
+def _ended(load: Process, patience_s: float) -> Json:
     assert load.popen.stdin is not None
     load.popen.stdin.close()
     load.popen.stdin = None
-    return finish(load, 90.0)
+    return finish(load, patience_s)
 
 
 def _strike(
-    standing: Standing, wanted: int, limit_s: float, rng: random.Random, loads: dict[str, Process]
+    standing: Standing, wanted: int, limit_s: float, rng: random.Random, loads: dict[tuple[str, Load], Process]
 ) -> list[tuple[float, str, int]]:
     """When, whom, and how many others were there."""
     names = [host.name for host in standing.rack.spec.of("replica")]
@@ -165,7 +200,7 @@ def _rows(struck: list[tuple[float, str, int]], requests: list[Request]) -> list
     rows = []
     for at, name, others in struck:
         # No request takes longer than its timeout.
-        first, last = bisect_left(begins, at - 60.0), bisect_left(begins, at)
+        first, last = bisect_left(begins, at - 600.0), bisect_left(begins, at)
         hit = [r for r in requests[first:last] if r.ended > at]
         longest = max((r.ended - r.began for r in hit), default=0.0)
         rows.append(
@@ -183,9 +218,9 @@ def _rows(struck: list[tuple[float, str, int]], requests: list[Request]) -> list
 
 def bars(result: Json) -> list[Bar]:
     """Nothing fails."""
-    if "kills" not in result:
+    found = result.get("kills")
+    if not found:
         return []
-    found = result["kills"]
     return [
         Bar("kills under load", found["kills"], KILLS),
         Bar(f"{found['kills']:,} kills: requests that failed", found["failed"], 0, at_most=True),

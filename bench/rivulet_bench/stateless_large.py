@@ -1,183 +1,105 @@
-"""Large downloads by stateless TCP beside the kernel's Reno and Cubic, on wires of the same rate, round trip and loss.
+"""Large downloads by stateless TCP: beside the kernel's Reno and Cubic, through kills behind the ToR, with others.
 
-One replica without a ToR (`rivulet serve --large`) and nginx, both as they are, on one host; curl gets a file from each
-in turn, byte for byte. bench/results/stateless-large.json.
+bench/results/stateless-large.json (and stateless-large-kills.csv, a row a kill). Each part is kept as it ends.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from rivulet_lab import End, Lab, binary, nginx, prompt, standing, veth
-
-from .bars import Bar, judge
-from .cm_rig import CLIENT, SERVER
-from .rig import BUILD, flags
-from .stats import interval, save
+from . import stateless_kills
+from . import stateless_large_tor as tor
+from . import stateless_large_wire as wire
+from .bars import judge
+from .rig import flags
+from .stats import load, save, updated
 from .words import table
 
 Json = dict[str, Any]
 
-SERVICE = "10.9.0.1"
-KINDS = ("large", "reno", "cubic")
-SECONDS = 2.0
-"""About as long as a download of Reno's takes."""
-MSS = 1448
-PATIENCE_S = 300
+WHOLE = 10
+"""Repetitions of what is kept."""
 
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """A wire, the same loss each way."""
-
-    rate_mbit: float
-    rtt_ms: float
-    loss: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """For a folder and a row."""
-        return f"{self.rate_mbit:g}-{self.rtt_ms:g}-{self.loss:g}"
-
-    @property
-    def queue(self) -> int:
-        """Packets of a round trip."""
-        return max(int(self.rate_mbit * 1e6 * self.rtt_ms / 1e3 / 8 / 1514), 32)
-
-    def flags(self) -> list[str]:
-        """Of rivulet-wire, `a` at the server."""
-        way = f"delay={self.rtt_ms / 2:g}ms,loss={self.loss:g}"
-        return ["--a-to-b", f"rate={self.rate_mbit:g}mbit,{way},queue={self.queue}", "--b-to-a", f"{way},queue=10000"]
-
-    @property
-    def size(self) -> int:
-        """Octets that Reno takes SECONDS for, about (Mathis et al., 1997)."""
-        rate = self.rate_mbit * 1e6 / 8
-        if self.loss:
-            rate = min(rate, 1.22 * MSS / (self.rtt_ms / 1e3 * self.loss**0.5))
-        return max(int(rate * SECONDS), 200_000)
-
-
-PATHS = (
-    *(Path(100, rtt, loss) for rtt in (10, 50) for loss in (0.0, 0.001, 0.01, 0.02)),
-    Path(1000, 1),
-)
-
-
-class Rig(Lab):
-    """The namespaces while they stand: `s` the servers, `c` the client, `m` the wire."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(BUILD / "stateless-large" / path.name)
-        self.path = path
-
-    def build(self) -> None:
-        """Namespaces, links, the wire, both servers."""
-        for name in ("s", "c", "m"):
-            self.namespace(name)
-        server, client, middle = (self.spaces[name] for name in ("s", "c", "m"))
-        veth(End(server, "s0"), End(middle, "ms0"))
-        veth(End(client, "c0"), End(middle, "mc0"))
-        server.ip(f"addr add {SERVER}/24 dev s0", f"route add {CLIENT}/32 dev s0 src {SERVER}")
-        client.ip(f"addr add {CLIENT}/24 dev c0", f"route add {SERVICE}/32 via {SERVER}")
-        for space, device in ((server, "s0"), (client, "c0")):
-            space.run("ethtool", "-K", device, "tso", "off", "gso", "off", "gro", "off", "tx", "off")
-            space.set("net.ipv4.tcp_no_metrics_save=1", "net.ipv4.tcp_rmem=4096 8388608 16777216")
-        server.set("net.ipv4.tcp_wmem=4096 4194304 16777216")
-        self.start("wire", [*prompt(), binary("rivulet-wire"), "ms0", "mc0", *self.path.flags()], middle)
-        www, keys = self.folder / "www", self.folder / "keys.toml"
-        www.mkdir(exist_ok=True)
-        content = bytes(n * n >> 3 & 0xFF for n in range(1 << 16))
-        (www / "file").write_bytes((content * (self.path.size // len(content) + 1))[: self.path.size])
-        keys.write_text(
-            subprocess.run([binary("rivulet"), "keygen"], check=True, capture_output=True, text=True).stdout
-        )
-        words = [binary("rivulet"), "serve", str(www), "-i", "s0", "--plain", "stateless", "--large"]
-        words += ["--listen", f"{SERVICE}:80", "--keys", str(keys), "--setup-address"]
-        self.start("serve", words, server)
-        self.until(lambda: "rivulet_guard" in server.run("nft", "list", "tables"), "the replica serves", 20.0)
-        kernel = self.start("nginx", nginx.command(self.folder / "nginx", www, f"{SERVER}:81"), server)
-        self.until(lambda: f"{SERVER}:81" in server.run("ss", "-Hltn"), "nginx listens", 10.0, kernel)
-        # Neighbours get to know each other.
-        for kind in KINDS:
-            self.get(kind)
-
-    def get(self, kind: str) -> float:
-        """Mb/s of one download, which is compared octet by octet."""
-        if kind != "large":
-            route = f"route change {CLIENT}/32 dev s0 src {SERVER} congctl {kind}"
-            self.spaces["s"].ip(route)
-        url = f"http://{SERVICE}/file" if kind == "large" else f"http://{SERVER}:81/file"
-        out = self.folder / "out"
-        words = ("curl", "-sS", "--fail", "--max-time", str(PATIENCE_S), "-o", str(out), "-w", "%{time_total}", url)
-        seconds = float(self.spaces["c"].run(*words))
-        if out.read_bytes() != (self.folder / "www" / "file").read_bytes():
-            raise SystemExit(f"{kind}, {self.path}: other octets came")
-        return self.path.size * 8 / seconds / 1e6
-
-
-@contextmanager
-def rig(path: Path) -> Iterator[Rig]:
-    """A rig, torn down at the end."""
-    found = Rig(path)
-    with standing(found):
-        found.build()
-        yield found
-
-
-def measure(path: Path, repetitions: int) -> Json:
-    """All kinds in turn, so that what the machine does beside them meets all."""
-    got: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    with rig(path) as standing_rig:
-        for _ in range(repetitions):
-            for kind in KINDS:
-                got[kind].append(standing_rig.get(kind))
-                time.sleep(0.1)
-    row: Json = {"rate_mbit": path.rate_mbit, "rtt_ms": path.rtt_ms, "loss": path.loss, "bytes": path.size}
-    row |= {kind: interval(rates) for kind, rates in got.items()}
-    said = ", ".join(f"{kind} {row[kind][0]:.1f} ± {row[kind][1]:.1f}" for kind in KINDS)
-    print(f"{path.rate_mbit:g} Mb/s, {path.rtt_ms:g} ms, {path.loss * 100:g} % lost: {said} Mb/s", flush=True)
-    return row
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "paths": lambda options: [wire.measure(path, options.repetitions) for path in wire.PATHS],
+    "fairness": lambda options: [wire.beside(flows, max(3, options.repetitions // 2)) for flows in wire.FLOWS],
+    "kills": lambda options: tor.kills(options.repetitions),
+    "demo": lambda options: tor.demo(max(3, options.repetitions // 3)),
+    "many": lambda options: stateless_kills.kills(options.kills, 1200.0, 1, stateless_kills.LARGE),
+}
 
 
 def words(result: Json) -> str:
     """Its section of the results."""
-    head = ("Mb/s, round trip, lost each way", *KINDS, "large, of Reno's")
-    rows = [
-        (
-            f"{row['rate_mbit']:g}, {row['rtt_ms']:g} ms, {row['loss'] * 100:g} %",
-            *(f"{row[kind][0]:,.1f} ± {row[kind][1]:.1f}" for kind in KINDS),
-            f"{row['large'][0] / row['reno'][0]:.2f}",
+    said = []
+    if "paths" in result:
+        head = ("Mb/s, round trip, lost each way", *wire.KINDS, "large, of Reno's")
+        rows = [
+            (
+                f"{row['rate_mbit']:g}, {row['rtt_ms']:g} ms, {row['loss'] * 100:g} %",
+                *(f"{row[kind][0]:,.1f} ± {row[kind][1]:.1f}" for kind in wire.KINDS),
+                f"{row['large'][0] / row['reno'][0]:.2f}",
+            )
+            for row in result["paths"]
+        ]
+        said += ["Mb/s of a download by curl, one replica without a ToR beside nginx:", table(head, rows)]
+    if "fairness" in result:
+        rows = [
+            (str(row["flows"]), f"{row['median']:.2f}", ", ".join(f"{share:.2f}" for share in row["shares"]))
+            for row in result["fairness"]
+        ]
+        said += ["Beside as many of Reno's on one wire of 100 Mb/s, their share of its:"]
+        said += [table(("downloads", "median", "each"), rows)]
+    if "kills" in result:
+        part = result["kills"]
+        stalls = ", ".join(f"{name} {value} ms" for name, value in part["stall_ms"].items())
+        said.append(
+            f"{len(part['downloads'])} downloads of {part['megabytes']:g} MB at 100 Mb/s and 10 ms, in each of which"
+            f" whoever sent was killed three times: {part['broken']} broken, stall {stalls},"
+            f" {part['of_reno']:.2f} of the rate of Reno that met no kill."
         )
-        for row in result["paths"]
-    ]
-    return "Mb/s of a download by curl, one replica without a ToR beside nginx:\n\n" + table(head, rows)
-
-
-def bars(rows: list[Json]) -> list[Bar]:
-    """What must be reached: of Reno's rate on the same wire."""
-    found = []
-    for row in rows:
-        wanted = 0.8 if row["loss"] else 0.9 if row["rate_mbit"] >= 1000 else 0.95
-        what = f"{row['rate_mbit']:g} Mb/s, {row['rtt_ms']:g} ms, {row['loss'] * 100:g} % lost each way: of Reno's rate"
-        found.append(Bar(what, row["large"][0] / row["reno"][0], wanted))
-    return found
+    if "demo" in result:
+        rows = [
+            (
+                f"{part['rate_mbit']:g}",
+                name,
+                *(f"{part['medians'][what][name]:.1f}" for what in ("one", "three", "kills")),
+            )
+            for part in result["demo"]
+            for name in part["medians"]["one"]
+        ]
+        said += ["The three clients of `make demo`, Mb/s:"]
+        said += [table(("link, Mb/s", "client", "one replica", "three", "three, two killed"), rows)]
+    if "many" in result:
+        part = result["many"]
+        said.append(
+            f"{part['kills']:,} kills under {part['requests']:,} downloads of 1 kB to 100 MB: {part['failed']} failed,"
+            f" {part['wrong']} with wrong octets. Rows: `bench/results/stateless-large-kills.csv`."
+        )
+    return "\n\n".join(said)
 
 
 def main() -> int:
     """Runs it and writes bench/results/stateless-large.json."""
-    parser = flags(__doc__ or "", repetitions=10)
+    parser = flags(__doc__ or "", repetitions=WHOLE)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--kills", type=int, default=stateless_kills.KILLS, help="of the part `many`")
     options = parser.parse_args()
-    rows = [measure(path, options.repetitions) for path in PATHS]
-    if options.repetitions >= 10:
-        print(save("stateless-large", {"paths": rows}))
-    return judge(bars(rows))
+    keep = options.repetitions >= WHOLE and options.kills >= stateless_kills.KILLS
+    result: Json = {}
+    kept: Json = load("stateless-large")
+    for part in options.parts:
+        print(f"-- {part}", flush=True)
+        result[part] = PARTS[part](options)
+        if keep:
+            kept = updated(kept, result, [part])
+            print(f"{part} is kept: {save('stateless-large', kept)}", flush=True)
+    if not keep:
+        print("not all was run: nothing is kept")
+    found = wire.bars(result) + tor.bars(result) + stateless_kills.bars({"kills": result.get("many")})
+    return judge(found)
 
 
 if __name__ == "__main__":
