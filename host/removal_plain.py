@@ -40,7 +40,7 @@ REMOVALS = {
         BLOCKS,
     ),
     "large-under-way": large(
-        "sender.rs", "let under_way = sender.cwnd - sender.cwnd / 8;", "let under_way = 0;", BLOCKS
+        "sender.rs", "let under_way = (sender.cwnd - sender.cwnd / 8).min(heard.window);", "let under_way = 0;", BLOCKS
     ),
     "large-ranges": large(
         "board.rs", "RANGES: usize = 512;", "RANGES: usize = 128;", "a_long_queue_that_overflows_is_mended"
@@ -51,6 +51,16 @@ REMOVALS = {
         "        self.probed = Some(self.nxt);\n        self.urgent = true;",
         "        self.probed = Some(self.nxt);",
         "others_ask_for_who_died",
+    ),
+    "large-acknowledges": large(
+        "mod.rs", "if self.unanswered > 0 &&", "if false &&", "plains:stacks::smoltcp_gets_large_answers"
+    ),
+    "large-beyond-the-window": large(
+        "sender.rs",
+        "(sender.cwnd - sender.cwnd / 8).min(heard.window);",
+        "sender.cwnd - sender.cwnd / 8;",
+        "every_loss_of_a_small_window",
+        "random_transfers",
     ),
     # Whose packet it is, and where it stands.
     "large-check": large(

@@ -26,6 +26,8 @@ Json = dict[str, Any]
 SERVICE = "10.9.0.1"
 KINDS = ("large", "reno", "cubic")
 SECONDS = 2.0
+LOSSY_S = 5.0
+"""With less a rate says where the first loss fell: before it slow start makes five times the rate of after it."""
 MSS = 1448
 PATIENCE_S = 300
 BESIDE_S = 10.0
@@ -67,7 +69,7 @@ class Path:
 
 
 PATHS = (
-    *(Path(100, rtt, loss) for rtt in (10, 50) for loss in (0.0, 0.001, 0.01, 0.02)),
+    *(Path(100, rtt, loss, LOSSY_S if loss else SECONDS) for rtt in (10, 50) for loss in (0.0, 0.001, 0.01, 0.02)),
     Path(1000, 1),
 )
 

@@ -41,6 +41,10 @@ struct Entry<W> {
     flow: Flow,
     /// Addresses, sequence number of the answer's first octet, acknowledgement and echo of what is sent.
     header: Header,
+    /// Behind the last octet that the client sent, as far as is known.
+    asked: u32,
+    /// How often it was asked for an answer since it was heard last.
+    unanswered: u32,
     of: Download,
     answer: Answer,
     /// Octets of the answer's head, and of all.
@@ -185,6 +189,8 @@ impl<W: Copy> Downloads<W> {
         let entry = Entry {
             flow: *flow,
             header: header_of(segment, header.ack, header.seq),
+            asked: segment.end(),
+            unanswered: 0,
             of,
             answer: asked.answer,
             head,
@@ -247,6 +253,9 @@ impl<W: Copy> Downloads<W> {
         let nudge = segment.speaks();
         let heard = Heard { at, beyond: &beyond, twice, repair: stamp.repair, window, told, nudge };
         let base = header.ack.wrapping_sub(at);
+        // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
+        let speaks = !segment.payload.is_empty();
+        let ack = if speaks { header.seq.wrapping_add(1) } else { header.seq.wrapping_sub(WITHHELD) };
         let known = known.filter(|n| {
             self.places[*n].as_ref().is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
         });
@@ -261,7 +270,9 @@ impl<W: Copy> Downloads<W> {
                 let n = self.place(flow);
                 self.places[n] = Some(Entry {
                     flow: *flow,
-                    header: header_of(segment, base, header.seq),
+                    header: header_of(segment, base, ack),
+                    asked: segment.end(),
+                    unanswered: 0,
                     of: stamp.of,
                     answer,
                     head,
@@ -278,12 +289,10 @@ impl<W: Copy> Downloads<W> {
             }
         };
         if let Some(entry) = &mut self.places[n] {
-            // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
-            let speaks = !segment.payload.is_empty();
-            let ack = if speaks { header.seq.wrapping_add(1) } else { header.seq.wrapping_sub(WITHHELD) };
             if speaks || (ack.wrapping_sub(entry.header.ack) as i32) > 0 {
-                entry.header.ack = ack;
+                (entry.header.ack, entry.asked) = (ack, segment.end());
             }
+            entry.unanswered = 0;
             entry.header.options.stamps = Some(Stamps { value: 0, echo: stamps.value });
             entry.echoed = stamps.echo;
             if speaks {
@@ -332,6 +341,7 @@ impl<W: Copy> Downloads<W> {
             };
             let state = self.places[n].as_mut().map(|entry| {
                 let patience = if entry.sender.is_closed() { PATIENCE_CLOSED } else { PATIENCE };
+                entry.acknowledge_more();
                 (entry.sender.late(now) <= patience, entry.sender.deadline)
             });
             if let Some((true, deadline)) = state {
@@ -407,6 +417,17 @@ impl<W: Copy> Downloads<W> {
 }
 
 impl<W> Entry<W> {
+    /// Before a client that does not answer is asked again. There are stacks that leave out a segment whose acknowledgement is
+    /// behind one that they had (RFC 793 lets them ignore the acknowledgement), such as one of a replica that the client repeated its
+    /// request to. Before the answer's first octet arrived, only the whole request says what is wanted.
+    fn acknowledge_more(&mut self) {
+        let left = self.asked.wrapping_sub(self.header.ack).min(WITHHELD);
+        if self.unanswered > 0 && self.sender.una() > 0 {
+            self.header.ack = self.header.ack.wrapping_add(left.min(1 << (self.unanswered - 1).min(4)));
+        }
+        self.unanswered += 1;
+    }
+
     /// The timestamp of a segment: never below what the client had last, and in one cell never below one before it.
     fn value(&mut self, due: &Due) -> u32 {
         let cell = due.from / CELL;

@@ -150,10 +150,8 @@ impl Sender {
         } else {
             // In the middle: as much is under way as the window allowed, or a little less: what is sent twice costs less
             // than what is taken for sent.
-            let under_way = sender.cwnd - sender.cwnd / 8;
-            sender.nxt = heard.at.saturating_add(under_way).max(top).min(sender.edge).min(sender.end);
-            sender.nxt =
-                sender.segment_end(sender.nxt.saturating_sub(1).max(heard.at), u32::MAX).min(sender.end);
+            let under_way = (sender.cwnd - sender.cwnd / 8).min(heard.window);
+            sender.nxt = sender.whole_segments(heard.at, heard.at.saturating_add(under_way)).max(top);
             if heard.repair {
                 sender.recover = Some(sender.nxt);
             }
@@ -181,6 +179,11 @@ impl Sender {
 
     pub(crate) fn cwnd(&self) -> u32 {
         self.cwnd
+    }
+
+    /// Octets that the client has in order.
+    pub(crate) fn una(&self) -> u32 {
+        self.una
     }
 
     /// Octets that are taken to be under way.
@@ -393,6 +396,18 @@ impl Sender {
         }
         let to = Cut::Full(self.class).end(at, room.min(MAX_LARGE)).unwrap_or(at);
         if to >= length { self.end } else { to }
+    }
+
+    /// Where the last of the segments from `at` on ends that is not beyond `to`.
+    fn whole_segments(&self, at: u32, to: u32) -> u32 {
+        let first = self.segment_end(at, u32::MAX);
+        if to >= self.end {
+            self.end
+        } else if to < first {
+            at
+        } else {
+            first + (to - first) / self.full() * self.full()
+        }
     }
 
     /// What is sent now, if anything; `path`: octets of data that a segment on the path may have.

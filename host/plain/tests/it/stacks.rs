@@ -10,7 +10,8 @@ use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
 
 use crate::losses::Dice;
-use crate::support::{SIZES, bodies, content, get, site};
+use crate::support::path::Node;
+use crate::support::{SIZES, bodies, content, get, site, site_of};
 
 /// Two queues in place of a wire.
 #[derive(Default)]
@@ -56,8 +57,78 @@ impl Device for Wire {
     }
 }
 
+/// Two replicas, which share nothing.
+trait Replicas {
+    /// What one of them says to a packet, milliseconds.
+    fn take(&mut self, one: usize, packet: &[u8], now: i64) -> Vec<Vec<u8>>;
+
+    /// What all of them say by themselves, and when they would next.
+    fn wake(&mut self, now: i64) -> (Vec<Vec<u8>>, Option<i64>);
+}
+
+struct Small([Replica; 2]);
+
+impl Small {
+    fn new(memory: bool) -> Small {
+        Small([0, 1].map(|_| Replica { site: site(), ring: memory.then(|| Ring::new(16)) }))
+    }
+}
+
+impl Replicas for Small {
+    fn take(&mut self, one: usize, packet: &[u8], now: i64) -> Vec<Vec<u8>> {
+        let segment = Segment::parse(packet).expect("a segment");
+        let mut out = Vec::new();
+        match self.0[one].receive(&segment, 1000 + (now / 60_000) as u32, None) {
+            Verdict::Drop(_) => {}
+            Verdict::Kernel(cause) | Verdict::Adopt(cause, _) => panic!("{cause:?}"),
+            Verdict::Begin(asked) => panic!("{asked:?}"),
+            Verdict::Say(header) => {
+                let mut reply = vec![0; header.length()];
+                header.finish(&mut reply, 0).unwrap();
+                out.push(reply);
+            }
+            Verdict::Answer(flight) => {
+                for piece in flight.pieces() {
+                    let mut reply = vec![0; flight.length(piece)];
+                    flight.write(piece, &mut reply).unwrap();
+                    out.push(reply);
+                }
+            }
+        }
+        out
+    }
+
+    fn wake(&mut self, _: i64) -> (Vec<Vec<u8>>, Option<i64>) {
+        (Vec::new(), None)
+    }
+}
+
+/// Of large answers, which have timers.
+struct Large([Node; 2]);
+
+impl Replicas for Large {
+    fn take(&mut self, one: usize, packet: &[u8], now: i64) -> Vec<Vec<u8>> {
+        self.0[one].take(packet, now as u64 * 1000)
+    }
+
+    fn wake(&mut self, now: i64) -> (Vec<Vec<u8>>, Option<i64>) {
+        let out = self.0.iter_mut().flat_map(|node| node.say(now as u64 * 1000)).collect();
+        (
+            out,
+            self.0.iter().filter_map(|node| node.downloads.deadline()).min().map(|at| (at / 1000 + 1) as i64),
+        )
+    }
+}
+
 /// A download of one object by smoltcp, the wire losing so many of 100 packets; gives what came.
-fn download(seed: u64, size: usize, stamps: bool, buffer: usize, loss: u64, memory: bool) -> Vec<u8> {
+fn download(
+    seed: u64,
+    size: usize,
+    stamps: bool,
+    buffer: usize,
+    loss: u64,
+    replicas: &mut dyn Replicas,
+) -> Vec<u8> {
     let mut wire = Wire::default();
     let mut config = Config::new(HardwareAddress::Ip);
     config.random_seed = seed;
@@ -74,8 +145,6 @@ fn download(seed: u64, size: usize, stamps: bool, buffer: usize, loss: u64, memo
     let port = 20_000 + seed as u16 % 20_000;
     let remote = (IpAddress::v4(10, 9, 0, 1), 80);
     sockets.get_mut::<tcp::Socket<'_>>(handle).connect(iface.context(), remote, port).unwrap();
-    let mut replicas: Vec<_> =
-        (0..2).map(|_| Replica { site: site(), ring: memory.then(|| Ring::new(16)) }).collect();
     let (mut dice, mut stream, mut asked, mut now) = (Dice(seed), Vec::new(), false, 0i64);
     // Ten milliseconds each way: what is on the wire arrives at the next step but one.
     while now < 3_600_000 {
@@ -97,34 +166,18 @@ fn download(seed: u64, size: usize, stamps: bool, buffer: usize, loss: u64, memo
                 break;
             }
         }
+        let (out, wakes) = replicas.wake(now);
+        wire.to_client.extend(out.into_iter().filter(|_| dice.below(100) >= loss));
         let at = Instant::from_millis(now);
         let wait =
             iface.poll_delay(at, &sockets).map_or(20, |d| d.min(Duration::from_secs(60)).total_millis());
-        now += if wire.to_server.is_empty() && wire.to_client.is_empty() { wait.max(1) as i64 } else { 10 };
+        let wait = wakes.map_or(wait as i64, |at| (wait as i64).min(at - now));
+        now += if wire.to_server.is_empty() && wire.to_client.is_empty() { wait.max(1) } else { 10 };
         for packet in std::mem::take(&mut wire.to_server) {
             if dice.below(100) < loss {
                 continue;
             }
-            let segment = Segment::parse(&packet).expect("a segment");
-            let replica = &mut replicas[dice.below(2) as usize];
-            let mut out = Vec::new();
-            match replica.receive(&segment, 1000 + (now / 60_000) as u32, None) {
-                Verdict::Drop(_) => {}
-                Verdict::Kernel(cause) | Verdict::Adopt(cause, _) => panic!("{cause:?}"),
-                Verdict::Begin(asked) => panic!("{asked:?}"),
-                Verdict::Say(header) => {
-                    let mut reply = vec![0; header.length()];
-                    header.finish(&mut reply, 0).unwrap();
-                    out.push(reply);
-                }
-                Verdict::Answer(flight) => {
-                    for piece in flight.pieces() {
-                        let mut reply = vec![0; flight.length(piece)];
-                        flight.write(piece, &mut reply).unwrap();
-                        out.push(reply);
-                    }
-                }
-            }
+            let out = replicas.take(dice.below(2) as usize, &packet, now);
             wire.to_client.extend(out.into_iter().filter(|_| dice.below(100) >= loss));
         }
     }
@@ -137,7 +190,7 @@ fn smoltcp_is_served() {
     for stamps in [false, true] {
         for memory in [false, true] {
             for (n, size) in SIZES.into_iter().enumerate() {
-                let stream = download(n as u64, size, stamps, 30_000, 0, memory);
+                let stream = download(n as u64, size, stamps, 30_000, 0, &mut Small::new(memory));
                 assert_eq!(bodies(&stream), [content(size)], "{size} {stamps} {memory}");
             }
         }
@@ -149,7 +202,18 @@ fn smoltcp_is_served_through_loss_and_small_windows() {
     for seed in 0..300u64 {
         let size = SIZES[seed as usize % SIZES.len()];
         let buffer = [2048, 4000, 30_000][seed as usize % 3];
-        let stream = download(seed, size, seed % 2 == 0, buffer, seed % 15, seed % 7 < 3);
+        let stream = download(seed, size, seed % 2 == 0, buffer, seed % 15, &mut Small::new(seed % 7 < 3));
+        assert_eq!(bodies(&stream), [content(size)], "seed {seed}");
+    }
+}
+
+#[test]
+fn smoltcp_gets_large_answers() {
+    for seed in 0..60u64 {
+        let size = [15_500, 60_000, 400_000][seed as usize % 3];
+        let buffer = [3000, 20_000, 60_000][seed as usize / 3 % 3];
+        let mut replicas = Large([0, 1].map(|_| Node::new(site_of(&[size]))));
+        let stream = download(seed, size, true, buffer, seed % 8, &mut replicas);
         assert_eq!(bodies(&stream), [content(size)], "seed {seed}");
     }
 }

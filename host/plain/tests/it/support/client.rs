@@ -1,5 +1,6 @@
-//! A client as strict as Linux's: it acknowledges in order, echoes timestamps by RFC 7323 (also PAWS), tells SACK blocks,
-//! repeats what is not acknowledged with doubling pauses, and closes when the server has.
+//! A client as strict as Linux's: it acknowledges in order, late or compressed if it is told to, echoes timestamps by RFC 7323
+//! (also PAWS), tells SACK and D-SACK blocks, repeats what is not acknowledged with doubling pauses, and closes when the server
+//! has.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -27,7 +28,18 @@ pub struct Nature {
     pub rto: u64,
     /// Most octets of one segment of its own.
     pub segment: usize,
+    /// So many segments in order get one acknowledgement, or what came within 40 ms does: 1, 2, or more of stretch
+    /// acknowledgements.
+    pub delayed: u32,
+    /// So many acknowledgements of the same octet, behind the first three, are held back for a millisecond; the last is sent.
+    pub compressed: u32,
+    /// It tells what came twice (RFC 2883).
+    pub dsack: bool,
 }
+
+/// Milliseconds until what was held back is acknowledged.
+const LATE: u64 = 40;
+const COMPRESSED: u64 = 1;
 
 impl Default for Nature {
     fn default() -> Self {
@@ -43,6 +55,9 @@ impl Default for Nature {
             pipelines: false,
             rto: 220,
             segment: 1448,
+            delayed: 1,
+            compressed: 0,
+            dsack: false,
         }
     }
 }
@@ -76,8 +91,16 @@ pub struct Client {
     ts_recent: u32,
     last_ack: u32,
     clock: u32,
-    /// When it speaks up by itself.
-    pub timer: Option<u64>,
+    /// When it repeats what is not acknowledged.
+    repeats: Option<u64>,
+    /// When it acknowledges what it has not yet.
+    acknowledges: Option<u64>,
+    /// Segments in order, and acknowledgements of the same octet, since it acknowledged last.
+    unsaid: u32,
+    same: u32,
+    held: u32,
+    /// What came twice, until it is told.
+    twice: Option<(u32, u32)>,
     backoff: u32,
     /// Responses that the application waits for before it sends the next request: their octets.
     pub got: usize,
@@ -111,7 +134,12 @@ impl Client {
             ts_recent: 0,
             last_ack: 0,
             clock: isn ^ 0x5555_5555,
-            timer: None,
+            repeats: None,
+            acknowledges: None,
+            unsaid: 0,
+            same: 0,
+            held: 0,
+            twice: None,
             backoff: 0,
             got: 0,
             paws: 0,
@@ -124,6 +152,11 @@ impl Client {
 
     pub fn is_done(&self) -> bool {
         self.state == State::Closed
+    }
+
+    /// When it speaks up by itself.
+    pub fn timer(&self) -> Option<u64> {
+        self.repeats.into_iter().chain(self.acknowledges).min()
     }
 
     /// The server said that there is no more.
@@ -162,10 +195,15 @@ impl Client {
                     _ => blocks.push((from, to)),
                 }
             }
+            if let Some(twice) = self.twice.take() {
+                options.sack.push(twice);
+            }
             // The newest are told; which those are does not matter here.
-            blocks.iter().rev().take(3).for_each(|block| options.sack.push(*block));
+            let room = 3 - usize::from(!options.sack.blocks().is_empty());
+            blocks.iter().rev().take(room).for_each(|block| options.sack.push(*block));
         }
         self.last_ack = self.rcv_nxt;
+        (self.acknowledges, self.unsaid, self.held) = (None, 0, 0);
         let header = Header {
             src: self.addr,
             dst: self.service,
@@ -182,7 +220,7 @@ impl Client {
     }
 
     pub fn open(&mut self, now: u64) -> Vec<Vec<u8>> {
-        self.timer = Some(now + 1000);
+        self.repeats = Some(now + 1000);
         vec![self.packet(now, self.una, TcpFlags::SYN, &[])]
     }
 
@@ -219,15 +257,18 @@ impl Client {
     }
 
     fn arm(&mut self, now: u64) {
-        self.timer = Some(now + (self.nature.rto << self.backoff.min(9)));
+        self.repeats = Some(now + (self.nature.rto << self.backoff.min(9)));
     }
 
     /// The time of [`timer`](Self::timer) has come.
     pub fn fire(&mut self, now: u64) -> Vec<Vec<u8>> {
-        self.timer = None;
+        if self.acknowledges.is_some() && self.acknowledges == self.timer() {
+            return vec![self.packet(now, self.nxt, TcpFlags::ACK, &[])];
+        }
+        self.repeats = None;
         self.backoff += 1;
         if self.state == State::Opening {
-            self.timer = Some(now + (1000 << self.backoff.min(6)));
+            self.repeats = Some(now + (1000 << self.backoff.min(6)));
             return vec![self.packet(now, self.una, TcpFlags::SYN, &[])];
         }
         if self.una == self.nxt {
@@ -264,7 +305,7 @@ impl Client {
             self.rcv_nxt = header.seq.wrapping_add(1);
             self.ts_recent = header.options.stamps.map_or(0, |s| s.value);
             self.backoff = 0;
-            self.timer = None;
+            self.repeats = None;
             out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
             self.speak(now, &mut out);
             return out;
@@ -295,25 +336,60 @@ impl Client {
             self.unacked.drain(..n);
             self.una = header.ack;
             self.backoff = 0;
-            if self.una == self.nxt { self.timer = None } else { self.arm(now) }
+            if self.una == self.nxt { self.repeats = None } else { self.arm(now) }
         }
+        let (before, holes) = (self.rcv_nxt, !self.early.is_empty());
+        self.note_twice(&segment);
         self.take(&segment);
         if !segment.payload.is_empty() || segment.has(TcpFlags::FIN) {
-            out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
+            let advanced = self.rcv_nxt != before;
+            self.same = if advanced { 0 } else { self.same + 1 };
+            let in_order = advanced && !holes && self.early.is_empty() && !segment.has(TcpFlags::FIN);
+            if in_order && self.unsaid + 1 < self.nature.delayed {
+                self.unsaid += 1;
+                self.acknowledges.get_or_insert(now + LATE);
+            } else if !advanced && self.same > 3 && self.held < self.nature.compressed {
+                self.held += 1;
+                self.acknowledges.get_or_insert(now + COMPRESSED);
+            } else {
+                out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
+            }
         }
         self.speak(now, &mut out);
         if self.fin_sent && self.una == self.nxt && self.had_fin() {
             self.state = State::Closed;
-            self.timer = None;
+            (self.repeats, self.acknowledges) = (None, None);
         }
         out
+    }
+
+    /// Remembers what of a segment came before.
+    fn note_twice(&mut self, segment: &Segment<'_>) {
+        if !self.nature.dsack || segment.payload.is_empty() {
+            return;
+        }
+        let from = segment.header.seq;
+        let to = from.wrapping_add(segment.payload.len() as u32);
+        let offset = from.wrapping_sub(self.rcv_nxt) as i32;
+        if offset < 0 {
+            let end = if (to.wrapping_sub(self.rcv_nxt) as i32) < 0 { to } else { self.rcv_nxt };
+            self.twice = Some((from, end));
+        } else if self.early.get(&(offset as u32)).is_some_and(|data| data.len() >= segment.payload.len()) {
+            self.twice = Some((from, to));
+        }
     }
 
     fn take(&mut self, segment: &Segment<'_>) {
         let offset = segment.header.seq.wrapping_sub(self.rcv_nxt) as i32;
         let end = offset + segment.payload.len() as i32;
         let fin = i32::from(segment.has(TcpFlags::FIN));
-        assert!(end + fin <= self.window() as i32 || end <= 0 || self.stalled, "more than the window takes");
+        let window = self.window() as i32;
+        assert!(
+            end + fin <= window || end <= 0 || self.stalled,
+            "more than the window takes: {end} + {fin}, {window} {} {}",
+            segment.payload.len(),
+            self.rcv_nxt.wrapping_sub(self.last_ack)
+        );
         if segment.has(TcpFlags::FIN) {
             let at = self.rcv_nxt.wrapping_add(end as u32);
             assert!(self.fin_at.is_none_or(|before| before == at), "one end");

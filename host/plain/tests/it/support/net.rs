@@ -139,7 +139,7 @@ impl<'s> Net<'s> {
         let mut resume = self.resume;
         while !client.is_done() && now < LONG {
             let next = events.first_key_value().map(|((time, _), _)| *time);
-            let Some(time) = [next, client.timer, resume].into_iter().flatten().min() else { break };
+            let Some(time) = [next, client.timer(), resume].into_iter().flatten().min() else { break };
             now = time;
             outcome.milliseconds = now;
             if next == Some(time) {

@@ -89,7 +89,8 @@ impl Node {
         out
     }
 
-    fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
+    /// What it sends by itself.
+    pub fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(packet) = self.downloads.next(&self.site, now) {
             let mut octets = vec![0; packet.length()];
@@ -153,7 +154,7 @@ impl Path {
                 break;
             }
             let arrives = events.first_key_value().map(|((time, _), _)| *time);
-            let speaks = client.timer.map(|ms| ms * 1000);
+            let speaks = client.timer().map(|ms| ms * 1000);
             let wakes = nodes.iter().filter(|n| n.alive).filter_map(|n| n.downloads.deadline()).min();
             let Some(time) = [arrives, speaks, wakes].into_iter().flatten().min() else { break };
             now = now.max(time);
