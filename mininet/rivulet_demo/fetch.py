@@ -9,6 +9,7 @@ tools do; every start is a connection opened. What came is measured by `meter` a
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import shlex
@@ -17,10 +18,13 @@ import sys
 import time
 from pathlib import Path
 
-from .meter import Meter
+from .meter import BIN_S, Meter
 
 RETRY_S = 0.1
 """Pause before curl is started again: shorter than any tool's default, so TCP is not made to look bad."""
+
+PIPE = 1 << 20
+"""Octets that may wait between curl and the meter."""
 
 STALLED_S = 20
 """curl gives a connection up that brought nothing for so long (its default is never)."""
@@ -43,9 +47,13 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
             command += ["-r", f"{meter.count}-"]
         with subprocess.Popen([*command, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as curl:
             assert curl.stdout is not None and curl.stderr is not None
-            while data := os.read(curl.stdout.fileno(), 1 << 16):
+            fcntl.fcntl(curl.stdout, fcntl.F_SETPIPE_SZ, PIPE)
+            while data := os.read(curl.stdout.fileno(), PIPE):
                 now = time.monotonic()
                 meter.take(data, now)
+                if len(data) < PIPE // 2:
+                    # What comes within a bin is one sample, and needs to wake this only once.
+                    time.sleep(BIN_S)
                 if live is not None and now - shown > 0.1:
                     shown = now
                     show_live(live, meter.count)

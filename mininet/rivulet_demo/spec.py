@@ -18,6 +18,11 @@ STORE_PORT = 11211
 """Where a memcached listens on a store."""
 
 
+QUANTUM_US = 250
+"""What comes to a wire within so long shares a wake-up of it. A demo has six wires on as few cores as there are: one
+for each frame would cost more than all else does, most of all where three replicas have a wire each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """What `rivulet-wire` does to a link, in each direction."""
@@ -29,7 +34,7 @@ class Link:
 
     def arguments(self) -> list[str]:
         """The flags of rivulet-wire."""
-        flags = ["--delay", f"{self.delay_ms:g}ms", "--queue", str(self.queue_packets)]
+        flags = ["--delay", f"{self.delay_ms:g}ms", "--queue", str(self.queue_packets), "--quantum", str(QUANTUM_US)]
         if self.rate_mbit is not None:
             flags += ["--rate", f"{self.rate_mbit:g}mbit"]
         if self.loss_percent:

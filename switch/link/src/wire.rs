@@ -68,8 +68,9 @@ const CONTROL: u64 = 3;
 const LONGEST_WAIT: u64 = 1_000_000_000;
 
 /// Frames in the current and the last millisecond: whether gathering them pays.
-#[derive(Default)]
 struct Load {
+    /// Frames in and out in a window from which on it does: one and a half in a quantum, or a wake-up would find no more than without.
+    high: usize,
     since: u64,
     current: usize,
     last: usize,
@@ -77,8 +78,12 @@ struct Load {
 
 impl Load {
     const WINDOW: u64 = 1_000_000;
-    /// Frames in and out in a window from which on a wake-up for each costs more than the frame itself.
-    const HIGH: usize = 32;
+
+    /// What is gathered in so many nanoseconds; 0: nothing ever.
+    fn new(quantum: u64) -> Load {
+        let high = usize::try_from(3 * Self::WINDOW / (2 * quantum.max(1))).unwrap_or(usize::MAX);
+        Load { high: high.max(2), since: 0, current: 0, last: 0 }
+    }
 
     fn add(&mut self, time: u64, frames: usize) {
         if time >= self.since + Self::WINDOW {
@@ -89,7 +94,7 @@ impl Load {
     }
 
     fn is_high(&self) -> bool {
-        self.current.max(self.last) >= Self::HIGH
+        self.current.max(self.last) >= self.high
     }
 }
 
@@ -160,7 +165,7 @@ impl Wire {
         }
         let mut second = now() + LONGEST_WAIT;
         let mut woken = 0;
-        let mut load = Load::default();
+        let mut load = Load::new(self.options.quantum);
         loop {
             let mut time = now();
             if load.is_high() && time < woken + self.options.quantum {
@@ -298,5 +303,26 @@ impl std::fmt::Debug for Wire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let fds = [0, 1].map(|i: usize| self.ports[i].io.as_fd().as_raw_fd());
         f.debug_struct("Wire").field("fds", &fds).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_gathered_where_a_quantum_brings_more_than_one() {
+        for (quantum, high) in [(50_000, 30), (250_000, 6), (1_000_000, 2), (0, usize::MAX)] {
+            let mut load = Load::new(quantum);
+            load.add(0, high.min(1 << 20) - 1);
+            assert!(!load.is_high(), "{quantum}");
+            load.add(500_000, 1);
+            assert_eq!(load.is_high(), high < usize::MAX, "{quantum}");
+            // What was in the last millisecond counts in this one, and no longer.
+            load.add(1_000_000, 0);
+            assert_eq!(load.is_high(), high < usize::MAX, "{quantum}");
+            load.add(2_000_000, 0);
+            assert!(!load.is_high(), "{quantum}");
+        }
     }
 }
