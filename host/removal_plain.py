@@ -52,6 +52,9 @@ REMOVALS = {
         "        self.probed = Some(self.nxt);",
         "others_ask_for_who_died",
     ),
+    "large-asks-on": large(
+        "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "others_ask_on_a_slow_path"
+    ),
     "large-acknowledges": large(
         "mod.rs", "if self.unanswered > 0 &&", "if false &&", "plains:stacks::smoltcp_gets_large_answers"
     ),

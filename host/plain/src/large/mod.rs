@@ -30,8 +30,9 @@ const WAYS: usize = 4;
 /// What a client has asked stays unacknowledged but for its last octets: it repeats them when nothing comes, whoever may be
 /// alive then.
 const WITHHELD: u32 = 16;
-/// So often on end a connection that says nothing is asked: some ten seconds.
-const PATIENCE: u32 = 9;
+/// So often on end a connection that says nothing is asked: ten times in as many seconds, then less and less often for an hour. Who
+/// had an earlier block is who knows of a connection whose replica dies, and on a slow path a block takes minutes.
+const PATIENCE: u32 = 19;
 /// Where a window is closed: half an hour.
 const PATIENCE_CLOSED: u32 = 64;
 

@@ -23,8 +23,9 @@ const UNKNOWN: Time = 100 * MILLISECOND;
 const LEAST_PROBE: Time = 10 * MILLISECOND;
 const DELAYED: Time = 45 * MILLISECOND;
 const LEAST_TIMEOUT: Time = 200 * MILLISECOND;
-/// Longest pause between timeouts while a client is silent.
+/// Longest pause between the first timeouts while a client is silent; behind these it doubles.
 const LONGEST: Time = 2_000 * MILLISECOND;
+const FIRST: u32 = 9;
 /// Longest pause between probes of a window that is closed.
 const LONGEST_CLOSED: Time = 30_000 * MILLISECOND;
 
@@ -356,7 +357,8 @@ impl Sender {
             let round = if self.srtt == 0 { UNKNOWN } else { self.srtt };
             (2 * round + alone).clamp(LEAST_PROBE, self.timeout().max(LEAST_PROBE))
         } else if self.nxt > self.una {
-            (self.timeout() << (self.backoff - 1).min(6)).min(LONGEST)
+            let longer = self.backoff.saturating_sub(FIRST).min(10);
+            (self.timeout() << (self.backoff - 1).min(6)).min(LONGEST) << longer
         } else {
             (self.timeout() << self.backoff.min(8)).min(LONGEST_CLOSED)
         };

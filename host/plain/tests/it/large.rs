@@ -161,11 +161,15 @@ fn random_transfers() {
 
 /// A path of 100 Mb/s, 10 ms, a queue of 100 packets.
 fn transfer(size: usize, grain: Grain, lost: u64, kills: &[u64]) -> (Passed, usize) {
+    let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
+    over(&path, Nature { buffer: 3_000_000, ..Nature::default() }, size, grain, lost, kills)
+}
+
+fn over(path: &Path, nature: Nature, size: usize, grain: Grain, lost: u64, kills: &[u64]) -> (Passed, usize) {
     let mut nodes = nodes(3, size);
-    let mut client = client(Nature { buffer: 3_000_000, ..Nature::default() }, 77, size);
+    let mut client = client(nature, 77, size);
     let mut fates = Dice(9);
     let mut fate = |_, _| if fates.below(1000) < lost { Fate::Lost } else { Fate::Arrives };
-    let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
     let (mut choose, mut kills) = (choose(grain, 5), kills.iter().copied().peekable());
     // Who is killed gets his packets until the ToR knows, 50 ms later.
     let (mut dying, mut dead) = (None, None);
@@ -223,6 +227,18 @@ fn a_long_queue_that_overflows_is_mended() {
 fn others_ask_for_who_died() {
     let (passed, _) = transfer(20_000_000, Grain::Block(1 << 20), 0, &[300_000, 700_000, 1_100_000]);
     assert!(passed.stall < 400_000, "{passed:?}");
+}
+
+/// On a slow path a block takes most of a minute, and who had an earlier one has been silent for as long. The client's own repetitions are
+/// further apart by then: this one has none.
+#[test]
+fn others_ask_on_a_slow_path() {
+    let second = 1_000_000;
+    let path = Path { delay: 5_000, rate: 100_000, queue: 2, ..Path::default() };
+    let nature = Nature { buffer: 3_000_000, rto: 3_600_000, ..Nature::default() };
+    let kills = [80, 120, 160].map(|at| at * second);
+    let (passed, _) = over(&path, nature, 20_000_000, Grain::Block(1 << 22), 0, &kills);
+    assert!(passed.stall < 60 * second, "{passed:?}");
 }
 
 /// Acknowledgements of a client that says anything: of what it never got, of holes, with values that it had, or made up.
