@@ -15,9 +15,9 @@ export UV_NATIVE_TLS=1
 # them, links), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
-# apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers; ffmpeg: audio;
+# aria2: a client; apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers; ffmpeg: audio;
 # libfaketime: clocks that jump; lintian: the packages; memcached: where records of plain connections are kept; tshark: the Wireshark dissector.
-TEST_PACKAGES=(apache2-utils chromium etcd-server ffmpeg libfaketime lintian memcached nginx-light tshark)
+TEST_PACKAGES=(apache2-utils aria2 chromium etcd-server ffmpeg libfaketime lintian memcached nginx-light tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)

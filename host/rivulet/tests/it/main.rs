@@ -6,6 +6,7 @@ mod af_xdp;
 mod agent;
 mod attacks;
 mod back_end;
+mod clients;
 mod cm;
 mod cm_kills;
 mod cm_library;

@@ -11,7 +11,7 @@ use crate::rig::{self, RIVULET, Rig, shim, url};
 use tempfile::TempDir;
 
 /// The Go client, built once; none where there is no Go.
-fn go_client() -> Option<&'static Path> {
+pub(crate) fn go_client() -> Option<&'static Path> {
     static CLIENT: OnceLock<Option<(TempDir, PathBuf)>> = OnceLock::new();
     let built = CLIENT.get_or_init(|| {
         let dir = TempDir::new().unwrap();
@@ -21,10 +21,12 @@ fn go_client() -> Option<&'static Path> {
     built.as_ref().map(|(_, program)| program.as_path())
 }
 
+pub(crate) fn go() -> Option<&'static str> {
+    ["go", "/usr/local/go/bin/go"].into_iter().find(|go| Command::new(go).arg("version").output().is_ok())
+}
+
 fn build_go_client(into: &Path) -> Option<PathBuf> {
-    let go = ["go", "/usr/local/go/bin/go"]
-        .into_iter()
-        .find(|go| Command::new(go).arg("version").output().is_ok())?;
+    let go = go()?;
     let program = into.join("fetch");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/fetch.go");
     let mut command = Command::new(go);

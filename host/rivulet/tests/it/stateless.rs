@@ -1,11 +1,12 @@
 //! Stateless TCP with real clients: curl and wget, two replicas that know nothing of each other, and between them a wire
 //! that gives each packet to either and loses some. Needs root; skipped where namespaces cannot be made.
 
+use std::collections::VecDeque;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_pktio::{AfPacket, Config, IoError, PacketIo, TxFrame};
@@ -18,10 +19,13 @@ pub(crate) const SERVICE6: &str = "fd00:9::1";
 /// What the wire does with a client's packets: either replica by chance, or as a ToR does.
 pub(crate) const BY_CHANCE: u32 = 2;
 pub(crate) const AS_TOR: u32 = 3;
-/// By what it acknowledges, 256 kB at a time.
+/// Large answers by what is acknowledged, 256 kB at a time, the rest as a ToR does.
 pub(crate) const BY_BLOCK: u32 = 4;
+const QUEUE: usize = 100;
+/// A client's TCP/IP beside its kernel's.
+pub(crate) const STACK: &str = "10.88.0.9";
 /// Both replicas' Ethernet address: to the client they are one.
-const MAC: &str = "02:00:00:00:09:01";
+pub(crate) const MAC: &str = "02:00:00:00:09:01";
 
 /// client -- wire -- two replicas.
 pub(crate) struct Rack {
@@ -41,6 +45,13 @@ pub(crate) struct Wire {
     /// Only this replica gets packets; [`BY_CHANCE`] or [`AS_TOR`] for either.
     pub(crate) only: AtomicU32,
     pub(crate) carried: [AtomicU64; 2],
+    /// Octets a second to the client, a queue of [`QUEUE`] packets before; 0: as fast as it goes.
+    pub(crate) rate: AtomicU64,
+    /// With a rate: octets of frames that the client was given, those after which it is given no more (0: any), and the replica that the
+    /// last were of.
+    pub(crate) given: AtomicU64,
+    pub(crate) gate: AtomicU64,
+    pub(crate) sender: AtomicU32,
 }
 
 impl Rack {
@@ -63,7 +74,7 @@ impl Rack {
         // Whom a replica asks for the client's Ethernet address is not who hears the answer.
         let mac = client.run("cat /sys/class/net/c0/address");
         for replica in &replicas {
-            for hop in ["10.88.0.1", "fd00:88::1"] {
+            for hop in ["10.88.0.1", STACK, "fd00:88::1"] {
                 replica.ip(&format!("neigh add {hop} lladdr {} dev s0", mac.trim()));
             }
         }
@@ -163,8 +174,19 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
         state ^= state << 17;
         (state >> 16) % below
     };
+    let (mut queue, mut free) = (VecDeque::<(u32, Vec<u8>)>::new(), Instant::now());
     while !wire.stop.load(Ordering::Relaxed) {
         let mut idle = true;
+        while free <= Instant::now()
+            && wire.given.load(Ordering::Relaxed) <= wire.gate.load(Ordering::Relaxed).wrapping_sub(1)
+            && let Some((sender, frame)) = queue.pop_front()
+        {
+            let rate = wire.rate.load(Ordering::Relaxed).max(1);
+            free += Duration::from_nanos(frame.len() as u64 * 1_000_000_000 / rate);
+            let _ = ports[0].send(&[TxFrame::new(&frame)]);
+            wire.sender.store(sender, Ordering::Relaxed);
+            wire.given.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        }
         for from in 0..3 {
             let count = match ports[from].recv() {
                 Ok(count) => count,
@@ -180,13 +202,24 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
                 }
                 let to = match (from, wire.only.load(Ordering::Relaxed)) {
                     (0, BY_CHANCE) => 1 + chance(2) as usize,
-                    (0, BY_BLOCK) => 1 + by_block(&frame),
-                    (0, AS_TOR) => 1 + by_flow(&frame).unwrap_or_else(|| chance(2) as usize),
+                    (0, how @ (AS_TOR | BY_BLOCK)) => {
+                        let block = by_block(&frame).filter(|_| how == BY_BLOCK);
+                        1 + block.or_else(|| by_flow(&frame)).unwrap_or_else(|| chance(2) as usize)
+                    }
                     (0, only) => 1 + only as usize,
                     _ => 0,
                 };
                 if from == 0 {
                     wire.carried[to - 1].fetch_add(1, Ordering::Relaxed);
+                }
+                if to == 0 && wire.rate.load(Ordering::Relaxed) > 0 {
+                    if queue.is_empty() {
+                        free = free.max(Instant::now());
+                    }
+                    if queue.len() < QUEUE {
+                        queue.push_back((from as u32 - 1, frame));
+                    }
+                    continue;
                 }
                 // What finds no room is lost, as on any wire.
                 let _ = ports[to].send(&[TxFrame::new(&frame)]);
@@ -206,10 +239,11 @@ fn by_flow(frame: &[u8]) -> Option<usize> {
     (!matches!(stamp, Some(Stamp::Answer(_)))).then(|| usize::from(port ^ port >> 1) & 1)
 }
 
-/// The replica that has the block of what is acknowledged.
-fn by_block(frame: &[u8]) -> usize {
-    let segment = frame.get(14..).and_then(|packet| Segment::parse(packet).ok());
-    segment.map_or(0, |segment| (segment.header.ack >> 18).wrapping_mul(0x9e37_79b9) as usize >> 31)
+/// The replica that has the block of what is acknowledged of a large answer.
+fn by_block(frame: &[u8]) -> Option<usize> {
+    let segment = Segment::parse(frame.get(14..)?).ok()?;
+    rivulet_plain::is_under_way(&segment)
+        .then(|| (segment.header.ack >> 18).wrapping_mul(0x9e37_79b9) as usize >> 31)
 }
 
 pub(crate) fn url(path: &str) -> String {
