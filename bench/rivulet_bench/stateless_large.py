@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import stateless_kills
+from . import stateless_large_cost as cost
 from . import stateless_large_tor as tor
 from . import stateless_large_wire as wire
 from .bars import judge
@@ -24,6 +25,7 @@ WHOLE = 10
 
 PARTS: dict[str, Callable[[Any], Any]] = {
     "paths": lambda options: [wire.measure(path, options.repetitions) for path in wire.PATHS],
+    "cpu": lambda options: cost.measure(options.repetitions),
     "fairness": lambda options: [wire.beside(flows, max(3, options.repetitions // 2)) for flows in wire.FLOWS],
     "kills": lambda options: tor.kills(options.repetitions),
     "demo": lambda options: tor.demo(max(3, options.repetitions // 3)),
@@ -45,6 +47,25 @@ def words(result: Json) -> str:
             for row in result["paths"]
         ]
         said += ["Mb/s of a download by curl, one replica without a ToR beside nginx:", table(head, rows)]
+    if "cpu" in result:
+        columns = (
+            "Mb/s",
+            *(f"{kind}, {what}" for kind in cost.KINDS for what in ("Mb/s", "core seconds a GB")),
+            "large, of Reno's",
+        )
+        rows = [
+            (
+                f"{row['rate_mbit']:g}" if row["rate_mbit"] else "unshaped",
+                *(
+                    f"{row[kind][what]:,.{digits}f}"
+                    for kind in cost.KINDS
+                    for what, digits in (("mbps", 0), ("core_s_per_gb", 2))
+                ),
+                f"{row['large']['core_s_per_gb'] / row['reno']['core_s_per_gb']:.2f}",
+            )
+            for row in result["cpu"]
+        ]
+        said += ["What a download costs the server's core, no offloads on its device:", table(columns, rows)]
     if "fairness" in result:
         rows = [
             (str(row["flows"]), f"{row['median']:.2f}", ", ".join(f"{share:.2f}" for share in row["shares"]))
@@ -98,7 +119,9 @@ def main() -> int:
             print(f"{part} is kept: {save('stateless-large', kept)}", flush=True)
     if not keep:
         print("not all was run: nothing is kept")
-    found = wire.bars(result) + tor.bars(result) + stateless_kills.bars({"kills": result.get("many")})
+    found = (
+        wire.bars(result) + cost.bars(result) + tor.bars(result) + stateless_kills.bars({"kills": result.get("many")})
+    )
     return judge(found)
 
 

@@ -1,0 +1,91 @@
+"""What a large download costs the server's core: stateless TCP beside nginx and Reno, at an equal rate and unshaped.
+
+Server and client have a core each (`host_rig`), and none of their devices offloads anything, so each segment passes the
+device by itself, whoever cuts it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from .bars import Bar
+from .host_rig import CLIENT_CORE, RIVULET_PORT, SERVER_CORE, SERVICE, TCP_PORT, HostRig, host_rig, shaped
+
+Json = dict[str, Any]
+
+KINDS = ("large", "reno")
+RATE_MBIT = 500.0
+"""What either can do with half a core here."""
+SIZE = 250_000_000
+CALM_S = 0.5
+MOST = 1.5
+"""Of Reno's processor time."""
+
+
+def worked_s(core: int) -> float:
+    """Seconds of a core since boot, but for what runs at a low priority and gives way to this."""
+    for line in Path("/proc/stat").read_text().splitlines():
+        words = line.split()
+        if words[0] == f"cpu{core}":
+            user, _, system, _, _, irq, softirq = map(int, words[1:8])
+            return (user + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    raise SystemExit(f"there is no core {core}: this bench needs two")
+
+
+def measure(repetitions: int) -> list[Json]:
+    """A row at the equal rate, and one without a shaper."""
+    return [_row(rate, repetitions) for rate in (RATE_MBIT, None)]
+
+
+def _row(rate_mbit: float | None, repetitions: int) -> Json:
+    got: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    with host_rig("stateless-large-cost") as rig:
+        path = rig.put(SIZE)
+        shaped(rig, "s", "s0", rate_mbit)
+        for _ in range(repetitions):
+            for kind in KINDS:
+                got[kind].append(_download(rig, kind, path))
+    row: Json = {"rate_mbit": rate_mbit, "bytes": SIZE}
+    for kind in KINDS:
+        seconds, mbps = zip(*got[kind], strict=True)
+        row[kind] = {"core_s_per_gb": statistics.median(seconds), "mbps": statistics.median(mbps), "runs": got[kind]}
+    said = ", ".join(f"{kind} {row[kind]['core_s_per_gb']:.2f} s at {row[kind]['mbps']:.0f} Mb/s" for kind in KINDS)
+    print(f"a GB {f'at {rate_mbit:g} Mb/s' if rate_mbit else 'unshaped'}: {said}", flush=True)
+    return row
+
+
+def _download(rig: HostRig, kind: str, path: str) -> tuple[float, float]:
+    """Seconds of the server's core for a GB, less what it does anyway, and Mb/s."""
+    # A packet socket looks at what passes by, so each is there alone.
+    rig.stop("nginx" if kind == "large" else "rivulet")
+    if kind == "large":
+        rig.start_rivulet("--large", plain="stateless")
+    elif "nginx" not in rig.servers:
+        rig.start_nginx()
+    port = RIVULET_PORT if kind == "large" else TCP_PORT
+    curl = ["curl", "-sS", "--fail", "-o", "/dev/null", "-w", "%{size_download} %{time_total}"]
+    command = ["taskset", "-c", str(CLIENT_CORE), *curl, f"http://{SERVICE}:{port}/{path}"]
+    idle, began = worked_s(SERVER_CORE), time.monotonic()
+    time.sleep(CALM_S)
+    idle, busy = (worked_s(SERVER_CORE) - idle) / (time.monotonic() - began), worked_s(SERVER_CORE)
+    began = time.monotonic()
+    size, seconds = rig.run("c", command).split()
+    took, busy = time.monotonic() - began, worked_s(SERVER_CORE) - busy
+    if int(size) != SIZE:
+        raise SystemExit(f"{kind}: {size} octets came")
+    return (busy - idle * took) / (SIZE / 1e9), SIZE * 8 / float(seconds) / 1e6
+
+
+def bars(result: Json) -> list[Bar]:
+    """At the equal rate; what there is without a shaper stands beside it."""
+    found = []
+    for row in result.get("cpu", []):
+        if row["rate_mbit"]:
+            what = f"{row['rate_mbit']:g} Mb/s, no offloads: processor time of a GB, of Reno's"
+            share = row["large"]["core_s_per_gb"] / row["reno"]["core_s_per_gb"]
+            found.append(Bar(what, share, MOST, at_most=True))
+    return found
