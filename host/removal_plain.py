@@ -81,4 +81,24 @@ REMOVALS = {
         "value",
         "random_transfers",
     ),
+    # Several segments in one piece, and who is silent.
+    "large-alike": large("packet.rs", "if !alike || ", "if ", "plains:cut::pieces_are_the_same_octets"),
+    "large-put-back": large(
+        "mod.rs",
+        "            entry.keep(due, value);\n            self.activate(n);",
+        "            self.activate(n);",
+        "plains:cut::pieces_are_the_same_octets",
+    ),
+    "large-heard-first": large(
+        "mod.rs",
+        "        if let Some((header, way)) = self.say.pop_front() {",
+        "        if let Some(n) = self.deadlines.iter().position(|deadline| *deadline <= now) {\n"
+        "            if let Some(entry) = &mut self.places[n] {\n"
+        "                entry.sender.late(now);\n"
+        "            }\n"
+        "            self.activate(n);\n"
+        "        }\n"
+        "        if let Some((header, way)) = self.say.pop_front() {",
+        "plains:cut::nobody_is_asked_before_what_came_is_heard",
+    ),
 }

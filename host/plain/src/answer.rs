@@ -104,11 +104,15 @@ impl Answer {
     /// nothing is made for it.
     pub(crate) fn copy(&self, table: &Table, head: u32, from: u32, out: &mut [u8]) -> bool {
         let Some(at) = from.checked_sub(head) else { return self.octets(table).copy(from, out) };
-        let there = self.body(table).get(at as usize..at as usize + out.len());
-        there.is_some_and(|there| {
+        self.data(table, at, out.len()).is_some_and(|there| {
             out.copy_from_slice(there);
             true
         })
+    }
+
+    /// So many octets behind the head from `at` on, where they lie.
+    pub(crate) fn data<'t>(&self, table: &'t Table, at: u32, length: usize) -> Option<&'t [u8]> {
+        self.body(table).get(at as usize..at as usize + length)
     }
 
     /// The answer to what breaks a rule of HTTP.

@@ -269,6 +269,23 @@ impl Header {
     /// # Errors
     /// [`BuildError`]: addresses of two families, or a packet longer than the buffer or than IP allows.
     pub fn finish(&self, packet: &mut [u8], payload: usize) -> Result<usize, BuildError> {
+        let total = self.length() + payload;
+        let have = packet.len();
+        let packet = packet.get_mut(..total).ok_or(BuildError::BufferTooSmall { need: total, have })?;
+        self.finish_head(packet, payload)?;
+        let tcp = &mut packet[ip::length(self.src.ip())..];
+        // The field has the pseudo-header's part.
+        let sum = Sum::new().bytes(tcp).finish();
+        tcp[16..18].copy_from_slice(&sum.to_be_bytes());
+        Ok(total)
+    }
+
+    /// Writes the headers that stand before `payload` octets of data, wherever those are; gives their length. The checksum's field has
+    /// the pseudo-header's sum, for whom the data passes to complete.
+    ///
+    /// # Errors
+    /// [`BuildError`]: addresses of two families, or headers longer than the buffer or a packet longer than IP allows.
+    pub(crate) fn finish_head(&self, packet: &mut [u8], payload: usize) -> Result<usize, BuildError> {
         let (src, dst) = (self.src.ip(), self.dst.ip());
         if src.is_ipv4() != dst.is_ipv4() {
             return Err(BuildError::Inconsistent { what: "addresses of two families" });
@@ -276,10 +293,10 @@ impl Header {
         let mut options = [0; 40];
         let n = self.options.write(&mut options);
         let start = ip::length(src);
-        let total = start + HEADER + n + payload;
-        let have = packet.len();
+        let (length, have) = (start + HEADER + n, packet.len());
+        let total = length + payload;
         let packet = packet
-            .get_mut(..total)
+            .get_mut(..length)
             .filter(|_| total <= usize::from(u16::MAX))
             .ok_or(BuildError::BufferTooSmall { need: total, have })?;
         let header = IpHeader { src, dst, ecn: Ecn::NotEct, ttl: TTL };
@@ -294,11 +311,12 @@ impl Header {
         tcp[12] = ((HEADER + n) as u8 / 4) << 4;
         tcp[13] = self.flags.0;
         tcp[14..16].copy_from_slice(&self.window.to_be_bytes());
-        tcp[16..20].fill(0);
-        tcp[HEADER..HEADER + n].copy_from_slice(&options[..n]);
-        let sum = Sum::new().pseudo_header(src, dst, TCP, tcp.len()).bytes(tcp).finish();
+        // `finish` gives the complement.
+        let sum = !Sum::new().pseudo_header(src, dst, TCP, total - start).finish();
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
-        Ok(total)
+        tcp[18..20].fill(0);
+        tcp[HEADER..].copy_from_slice(&options[..n]);
+        Ok(length)
     }
 }
 

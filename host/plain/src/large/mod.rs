@@ -9,10 +9,13 @@
 //! (`docs/plain.md`, "Large answers").
 
 mod board;
+mod packet;
 mod sender;
 mod stamp;
 
-use rivulet_packet::BuildError;
+use std::collections::VecDeque;
+
+use arrayvec::ArrayVec;
 use rivulet_packet::segment::TcpFlags;
 
 use crate::answer::Answer;
@@ -23,6 +26,7 @@ use crate::stamp::{Scale, Stamp};
 use sender::{Due, Heard, Sender};
 use stamp::CELL;
 
+pub use packet::Packet;
 pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, window_number, window_of};
 
 /// As many places a connection may have.
@@ -60,6 +64,10 @@ struct Entry<W> {
     path: u32,
     way: W,
     used: u64,
+    /// Taken from the sender and not sent yet, with its timestamp; the next one last.
+    ahead: ArrayVec<(Due, u32), 2>,
+    /// It is among those that may have more to send.
+    active: bool,
 }
 
 /// The downloads that this replica lately sent something of, a bounded number; soft state.
@@ -69,47 +77,15 @@ pub struct Downloads<W> {
     /// Deadlines of the places, apart: all are looked at.
     deadlines: Box<[u64]>,
     next_deadline: u64,
-    /// The place that has more to send, maybe.
-    active: Option<usize>,
+    /// The places that have more to send, maybe: those that were heard, in order.
+    active: VecDeque<usize>,
     /// Answers without data.
-    say: Option<(Header, W)>,
+    say: VecDeque<(Header, W)>,
 }
 
 const NEVER: u64 = u64::MAX;
-
-/// A packet to be sent.
-#[derive(Debug)]
-pub struct Packet<'t, W> {
-    header: Header,
-    answer: Option<(Answer, u32, &'t Site)>,
-    from: u32,
-    to: u32,
-    /// Where to, as it was said with what was heard.
-    pub way: W,
-}
-
-impl<W> Packet<'_, W> {
-    /// Octets of it, from its IP header on.
-    #[must_use]
-    pub fn length(&self) -> usize {
-        self.header.length() + (self.to - self.from) as usize
-    }
-
-    /// Writes it; gives its length.
-    ///
-    /// # Errors
-    /// [`BuildError`], if the buffer has less than [`length`](Self::length) octets.
-    pub fn write(&self, packet: &mut [u8]) -> Result<usize, BuildError> {
-        let (start, need, have) = (self.header.length(), self.length(), packet.len());
-        let data = packet.get_mut(start..need).ok_or(BuildError::BufferTooSmall { need, have })?;
-        if let Some((answer, head, site)) = self.answer
-            && !answer.copy(&site.table, head, self.from, data)
-        {
-            return Err(BuildError::Inconsistent { what: "a segment beyond its answer" });
-        }
-        self.header.finish(packet, need - start)
-    }
-}
+/// Answers without data that may wait.
+const SAID: usize = 64;
 
 impl<W: Copy> Downloads<W> {
     /// Room for so many connections, rounded up to a power of two.
@@ -120,8 +96,8 @@ impl<W: Copy> Downloads<W> {
             places: (0..size).map(|_| None).collect(),
             deadlines: vec![NEVER; size].into(),
             next_deadline: NEVER,
-            active: None,
-            say: None,
+            active: VecDeque::with_capacity(size),
+            say: VecDeque::with_capacity(SAID),
         }
     }
 
@@ -151,7 +127,7 @@ impl<W: Copy> Downloads<W> {
     /// [`next`](Self::next) has not come to its end.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.active.is_some() || self.say.is_some()
+        !self.active.is_empty() || !self.say.is_empty()
     }
 
     /// When [`next`](Self::next) is to be asked though nothing was heard, microseconds.
@@ -203,6 +179,8 @@ impl<W: Copy> Downloads<W> {
             path: 0,
             way,
             used: now,
+            ahead: ArrayVec::new(),
+            active: false,
         };
         let n = self.place(flow);
         self.places[n] = Some(entry);
@@ -240,7 +218,7 @@ impl<W: Copy> Downloads<W> {
         if at == length {
             return self.ended(segment, known, fin, way);
         }
-        let mut beyond = arrayvec::ArrayVec::<(u32, u32), { crate::segment::MAX_SACK }>::new();
+        let mut beyond = ArrayVec::<(u32, u32), { crate::segment::MAX_SACK }>::new();
         let mut twice = false;
         for &(from, to) in header.options.sack.blocks() {
             let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
@@ -285,6 +263,8 @@ impl<W: Copy> Downloads<W> {
                     path: 0,
                     way,
                     used: now,
+                    ahead: ArrayVec::new(),
+                    active: false,
                 });
                 n
             }
@@ -299,7 +279,8 @@ impl<W: Copy> Downloads<W> {
             if speaks {
                 let stamps = Some(Stamps { value: stamps.echo, echo: stamps.value });
                 let options = Options { stamps, ..Options::default() };
-                self.say = Some((Header { seq: header.ack, options, ..entry.header }, way));
+                let header = Header { seq: header.ack, options, ..entry.header };
+                self.say(header, way);
             }
         }
         self.route(n, site, path, way);
@@ -316,22 +297,16 @@ impl<W: Copy> Downloads<W> {
             return Some(Reason::Acknowledgement);
         }
         let flags = if fin { ACK } else { FIN_ACK };
-        self.say = Some((crate::say::say(segment, flags, segment.end()), way));
+        self.say(crate::say::say(segment, flags, segment.end()), way);
         None
     }
 
     /// The next packet that is to be sent.
     #[must_use]
     pub fn next<'t>(&mut self, site: &'t Site, now: u64) -> Option<Packet<'t, W>> {
-        if let Some((header, way)) = self.say.take() {
-            return Some(Packet { header, answer: None, from: 0, to: 0, way });
-        }
         loop {
-            if let Some(n) = self.active {
-                if let Some(packet) = self.of(n, site, now) {
-                    return Some(packet);
-                }
-                self.active = None;
+            if let Some(packet) = self.next_heard(site, now, 0) {
+                return Some(packet);
             }
             if self.next_deadline > now {
                 return None;
@@ -347,32 +322,93 @@ impl<W: Copy> Downloads<W> {
             });
             if let Some((true, deadline)) = state {
                 self.deadlines[n] = deadline.unwrap_or(NEVER);
-                self.active = Some(n);
+                self.activate(n);
             } else {
                 self.forget(n);
             }
         }
     }
 
-    /// The next packet of a place.
-    fn of<'t>(&mut self, n: usize, site: &'t Site, now: u64) -> Option<Packet<'t, W>> {
+    /// The next packet that what was heard draws. Nobody is asked because his time has come: what waits to be heard may say that
+    /// he is not silent. With what follows it, as long as that is alike and all its data has `most` octets at most: for who can have
+    /// it [cut](Packet::cut).
+    #[must_use]
+    pub fn next_heard<'t>(&mut self, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
+        if let Some((header, way)) = self.say.pop_front() {
+            return Some(Packet::without_data(header, way));
+        }
+        while let Some(n) = self.active.front().copied() {
+            if let Some(packet) = self.run(n, site, now, most) {
+                return Some(packet);
+            }
+            self.active.pop_front();
+            if let Some(entry) = &mut self.places[n] {
+                entry.active = false;
+            }
+        }
+        None
+    }
+
+    /// Takes a packet back that found no room: it is the next of its connection.
+    pub fn put_back(&mut self, packet: &Packet<'_, W>) {
+        let Some((n, due, value)) = packet.of else { return };
+        if let Some(entry) = &mut self.places[n] {
+            entry.keep(due, value);
+            self.activate(n);
+        }
+    }
+
+    /// The next packet of a place, and what goes with it.
+    fn run<'t>(&mut self, n: usize, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
+        let (first, value) = self.due(n, now)?;
         let entry = self.places[n].as_mut()?;
+        let (first, rest) = first.split(entry.sender.full(), most);
+        if let Some(rest) = rest {
+            entry.keep(rest, value);
+        }
+        let mut packet = entry.packet(n, first, value, site);
+        while packet.takes_more(most)
+            && let Some((due, value)) = self.due(n, now)
+            && let Some(entry) = &mut self.places[n]
+        {
+            let (next, rest) = due.split(entry.sender.full(), 0);
+            if !packet.append(&entry.packet(n, next, value, site), most) {
+                entry.keep(due, value);
+                break;
+            }
+            if let Some(rest) = rest {
+                entry.keep(rest, value);
+            }
+        }
+        Some(packet)
+    }
+
+    /// What is sent next of a place, and its timestamp.
+    fn due(&mut self, n: usize, now: u64) -> Option<(Due, u32)> {
+        let entry = self.places[n].as_mut()?;
+        if let Some(kept) = entry.ahead.pop() {
+            return Some(kept);
+        }
         let due = entry.sender.next(entry.path, now);
         let deadline = entry.sender.deadline.unwrap_or(NEVER);
         self.deadlines[n] = deadline;
         self.next_deadline = self.next_deadline.min(deadline);
-        let due = due?;
-        let value = entry.value(&due);
-        let echo = entry.header.options.stamps.map_or(0, |stamps| stamps.echo);
-        let last = due.fin || due.to == entry.length;
-        let flags = TcpFlags::ACK
-            | if last && due.to > due.from { TcpFlags::PSH } else { 0 }
-            | if due.fin { TcpFlags::FIN } else { 0 };
-        let options = Options { stamps: Some(Stamps { value, echo }), ..Options::default() };
-        let seq = entry.header.seq.wrapping_add(due.from);
-        let header = Header { seq, flags: TcpFlags(flags), options, ..entry.header };
-        let answer = Some((entry.answer, entry.head, site));
-        Some(Packet { header, answer, from: due.from, to: due.to, way: entry.way })
+        due.map(|due| (due, entry.value(&due)))
+    }
+
+    fn say(&mut self, header: Header, way: W) {
+        // A client that is not answered repeats what it said.
+        if self.say.len() < SAID {
+            self.say.push_back((header, way));
+        }
+    }
+
+    fn activate(&mut self, n: usize) {
+        if let Some(entry) = &mut self.places[n]
+            && !core::mem::replace(&mut entry.active, true)
+        {
+            self.active.push_back(n);
+        }
     }
 
     fn route(&mut self, n: usize, site: &Site, path: Option<u16>, way: W) {
@@ -386,7 +422,7 @@ impl<W: Copy> Downloads<W> {
         if let Some(entry) = &mut self.places[n] {
             entry.used = now;
         }
-        self.active = Some(n);
+        self.activate(n);
     }
 
     fn bucket(&self, flow: &Flow) -> core::ops::Range<usize> {
@@ -409,15 +445,14 @@ impl<W: Copy> Downloads<W> {
     }
 
     fn forget(&mut self, n: usize) {
-        self.places[n] = None;
-        self.deadlines[n] = NEVER;
-        if self.active == Some(n) {
-            self.active = None;
+        if self.places[n].take().is_some_and(|entry| entry.active) {
+            self.active.retain(|active| *active != n);
         }
+        self.deadlines[n] = NEVER;
     }
 }
 
-impl<W> Entry<W> {
+impl<W: Copy> Entry<W> {
     /// Before a client that does not answer is asked again. There are stacks that leave out a segment whose acknowledgement is
     /// behind one that they had (RFC 793 lets them ignore the acknowledgement), such as one of a replica that the client repeated its
     /// request to. Before the answer's first octet arrived, only the whole request says what is wanted.
@@ -427,6 +462,36 @@ impl<W> Entry<W> {
             self.header.ack = self.header.ack.wrapping_add(left.min(1 << (self.unanswered - 1).min(4)));
         }
         self.unanswered += 1;
+    }
+
+    /// Is sent before all else.
+    fn keep(&mut self, due: Due, value: u32) {
+        // What is taken is put back before more is taken, and what follows it: two at most.
+        let kept = self.ahead.try_push((due, value));
+        debug_assert!(kept.is_ok(), "a segment is forgotten");
+    }
+
+    /// A packet with what is due.
+    fn packet<'t>(&self, n: usize, due: Due, value: u32, site: &'t Site) -> Packet<'t, W> {
+        let echo = self.header.options.stamps.map_or(0, |stamps| stamps.echo);
+        let last = due.fin || due.to == self.length;
+        let flags = TcpFlags::ACK
+            | if last && due.to > due.from { TcpFlags::PSH } else { 0 }
+            | if due.fin { TcpFlags::FIN } else { 0 };
+        let options = Options { stamps: Some(Stamps { value, echo }), ..Options::default() };
+        let header = Header {
+            seq: self.header.seq.wrapping_add(due.from),
+            flags: TcpFlags(flags),
+            options,
+            ..self.header
+        };
+        Packet::of_answer(
+            header,
+            (self.answer, self.head, site),
+            (n, due, value),
+            self.sender.full(),
+            self.way,
+        )
     }
 
     /// The timestamp of a segment: never below what the client had last, and in one cell never below one before it.

@@ -164,7 +164,7 @@ impl Sender {
         sender
     }
 
-    fn full(&self) -> u32 {
+    pub(crate) fn full(&self) -> u32 {
         self.class.segment()
     }
 

@@ -3,6 +3,7 @@
 mod allocation;
 mod cases;
 mod corpus;
+mod cut;
 mod guesses;
 mod large;
 mod losses;

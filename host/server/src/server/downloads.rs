@@ -1,8 +1,9 @@
 //! Large answers on the turn: what their clients acknowledge is taken, what may be sent is, and whoever is silent is asked when
 //! his time has come.
 
-use rivulet_packet::EthHeader;
-use rivulet_plain::{Asked, Segment, is_under_way};
+use rivulet_packet::{EthHeader, eth};
+use rivulet_pktio::{Backend, Checksum, IoError, PacketIo, Segmentation, SegmentationKind, TxFrame};
+use rivulet_plain::{Asked, Packet, Segment, is_under_way};
 
 use super::Server;
 use super::plain::{Door, Objects};
@@ -39,16 +40,73 @@ impl Objects {
     }
 }
 
+/// Octets of data that are sent in one piece at most, for the kernel or the device to cut: what an IP packet takes beside its headers.
+const MOST: u32 = 65_000;
+/// Octets of Ethernet, IP and TCP headers.
+const HEADERS: usize = 14 + 40 + 60;
+
+/// Hands the interface several segments in one piece; how many pieces it took.
+fn send_whole(packet: &Packet<'_, Back>, size: u16, io: &mut dyn PacketIo) -> Result<usize, IoError> {
+    let Back { ethernet, ether_type } = packet.way;
+    if ethernet.vlan.is_some() {
+        // Not every kernel finds the headers behind a tag.
+        return Ok(0);
+    }
+    let mut head = [0; HEADERS];
+    let lead = ethernet.length();
+    let (true, Ok((length, body))) =
+        (ethernet.fill(&mut head, ether_type), packet.write_head(&mut head[lead..]))
+    else {
+        // Not put together by anybody.
+        return Ok(1);
+    };
+    let length = lead + length;
+    let (kind, start) = match ether_type {
+        eth::IPV4 => (SegmentationKind::Tcp4, lead + 20),
+        _ => (SegmentationKind::Tcp6, lead + 40),
+    };
+    let checksum = Checksum::Partial { start: start as u16, offset: 16 };
+    let segmentation = Some(Segmentation { kind, size, header_len: length as u16 });
+    io.send(&[TxFrame { head: &head[..length], body, checksum, segmentation }])
+}
+
+/// Which large answers send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// Whose client was heard last.
+    Heard,
+    /// And those whose client has been silent for as long as they wait: of use only when all that came is heard.
+    Silent,
+}
+
 impl Server {
     /// Sends what large answers have to send, as far as there is room.
-    pub(super) fn send_downloads(&mut self) {
+    pub(super) fn send_downloads(&mut self, who: Who) {
         let now = self.now();
+        let mut most = if self.io.backend() == Backend::AfPacket { MOST } else { 0 };
         for n in 0..self.running.len() {
             while self.has_room() {
                 let Some(Door::Objects(objects)) = &mut self.running[n].plain else { break };
-                let Objects { replica, downloads } = objects.as_mut();
-                let Some(packet) = downloads.as_mut().and_then(|d| d.next(&replica.site, now)) else { break };
+                let Objects { replica, downloads: Some(downloads) } = objects.as_mut() else { break };
+                let heard = downloads.next_heard(&replica.site, now, most);
+                let silent = || (who == Who::Silent).then(|| downloads.next(&replica.site, now)).flatten();
+                let Some(packet) = heard.or_else(silent) else { break };
                 let Back { ethernet, ether_type } = packet.way;
+                if let Some(size) = packet.cut() {
+                    match send_whole(&packet, size, self.io.as_mut()) {
+                        Ok(1..) => {}
+                        // Segment by segment it waits for room.
+                        Ok(0) => {
+                            most = 0;
+                            downloads.put_back(&packet);
+                        }
+                        Err(e) => {
+                            self.trouble(&e);
+                            return;
+                        }
+                    }
+                    continue;
+                }
                 let (lead, length) = (ethernet.length(), packet.length());
                 match self.io.reserve(lead + length) {
                     Some(room) => {

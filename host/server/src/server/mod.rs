@@ -100,6 +100,8 @@ pub struct Server {
     held_back: bool,
     /// A turn was taken: before that nobody answers.
     turned: bool,
+    /// Clients of large answers were heard, and not answered yet.
+    heard: bool,
     /// Continuations travel as differences to what the client predicts.
     delta: bool,
     paths: Paths,
@@ -192,6 +194,7 @@ impl Server {
             reopened: 0,
             held_back: false,
             turned: false,
+            heard: false,
             delta: true,
             paths: Paths::default(),
             place,

@@ -201,14 +201,16 @@ impl Server {
         let verdict = match door {
             Door::Objects(objects) => {
                 if objects.hear(&segment, path, way.to(), now) {
-                    return self.send_downloads();
+                    self.heard = true;
+                    return;
                 }
                 let verdict = objects.replica.receive(&segment, minute, path);
                 if let Verdict::Begin(asked) = &verdict {
                     let asked = *asked;
                     drop(verdict);
                     objects.begin(&segment, &asked, path, way.to(), now);
-                    return self.send_downloads();
+                    self.heard = true;
+                    return;
                 }
                 verdict
             }

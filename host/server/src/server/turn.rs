@@ -15,6 +15,7 @@ use rivulet_transport::MAX_RESPONSES;
 use rivulet_transport::Time;
 use rivulet_transport::server::{Refusal, Verdict, step};
 
+use super::downloads::Who;
 use super::{Application, LOOK, Origin, Server, common_clock, elapsed, payload};
 use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
@@ -49,8 +50,9 @@ impl Server {
             self.paths.learn(client, mtu, self.now());
         }
         self.take_answers();
-        if due.is_some() {
-            self.send_downloads();
+        if due == Some(Duration::ZERO) {
+            // What found no room.
+            self.send_downloads(Who::Heard);
         }
         self.load = 0;
         for _ in 0..MAX_BATCHES {
@@ -66,10 +68,19 @@ impl Server {
                 self.frame(index, application);
             }
             self.load += before - self.waiting.len();
+            if std::mem::take(&mut self.heard) {
+                // Of all that was heard at once: what follows one another goes in one piece.
+                self.send_downloads(Who::Heard);
+            }
             self.flush();
             if !self.waiting.is_empty() {
                 break;
             }
+        }
+        if due.is_some() && self.waiting.is_empty() {
+            // Behind what came: where this process had to wait for its turn, clients seem silent whose word is here already.
+            self.send_downloads(Who::Silent);
+            self.flush();
         }
         self.load += self.waiting.len();
         self.place.set_load(self.load);

@@ -1,0 +1,118 @@
+//! A packet of a large answer: one segment, or several that follow one another and are alike, for a device or a kernel to cut
+//! (TCP segmentation offload).
+
+use rivulet_packet::BuildError;
+use rivulet_packet::segment::TcpFlags;
+
+use super::sender::Due;
+use crate::answer::Answer;
+use crate::segment::Header;
+use crate::small::Site;
+
+/// A packet to be sent.
+#[derive(Debug)]
+pub struct Packet<'t, W> {
+    header: Header,
+    answer: Option<(Answer, u32, &'t Site)>,
+    /// The place it is of, what it sends, and its timestamp.
+    pub(super) of: Option<(usize, Due, u32)>,
+    from: u32,
+    to: u32,
+    /// Octets of data of each segment but the last.
+    full: u32,
+    /// Where to, as it was said with what was heard.
+    pub way: W,
+}
+
+impl<'t, W> Packet<'t, W> {
+    pub(super) fn without_data(header: Header, way: W) -> Self {
+        Packet { header, answer: None, of: None, from: 0, to: 0, full: 0, way }
+    }
+
+    pub(super) fn of_answer(
+        header: Header,
+        answer: (Answer, u32, &'t Site),
+        of: (usize, Due, u32),
+        full: u32,
+        way: W,
+    ) -> Self {
+        let (from, to) = (of.1.from, of.1.to);
+        Packet { header, answer: Some(answer), of: Some(of), from, to, full, way }
+    }
+
+    /// Whether full segments alone are here, of what lies in one piece of memory, and one more may follow. What is sent again goes
+    /// alone: if somebody on the way cannot cut, a download is slow and not stuck.
+    pub(super) fn takes_more(&self, most: u32) -> bool {
+        let once = self.of.is_some_and(|(_, due, _)| !due.again);
+        let whole = self.full > 0 && self.to > self.from && (self.to - self.from).is_multiple_of(self.full);
+        let body = self.answer.is_some_and(|(_, head, _)| self.from >= head);
+        once && whole && body && self.to - self.from + self.full <= most
+    }
+
+    /// Puts a segment behind those that are here, if it goes on where they end and says the same.
+    pub(super) fn append(&mut self, next: &Self, most: u32) -> bool {
+        let Header { seq, flags, .. } = self.header;
+        let alike = Header { seq, flags, ..next.header } == self.header;
+        let data = next.to.saturating_sub(next.from);
+        let (Some((_, due, _)), Some((_, more, _))) = (&mut self.of, &next.of) else { return false };
+        if !alike || next.from != self.to || data == 0 || data > self.full || next.to - self.from > most {
+            return false;
+        }
+        (due.to, due.fin, self.to) = (more.to, more.fin, next.to);
+        // Both kinds say nothing where they stand on the last one alone.
+        self.header.flags = TcpFlags(flags.0 | next.header.flags.0);
+        true
+    }
+
+    /// Octets of it, from its IP header on.
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.header.length() + (self.to - self.from) as usize
+    }
+
+    /// Octets of data of each segment but the last one, where there are several.
+    #[must_use]
+    pub fn cut(&self) -> Option<u16> {
+        let several = self.to - self.from > self.full && self.full > 0;
+        u16::try_from(self.full).ok().filter(|_| several)
+    }
+
+    /// Writes it; gives its length.
+    ///
+    /// # Errors
+    /// [`BuildError`], if the buffer has less than [`length`](Self::length) octets.
+    pub fn write(&self, packet: &mut [u8]) -> Result<usize, BuildError> {
+        let (start, need, have) = (self.header.length(), self.length(), packet.len());
+        let data = packet.get_mut(start..need).ok_or(BuildError::BufferTooSmall { need, have })?;
+        if let Some((answer, head, site)) = self.answer
+            && !answer.copy(&site.table, head, self.from, data)
+        {
+            return Err(BuildError::Inconsistent { what: "a segment beyond its answer" });
+        }
+        self.header.finish(packet, need - start)
+    }
+
+    /// Writes its headers alone, the sum left to whom the data behind them passes, and gives their length and the data.
+    ///
+    /// # Errors
+    /// [`BuildError`], if the buffer has no room for them, or the data does not lie in one piece of memory.
+    pub fn write_head(&self, room: &mut [u8]) -> Result<(usize, &'t [u8]), BuildError> {
+        let data = self.answer.and_then(|(answer, head, site)| {
+            answer.data(&site.table, self.from.checked_sub(head)?, (self.to - self.from) as usize)
+        });
+        let data = data.ok_or(BuildError::Inconsistent { what: "data that is made" })?;
+        Ok((self.header.finish_head(room, data.len())?, data))
+    }
+}
+
+impl Due {
+    /// What goes into one packet, which takes `most` octets but one full segment at least, and what is left.
+    pub(super) fn split(self, full: u32, most: u32) -> (Due, Option<Due>) {
+        let room = (most / full).max(1) * full;
+        if self.to - self.from <= room {
+            return (self, None);
+        }
+        let at = self.from + room;
+        (Due { to: at, fin: false, ..self }, Some(Due { from: at, ..self }))
+    }
+}
