@@ -241,7 +241,8 @@ impl Server {
                 ..Policy::default()
             };
             let same = |r: &&mut Running| r.service.keys.service == service.keys.service;
-            let before = self.running.iter_mut().find(same);
+            let mut before = self.running.iter_mut().find(same);
+            let remembered = before.as_mut().and_then(|r| r.plain.take());
             let replay = before.and_then(|r| {
                 let replay = r.transport.replay.take();
                 replay.filter(|_| r.service.horizon == service.horizon)
@@ -249,6 +250,9 @@ impl Server {
             let transport = transport(policy, replay);
             let mut served = Running::new(service, transport);
             served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu, self.memory);
+            if let (Some(door), Some(before)) = (&mut served.plain, remembered) {
+                door.inherit(before);
+            }
             running.push(served);
         }
         self.running = running;

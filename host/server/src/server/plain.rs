@@ -38,6 +38,17 @@ impl Door {
         }
     }
 
+    /// What another door of the service remembers of answers under way, if it has the same content: all replicas hear of a change at once, and
+    /// nobody would know of a client whose replica died.
+    pub(super) fn inherit(&mut self, before: Door) {
+        if let (Door::Objects(now), Door::Objects(before)) = (self, before)
+            && now.replica.site.table.version() == before.replica.site.table.version()
+        {
+            now.replica.ring = before.replica.ring;
+            now.downloads = before.downloads;
+        }
+    }
+
     /// What is remembered of answers under way: of what a back end says, nothing.
     pub(super) fn set_memory(&mut self, memory: Memory) {
         if let Door::Objects(objects) = self {
@@ -380,9 +391,35 @@ impl Way {
 #[cfg(test)]
 mod tests {
     use rivulet_packet::TcpFlags;
-    use rivulet_plain::Options;
+    use rivulet_plain::{CookieKey, Entry, Object, Options, Table};
 
     use super::*;
+
+    /// Of content that begins with this octet, with room for so much.
+    fn objects(octet: u8, room: usize) -> Door {
+        let object = Object { kind: "text/plain".into(), hash: [octet; 16], body: vec![octet].into() };
+        let table = Table::new(vec![("a".into(), Entry::Object(object))], false).unwrap().into();
+        let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };
+        let site = Site { keys, table, mtu: 1500, large: true };
+        let replica = Replica { site, ring: Some(Ring::new(room)) };
+        Door::Objects(Box::new(Objects { replica, downloads: Some(Downloads::new(room)) }))
+    }
+
+    fn room(door: &Door) -> (usize, usize) {
+        let Door::Objects(objects) = door else { panic!("a back end") };
+        (objects.replica.ring.as_ref().unwrap().octets(), objects.downloads.as_ref().unwrap().octets())
+    }
+
+    #[test]
+    fn what_is_remembered_outlives_an_update_but_no_other_content() {
+        let before = room(&objects(1, 64));
+        let mut door = objects(1, 4);
+        assert_ne!(room(&door), before);
+        door.inherit(objects(1, 64));
+        assert_eq!(room(&door), before);
+        door.inherit(objects(2, 16));
+        assert_eq!(room(&door), before);
+    }
 
     #[test]
     fn what_is_handed_on_has_come_a_hop_further() {
