@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from . import stateless_kills
+from . import stateless_kills, stateless_large_long
 from . import stateless_large_cost as cost
 from . import stateless_large_tor as tor
 from . import stateless_large_wire as wire
@@ -23,12 +23,14 @@ Json = dict[str, Any]
 WHOLE = 10
 """Repetitions of what is kept."""
 
+
 PARTS: dict[str, Callable[[Any], Any]] = {
     "paths": lambda options: [wire.measure(path, options.repetitions) for path in wire.PATHS],
     "cpu": lambda options: cost.measure(options.repetitions),
     "fairness": lambda options: [wire.beside(flows, max(3, options.repetitions // 2)) for flows in wire.FLOWS],
     "kills": lambda options: tor.kills(options.repetitions),
     "demo": lambda options: tor.demo(max(3, options.repetitions // 3)),
+    "long": lambda options: stateless_large_long.long(),
     "many": lambda options: stateless_kills.kills(options.kills, 1200.0, 1, stateless_kills.LARGE),
 }
 
@@ -93,6 +95,14 @@ def words(result: Json) -> str:
         ]
         said += ["The three clients of `make demo`, Mb/s:"]
         said += [table(("link, Mb/s", "client", "one replica", "three", "three, two killed"), rows)]
+    if "long" in result:
+        part = result["long"]
+        said.append(
+            f"A download of {part['megabytes']:g} MB through {part['kills']} kills, {part['pauses']} times closed"
+            f" for a minute, to a client with `tcp_retries2={part['retries']}`:"
+            f" {part['seconds'] / 60:.1f} minutes, {part['broken']} broken,"
+            f" longest silence {part['longest_gap_s']:.1f} s."
+        )
     if "many" in result:
         part = result["many"]
         said.append(
@@ -119,9 +129,8 @@ def main() -> int:
             print(f"{part} is kept: {save('stateless-large', kept)}", flush=True)
     if not keep:
         print("not all was run: nothing is kept")
-    found = (
-        wire.bars(result) + cost.bars(result) + tor.bars(result) + stateless_kills.bars({"kills": result.get("many")})
-    )
+    found = wire.bars(result) + cost.bars(result) + tor.bars(result) + stateless_large_long.bars(result)
+    found += stateless_kills.bars({"kills": result.get("many")})
     return judge(found)
 
 
