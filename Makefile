@@ -7,7 +7,7 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/removal.py host/removal_transport.py host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
+PYTHON_DIRS := controller mininet bench host/removal.py host/removal_moves.py host/removal_transport.py host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim rivulet-cm-apps
 packages = $(addprefix -p ,$(1))
 
@@ -105,7 +105,7 @@ demo: demo-failover ## kill replicas in the middle of a download and see the sam
 setup-browser: setup
 	@scripts/setup.sh --browser
 
-setup-trods: setup-browser # nginx and memcached, which are not started
+setup-trods: setup-browser # nginx, memcached and sshd, which are not started
 	@scripts/setup.sh --trods
 
 .PHONY: setup-audio
@@ -114,6 +114,7 @@ setup-audio: setup # ffmpeg
 
 demo-stateless: setup-browser
 demo-trods: setup-trods
+demo-upgrade: setup-trods
 demo-cm: setup-audio
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")

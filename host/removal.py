@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_transport  # noqa: E402
 from defences import Removal, parser, run, take_out  # noqa: E402
@@ -104,7 +105,7 @@ ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
 OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
-REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | {
+REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.REMOVALS | {
     # Kernel TCP by the Congestion Manager.
     "cm-old-loss": Removal(
         "host/cm/src/controller/aimd.rs", "self.recovering() || report.old;", "self.recovering();",

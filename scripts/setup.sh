@@ -16,12 +16,13 @@ export UV_NATIVE_TLS=1
 PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
 # aria2: a client; apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers; ffmpeg: audio;
-# libfaketime: clocks that jump; lintian: the packages; memcached: where records of plain connections are kept; tshark: the Wireshark dissector.
-TEST_PACKAGES=(apache2-utils aria2 chromium etcd-server ffmpeg libfaketime lintian memcached nginx-light tshark)
+# libfaketime: clocks that jump; lintian: the packages; memcached: where records of plain connections are kept; openssh-server: sessions
+# that outlive upgrades; tshark: the Wireshark dissector.
+TEST_PACKAGES=(apache2-utils aria2 chromium etcd-server ffmpeg libfaketime lintian memcached nginx-light openssh-server tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)
-[[ " $* " == *" --trods "* ]] && PACKAGES+=(memcached nginx-light)
+[[ " $* " == *" --trods "* ]] && PACKAGES+=(memcached nginx-light openssh-server)
 [[ " $* " == *" --audio "* ]] && PACKAGES+=(ffmpeg)
 [[ " $* " == *" --bench "* ]] && PACKAGES+=(knot nginx-light nsd)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import trods_cost, trods_crowd, trods_flood, trods_kills, trods_stall
+from . import trods_cost, trods_crowd, trods_flood, trods_kills, trods_moves, trods_stall
 from .bars import judge
 from .host import nginx_version
 from .rig import flags, plot_path
@@ -22,6 +22,9 @@ from .trods_plot import plot
 from .trods_rack import HARMS
 
 Json = dict[str, Any]
+
+ROUNDS = 2
+"""Upgrades of each replica."""
 
 
 def _kills(options: Any) -> Json:
@@ -46,12 +49,17 @@ def _flood(options: Any) -> Json:
         return trods_flood.floods(rig, options.repetitions or 3, 2 * options.seconds)
 
 
+def _moves(options: Any) -> Json:
+    return trods_moves.moves(options.rounds)
+
+
 PARTS: dict[str, Callable[[Any], Json]] = {
     "cost": _cost,
     "flood": _flood,
     "crowd": _crowd,
     "stall": _stall,
     "kills": _kills,
+    "moves": _moves,
 }
 
 
@@ -69,6 +77,7 @@ def main() -> int:
     parser.add_argument("--idle", type=int, default=trods_crowd.IDLE, help="connections of the crowd")
     parser.add_argument("--active", type=int, default=trods_crowd.ACTIVE, help="downloads in it")
     parser.add_argument("--fetches", type=int, default=trods_cost.FETCHES, help="serial fetches of each server")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="upgrades of each replica")
     parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
     options = parser.parse_args()
     if options.update and not _is_full(options):
@@ -85,7 +94,7 @@ def main() -> int:
         print(save("trods", kept))
     else:
         print("not all was run: nothing is kept")
-    parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills)
+    parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills, trods_moves)
     return judge([bar for part in parts for bar in part.bars(result)])
 
 
@@ -96,6 +105,7 @@ def _is_full(options: Any) -> bool:
         (options.idle, trods_crowd.IDLE),
         (options.active, trods_crowd.ACTIVE),
         (options.fetches, trods_cost.FETCHES),
+        (options.rounds, ROUNDS),
         (len(set(options.kinds)), len(trods_stall.KINDS)),
         (len(set(options.harms)), len(HARMS)),
     )

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from .client import ApiError, Client, default_address, leading
 from .config import ConfigError
+from .moving import progress
 from .rack_file import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a Rivulet rack and change it.")
@@ -34,6 +35,8 @@ STYLES = {
     "mute": "bold red",
     "unknown": "yellow",
 }
+WAIT_S = 0.2
+"""Between two looks at a replica that is waited for: its agent reports ten times a second."""
 BARS = " ▁▂▃▄▅▆▇█"
 BAD = ("EXCLUDED", "NO_REPLICA", "MUTE", "LEFT_OUT", "OTHER_CONTENT")
 """Events that are bad news."""
@@ -141,12 +144,34 @@ def replica(name: Replica) -> None:
 
 
 @app.command()
-def drain(replica: Replica, yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask first")] = False) -> None:
-    """New flows go to other replicas; what runs goes on. Undo with `undrain`."""
+def drain(
+    replica: Replica,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask first")] = False,
+    wait: Annotated[
+        float | None, typer.Option(help="so many seconds, until all have moved that can; else the exit code is 1")
+    ] = None,
+) -> None:
+    """New flows go to other replicas, and so do connections with TRODS; all others go on. Undo with `undrain`."""
     if not yes:
         typer.confirm(f"Drain {replica}? New flows go to the other replicas", abort=True)
     _client().post(f"/api/replicas/{replica}/drain")
     console.print(f"{replica} drains")
+    if wait is not None and not _moved(replica, wait):
+        raise typer.Exit(1)
+
+
+def _moved(replica: str, patience_s: float) -> bool:
+    """Shows how connections leave a replica, until all have that can or time is over."""
+    ends, before = time.monotonic() + patience_s, ""
+    while True:
+        found = _client().get(f"/api/replicas/{replica}")
+        so_far = progress(found)
+        if so_far.words != before:
+            console.print(f"{replica}: {so_far.words}")
+            before = so_far.words
+        if so_far.done or time.monotonic() >= ends:
+            return so_far.done
+        time.sleep(WAIT_S)
 
 
 @app.command()
@@ -287,11 +312,11 @@ def _trods(found: dict[str, Any]) -> list[Table]:
     reports = {replica["name"]: replica["trods"] for replica in found["replicas"] if replica["trods"] is not None}
     if not reports:
         return []
-    columns = ("replica", "protected", "adopted", "refused", "unprotected")
+    columns = ("replica", "protected", "adopted", "refused", "moved", "unprotected")
     table = Table(*columns, box=None, title="TRODS, connections", title_justify="left")
     for name, counts in reports.items():
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["unprotected"].items()))
-        table.add_row(name, *(str(counts[fate]) for fate in columns[1:4]), reasons or "0")
+        table.add_row(name, *(str(counts[fate]) for fate in columns[1:5]), reasons or "0")
     return [table]
 
 

@@ -21,6 +21,7 @@ TRODS = {
     "protected": "of which a record was stored",
     "adopted": "of other replicas that go on here",
     "refused": "of other replicas that were reset here",
+    "moved": "that this replica left to others while it drained",
 }
 
 

@@ -111,6 +111,10 @@ class TrodsCounts:
     """Another replica's, which go on there."""
     refused: int = 0
     """Another replica's, which were reset there."""
+    moved: int = 0
+    """Its own, which it left to other replicas while it drained."""
+    watched: int = 0
+    """Those that are there now: of a replica that drains, those that are still to move."""
 
 
 def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
@@ -123,4 +127,4 @@ def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
         known = _REASON.fullmatch(reason) and len(unprotected) < REASONS_MAX
         name = reason if known else "other"
         unprotected[name] = unprotected.get(name, 0) + count
-    return TrodsCounts(status.protected, unprotected, status.adopted, status.refused)
+    return TrodsCounts(status.protected, unprotected, status.adopted, status.refused, status.moved, status.watched)

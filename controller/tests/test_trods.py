@@ -15,6 +15,7 @@ from rivulet_controller.cli import _trods
 from rivulet_controller.config import Config, ConfigError
 from rivulet_controller.metrics import Metrics
 from rivulet_controller.modes import Mode, settled
+from rivulet_controller.moving import Progress, progress
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.rack_file import parse
 from rivulet_controller.state import State
@@ -233,7 +234,7 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
 
     async with running(switch, tmp_path, TRODS) as controller, FakeAgent(agents, "r2") as two:
         async with FakeAgent(agents, "r1") as one:
-            one.trods = agent_pb2.TrodsStatus(incarnation=41, protected=3, unprotected={"tls": 2}, adopted=1)
+            one.trods = agent_pb2.TrodsStatus(incarnation=41, protected=3, unprotected={"tls": 2}, adopted=1, moved=6)
             await until(lambda: incarnations(two) == [41, 0, 0], "r2 knows where r1's records are")
             text = Metrics(controller).text().decode()
             for line in (
@@ -241,6 +242,7 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
                 'rivulet_trods_unprotected_total{reason="tls",replica="r1"} 2.0',
                 'rivulet_trods_adopted_total{replica="r1"} 1.0',
                 'rivulet_trods_refused_total{replica="r1"} 0.0',
+                'rivulet_trods_moved_total{replica="r1"} 6.0',
             ):
                 assert line in text
             assert 'rivulet_trods_protected_total{replica="r2"}' not in text
@@ -251,11 +253,23 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
 
 
 def test_people_see_what_became_of_connections() -> None:
-    shown = {"protected": 5, "unprotected": {"tls": 2, "post": 1}, "adopted": 3, "refused": 0}
+    shown = {"protected": 5, "unprotected": {"tls": 2, "post": 1}, "adopted": 3, "refused": 0, "moved": 4}
     (table,) = _trods({"replicas": [{"name": "r1", "trods": shown}, {"name": "r2", "trods": None}]})
     cells = [list(column.cells) for column in table.columns]
-    assert cells == [["r1"], ["5"], ["3"], ["0"], ["post 1, tls 2"]]
+    assert cells == [["r1"], ["5"], ["3"], ["0"], ["4"], ["post 1, tls 2"]]
     assert _trods({"replicas": [{"name": "r2", "trods": None}]}) == []
+
+
+def test_a_drain_is_done_when_nothing_is_left_that_can_move() -> None:
+    def of(moved: int, watched: int, load: int) -> Progress:
+        return progress({"trods": {"moved": moved, "watched": watched}, "load": load})
+
+    assert of(3, 2, 7).words == "3 moved, 2 to move, 5 stay until they end"
+    assert of(5, 0, 0).words == "5 moved, 0 to move, none stays"
+    assert (of(3, 2, 7).done, of(5, 0, 5).done) == (False, True)
+    # The kernel's sockets are counted less often.
+    assert of(0, 3, 1).staying == 0
+    assert progress({"trods": None, "load": 4}) == Progress(0, 0, 4)
 
 
 def test_trace_says_who_speaks() -> None:

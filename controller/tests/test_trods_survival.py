@@ -10,6 +10,7 @@ import pytest
 from netrack import SERVICE, NetRack, needs_rack
 from test_adoption_rack import Flow, holders
 
+from rivulet_controller.moving import progress
 from rivulet_lab import binary, nginx
 
 pytestmark = [
@@ -122,6 +123,35 @@ def freeze(rack: PlainRack, name: str) -> Callable[[], None]:
             process.send_signal(signal.SIGCONT)
 
     return thaw
+
+
+def upgrade(rack: PlainRack, name: str, flow: Flow | None) -> None:
+    """Drains a replica, of which a download may be one's, restarts its agent, and takes it back."""
+    before = rack.replica(name)["incarnation"]
+    rack.client.post(f"/api/replicas/{name}/drain")
+    rack.until(lambda: rack.replica(name)["draining"] and rack.as_described(), f"{name} drains")
+    if flow is not None:
+        holder(rack, flow, name)
+        rack.until(lambda: progress(rack.replica(name)).moved > 0, f"{name} has left the download")
+    rack.until(lambda: progress(rack.replica(name)).done, f"{name} is left")
+    rack.end(name, signal.SIGTERM)
+    rack.start_replica(name)
+    rack.until(lambda: rack.replica(name)["incarnation"] not in (0, before), f"{name} has another agent")
+    rack.client.post(f"/api/replicas/{name}/undrain")
+    rack.until(rack.all_well, f"{name} is back")
+
+
+def test_a_download_leaves_a_replica_that_is_upgraded(plain: PlainRack) -> None:
+    rack = plain
+    before = rack.exclusions()
+    flow = download(rack, PORT + 50)
+    one = holder(rack, flow)
+    upgrade(rack, one, flow)
+    assert holder(rack, flow, one) != one, "what moved is not taken back"
+    # Enough was seen of it: its end is the other test's.
+    flow.process.popen.kill()
+    flow.process.popen.wait()
+    assert (rack.trods("refused"), rack.exclusions()) == (0, before), "an agent that was restarted was missed"
 
 
 HARMS = {"nginx": kill_nginx, "agent": kill_agent, "link": cut_link, "freeze": freeze}

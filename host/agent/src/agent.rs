@@ -46,6 +46,10 @@ pub struct TrodsCounts {
     pub adopted: u64,
     /// Connections of other replicas that were reset here, as where objects differ.
     pub refused: u64,
+    /// Connections that this replica, while it drains, left to others.
+    pub moved: u64,
+    /// Connections that are watched now: while it drains, those that are still to move.
+    pub watched: u64,
 }
 
 impl From<&TrodsCounts> for TrodsStatus {
@@ -60,6 +64,8 @@ impl From<&TrodsCounts> for TrodsStatus {
                 .collect(),
             adopted: counts.adopted,
             refused: counts.refused,
+            moved: counts.moved,
+            watched: counts.watched,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use rivulet_cli::agent::{self, AgentArgs};
+use rivulet_cli::agent::{self, AgentArgs, StandInArgs};
 use rivulet_cli::cm::{self, CmArgs};
 use rivulet_cli::get::{self, GetArgs};
 use rivulet_cli::run::{self, RunArgs};
@@ -25,6 +25,8 @@ struct Cli {
 enum Command {
     Serve(ServeArgs),
     Agent(AgentArgs),
+    #[command(hide = true)]
+    StandIn(StandInArgs),
     Get(GetArgs),
     Run(RunArgs),
     Cm(CmArgs),
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Serve(args) => serve::serve(&args).map(|()| 0),
         Command::Agent(args) => agent::run(&args).map(|()| 0),
+        Command::StandIn(args) => agent::stand_in(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
         Command::Run(args) => run::run(&args),
         Command::Cm(args) => cm::run(&args),

@@ -147,6 +147,28 @@ impl Age {
     }
 }
 
+impl Age {
+    /// As a list of connections has it (`moves`).
+    #[must_use]
+    pub fn encode(&self) -> [u8; 20] {
+        let mut octets = [0; 20];
+        for (to, word) in octets.chunks_exact_mut(4).zip([self.isns.0, self.isns.1, self.version]) {
+            to.copy_from_slice(&word.to_be_bytes());
+        }
+        octets[12..].copy_from_slice(&self.at_ms.to_be_bytes());
+        octets
+    }
+
+    /// What [`Age::encode`] made.
+    #[must_use]
+    pub fn decode(octets: &[u8; 20]) -> Age {
+        let word =
+            |at: usize| u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
+        let at_ms = u64::from(word(12)) << 32 | u64::from(word(16));
+        Age { isns: (word(0), word(4)), version: word(8), at_ms }
+    }
+}
+
 impl Record {
     /// By which it is compared with others between the same ends.
     #[must_use]

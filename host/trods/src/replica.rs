@@ -17,7 +17,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::adopt::{AdoptConfig, Adopters, Outcome};
 use crate::flow::{Settings, Wake};
-use crate::hold::{Absence, Departed, Hold, HoldError, Pins, Rescue, Stores, Watch, now_ms};
+use crate::hold::{
+    Absence, Departed, Followers, Hold, HoldError, Leave, Leaving, Pins, Rescue, Stores, Watch, now_ms,
+};
 use crate::record::{Record, Tuple};
 use crate::store::{Store, StoreConfig};
 
@@ -59,12 +61,19 @@ pub struct Counts {
     pub adopted: u64,
     /// Of these, those whose clients were reset.
     pub refused: u64,
+    /// Connections that were left to other replicas.
+    pub moved: u64,
+    /// Connections that are watched now.
+    pub watched: u64,
 }
 
 enum Command {
     Services(Vec<Protected>),
     Departed(Departed),
     Away(Absence),
+    Leave(Vec<Leave>),
+    Follow(Vec<(u8, Departed)>),
+    Succeed,
 }
 
 /// The thread. It ends with this.
@@ -117,6 +126,8 @@ impl Replica {
                 pins,
                 adopters,
                 early,
+                leaving: Leaving::default(),
+                followers: Followers::default(),
                 ended,
                 ends,
                 commands: receive,
@@ -134,6 +145,12 @@ impl Replica {
         self.command(Command::Services(services));
     }
 
+    /// The process before this one had left all connections, and its replica was never excluded: what the kernel still has of
+    /// others is their servers'.
+    pub fn succeed(&self) {
+        self.command(Command::Succeed);
+    }
+
     /// A replica is gone: its connections are looked for.
     pub fn departed(&self, departed: Departed) {
         self.command(Command::Departed(departed));
@@ -143,6 +160,17 @@ impl Replica {
     /// where they are still here. [`Replica::back`] tells when that is done.
     pub fn away(&self, absence: Absence) {
         self.command(Command::Away(absence));
+    }
+
+    /// Connections of these services go on elsewhere, as soon as another replica [follows](Replica::follow), and of no others.
+    pub fn leave(&self, all: Vec<Leave>) {
+        self.command(Command::Leave(all));
+    }
+
+    /// These replicas live and are left by their connections: who is named beside each (this replica's index in the pool) goes
+    /// on with those that it is expected to get.
+    pub fn follow(&self, all: Vec<(u8, Departed)>) {
+        self.command(Command::Follow(all));
     }
 
     /// Absences after which it is known who holds what, since this was called last.
@@ -201,6 +229,8 @@ struct Body {
     ends: Receiver<(Tuple, Outcome)>,
     /// Connections whose server ended them, and since when.
     early: VecDeque<(Instant, FlowKey)>,
+    leaving: Leaving,
+    followers: Followers,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
 }
@@ -211,6 +241,7 @@ impl Body {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             let due = self.rescue.deadline().into_iter().chain(self.early.front().map(|(at, _)| *at + DEATH));
+            let due = due.chain(self.leaving.deadline());
             let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
             self.watch.wait(pause, self.shared.wake.as_fd());
             // How often it was woken does not matter.
@@ -238,6 +269,12 @@ impl Body {
                     let shared = Arc::clone(&self.shared);
                     self.pins.ask(absence, move || shared.wake())?;
                 }
+                Command::Succeed => self.watch.succeed(),
+                Command::Leave(all) => self.leaving.set(all)?,
+                Command::Follow(all) => {
+                    let shared = Arc::clone(&self.shared);
+                    self.followers.set(all, &self.rescue, move || shared.wake())?;
+                }
             }
         }
         while let Some(known) = self.pins.known() {
@@ -259,6 +296,7 @@ impl Body {
             }
         }
         self.rescue.turn(Instant::now(), now, &mut self.watch)?;
+        self.leaving.turn(Instant::now(), &mut self.watch)?;
         self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));
         while let Ok((Tuple { client, service }, outcome)) = self.ends.try_recv() {
             let key = FlowKey::new(client, service);
@@ -342,7 +380,8 @@ impl Body {
             tracing::warn!(error = %e, "idle connections");
         }
         let status = self.watch.status();
-        let mut counts = Counts { protected: status.protected, ..Counts::default() };
+        let (protected, watched, moved) = (status.protected, status.watched, self.leaving.moved());
+        let mut counts = Counts { protected, watched, moved, ..Counts::default() };
         counts.unprotected =
             status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
         for adopters in self.adopters.values() {

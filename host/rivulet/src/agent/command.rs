@@ -9,6 +9,7 @@ use rivulet_server::incarnation;
 
 use super::args::{AgentArgs, user};
 use super::plain::PlainTcp;
+use super::stand_in::{self, Predecessor};
 use crate::process::{
     STARTING, before_other_threads, prefer_this_thread, raise_descriptors, stop_on_signals, stopped,
     tell_ready,
@@ -31,7 +32,10 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let link = rivulet_pktio::LinkInfo::of(&interface)?;
     let incarnation = incarnation();
     let mut plain = match args.plain_tcp {
-        true => Some(PlainTcp::open(&interface, incarnation, args.health_path.clone(), args.wake.into())?),
+        true => {
+            let (path, wake) = (args.health_path.clone(), args.wake.into());
+            Some(PlainTcp::open(&interface, incarnation, path, wake, Predecessor::find(&args.socket))?)
+        }
         false => None,
     };
     let door = Door::open(DoorConfig {
@@ -104,8 +108,20 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
         }
     }
     tracing::info!("stopping");
-    if let Some(plain) = plain {
-        plain.leave();
+    let Some(mut plain) = plain else { return Ok(()) };
+    if plain.is_left_alone() {
+        match stand_in::leave_behind(&mut plain, &args.interface, &args.socket) {
+            Ok(()) => {
+                tracing::info!(
+                    "heartbeats go on for a moment: connections stay here that do not need this process"
+                );
+                // The next process takes them over as those of one that was killed.
+                std::mem::forget(addresses);
+                return Ok(());
+            }
+            Err(e) => tracing::warn!("nobody stands in for this process: {e:#}"),
+        }
     }
+    plain.leave();
     Ok(())
 }

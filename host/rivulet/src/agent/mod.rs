@@ -7,8 +7,11 @@
 
 mod args;
 mod command;
+mod moves;
 mod plain;
+mod stand_in;
 mod trods;
 
 pub use args::{AgentArgs, ControllerArgs};
 pub use command::run;
+pub use stand_in::{StandInArgs, run as stand_in};

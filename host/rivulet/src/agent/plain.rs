@@ -17,6 +17,8 @@ use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::{Plain, Service};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::moves;
+use super::stand_in::Predecessor;
 use super::trods::Guard;
 use rivulet_trods::Wake;
 
@@ -63,6 +65,8 @@ pub(super) struct PlainTcp {
     beats: Vec<(Vec<u16>, Beat)>,
     board: Arc<Mutex<Board>>,
     guard: Guard,
+    /// It sends heartbeats until this one does.
+    predecessor: Option<Predecessor>,
 }
 
 impl PlainTcp {
@@ -72,6 +76,7 @@ impl PlainTcp {
         incarnation: u32,
         path: Option<String>,
         wake: Wake,
+        predecessor: Option<Predecessor>,
     ) -> anyhow::Result<PlainTcp> {
         let io = rivulet_server::heartbeat::open(interface)?;
         let link = io.link()?;
@@ -86,8 +91,9 @@ impl PlainTcp {
             }
         })?;
         let now = Instant::now();
-        let guard = Guard::new(interface, incarnation, wake);
-        Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats: Vec::new(), board, guard })
+        let guard = Guard::new(interface, incarnation, wake, predecessor.is_some());
+        let beats = Vec::new();
+        Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats, board, guard, predecessor })
     }
 
     /// These are the services from now on.
@@ -125,6 +131,33 @@ impl PlainTcp {
         self.guard.leave();
     }
 
+    /// Whether no connection here needs an agent, for a moment: the replica is drained, and all have left that can.
+    pub(super) fn is_left_alone(&self) -> bool {
+        let (services, counts) = (&self.board.lock().services, self.guard.counts());
+        let has_drained = !services.is_empty() && services.iter().all(moves::has_drained);
+        has_drained && counts.is_none_or(|counts| counts.watched == 0)
+    }
+
+    /// Hands over the heartbeats of this time, each with when it is due; they are not sent here.
+    pub(super) fn ahead(
+        &mut self,
+        time: Duration,
+        mut each: impl FnMut(Duration, &[u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let (begin, load) = (self.now(), 0);
+        while let Some((_, beat)) = self.beats.iter_mut().min_by_key(|(_, beat)| beat.due()) {
+            let at = beat.due().max(begin);
+            let at_begin = Duration::from_micros(at - begin);
+            let frame = beat.frame(at, self.link.mac, true, load, 0);
+            if let Some(frame) = frame.filter(|_| at_begin < time) {
+                each(at_begin, &frame)?;
+            } else {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn now(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
     }
@@ -154,14 +187,23 @@ impl PlainTcp {
         }
         {
             let board = self.board.lock();
+            let mut speaks = !self.beats.is_empty();
             for (services, beat) in &mut self.beats {
                 let health = || services.iter().filter_map(|service| board.found.get(service));
                 let ready = health().any(Health::is_good) && self.guard.trouble().is_none();
+                // A heartbeat of a later process takes all of an earlier one's their force.
+                speaks &= ready;
+                if !ready && self.predecessor.is_some() {
+                    continue;
+                }
                 let load = health().map(|h| usize::from(h.load)).sum();
                 if let Some(frame) = beat.frame(now, self.link.mac, ready, load, 0) {
                     // A heartbeat that finds no room is one that did not come; the next one follows soon.
                     let _ = self.io.send(&[TxFrame::new(&frame)]);
                 }
+            }
+            if speaks {
+                self.predecessor.take().into_iter().for_each(Predecessor::release);
             }
         }
         let due = self.beats.iter().map(|(_, b)| b.due().saturating_sub(now)).min();

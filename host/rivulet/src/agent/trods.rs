@@ -2,6 +2,8 @@
 //! heartbeats say of it, and whose connections are to be looked for.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use rivulet_agent::TrodsCounts;
@@ -15,22 +17,28 @@ use rivulet_trods::replica::{Protected, Replica};
 use rivulet_trods::store::{self, StoreConfig, StoreError};
 use rivulet_trods::{Settings, Wake};
 
+use super::moves;
+
 /// Nanoseconds after which all connections are stored that began before the ToR sent their clients elsewhere: they may have said
 /// nothing yet (`REQUEST_PATIENCE`), and the store has to keep them.
 const LATE_NS: u64 = 150_000_000;
 
 /// One place in a pool, and the services that are protected there.
 #[derive(Debug)]
-struct Place {
-    member: Member,
+pub(super) struct Place {
+    pub member: Member,
     term: Term,
     /// The last absence of which it was asked what others hold since.
     asked: u64,
     /// Who took plain TCP when that was asked last.
     plain: u64,
+    /// Who takes plain TCP now, for those who ask who gets a connection.
+    pub takers: Arc<AtomicU64>,
+    /// Who is drained.
+    drained: u64,
     /// When it asks once more what others hold since that changed, of [`clock`].
     look_at: Option<u64>,
-    services: Vec<Service>,
+    pub services: Vec<Service>,
 }
 
 /// What protects the connections of this host.
@@ -40,6 +48,9 @@ pub(super) struct Guard {
     wake: Wake,
     incarnation: u32,
     replica: Option<Replica>,
+    /// The replica is heard through another process still, which protects nothing: nor does this one, and nobody has to be silent,
+    /// before the ToR answers.
+    waits: bool,
     /// In the order of their leases.
     places: Vec<Place>,
     /// Why nothing is protected that should be.
@@ -48,9 +59,9 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Nothing is protected, and nothing is asked of the kernel, before a service wants it.
-    pub(super) fn new(interface: &Interface, incarnation: u32, wake: Wake) -> Guard {
+    pub(super) fn new(interface: &Interface, incarnation: u32, wake: Wake, waits: bool) -> Guard {
         let interface = interface.clone();
-        Guard { interface, wake, incarnation, replica: None, places: Vec::new(), trouble: None }
+        Guard { interface, wake, incarnation, replica: None, waits, places: Vec::new(), trouble: None }
     }
 
     /// These are the services from now on.
@@ -64,15 +75,12 @@ impl Guard {
                 place.services.push(service.clone());
                 continue;
             }
-            // Below 64, as `Service::check` has seen.
-            let (term, asked, plain, look_at) = match before.iter().position(|place| place.member == member) {
-                Some(at) => {
-                    let place = before.swap_remove(at);
-                    (place.term, place.asked, place.plain, place.look_at)
-                }
-                None => (Term::new(member.replica as u8, member.bound), 0, 0, None),
+            let place = match before.iter().position(|place| place.member == member) {
+                Some(at) => Place { services: vec![service.clone()], ..before.swap_remove(at) },
+                // Below 64, as `Service::check` has seen.
+                None => Place::new(member, Term::new(member.replica as u8, member.bound), service.clone()),
             };
-            self.places.push(Place { member, term, asked, plain, look_at, services: vec![service.clone()] });
+            self.places.push(place);
         }
         if self.places.is_empty() {
             (self.replica, self.trouble) = (None, None);
@@ -92,6 +100,10 @@ impl Guard {
             Some(replica) => replica,
             none => none.insert(Replica::start(&self.interface, self.wake)?),
         };
+        if self.waits {
+            replica.succeed();
+            return Ok(());
+        }
         let mut all = Vec::new();
         for (number, place) in (0u32..).zip(&self.places) {
             for service in &place.services {
@@ -103,13 +115,37 @@ impl Guard {
             replica.set_lease(number, if answered { place.lease() } else { silent });
         }
         replica.protect(all);
+        self.moves();
         Ok(())
+    }
+
+    /// Which connections leave this replica, and whose go on here.
+    fn moves(&mut self) {
+        let Some(replica) = &self.replica else { return };
+        for place in &mut self.places {
+            let drained = moves::drained(place);
+            // Whoever gets its connections knows who holds them before the first one says something.
+            if std::mem::replace(&mut place.drained, drained) != drained {
+                place.look_at = Some(0);
+            }
+        }
+        // Who only waits for clients to speak is there to be compared with.
+        let places = || self.places.iter().filter(|_| self.wake == Wake::Server);
+        let of = |place| moves::of(place, self.incarnation);
+        let (leave, follow): (Vec<_>, Vec<_>) = places().map(of).unzip();
+        replica.leave(leave.into_iter().flatten().collect());
+        replica.follow(follow.into_iter().flatten().collect());
     }
 
     /// The ToR answered a heartbeat of this place that left at `sent`, of the agent's clock in nanoseconds.
     pub(super) fn answered(&mut self, member: &Member, live: &Live, sent: u64) {
+        if std::mem::take(&mut self.waits)
+            && let Err(e) = self.protect()
+        {
+            self.trouble = Some(format!("TRODS: {e:#}"));
+        }
         let Some(replica) = &self.replica else { return };
-        let back = replica.back();
+        let (back, mut others) = (replica.back(), false);
         for (number, place) in (0u32..).zip(&mut self.places) {
             for (_, absence) in back.iter().filter(|(of, _)| *of == number) {
                 place.term.back(*absence);
@@ -119,9 +155,13 @@ impl Guard {
             }
             let (absence, departed) =
                 place.answered(number, self.incarnation, sent, live.alive, live.plain, clock());
+            others |= place.takers.swap(live.plain, Ordering::Relaxed) != live.plain;
             replica.set_lease(number, place.lease());
             absence.into_iter().for_each(|absence| replica.away(absence));
             departed.into_iter().for_each(|departed| replica.departed(departed));
+        }
+        if others {
+            self.moves();
         }
     }
 
@@ -152,6 +192,8 @@ impl Guard {
             unprotected: counts.unprotected,
             adopted: counts.adopted,
             refused: counts.refused,
+            moved: counts.moved,
+            watched: counts.watched,
         })
     }
 }
@@ -160,6 +202,11 @@ impl Guard {
 type Gets = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 
 impl Place {
+    pub(super) fn new(member: Member, term: Term, service: Service) -> Place {
+        let (asked, plain, takers, drained) = (0, 0, Arc::default(), 0);
+        Place { member, term, asked, plain, takers, drained, look_at: None, services: vec![service] }
+    }
+
     fn lease(&self) -> Lease {
         Lease { tor: self.member.tor_mac, ..self.term.lease() }
     }
@@ -235,7 +282,12 @@ impl Place {
 }
 
 /// What the keys of a replica's records of a service begin with.
-fn prefix(service: &Service, pool: u16, replica: u16, incarnation: u32) -> Result<String, StoreError> {
+pub(super) fn prefix(
+    service: &Service,
+    pool: u16,
+    replica: u16,
+    incarnation: u32,
+) -> Result<String, StoreError> {
     store::prefix(&format!("{pool}-{}", service.keys.service), &replica.to_string(), incarnation.into())
 }
 
@@ -284,8 +336,7 @@ fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
+pub(super) mod tests {
     use std::time::Duration;
 
     use rivulet_packet::slot::{Affinity, Slot, SlotKey};
@@ -294,7 +345,7 @@ mod tests {
 
     use super::*;
 
-    fn service() -> Service {
+    pub fn service() -> Service {
         let member = |replica: u8, incarnation| PoolMember {
             replica,
             name: format!("r{replica}"),
@@ -342,14 +393,7 @@ mod tests {
         // All of them said under which incarnation their records are.
         service.trods.as_mut().unwrap().members[2].incarnation = 6;
         service.trods.as_mut().unwrap().members[1].incarnation = 9;
-        Place {
-            member: service.member.unwrap(),
-            term: Term::new(1, Duration::from_millis(20)),
-            asked: 0,
-            plain: 0,
-            look_at: None,
-            services: vec![service],
-        }
+        Place::new(service.member.unwrap(), Term::new(1, Duration::from_millis(20)), service)
     }
 
     /// What comes of an answer: the number of the absence that is asked about, and whose records are read.
@@ -466,14 +510,8 @@ mod tests {
     #[test]
     fn whoever_was_away_asks_those_that_were_there() {
         let service = service();
-        let mut place = Place {
-            member: service.member.unwrap(),
-            term: Term::new(1, Duration::from_millis(20)),
-            asked: 0,
-            plain: 0,
-            look_at: None,
-            services: vec![service.clone()],
-        };
+        let term = Term::new(1, Duration::from_millis(20));
+        let mut place = Place::new(service.member.unwrap(), term, service.clone());
         let absence = place.absence((4, 1), 0b111, Box::new(|_, _| true));
         assert_eq!((absence.number, absence.tor), ((4, 1), [2, 0, 0, 0, 0, 0xfe]));
         assert_eq!(absence.others, [(0, "3-5.0.7".into())], "nobody knows the other's incarnation");

@@ -29,4 +29,5 @@ mod streams;
 mod survival;
 mod tokens;
 mod trods;
+mod upgrade;
 mod workers;

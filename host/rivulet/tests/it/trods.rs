@@ -43,7 +43,7 @@ fn incarnation(rig: &Rig) -> u32 {
     key.split(['.', ' ']).next().unwrap().parse().unwrap()
 }
 
-fn memcached(rig: &Rig) -> Option<Process> {
+pub fn memcached(rig: &Rig) -> Option<Process> {
     if Command::new("memcached").arg("-V").stdout(Stdio::null()).status().is_err() {
         eprintln!("SKIPPED: no memcached");
         return None;
@@ -54,7 +54,7 @@ fn memcached(rig: &Rig) -> Option<Process> {
 }
 
 /// The service as replica 2 has it, whose records are under this incarnation as far as the controller knows.
-fn replicated(rig: &Rig, incarnation: u32) -> Service {
+pub fn replicated(rig: &Rig, incarnation: u32) -> Service {
     let member = |replica: u32, last: u8, incarnation| PoolMember {
         replica,
         name: format!("r{replica}"),
@@ -104,29 +104,37 @@ fn answer(rig: &Rig, io: &mut AfPacket, beats: &[Heartbeat], alive: bool) {
 
 /// What the ToR is to say, and has heard.
 #[derive(Default)]
-struct Tor {
-    alive: AtomicBool,
+pub struct Tor {
+    pub alive: AtomicBool,
     stop: AtomicBool,
     /// Incarnation of the last heartbeat that said that its replica is ready.
-    ready: AtomicU32,
+    pub ready: AtomicU32,
+    /// How many did, and how many said that it is not, of a later process than one that had said that it is.
+    pub heard: AtomicU32,
+    pub unready: AtomicU32,
 }
 
 impl Tor {
     /// Answers until it is stopped.
-    fn run(&self, rig: &Rig) {
+    pub fn run(&self, rig: &Rig) {
         let mut io = rig.heartbeats();
         while !self.stop.load(Ordering::Relaxed) {
             let beats = Rig::heard(&mut io);
             answer(rig, &mut io, &beats, self.alive.load(Ordering::Relaxed));
-            if let Some(beat) = beats.iter().rfind(|beat| beat.ready) {
-                self.ready.store(beat.incarnation, Ordering::Relaxed);
+            for beat in &beats {
+                if beat.ready {
+                    self.ready.store(beat.incarnation, Ordering::Relaxed);
+                    self.heard.fetch_add(1, Ordering::Relaxed);
+                } else if self.heard.load(Ordering::Relaxed) > 0 {
+                    self.unready.fetch_add(1, Ordering::Relaxed);
+                }
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
     /// Waits until a replica is ready that is not this incarnation, and gives its own.
-    fn ready(&self, not: u32) -> u32 {
+    pub fn ready(&self, not: u32) -> u32 {
         let ready = || self.ready.load(Ordering::Relaxed);
         eventually("a ready heartbeat", || ready() != not);
         ready()
@@ -134,7 +142,7 @@ impl Tor {
 }
 
 /// Whoever is answered, to the end of the test, however that comes.
-struct Ends<'a>(&'a Tor);
+pub struct Ends<'a>(pub &'a Tor);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
@@ -142,7 +150,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-const FLAGS: &[&str] = &["--plain-tcp", "--setup-address"];
+pub const FLAGS: &[&str] = &["--plain-tcp", "--setup-address"];
 
 #[test]
 fn a_replica_speaks_while_it_is_alive_and_what_it_says_is_stored_before() {

@@ -172,6 +172,15 @@ impl Flow {
         }
     }
 
+    /// The record from which another host can go on with the connection now, if all that the client said is in it.
+    #[must_use]
+    pub fn movable(&self) -> Option<Record> {
+        match &self.state {
+            State::Watched(watched) => watched.movable(),
+            State::Opening | State::Over => None,
+        }
+    }
+
     /// The server's FIN waits at a place where it may not pass. If the server's process is gone, it is a crash; else
     /// [`Flow::let_go`] is to be called.
     #[must_use]

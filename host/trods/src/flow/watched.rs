@@ -155,6 +155,14 @@ impl Watched {
         settled.then(|| self.record.clone())
     }
 
+    /// What arrived and is not stored nobody acknowledged: its client would have to find that out by itself. One that ends soon
+    /// ends here.
+    pub fn movable(&self) -> Option<Record> {
+        let ends = self.client.is_ended() || self.server_fin.is_some();
+        let is_whole = self.arrived() == self.covered && self.is_known_to_store();
+        self.settled().filter(|_| is_whole && !ends)
+    }
+
     pub fn is_known_to_store(&self) -> bool {
         self.record.version > 0
     }

@@ -5,6 +5,7 @@
 
 mod connection;
 mod frame;
+mod moves;
 mod pace;
 mod pins;
 mod places;
@@ -22,6 +23,7 @@ use rivulet_pktio::tap::{self, Tap};
 use rivulet_pktio::{AfPacket, Config, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
 
 pub use frame::Frame;
+pub use moves::{Followers, LISTED, Leave, Leaving, Left, List};
 pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
 pub use rescue::{Departed, Rescue};

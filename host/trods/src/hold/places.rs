@@ -72,6 +72,13 @@ impl Stores {
             .is_some_and(|places| places.config == *config)
     }
 
+    /// The number of a connection's record, if it has one.
+    #[must_use]
+    pub fn number(&self, key: &FlowKey) -> Option<u32> {
+        let places = self.services.get(&key.service()).and_then(|at| self.all.get(*at))?;
+        places.numbers.get(key).copied()
+    }
+
     /// Whether some store keeps the records of a service.
     #[must_use]
     pub fn serves(&self, service: &SocketAddr) -> bool {

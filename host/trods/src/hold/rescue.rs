@@ -55,16 +55,16 @@ impl std::fmt::Debug for Departed {
 
 /// A record, and who else is expected to go on with the connection.
 #[derive(Debug)]
-struct Found {
-    record: Record,
+pub(super) struct Found {
+    pub record: Record,
     /// What the keys of the replica's records begin with that had it; none: this host's own, whose server died alone.
-    origin: Option<Arc<str>>,
+    pub origin: Option<Arc<str>>,
     /// What is to be deleted once it is another's: whoever looks for it later must not find it there.
-    stored: Vec<Stored>,
+    pub stored: Vec<Stored>,
     /// When it was asked for, in order: what came of a later question says who goes on.
-    asked: u64,
-    other: Option<Pin>,
-    waits: bool,
+    pub asked: u64,
+    pub other: Option<Pin>,
+    pub waits: bool,
 }
 
 /// A connection that is looked for.
@@ -137,6 +137,11 @@ impl Rescue {
             wake();
         })?;
         Ok(())
+    }
+
+    /// Where records come in that were read otherwise.
+    pub(super) fn inbox(&self) -> Sender<Vec<Found>> {
+        self.load.clone()
     }
 
     /// When there is something to do.

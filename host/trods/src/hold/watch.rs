@@ -103,6 +103,8 @@ pub struct Watch<K> {
     /// Connections that are still to be looked at in this round.
     swept: Vec<FlowKey>,
     idle: Duration,
+    /// The process before had no connections of its own.
+    succeeds: bool,
     status: Status,
 }
 
@@ -128,6 +130,7 @@ impl<K: Keeper> Watch<K> {
             elsewhere: HashMap::new(),
             swept: Vec::new(),
             idle: IDLE,
+            succeeds: false,
             status: Status::default(),
         })
     }
@@ -157,6 +160,11 @@ impl<K: Keeper> Watch<K> {
         self.idle = idle;
     }
 
+    /// The process before this one had no connections of its own: what its kernel is about to end a server ended.
+    pub fn succeed(&mut self) {
+        self.succeeds = true;
+    }
+
     /// These services are protected from now on, each under its lease; the connections of others are free.
     ///
     /// # Errors
@@ -181,7 +189,9 @@ impl<K: Keeper> Watch<K> {
             let before = self.services.insert(*service, Served { lease: *lease, settings: *settings });
             self.hold.programs.protect(*service, *lease)?;
             if before.is_none() {
-                self.hold.abort_closing(*service)?;
+                if !self.succeeds {
+                    self.hold.abort_closing(*service)?;
+                }
                 // They began before anybody watched, and end with their server.
                 for client in self.hold.clients(*service)? {
                     tracing::debug!(%client, "unprotected: it began before");
@@ -311,6 +321,45 @@ impl<K: Keeper> Watch<K> {
     /// The system's.
     pub fn withdraw(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         self.hold.programs.park(key)?;
+        self.hold.programs.free(key)?;
+        if let Some(connection) = self.connections.remove(key) {
+            for frame in connection.held {
+                self.hold.forget(frame);
+            }
+        }
+        self.hold.abort(key)
+    }
+
+    /// The connections of these services.
+    #[must_use]
+    pub fn keys(&self, services: &[SocketAddr]) -> Vec<FlowKey> {
+        self.connections.keys().filter(|key| services.contains(&key.service())).copied().collect()
+    }
+
+    /// The record from which another replica can go on with a connection as it is now, while this one may speak on it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn movable(&mut self, key: &FlowKey) -> Result<Option<Record>, HoldError> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
+        let served = self.services.get(&key.service());
+        if !served.is_some_and(|s| s.speaks(&self.leases)) {
+            return Ok(None);
+        }
+        if let Some(limits) = self.hold.programs.limits(key)? {
+            connection.flow.acknowledged(limits.acked);
+        }
+        Ok(connection.flow.movable())
+    }
+
+    /// A connection is another replica's from now on: nothing is said on it here any more, and nothing is left of it but its
+    /// place in the store.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn move_to(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
+        // First of all it is muted.
+        self.hold.programs.pin(key, to)?;
         self.hold.programs.free(key)?;
         if let Some(connection) = self.connections.remove(key) {
             for frame in connection.held {

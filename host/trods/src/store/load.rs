@@ -43,7 +43,23 @@ pub struct Loaded {
 /// `patience` is done without. Blocks.
 #[must_use]
 pub fn load(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Loaded {
-    let until = Instant::now() + patience;
+    gather(servers, patience, |from, found| from.all(prefix, found))
+}
+
+/// [`load`] of the records with these numbers alone.
+#[must_use]
+pub fn load_some(servers: &[SocketAddr], prefix: &str, numbers: &[u32], patience: Duration) -> Loaded {
+    gather(servers, patience, |from, found| from.some(prefix, numbers, found))
+}
+
+type Values = Vec<(Stored, Vec<u8>)>;
+
+fn gather(
+    servers: &[SocketAddr],
+    patience: Duration,
+    read: impl Fn(&mut Reader, &mut Values) -> io::Result<()> + Sync,
+) -> Loaded {
+    let (until, read) = (Instant::now() + patience, &read);
     let found = thread::scope(|scope| {
         let threads: Vec<_> = servers
             .iter()
@@ -51,9 +67,9 @@ pub fn load(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Loaded 
                 scope.spawn(move || {
                     let mut found = Vec::new();
                     let whole =
-                        Reader::connect(*server, until).and_then(|mut from| from.all(prefix, &mut found));
+                        Reader::connect(*server, until).and_then(|mut from| read(&mut from, &mut found));
                     if let Err(e) = &whole {
-                        tracing::debug!(%server, "records of {prefix}: {e}");
+                        tracing::debug!(%server, "records: {e}");
                     }
                     (found, whole.is_ok())
                 })
@@ -110,25 +126,27 @@ pub fn erase(prefix: &str, mut outdated: Vec<Stored>, patience: Duration) -> usi
     done.count()
 }
 
-struct Reader {
+/// A connection to a server on which whoever asks waits for the answer, until then at most.
+#[derive(Debug)]
+pub(super) struct Reader {
     server: SocketAddr,
     from: BufReader<TcpStream>,
-    until: Instant,
+    pub until: Instant,
 }
 
 impl Reader {
-    fn connect(server: SocketAddr, until: Instant) -> io::Result<Reader> {
+    pub fn connect(server: SocketAddr, until: Instant) -> io::Result<Reader> {
         let stream = TcpStream::connect_timeout(&server, left(until)?)?;
         stream.set_nodelay(true)?;
         Ok(Reader { server, from: BufReader::with_capacity(1 << 16, stream), until })
     }
 
-    fn ask(&mut self, commands: &[u8]) -> io::Result<()> {
+    pub fn ask(&mut self, commands: &[u8]) -> io::Result<()> {
         self.from.get_ref().set_write_timeout(Some(left(self.until)?))?;
         self.from.get_mut().write_all(commands)
     }
 
-    fn line(&mut self) -> io::Result<Vec<u8>> {
+    pub fn line(&mut self) -> io::Result<Vec<u8>> {
         self.from.get_ref().set_read_timeout(Some(left(self.until)?))?;
         let mut line = Vec::new();
         (&mut self.from).take(MAX_LINE).read_until(b'\n', &mut line)?;
@@ -139,7 +157,7 @@ impl Reader {
     }
 
     /// The next value, if there is one, and by what it is known.
-    fn value(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
+    pub fn value(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
         let line = self.line()?;
         if line == b"EN" {
             return Ok(None);
@@ -154,9 +172,8 @@ impl Reader {
         Ok(Some((cas, value)))
     }
 
-    fn all(&mut self, prefix: &str, found: &mut Vec<(Stored, Vec<u8>)>) -> io::Result<()> {
-        let ask =
-            |numbers: Range<u32>| numbers.map(|n| format!("mg {prefix}.{n} v c\r\n")).collect::<String>();
+    fn all(&mut self, prefix: &str, found: &mut Values) -> io::Result<()> {
+        let ask = |numbers: Range<u32>| questions(prefix, numbers);
         // The first ones with the question how many there are: a client waits for each round trip.
         self.ask(format!("mg {prefix} v c\r\n{}", ask(0..FIRST)).as_bytes())?;
         let count = match self.value()? {
@@ -165,16 +182,29 @@ impl Reader {
         };
         let mut asked = 0..FIRST;
         loop {
-            for number in asked.clone() {
-                let server = self.server;
-                found.extend(self.value()?.map(|(cas, value)| (Stored { server, number, cas }, value)));
-            }
+            self.answers(asked.clone(), found)?;
             asked = asked.end..(asked.end + BATCH).min(count);
             if asked.is_empty() {
                 return Ok(());
             }
             self.ask(ask(asked.clone()).as_bytes())?;
         }
+    }
+
+    fn some(&mut self, prefix: &str, numbers: &[u32], found: &mut Values) -> io::Result<()> {
+        for numbers in numbers.chunks(BATCH as usize) {
+            self.ask(questions(prefix, numbers.iter().copied()).as_bytes())?;
+            self.answers(numbers.iter().copied(), found)?;
+        }
+        Ok(())
+    }
+
+    fn answers(&mut self, numbers: impl Iterator<Item = u32>, found: &mut Values) -> io::Result<()> {
+        for number in numbers {
+            let server = self.server;
+            found.extend(self.value()?.map(|(cas, value)| (Stored { server, number, cas }, value)));
+        }
+        Ok(())
     }
 
     fn erase(&mut self, prefix: &str, outdated: &[Stored]) -> io::Result<()> {
@@ -192,15 +222,19 @@ impl Reader {
     }
 }
 
+fn questions(prefix: &str, numbers: impl Iterator<Item = u32>) -> String {
+    numbers.map(|n| format!("mg {prefix}.{n} v c\r\n")).collect()
+}
+
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-fn number(digits: &[u8]) -> Option<u64> {
+pub(super) fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-fn rubbish() -> io::Error {
+pub(super) fn rubbish() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }

@@ -8,6 +8,7 @@
 //! that is above all those in use, so that another replica finds them all ([`load`]).
 
 mod load;
+mod notice;
 mod server;
 
 use std::cmp::Reverse;
@@ -18,7 +19,8 @@ use std::time::{Duration, Instant};
 
 use self::server::{Answer, Server};
 
-pub use load::{Loaded, Stored, erase, load, load_all};
+pub use load::{Loaded, Stored, erase, load, load_all, load_some};
+pub(crate) use notice::Notices;
 
 /// Seconds after which a record that was not stored again is gone.
 pub const LIFETIME: u32 = 3600;

@@ -7,6 +7,7 @@ mod generated;
 mod hold;
 mod leaving;
 mod model;
+mod moves;
 mod pins;
 mod records;
 mod renewal;

@@ -36,11 +36,7 @@ class NginxReplicas(Replicas):
             command = nginx.command(self.rack.folder / f"nginx-{name}", self.www, *places)
             self.servers[name] = self.rack.start(f"nginx-{name}", [*prompt(PRIORITY), *command], space)
         if name not in self.running:
-            socket = self.rack.folder / f"agent-{name}.sock"
-            command = [*prompt(PRIORITY), binary("rivulet"), "agent", "--plain-tcp", "--health-path", HEALTH_PATH]
-            command += ["--interface", f"{name}-eth0", "--socket", str(socket)]
-            command += ["--controller", f"unix:{self.agents}", "--name", name]
-            self.running[name] = self.rack.start(f"agent-{name}", command, space)
+            self.running[name] = self.rack.start(f"agent-{name}", [*prompt(PRIORITY), *self._agent(name)], space)
 
     def alive(self) -> list[str]:
         """Names of the replicas of which both processes run."""
@@ -59,6 +55,11 @@ class NginxReplicas(Replicas):
     def mend(self, name: str) -> None:
         """The cable is put back."""
         self.rack.spaces["tor"].ip(f"link set w-{name} up")
+
+    def _agent(self, name: str) -> list[str]:
+        command = [binary("rivulet"), "agent", "--plain-tcp", "--health-path", HEALTH_PATH]
+        command += ["--interface", f"{name}-eth0", "--socket", str(self.rack.folder / f"agent-{name}.sock")]
+        return [*command, "--controller", f"unix:{self.agents}", "--name", name]
 
     def _ports(self) -> list[int]:
         return [port for _, port, _ in self.rack.spec.services]

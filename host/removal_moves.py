@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The defences of planned moves, for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+
+def moves(file: str, old: str, new: str, *tests: str) -> Removal:
+    """A test without a program in front is of host/trods/tests/it/moves.rs."""
+    return Removal(f"host/{file}", old, new, tuple(test if ":" in test else f"it:moves::{test}" for test in tests))
+
+
+LEAVE, FOLLOW = "trods/src/hold/moves/leave.rs", "trods/src/hold/moves/follow.rs"
+STAYS = "what_is_not_ones_own_to_go_on_with_stays_where_it_is"
+IDLE = "idle_connections_move_once_somebody_follows_and_go_on_where_they_are"
+HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
+
+REMOVALS = {
+    # Who says nothing any more, and whom it tells.
+    "moves-mute": moves(
+        "trods/src/hold/watch.rs",
+        "        self.hold.programs.pin(key, to)?;\n        self.hold.programs.free(key)?;",
+        "        let _ = to;\n        self.hold.programs.free(key)?;",
+        "a_download_moves_in_the_middle",
+    ),
+    "moves-nobody": moves(LEAVE, ".is_none_or(is_behind)", ".is_some_and(|_| false)", IDLE),
+    "moves-ahead": moves(LEAVE, ".is_none_or(is_behind)", ".is_none()", IDLE),
+    "moves-whole": moves(
+        "trods/src/flow/watched.rs",
+        "self.arrived() == self.covered && self.is_known_to_store()",
+        "self.is_known_to_store()",
+        "a_request_that_is_not_stored_keeps_its_connection",
+    ),
+    "moves-ends": moves(
+        "trods/src/flow/watched.rs",
+        "self.settled().filter(|_| is_whole && !ends)",
+        "self.settled().filter(|_| is_whole || ends)",
+        "a_request_that_is_not_stored_keeps_its_connection",
+    ),
+    # Who goes on, and with what.
+    "moves-age": moves(FOLLOW, "left.age == age && ", "", STAYS),
+    "moves-before": moves(
+        FOLLOW,
+        "let Some(read) = self.read.replace(list.end()) else { return };",
+        "let read = self.read.replace(list.end()).unwrap_or(0);",
+        STAYS,
+    ),
+    # Who is drained.
+    "moves-drained": moves(
+        "rivulet/src/agent/moves.rs",
+        "slots.pairs.iter().all(|slot| slot.first != member)",
+        "slots.pairs.iter().all(|slot| slot.second != member)",
+        "agent:agent::moves::tests::who_is_in_the_first_place_of_no_slot_is_left",
+    ),
+    # Who is heard while there is no agent.
+    "moves-heard": moves("rivulet/src/agent/command.rs", "if plain.is_left_alone() {", "if false {", HEARD),
+    "moves-over": moves(
+        "rivulet/src/agent/stand_in.rs", "Some(Ok(1)) => said == [OVER],", "Some(Ok(1)) => false,", HEARD
+    ),
+    "moves-silent": moves(
+        "rivulet/src/agent/plain.rs", "if !ready && self.predecessor.is_some() {", "if false {", HEARD
+    ),
+}

@@ -1,0 +1,130 @@
+//! The agent's part in planned moves (`docs/moves.md`): who is drained, and who goes on with whose connections.
+//!
+//! A replica that is drained is in the first place of no slot. That its agent and all others are told by the controller with the
+//! slots themselves, by which they know who gets what a client sends.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rivulet_bpf::trods::Pin;
+use rivulet_server::service::{Service, Slots};
+use rivulet_trods::hold::{Departed, Leave};
+
+use super::trods::{Place, prefix};
+
+/// Of one place in a pool: what leaves this replica, and whom it follows under which index.
+pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Departed)>) {
+    let (mut leave, mut follow) = (Vec::new(), Vec::new());
+    let (pool, Ok(own)) = (place.member.pool, u8::try_from(place.member.replica)) else {
+        return (leave, follow);
+    };
+    for service in &place.services {
+        let (Some(trods), Some(slots)) = (&service.trods, &service.slots) else { continue };
+        for member in trods.members.iter().filter(|m| is_drained(service, m.replica)) {
+            let incarnation = if member.replica == own { incarnation } else { member.incarnation };
+            let Ok(prefix) = prefix(service, pool, member.replica.into(), incarnation) else { continue };
+            let owner = owner(slots.clone(), Arc::clone(&place.takers));
+            let (servers, tor) = (trods.store.clone(), place.member.tor_mac);
+            if member.replica == own {
+                let to = Box::new(move |client, service| {
+                    let holder = owner(client, service).filter(|holder| *holder != own)?;
+                    Some(Pin { tor, holder })
+                });
+                leave.push(Leave { prefix, servers, services: service.sockets().collect(), to });
+            } else if incarnation != 0 {
+                let drained = member.replica;
+                let other = Box::new(move |client, service| match owner(client, service) {
+                    Some(holder) if holder == own => None,
+                    holder => Some(Pin { tor, holder: holder.unwrap_or(drained) }),
+                });
+                follow.push((own, Departed { prefix, servers, other, waits: false }));
+            }
+        }
+    }
+    (leave, follow)
+}
+
+/// The other members that are drained, of some service: bit r is replica r.
+pub(super) fn drained(place: &Place) -> u64 {
+    let members = |service: &Service| {
+        let members = service.trods.iter().flat_map(|trods| &trods.members).map(|member| member.replica);
+        members
+            .filter(|r| u16::from(*r) != place.member.replica && is_drained(service, *r))
+            .collect::<Vec<_>>()
+    };
+    place.services.iter().flat_map(members).fold(0, |all, replica| all | 1 << (replica & 63))
+}
+
+/// Whether this host's replica of a service is drained.
+pub(super) fn has_drained(service: &Service) -> bool {
+    let own = service.member.and_then(|member| u8::try_from(member.replica).ok());
+    own.is_some_and(|own| is_drained(service, own))
+}
+
+/// Whether a member gets no connections of a service, and others do.
+fn is_drained(service: &Service, member: u8) -> bool {
+    let Some(slots) = &service.slots else { return false };
+    !slots.pairs.is_empty() && slots.pairs.iter().all(|slot| slot.first != member)
+}
+
+/// Who gets what a client sends, by client and service.
+fn owner(
+    slots: Slots,
+    takers: Arc<AtomicU64>,
+) -> impl Fn(SocketAddr, SocketAddr) -> Option<u8> + Send + 'static {
+    move |client, service| slots.owner(client, service, takers.load(Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rivulet_packet::slot::Slot;
+    use rivulet_trods::lease::Term;
+
+    use super::*;
+    use crate::agent::trods::tests::service;
+
+    const ALL: u64 = 0b111;
+
+    /// Replica 1 of three, with these in the first and second places of the slots.
+    fn place(pairs: [(u8, u8); 2]) -> Place {
+        let mut service = service();
+        service.trods.as_mut().unwrap().members[2].incarnation = 6;
+        let pairs = pairs.map(|(first, second)| Slot { first, second });
+        service.slots.as_mut().unwrap().pairs = Arc::new(pairs);
+        let member = service.member.unwrap();
+        let place = Place::new(member, Term::new(1, Duration::from_millis(20)), service);
+        place.takers.store(ALL, Ordering::Relaxed);
+        place
+    }
+
+    #[test]
+    fn who_is_in_the_first_place_of_no_slot_is_left() {
+        let told = |pairs| {
+            let (leave, follow) = of(&place(pairs), 9);
+            let leave: Vec<String> = leave.into_iter().map(|leave| leave.prefix).collect();
+            (leave, follow.into_iter().map(|(own, of)| (own, of.prefix)).collect::<Vec<_>>())
+        };
+        assert_eq!(told([(0, 1), (2, 1)]), (vec!["3-5.1.9".to_owned()], vec![]), "itself");
+        assert_eq!(told([(1, 0), (2, 0)]), (vec![], vec![(1, "3-5.0.7".to_owned())]));
+        let both = (vec![], vec![(1, "3-5.0.7".to_owned()), (1, "3-5.2.6".to_owned())]);
+        assert_eq!(told([(1, 0), (1, 2)]), both);
+        let mut alone = place([(0, 1), (0, 1)]);
+        alone.services[0].slots.as_mut().unwrap().pairs = Arc::new([]);
+        assert!(of(&alone, 9).0.is_empty(), "nobody else gets any");
+    }
+
+    #[test]
+    fn connections_go_to_whom_the_slots_name_of_those_that_take_them() {
+        let place = place([(0, 2), (0, 2)]);
+        let (client, to) = ("192.0.2.7:1".parse().unwrap(), place.services[0].sockets().next().unwrap());
+        let holder = |takers| {
+            place.takers.store(takers, Ordering::Relaxed);
+            let (leave, _) = of(&place, 9);
+            (leave[0].to)(client, to).map(|pin| pin.holder)
+        };
+        assert_eq!([holder(ALL), holder(0b110), holder(0b010), holder(0)], [Some(0), Some(2), None, None]);
+    }
+}

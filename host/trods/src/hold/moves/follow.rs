@@ -1,0 +1,182 @@
+//! Those that go on with what a replica leaves.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Left, List, POLL, list_key, mark_key};
+use crate::hold::HoldError;
+use crate::hold::rescue::{Departed, Found, Rescue};
+use crate::store::{Notices, load_some};
+
+/// How far a member has read is said again after this, and counts for so many seconds.
+const SAID: Duration = Duration::from_millis(500);
+const COUNTS: u32 = 3;
+/// A server that has not told a record in this time is asked again, and so long a record is looked for.
+const PATIENCE: Duration = Duration::from_millis(100);
+const WANTED: Duration = Duration::from_secs(2);
+/// For so long it is asked again who goes on with a connection when that may be another one.
+const RECENT: Duration = Duration::from_secs(5);
+/// And so long a list is read of a replica that is not left any more: the last connections may be on their way.
+const AFTER: Duration = Duration::from_secs(3);
+
+/// Whose lists are read.
+#[derive(Debug, Default)]
+pub struct Followers(Vec<Follower>);
+
+#[derive(Debug)]
+struct Follower {
+    prefix: String,
+    servers: Vec<SocketAddr>,
+    shared: Arc<Shared>,
+}
+
+/// Who is expected to get what the client sends, and how often that became another.
+#[derive(Debug)]
+struct Shared {
+    departed: Mutex<Departed>,
+    generation: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Followers {
+    /// These replicas are left by their connections, as they know themselves; others are not any more, or never were. `own`:
+    /// this replica's index in the pool. `wake` is called when something was found, on another thread.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn set(
+        &mut self,
+        all: Vec<(u8, Departed)>,
+        rescue: &Rescue,
+        wake: impl Fn() + Clone + Send + 'static,
+    ) -> Result<(), HoldError> {
+        let mut before = std::mem::take(&mut self.0);
+        for (own, departed) in all {
+            let same = |f: &Follower| (&f.prefix, &f.servers) == (&departed.prefix, &departed.servers);
+            if let Some(at) = before.iter().position(same) {
+                let follower = before.swap_remove(at);
+                *follower.shared.departed.lock().unwrap_or_else(PoisonError::into_inner) = departed;
+                follower.shared.generation.fetch_add(1, Ordering::Relaxed);
+                self.0.push(follower);
+                continue;
+            }
+            let (prefix, servers) = (departed.prefix.clone(), departed.servers.clone());
+            let (departed, generation, stop) =
+                (Mutex::new(departed), AtomicU64::new(0), AtomicBool::new(false));
+            let shared = Arc::new(Shared { departed, generation, stop });
+            let mut reader = Reader {
+                notices: Notices::new(&servers),
+                origin: prefix.as_str().into(),
+                servers: servers.clone(),
+                keys: [list_key(&prefix)],
+                mark: mark_key(&prefix, own),
+                load: rescue.inbox(),
+                shared: Arc::clone(&shared),
+                read: None,
+                wanted: VecDeque::new(),
+                recent: VecDeque::new(),
+            };
+            let wake = wake.clone();
+            std::thread::Builder::new().name("follows".into()).spawn(move || reader.run(&wake))?;
+            self.0.push(Follower { prefix, servers, shared });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Reader {
+    notices: Notices,
+    servers: Vec<SocketAddr>,
+    origin: Arc<str>,
+    keys: [String; 1],
+    mark: String,
+    load: Sender<Vec<Found>>,
+    shared: Arc<Shared>,
+    /// Up to which place of the list.
+    read: Option<u64>,
+    /// Connections whose records are still to be read, and since when.
+    wanted: VecDeque<(Instant, Left)>,
+    recent: VecDeque<(Instant, Left)>,
+}
+
+impl Reader {
+    fn run(&mut self, wake: &impl Fn()) {
+        let (mut said_at, mut generation, mut stopped) = (None::<Instant>, 0, None::<Instant>);
+        while stopped.is_none_or(|at| at.elapsed() < AFTER) {
+            if stopped.is_none() && self.shared.stop.load(Ordering::Relaxed) {
+                stopped = Some(Instant::now());
+            }
+            let before = self.read;
+            self.look();
+            let now = self.shared.generation.load(Ordering::Relaxed);
+            if generation != now {
+                generation = now;
+                self.wanted.extend(self.recent.iter().copied());
+            }
+            if !self.wanted.is_empty() && self.find() {
+                wake();
+            }
+            // Who stops reading soon is left nothing more.
+            let is_due = said_at.is_none_or(|at| at.elapsed() >= SAID) || self.read != before;
+            if let Some(read) = self.read
+                && is_due
+                && stopped.is_none()
+            {
+                said_at = Some(Instant::now());
+                self.notices.put(&self.mark, COUNTS, read.to_string().as_bytes());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Reads the list.
+    fn look(&mut self) {
+        let mut newest: Option<List> = None;
+        self.notices.get(&self.keys, |_, value| {
+            let list = List::decode(value);
+            newest = newest.take().into_iter().chain(list).max_by_key(List::end);
+        });
+        let Some(list) = newest else { return };
+        // What was named before anybody could know that this one reads is others'.
+        let Some(read) = self.read.replace(list.end()) else { return };
+        let now = Instant::now();
+        self.wanted.extend(list.from(read).map(|left| (now, left)));
+        self.recent.extend(list.from(read).map(|left| (now, left)));
+        while self.recent.front().is_some_and(|(since, _)| since.elapsed() >= RECENT) {
+            self.recent.pop_front();
+        }
+        self.read = self.read.max(Some(read));
+    }
+
+    /// Reads records; true if there are some.
+    fn find(&mut self) -> bool {
+        let numbers: Vec<u32> = self.wanted.iter().map(|(_, left)| left.number).collect();
+        let loaded = load_some(&self.servers, &self.origin, &numbers, PATIENCE);
+        let mut found = Vec::new();
+        let departed = self.shared.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        for (stored, record) in loaded.records {
+            let age = record.age();
+            let is_it = |left: &Left| left.age == age && stored.iter().any(|s| s.number == left.number);
+            let Some(at) = self.wanted.iter().position(|(_, left)| is_it(left)) else { continue };
+            self.wanted.remove(at);
+            let (origin, asked) = (Some(Arc::clone(&self.origin)), 0);
+            let other = (departed.other)(record.tuple.client, record.tuple.service);
+            found.push(Found { record, origin, stored, asked, other, waits: departed.waits });
+        }
+        self.wanted.retain(|(since, _)| since.elapsed() < WANTED);
+        let any = !found.is_empty();
+        // Whoever has ended has no use for them.
+        let _ = self.load.send(found);
+        any
+    }
+}

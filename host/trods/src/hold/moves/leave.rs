@@ -1,0 +1,265 @@
+//! The replica that is left.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rivulet_bpf::trods::{FlowKey, Pin};
+
+use super::{LISTED, Left, List, POLL, list_key, mark_key};
+use crate::hold::{HoldError, Stores, Watch};
+use crate::store::{LIFETIME, Notices};
+
+/// So many are left at a time, and the next ones so much later: as fast as another replica goes on with them.
+const AT_A_TIME: usize = 16;
+const STEP: Duration = Duration::from_millis(4);
+/// So many are looked at meanwhile, and all of them again after this.
+const LOOKED: usize = 512;
+const ROUND: Duration = Duration::from_millis(20);
+/// By then the ToR sends what clients say to who goes on with it, and that one knows who holds what until it is left: what comes
+/// earlier would be lost, and come again much later.
+const SETTLE: Duration = Duration::from_millis(200);
+/// A response that is over so soon is not moved.
+const GRACE: Duration = Duration::from_secs(1);
+/// So many may be left that the one that is to go on has not read of.
+const AHEAD: u64 = LISTED as u64 / 2;
+/// After this nobody looks for a connection any more that was left: its record is no more than a number.
+const KEPT: Duration = Duration::from_secs(90);
+/// As the mark of a member that does not read.
+const NOT_READING: u64 = u64::MAX;
+/// Members of a pool.
+const MEMBERS: u8 = 64;
+
+/// Services that a replica is to be left by.
+pub struct Leave {
+    /// What the keys of its records begin with.
+    pub prefix: String,
+    /// The servers of its store.
+    pub servers: Vec<SocketAddr>,
+    /// Whose connections.
+    pub services: Vec<SocketAddr>,
+    /// Who goes on with a connection, by client and service.
+    pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
+}
+
+impl std::fmt::Debug for Leave {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Leave({})", self.prefix)
+    }
+}
+
+/// What leaves.
+#[derive(Debug, Default)]
+pub struct Leaving {
+    places: Vec<Place>,
+    /// What was left, and when: its number is not another's before nobody looks for it.
+    left: VecDeque<(Instant, FlowKey)>,
+    moved: u64,
+}
+
+#[derive(Debug)]
+struct Place {
+    leave: Leave,
+    since: Instant,
+    /// What is still to be looked at in this round, and when the next one begins.
+    todo: Vec<FlowKey>,
+    round_at: Instant,
+    step_at: Instant,
+    desk: Desk,
+    /// The place in the list behind the last one that was named.
+    named: u64,
+}
+
+impl Leaving {
+    /// These services are left from now on, and no others: what was left of them stays so.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn set(&mut self, all: Vec<Leave>) -> Result<(), HoldError> {
+        let mut before = std::mem::take(&mut self.places);
+        let now = Instant::now();
+        for leave in all {
+            let same = before.iter().position(|place| {
+                (&place.leave.prefix, &place.leave.servers) == (&leave.prefix, &leave.servers)
+            });
+            match same {
+                Some(at) => self.places.push(Place { leave, ..before.swap_remove(at) }),
+                None => {
+                    tracing::info!(prefix = leave.prefix, "connections move to other replicas");
+                    let named = now_us();
+                    let desk = Desk::open(&leave, named)?;
+                    let todo = Vec::new();
+                    self.places.push(Place {
+                        leave,
+                        since: now,
+                        todo,
+                        round_at: now,
+                        step_at: now + SETTLE,
+                        desk,
+                        named,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// When there is something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let at = |place: &Place| {
+            if place.todo.is_empty() { place.step_at.max(place.round_at) } else { place.step_at }
+        };
+        self.places.iter().map(at).min()
+    }
+
+    /// Connections that were left.
+    #[must_use]
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    /// Leaves some connections.
+    ///
+    /// # Errors
+    /// The system's; what was not muted goes on here.
+    pub fn turn(&mut self, now: Instant, watch: &mut Watch<Stores>) -> Result<(), HoldError> {
+        while self.left.front().is_some_and(|(at, _)| now >= *at + KEPT)
+            && let Some((_, key)) = self.left.pop_front()
+        {
+            // Another connection between these ports may have its number.
+            if !watch.has(&key) && !self.left.iter().any(|(_, other)| *other == key) {
+                watch.forget(&key);
+            }
+        }
+        for place in &mut self.places {
+            place.turn(now, watch, &mut self.left, &mut self.moved)?;
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    fn turn(
+        &mut self,
+        now: Instant,
+        watch: &mut Watch<Stores>,
+        left: &mut VecDeque<(Instant, FlowKey)>,
+        moved: &mut u64,
+    ) -> Result<(), HoldError> {
+        if now < self.step_at {
+            return Ok(());
+        }
+        if self.todo.is_empty() && now >= self.round_at {
+            self.round_at = now + ROUND;
+            self.todo = watch.keys(&self.leave.services);
+        }
+        self.step_at = now + STEP;
+        let (mut room, looked) = (AT_A_TIME, self.todo.len().saturating_sub(LOOKED));
+        for key in self.todo.split_off(looked) {
+            if room == 0 {
+                self.todo.push(key);
+                continue;
+            }
+            let Some(record) = watch.movable(&key)? else { continue };
+            if record.is_waited_for() && now < self.since + GRACE {
+                continue;
+            }
+            let Some(to) = (self.leave.to)(key.client(), key.service()) else { continue };
+            let Some(number) = watch.keeper_mut().number(&key) else { continue };
+            let is_behind = |read: u64| self.named.saturating_sub(read) >= AHEAD;
+            if self.desk.mark(to.holder).is_none_or(is_behind) {
+                continue;
+            }
+            watch.move_to(&key, to)?;
+            tracing::debug!(client = %key.client(), holder = to.holder, "left");
+            self.desk.name(Left { number, age: record.age() });
+            left.push_back((now, key));
+            self.named += 1;
+            *moved += 1;
+            room -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the list, and reads how far others have read it, on a thread of its own.
+#[derive(Debug)]
+struct Desk {
+    send: Sender<Left>,
+    marks: Arc<[AtomicU64; MEMBERS as usize]>,
+}
+
+impl Desk {
+    /// Its thread ends when this is dropped and all is written.
+    fn open(leave: &Leave, first: u64) -> Result<Desk, HoldError> {
+        let marks = Arc::new([const { AtomicU64::new(NOT_READING) }; MEMBERS as usize]);
+        let (send, receive) = channel();
+        let (prefix, mut notices) = (leave.prefix.clone(), Notices::new(&leave.servers));
+        let theirs = Arc::clone(&marks);
+        std::thread::Builder::new()
+            .name("moves".into())
+            .spawn(move || write(&prefix, List::new(first), &mut notices, &receive, &theirs))?;
+        Ok(Desk { send, marks })
+    }
+
+    /// How far this member has read, if it reads.
+    fn mark(&self, member: u8) -> Option<u64> {
+        let mark = self.marks.get(usize::from(member))?.load(Ordering::Relaxed);
+        (mark != NOT_READING).then_some(mark)
+    }
+
+    /// Names a connection, which says nothing here any more.
+    fn name(&self, left: Left) {
+        // A thread that could not be had was an error before.
+        let _ = self.send.send(left);
+    }
+}
+
+fn write(
+    prefix: &str,
+    mut list: List,
+    notices: &mut Notices,
+    receive: &Receiver<Left>,
+    marks: &[AtomicU64; MEMBERS as usize],
+) {
+    let (list_key, keys): (_, Vec<String>) =
+        (list_key(prefix), (0..MEMBERS).map(|n| mark_key(prefix, n)).collect());
+    let mut is_new = true;
+    loop {
+        let ends = match receive.recv_timeout(POLL) {
+            Ok(left) => {
+                list.push(left);
+                receive.try_iter().for_each(|left| list.push(left));
+                is_new = true;
+                false
+            }
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => {
+                std::thread::sleep(POLL);
+                true
+            }
+        };
+        // What nobody keeps is written again.
+        is_new = is_new && notices.put(&list_key, LIFETIME, &list.encode()) == 0;
+        if ends && !is_new {
+            return;
+        }
+        let mut read = [NOT_READING; MEMBERS as usize];
+        notices.get(&keys, |place, value| {
+            let told = std::str::from_utf8(value).ok().and_then(|digits| digits.parse::<u64>().ok());
+            // Of two servers that one counts which heard later.
+            let is_later = |told: &u64| read[place] == NOT_READING || *told > read[place];
+            read[place] = told.filter(is_later).unwrap_or(read[place]);
+        });
+        marks.iter().zip(read).for_each(|(mark, read)| mark.store(read, Ordering::Relaxed));
+    }
+}
+
+/// Places of a list that is begun now come after those of every one before.
+fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
+}

@@ -1,0 +1,94 @@
+//! Values beside the records, by which replicas that share a store tell each other something (`moves`).
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use super::load::{Reader, rubbish};
+
+/// A server that takes longer is done without, and asked again after a while.
+const PATIENCE: Duration = Duration::from_millis(100);
+const RETRY: Duration = Duration::from_millis(500);
+
+#[derive(Debug)]
+struct Server {
+    address: SocketAddr,
+    reader: Option<Reader>,
+    retry_at: Option<Instant>,
+}
+
+/// The servers of a store, each with a connection on which whoever asks waits.
+#[derive(Debug)]
+pub(crate) struct Notices {
+    servers: Vec<Server>,
+}
+
+impl Notices {
+    pub fn new(servers: &[SocketAddr]) -> Notices {
+        let server = |address: &SocketAddr| Server { address: *address, reader: None, retry_at: None };
+        Notices { servers: servers.iter().map(server).collect() }
+    }
+
+    /// Hands over what each server has under these keys, with the key's place among them.
+    pub fn get(&mut self, keys: &[String], mut take: impl FnMut(usize, &[u8])) {
+        let commands: String = keys.iter().map(|key| format!("mg {key} v c\r\n")).collect();
+        for server in &mut self.servers {
+            server.talk(|reader| {
+                reader.ask(commands.as_bytes())?;
+                for place in 0..keys.len() {
+                    if let Some((_, value)) = reader.value()? {
+                        take(place, &value);
+                    }
+                }
+                Ok(())
+            });
+        }
+    }
+
+    /// Puts a value under a key for so many seconds, and says how many servers keep it.
+    pub fn put(&mut self, key: &str, seconds: u32, value: &[u8]) -> usize {
+        let mut command = Vec::with_capacity(key.len() + value.len() + 32);
+        // Writing into memory does not fail.
+        let _ = write!(command, "ms {key} {} T{seconds}\r\n", value.len());
+        command.extend_from_slice(value);
+        command.extend_from_slice(b"\r\n");
+        let mut kept = 0;
+        for server in &mut self.servers {
+            server.talk(|reader| {
+                reader.ask(&command)?;
+                match reader.line()?.starts_with(b"HD") {
+                    true => kept += 1,
+                    // Whatever it says of the rest of the command.
+                    false => return Err(rubbish()),
+                }
+                Ok(())
+            });
+        }
+        kept
+    }
+}
+
+impl Server {
+    fn talk(&mut self, what: impl FnOnce(&mut Reader) -> io::Result<()>) {
+        let now = Instant::now();
+        if self.retry_at.is_some_and(|at| now < at) {
+            return;
+        }
+        let until = now + PATIENCE;
+        let reader = match self.reader.take() {
+            Some(reader) => Ok(reader),
+            None => Reader::connect(self.address, until),
+        };
+        let told = reader.and_then(|mut reader| {
+            reader.until = until;
+            what(&mut reader).map(|()| reader)
+        });
+        (self.reader, self.retry_at) = match told {
+            Ok(reader) => (Some(reader), None),
+            Err(e) => {
+                tracing::debug!(server = %self.address, "moves: {e}");
+                (None, Some(now + RETRY))
+            }
+        };
+    }
+}

@@ -1,0 +1,53 @@
+"""Replicas whose sessions last: sshd and a websocket echo beside nginx, an agent that is stopped as in an upgrade."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rivulet_lab import prompt, talk
+
+from ...spec import SERVICE_PORT, SERVICE_V4
+from ..trods.replicas import PRIORITY, NginxReplicas
+
+SSH, CHAT = 22, 8080
+"""Ports: sshd is the kernel's plain TCP, the websocket under TRODS, which cannot protect it."""
+
+
+@dataclass(slots=True)
+class SessionReplicas(NginxReplicas):
+    """What a user's session runs in goes on while the agent is another."""
+
+    def start(self, name: str) -> None:
+        """Starts what is not there of a replica."""
+        if f"sshd-{name}" not in self.rack.processes:
+            space = self.rack.spaces[name]
+            sshd = talk.sshd(self.rack.folder / "ssh", f"0.0.0.0:{SSH}", f"[::]:{SSH}")
+            self.rack.start(f"sshd-{name}", [*prompt(PRIORITY), *sshd], space)
+            self.rack.start(f"chat-{name}", talking("serve-websocket", CHAT, address="::"), space)
+        # Said through the name of the class: dataclasses with slots are made anew.
+        NginxReplicas.start(self, name)
+
+    def stop(self, name: str) -> None:
+        """What an upgrade does first to the agent."""
+        self.running.pop(name).end(signal.SIGTERM)
+
+    def key(self) -> Path:
+        """What lets the client in."""
+        return self.rack.folder / "ssh" / "client"
+
+    def _agent(self, name: str) -> list[str]:
+        # Not all of its services would answer a GET.
+        command = NginxReplicas._agent(self, name)
+        at = command.index("--health-path")
+        return command[:at] + command[at + 2 :]
+
+    def _ports(self) -> list[int]:
+        return [SERVICE_PORT]
+
+
+def talking(what: str, port: int, *more: str, address: str = SERVICE_V4) -> list[str]:
+    """The command of an end of a session."""
+    return [*prompt(), sys.executable, "-m", "rivulet_lab.talk", what, address, str(port), *more]
