@@ -35,12 +35,12 @@ REMOVALS = {
     ),
     "large-window": large(
         "sender.rs",
-        "Sender::new(class, length, heard.told.max(2 * full))",
-        "Sender::new(class, length, 2 * full)",
+        "Window::told(class.segment(), heard.told)",
+        "Window::told(class.segment(), 0)",
         BLOCKS,
     ),
     "large-under-way": large(
-        "sender.rs", "let under_way = (sender.cwnd - sender.cwnd / 8).min(heard.window);", "let under_way = 0;", BLOCKS
+        "sender.rs", "let under_way = (cwnd - cwnd / 8).min(heard.window);", "let under_way = 0;", BLOCKS
     ),
     "large-ranges": large(
         "board.rs", "RANGES: usize = 512;", "RANGES: usize = 128;", "a_long_queue_that_overflows_is_mended"
@@ -56,14 +56,53 @@ REMOVALS = {
         "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "others_ask_on_a_slow_path"
     ),
     "large-acknowledges": large(
-        "mod.rs", "if self.unanswered > 0 &&", "if false &&", "plains:stacks::smoltcp_gets_large_answers"
+        "entry.rs", "if self.unanswered > 0 &&", "if false &&", "plains:stacks::smoltcp_gets_large_answers"
     ),
     "large-beyond-the-window": large(
         "sender.rs",
-        "(sender.cwnd - sender.cwnd / 8).min(heard.window);",
-        "sender.cwnd - sender.cwnd / 8;",
+        "(cwnd - cwnd / 8).min(heard.window);",
+        "cwnd - cwnd / 8;",
         "every_loss_of_a_small_window",
         "random_transfers",
+    ),
+    # What is lost, and what is not.
+    "large-overtaken": large(
+        "sender.rs",
+        "if heard.twice > 0 && self.window.came_twice(heard.twice) {",
+        "if false {",
+        "plains:rates::what_is_overtaken_is_not_lost",
+    ),
+    "large-time": large(
+        "sender.rs",
+        "if self.overtakes > 0 { 0 } else { self.board.lost_below(enough) }",
+        "self.board.lost_below(enough)",
+        "plains:rates::what_is_overtaken_is_not_lost",
+    ),
+    "large-another-loss": large(
+        "sender.rs",
+        "if self.board.missing(self.una, self.lost) > 0 {",
+        "if false {",
+        "plains:rates::a_bottleneck_is_shared_fairly_for_long",
+    ),
+    "large-first": large(
+        "mod.rs",
+        "!segment.speaks() && !segment.header.options.sack.blocks().is_empty()",
+        "false",
+        "plains:rates::the_first_segment_is_mended_as_any",
+    ),
+    # Who lies.
+    "large-allowance": large(
+        "mod.rs",
+        "if !self.allowance.has(entry.account, entry.path, now) {",
+        "if false {",
+        "plains:liars::what_is_replayed_draws_an_allowance",
+        "plains:liars::holes_that_are_made_up_draw_an_allowance",
+    ),
+    "large-earned": large(
+        "mod.rs",
+        "self.allowance.earn(entry.account, acked, now);",
+        "let _ = acked;",
+        "plains:liars::honest_clients_are_never_refused",
     ),
     # Whose packet it is, and where it stands.
     "large-check": large(
@@ -76,7 +115,7 @@ REMOVALS = {
         "plain:large::stamp::tests::an_acknowledgement_says_where_it_stands",
     ),
     "large-never-back": large(
-        "mod.rs",
+        "entry.rs",
         "if (value.wrapping_sub(self.echoed) as i32) < 0 { self.echoed } else { value }",
         "value",
         "random_transfers",

@@ -196,6 +196,13 @@ impl Flow {
         keys.get(key).map_or(0, |key| key.hash(&[first, second, a, b, c, d, ports]))
     }
 
+    /// A hash of the client's address under the current key, of IPv6 of the upper half.
+    pub(crate) fn address_hash(&self, keys: &CookieKeys) -> u32 {
+        let [a, b, c, d, _] = self.words;
+        // IPv4 addresses are mapped: their own octets are the last.
+        keys.current.hash(&if (a, b, c) == (0, 0, 0xffff) { [a, b, c, d] } else { [a, b, 0, 0] })
+    }
+
     /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.
     #[must_use]
     pub fn place(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<Place> {

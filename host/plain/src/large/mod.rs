@@ -8,10 +8,14 @@
 //! Nobody's timer: who sent last and hears no more asks the client, which answers to whoever the ToR chooses now
 //! (`docs/plain.md`, "Large answers").
 
+mod allowance;
 mod board;
+mod clock;
+mod entry;
 mod packet;
 mod sender;
 mod stamp;
+mod window;
 
 use std::collections::VecDeque;
 
@@ -23,52 +27,20 @@ use crate::codec::{Class, Flow};
 use crate::segment::{Header, Options, Segment, Stamps};
 use crate::small::{ACK, FIN_ACK, Reason, Site};
 use crate::stamp::{Scale, Stamp};
+use allowance::Allowance;
+use entry::{Entry, WITHHELD, header_of, sacked};
 use sender::{Due, Heard, Sender};
-use stamp::CELL;
 
 pub use packet::Packet;
 pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, window_number, window_of};
 
 /// As many places a connection may have.
 const WAYS: usize = 4;
-/// What a client has asked stays unacknowledged but for its last octets: it repeats them when nothing comes, whoever may be
-/// alive then.
-const WITHHELD: u32 = 16;
 /// So often on end a connection that says nothing is asked: ten times in as many seconds, then less and less often for an hour. Who
 /// had an earlier block is who knows of a connection whose replica dies, and on a slow path a block takes minutes.
 const PATIENCE: u32 = 19;
 /// Where a window is closed: half an hour.
 const PATIENCE_CLOSED: u32 = 64;
-
-/// A connection.
-#[derive(Clone, Debug)]
-struct Entry<W> {
-    flow: Flow,
-    /// Addresses, sequence number of the answer's first octet, acknowledgement and echo of what is sent.
-    header: Header,
-    /// Behind the last octet that the client sent, as far as is known.
-    asked: u32,
-    /// How often it was asked for an answer since it was heard last.
-    unanswered: u32,
-    of: Download,
-    answer: Answer,
-    /// Octets of the answer's head, and of all.
-    head: u32,
-    length: u32,
-    sender: Sender,
-    /// The last value that was echoed.
-    echoed: u32,
-    /// The cell whose window was told last, and that window: in what was sent once, and again.
-    once: (u32, u8),
-    again: (u32, u8),
-    path: u32,
-    way: W,
-    used: u64,
-    /// Taken from the sender and not sent yet, with its timestamp; the next one last.
-    ahead: ArrayVec<(Due, u32), 2>,
-    /// It is among those that may have more to send.
-    active: bool,
-}
 
 /// The downloads that this replica lately sent something of, a bounded number; soft state.
 #[derive(Clone, Debug)]
@@ -77,6 +49,7 @@ pub struct Downloads<W> {
     /// Deadlines of the places, apart: all are looked at.
     deadlines: Box<[u64]>,
     next_deadline: u64,
+    allowance: Allowance,
     /// The places that have more to send, maybe: those that were heard, in order.
     active: VecDeque<usize>,
     /// Answers without data.
@@ -96,6 +69,7 @@ impl<W: Copy> Downloads<W> {
             places: (0..size).map(|_| None).collect(),
             deadlines: vec![NEVER; size].into(),
             next_deadline: NEVER,
+            allowance: Allowance::new(),
             active: VecDeque::with_capacity(size),
             say: VecDeque::with_capacity(SAID),
         }
@@ -109,7 +83,13 @@ impl<W: Copy> Downloads<W> {
     /// Octets that it takes, however many connections there are.
     #[must_use]
     pub fn octets(&self) -> usize {
-        size_of_val(&*self.places) + size_of_val(&*self.deadlines)
+        size_of_val(&*self.places) + size_of_val(&*self.deadlines) + self.allowance.octets()
+    }
+
+    /// How often something was not sent since its client had been sent too much that it did not acknowledge.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.allowance.refused()
     }
 
     /// How many are remembered.
@@ -155,8 +135,7 @@ impl<W: Copy> Downloads<W> {
             && entry.header.seq == header.ack
             && entry.of.object == asked.object
         {
-            let heard =
-                Heard { at: 0, beyond: &[], twice: false, repair: false, window, told: 0, nudge: true };
+            let heard = Heard { at: 0, beyond: &[], twice: 0, repair: false, window, told: 0, nudge: true };
             entry.sender.hear(&heard, now);
             self.touched(n, now);
             return;
@@ -177,6 +156,7 @@ impl<W: Copy> Downloads<W> {
             once: (u32::MAX, 0),
             again: (u32::MAX, 0),
             path: 0,
+            account: Allowance::account(flow, &site.keys),
             way,
             used: now,
             ahead: ArrayVec::new(),
@@ -200,7 +180,7 @@ impl<W: Copy> Downloads<W> {
         let header = &segment.header;
         let flow = &Flow::new(header.src, header.dst);
         let Some(stamps) = header.options.stamps else { return Some(Reason::Stamp) };
-        let Some(stamp) = LargeStamp::parse(stamps.echo) else { return Some(Reason::Stamp) };
+        let Some(stamp) = LargeStamp::parse(stamps.echo) else { return self.hear_first(segment, now) };
         let known = self.find(flow);
         let known_one = known.and_then(|n| self.places[n].as_ref()).filter(|entry| entry.of == stamp.of);
         let (answer, head, length) = match known_one {
@@ -218,16 +198,7 @@ impl<W: Copy> Downloads<W> {
         if at == length {
             return self.ended(segment, known, fin, way);
         }
-        let mut beyond = ArrayVec::<(u32, u32), { crate::segment::MAX_SACK }>::new();
-        let mut twice = false;
-        for &(from, to) in header.options.sack.blocks() {
-            let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
-            if from < to && to <= length - at + 1 {
-                let _ = beyond.try_push((at + from, at + to));
-            } else {
-                twice |= (from as i32) < 0;
-            }
-        }
+        let (beyond, twice) = sacked(header, at, length);
         let (told, window) = (window_of(stamp.window), stamp.of.scale.window(header.window));
         let nudge = segment.speaks();
         let heard = Heard { at, beyond: &beyond, twice, repair: stamp.repair, window, told, nudge };
@@ -241,7 +212,8 @@ impl<W: Copy> Downloads<W> {
         let n = match known {
             Some(n) => {
                 if let Some(entry) = &mut self.places[n] {
-                    entry.sender.hear(&heard, now);
+                    let acked = entry.sender.hear(&heard, now);
+                    self.allowance.earn(entry.account, acked, now);
                 }
                 n
             }
@@ -261,6 +233,7 @@ impl<W: Copy> Downloads<W> {
                     once: (u32::MAX, 0),
                     again: (u32::MAX, 0),
                     path: 0,
+                    account: Allowance::account(flow, &site.keys),
                     way,
                     used: now,
                     ahead: ArrayVec::new(),
@@ -284,6 +257,26 @@ impl<W: Copy> Downloads<W> {
             }
         }
         self.route(n, site, path, way);
+        self.touched(n, now);
+        None
+    }
+
+    /// The client has something of an answer, of which it lacks the beginning: what it echoes is the SYN-ACK's. Only who sent it
+    /// knows what it is.
+    fn hear_first(&mut self, segment: &Segment<'_>, now: u64) -> Option<Reason> {
+        let header = &segment.header;
+        let known = self.find(&Flow::new(header.src, header.dst));
+        let Some((n, entry)) = known.and_then(|n| Some((n, self.places[n].as_mut()?))) else {
+            return Some(Reason::Acknowledgement);
+        };
+        if entry.header.seq != header.ack {
+            return Some(Reason::Acknowledgement);
+        }
+        let (beyond, twice) = sacked(header, 0, entry.length);
+        let window = entry.of.scale.window(header.window);
+        let heard = Heard { at: 0, beyond: &beyond, twice, repair: false, window, told: 0, nudge: false };
+        entry.sender.hear(&heard, now);
+        entry.unanswered = 0;
         self.touched(n, now);
         None
     }
@@ -317,8 +310,11 @@ impl<W: Copy> Downloads<W> {
             };
             let state = self.places[n].as_mut().map(|entry| {
                 let patience = if entry.sender.is_closed() { PATIENCE_CLOSED } else { PATIENCE };
-                entry.acknowledge_more();
-                (entry.sender.late(now) <= patience, entry.sender.deadline)
+                let silent = entry.sender.late(now);
+                if silent.is_some() {
+                    entry.acknowledge_more();
+                }
+                (silent.is_none_or(|times| times <= patience), entry.sender.deadline())
             });
             if let Some((true, deadline)) = state {
                 self.deadlines[n] = deadline.unwrap_or(NEVER);
@@ -389,11 +385,16 @@ impl<W: Copy> Downloads<W> {
         if let Some(kept) = entry.ahead.pop() {
             return Some(kept);
         }
+        if !self.allowance.has(entry.account, entry.path, now) {
+            return None;
+        }
         let due = entry.sender.next(entry.path, now);
-        let deadline = entry.sender.deadline.unwrap_or(NEVER);
+        let deadline = entry.sender.deadline().unwrap_or(NEVER);
         self.deadlines[n] = deadline;
         self.next_deadline = self.next_deadline.min(deadline);
-        due.map(|due| (due, entry.value(&due)))
+        let due = due?;
+        self.allowance.spend(entry.account, due.to - due.from);
+        Some((due, entry.value(&due)))
     }
 
     fn say(&mut self, header: Header, way: W) {
@@ -452,71 +453,15 @@ impl<W: Copy> Downloads<W> {
     }
 }
 
-impl<W: Copy> Entry<W> {
-    /// Before a client that does not answer is asked again. There are stacks that leave out a segment whose acknowledgement is
-    /// behind one that they had (RFC 793 lets them ignore the acknowledgement), such as one of a replica that the client repeated its
-    /// request to. Before the answer's first octet arrived, only the whole request says what is wanted.
-    fn acknowledge_more(&mut self) {
-        let left = self.asked.wrapping_sub(self.header.ack).min(WITHHELD);
-        if self.unanswered > 0 && self.sender.una() > 0 {
-            self.header.ack = self.header.ack.wrapping_add(left.min(1 << (self.unanswered - 1).min(4)));
-        }
-        self.unanswered += 1;
-    }
-
-    /// Is sent before all else.
-    fn keep(&mut self, due: Due, value: u32) {
-        // What is taken is put back before more is taken, and what follows it: two at most.
-        let kept = self.ahead.try_push((due, value));
-        debug_assert!(kept.is_ok(), "a segment is forgotten");
-    }
-
-    /// A packet with what is due.
-    fn packet<'t>(&self, n: usize, due: Due, value: u32, site: &'t Site) -> Packet<'t, W> {
-        let echo = self.header.options.stamps.map_or(0, |stamps| stamps.echo);
-        let last = due.fin || due.to == self.length;
-        let flags = TcpFlags::ACK
-            | if last && due.to > due.from { TcpFlags::PSH } else { 0 }
-            | if due.fin { TcpFlags::FIN } else { 0 };
-        let options = Options { stamps: Some(Stamps { value, echo }), ..Options::default() };
-        let header = Header {
-            seq: self.header.seq.wrapping_add(due.from),
-            flags: TcpFlags(flags),
-            options,
-            ..self.header
-        };
-        Packet::of_answer(
-            header,
-            (self.answer, self.head, site),
-            (n, due, value),
-            self.sender.full(),
-            self.way,
-        )
-    }
-
-    /// The timestamp of a segment: never below what the client had last, and in one cell never below one before it.
-    fn value(&mut self, due: &Due) -> u32 {
-        let cell = due.from / CELL;
-        // What is sent once and what is sent again go on apart: within a cell neither may go back.
-        let told = if due.again { &mut self.again } else { &mut self.once };
-        if told.0 != cell {
-            *told = (cell, window_number(self.sender.cwnd(), cell));
-        }
-        let mut window = told.1;
-        if due.repair && self.again.0 == cell {
-            window = window.max(self.again.1);
-        }
-        let stamp = LargeStamp { slot: cell as u8, repair: due.repair, window, of: self.of };
-        let value = stamp.value();
-        if (value.wrapping_sub(self.echoed) as i32) < 0 { self.echoed } else { value }
-    }
-}
-
-/// Whether a segment is one of a client of a large answer that is under way: its timestamp says so.
+/// Whether a segment is one of a client of a large answer that is under way: its timestamp says so, or it has something of an answer without
+/// its beginning.
 #[must_use]
 pub fn is_under_way(segment: &Segment<'_>) -> bool {
-    let stamps = segment.header.options.stamps;
-    let large = stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) == Stamp::Large);
+    let large = segment.header.options.stamps.is_some_and(|stamps| match Stamp::parse(stamps.echo) {
+        Stamp::Large => true,
+        Stamp::Opening { .. } => !segment.speaks() && !segment.header.options.sack.blocks().is_empty(),
+        _ => false,
+    });
     large && segment.has(TcpFlags::ACK) && !segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST)
 }
 
@@ -527,9 +472,4 @@ pub struct Asked {
     pub(crate) object: u16,
     pub(crate) class: Class,
     pub(crate) scale: Scale,
-}
-
-/// What stands before the segments of an answer whose first octet has this sequence number, `ack` acknowledged.
-fn header_of(segment: &Segment<'_>, first: u32, ack: u32) -> Header {
-    Header { seq: first, ..crate::say::say(segment, ACK, ack) }
 }

@@ -1,5 +1,5 @@
-//! What is sent of a large answer, and when: TCP with NewReno's window (RFC 5681, RFC 6582), byte counting (RFC 3465), the
-//! pipe of RFC 6675 and a tail loss probe (RFC 8985 section 7).
+//! What is sent of a large answer, and when: TCP with the window of [`Window`], the pipe of RFC 6675, losses by what came of three segments
+//! behind or some time before, and probes (RFC 8985).
 //!
 //! It is soft: a replica that meets an acknowledgement of a connection that it does not know makes one from that alone
 //! ([`Sender::resume`]), and whatever it gets wrong costs time, never an octet.
@@ -7,27 +7,12 @@
 use crate::codec::Class;
 use crate::flight::Cut;
 use crate::large::board::Board;
+use crate::large::clock::{Clock, Time};
 use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
+use crate::large::window::Window;
 
-/// Microseconds.
-pub(crate) type Time = u64;
-
-const MILLISECOND: Time = 1000;
-/// Segments of an initial window (RFC 6928), and of one after silence.
-const INITIAL: u32 = 10;
-/// As many segments beyond a hole say that it is lost (RFC 6675).
+/// As many segments beyond a hole say that it is lost (RFC 6675), unless segments are known to overtake each other.
 const REORDERED: u32 = 3;
-/// The round trip before one was measured.
-const UNKNOWN: Time = 100 * MILLISECOND;
-/// Least pause before a probe, and between timeouts; a delayed acknowledgement is 40 ms.
-const LEAST_PROBE: Time = 10 * MILLISECOND;
-const DELAYED: Time = 45 * MILLISECOND;
-const LEAST_TIMEOUT: Time = 200 * MILLISECOND;
-/// Longest pause between the first timeouts while a client is silent; behind these it doubles.
-const LONGEST: Time = 2_000 * MILLISECOND;
-const FIRST: u32 = 9;
-/// Longest pause between probes of a window that is closed.
-const LONGEST_CLOSED: Time = 30_000 * MILLISECOND;
 
 /// A segment to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +33,8 @@ pub(crate) struct Heard<'a> {
     pub(crate) at: u32,
     /// What it has beyond.
     pub(crate) beyond: &'a [(u32, u32)],
-    /// It tells of octets that came twice (RFC 2883).
-    pub(crate) twice: bool,
+    /// So many octets came twice (RFC 2883).
+    pub(crate) twice: u32,
     /// What it had last in order was a repair.
     pub(crate) repair: bool,
     /// Octets of its window.
@@ -70,57 +55,57 @@ pub(crate) struct Sender {
     nxt: u32,
     /// Behind the last octet that the client takes.
     edge: u32,
-    cwnd: u32,
-    ssthresh: u32,
-    /// Octets acknowledged for which the window did not grow yet.
-    counted: u32,
+    window: Window,
     board: Board,
     /// A loss is repaired until everything below it is acknowledged.
     recover: Option<u32>,
+    /// Meanwhile the window grows: it began anew.
+    anew: bool,
     /// What the client has not below it is lost.
     lost: u32,
     /// What was lost below it was sent again.
     again: u32,
     /// `nxt` at the last repair: what the client has of behind it came after all of them.
     sent_then: u32,
+    /// So far the client has told of something when it was looked at last, and when what it has not below that is lost.
+    suspect: Option<(u32, Time)>,
+    /// How long what overtakes is waited for, in quarters of a round trip; 0: it is not known to happen.
+    overtakes: u32,
     /// No cell up to that of this octet has steady values.
     repaired: u32,
     /// What is below was sent before the last probe.
     probed: Option<u32>,
     /// The window, and nothing else, kept something back.
     limited: bool,
-    /// An octet, and when it was sent: the round trip is known when it is acknowledged.
-    timed: Option<(u32, Time)>,
-    srtt: Time,
-    rttvar: Time,
-    pub(crate) deadline: Option<Time>,
+    clock: Clock,
+    /// When silence is asked about.
+    deadline: Option<Time>,
     backoff: u32,
     /// A segment to be sent whatever the window says.
     urgent: bool,
 }
 
 impl Sender {
-    fn new(class: Class, length: u32, cwnd: u32) -> Sender {
+    fn new(class: Class, length: u32, window: Window) -> Sender {
         Sender {
             class,
             end: length + 1,
             una: 0,
             nxt: 0,
             edge: 0,
-            cwnd,
-            ssthresh: MAX_LARGE,
-            counted: 0,
+            window,
             board: Board::default(),
             recover: None,
+            anew: false,
             lost: 0,
             again: 0,
             sent_then: 0,
+            suspect: None,
+            overtakes: 0,
             repaired: 0,
             probed: None,
             limited: false,
-            timed: None,
-            srtt: 0,
-            rttvar: 0,
+            clock: Clock::default(),
             deadline: None,
             backoff: 0,
             urgent: false,
@@ -129,37 +114,36 @@ impl Sender {
 
     /// Of an answer that begins.
     pub(crate) fn begin(class: Class, length: u32, window: u32) -> Sender {
-        Sender { edge: window, ..Sender::new(class, length, INITIAL * class.segment()) }
+        Sender { edge: window, ..Sender::new(class, length, Window::initial(class.segment())) }
     }
 
     /// Of one that others began, from what its client says.
     pub(crate) fn resume(class: Class, length: u32, heard: &Heard<'_>, now: Time) -> Sender {
-        let full = class.segment();
-        let mut sender = Sender::new(class, length, heard.told.max(2 * full));
+        let mut sender = Sender::new(class, length, Window::told(class.segment(), heard.told));
         (sender.una, sender.edge) = (heard.at, heard.at.saturating_add(heard.window));
-        sender.ssthresh = sender.cwnd;
         // Where values of both kinds may be, the higher one is taken.
         sender.repaired = heard.at.max(1);
         for &(from, to) in heard.beyond {
             sender.board.add(from, to);
         }
         let top = sender.board.top().max(heard.at);
-        if heard.twice || heard.nudge {
+        if heard.twice > 0 || heard.nudge {
             // The answer to a probe: nothing is under way any more.
             sender.nxt = top;
             sender.restart(top);
         } else {
             // In the middle: as much is under way as the window allowed, or a little less: what is sent twice costs less
             // than what is taken for sent.
-            let under_way = (sender.cwnd - sender.cwnd / 8).min(heard.window);
+            let cwnd = sender.cwnd();
+            let under_way = (cwnd - cwnd / 8).min(heard.window);
             sender.nxt = sender.whole_segments(heard.at, heard.at.saturating_add(under_way)).max(top);
             if heard.repair {
                 sender.recover = Some(sender.nxt);
             }
-            sender.find_losses();
+            sender.find_losses(now);
         }
         // What is under way may be more than that, and its values are others.
-        sender.repaired = sender.repaired.max(sender.nxt + sender.ssthresh.min(CELL * CELLS) / 2);
+        sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
         sender.arm(now);
         sender
     }
@@ -179,7 +163,7 @@ impl Sender {
     }
 
     pub(crate) fn cwnd(&self) -> u32 {
-        self.cwnd
+        self.window.octets()
     }
 
     /// Octets that the client has in order.
@@ -194,17 +178,18 @@ impl Sender {
         self.board.missing(self.una, self.nxt).saturating_sub(lost)
     }
 
-    /// Takes an acknowledgement.
-    pub(crate) fn hear(&mut self, heard: &Heard<'_>, now: Time) {
+    /// Takes an acknowledgement. Gives how much of what was sent here is acknowledged that was not before.
+    pub(crate) fn hear(&mut self, heard: &Heard<'_>, now: Time) -> u32 {
         let at = heard.at;
         if at > self.end {
-            return;
+            return 0;
         }
         if at > self.nxt {
-            // Others sent meanwhile: what is known here, but for the round trip, is of before.
-            let (srtt, rttvar) = (self.srtt, self.rttvar);
-            *self = Sender { srtt, rttvar, ..Sender::resume(self.class, self.end - 1, heard, now) };
-            return;
+            // Others sent meanwhile: what is known here, but for the path, is of before.
+            let (clock, overtakes) = (self.clock.clone(), self.overtakes);
+            *self = Sender { clock, overtakes, ..Sender::resume(self.class, self.end - 1, heard, now) };
+            self.clock.forget();
+            return 0;
         }
         let edge = at.saturating_add(heard.window);
         if at >= self.una {
@@ -214,7 +199,7 @@ impl Sender {
         self.nxt = self.nxt.max(at);
         let top = self.board.top();
         if acked > 0 {
-            self.measure(at, now);
+            self.clock.acknowledged(at, now);
             self.una = at;
             self.board.trim(at);
         }
@@ -223,15 +208,25 @@ impl Sender {
             self.nxt = self.nxt.max(to);
         }
         let news = acked > 0 || self.board.top() > top;
+        if heard.twice > 0 && self.window.came_twice(heard.twice) {
+            // What was sent again had been overtaken, no more.
+            self.overtakes = (self.overtakes + 1).min(4);
+            (self.recover, self.anew, self.suspect) = (None, false, None);
+            (self.lost, self.again) = (self.una, self.una);
+        }
         self.answered(heard, acked > 0);
         if self.recover.is_some_and(|recover| self.una >= recover) {
-            self.recover = None;
-            self.cwnd = self.cwnd.min(self.ssthresh.max(self.pipe() + self.full()));
+            (self.recover, self.anew) = (None, false);
+            self.window.mended(self.pipe());
+            // What was sent meanwhile is another window, and what is lost of it another loss.
+            if self.board.missing(self.una, self.lost) > 0 {
+                self.enter();
+            }
         }
-        if acked > 0 && self.recover.is_none() {
-            self.grow(acked);
+        if acked > 0 && self.limited && (self.recover.is_none() || self.anew) {
+            self.window.grow(acked);
         }
-        self.find_losses();
+        self.find_losses(now);
         if heard.nudge && !news && self.pipe() == 0 {
             self.restart(self.nxt);
         }
@@ -239,19 +234,21 @@ impl Sender {
             self.backoff = 0;
             self.arm(now);
         }
+        acked
     }
 
     /// A probe that is answered tells what of all that went before it is lost.
     fn answered(&mut self, heard: &Heard<'_>, advanced: bool) {
         let Some(before) = self.probed else { return };
-        if !(heard.repair || heard.twice) {
+        if !(heard.repair || heard.twice > 0) {
             return;
         }
         self.probed = None;
-        if self.una < before && (advanced || heard.twice) {
+        if self.una < before && (advanced || heard.twice > 0) {
             self.lost = self.lost.max(before);
             self.again = self.una;
             self.enter();
+            self.urgent = true;
         }
     }
 
@@ -260,19 +257,19 @@ impl Sender {
         if self.recover.is_some() {
             return;
         }
-        let flight = self.nxt - self.una;
-        self.ssthresh = (flight.min(self.cwnd) / 2).max(2 * self.full());
-        self.cwnd = self.ssthresh;
+        self.window.halve(self.nxt - self.una);
         self.recover = Some(self.nxt);
-        self.counted = 0;
-        self.timed = None;
-        // The first repair waits for nothing.
-        self.urgent = true;
+        self.clock.forget();
     }
 
-    fn find_losses(&mut self) {
-        let enough = REORDERED * self.full() - self.full() / 2;
-        let lost = self.board.lost_below(enough);
+    /// What is lost by what came of behind it: three segments, or any while losses are repaired, or, and alone where segments overtake each
+    /// other, a part of a round trip ago.
+    fn find_losses(&mut self, now: Time) {
+        let full = self.full();
+        let enough = if self.recover.is_some() { 1 } else { REORDERED * full - full / 2 };
+        let mut lost = if self.overtakes > 0 { 0 } else { self.board.lost_below(enough) };
+        let due = self.suspect.take_if(|(_, at)| *at <= now).map_or(0, |(top, _)| top);
+        lost = lost.max(due);
         if lost > self.lost && lost > self.una {
             let news = self.board.missing(self.una.max(self.lost), lost) > 0;
             self.lost = lost;
@@ -280,21 +277,24 @@ impl Sender {
                 self.again = self.una;
                 self.sent_then = self.nxt;
                 self.enter();
-            }
-        }
-        // What was sent after a repair has come, the repair has not.
-        if self.recover.is_some() && self.again > self.una && self.lost > self.una {
-            let hole = self.board.hole(self.una);
-            if hole < self.again
-                && self.board.missing(self.sent_then, self.nxt) + enough
-                    <= self.nxt.saturating_sub(self.sent_then)
-            {
-                self.again = self.una;
-                self.sent_then = self.nxt;
-                self.ssthresh = (self.ssthresh / 2).max(2 * self.full());
-                self.cwnd = self.ssthresh;
+                // The first repair waits for nothing.
                 self.urgent = true;
             }
+        }
+        // What was sent after a repair has come, the repair has not. The window was halved for the loss that it was to mend.
+        let again = self.again.min(self.lost);
+        if self.recover.is_some() && self.board.hole(self.una) < again {
+            let came = self.board.top() > self.sent_then;
+            if came && (self.overtakes == 0 || due > self.sent_then) {
+                self.again = self.una;
+                self.sent_then = self.nxt;
+                self.urgent = true;
+            }
+        }
+        let top = self.board.top();
+        let open = top > self.una.max(self.lost) || self.board.hole(self.una) < again && top > self.sent_then;
+        if self.suspect.is_none() && open {
+            self.suspect = Some((top, now + self.clock.reordering(self.overtakes)));
         }
     }
 
@@ -303,48 +303,10 @@ impl Sender {
         self.lost = to;
         self.again = self.una;
         self.sent_then = self.nxt;
-        self.timed = None;
-        self.recover = (to > self.una).then_some(self.nxt);
-        self.ssthresh = self.ssthresh.min(self.cwnd).max(2 * self.full());
-        self.cwnd = self.cwnd.min(INITIAL * self.full());
+        self.clock.forget();
+        (self.recover, self.anew) = ((to > self.una).then_some(self.nxt), true);
+        self.window.restart();
         self.urgent = true;
-    }
-
-    fn grow(&mut self, acked: u32) {
-        if !self.limited {
-            return;
-        }
-        let full = self.full();
-        if self.cwnd < self.ssthresh {
-            self.cwnd = (self.cwnd + acked.min(2 * full)).min(self.ssthresh.max(self.cwnd));
-        } else {
-            self.counted += acked;
-            if self.counted >= self.cwnd {
-                self.counted -= self.cwnd;
-                self.cwnd += full;
-            }
-        }
-        self.cwnd = self.cwnd.min(CELL * CELLS);
-    }
-
-    fn measure(&mut self, at: u32, now: Time) {
-        let Some((octet, then)) = self.timed else { return };
-        if at < octet {
-            return;
-        }
-        self.timed = None;
-        let sample = now.saturating_sub(then).max(1);
-        // RFC 6298.
-        if self.srtt == 0 {
-            (self.srtt, self.rttvar) = (sample, sample / 2);
-        } else {
-            self.rttvar = (3 * self.rttvar + self.srtt.abs_diff(sample)) / 4;
-            self.srtt = (7 * self.srtt + sample) / 8;
-        }
-    }
-
-    fn timeout(&self) -> Time {
-        if self.srtt == 0 { LEAST_TIMEOUT } else { (self.srtt + 4 * self.rttvar).max(LEAST_TIMEOUT) }
     }
 
     /// Sets when something is done if nothing is heard.
@@ -352,31 +314,34 @@ impl Sender {
         let pause = if self.is_done() {
             self.deadline = None;
             return;
-        } else if self.nxt > self.una && self.backoff == 0 {
-            let alone = if self.nxt - self.una <= self.full() { DELAYED } else { 0 };
-            let round = if self.srtt == 0 { UNKNOWN } else { self.srtt };
-            (2 * round + alone).clamp(LEAST_PROBE, self.timeout().max(LEAST_PROBE))
-        } else if self.nxt > self.una {
-            let longer = self.backoff.saturating_sub(FIRST).min(10);
-            (self.timeout() << (self.backoff - 1).min(6)).min(LONGEST) << longer
+        } else if self.is_closed() || self.backoff > 0 {
+            self.clock.pause(self.backoff, self.is_closed())
         } else {
-            (self.timeout() << self.backoff.min(8)).min(LONGEST_CLOSED)
+            self.clock.probe(self.una == 0, self.nxt - self.una <= self.full())
         };
         self.deadline = Some(now + pause);
     }
 
-    /// The deadline has come. How often it has on end.
-    pub(crate) fn late(&mut self, now: Time) -> u32 {
+    /// When something is to be done though nothing is heard.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let suspect = self.suspect.map(|(_, at)| at);
+        self.deadline.map(|at| suspect.map_or(at, |suspect| suspect.min(at)))
+    }
+
+    /// The deadline has come. How often on end the client was silent, if it was.
+    pub(crate) fn late(&mut self, now: Time) -> Option<u32> {
+        if self.suspect.is_some_and(|(_, at)| at <= now) {
+            self.find_losses(now);
+            return None;
+        }
         self.backoff += 1;
-        self.timed = None;
+        self.clock.forget();
+        self.suspect = None;
         if self.nxt > self.una && self.backoff > 1 {
-            // RFC 5681 section 3.1, once for all timeouts on end.
-            if self.backoff == 2 && self.recover.is_none_or(|recover| recover < self.nxt) {
-                self.ssthresh = (self.cwnd.min(self.nxt - self.una) / 2).max(2 * self.full());
-            }
-            self.cwnd = self.full();
+            let first = self.backoff == 2 && self.recover.is_none_or(|recover| recover < self.nxt);
+            self.window.time_out(self.nxt - self.una, first);
             self.lost = self.nxt;
-            self.recover = Some(self.nxt);
+            (self.recover, self.anew) = (Some(self.nxt), true);
             self.again = self.una;
             self.sent_then = self.nxt;
             // What was told may be taken back (RFC 2018 section 8).
@@ -387,7 +352,7 @@ impl Sender {
         self.probed = Some(self.nxt);
         self.urgent = true;
         self.arm(now);
-        self.backoff
+        Some(self.backoff)
     }
 
     /// Where the segment ends that begins at `at`: the last one has FIN.
@@ -425,7 +390,7 @@ impl Sender {
         if hole < self.lost.min(self.nxt) {
             let next = self.board.next(hole).unwrap_or(u32::MAX);
             let to = self.segment_end(hole, path).min(next).min(self.nxt);
-            if pipe + (to - hole) > self.cwnd && !urgent {
+            if pipe + (to - hole) > self.cwnd() && !urgent {
                 self.limited = true;
                 return None;
             }
@@ -438,11 +403,11 @@ impl Sender {
         let within = to <= self.edge || self.edge + 1 == to && to == self.end;
         let far = to - self.una > CELL * (CELLS - 1);
         if self.nxt < self.end && to > self.nxt && within && !far {
-            if pipe + (to - self.nxt) <= self.cwnd {
+            if pipe + (to - self.nxt) <= self.cwnd() {
                 let from = self.nxt;
                 self.nxt = to;
-                if self.timed.is_none() && self.recover.is_none() {
-                    self.timed = Some((to, now));
+                if self.recover.is_none() {
+                    self.clock.sent(to, now);
                 }
                 return Some(self.send(from, to, self.recover.is_some(), false, now));
             }
@@ -472,6 +437,9 @@ impl Sender {
         }
         if self.deadline.is_none() {
             self.arm(now);
+        }
+        if again {
+            self.window.again(to - from);
         }
         let length = self.end - 1;
         Due { from, to: to.min(length), fin: to > length, repair, again }

@@ -5,7 +5,7 @@ use rivulet_plain::Segment;
 
 use crate::losses::Dice;
 use crate::support::client::{Client, Nature};
-use crate::support::path::{Fate, Node, Passed, Path, Way};
+use crate::support::path::{Fate, Node, Passed, Path, Server, Way};
 use crate::support::{bodies, content, get, site_of};
 
 fn nodes(count: usize, size: usize) -> Vec<Node> {

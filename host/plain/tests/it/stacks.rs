@@ -10,7 +10,7 @@ use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{HardwareAddress, IpAddress, IpCidr};
 
 use crate::losses::Dice;
-use crate::support::path::Node;
+use crate::support::path::{Node, Server};
 use crate::support::{SIZES, bodies, content, get, site, site_of};
 
 /// Two queues in place of a wire.

@@ -348,7 +348,8 @@ impl Client {
             if in_order && self.unsaid + 1 < self.nature.delayed {
                 self.unsaid += 1;
                 self.acknowledges.get_or_insert(now + LATE);
-            } else if !advanced && self.same > 3 && self.held < self.nature.compressed {
+            } else if !advanced && self.twice.is_none() && self.same > 3 && self.held < self.nature.compressed
+            {
                 self.held += 1;
                 self.acknowledges.get_or_insert(now + COMPRESSED);
             } else {

@@ -5,6 +5,8 @@ pub mod client;
 pub mod name_server;
 pub mod net;
 pub mod path;
+pub mod reno;
+pub mod shared;
 
 use rivulet_plain::{CookieKey, CookieKeys, Entry, Object, Site, Table};
 

@@ -55,6 +55,16 @@ pub struct Passed {
     pub stall: u64,
 }
 
+/// What answers a client.
+pub trait Server {
+    /// What it says to a packet, microseconds.
+    fn take(&mut self, packet: &[u8], now: u64) -> Vec<Vec<u8>>;
+
+    /// What it says by itself, and when it would.
+    fn say(&mut self, now: u64) -> Vec<Vec<u8>>;
+    fn deadline(&self) -> Option<u64>;
+}
+
 /// A replica.
 pub struct Node {
     pub site: Site,
@@ -66,8 +76,10 @@ impl Node {
     pub fn new(site: Site) -> Node {
         Node { site: Site { large: true, ..site }, downloads: Downloads::new(64), alive: true }
     }
+}
 
-    pub fn take(&mut self, packet: &[u8], now: u64) -> Vec<Vec<u8>> {
+impl Server for Node {
+    fn take(&mut self, packet: &[u8], now: u64) -> Vec<Vec<u8>> {
         let segment = Segment::parse(packet).expect("what clients send is well formed");
         let mut out = Vec::new();
         if is_under_way(&segment) {
@@ -89,8 +101,7 @@ impl Node {
         out
     }
 
-    /// What it sends by itself.
-    pub fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
+    fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(packet) = self.downloads.next(&self.site, now) {
             let mut octets = vec![0; packet.length()];
@@ -99,6 +110,10 @@ impl Node {
             assert!(out.len() < 2000, "a replica that sends without end");
         }
         out
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.downloads.deadline()
     }
 }
 
@@ -155,7 +170,7 @@ impl Path {
             }
             let arrives = events.first_key_value().map(|((time, _), _)| *time);
             let speaks = client.timer().map(|ms| ms * 1000);
-            let wakes = nodes.iter().filter(|n| n.alive).filter_map(|n| n.downloads.deadline()).min();
+            let wakes = nodes.iter().filter(|n| n.alive).filter_map(|n| n.deadline()).min();
             let Some(time) = [arrives, speaks, wakes].into_iter().flatten().min() else { break };
             now = now.max(time);
             if now > self.patience {

@@ -1,0 +1,80 @@
+//! How long a round trip takes (RFC 6298), and what follows from it.
+
+/// Microseconds.
+pub(crate) type Time = u64;
+
+const MILLISECOND: Time = 1000;
+/// The round trip before one was measured: of a connection that others began, which may wait for us, and of one that begins (RFC 6298).
+const UNKNOWN: Time = 100 * MILLISECOND;
+const UNKNOWN_FIRST: Time = 400 * MILLISECOND;
+/// Least pause before a probe, and between timeouts; a delayed acknowledgement is 40 ms.
+const LEAST_PROBE: Time = 10 * MILLISECOND;
+const DELAYED: Time = 45 * MILLISECOND;
+const LEAST_TIMEOUT: Time = 200 * MILLISECOND;
+/// Longest pause between the first timeouts while a client is silent; behind these it doubles.
+const LONGEST: Time = 2_000 * MILLISECOND;
+const FIRST: u32 = 9;
+/// Longest pause between probes of a window that is closed.
+const LONGEST_CLOSED: Time = 30_000 * MILLISECOND;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Clock {
+    /// An octet, and when it was sent: the round trip is known when it is acknowledged.
+    timed: Option<(u32, Time)>,
+    srtt: Time,
+    rttvar: Time,
+}
+
+impl Clock {
+    /// An octet behind the last that is sent now.
+    pub(crate) fn sent(&mut self, to: u32, now: Time) {
+        self.timed.get_or_insert((to, now));
+    }
+
+    /// What is timed may be acknowledged for what is sent again.
+    pub(crate) fn forget(&mut self) {
+        self.timed = None;
+    }
+
+    pub(crate) fn acknowledged(&mut self, at: u32, now: Time) {
+        let Some((_, then)) = self.timed.take_if(|(octet, _)| at >= *octet) else { return };
+        let sample = now.saturating_sub(then).max(1);
+        if self.srtt == 0 {
+            (self.srtt, self.rttvar) = (sample, sample / 2);
+        } else {
+            self.rttvar = (3 * self.rttvar + self.srtt.abs_diff(sample)) / 4;
+            self.srtt = (7 * self.srtt + sample) / 8;
+        }
+    }
+
+    /// What came while something sent before has not may be so much early (RFC 8985 section 6.2.4): in quarters of a round trip, at least
+    /// one, at most all. What others sent may have been acknowledged for what is timed here, so a millisecond is the least.
+    pub(crate) fn reordering(&self, quarters: u32) -> Time {
+        let round = if self.srtt == 0 { UNKNOWN } else { self.srtt };
+        (round * Time::from(quarters.clamp(1, 4)) / 4).max(MILLISECOND)
+    }
+
+    fn timeout(&self) -> Time {
+        if self.srtt == 0 { LEAST_TIMEOUT } else { (self.srtt + 4 * self.rttvar).max(LEAST_TIMEOUT) }
+    }
+
+    /// Until silence is asked about; `alone`: one segment is under way, whose acknowledgement may be delayed.
+    pub(crate) fn probe(&self, first: bool, alone: bool) -> Time {
+        let round = match self.srtt {
+            0 if first => UNKNOWN_FIRST,
+            0 => UNKNOWN,
+            srtt => return (2 * srtt + if alone { DELAYED } else { 0 }).clamp(LEAST_PROBE, self.timeout()),
+        };
+        2 * round
+    }
+
+    /// Between timeouts, of which there were so many on end.
+    pub(crate) fn pause(&self, timeouts: u32, closed: bool) -> Time {
+        if closed {
+            (self.timeout() << timeouts.min(8)).min(LONGEST_CLOSED)
+        } else {
+            let longer = timeouts.saturating_sub(FIRST).min(10);
+            (self.timeout() << timeouts.saturating_sub(1).min(6)).min(LONGEST) << longer
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The congestion window: Reno's (RFC 5681), counted in octets, and taken back where a loss was none.
+
+use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
+
+/// Segments of an initial window (RFC 6928), and of one after silence.
+const INITIAL: u32 = 10;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    /// Octets of a segment.
+    full: u32,
+    octets: u32,
+    threshold: u32,
+    /// Octets acknowledged for which the window did not grow yet.
+    counted: u32,
+    /// Window and threshold before it was halved, until that is known to have been right.
+    before: Option<(u32, u32)>,
+    /// Octets that were sent again since then, less those that the client had twice.
+    needless: u32,
+}
+
+impl Window {
+    /// Of an answer that begins.
+    pub(crate) fn initial(full: u32) -> Window {
+        Window { full, octets: INITIAL * full, threshold: MAX_LARGE, counted: 0, before: None, needless: 0 }
+    }
+
+    /// As another sender told.
+    pub(crate) fn told(full: u32, octets: u32) -> Window {
+        let octets = octets.max(2 * full);
+        Window { octets, threshold: octets, ..Window::initial(full) }
+    }
+
+    pub(crate) fn octets(&self) -> u32 {
+        self.octets
+    }
+
+    pub(crate) fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    fn lower(&mut self, flight: u32) {
+        self.before = Some((self.octets, self.threshold));
+        self.needless = 0;
+        self.threshold = (flight.min(self.octets) / 2).max(2 * self.full);
+        self.counted = 0;
+    }
+
+    /// A loss, with so much under way.
+    pub(crate) fn halve(&mut self, flight: u32) {
+        self.lower(flight);
+        self.octets = self.threshold;
+    }
+
+    /// A timeout; only the `first` of several on end says something new (RFC 5681 section 3.1).
+    pub(crate) fn time_out(&mut self, flight: u32, first: bool) {
+        if first {
+            self.lower(flight);
+        }
+        self.before = None;
+        self.octets = self.full;
+    }
+
+    /// Nothing is under way any more: from a small window on, to where it was.
+    pub(crate) fn restart(&mut self) {
+        self.threshold = self.threshold.min(self.octets).max(2 * self.full);
+        self.octets = self.octets.min(INITIAL * self.full);
+    }
+
+    /// A loss is mended.
+    pub(crate) fn mended(&mut self, pipe: u32) {
+        self.octets = self.octets.min(self.threshold.max(pipe + self.full));
+    }
+
+    /// So much is sent again.
+    pub(crate) fn again(&mut self, octets: u32) {
+        self.needless = self.needless.saturating_add(octets);
+    }
+
+    /// So much of what was sent again came twice. If it is all, nothing was lost (RFC 3708): gives whether that is so, and the window is as before.
+    pub(crate) fn came_twice(&mut self, octets: u32) -> bool {
+        let Some((before, threshold)) = self.before else { return false };
+        if self.needless > octets || self.needless == 0 {
+            self.needless = self.needless.saturating_sub(octets);
+            return false;
+        }
+        (self.octets, self.threshold) = (self.octets.max(before), self.threshold.max(threshold));
+        self.before = None;
+        true
+    }
+
+    /// So much was acknowledged while the window kept something back.
+    pub(crate) fn grow(&mut self, acked: u32) {
+        if self.octets < self.threshold {
+            self.octets = (self.octets + acked).min(self.threshold);
+        } else {
+            self.counted += acked;
+            if self.counted >= self.octets {
+                self.counted -= self.octets;
+                self.octets += self.full;
+            }
+        }
+        self.octets = self.octets.min(CELL * CELLS);
+    }
+}

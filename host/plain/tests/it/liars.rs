@@ -1,0 +1,115 @@
+//! Clients of large answers that acknowledge what they did not get, or again what they did: what they draw is bounded.
+
+use rivulet_packet::TcpFlags;
+use rivulet_plain::{Downloads, Header, Segment};
+
+use crate::support::client::{Client, Nature};
+use crate::support::path::{Fate, Node, Path, Server};
+use crate::support::{get, site_of};
+
+/// Octets that an address is sent for nothing, and what comes back in a millisecond.
+const BURST: usize = 8 << 20;
+const RATE: usize = 2 << 10;
+
+/// A connection whose client has had the first flight.
+struct Lie {
+    /// Its first acknowledgement, of that flight.
+    header: Header,
+}
+
+impl Lie {
+    fn new(node: &mut Node, size: usize, port: u16) -> Lie {
+        let nature = Nature { buffer: 4_000_000, shift: Some(9), ..Nature::default() };
+        let mut client = Client::new(nature, port, u32::from(port) << 8, &[get(size, "")]);
+        let syn = client.open(0).remove(0);
+        let welcome = node.take(&syn, 0).remove(0);
+        let request = client.receive(0, &welcome).remove(1);
+        let flight = node.take(&request, 1000);
+        assert_eq!(flight.len(), 10);
+        let mut said = Vec::new();
+        flight.iter().for_each(|packet| said.extend(client.receive(1, packet)));
+        Lie { header: Segment::parse(said.last().unwrap()).unwrap().header }
+    }
+
+    /// A packet with this payload.
+    fn packet(&self, change: impl FnOnce(&mut Header), payload: &[u8]) -> Vec<u8> {
+        let mut header = self.header;
+        change(&mut header);
+        let mut packet = vec![0; header.length()];
+        packet.extend_from_slice(payload);
+        header.finish(&mut packet, payload.len()).unwrap();
+        packet
+    }
+}
+
+fn octets(packets: &[Vec<u8>]) -> usize {
+    packets.iter().map(|packet| packet.len() - 52).sum()
+}
+
+/// The same acknowledgement and the end of a request, from more connections than a replica remembers: each time it knows nothing, and
+/// begins again with ten segments.
+#[test]
+fn what_is_replayed_draws_an_allowance() {
+    let size = 4_000_000;
+    let mut node = Node { downloads: Downloads::new(4), ..Node::new(site_of(&[size])) };
+    let lies: Vec<Lie> = (0..8).map(|n| Lie::new(&mut node, size, 5000 + n)).collect();
+    let mut drawn = 0;
+    let milliseconds = 1000;
+    for time in 0..milliseconds {
+        for lie in &lies {
+            let packet = lie.packet(|header| header.seq = header.seq.wrapping_sub(16), &[b'x'; 16]);
+            drawn += octets(&node.take(&packet, 2000 + 1000 * time as u64));
+        }
+    }
+    assert!(drawn < BURST + RATE * (milliseconds + 8), "{drawn}");
+    assert!(drawn > BURST && node.downloads.refused() > 0, "{drawn}: nothing was bounded");
+}
+
+/// Each acknowledgement tells of an octet more beyond a hole, so that all that is missing is sent once more.
+#[test]
+fn holes_that_are_made_up_draw_an_allowance() {
+    let size = 4_000_000;
+    let mut node = Node::new(site_of(&[size]));
+    let lie = Lie::new(&mut node, size, 5000);
+    let mut drawn = 0;
+    for n in 0..4000u32 {
+        let packet = lie.packet(
+            |header| {
+                let top = header.ack.wrapping_add(100_000 + n);
+                header.options.sack.push((top, top.wrapping_add(1448)));
+            },
+            &[],
+        );
+        drawn += octets(&node.take(&packet, 2000));
+    }
+    assert!(drawn <= BURST, "{drawn}");
+    assert!(drawn > BURST / 2 && node.downloads.refused() > 0, "{drawn}: nothing was bounded");
+    // Another address is served as ever.
+    let nature = Nature { v6: true, ..Nature::default() };
+    let mut client = Client::new(nature, 5000, 9, &[get(size, "")]);
+    let welcome = node.take(&client.open(0).remove(0), 2000).remove(0);
+    let request = client.receive(2, &welcome).remove(1);
+    assert_eq!(node.take(&request, 2000).len(), 10);
+}
+
+/// Who acknowledges what he gets is never refused anything: at 10 Gb/s, and of replicas that change, where one in ten packets is lost.
+#[test]
+fn honest_clients_are_never_refused() {
+    for (size, lost) in [(30_000_000, 0), (10_000_000, 100)] {
+        let mut nodes: Vec<Node> = (0..3).map(|_| Node::new(site_of(&[size]))).collect();
+        let nature =
+            Nature { buffer: 8_000_000, shift: Some(9), dsack: true, delayed: 2, ..Nature::default() };
+        let mut client = Client::new(nature, 4000, 77, &[get(size, "")]);
+        let path = Path { delay: 500, rate: 1_250_000_000, queue: 1000, ..Path::default() };
+        let (mut dice, mut base) = (crate::losses::Dice(5), None);
+        let mut fate = |_, _| if dice.below(1000) < lost { Fate::Lost } else { Fate::Arrives };
+        path.run(&mut client, &mut nodes, &mut fate, &mut |packet, _, _| {
+            let segment = Segment::parse(packet).unwrap();
+            let ack = segment.header.ack;
+            let at = if segment.has(TcpFlags::ACK) { ack.wrapping_sub(*base.get_or_insert(ack)) } else { 0 };
+            Some((at >> 20) as usize % 3)
+        });
+        assert!(client.is_done(), "{size} {lost}");
+        assert_eq!(nodes.iter().map(|node| node.downloads.refused()).sum::<u64>(), 0, "{size} {lost}");
+    }
+}
