@@ -48,9 +48,15 @@ REMOVALS = {
     # Nobody's timer.
     "large-asks": large(
         "sender.rs",
-        "        self.probed = Some(self.nxt);\n        self.urgent = true;",
-        "        self.probed = Some(self.nxt);",
+        "over: None });\n        self.urgent = true;",
+        "over: None });",
         "others_ask_for_who_died",
+    ),
+    "large-still": large(
+        "sender.rs",
+        "let over = Some(now + self.clock.reordering(4));",
+        "let over = Some(now);",
+        "a_machine_that_stands_still_is_no_loss",
     ),
     "large-asks-on": large(
         "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "others_ask_on_a_slow_path"

@@ -115,9 +115,12 @@ impl<W: Copy> Entry<W> {
     }
 }
 
-/// What a client has beyond this position of an answer of this length, and how many octets of it came twice.
-pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<(u32, u32), MAX_SACK>, u32) {
-    let (mut beyond, mut twice) = (ArrayVec::new(), 0);
+/// Of an answer, `[from, to)`.
+type Octets = (u32, u32);
+
+/// What a client has beyond this position of an answer of this length, and what of it came twice.
+pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<Octets, MAX_SACK>, Option<Octets>) {
+    let (mut beyond, mut twice) = (ArrayVec::new(), None);
     let blocks = header.options.sack.blocks();
     for (n, block) in blocks.iter().enumerate() {
         let distance = |of: &(u32, u32)| (of.0.wrapping_sub(header.ack), of.1.wrapping_sub(header.ack));
@@ -126,7 +129,8 @@ pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<(u32, u
         let within = |other: &(u32, u32)| distance(other).0 <= from && to <= distance(other).1;
         let known = (from as i32) < 0 || blocks.get(1).is_some_and(within);
         if n == 0 && known && (to.wrapping_sub(from) as i32) > 0 {
-            twice = to.wrapping_sub(from).min(length);
+            let (from, to) = (at.wrapping_add(from), at.wrapping_add(to));
+            twice = Some((from, to)).filter(|_| from < to && to <= length + 1);
         } else if from < to && to <= length - at + 1 {
             let _ = beyond.try_push((at + from, at + to));
         }

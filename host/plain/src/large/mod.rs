@@ -135,7 +135,8 @@ impl<W: Copy> Downloads<W> {
             && entry.header.seq == header.ack
             && entry.of.object == asked.object
         {
-            let heard = Heard { at: 0, beyond: &[], twice: 0, repair: false, window, told: 0, nudge: true };
+            let heard =
+                Heard { at: 0, beyond: &[], twice: None, repair: false, window, told: 0, nudge: true };
             entry.sender.hear(&heard, now);
             self.touched(n, now);
             return;

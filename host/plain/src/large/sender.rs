@@ -33,8 +33,8 @@ pub(crate) struct Heard<'a> {
     pub(crate) at: u32,
     /// What it has beyond.
     pub(crate) beyond: &'a [(u32, u32)],
-    /// So many octets came twice (RFC 2883).
-    pub(crate) twice: u32,
+    /// What came twice (RFC 2883).
+    pub(crate) twice: Option<(u32, u32)>,
     /// What it had last in order was a repair.
     pub(crate) repair: bool,
     /// Octets of its window.
@@ -43,6 +43,18 @@ pub(crate) struct Heard<'a> {
     pub(crate) told: u32,
     /// It repeats its request: nothing came for long.
     pub(crate) nudge: bool,
+}
+
+/// A segment that was sent to have the client say where it is.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    /// What is below was sent before.
+    before: u32,
+    from: u32,
+    /// What the client acknowledges if the probe, and no more, has come.
+    reach: u32,
+    /// If nothing more has come until then, nothing is under way.
+    over: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
@@ -73,8 +85,7 @@ pub(crate) struct Sender {
     overtakes: u32,
     /// No cell up to that of this octet has steady values.
     repaired: u32,
-    /// What is below was sent before the last probe.
-    probed: Option<u32>,
+    probe: Option<Probe>,
     /// The window, and nothing else, kept something back.
     limited: bool,
     clock: Clock,
@@ -103,7 +114,7 @@ impl Sender {
             suspect: None,
             overtakes: 0,
             repaired: 0,
-            probed: None,
+            probe: None,
             limited: false,
             clock: Clock::default(),
             deadline: None,
@@ -127,7 +138,7 @@ impl Sender {
             sender.board.add(from, to);
         }
         let top = sender.board.top().max(heard.at);
-        if heard.twice > 0 || heard.nudge {
+        if heard.twice.is_some() || heard.nudge {
             // The answer to a probe: nothing is under way any more.
             sender.nxt = top;
             sender.restart(top);
@@ -208,13 +219,13 @@ impl Sender {
             self.nxt = self.nxt.max(to);
         }
         let news = acked > 0 || self.board.top() > top;
-        if heard.twice > 0 && self.window.came_twice(heard.twice) {
+        if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {
             // What was sent again had been overtaken, no more.
             self.overtakes = (self.overtakes + 1).min(4);
             (self.recover, self.anew, self.suspect) = (None, false, None);
             (self.lost, self.again) = (self.una, self.una);
         }
-        self.answered(heard, acked > 0);
+        self.answered(heard, acked > 0, now);
         if self.recover.is_some_and(|recover| self.una >= recover) {
             (self.recover, self.anew) = (None, false);
             self.window.mended(self.pipe());
@@ -237,15 +248,25 @@ impl Sender {
         acked
     }
 
-    /// A probe that is answered tells what of all that went before it is lost.
-    fn answered(&mut self, heard: &Heard<'_>, advanced: bool) {
-        let Some(before) = self.probed else { return };
-        if !(heard.repair || heard.twice > 0) {
-            return;
+    /// A probe that is answered tells what of all that went before it is lost. That it came twice is an answer; that the client is as far as
+    /// the probe alone has brought it may be one, if nothing follows. Farther on it is by what was only late: a machine that stood still.
+    fn answered(&mut self, heard: &Heard<'_>, advanced: bool, now: Time) {
+        let Some(probe) = self.probe else { return };
+        let is_twice = heard.twice.is_some_and(|(from, to)| from <= probe.from && probe.from < to);
+        if is_twice {
+            self.over(probe);
+        } else if advanced {
+            let over = Some(now + self.clock.reordering(4));
+            self.probe = (heard.repair && self.una == probe.reach && probe.over.is_none())
+                .then_some(Probe { over, ..probe });
         }
-        self.probed = None;
-        if self.una < before && (advanced || heard.twice > 0) {
-            self.lost = self.lost.max(before);
+    }
+
+    /// Nothing of what went before the probe is under way.
+    fn over(&mut self, probe: Probe) {
+        self.probe = None;
+        if self.una < probe.before {
+            self.lost = self.lost.max(probe.before);
             self.again = self.una;
             self.enter();
             self.urgent = true;
@@ -324,12 +345,16 @@ impl Sender {
 
     /// When something is to be done though nothing is heard.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let suspect = self.suspect.map(|(_, at)| at);
-        self.deadline.map(|at| suspect.map_or(at, |suspect| suspect.min(at)))
+        let sooner = [self.suspect.map(|(_, at)| at), self.probe.and_then(|probe| probe.over)];
+        Some(sooner.into_iter().flatten().fold(self.deadline?, Time::min))
     }
 
     /// The deadline has come. How often on end the client was silent, if it was.
     pub(crate) fn late(&mut self, now: Time) -> Option<u32> {
+        if let Some(probe) = self.probe.filter(|probe| probe.over.is_some_and(|at| at <= now)) {
+            self.over(probe);
+            return None;
+        }
         if self.suspect.is_some_and(|(_, at)| at <= now) {
             self.find_losses(now);
             return None;
@@ -349,7 +374,8 @@ impl Sender {
                 self.board.clear();
             }
         }
-        self.probed = Some(self.nxt);
+        let (from, to) = self.probing(u32::MAX);
+        self.probe = Some(Probe { before: self.nxt, from, reach: self.board.hole(to), over: None });
         self.urgent = true;
         self.arm(now);
         Some(self.backoff)
@@ -375,6 +401,16 @@ impl Sender {
         } else {
             first + (to - first) / self.full() * self.full()
         }
+    }
+
+    /// The first segment that is not acknowledged; where there is none, the one before it, which the client has: it answers with all that
+    /// it knows.
+    fn probing(&self, path: u32) -> (u32, u32) {
+        if self.nxt == self.una {
+            return (self.una.saturating_sub(8), self.una);
+        }
+        let next = self.board.next(self.una).unwrap_or(u32::MAX);
+        (self.una, self.segment_end(self.una, path).min(self.nxt).min(next))
     }
 
     /// What is sent now, if anything; `path`: octets of data that a segment on the path may have.
@@ -414,15 +450,7 @@ impl Sender {
             self.limited = true;
         }
         if urgent {
-            // The first segment that is not acknowledged; where there is none, the one before it, which the client has: it answers with
-            // all that it knows.
-            let from = if self.nxt > self.una { self.una } else { self.una.saturating_sub(8) };
-            let next = self.board.next(from).unwrap_or(u32::MAX);
-            let to = if self.nxt > self.una {
-                self.segment_end(from, path).min(self.nxt).min(next)
-            } else {
-                self.una
-            };
+            let (from, to) = self.probing(path);
             if to > from {
                 return Some(self.send(from, to, true, true, now));
             }

@@ -241,6 +241,27 @@ fn others_ask_on_a_slow_path() {
     assert!(passed.stall < 60 * second, "{passed:?}");
 }
 
+/// Where nothing comes for more than two round trips, and then all of it, nothing is lost, also where everything under way is of the kind
+/// that repairs have, as behind a change of replica.
+#[test]
+fn a_machine_that_stands_still_is_no_loss() {
+    let size = 4_000_000;
+    let packets = |from: u64| {
+        let mut nodes = nodes(3, size);
+        let mut client = client(Nature { buffer: 150_000, ..Nature::default() }, 77, size);
+        let path = Path { rate: 12_500_000, still: (from, from + 60_000), ..Path::default() };
+        let mut choose = choose(Grain::Block(1 << 20), 5);
+        let passed = path.run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut choose);
+        complete(&client, size, &format!("{from}"));
+        passed.to_client
+    };
+    let undisturbed = packets(3_600_000_000);
+    for from in (150_000..350_000).step_by(4_000) {
+        let packets = packets(from);
+        assert!(packets < undisturbed + 10, "{from}: {packets}, {undisturbed}");
+    }
+}
+
 /// Acknowledgements of a client that says anything: of what it never got, of holes, with values that it had, or made up.
 #[test]
 fn whatever_a_client_says_is_survived() {

@@ -29,13 +29,15 @@ pub struct Path {
     /// Octets a second towards the client, and how many wait in front of it; 0: as many as there are.
     pub rate: u64,
     pub queue: usize,
+    /// From when to when nothing arrives at replicas, microseconds: it waits.
+    pub still: (u64, u64),
     /// When the client has given up, microseconds.
     pub patience: u64,
 }
 
 impl Default for Path {
     fn default() -> Self {
-        Path { delay: 5_000, rate: 0, queue: usize::MAX, patience: 4 * 3_600_000_000 }
+        Path { delay: 5_000, rate: 0, queue: usize::MAX, still: (0, 0), patience: 4 * 3_600_000_000 }
     }
 }
 
@@ -161,6 +163,9 @@ impl Path {
                     Fate::Lost => continue,
                     Fate::Arrives => {}
                     Fate::Late(more) => at += more,
+                }
+                if way == Way::ToServer && (self.still.0..self.still.1).contains(&at) {
+                    at = self.still.1;
                 }
                 count += 1;
                 events.insert((at, count), (way, packet));
