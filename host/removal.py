@@ -173,12 +173,12 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
         "if (!open_flow(&s))\n", "if (!open_flow(&s) && 0)\n", "what_cannot_be_told_does_not_reach_the_server"
     ),
     "parked": bpf(
-        "if (!bpf_map_lookup_elem(&orphans, &s.key))\n",
-        "if (s.tcp)\n",
+        "if (!bpf_map_lookup_elem(&orphans, &s.key)) {",
+        "if (s.tcp) {",
         "an_orphan_is_heard_here_alone_until_it_begins_anew",
     ),
     # With that a flood of acknowledgements of unknown connections would reach the process.
-    "unknown-untold": bpf("if (!bpf_map_lookup_elem(&orphans, &s.key))\n", "if (0)\n", FIRST),
+    "unknown-untold": bpf("if (!bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),
     "unsent-unacknowledged": bpf("&& !after(s.ack, limits->data", "&& !after(0, 0 & limits->data", FIRST),
     # What becomes a protected connection.
     "handshake": bpf("|| s->ack != opening->server_next || s->seq != opening->client_next)", ")", FIRST),

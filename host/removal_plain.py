@@ -74,7 +74,7 @@ REMOVALS = {
     # What is lost, and what is not.
     "large-overtaken": large(
         "sender.rs",
-        "if heard.twice > 0 && self.window.came_twice(heard.twice) {",
+        "if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {",
         "if false {",
         "plains:rates::what_is_overtaken_is_not_lost",
     ),
