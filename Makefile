@@ -50,12 +50,14 @@ LINTED_WITH := 1.95
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint and types; the committed P4 program is that of its sources
+check: setup protos ## format, lint and types; the committed P4 program is that of its sources; defences stand where lists say
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_lab mininet/rivulet_demo bench/rivulet_bench
 	python3 p4src/tools/artifact.py check
+	python3 host/removal.py --check
+	python3 ptf-tests/removal.py --check
 	newest=$$(printf '%s\n' "$$(rustc --version | cut -d' ' -f2)" $(LINTED_WITH).99 | sort -V | tail -n 1); \
 	  $(CARGO) clippy --workspace --all-targets --profile ci --locked -- $$([ "$$newest" != $(LINTED_WITH).99 ] || echo -D warnings)
 

@@ -641,7 +641,7 @@ def main() -> int:
             prepared = True
         return failed(removal)
 
-    return run(REMOVALS, args, noticed)
+    return run(REMOVALS, args, ROOT, noticed)
 
 
 if __name__ == "__main__":

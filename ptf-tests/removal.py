@@ -344,7 +344,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             return failed(args.switch, compile_without(removal, Path(folder)), removal.tests)
 
-    return run(REMOVALS, args, noticed)
+    return run(REMOVALS, args, ROOT / "p4src" / CONTROLS, noticed)
 
 
 if __name__ == "__main__":
