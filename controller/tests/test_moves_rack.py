@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from netrack import REPOSITORY, SERVICE, needs_rack
-from test_trods_survival import MEGABYTES, PlainRack, download, holder, upgrade
+from test_trods_survival import PlainRack, download, holder, standing, upgrade
 
 from rivulet_lab import Process, talk
 
@@ -65,13 +65,8 @@ def _talk(*arguments: str) -> list[str]:
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TalkRack]:
     """One for all tests here."""
-    rack = TalkRack(tmp_path_factory.mktemp("moves"), "embedded")
-    try:
-        rack.build(MEGABYTES)
-        rack.until(rack.all_well, "all take plain TCP")
+    with standing(TalkRack(tmp_path_factory.mktemp("moves"), "embedded")) as rack:
         yield rack
-    finally:
-        rack.down()
 
 
 def test_three_upgrades_under_a_download_ssh_and_a_websocket(rack: TalkRack) -> None:

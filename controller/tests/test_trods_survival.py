@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 from netrack import SERVICE, NetRack, needs_rack
@@ -64,16 +66,25 @@ class PlainRack(NetRack):
         return sum((replica["trods"] or {}).get(what, 0) for replica in self.status()["replicas"])
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainRack]:
-    """One for all tests here."""
-    rack = PlainRack(tmp_path_factory.mktemp("trods"), "embedded")
+R = TypeVar("R", bound=PlainRack)
+
+
+@contextmanager
+def standing(rack: R) -> Iterator[R]:
+    """Built, with every replica getting connections; then taken down."""
     try:
         rack.build(MEGABYTES)
         rack.until(rack.all_well, "all take plain TCP")
         yield rack
     finally:
         rack.down()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainRack]:
+    """One for all tests here."""
+    with standing(PlainRack(tmp_path_factory.mktemp("trods"), "embedded")) as rack:
+        yield rack
 
 
 def download(rack: PlainRack, port: int) -> Flow:

@@ -13,7 +13,7 @@ import argparse
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from rivulet_controller.client import ApiError, Client
 from rivulet_lab import RackError
 
 from ... import capture
+from ...acts import pause, until
 from ...mosaic import make
 from ...report import TCP, TRODS, add_packets, pcap_path, show, summarise
 from ...scenario import MEGA, Parameters, Standing, console, standing_rack
@@ -56,8 +57,6 @@ PATIENCE_S = 60.0
 """For what a machine that is busy does late."""
 LOOK_S = 0.1
 """Between two looks at what the replicas' kernels have."""
-ASK_S = 0.25
-"""Between two questions to the controller."""
 REPORT_S = 1.5
 """Agents report each half second, so what the controller says after this time is how it ended."""
 TRIES = 30
@@ -105,8 +104,8 @@ class Story:
         port = yield from self._port_of(TRODS, SERVICE_PORT)
         yield from self._begin_beside(port)
         for harm in HARMS:
-            yield from _until(self.well)
-            yield from _pause(QUIET_S)
+            yield from until(self.well)
+            yield from pause(QUIET_S)
             victim = yield from self._holder(SERVICE_PORT, port)
             if harm.forgets:
                 self.forgotten.append(self.counts()[victim])
@@ -119,10 +118,10 @@ class Story:
             end = time.monotonic() + HARMED_S
             met.adopted_by = yield from self._holder(SERVICE_PORT, port, victim)
             console.print(f"  {met.adopted_by} goes on with it")
-            yield from _pause(end - time.monotonic())
+            yield from pause(end - time.monotonic())
             harm.heal(self.replicas, victim)
             self.standing.mark("return", victim)
-            yield from _until(self.well)
+            yield from until(self.well)
             met.healed = True
 
     def _begin_beside(self, port: int) -> Iterator[None]:
@@ -142,7 +141,7 @@ class Story:
             lines = self.standing.rack.spaces[HOSTS[client]].run(*SOCKETS, f"dport = :{service}").splitlines()
             if lines:
                 return int(lines[0].split()[2].rpartition(":")[2])
-            yield from _pause(LOOK_S)
+            yield from pause(LOOK_S)
 
     def _holder(self, service: int, port: int, but: str = "") -> Generator[None, None, str]:
         """The replica that holds a client's connection, other than `but`, once there is one."""
@@ -154,7 +153,7 @@ class Story:
             if len(moved) == 1 and moved[0] != but:
                 return moved[0]
             before = now
-            yield from _pause(LOOK_S)
+            yield from pause(LOOK_S)
 
     def _acknowledged(self, service: int, port: int) -> dict[str, int]:
         """Octets that a client acknowledged on its connection, by the replicas whose kernels have it."""
@@ -164,17 +163,6 @@ class Story:
             if said.strip():
                 found[host.name] = int((re.search(r"bytes_acked:(\d+)", said) or (0, 0))[1])
         return found
-
-
-def _pause(seconds: float) -> Iterator[None]:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-
-
-def _until(condition: Callable[[], bool]) -> Iterator[None]:
-    while not condition():
-        yield from _pause(ASK_S)
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import argparse
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from rivulet_controller.moving import progress
 from rivulet_lab import Process
 
 from ... import capture
+from ...acts import pause, until
 from ...report import TRODS, add_packets, pcap_path, show, summarise
 from ...scenario import Parameters, Standing, console, standing_rack
 from ...services import make_file
@@ -37,8 +38,6 @@ LIVENESS_MS = 200.0
 RATE_MBIT, DOWNLOAD_S = 25.0, 40.0
 QUIET_S = 0.5
 """Between two steps."""
-ASK_S = 0.2
-"""Between two questions to the controller."""
 PATIENCE_S = 60.0
 
 
@@ -72,23 +71,23 @@ class Story:
         while self.standing.so_far(TRODS) == 0:
             yield
         for name in sorted(self.standing.replicas.alive()):
-            yield from _until(self.well)
-            yield from _pause(QUIET_S)
+            yield from until(self.well)
+            yield from pause(QUIET_S)
             before = self.of(name)
             self.standing.mark("drain", name)
             self.api.post(f"/api/replicas/{name}/drain")
-            yield from _until(lambda name=name: self._is_left(name))  # type: ignore[misc]
+            yield from until(lambda name=name: self._is_left(name))  # type: ignore[misc]
             so_far = progress(self.of(name))
             console.print(f"  {name} is drained: {so_far.words}")
             self.standing.mark("restart", name)
             self.replicas.stop(name)
-            yield from _pause(QUIET_S)
+            yield from pause(QUIET_S)
             self.replicas.start(name)
-            yield from _until(
+            yield from until(
                 lambda name=name, was=before["incarnation"]: self.of(name)["incarnation"] not in (0, was)  # type: ignore[misc]
             )
             self.api.post(f"/api/replicas/{name}/undrain")
-            yield from _until(self.well)
+            yield from until(self.well)
             self.standing.mark("return", name)
             self.upgraded.append({"replica": name, "moved": so_far.moved, "stayed": so_far.staying})
 
@@ -96,17 +95,6 @@ class Story:
         """Whether all have moved that can, of what has moved by now: agents report ten times a second."""
         found = self.of(name)
         return bool(found["draining"]) and time.monotonic() > self.standing.marks[-1][0] + 2 and progress(found).done
-
-
-def _pause(seconds: float) -> Iterator[None]:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        yield
-
-
-def _until(condition: Callable[[], bool]) -> Iterator[None]:
-    while not condition():
-        yield from _pause(ASK_S)
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
