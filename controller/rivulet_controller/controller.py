@@ -163,7 +163,7 @@ class Controller:
             await asyncio.gather(self.loop.stop(), history.stop())
 
     async def _remember(self) -> None:
-        self.lookout.look(self.config, self.agents.agents, self.view)
+        self.lookout.look(self.config, self.agents.agents, self.view, self.draining())
 
     def _spare(self) -> None:
         """Brings into force who gets nothing new."""

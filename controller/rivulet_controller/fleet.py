@@ -382,7 +382,7 @@ class Fleet:
                 switch.told.add(replica)
                 self._excluded(replica, link.config.name)
 
-    def note(self, kind: str, replica: str) -> None:
+    def note(self, kind: str, replica: str, reason: str | None = None) -> None:
         """An event about a replica that the controller found, and no switch."""
         self.replica_events.append(
             {
@@ -390,7 +390,7 @@ class Fleet:
                 "switch": "",
                 "kind": kind,
                 "replica": replica,
-                "reason": None,
+                "reason": reason,
                 "clock": 0,
                 "lost_before": 0,
             }

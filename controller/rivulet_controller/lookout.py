@@ -11,6 +11,7 @@ from .chronicle import Chronicle
 from .config import Config
 from .fleet import Fleet
 from .health import ReplicaView
+from .moving import MoveWatch
 from .mute import MuteWatch
 
 log = logging.getLogger("rivulet.lookout")
@@ -24,9 +25,16 @@ class Lookout:
         self._fleet = fleet
         self._spare = spare
         self._mute = MuteWatch()
+        self._moves = MoveWatch()
 
-    def look(self, config: Config, agents: Mapping[str, Agent], view: Callable[[str], ReplicaView]) -> None:
-        """One look."""
+    def look(
+        self,
+        config: Config,
+        agents: Mapping[str, Agent],
+        view: Callable[[str], ReplicaView],
+        draining: frozenset[str],
+    ) -> None:
+        """One look; `draining`: those that an operator drains."""
         self._fleet.health.remember()
         views = [view(replica.name) for replica in config.replicas]
         counted = self._fleet.health.counted(config.replicas, agents)
@@ -42,6 +50,9 @@ class Lookout:
                 self.chronicle.excluded(replica, "the controller", self.words(replica))
         if self.left_out() != before:
             self._spare()
+        for kind, replica, words in self._moves.look(time.monotonic(), views, draining):
+            log.info("replica %s: %s", replica, words)
+            self._fleet.note(kind, replica, words)
         self.chronicle.note(views)
 
     def left_out(self) -> frozenset[str]:

@@ -13,9 +13,10 @@ from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, number
 
 from rivulet_controller.cli import _trods
 from rivulet_controller.config import Config, ConfigError
+from rivulet_controller.health import ReplicaView
 from rivulet_controller.metrics import Metrics
 from rivulet_controller.modes import Mode, settled
-from rivulet_controller.moving import Progress, progress
+from rivulet_controller.moving import LATE_S, SETTLED_S, MoveWatch, Progress, progress
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.rack_file import parse
 from rivulet_controller.state import State
@@ -270,6 +271,31 @@ def test_a_drain_is_done_when_nothing_is_left_that_can_move() -> None:
     # The kernel's sockets are counted less often.
     assert of(0, 3, 1).staying == 0
     assert progress({"trods": None, "load": 4}) == Progress(0, 0, 4)
+
+
+def test_a_drain_is_told_of_once_when_it_is_done_and_once_if_it_takes_long() -> None:
+    watch, drains = MoveWatch(), frozenset({"r1"})
+
+    def look(now: float, moved: int, watched: int, draining: frozenset[str] = drains) -> list[tuple[str, str, str]]:
+        counts = TrodsCounts(moved=moved, watched=watched)
+        views = [
+            ReplicaView(
+                name, "draining", "", True, True, watched + 1, 0.0, {}, 0.0, 0.0, 0, 0, True, 0, 0, 7, False, trods
+            )
+            for name, trods in (("r1", counts), ("r2", counts), ("r3", None))
+        ]
+        return watch.look(now, views, draining)
+
+    assert look(0.0, 0, 0) == [], "its agent may not have heard of it"
+    assert look(SETTLED_S, 2, 1) == [], "one is to move"
+    assert look(LATE_S, 2, 1) == [("STILL_MOVING", "r1", "2 moved, 1 to move, 1 stay until they end")]
+    assert look(LATE_S + 1, 2, 1) == [], "that is told"
+    assert look(LATE_S + 2, 3, 0) == [("MOVED", "r1", "3 moved, 0 to move, 1 stay until they end")]
+    assert look(LATE_S + 3, 0, 1) == look(2 * LATE_S + 3, 0, 0) == [], "another agent"
+    assert look(100.0, 3, 0, frozenset()) == []
+    assert look(101.0, 3, 0) == [], "another drain, just begun"
+    assert look(101.0 + SETTLED_S, 3, 0) == [("MOVED", "r1", "3 moved, 0 to move, 1 stay until they end")]
+    assert look(200.0, 3, 0, frozenset({"r3"})) == look(300.0, 3, 0, frozenset({"r3"})) == [], "it has no TRODS"
 
 
 def test_trace_says_who_speaks() -> None:
