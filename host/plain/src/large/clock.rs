@@ -54,6 +54,12 @@ impl Clock {
         (round * Time::from(quarters.clamp(1, 4)) / 4).max(MILLISECOND)
     }
 
+    /// What is sent in half of a millisecond, or a little more, with a window; without a round trip nothing is known.
+    pub(crate) fn octets_of_a_moment(&self, window: u32) -> u32 {
+        let octets = (Time::from(window) * MILLISECOND * 3 / 5).checked_div(self.srtt);
+        octets.map_or(0, |octets| octets.min(Time::from(window)) as u32)
+    }
+
     fn timeout(&self) -> Time {
         if self.srtt == 0 { LEAST_TIMEOUT } else { (self.srtt + 4 * self.rttvar).max(LEAST_TIMEOUT) }
     }

@@ -94,6 +94,8 @@ pub(crate) struct Sender {
     backoff: u32,
     /// A segment to be sent whatever the window says.
     urgent: bool,
+    /// Octets of new data that are still sent without waiting for more room.
+    piece: u32,
 }
 
 impl Sender {
@@ -120,6 +122,7 @@ impl Sender {
             deadline: None,
             backoff: 0,
             urgent: false,
+            piece: 0,
         }
     }
 
@@ -439,8 +442,9 @@ impl Sender {
         let within = to <= self.edge || self.edge + 1 == to && to == self.end;
         let far = to - self.una > CELL * (CELLS - 1);
         if self.nxt < self.end && to > self.nxt && within && !far {
-            if pipe + (to - self.nxt) <= self.cwnd() {
+            if pipe + (to - self.nxt) <= self.cwnd() && !self.gathers(pipe) {
                 let from = self.nxt;
+                self.piece = self.piece.saturating_sub(to - from);
                 self.nxt = to;
                 if self.recover.is_none() {
                     self.clock.sent(to, now);
@@ -456,6 +460,23 @@ impl Sender {
             }
         }
         None
+    }
+
+    /// Whether new data waits for the next acknowledgements, until there is room for half of what Linux sends in one piece (a millisecond's,
+    /// a third of the window at most). Beside connections that gather so, one that does not takes half more than its share, since what
+    /// comes in ones and twos finds a place in a queue that is nearly full; one that gathers all of it gets three quarters.
+    fn gathers(&mut self, pipe: u32) -> bool {
+        if self.piece > 0 || pipe == 0 || self.recover.is_some() {
+            return false;
+        }
+        let room = (self.cwnd() - pipe).min(self.edge.saturating_sub(self.nxt));
+        let most = self.cwnd().min(self.edge.saturating_sub(self.una)) / 3;
+        let piece = self.clock.octets_of_a_moment(self.cwnd()).min(most) / self.full() * self.full();
+        if room < piece.min(self.end - self.nxt) {
+            return true;
+        }
+        self.piece = piece;
+        false
     }
 
     fn send(&mut self, from: u32, to: u32, repair: bool, again: bool, now: Time) -> Due {

@@ -1,5 +1,6 @@
 //! A server with a connection, whose sender is as Linux's with Reno: a yardstick. Losses by RACK (RFC 8985, no reordering window
-//! beyond three segments), proportional rate reduction (RFC 6937), a tail loss probe, a timeout of a round trip and 200 ms.
+//! beyond three segments), proportional rate reduction (RFC 6937), a tail loss probe, a timeout of a round trip and 200 ms,
+//! segments that wait for one another (TSO deferral).
 
 use std::collections::VecDeque;
 
@@ -59,6 +60,8 @@ pub struct Reno {
     deadline: Option<u64>,
     probed: bool,
     backoff: u32,
+    /// Segments of new data that still go without waiting for more room.
+    piece: u32,
     pub halved: usize,
     pub timeouts: usize,
 }
@@ -94,6 +97,7 @@ impl Reno {
             deadline: None,
             probed: false,
             backoff: 0,
+            piece: 0,
             halved: 0,
             timeouts: 0,
         }
@@ -252,6 +256,22 @@ impl Reno {
         lost
     }
 
+    /// Whether it waits until it can send a millisecond's segments at once (tcp_tso_should_defer, tcp_tso_autosize).
+    fn defers(&mut self, flight: u32) -> bool {
+        if self.piece > 0 || flight == 0 || self.srtt == 0 || self.state != State::Open {
+            return false;
+        }
+        let taken = self.nxt - self.una;
+        let room = (self.cwnd - flight).min((self.window.saturating_sub(taken)).div_ceil(MSS));
+        let a_millisecond = (u64::from(self.cwnd) * 1_200 / self.srtt) as u32;
+        let piece = a_millisecond.max(2).min(self.cwnd.min(self.window / MSS) / 3);
+        if room < piece.min((self.end() - self.nxt).div_ceil(MSS)) {
+            return true;
+        }
+        self.piece = piece;
+        false
+    }
+
     fn push(&mut self, now: u64, out: &mut Vec<Vec<u8>>) {
         let mut flight = self.flight();
         self.limited = false;
@@ -270,6 +290,11 @@ impl Reno {
                 if to == self.nxt || to - self.una > self.window + 1 {
                     return;
                 }
+                if self.defers(flight) {
+                    self.limited = true;
+                    return;
+                }
+                self.piece = self.piece.saturating_sub(1);
                 let from = self.nxt;
                 self.nxt = to;
                 self.sent.push_back(Sent { from, to, at: now, sacked: false, lost: false, again: false });
