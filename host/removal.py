@@ -63,6 +63,16 @@ def agent(old: str, new: str, *tests: str, file: str = "agent/trods.rs") -> Remo
     return Removal(f"host/rivulet/src/{file}", old, new, tests)
 
 
+def stamps(old: str, new: str, test: str, file: str = "ts.h") -> Removal:
+    """Of the programs that make handshakes and timestamps."""
+    return bpf(old, new, f"stamped::{test}", file=file)
+
+
+def named(old: str, new: str, test: str, file: str = "read.rs") -> Removal:
+    """Of what a client's segment alone tells."""
+    return trods(f"ts/{file}", old, new, f"trods:ts::{file.removesuffix('.rs')}::tests::{test}")
+
+
 def field(old: str, new: str = "false") -> Removal:
     """A rule that every record keeps."""
     return trods("record/codec.rs", old, new, "it:records::what_no_flow_writes_is_refused")
@@ -91,6 +101,72 @@ LEASE = "whose_lease_is_over_is_silent"
 HELD_BY_OTHERS = "what_another_holds_is_handed_on_once_and_nobody_here_speaks"
 DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
 LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
+NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arrives"
+UNNAMED = "what_is_not_in_the_table_goes_on_unnamed"
+NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
+STAMPS: dict[str, Removal] = {
+    "ts-acknowledged-first": stamps(
+        "return is_first ? st->client_next : limits->ack;", "return st->client_next;", NAMED
+    ),
+    "ts-echo-first": stamps("limits->ack = st->client_next;", "", NAMED),
+    "ts-ahead": stamps(
+        "#define AHEAD (INDICES / 2 - 1)",
+        "#define AHEAD (INDICES - 1)",
+        "values_never_go_back_and_are_never_out_of_reach",
+        file="ts_maps.h",
+    ),
+    "ts-nobodys": stamps("st->object = NOBODYS;", "", UNNAMED, file="ts_object.h"),
+    "ts-whole": stamps("if (asked.ends != length) {", "if (!asked.ends) {", UNNAMED, file="ts_object.h"),
+    "ts-fields": stamps("if (asked.has_fields) {", "if (0) {", UNNAMED, file="ts_object.h"),
+    "ts-head": stamps(
+        "if (sum_words(octets, length) != head->sum)", "if (0)", "another_head_is_not_named", file="ts_object.h"
+    ),
+    "ts-second": stamps(
+        "else if (after(s->seq + s->length, st->client_next))", "else if (0)", "a_second_request_is_named_no_more"
+    ),
+    "ts-echoed-late": stamps(
+        "if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))",
+        "",
+        "what_is_echoed_is_the_kernels_newest_of_that_index",
+    ),
+    "ts-agreed": agent(
+        "if is_made && in_force == table {",
+        "if is_made {",
+        "agent:agent::trods::tests::what_is_agreed_on_is_named_under_the_keys_of_its_time",
+    ),
+    "ts-reach": named("(offset <= reach).then_some", "Some", NOT_THIS),
+    "ts-key": named(".filter(|(_, odd)| *odd == stamp.odd)", "", NOT_THIS),
+    "ts-part-of-a-head": named("if offset >= known.head.length =>", "if known.head.length > 0 =>", NOT_THIS),
+    "ts-nobodys-read": named(" || stamp.object == NOBODYS", "", NOT_THIS),
+    "ts-asked-again": named(
+        "offset < reach && asks_for(payload, response)",
+        "asks_for(payload, response)",
+        "a_client_of_which_nobody_told_says_where_its_request_ends",
+    ),
+    "ts-request-again": named(
+        '(None, _) if payload.starts_with(b"GET ")',
+        "(None, _) if true",
+        "with_nothing_of_a_response_the_request_comes_again",
+    ),
+    "ts-hint-tag": named(
+        "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
+        "true",
+        "what_is_told_is_believed_of_who_is_asked_alone",
+        file="hints.rs",
+    ),
+    "ts-hint-generation": named(
+        "*holder == sender || hint.generation >= known.generation",
+        "true",
+        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        file="hints.rs",
+    ),
+    "ts-hint-sender": named(
+        "*n == sender && address.ip() == from",
+        "*n == sender",
+        "what_is_told_is_believed_of_who_is_asked_alone",
+        file="hints.rs",
+    ),
+}
 NEWER = "trods:hold::rescue::tests::what_another_left_behind_hides_nothing_that_is_newer"
 READ_AGAIN = "trods:hold::rescue::tests::what_is_read_again_is_probed_by_whom_it_is_for_now"
 RESETS_NOBODY = "trods:lease::tests::whoever_takes_none_or_does_not_know_what_others_hold_resets_nobody"
@@ -173,12 +249,12 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
         "if (!open_flow(&s))\n", "if (!open_flow(&s) && 0)\n", "what_cannot_be_told_does_not_reach_the_server"
     ),
     "parked": bpf(
-        "if (!bpf_map_lookup_elem(&orphans, &s.key)) {",
+        "if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {",
         "if (s.tcp) {",
         "an_orphan_is_heard_here_alone_until_it_begins_anew",
     ),
     # With that a flood of acknowledgements of unknown connections would reach the process.
-    "unknown-untold": bpf("if (!bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),
+    "unknown-untold": bpf("if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),
     "unsent-unacknowledged": bpf("&& !after(s.ack, limits->data", "&& !after(0, 0 & limits->data", FIRST),
     # What becomes a protected connection.
     "handshake": bpf("|| s->ack != opening->server_next || s->seq != opening->client_next)", ")", FIRST),
@@ -188,6 +264,8 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
                      "another_connection_between_the_same_ports_is_another"),
     "fragments": bpf(" || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET", "",
                      "what_is_not_a_segment_of_a_service_passes", file="segment.h"),
+    # What timestamps name, when, and how far they go.
+    **STAMPS,
     # Nobody hands on what is here, whatever was remembered of it before.
     "known-mark": Removal("host/bpf/src/bpf/trods.c", "skb->mark = KNOWN;", "", (KNOWN,)),
     "known-rule": agent(

@@ -40,7 +40,7 @@ def _crowd(options: Any) -> Json:
 
 
 def _cost(options: Any) -> Json:
-    with trods_host_rig("cost") as rig:
+    with trods_host_rig("cost", trods_cost.FILES if options.stamps else ()) as rig:
         return trods_cost.all_costs(rig, options.repetitions or 6, options.seconds, options.fetches)
 
 
@@ -78,6 +78,7 @@ def main() -> int:
     parser.add_argument("--active", type=int, default=trods_crowd.ACTIVE, help="downloads in it")
     parser.add_argument("--fetches", type=int, default=trods_cost.FETCHES, help="serial fetches of each server")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="upgrades of each replica")
+    parser.add_argument("--stamps", action="store_true", help="cost: by timestamps, without a store; nothing is kept")
     parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
     options = parser.parse_args()
     if options.update and not _is_full(options):
@@ -94,6 +95,8 @@ def main() -> int:
         print(save("trods", kept))
     else:
         print("not all was run: nothing is kept")
+    if options.stamps:
+        return judge(trods_cost.bars(result, trods_cost.STAMPS))
     parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills, trods_moves)
     return judge([bar for part in parts for bar in part.bars(result)])
 
@@ -109,7 +112,7 @@ def _is_full(options: Any) -> bool:
         (len(set(options.kinds)), len(trods_stall.KINDS)),
         (len(set(options.harms)), len(HARMS)),
     )
-    return not options.repetitions and all(given >= wanted for given, wanted in full)
+    return not options.stamps and not options.repetitions and all(given >= wanted for given, wanted in full)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ BULK_LESS = 0.95
 FETCHES = 10_000
 FETCHED = 1_000
 MORE_US = 119.0
+RECORDS, STAMPS = (LESS, MORE_US), (0.90, 5.0)
+"""The bars with a store, and where timestamps name what is sent."""
+FILES = (*SIZES, FETCHED, BULK)
 AIM_US = 60.0
 PARTS = {"nginx": ("nginx-nginx",), "kv": ("nginx-kv", "agent", "store")}
 """The processes whose time a kind takes."""
@@ -206,16 +209,17 @@ def all_costs(rig: TrodsHostRig, repetitions: int, seconds: float, fetches: int)
     }
 
 
-def bars(result: Json) -> list[Bar]:
+def bars(result: Json, wanted: tuple[float, float] = RECORDS) -> list[Bar]:
     """Requests a second, bulk, and what a request waits longer."""
+    less, most_us = wanted
     if "cost" not in result:
         return []
     cost, found = result["cost"], []
     for row in cost["rates"]["summary"]:
         ratio = nan if row["ratio"] is None else row["ratio"]
-        found.append(Bar(f"{row['bytes']:,} bytes: requests/s of new connections, of nginx alone", ratio, LESS))
+        found.append(Bar(f"{row['bytes']:,} bytes: requests/s of new connections, of nginx alone", ratio, less))
     ratio = nan if cost["bulk"]["ratio"] is None else cost["bulk"]["ratio"]
     found.append(Bar(f"{BULK // 1_000_000} MB with offloads: throughput, of nginx alone", ratio, BULK_LESS))
     more = cost["latency"]["kv"]["whole"]["p50_us"] - cost["latency"]["nginx"]["whole"]["p50_us"]
-    found.append(Bar("a fetch, more than by nginx alone (p50), us", more, MORE_US, at_most=True))
+    found.append(Bar("a fetch, more than by nginx alone (p50), us", more, most_us, at_most=True))
     return found

@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,14 @@ TOR = "10.77.0.254"
 BOUND_MS = 1000.0
 """Nothing dies here: nobody shall be excluded because a core is full."""
 PATIENCE_S = 60.0
+LIST = "objects.txt"
 
 
 class TrodsHostRig(HostRig):
     """Namespaces `s` (nginx and agent), `n` (nginx alone), `k` (the store), `tor`, `c` and `a`, joined by a bridge."""
+
+    listed: tuple[str, ...] = ()
+    """What timestamps name, in place of records in the store."""
 
     def build(self, rtt_ms: float, attackers: bool) -> None:
         """And the second server, the store and the ToR."""
@@ -95,6 +99,7 @@ class TrodsHostRig(HostRig):
     def put_health(self) -> None:
         """What the agent asks for."""
         (self.www / HEALTH).write_bytes(b"well\n")
+        (self.www / LIST).write_text("".join(f"/{path}\n" for path in (HEALTH, *self.listed)))
 
     def mac(self, name: str) -> str:
         """The Ethernet address of a host's end."""
@@ -114,7 +119,7 @@ class TrodsHostRig(HostRig):
             "services": [
                 {
                     "name": "files", "addresses": [SERVICE], "port": 80, "replicas": ["r1"], "plain": "trods",
-                    "trods": {"store": [f"{HOSTS['k']}:{STORE_PORT}"]},
+                    "trods": {"objects": f"/{LIST}"} if self.listed else {"store": [f"{HOSTS['k']}:{STORE_PORT}"]},
                     "heartbeat": f"{BOUND_MS / 10:g}ms", "liveness": f"{BOUND_MS:g}ms",
                 }
             ],
@@ -158,8 +163,10 @@ class TrodsHostRig(HostRig):
 
 
 @contextmanager
-def trods_host_rig(name: str) -> Iterator[TrodsHostRig]:
-    """The rig while it stands; connections to SERVICE are protected."""
+def trods_host_rig(name: str, sizes: Sequence[int] = ()) -> Iterator[TrodsHostRig]:
+    """The rig while it stands; connections to SERVICE are protected: by records, or by timestamps that name files of
+    these sizes.
+    """
     if shutil.which("memcached") is None:
         raise RackError("memcached is not installed: `scripts/setup.sh --test` installs it")
     folder: Path = FOLDER / f"trods-{name}"
@@ -167,5 +174,6 @@ def trods_host_rig(name: str) -> Iterator[TrodsHostRig]:
     folder.mkdir(parents=True)
     with standing(TrodsHostRig(folder)) as rig:
         rig.build(0.0, True)
+        rig.listed = tuple(rig.put(size) for size in sizes)
         rig.begin_all()
         yield rig

@@ -231,7 +231,12 @@ class Trods(_Model):
     """Where connections of `plain: trods` are recorded, and what becomes of them (docs/trods.md)."""
 
     store: tuple[Annotated[str, BeforeValidator(_store_server)], ...] = Field(
-        min_length=1, max_length=8, description="memcached, tried in this order; never a replica's own host alone"
+        default=(), max_length=8, description="memcached, tried in this order; never a replica's own host alone"
+    )
+    objects: str | None = Field(
+        default=None,
+        pattern=r"^/[!-~]{0,1023}$",
+        description="without a store: where each server has the list of what timestamps shall name, a path a line",
     )
     copies: Literal[1, 2] = Field(default=1, description="of each record, on as many servers")
     failure: Literal["open", "closed"] = Field(

@@ -12,6 +12,7 @@ from .content import Content, elect, step
 from .fleet import Rack
 from .keys import KeyRing, Kind
 from .modes import settled
+from .trods import is_named
 
 log = logging.getLogger("rivulet.contents")
 
@@ -34,7 +35,8 @@ class Contents:
         """Since when replicas are asked, by service, where nothing is in force yet."""
 
     def look(self, agents: Mapping[str, Agent], absent: Mapping[str, float]) -> None:
-        """Of every service that is or shall be answered without state, the content in force, and who has another.
+        """Of every service that is or shall be answered without state, or whose objects timestamps name (TRODS), the
+        content in force, and who has another.
 
         `absent`: since when each replica without an agent has been so, on the monotonic clock.
         """
@@ -42,7 +44,8 @@ class Contents:
         strangers: dict[str, frozenset[str]] = {}
         for service in self._rack.config.services:
             mode = state.modes.get(service.name) or settled(service.plain)
-            if "stateless" not in (service.plain, mode.replicas, mode.drains, mode.tors):
+            named = is_named(service) and "trods" in (mode.replicas, mode.drains)
+            if not named and "stateless" not in (service.plain, mode.replicas, mode.drains, mode.tors):
                 state.set_content(service.name, None)
                 self._awaited.pop(service.name, None)
                 continue

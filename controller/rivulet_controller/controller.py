@@ -441,7 +441,7 @@ class Controller:
             mode = self.state.modes.get(service.name)
             if mode is None:
                 self.state.set_mode(service.name, settled(service.plain))
-            elif mode.replicas != "stateless" and self.contents.awaits(service.name):
+            elif "stateless" == service.plain != mode.replicas and self.contents.awaits(service.name):
                 # Replicas serve as before until it is known from what they are to answer.
                 continue
             elif not mode.is_settled or mode.replicas != service.plain:

@@ -39,6 +39,12 @@ def mistakes(config: Config) -> Iterator[Mistake]:
             continue
         at = (*where, "trods", "store")
         servers = service.trods.store
+        if service.trods.objects is not None:
+            yield from _names(config, index)
+            continue
+        if not servers:
+            yield at, "no server: say where records are kept, or by `objects` what timestamps name"
+            continue
         for place, server in enumerate(servers):
             address, _ = store_place(server)
             if server in servers[:place]:
@@ -55,6 +61,27 @@ def mistakes(config: Config) -> Iterator[Mistake]:
                     at,
                     f"all of it is on the host of replica {name!r}, with which its records would be gone: add another",
                 )
+
+
+def _names(config: Config, index: int) -> Iterator[Mistake]:
+    """What a service without a store may not have: records, and replicas that have another such service."""
+    service, where = config.services[index], ("services", index, "trods")
+    trods = service.trods
+    if trods is None:
+        return
+    if trods.store:
+        yield (*where, "objects"), "with a store: connections are recorded, or named by timestamps"
+    for setting in ("copies", "failure", "deterministic"):
+        if setting in trods.model_fields_set:
+            yield (*where, setting), "is for a store, and there is none"
+    for other in config.services[:index]:
+        if is_named(other) and (both := sorted(set(other.replicas) & set(service.replicas))):
+            yield (*where, "objects"), f"replica {both[0]!r} has those of service {other.name!r}: one of them a replica"
+
+
+def is_named(service: Service) -> bool:
+    """Whether timestamps name what its connections carry, rather than records of a store."""
+    return service.trods is not None and service.trods.objects is not None
 
 
 def told(service: Service, mode: Mode) -> tuple[PlainMode, PlainMode]:
@@ -78,6 +105,7 @@ def settings(
         copies=service.trods.copies,
         closed=service.trods.failure == "closed",
         deterministic=service.trods.deterministic,
+        objects=service.trods.objects or "",
     )
     for name, index in sorted(indices.items(), key=lambda item: item[1]):
         address = config.replica(name).ip.packed

@@ -53,8 +53,12 @@ def test_a_service_with_trods() -> None:
     ("store", "where", "words"),
     [
         ("", "services.0.plain", "trods: say where records are kept: `trods: {store: [ADDRESS:PORT, ...]}`"),
-        ("{}", "services.0.trods.store", "missing"),
-        ("{store: []}", "services.0.trods.store", "at least 1 item"),
+        ("{}", "services.0.trods.store", "no server: say where records are kept, or by `objects`"),
+        ("{store: []}", "services.0.trods.store", "no server"),
+        ("{objects: list}", "services.0.trods.objects", "pattern"),
+        ("{objects: /a b}", "services.0.trods.objects", "pattern"),
+        ("{objects: /list, store: ['10.0.1.1:1']}", "services.0.trods.objects", "with a store"),
+        ("{objects: /list, failure: closed}", "services.0.trods.failure", "is for a store"),
         (
             "{store: [" + ", ".join(f"'10.0.1.{n}:1'" for n in range(1, 10)) + "]}",
             "services.0.trods.store",
@@ -87,6 +91,20 @@ def test_mistakes_name_line_and_field(store: str, where: str, words: str) -> Non
     line = len(text.splitlines())
     found = problems(text)
     assert any(p.startswith(f"rack.yaml:{line}: {where}: ") and words in p for p in found), found
+
+
+def test_one_service_of_a_replica_has_its_objects_named() -> None:
+    text = TRODS.replace(STORE, "    trods: {objects: /list}\n")
+    assert config(text).services[0].trods is not None
+    more = "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r2], plain: trods, trods: {objects: /l}}\n"
+    found = problems(text + more)
+    assert any("services.1.trods.objects: replica 'r2' has those of service 'web'" in p for p in found), found
+
+
+def test_agents_are_told_where_the_list_is_and_what_is_in_force() -> None:
+    rack = config(TRODS.replace(STORE, "    trods: {objects: /list}\n"))
+    assert (told(rack).trods.objects, list(told(rack).trods.store)) == ("/list", [])
+    assert told(config(TRODS)).trods.objects == ""
 
 
 def test_trods_is_for_one_rack() -> None:

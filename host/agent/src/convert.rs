@@ -171,6 +171,7 @@ fn trods(
         copies: u8::try_from(from.copies).map_err(|_| bad("trods.copies", "1 or 2"))?,
         failure: if from.closed { Failure::Closed } else { Failure::Open },
         deterministic: from.deterministic,
+        objects: (!from.objects.is_empty()).then(|| from.objects.clone()),
         members: from.members.iter().map(member).collect::<Result<_, ConvertError>>()?,
     })
 }
@@ -243,6 +244,7 @@ mod tests {
             closed: true,
             deterministic: true,
             members: [0, 1, 2].map(member).into(),
+            objects: String::new(),
         };
         let plain = proto::Plain::Trods.into();
         proto::Service { plain, plain_drains: 0, trods: Some(trods), ..good() }

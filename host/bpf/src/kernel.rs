@@ -38,16 +38,19 @@ pub enum Feature {
     StructOpsLink,
     /// Programs that a process runs by their descriptors alone, and the kernel's view of a packet in one at a cgroup's egress.
     UserCalls,
+    /// Connections that the kernel's TCP takes over from a handshake which a program made.
+    Handshakes,
 }
 
 /// All of them.
-pub const FEATURES: [Feature; 6] = [
+pub const FEATURES: [Feature; 7] = [
     Feature::Xdp,
     Feature::Tcx,
     Feature::Btf,
     Feature::StructOps,
     Feature::StructOpsLink,
     Feature::UserCalls,
+    Feature::Handshakes,
 ];
 
 impl Feature {
@@ -61,6 +64,7 @@ impl Feature {
             Feature::StructOps => "struct_ops",
             Feature::StructOpsLink => "struct_ops links",
             Feature::UserCalls => "calls of users",
+            Feature::Handshakes => "handshakes",
         }
     }
 
@@ -74,6 +78,7 @@ impl Feature {
             Feature::StructOps => "5.6",
             Feature::StructOpsLink => "6.4",
             Feature::UserCalls => "6.2",
+            Feature::Handshakes => "6.8",
         }
     }
 
@@ -86,6 +91,7 @@ impl Feature {
             Feature::Btf => "CONFIG_DEBUG_INFO_BTF",
             Feature::StructOps | Feature::StructOpsLink => "CONFIG_BPF_JIT, CONFIG_DEBUG_INFO_BTF",
             Feature::UserCalls => "CONFIG_CGROUP_BPF, CONFIG_DEBUG_INFO_BTF",
+            Feature::Handshakes => "CONFIG_SYN_COOKIES, CONFIG_DEBUG_INFO_BTF",
         }
     }
 
@@ -94,7 +100,7 @@ impl Feature {
     #[must_use]
     pub fn rights(self) -> &'static str {
         match self {
-            Feature::Tcx | Feature::StructOpsLink | Feature::UserCalls => {
+            Feature::Tcx | Feature::StructOpsLink | Feature::UserCalls | Feature::Handshakes => {
                 "CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
             }
             Feature::Xdp | Feature::Btf | Feature::StructOps => "CAP_BPF and CAP_NET_ADMIN",
@@ -109,7 +115,8 @@ impl Feature {
             Feature::Btf => Probe::Absent,
             Feature::StructOps => has_struct("bpf_struct_ops_tcp_congestion_ops"),
             Feature::StructOpsLink => struct_ops_link(),
-            Feature::UserCalls => user_calls(),
+            Feature::UserCalls => has_call("bpf_cast_to_kern_ctx"),
+            Feature::Handshakes => has_call("bpf_sk_assign_tcp_reqsk"),
         }
     }
 }
@@ -240,10 +247,10 @@ fn struct_ops_link() -> Probe {
     if rights.into_iter().all(has) { Probe::Present } else { Probe::Denied }
 }
 
-/// Looks for the newest of what its programs call.
-fn user_calls() -> Probe {
+/// Looks for the newest function of the kernel's that its programs call.
+fn has_call(name: &str) -> Probe {
     let Ok(btf) = Btf::from_vmlinux() else { return Probe::Absent };
-    if btf.type_by_name::<Func<'_>>("bpf_cast_to_kern_ctx").is_none() {
+    if btf.type_by_name::<Func<'_>>(name).is_none() {
         return Probe::Absent;
     }
     let rights = [CAP_BPF, CAP_PERFMON, CAP_NET_ADMIN];

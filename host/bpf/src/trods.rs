@@ -1,6 +1,7 @@
 //! The programs of TRODS (`src/bpf/trods.c`): what of a server's TCP leaves an interface, and what a process is told of it.
 
 mod layout;
+mod stamped;
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,6 +12,11 @@ use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, Program, RingBuffer, RingBufferBuilder};
 
 pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, Pin, TCP_HEADER_MAX, What};
+
+pub use stamped::{
+    DATE, HEAD_MAX, HEADS, Issuer, KnownHead, MAX_GENERATION, MAX_ISSUERS, Phase, Stamped, Stamps, can_issue,
+    head_sum, target_hash,
+};
 
 use crate::Error;
 use crate::dying::Dying;
@@ -102,6 +108,33 @@ pub struct Counters {
     pub lost: u64,
     /// From clients, handed on to who holds their connections.
     pub handed_on: u64,
+    /// Connections whose handshake the programs made.
+    pub issued: u64,
+    /// Of these, whose response timestamps name.
+    pub named: u64,
+    /// Those that go on unprotected, by cause.
+    pub unnamed: Unnamed,
+}
+
+/// Why timestamps do not name the response of a connection: connections by cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unnamed {
+    /// The client's SYN lacks timestamps, SACK or a window scale.
+    pub options: u64,
+    /// The kernel still had one between the same ports.
+    pub ports: u64,
+    /// It asked by no GET that is whole in one segment, or its server speaks first.
+    pub asking: u64,
+    /// With credentials, a cookie, for a part, or under a condition.
+    pub fields: u64,
+    /// For nothing that is in the table.
+    pub unlisted: u64,
+    /// The head of the response is not the table's.
+    pub head: u64,
+    /// It asked once more.
+    pub second: u64,
+    /// There was no room.
+    pub full: u64,
 }
 
 /// Events on their way from the ring to who asked for them.
@@ -125,6 +158,7 @@ pub struct Trods {
     pins: MapHandle,
     died: MapHandle,
     withheld: MapHandle,
+    stamps: Stamps,
     ring: RingBuffer<'static>,
     /// Never held while anything is called but libbpf.
     batch: Arc<Mutex<Batch>>,
@@ -137,7 +171,11 @@ impl Trods {
     /// What the kernel says, with its verifier's last lines.
     pub fn load() -> Result<Trods, Error> {
         crate::kernel::require(crate::kernel::Feature::Tcx)?;
-        let object = load(NAME, open(NAME, object!("trods"))?)?;
+        let object = match crate::kernel::require(crate::kernel::Feature::Handshakes) {
+            Ok(()) => object!("trods_ts"),
+            Err(_) => object!("trods"),
+        };
+        let object = load(NAME, open(NAME, object)?)?;
         let handle =
             |name| MapHandle::try_from(&map(&object, name)?).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"));
         let batch = Arc::new(Mutex::new(Batch::default()));
@@ -157,6 +195,7 @@ impl Trods {
         let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
         let (orphans, pins, withheld) = (handle("orphans")?, handle("pins")?, handle("withheld")?);
         let died = handle("dying")?;
+        let stamps = Stamps::of(&object)?;
         Ok(Trods {
             object,
             links: Vec::new(),
@@ -169,6 +208,7 @@ impl Trods {
             pins,
             died,
             withheld,
+            stamps,
             ring,
             batch,
         })
@@ -224,7 +264,7 @@ impl Trods {
     /// # Errors
     /// More than [`MAX_SERVICES`].
     pub fn protect(&self, service: SocketAddr, lease: u32) -> Result<(), Error> {
-        update(&self.services, &layout::service_key(service), &lease.to_ne_bytes(), MapFlags::ANY)
+        self.issue(service, lease, 0)
     }
 
     /// What comes to and from this address passes from now on, whatever its limits.
@@ -386,15 +426,33 @@ impl Trods {
     /// The system's.
     pub fn counters(&self) -> Result<Counters, Error> {
         let counters = map(&self.object, "counters")?;
-        let mut sums = [0u64; 11];
+        let mut sums = [0u64; 21];
         for (key, sum) in (0u32..).zip(&mut sums) {
             let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
             for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
                 *sum += value.first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets));
             }
         }
-        let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on] = sums;
-        Ok(Counters { opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on })
+        let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on, rest @ ..] =
+            sums;
+        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room] = rest;
+        let unnamed = Unnamed { options, ports, asking, fields, unlisted, head, second, full: no_room };
+        Ok(Counters {
+            opened,
+            full,
+            held,
+            acks,
+            clamped,
+            fins,
+            resets,
+            muted,
+            parked,
+            lost,
+            handed_on,
+            issued,
+            named,
+            unnamed,
+        })
     }
 
     fn program(&self, name: &'static str) -> Result<Program<'_>, Error> {

@@ -32,6 +32,14 @@ impl SlotKey {
         Self { k0: u32::from_le_bytes([a, b, c, d]), k1: u32::from_le_bytes([e, f, g, h]) }
     }
 
+    /// A key for something else that the same hosts share.
+    pub fn secret(self, purpose: &[u8]) -> [u8; 8] {
+        let mut key = [0; 8];
+        key[..4].copy_from_slice(&self.k0.to_le_bytes());
+        key[4..].copy_from_slice(&self.k1.to_le_bytes());
+        crate::nonce::half_sip_hash_64(key, purpose).to_le_bytes()
+    }
+
     /// Of all packets of plain TCP between these two, and of the SYN that opens a connection.
     pub fn flow(self, client: SocketAddr, service: SocketAddr) -> u32 {
         let mut words = [0; 9];

@@ -14,6 +14,7 @@ pub mod dns;
 mod flight;
 mod head;
 mod large;
+mod object_stamp;
 mod objects;
 mod relay;
 mod say;
@@ -31,6 +32,7 @@ pub use large::{
     Asked, Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, is_under_way,
     window_number, window_of,
 };
+pub use object_stamp::{INDICES, MAX_AHEAD, MAX_OBJECT, NOBODYS, ObjectStamp, object_isn};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use relay::{Ask, Judged, Protocol, Relay};
 pub use say::refusal;

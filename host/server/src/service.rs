@@ -307,6 +307,7 @@ mod tests {
             copies: 2,
             failure: Failure::Open,
             deterministic: false,
+            objects: None,
             members: vec![member(0), member(1)],
         };
         Service { plain: Plain::Trods, drains: Plain::Trods, trods: Some(trods), ..service() }
@@ -370,7 +371,19 @@ mod tests {
             let error = bad.check().expect_err(part).to_string();
             assert!(error.contains(part), "{error}");
         }
-        let trods: [(&str, Change); 15] = [
+        let named = |s: &mut Service, path: &str| {
+            trods_of(s).store.clear();
+            trods_of(s).objects = Some(path.into());
+        };
+        let mut good = with_trods();
+        named(&mut good, "/list");
+        good.check().unwrap();
+        let trods: [(&str, Change); 17] = [
+            ("a store and a list", |s| trods_of(s).objects = Some("/list".into())),
+            ("at no path", |s| {
+                trods_of(s).store.clear();
+                trods_of(s).objects = Some("list".into());
+            }),
             ("settings of TRODS", |s| s.trods = None),
             ("settings of TRODS", |s| (s.plain, s.drains) = (Plain::Kernel, Plain::Kernel)),
             ("between stateless TCP and TRODS", |s| s.drains = Plain::Stateless),

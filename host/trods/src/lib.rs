@@ -17,6 +17,7 @@ pub mod replica;
 pub mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod ts;
 pub mod wake;
 
 pub use flow::{Action, Flow, Limits, Reason, Settings, Wake};

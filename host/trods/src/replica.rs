@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Lease, Leases};
+use rivulet_bpf::trods::{FlowKey, Lease, Leases, Pin, Unnamed};
 use rivulet_pktio::repair::{self, Connection};
 use rivulet_pktio::{Interface, in_netns};
 use rustix::event::{EventfdFlags, eventfd};
@@ -22,6 +22,7 @@ use crate::hold::{
 };
 use crate::record::{Record, Tuple};
 use crate::store::{Store, StoreConfig};
+use crate::ts::{Found, Named, Names};
 
 /// Between two looks at everything that does not make itself heard.
 const LOOK: Duration = Duration::from_millis(100);
@@ -34,6 +35,8 @@ const ACCEPT: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// A connection that could not be adopted is looked for again after this time: what stood in its way may be gone then.
 const AGAIN: Duration = Duration::from_millis(250);
+/// After this others have told of all connections that they have, though one word was lost.
+const TOLD: Duration = Duration::from_millis(1200);
 /// An adopted connection on which nothing happens is closed, as nginx does.
 const IDLE: Duration = Duration::from_secs(75);
 
@@ -46,8 +49,29 @@ pub struct Protected {
     pub lease: u32,
     /// How.
     pub settings: Settings,
-    /// Where its records go.
-    pub store: StoreConfig,
+    /// Where what is needed to go on is.
+    pub means: Means,
+}
+
+/// Where what is needed to go on with a connection is.
+#[derive(Clone, Debug)]
+pub enum Means {
+    /// In records of this store.
+    Store(StoreConfig),
+    /// In what its client echoes.
+    Stamps(Named),
+}
+
+/// A replica that is dead, or was excluded, of whose connections others told.
+pub struct Gone {
+    /// Its number.
+    pub replica: u8,
+    /// The services.
+    pub services: Vec<SocketAddr>,
+    /// Who is expected to get what the client sends to the service; `None` is this replica itself.
+    pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
+    /// Whether this replica gets no connections for now.
+    pub waits: bool,
 }
 
 /// What became of connections since the start.
@@ -70,6 +94,7 @@ pub struct Counts {
 enum Command {
     Services(Vec<Protected>),
     Departed(Departed),
+    Gone(Gone),
     Away(Absence),
     Leave(Vec<Leave>),
     Follow(Vec<(u8, Departed)>),
@@ -90,6 +115,8 @@ struct Shared {
     wake: OwnedFd,
     stop: AtomicBool,
     counts: Mutex<Counts>,
+    /// Versions of the tables of services whose connections are named.
+    tables: Mutex<HashMap<SocketAddr, u32>>,
     /// Absences that are over.
     back: Mutex<Vec<(u32, u64)>>,
 }
@@ -112,15 +139,19 @@ impl Replica {
             wake,
             stop: AtomicBool::new(false),
             counts: Mutex::default(),
+            tables: Mutex::default(),
             back: Mutex::default(),
         });
         let (commands, receive) = channel();
         let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
-            let (adopters, early) = (HashMap::new(), VecDeque::new());
+            let (adopters, early, absences) = (HashMap::new(), VecDeque::new(), Vec::new());
             let (ended, ends) = channel();
             let pins = Pins::default();
             let mut body = Body {
+                names: None,
+                netns: netns.clone(),
+                absences,
                 watch,
                 rescue,
                 pins,
@@ -154,6 +185,18 @@ impl Replica {
     /// A replica is gone: its connections are looked for.
     pub fn departed(&self, departed: Departed) {
         self.command(Command::Departed(departed));
+    }
+
+    /// A replica is gone of whose connections others told: they are looked for.
+    pub fn gone(&self, gone: Gone) {
+        self.command(Command::Gone(gone));
+    }
+
+    /// The version of the table of what a service's server has; 0: none yet.
+    #[must_use]
+    pub fn table(&self, service: &SocketAddr) -> u32 {
+        let tables = self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.get(service).copied().unwrap_or(0)
     }
 
     /// This replica was away, and others may have gone on with its connections: these are handed on from now on, and given up
@@ -219,6 +262,11 @@ impl Shared {
 }
 
 struct Body {
+    /// Services whose connections are named by timestamps.
+    names: Option<Names>,
+    netns: Option<String>,
+    /// Absences of which others are still to tell what they hold, and when they have.
+    absences: Vec<(Instant, Absence)>,
     watch: Watch<Stores>,
     rescue: Rescue,
     pins: Pins,
@@ -243,7 +291,11 @@ impl Body {
             let due = self.rescue.deadline().into_iter().chain(self.early.front().map(|(at, _)| *at + DEATH));
             let due = due.chain(self.leaving.deadline());
             let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
-            self.watch.wait(pause, self.shared.wake.as_fd());
+            let wake = self.shared.wake.as_fd();
+            match self.names.as_ref().map(Names::wait) {
+                Some((told, longest)) => self.watch.wait(pause.min(longest), &[wake, told]),
+                None => self.watch.wait(pause, &[wake]),
+            }
             // How often it was woken does not matter.
             let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
             if let Err(e) = self.turn() {
@@ -265,9 +317,11 @@ impl Body {
                     let shared = Arc::clone(&self.shared);
                     self.rescue.depart(departed, move || shared.wake())?;
                 }
-                Command::Away(absence) => {
-                    let shared = Arc::clone(&self.shared);
-                    self.pins.ask(absence, move || shared.wake())?;
+                Command::Gone(Gone { replica, services, other, waits }) => {
+                    let Some(names) = &mut self.names else { continue };
+                    for service in services {
+                        names.depart(service, replica, waits, &other, self.watch.hold().programs())?;
+                    }
                 }
                 Command::Succeed => self.watch.succeed(),
                 Command::Leave(all) => self.leaving.set(all)?,
@@ -275,16 +329,46 @@ impl Body {
                     let shared = Arc::clone(&self.shared);
                     self.followers.set(all, &self.rescue, move || shared.wake())?;
                 }
+                Command::Away(absence) if absence.named.is_empty() => self.ask_others(absence)?,
+                // What changed meanwhile was told; who was away may have missed all of it.
+                Command::Away(absence) => {
+                    let at = Instant::now() + if absence.number.1 == 0 { Duration::ZERO } else { TOLD };
+                    self.absences.push((at, absence));
+                }
+            }
+        }
+        let now = Instant::now();
+        while let Some(at) = self.absences.iter().position(|(at, _)| *at <= now) {
+            let (_, absence) = self.absences.swap_remove(at);
+            if let Some(names) = &mut self.names {
+                names.yield_to(&absence.named, absence.tor, &absence.gets, &mut self.watch)?;
+            }
+            match absence.servers.is_empty() {
+                true => self.back(absence.number),
+                false => self.ask_others(absence)?,
             }
         }
         while let Some(known) = self.pins.known() {
             for (key, pin, age) in &known.held {
                 self.rescue.hand_over(key, *pin, age, &mut self.watch)?;
             }
-            self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(known.number);
+            self.back(known.number);
         }
         let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
-        self.watch.turn(|key, packet| found.extend(rescue.heard(key, packet, now)))?;
+        let (mut named, names) = (Vec::new(), &mut self.names);
+        self.watch.turn(|key, packet| {
+            let of_names = |names: &mut Names| Some((*key, names.heard(key, packet, now)?));
+            named.extend(names.as_mut().and_then(of_names));
+            found.extend(rescue.heard(key, packet, now));
+        })?;
+        for (key, found) in named {
+            if let Err(e) = self.go_on_named(&key, &found) {
+                tracing::warn!(error = %e, client = %key.client(), "not adopted");
+                if let Some(names) = &mut self.names {
+                    names.look_again(&key, &found, &mut self.watch)?;
+                }
+            }
+        }
         for (record, connection, sacked) in found {
             let key = FlowKey::new(record.tuple.client, record.tuple.service);
             if let Err(e) = self.go_on(&key, &record, &connection, sacked) {
@@ -302,10 +386,16 @@ impl Body {
             let key = FlowKey::new(client, service);
             match outcome {
                 // That is seen on the interface.
-                Outcome::Over => {}
+                Outcome::Over => continue,
                 Outcome::Idle => self.watch.leave(&key)?,
                 Outcome::Refused(_) => self.watch.refuse(&key)?,
             }
+            if let Some(names) = &mut self.names {
+                names.give_up(&key, &mut self.watch)?;
+            }
+        }
+        if let Some(names) = &mut self.names {
+            names.turn(Instant::now(), &mut self.watch)?;
         }
         self.judge()
     }
@@ -330,6 +420,29 @@ impl Body {
         Ok(())
     }
 
+    /// The same of one that its client named.
+    fn go_on_named(&mut self, key: &FlowKey, found: &Found) -> Result<(), HoldError> {
+        self.watch.abandon(key)?;
+        let Some(names) = &mut self.names else { return Ok(()) };
+        names.adopt(key, found, self.watch.hold().programs())?;
+        let adopters = self.adopters(found.record.tuple.service)?;
+        adopters.adopt(found.record.clone(), &found.connection, found.sacked)?;
+        tracing::debug!(client = %key.client(), object = found.stamped.object, "adopted");
+        self.watch.hold().programs().unpark(key)?;
+        self.watch.hold().programs().unpin(key)?;
+        Ok(())
+    }
+
+    fn ask_others(&mut self, absence: Absence) -> Result<(), HoldError> {
+        let shared = Arc::clone(&self.shared);
+        self.pins.ask(absence, move || shared.wake())
+    }
+
+    /// It is known what others hold since an absence.
+    fn back(&self, absence: (u32, u64)) {
+        self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(absence);
+    }
+
     /// Whose server ended a connection where it should not: whether it lives.
     fn judge(&mut self) -> Result<(), HoldError> {
         let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
@@ -347,17 +460,33 @@ impl Body {
     }
 
     fn replace(&mut self, services: &[Protected]) -> Result<(), HoldError> {
-        let keeper = self.watch.keeper_mut();
-        for service in services {
-            if !service.sockets.iter().all(|s| keeper.has(s, &service.store)) {
-                match Store::new(&service.store, Instant::now()) {
-                    Ok(store) => keeper.add(store, &service.store, service.sockets.iter().copied()),
-                    Err(e) => tracing::error!(error = %e, "no store for {:?}", service.sockets),
-                }
+        let mut named = Vec::new();
+        for Protected { sockets, means, .. } in services {
+            let keeper = self.watch.keeper_mut();
+            match means {
+                Means::Stamps(how) => named.push((sockets.clone(), how.clone())),
+                Means::Store(config) if sockets.iter().all(|s| keeper.has(s, config)) => {}
+                Means::Store(config) => match Store::new(config, Instant::now()) {
+                    Ok(store) => keeper.add(store, config, sockets.iter().copied()),
+                    Err(e) => tracing::error!(error = %e, "no store for {sockets:?}"),
+                },
             }
         }
+        if self.names.is_none() && !named.is_empty() {
+            rivulet_bpf::trods::can_issue()?;
+            self.names = Some(Names::open(self.netns.as_deref())?);
+        }
+        if let Some(names) = &mut self.names {
+            names.set_services(&named, self.watch.hold().programs())?;
+        }
+        let sockets = || services.iter().flat_map(|s| s.sockets.iter());
+        let issuer = |socket: &SocketAddr| Some((*socket, self.names.as_ref()?.issuer(socket)?));
+        let issuers: HashMap<SocketAddr, u32> = sockets().filter_map(issuer).collect();
+        self.watch.set_issuers(issuers.clone());
         let all = services.iter().flat_map(|s| s.sockets.iter().map(|socket| (*socket, s.lease, s.settings)));
-        let all: Vec<_> = all.filter(|(socket, ..)| self.watch.keeper_mut().serves(socket)).collect();
+        let can =
+            |keeper: &Stores, socket: &SocketAddr| keeper.serves(socket) || issuers.contains_key(socket);
+        let all: Vec<_> = all.filter(|(socket, ..)| can(self.watch.keeper_mut(), socket)).collect();
         self.watch.set_services(&all)
     }
 
@@ -384,6 +513,12 @@ impl Body {
         let mut counts = Counts { protected, watched, moved, ..Counts::default() };
         counts.unprotected =
             status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
+        if let (Some(names), Ok(said)) = (&self.names, self.watch.hold().counters()) {
+            counts.protected += said.named;
+            let unnamed = causes(&said.unnamed).into_iter().filter(|(_, count)| *count > 0);
+            counts.unprotected.extend(unnamed);
+            *self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner) = names.versions();
+        }
         for adopters in self.adopters.values() {
             let of = adopters.counts();
             counts.adopted += of.adopted;
@@ -391,4 +526,19 @@ impl Body {
         }
         *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner) = counts;
     }
+}
+
+/// Why connections go on that no timestamp names, as in metrics.
+fn causes(of: &Unnamed) -> [(&'static str, u64); 8] {
+    let Unnamed { options, ports, asking, fields, unlisted, head, second, full } = *of;
+    [
+        ("ts_options", options),
+        ("ts_ports", ports),
+        ("ts_asking", asking),
+        ("ts_fields", fields),
+        ("ts_unlisted", unlisted),
+        ("ts_head", head),
+        ("ts_second", second),
+        ("ts_full", full),
+    ]
 }

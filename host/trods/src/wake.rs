@@ -110,13 +110,18 @@ impl Prober {
     /// The system's; a queue that is full is one.
     pub fn send(&self, record: &Record, now_ms: u64) -> io::Result<()> {
         let packet = probe(record, now_ms).map_err(io::Error::other)?;
-        let client = record.tuple.client.ip();
+        self.send_packet(record.tuple.client, &packet)
+    }
+
+    /// Sends an IP packet to a client.
+    pub(crate) fn send_packet(&self, client: SocketAddr, packet: &[u8]) -> io::Result<()> {
+        let client = client.ip();
         let socket = match client.is_ipv4() {
             true => &self.v4,
             false => self.v6.as_ref().ok_or(io::ErrorKind::Unsupported)?,
         };
         // The IP header names the addresses; a port is none of a raw socket's.
-        sendto(socket, &packet, SendFlags::DONTWAIT, &SocketAddr::new(client, 0))?;
+        sendto(socket, packet, SendFlags::DONTWAIT, &SocketAddr::new(client, 0))?;
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_SERVICE_ADDRESSES);
 	__type(key, struct service_key);
-	__type(value, __u32); /* its lease */
+	__type(value, struct service);
 } services SEC(".maps");
 
 struct {
@@ -92,6 +92,7 @@ struct scratch {
 	struct event event;
 	struct opening opening;
 	struct withheld withheld;
+	struct stamped stamped;
 };
 
 struct {
@@ -129,8 +130,8 @@ static __always_inline struct scratch *scratch(void)
 	return bpf_map_lookup_elem(&scratches, &zero);
 }
 
-/* Which lease a segment's service stands under; none: it is none of a service. */
-static __always_inline struct lease *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
+/* What a segment's service stands under, and by which lease; none: it is none of a service. */
+static __always_inline struct service *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
 {
 	struct service_key key = {};
 
@@ -139,15 +140,15 @@ static __always_inline struct lease *parse(struct __sk_buff *skb, struct segment
 	for (int i = 0; i < 4; i++)
 		key.address[i] = s->key.service[i];
 	key.port = s->key.service_port;
-	__u32 *lease = bpf_map_lookup_elem(&services, &key);
-	return lease ? bpf_map_lookup_elem(&leases, lease) : NULL;
+	return bpf_map_lookup_elem(&services, &key);
 }
 
-static __always_inline bool is_intact(struct __sk_buff *skb, const struct segment *s)
+/* A function of its own to the verifier, which looks at its loop once. */
+__attribute__((noinline)) bool is_intact(struct __sk_buff *skb, const struct segment *s)
 {
 	struct scratch *at = scratch();
 
-	return at && has_sum(skb, s, at->event.octets);
+	return at && s && has_sum(skb, s, at->event.octets);
 }
 
 /* Tells the process; `length` octets stand in the event. */
@@ -308,25 +309,30 @@ static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Whether the kernel has a socket of the connection's own, be it one that only waits. */
-static __always_inline bool has_socket(struct __sk_buff *skb, const struct segment *s)
+/* The kernel's socket for a segment of a client's, a listener maybe, which is to be released. */
+static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct segment *s)
 {
 	struct bpf_sock_tuple ends = {};
-	struct bpf_sock *sk;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		ends.ipv4.saddr = s->key.client[3];
 		ends.ipv4.daddr = s->key.service[3];
 		ends.ipv4.sport = s->key.client_port;
 		ends.ipv4.dport = s->key.service_port;
-		sk = bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv4), BPF_F_CURRENT_NETNS, 0);
-	} else {
-		__builtin_memcpy(ends.ipv6.saddr, s->key.client, sizeof(ends.ipv6.saddr));
-		__builtin_memcpy(ends.ipv6.daddr, s->key.service, sizeof(ends.ipv6.daddr));
-		ends.ipv6.sport = s->key.client_port;
-		ends.ipv6.dport = s->key.service_port;
-		sk = bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
+		return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv4), BPF_F_CURRENT_NETNS, 0);
 	}
+	__builtin_memcpy(ends.ipv6.saddr, s->key.client, sizeof(ends.ipv6.saddr));
+	__builtin_memcpy(ends.ipv6.daddr, s->key.service, sizeof(ends.ipv6.daddr));
+	ends.ipv6.sport = s->key.client_port;
+	ends.ipv6.dport = s->key.service_port;
+	return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Whether the kernel has a socket of the connection's own, be it one that only waits. */
+static __always_inline bool has_socket(struct __sk_buff *skb, const struct segment *s)
+{
+	struct bpf_sock *sk = find_socket(skb, s);
+
 	if (!sk)
 		return false;
 	bool is_own = sk->state != BPF_TCP_LISTEN;
@@ -334,21 +340,31 @@ static __always_inline bool has_socket(struct __sk_buff *skb, const struct segme
 	return is_own;
 }
 
+#include "ts.h"
+
 SEC("tcx/ingress")
 int trods_ingress(struct __sk_buff *skb)
 {
 	struct segment s = {};
-	struct lease *lease = parse(skb, &s, true);
+	struct service *service = parse(skb, &s, true);
+	struct lease *lease = service ? bpf_map_lookup_elem(&leases, &service->lease) : NULL;
+	struct issuer *issuer = NULL;
 
 	if (!lease)
 		return NEXT;
+	if (service->issuer) {
+		issuer = bpf_map_lookup_elem(&issuers, &service->issuer);
+		int verdict = issuer ? ingress_issued(skb, &s, lease, issuer) : NEXT;
+		if (verdict != PASS)
+			return verdict;
+	}
 	if (s.flags & SYN) {
 		if (!(s.flags & ACK) && is_intact(skb, &s))
 			note_syn(skb, &s, true);
 		return NEXT;
 	}
 	struct limits *limits = bpf_map_lookup_elem(&flows, &s.key);
-	if (!limits && s.flags & ACK && !(s.flags & RST)) {
+	if (!limits && !issuer && s.flags & ACK && !(s.flags & RST)) {
 		if (!open_flow(&s))
 			goto lost;
 		limits = bpf_map_lookup_elem(&flows, &s.key);
@@ -357,7 +373,9 @@ int trods_ingress(struct __sk_buff *skb)
 		struct pin *pin = bpf_map_lookup_elem(&pins, &s.key);
 		if (pin)
 			return hand_on(skb, pin);
-		if (!bpf_map_lookup_elem(&orphans, &s.key)) {
+		/* One whose replica is gone says by itself what it is, where nobody has told of it. */
+		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
+		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
 			/* Of such a flood the kernel need not answer all (host/rivulet/src/second_chance.rs). */
 			if (!(s.flags & RST) && !has_socket(skb, &s))
 				skb->mark = UNKNOWN;
@@ -462,18 +480,11 @@ static __always_inline bool may_end(const struct limits *limits, const struct se
 	return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);
 }
 
-SEC("tcx/egress")
-int trods_egress(struct __sk_buff *skb)
+/* What a server says: whether it may leave, perhaps changed. */
+static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, const struct lease *lease, struct stamped *st,
+				 struct scratch *at)
 {
-	struct segment s = {};
-	struct lease *lease = parse(skb, &s, false);
-
-	if (!lease)
-		return NEXT;
-	if (s.flags & SYN && dead) {
-		count(COUNT_MUTED);
-		return DROP;
-	}
+	struct segment s = *seg;
 	struct limits *limits = bpf_map_lookup_elem(&flows, &s.key);
 	if (!limits)
 		return egress_free(skb, &s, lease);
@@ -487,7 +498,7 @@ int trods_egress(struct __sk_buff *skb)
 		mention(&s, EVENT_ABORTED, of_dead(&s), s.seq);
 		return DROP;
 	}
-	__u32 end = s.seq + s.length, ack = limits->ack;
+	__u32 end = s.seq + s.length;
 	if (s.flags & SYN) {
 		/* Of this connection, sent again, or of another one between the same ports: the end of the former was not seen. */
 		if (s.seq + 1 != limits->first) {
@@ -497,9 +508,14 @@ int trods_egress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	if (s.length && after(end, limits->data)) {
-		count(COUNT_HELD);
-		return tap ? bpf_redirect(tap, 0) : DROP;
+		if (!st) {
+			count(COUNT_HELD);
+			return tap ? bpf_redirect(tap, 0) : DROP;
+		}
+		if (!may_leave(skb, &s, st, limits, at))
+			return NEXT;
 	}
+	__u32 ack = st ? acknowledges(skb, &s, st, limits) : limits->ack;
 	if (s.flags & FIN && !may_end(limits, &s, end)) {
 		count(COUNT_FINS);
 		mention(&s, EVENT_FIN, of_dead(&s), end);
@@ -521,6 +537,31 @@ int trods_egress(struct __sk_buff *skb)
 			return DROP;
 	}
 	return NEXT;
+}
+
+SEC("tcx/egress")
+int trods_egress(struct __sk_buff *skb)
+{
+	struct segment s = {};
+	struct service *service = parse(skb, &s, false);
+	struct lease *lease = service ? bpf_map_lookup_elem(&leases, &service->lease) : NULL;
+	struct scratch *at = scratch();
+	struct stamped *st = NULL;
+
+	if (!lease || !at)
+		return NEXT;
+	if (s.flags & SYN && dead) {
+		count(COUNT_MUTED);
+		return DROP;
+	}
+	if (service->issuer) {
+		/* Ours, or of a connection that is not protected. */
+		if (s.flags & SYN)
+			return NEXT;
+		st = bpf_map_lookup_elem(&stamped, &s.key);
+	}
+	int verdict = judge(skb, &s, lease, st, at);
+	return st && verdict == NEXT ? stamp(skb, &s, st, at) : verdict;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -27,6 +27,11 @@
 /* Octets of all copies that wait to be read. */
 #define EVENTS_SIZE (4 << 20)
 
+/* Who makes ISNs; targets that are known, and connections whose handshake was made here and is under way. */
+#define MAX_ISSUERS 16
+#define MAX_TARGETS (1 << 19)
+#define MAX_ISSUED (1 << 16)
+
 /* The mark of frames that the process sends, of clients' segments whose connections are here, and of those that are nobody's here. */
 #define RELEASED 0x54524f44
 #define KNOWN 0x54524f4b
@@ -42,6 +47,12 @@ struct service_key {
 	__u32 address[4];
 	__be16 port;
 	__u16 zero;
+};
+
+/* What a service's connections stand under. */
+struct service {
+	__u32 lease;
+	__u32 issuer; /* who makes their ISNs and timestamps (ts.h), from 1; 0: the kernel */
 };
 
 struct flow_key {
@@ -106,6 +117,7 @@ enum event_kind {
 	EVENT_FIN, /* the server's, at seq, not let through */
 	EVENT_ABORTED, /* the server's RST, not let through */
 	EVENT_PARKED, /* a segment of an orphan, which the kernel does not get: its IP packet */
+	EVENT_STAMPED, /* a request for what is in the table was seen: seq follows it */
 };
 
 enum event_flags {
@@ -123,6 +135,84 @@ struct event {
 	__u8 octets[EVENT_OCTETS];
 };
 
+/* Who makes the ISNs and timestamps of a service's connections (ts.h). */
+struct issuer {
+	__u32 key[2]; /* of the epoch's ISNs */
+	__u32 odd; /* the epoch's lowest bit */
+	__u32 table; /* which rows of `heads` count */
+	__u64 hunting; /* until when segments of unknown connections go to the process, nanoseconds */
+	__u16 mss[2]; /* what we take, IPv4 and IPv6 */
+	__u32 zero;
+};
+
+/* A target of the table. */
+struct head_key {
+	__u32 table;
+	__u32 zero;
+	__u64 target; /* FNV-1a of its octets */
+};
+
+/* How many heads a target may have: connections go on, or the server closes. */
+#define HEADS 2
+
+/* A response's head that is known, and its body's length. */
+struct head {
+	__u64 sum; /* of its octets without the date's (sum_words) */
+	__u32 length; /* octets; 0: there is none */
+	__u32 date; /* where the 29 octets of the date are; 0: there is none */
+	__u32 total; /* octets of head and body, less than 2^32 - 2^20 */
+	__u32 object; /* what timestamps call it */
+};
+
+struct heads {
+	struct head of[HEADS];
+};
+
+/* A handshake that was made here; the oldest gives way. */
+struct issued {
+	__u64 at; /* nanoseconds */
+	__u32 isn;
+	__u32 client_next;
+	__u32 value; /* its TSval */
+	__u16 mss;
+	__u8 scale;
+	__u8 zero[9];
+};
+
+enum stamped_phase {
+	STAMPED_SETUP, /* nothing was asked */
+	STAMPED_ASKED, /* for what is in the table */
+	STAMPED_NAMED, /* the response began, and timestamps name it */
+	STAMPED_ECHOED, /* the client has echoed one of these */
+	STAMPED_FREE, /* nobody can go on with it */
+};
+
+enum stamped_flags {
+	STAMPED_CLIENT_FIN = 1 << 0, /* the client has ended its half */
+	STAMPED_FIN_ACKED = 1 << 1, /* and acknowledged our FIN */
+	STAMPED_ADOPTED = 1 << 2, /* another replica had it before */
+	/* From 1 << 3 on: how often it was gone on with, which the process alone writes and reads. */
+};
+
+/* A connection whose timestamps are made here. */
+struct stamped {
+	__u64 since; /* when the index moved, and when the client was heard last: nanoseconds */
+	__u64 heard;
+	__u64 target; /* what was asked */
+	__u32 table;
+	__u32 isn;
+	__u32 client_next; /* behind the request */
+	__u32 base; /* what is the same in all values */
+	__u32 object; /* what they name */
+	__u32 total; /* octets of the response */
+	__u32 fin; /* where our FIN was */
+	__u8 phase;
+	__u8 flags;
+	__u8 index;
+	__u8 echo; /* the newest index that came back */
+	__u32 originals[32]; /* of each index the kernel's newest value */
+};
+
 /* What is counted, segments unless it says otherwise. */
 enum counter {
 	COUNT_OPENED, /* connections */
@@ -136,6 +226,17 @@ enum counter {
 	COUNT_PARKED,
 	COUNT_LOST, /* from clients, no room for their copy: they send them again */
 	COUNT_HANDED_ON, /* from clients, to who holds their connections */
+	/* Connections (ts.h): whose handshake was made here, whose response a timestamp names, and those that go on unprotected. */
+	COUNT_ISSUED,
+	COUNT_NAMED,
+	COUNT_OPTIONS, /* the client's SYN has no timestamps, no SACK or no window scale */
+	COUNT_PORTS, /* the kernel still has one between the same ports */
+	COUNT_ASKING, /* no GET that is whole in one segment, or the server speaks first */
+	COUNT_FIELDS, /* the answer may be another client's or a part: credentials, a cookie, a range, a condition */
+	COUNT_UNLISTED, /* the target is not in the table */
+	COUNT_HEAD, /* the response's head is not the table's */
+	COUNT_SECOND, /* another request */
+	COUNT_FULL_ISSUED, /* no room */
 	COUNTERS,
 };
 

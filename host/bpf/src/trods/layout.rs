@@ -46,6 +46,11 @@ impl FlowKey {
         self.end(16, 34)
     }
 
+    /// As a map has it.
+    pub(super) fn read(octets: &[u8]) -> Option<FlowKey> {
+        octets.try_into().ok().map(FlowKey)
+    }
+
     pub(super) fn octets(&self) -> &[u8] {
         &self.0
     }
@@ -198,6 +203,11 @@ pub enum What<'a> {
         /// The IP packet.
         packet: &'a [u8],
     },
+    /// A request for a long response that is in the table was seen.
+    Stamped {
+        /// What follows it.
+        seq: u32,
+    },
 }
 
 impl Event<'_> {
@@ -222,6 +232,7 @@ impl Event<'_> {
             5 => What::Fin { seq, of_dead },
             6 => What::Aborted { of_dead },
             7 => What::Parked { packet: octets },
+            8 => What::Stamped { seq },
             _ => return None,
         };
         Some(Event { key: FlowKey(*key), ack: u32::from_ne_bytes(*ack), what })
@@ -267,7 +278,7 @@ mod tests {
         for short in 0..whole.len() {
             assert_eq!(Event::parse(&whole[..short]), None, "{short} octets");
         }
-        for kind in [0, 8, 255] {
+        for kind in [0, 9, 255] {
             assert_eq!(Event::parse(&event(0, kind, 0)), None);
         }
         assert!(Event::parse(&event(120, 1, 120)).is_some());

@@ -102,6 +102,7 @@ enum Told {
     Fin(u32, bool),
     Aborted(bool),
     Parked(Vec<u8>),
+    Stamped(u32),
 }
 
 impl Rig {
@@ -217,6 +218,7 @@ impl Rig {
                     What::Fin { seq, of_dead } => Told::Fin(seq.wrapping_sub(SERVER), of_dead),
                     What::Aborted { of_dead } => Told::Aborted(of_dead),
                     What::Parked { packet } => Told::Parked(packet.into()),
+                    What::Stamped { seq } => Told::Stamped(seq.wrapping_sub(CLIENT)),
                 });
             })
             .unwrap()
@@ -730,3 +732,5 @@ fn what_is_not_a_segment_of_a_service_passes() {
         assert_eq!(rig.told(), []);
     }
 }
+
+mod stamped;

@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use rivulet_plain::{
-    Answering, Class, CookieKey, CookieKeys, Download, Flow, LargeStamp, MAX_ANSWER, MAX_START, Opened,
-    Place, Scale, Stamp, Whole, kernel_value, window_number, window_of,
+    Answering, Class, CookieKey, CookieKeys, Download, Flow, LargeStamp, MAX_ANSWER, MAX_OBJECT, MAX_START,
+    NOBODYS, ObjectStamp, Opened, Place, Scale, Stamp, Whole, kernel_value, object_isn, window_number,
+    window_of,
 };
 
 const KEYS: [[u8; 8]; 2] = [[0, 1, 2, 3, 4, 5, 6, 7], *b"\xff\xfe\xfd\xfc\x80\x40\x20\x10"];
@@ -24,6 +25,7 @@ fn render() -> String {
         ("fe80::a:b:c:d".parse().unwrap(), 12345),
     ];
     let (mut cookies, mut openings, mut places, mut large) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut isns = Vec::new();
     for key in KEYS {
         let ring = CookieKeys { current: CookieKey::new(key), others: [None; 2] };
         for (n, (ip, port)) in clients.into_iter().enumerate() {
@@ -34,6 +36,8 @@ fn render() -> String {
                 "\"key\": \"{}\", \"client\": \"{ip}\", \"client_port\": {port}, \"service_port\": {service_port}",
                 hex(key)
             );
+            let isn = object_isn(ring.current, client, SocketAddr::new(ip, service_port));
+            isns.push(format!("{{{lead}, \"isn\": {isn}}}"));
             for mss in [536, 1220, 1440, 1460] {
                 let class = Class::of(mss).unwrap();
                 let isn = flow.stamped(ring.current, class);
@@ -118,6 +122,18 @@ fn render() -> String {
             ));
         }
     }
+    let mut objects = Vec::new();
+    for object in [0, 1, 0x2_a5a5, MAX_OBJECT, NOBODYS] {
+        for (index, mss, odd, shift) in [(0u8, 536, false, 0u8), (31, 1460, true, 14), (13, 1220, true, 7)] {
+            let (class, scale) = (Class::of(mss).unwrap(), Scale::of(shift));
+            let stamp = ObjectStamp { index, class, odd, scale, object };
+            let value = stamp.value();
+            assert_eq!(ObjectStamp::parse(value), Some(stamp));
+            objects.push(format!(
+                "{{\"index\": {index}, \"mss\": {mss}, \"odd\": {odd}, \"shift\": {shift}, \"object\": {object}, \"value\": {value}}}"
+            ));
+        }
+    }
     let mut text = String::from("{\n");
     let sections = [
         ("cookies", cookies),
@@ -126,6 +142,8 @@ fn render() -> String {
         ("answers", answers),
         ("back_ends", wholes),
         ("large", large),
+        ("object_isns", isns),
+        ("objects", objects),
     ];
     for (n, (name, rows)) in sections.iter().enumerate() {
         let end = if n + 1 < sections.len() { "," } else { "" };

@@ -166,6 +166,7 @@ impl PlainTcp {
     pub(super) fn turn(&mut self, longest: Duration) -> Duration {
         if self.looked.elapsed() > LOOK {
             self.looked = Instant::now();
+            self.guard.look();
             match self.io.link() {
                 Ok(link) => self.link = link,
                 Err(_) => {
@@ -239,7 +240,9 @@ impl PlainTcp {
         };
         let load = board.found.values().map(|h| u32::from(h.load)).sum();
         let trods = self.guard.counts();
-        Status { ready: reason.is_empty() && self.link.up, reason, load, trods, ..Status::default() }
+        let content = self.guard.table();
+        let ready = reason.is_empty() && self.link.up;
+        Status { ready, reason, load, trods, content, ..Status::default() }
     }
 }
 

@@ -9,12 +9,15 @@ use anyhow::Context;
 use rivulet_agent::TrodsCounts;
 use rivulet_bpf::trods::{Lease, Pin};
 use rivulet_pktio::{Interface, repair};
+use rivulet_plain::CookieKey;
 use rivulet_server::heartbeat::Live;
-use rivulet_server::service::{Failure, Member, Service};
+use rivulet_server::service::{Failure, Member, PoolMember, Service};
 use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::lease::{Term, clock};
-use rivulet_trods::replica::{Protected, Replica};
+use rivulet_trods::replica::{Gone, Means, Protected, Replica};
 use rivulet_trods::store::{self, StoreConfig, StoreError};
+use rivulet_trods::ts::Named;
+use rivulet_trods::ts::hints::{self, Peers};
 use rivulet_trods::{Settings, Wake};
 
 use super::moves;
@@ -22,6 +25,9 @@ use super::moves;
 /// Nanoseconds after which all connections are stored that began before the ToR sent their clients elsewhere: they may have said
 /// nothing yet (`REQUEST_PATIENCE`), and the store has to keep them.
 const LATE_NS: u64 = 150_000_000;
+
+/// The longest segments that are taken of clients whose handshakes are made by programs: those of Ethernet.
+const MSS: [u16; 2] = [1460, 1440];
 
 /// One place in a pool, and the services that are protected there.
 #[derive(Debug)]
@@ -38,6 +44,8 @@ pub(super) struct Place {
     drained: u64,
     /// When it asks once more what others hold since that changed, of [`clock`].
     look_at: Option<u64>,
+    /// Replicas that are gone, of whose named connections others are to be told.
+    gone: Vec<u8>,
     pub services: Vec<Service>,
 }
 
@@ -55,13 +63,24 @@ pub(super) struct Guard {
     places: Vec<Place>,
     /// Why nothing is protected that should be.
     trouble: Option<String>,
+    /// The table with which services were told last.
+    told: Option<u32>,
 }
 
 impl Guard {
     /// Nothing is protected, and nothing is asked of the kernel, before a service wants it.
     pub(super) fn new(interface: &Interface, incarnation: u32, wake: Wake, waits: bool) -> Guard {
         let interface = interface.clone();
-        Guard { interface, wake, incarnation, replica: None, waits, places: Vec::new(), trouble: None }
+        Guard {
+            interface,
+            wake,
+            incarnation,
+            replica: None,
+            waits,
+            places: Vec::new(),
+            trouble: None,
+            told: None,
+        }
     }
 
     /// These are the services from now on.
@@ -83,7 +102,7 @@ impl Guard {
             self.places.push(place);
         }
         if self.places.is_empty() {
-            (self.replica, self.trouble) = (None, None);
+            (self.replica, self.trouble, self.told) = (None, None, None);
             return;
         }
         self.trouble = self.protect().err().map(|e| format!("TRODS: {e:#}"));
@@ -95,6 +114,9 @@ impl Guard {
     fn protect(&mut self) -> anyhow::Result<()> {
         for service in self.places.iter().flat_map(|place| &place.services) {
             repair::check_port(service.port).context("TCP_REPAIR")?;
+            if objects(service).is_some() {
+                rivulet_bpf::trods::can_issue()?;
+            }
         }
         let replica = match &mut self.replica {
             Some(replica) => replica,
@@ -107,7 +129,16 @@ impl Guard {
         let mut all = Vec::new();
         for (number, place) in (0u32..).zip(&self.places) {
             for service in &place.services {
-                all.extend(protected(service, &place.member, number, self.incarnation, self.wake)?);
+                let table = service.sockets().next().map_or(0, |socket| replica.table(&socket));
+                all.extend(match named(service, &place.member, table) {
+                    Some(named) => Some(Protected {
+                        sockets: service.sockets().collect(),
+                        lease: number,
+                        settings: Settings::default(),
+                        means: Means::Stamps(named),
+                    }),
+                    None => protected(service, &place.member, number, self.incarnation, self.wake)?,
+                });
             }
             // Without a key of the ToR's there are no answers, and nobody is excluded who is heard.
             let answered = place.services.iter().any(|s| s.keys.beat_key().is_some());
@@ -137,6 +168,26 @@ impl Guard {
         replica.follow(follow.into_iter().flatten().collect());
     }
 
+    /// What the own servers have may be another one than when services were told: then what is named changes.
+    pub(super) fn look(&mut self) {
+        let table = self.table();
+        if table.is_some() && table != self.told {
+            self.told = table;
+            self.trouble = self.protect().err().map(|e| format!("TRODS: {e:#}"));
+        }
+    }
+
+    /// The version of all that the own servers have of what is named, for the controller, which has replicas agree on one.
+    pub(super) fn table(&self) -> Option<u32> {
+        let replica = self.replica.as_ref()?;
+        let mut named =
+            self.places.iter().flat_map(|p| &p.services).filter(|s| objects(s).is_some()).peekable();
+        named.peek()?;
+        // One service's own version, which is what is in force for it.
+        let socket = named.next()?.sockets().next()?;
+        Some(replica.table(&socket))
+    }
+
     /// The ToR answered a heartbeat of this place that left at `sent`, of the agent's clock in nanoseconds.
     pub(super) fn answered(&mut self, member: &Member, live: &Live, sent: u64) {
         if std::mem::take(&mut self.waits)
@@ -159,6 +210,9 @@ impl Guard {
             replica.set_lease(number, place.lease());
             absence.into_iter().for_each(|absence| replica.away(absence));
             departed.into_iter().for_each(|departed| replica.departed(departed));
+            let gone = std::mem::take(&mut place.gone);
+            let gone = gone.into_iter().filter_map(|dead| place.told_of(dead, live.plain));
+            gone.for_each(|gone| replica.gone(gone));
         }
         if others {
             self.moves();
@@ -204,7 +258,17 @@ type Gets = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 impl Place {
     pub(super) fn new(member: Member, term: Term, service: Service) -> Place {
         let (asked, plain, takers, drained) = (0, 0, Arc::default(), 0);
-        Place { member, term, asked, plain, takers, drained, look_at: None, services: vec![service] }
+        Place {
+            member,
+            term,
+            asked,
+            plain,
+            takers,
+            drained,
+            look_at: None,
+            gone: Vec::new(),
+            services: vec![service],
+        }
     }
 
     fn lease(&self) -> Lease {
@@ -247,8 +311,31 @@ impl Place {
         for dead in (0..64).filter(|dead| gone != 0 && alive >> dead & 1 == 0) {
             let departed = |service| departed(service, &self.member, dead, plain);
             looked_for.extend(self.services.iter().filter_map(departed));
+            self.gone.push(dead);
         }
         (absence, looked_for)
+    }
+
+    /// A member that is gone, as far as others told of its connections; `plain`: who takes what clients send.
+    fn told_of(&self, dead: u8, plain: u64) -> Option<Gone> {
+        let named = self.services.iter().filter(|s| objects(s).is_some());
+        let services: Vec<SocketAddr> = named.clone().flat_map(Service::sockets).collect();
+        let (own, tor) = (self.member.replica, self.member.tor_mac);
+        let is_member = |s: &Service| s.trods.as_ref().is_some_and(|trods| trods.member(dead).is_some());
+        if !named.clone().any(is_member) {
+            return None;
+        }
+        let slots: Vec<_> =
+            named.filter_map(|s| Some((s.sockets().collect::<Vec<_>>(), s.slots.clone()?))).collect();
+        let other = move |client, service| {
+            let (_, slots) = slots.iter().find(|(sockets, _)| sockets.contains(&service))?;
+            match slots.owner(client, service, plain) {
+                Some(owner) if u16::from(owner) == own => None,
+                owner => Some(Pin { tor, holder: owner.unwrap_or(dead) }),
+            }
+        };
+        let waits = plain >> (own & 63) & 1 == 0;
+        (!services.is_empty()).then(|| Gone { replica: dead, services, other: Box::new(other), waits })
     }
 
     /// What this replica gets while these take plain TCP.
@@ -263,8 +350,10 @@ impl Place {
     /// Who of those that are alive may have gone on with connections of this replica.
     fn absence(&self, number: (u32, u64), alive: u64, gets: Gets) -> Absence {
         let tor = self.member.tor_mac;
-        let mut absence = Absence { number, others: Vec::new(), servers: Vec::new(), tor, gets };
-        for service in &self.services {
+        let named =
+            self.services.iter().filter(|s| objects(s).is_some()).flat_map(Service::sockets).collect();
+        let mut absence = Absence { number, others: Vec::new(), servers: Vec::new(), named, tor, gets };
+        for service in self.services.iter().filter(|s| objects(s).is_none()) {
             let Some(trods) = &service.trods else { continue };
             let others = trods.members.iter().filter(|m| u16::from(m.replica) != self.member.replica);
             for other in others.filter(|m| alive >> m.replica & 1 == 1 && m.incarnation != 0) {
@@ -279,6 +368,38 @@ impl Place {
         }
         absence
     }
+}
+
+/// Where the list is of what timestamps name, if a service has no store.
+fn objects(service: &Service) -> Option<&String> {
+    service.trods.as_ref()?.objects.as_ref()
+}
+
+/// How a service's connections are named, if they are; `table`: the version of what its server has here.
+fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
+    let (list, trods) = (objects(service)?.clone(), service.trods.as_ref()?);
+    // Connections of before belong to another content.
+    let since = service.content.map_or(0, |content| content.epoch);
+    let keys = service.keys.cookie.iter().filter(|key| key.epoch >= since);
+    let is_usable = |epoch| epoch == service.keys.usable_cookie;
+    let mut keys: Vec<_> = keys.map(|key| (is_usable(key.epoch), key)).collect();
+    keys.sort_by_key(|(usable, _)| !usable);
+    let is_made = keys.first().is_some_and(|(usable, _)| *usable);
+    let in_force = service.content.map_or(0, |content| content.version);
+    let slots = service.slots.as_ref()?;
+    let secret = [b"hint".as_slice(), &service.keys.service.to_be_bytes()].concat();
+    let peer = |m: &PoolMember| (m.replica, SocketAddr::new(m.address, hints::PORT));
+    let others = trods.members.iter().filter(|m| u16::from(m.replica) != member.replica).map(peer).collect();
+    Some(Named {
+        list,
+        keys: keys.into_iter().map(|(_, key)| (CookieKey::new(key.key.0), key.epoch & 1 != 0)).collect(),
+        // What is not agreed on, or not under a key that others know, is not named.
+        in_force: Some(if is_made && in_force == table { table } else { 0 })
+            .filter(|v| *v != 0)
+            .or(Some(u32::MAX)),
+        peers: Peers { own: member.replica as u8, others, secret: slots.key.secret(&secret) },
+        mss: MSS,
+    })
 }
 
 /// What the keys of a replica's records of a service begin with.
@@ -298,7 +419,7 @@ fn protected(
     incarnation: u32,
     wake: Wake,
 ) -> Result<Option<Protected>, StoreError> {
-    let Some(trods) = &service.trods else { return Ok(None) };
+    let Some(trods) = service.trods.as_ref().filter(|trods| trods.objects.is_none()) else { return Ok(None) };
     let own = trods.members.iter().filter(|m| u16::from(m.replica) == member.replica).map(|m| m.address);
     let store = StoreConfig {
         servers: trods.store.clone(),
@@ -310,7 +431,8 @@ fn protected(
     };
     let settings =
         Settings { closed: trods.failure == Failure::Closed, deterministic: trods.deterministic, wake };
-    Ok(Some(Protected { sockets: service.sockets().collect(), lease, settings, store }))
+    let (sockets, means) = (service.sockets().collect(), Means::Store(store));
+    Ok(Some(Protected { sockets, lease, settings, means }))
 }
 
 /// This replica as it was under another incarnation, if the controller knows that one.
@@ -322,7 +444,8 @@ fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> O
 
 /// A member that is gone, if it ever said under which incarnation its records are; `plain`: who takes what clients send.
 fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<Departed> {
-    let (trods, slots) = (service.trods.as_ref()?, service.slots.clone()?);
+    let trods = service.trods.as_ref().filter(|trods| trods.objects.is_none())?;
+    let slots = service.slots.clone()?;
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
     let prefix = prefix(service, member.pool, dead.into(), incarnation).ok()?;
     let (own, tor) = (member.replica, member.tor_mac);
@@ -341,7 +464,7 @@ pub(super) mod tests {
 
     use rivulet_packet::slot::{Affinity, Slot, SlotKey};
     use rivulet_server::keys::KeySet;
-    use rivulet_server::service::{Plain, PoolMember, Slots, Trods};
+    use rivulet_server::service::{Plain, Slots, Trods};
 
     use super::*;
 
@@ -380,6 +503,7 @@ pub(super) mod tests {
                 copies: 1,
                 failure: Failure::Closed,
                 deterministic: true,
+                objects: None,
                 members: vec![member(0, 7), member(1, 8), member(2, 0)],
             }),
         }
@@ -503,8 +627,40 @@ pub(super) mod tests {
             (4, Settings { closed: true, deterministic: true, wake: Wake::Client })
         );
         assert_eq!(protected.sockets, service.sockets().collect::<Vec<_>>());
-        assert_eq!((&*protected.store.prefix, protected.store.copies), ("3-5.1.8", 1));
-        assert_eq!(protected.store.own, ["10.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+        let Means::Store(store) = protected.means else { panic!("no store") };
+        assert_eq!((&*store.prefix, store.copies), ("3-5.1.8", 1));
+        assert_eq!(store.own, ["10.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn what_is_agreed_on_is_named_under_the_keys_of_its_time() {
+        use rivulet_server::keys::{CookieEpoch, Secret};
+        use rivulet_server::service::InForce;
+        let mut service = service();
+        let member = service.member.unwrap();
+        assert_eq!(named(&service, &member, 7), None, "it has a store");
+        let trods = service.trods.as_mut().unwrap();
+        (trods.store, trods.objects) = (Vec::new(), Some("/list".into()));
+        assert!(protected(&service, &member, 4, 8, Wake::Server).unwrap().is_none());
+        service.keys.cookie =
+            [3, 4, 5].map(|epoch| CookieEpoch { epoch: epoch.into(), key: Secret([epoch; 8]) }).into();
+        service.keys.usable_cookie = 4;
+        service.content = Some(InForce { version: 7, epoch: 4 });
+        let found = named(&service, &member, 7).unwrap();
+        let key = |n: u8| (CookieKey::new([n; 8]), n & 1 != 0);
+        assert_eq!((&*found.list, found.in_force, found.keys), ("/list", Some(7), vec![key(4), key(5)]));
+        let address = |n: u8| (n, SocketAddr::from(([10, 0, 2, n], hints::PORT)));
+        assert_eq!((found.peers.own, found.peers.others), (1, vec![address(0), address(2)]));
+        // Nothing is, where it is not what others have, or under a key that they may not know yet.
+        let force = |service: &Service, table| named(service, &member, table).unwrap().in_force;
+        assert_eq!((force(&service, 8), force(&service, 0)), (Some(u32::MAX), Some(u32::MAX)));
+        service.keys.usable_cookie = 3;
+        assert_eq!(force(&service, 7), Some(u32::MAX));
+        // Who is gone is told of by the others.
+        let place = Place { services: vec![service], ..place() };
+        let gone = place.told_of(2, 0b011).unwrap();
+        assert_eq!((gone.replica, gone.services.len(), gone.waits), (2, 2, false));
+        assert!(place.told_of(2, 0b001).unwrap().waits);
     }
 
     #[test]

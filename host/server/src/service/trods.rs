@@ -4,13 +4,15 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Servers of one service's records.
 pub const MAX_STORES: usize = 8;
+/// Octets of the path of a list.
+const MAX_PATH: usize = 1024;
 /// Octets of a replica's name.
 const MAX_NAME: usize = 63;
 
 /// Where records are kept, and who may adopt a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trods {
-    /// Servers that speak memcached's text protocol, in the order in which they are to be tried.
+    /// Servers that speak memcached's text protocol, in the order in which they are to be tried; none with `objects`.
     pub store: Vec<SocketAddr>,
     /// In how many of them each record is: 1 or 2, and never on this replica's host alone.
     pub copies: u8,
@@ -18,6 +20,8 @@ pub struct Trods {
     pub failure: Failure,
     /// The server generates the same octets for the same request anywhere and at any time.
     pub deterministic: bool,
+    /// Without a store: where the own server has the list of targets that timestamps name.
+    pub objects: Option<String>,
     /// The pool, this replica included, by index.
     pub members: Vec<PoolMember>,
 }
@@ -65,8 +69,14 @@ impl Trods {
         // On loopback each replica would have another.
         let nobody = |ip: IpAddr| ip.is_unspecified() || ip.is_multicast() || ip.is_loopback();
         let elsewhere = servers.iter().filter(|s| s.ip() != here.address).count();
+        let is_kept = self.objects.is_none();
+        let is_target = |path: &String| {
+            path.starts_with('/') && path.len() <= MAX_PATH && path.bytes().all(|b| b.is_ascii_graphic())
+        };
         [
-            (!(1..=MAX_STORES).contains(&servers.len()), "the store has not 1 to 8 servers"),
+            (!is_kept && !servers.is_empty(), "a store and a list of objects"),
+            (self.objects.as_ref().is_some_and(|path| !is_target(path)), "the list of objects is at no path"),
+            (is_kept && !(1..=MAX_STORES).contains(&servers.len()), "the store has not 1 to 8 servers"),
             (
                 servers.iter().any(|s| nobody(s.ip()) || s.port() == 0),
                 "a server of the store that is not one host's port",
@@ -76,8 +86,11 @@ impl Trods {
                 "a server of the store stands twice",
             ),
             (!(1..=2).contains(&self.copies), "copies of a record are 1 or 2"),
-            (servers.len() < usize::from(self.copies), "more copies of a record than servers of the store"),
-            (elsewhere == 0, "the store is on this replica's host alone"),
+            (
+                is_kept && servers.len() < usize::from(self.copies),
+                "more copies of a record than servers of the store",
+            ),
+            (is_kept && elsewhere == 0, "the store is on this replica's host alone"),
             (self.members.iter().any(|m| m.replica >= 64), "a member's index is not below 64"),
             (
                 self.members.iter().any(|m| m.name.is_empty() || m.name.len() > MAX_NAME),

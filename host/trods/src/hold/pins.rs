@@ -18,6 +18,8 @@ pub struct Absence {
     pub others: Vec<(u8, String)>,
     /// The servers of their store.
     pub servers: Vec<SocketAddr>,
+    /// Services whose connections timestamps name.
+    pub named: Vec<SocketAddr>,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
     /// Which connections it may get, by client and service.

@@ -98,6 +98,11 @@ pub struct Watch<K> {
     over: Vec<FlowKey>,
     /// Connections whose server ended them where it should not.
     early: Vec<FlowKey>,
+    /// Who makes handshakes of services ([`Watch::set_issuers`]).
+    issuers: HashMap<SocketAddr, u32>,
+    /// Connections whose timestamps the programs make: for what was asked on one, and which their server ended.
+    asked: Vec<FlowKey>,
+    ended: Vec<(FlowKey, bool)>,
     /// How much others knew of connections that they were seen to hold.
     elsewhere: HashMap<FlowKey, Age>,
     /// Connections that are still to be looked at in this round.
@@ -127,6 +132,9 @@ impl<K: Keeper> Watch<K> {
             stale: Vec::new(),
             over: Vec::new(),
             early: Vec::new(),
+            issuers: HashMap::new(),
+            asked: Vec::new(),
+            ended: Vec::new(),
             elsewhere: HashMap::new(),
             swept: Vec::new(),
             idle: IDLE,
@@ -187,7 +195,8 @@ impl<K: Keeper> Watch<K> {
         }
         for (service, lease, settings) in services {
             let before = self.services.insert(*service, Served { lease: *lease, settings: *settings });
-            self.hold.programs.protect(*service, *lease)?;
+            let issuer = self.issuers.get(service).copied().unwrap_or(0);
+            self.hold.programs.issue(*service, *lease, issuer)?;
             if before.is_none() {
                 if !self.succeeds {
                     self.hold.abort_closing(*service)?;
@@ -202,15 +211,33 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Waits until something happens, or `wake` is readable, for so long at most.
-    pub fn wait(&self, longest: Duration, wake: BorrowedFd<'_>) {
+    /// Of these services the programs make handshakes and timestamps, and nothing is stored, from the next
+    /// [`Watch::set_services`] on.
+    pub fn set_issuers(&mut self, issuers: HashMap<SocketAddr, u32>) {
+        self.issuers = issuers;
+    }
+
+    /// Whether the lease of a service holds.
+    #[must_use]
+    pub fn speaks(&self, service: &SocketAddr) -> bool {
+        self.services.get(service).is_some_and(|service| service.speaks(&self.leases))
+    }
+
+    /// Since this was called last, of connections whose timestamps the programs make: those on which something long was asked for, and
+    /// those that their server ended where it should not, and whether since its process died.
+    pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<(FlowKey, bool)>) {
+        (std::mem::take(&mut self.asked), std::mem::take(&mut self.ended))
+    }
+
+    /// Waits until something happens, or one of `wakes` is readable, for so long at most.
+    pub fn wait(&self, longest: Duration, wakes: &[BorrowedFd<'_>]) {
         let asked =
             self.due.peek().map(|Reverse((due, _))| Duration::from_millis(due.saturating_sub(now_ms())));
         let store = self.keeper.deadline().map(|at| at.saturating_duration_since(Instant::now()));
         let pause = asked.into_iter().chain(store).fold(longest, Duration::min);
         let mut on: Vec<(BorrowedFd<'_>, bool)> = self.hold.readable().map(|fd| (fd, false)).into();
         self.keeper.wait(&mut on);
-        on.push((wake, false));
+        on.extend(wakes.iter().map(|wake| (*wake, false)));
         let mut set: Vec<PollFd<'_>> = on
             .iter()
             .map(|(fd, write)| {
@@ -493,7 +520,21 @@ impl<K: Keeper> Watch<K> {
     fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
         let now = now_ms();
         let Watch {
-            hold, leases, keeper, services, connections, due, actions, said, stale, over, early, ..
+            hold,
+            leases,
+            keeper,
+            services,
+            connections,
+            due,
+            actions,
+            said,
+            stale,
+            over,
+            early,
+            issuers,
+            asked,
+            ended: ends,
+            ..
         } = self;
         let count = hold.events(BATCH, |event| {
             let Event { key, ack, what } = event;
@@ -528,7 +569,18 @@ impl<K: Keeper> Watch<K> {
                     connections.insert(key, connection);
                 }
                 _ => {
-                    let Some(connection) = connections.get_mut(&key) else { return };
+                    let Some(connection) = connections.get_mut(&key) else {
+                        match what {
+                            // Nobody asks for it.
+                            _ if !issuers.contains_key(&key.service()) => {}
+                            What::Stamped { .. } => asked.push(key),
+                            What::Fin { of_dead, .. } | What::Aborted { of_dead } => {
+                                ends.push((key, of_dead))
+                            }
+                            _ => {}
+                        }
+                        return;
+                    };
                     if connection.ends(&what) {
                         if let Some(connection) = connections.remove(&key) {
                             end(connection, actions, said);

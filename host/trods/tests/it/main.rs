@@ -11,6 +11,7 @@ mod moves;
 mod pins;
 mod records;
 mod renewal;
+mod stamps;
 mod store;
 mod support;
 mod survive;

@@ -54,6 +54,7 @@ fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> b
     let absence = Absence {
         number,
         others: others.iter().map(|n| (*n, prefix("web", &n.to_string(), 1).unwrap())).collect(),
+        named: Vec::new(),
         servers: vec![server.address],
         tor: TOR,
         gets: Box::new(move |client, _| gets(client.port())),

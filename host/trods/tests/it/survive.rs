@@ -12,10 +12,13 @@ use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::Lease;
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
+use rivulet_plain::CookieKey;
 use rivulet_trods::Settings;
 use rivulet_trods::hold::Departed;
-use rivulet_trods::replica::{Protected, Replica};
+use rivulet_trods::replica::{Gone, Means, Protected, Replica};
 use rivulet_trods::store::{RENEWAL, StoreConfig, load, prefix};
+use rivulet_trods::ts::Named;
+use rivulet_trods::ts::hints::{PORT as PORT_OF_HINTS, Peers};
 use tempfile::TempDir;
 
 use crate::support::{CLOSED, nginx, nginx_of};
@@ -45,12 +48,14 @@ pub struct Plan<'a> {
     /// So many of [`STORES`].
     pub stores: usize,
     pub renewal: Duration,
+    /// Without any of them: by timestamps, of what the list at `/list` names.
+    pub named: bool,
 }
 
 impl Default for Plan<'_> {
     fn default() -> Self {
         let (rate, settings, service) = ("100mbit", CLOSED, SERVICE);
-        Plan { rate, settings, server: &nginx, service, stores: 1, renewal: RENEWAL }
+        Plan { rate, settings, server: &nginx, service, stores: 1, renewal: RENEWAL, named: false }
     }
 }
 
@@ -119,6 +124,19 @@ impl Rig {
             Replica::start(&netns.interface("r0"), plan.settings.wake).unwrap_or_else(|e| panic!("{e}"));
         // As behind a ToR that has just excluded another: what nobody here knows is not reset.
         replica.set_lease(0, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() });
+        let other = 3 - n;
+        let peers = Peers {
+            own: n,
+            others: vec![(other, format!("10.8.{other}.1:{PORT_OF_HINTS}").parse().unwrap())],
+            secret: [7; 8],
+        };
+        let named = Named {
+            list: "/list".into(),
+            keys: vec![(CookieKey::new([1; 8]), true)],
+            in_force: None,
+            peers,
+            mss: [1460, 1440],
+        };
         let store = StoreConfig {
             servers: self.servers(),
             own: vec![format!("10.8.{n}.1").parse().unwrap()],
@@ -127,8 +145,9 @@ impl Rig {
             patience: Duration::from_millis(500),
             renewal: plan.renewal,
         };
+        let means = if plan.named { Means::Stamps(named) } else { Means::Store(store) };
         let sockets = vec![plan.service.parse().unwrap()];
-        replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, store }]);
+        replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, means }]);
         Some(Host { replica, server, dir, netns })
     }
 
@@ -168,6 +187,17 @@ impl Rig {
         host.server.0.kill().unwrap();
         host.server.0.wait().unwrap();
         host.server = nginx(&host.netns, SERVICE, self.files.path(), host.dir.path());
+    }
+
+    /// Replica `of` is told that `dead` is gone, of whose connections it told others.
+    pub fn tell_named(&self, of: usize, dead: u8) {
+        let services = [SERVICE, SERVICE6].map(|service| service.parse().unwrap()).to_vec();
+        self.hosts[of].replica.gone(Gone {
+            replica: dead,
+            services,
+            other: Box::new(|_, _| None),
+            waits: false,
+        });
     }
 
     /// Replica `of` is told that `dead` is gone.

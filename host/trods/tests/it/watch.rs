@@ -142,7 +142,7 @@ impl Rig {
             // Or the end of it would wake us for ever.
             let _other = other;
             while !end.load(Ordering::Relaxed) {
-                watch.wait(Duration::from_millis(5), never.as_fd());
+                watch.wait(Duration::from_millis(5), &[never.as_fd()]);
                 watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
                 watch.sweep().unwrap();
                 let early = watch.ended_early();

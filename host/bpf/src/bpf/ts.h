@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Connections that go on elsewhere without a store: what has to be known of them is in the timestamps that their clients echo
+ * (docs/trods-stamps.md).
+ *
+ * The handshake is made here: the ISN is a hash of both ends, and the kernel gets the connection with the acknowledgement of
+ * it, by a SYN cookie that is only good once. So nothing is to be translated later but timestamps: what leaves has ours, which
+ * say what is being sent, and what is echoed is given back to the kernel as its own newest one of that index.
+ *
+ * No acknowledgement of the request leaves but with a timestamp that names the response, in a segment that the client takes up in
+ * order or behind an echo of it: so a client that has been acknowledged says to anybody what it lacks.
+ */
+#ifndef TS_H
+#define TS_H
+
+#include "ts_maps.h"
+#include "ts_handshake.h"
+#include "ts_object.h"
+
+/* A client's segment of a connection whose timestamps are made here, whose sum is right or of no account. */
+static __always_inline void hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+					 const struct issuer *issuer, struct scratch *at)
+{
+	__be32 before;
+	__u32 where = stamps_at(skb, s, at), first = st->isn + 1;
+	__u64 now = bpf_ktime_get_ns();
+	bool is_ack = s->flags & ACK;
+
+	if (where && !bpf_skb_load_bytes(skb, s->tcp + where + 4, &before, sizeof(before))) {
+		__u32 echo = bpf_ntohl(before), index = echo >> STAMP_INDEX;
+		if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))
+			st->echo = index;
+		/* Of one that it never had, as before it was adopted, it hears nothing. */
+		put_word(skb, s, where + 4, before, bpf_htonl(st->originals[index & (INDICES - 1)]));
+		if (st->phase == STAMPED_NAMED && (echo & STAMP_OBJECT) == st->object) {
+			struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
+			st->phase = STAMPED_ECHOED;
+			if (limits)
+				limits->ack = st->client_next;
+		}
+	}
+	st->heard = now;
+	struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
+	if (limits && is_ack && after(s->ack, limits->acked) && !after(s->ack, limits->data + 1)) {
+		limits->acked = s->ack;
+		/* What is behind half of all numbers would seem to lie in front. */
+		__u32 reach = s->ack - first + DATA_AHEAD;
+		if (st->phase >= STAMPED_NAMED && st->total > DATA_AHEAD) {
+			limits->data = first + (reach < st->total ? reach : st->total);
+			limits->fin = first + st->total;
+			limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
+		}
+	}
+	if (s->length && st->phase != STAMPED_FREE) {
+		if (st->phase == STAMPED_SETUP && s->seq == st->client_next)
+			take_request(skb, s, st, issuer, at);
+		else if (after(s->seq + s->length, st->client_next))
+			set_free(st, &s->key, st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING);
+	}
+	if (is_ack && s->ack == st->fin + 1 && st->fin)
+		st->flags |= STAMPED_FIN_ACKED;
+	if (s->flags & FIN) {
+		st->flags |= STAMPED_CLIENT_FIN;
+		/* With nothing under way there is nothing to go on with. */
+		if (st->phase == STAMPED_SETUP ||
+		    (st->phase >= STAMPED_NAMED && s->ack - first >= st->total))
+			set_free(st, &s->key, COUNTERS);
+	}
+}
+
+/* Whether the connection is over with a segment of the client's. */
+static __always_inline bool ends_stamped(const struct segment *s, const struct stamped *st)
+{
+	bool both = st->flags & STAMPED_CLIENT_FIN && st->flags & STAMPED_FIN_ACKED;
+
+	/* Its FIN is still to be acknowledged where ours came first. */
+	return both && !(s->flags & FIN);
+}
+
+/* Data beyond the limit. They leave in any case: what does not begin a response that is known nobody can go on with. True: limits hold. */
+static __always_inline bool may_leave(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+				      struct limits *limits, struct scratch *at)
+{
+	__u32 why = st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING;
+
+	if (st->phase == STAMPED_ASKED && s->seq == limits->first) {
+		why = COUNT_HEAD;
+		if (name_response(skb, s, st, limits, at)) {
+			if (!after(s->seq + s->length, limits->data))
+				return true;
+			why = COUNT_SECOND;
+		}
+	}
+	set_free(st, &s->key, why);
+	return false;
+}
+
+/* How far the client may be acknowledged by a segment. */
+static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const struct segment *s, const struct stamped *st,
+					  const struct limits *limits)
+{
+	/* What the client takes up first it takes the timestamp from, if it comes as one. */
+	bool is_first = st->phase == STAMPED_NAMED && s->length && s->seq == limits->first && skb->gso_segs <= 1;
+
+	return is_first ? st->client_next : limits->ack;
+}
+
+/* Puts our timestamp into what leaves. */
+static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s, struct stamped *st, struct scratch *at)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 where = stamps_at(skb, s, at);
+	__be32 before;
+
+	if (!where || bpf_skb_load_bytes(skb, s->tcp + where, &before, sizeof(before)))
+		return NEXT;
+	if (now - st->since >= INDEX_STEP && ((st->index - st->echo) & (INDICES - 1)) < AHEAD) {
+		st->index = (st->index + 1) % INDICES;
+		st->since = now;
+	}
+	st->originals[st->index & (INDICES - 1)] = bpf_ntohl(before);
+	__u32 value = st->base | (__u32)st->index << STAMP_INDEX | st->object;
+	if (!put_word(skb, s, where, before, bpf_htonl(value)))
+		return DROP;
+	if (s->flags & FIN)
+		st->fin = s->seq + s->length;
+	/* The last word of one whose server ended it first. */
+	if (st->flags & STAMPED_CLIENT_FIN && st->flags & STAMPED_FIN_ACKED)
+		bpf_map_delete_elem(&stamped, &s->key);
+	return NEXT;
+}
+
+/*
+ * A client's segment to a service whose handshakes are made here. PASS: it is of a connection that is not known from one.
+ */
+#define PASS 0x7fff
+static __always_inline int ingress_issued(struct __sk_buff *skb, const struct segment *s, const struct lease *lease,
+					  const struct issuer *issuer)
+{
+	struct scratch *at = scratch();
+	bool is_new = false;
+
+	if (!at)
+		return DROP;
+	if (s->flags & SYN)
+		return s->flags & ACK || !is_intact(skb, s) ? NEXT : answer_syn(skb, s, lease, issuer, at);
+	struct stamped *st = bpf_map_lookup_elem(&stamped, &s->key);
+	if (!st && s->flags & ACK && !(s->flags & RST)) {
+		struct issued *made = bpf_map_lookup_elem(&issued, &s->key);
+		if (made && s->ack == made->isn + 1 && s->seq == made->client_next) {
+			if (!is_intact(skb, s))
+				return NEXT;
+			is_new = true;
+			if (!accept_issued(skb, s, made, at)) {
+				count(COUNT_LOST);
+				return DROP;
+			}
+			bpf_map_delete_elem(&issued, &s->key);
+			st = bpf_map_lookup_elem(&stamped, &s->key);
+		}
+	}
+	if (!st)
+		return PASS;
+	skb->mark = KNOWN;
+	if (!is_new && !is_intact(skb, s))
+		return NEXT;
+	if (s->flags & RST) {
+		mention(s, EVENT_RESET, 0, s->seq);
+		if (s->seq == st->client_next) {
+			bpf_map_delete_elem(&flows, &s->key);
+			bpf_map_delete_elem(&stamped, &s->key);
+		}
+		return NEXT;
+	}
+	hear_stamped(skb, s, st, issuer, at);
+	if (ends_stamped(s, st)) {
+		bpf_map_delete_elem(&flows, &s->key);
+		bpf_map_delete_elem(&stamped, &s->key);
+	}
+	return NEXT;
+}
+
+#endif

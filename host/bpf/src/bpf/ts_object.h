@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is asked for, and whether the response is what the table says (ts.h). */
+#ifndef TS_OBJECT_H
+#define TS_OBJECT_H
+
+#include "ts_maps.h"
+
+/* What a request's octets say. */
+struct asked {
+	const __u8 *octets;
+	__u64 target; /* FNV-1a of the target */
+	__u32 length; /* octets there are */
+	__u32 last; /* the last four */
+	__u32 ends; /* where its head ends; 0: nowhere */
+	bool in_target;
+	bool has_fields; /* that make the answer another one */
+};
+
+static long read_octet(__u32 n, struct asked *asked)
+{
+	__u32 at = n + 4;
+
+	if (at >= asked->length || at >= REQUEST_MAX)
+		return 1;
+	__u8 octet = asked->octets[at];
+	if (asked->in_target) {
+		if (octet == ' ') {
+			asked->in_target = false;
+		} else {
+			asked->target = (asked->target ^ octet) * 0x100000001b3ULL;
+		}
+		return 0;
+	}
+	if (octet >= 'A' && octet <= 'Z')
+		octet |= 0x20;
+	__u32 last = asked->last << 8 | octet;
+	asked->last = last;
+	if (last == OF('\r', '\n', '\r', '\n')) {
+		asked->ends = at + 1;
+		return 1;
+	}
+	/* Range, If-..., Cookie, Authorization, Content-..., Transfer-Encoding, Expect */
+	if (last == OF('\n', 'r', 'a', 'n') || last == OF('\n', 'i', 'f', '-') || last == OF('\n', 'c', 'o', 'o') ||
+	    last == OF('\n', 'a', 'u', 't') || last == OF('\n', 't', 'r', 'a') || last == OF('\n', 'e', 'x', 'p'))
+		asked->has_fields = true;
+	return 0;
+}
+
+/* What a sum of octets is; they lie in `octets`, zeros behind them up to a multiple of eight. */
+static __always_inline __u64 sum_words(const __u8 *octets, __u32 length)
+{
+	__u64 sum = length;
+
+	for (__u32 n = 0; n < HEAD_MAX / 8; n++) {
+		if (8 * n >= length)
+			break;
+		sum = (sum ^ *(const __u64 *)(octets + 8 * n)) * 0x9e3779b97f4a7c15ULL;
+		sum ^= sum >> 29;
+	}
+	return sum;
+}
+
+/* Nobody can go on with the connection any more, and timestamps say so; why is counted, unless it is over anyway. */
+static __always_inline void set_free(struct stamped *st, const struct flow_key *key, __u32 why)
+{
+	if (st->phase == STAMPED_FREE)
+		return;
+	st->object = NOBODYS;
+	st->phase = STAMPED_FREE;
+	bpf_map_delete_elem(&flows, key);
+	if (why < COUNTERS)
+		count(why);
+}
+
+/* The client's first octets: whether they are a request for something in the table. */
+static __always_inline void take_request(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+					 const struct issuer *issuer, struct scratch *at)
+{
+	__u32 length = s->length;
+	struct asked asked = { .octets = at->event.octets, .target = 0xcbf29ce484222325ULL, .in_target = true };
+
+	asm volatile("" : "+r"(length));
+	if (length < 5 || length > REQUEST_MAX ||
+	    bpf_skb_load_bytes(skb, s->tcp + s->header, at->event.octets, length) ||
+	    *(__u32 *)at->event.octets != bpf_htonl(OF('G', 'E', 'T', ' '))) {
+		set_free(st, &s->key, COUNT_ASKING);
+		return;
+	}
+	asked.length = length;
+	bpf_loop(REQUEST_MAX, read_octet, &asked, 0);
+	if (asked.ends != length) {
+		set_free(st, &s->key, COUNT_ASKING);
+		return;
+	}
+	if (asked.has_fields) {
+		set_free(st, &s->key, COUNT_FIELDS);
+		return;
+	}
+	struct head_key key = { .table = issuer->table, .target = asked.target };
+	struct heads *found = bpf_map_lookup_elem(&heads, &key);
+	if (!found) {
+		set_free(st, &s->key, COUNT_UNLISTED);
+		return;
+	}
+	st->target = asked.target;
+	st->table = issuer->table;
+	st->client_next = s->seq + length;
+	st->phase = STAMPED_ASKED;
+	/* A response of one segment that is lost has left its request unacknowledged: its client speaks by itself. */
+	if (found->of[0].total > 1400)
+		mention(s, EVENT_STAMPED, 0, st->client_next);
+}
+
+/* Whether the head at the beginning of the response is the table's; then timestamps name it. */
+static __always_inline bool name_response(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+					  struct limits *limits, struct scratch *at)
+{
+	struct head_key key = { .table = st->table, .target = st->target };
+	struct heads *found = bpf_map_lookup_elem(&heads, &key);
+
+	if (!found)
+		return false;
+	for (int n = 0; n < HEADS; n++) {
+		struct head *head = &found->of[n];
+		__u32 length = head->length, date = head->date;
+		__u8 *octets = at->event.octets;
+		asm volatile("" : "+r"(length), "+r"(date));
+		if (!length || length > HEAD_MAX || length > s->length || date > HEAD_MAX)
+			continue;
+		if (bpf_skb_load_bytes(skb, s->tcp + s->header, octets, length))
+			continue;
+		for (int i = 0; i < 8; i++)
+			octets[length + i] = 0;
+		if (date)
+			for (int i = 0; i < DATE; i++)
+				octets[date + i] = 0;
+		if (sum_words(octets, length) != head->sum)
+			continue;
+		st->object = head->object;
+		st->total = head->total;
+		st->phase = STAMPED_NAMED;
+		limits->fin = limits->first + st->total;
+		limits->data = limits->first + (st->total < DATA_AHEAD ? st->total : DATA_AHEAD);
+		limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
+		count(COUNT_NAMED);
+		return true;
+	}
+	return false;
+}
+
+#endif

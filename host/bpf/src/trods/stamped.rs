@@ -1,0 +1,308 @@
+//! Connections whose handshakes and timestamps the programs make (`src/bpf/ts.h`): what the process tells of services and
+//! responses, and what it reads and writes of connections.
+
+use std::net::SocketAddr;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
+
+use super::layout::{self, FlowKey};
+use super::{delete, update};
+use crate::Error;
+use crate::object::map;
+
+/// Services that make ISNs.
+pub const MAX_ISSUERS: u32 = 16;
+/// Octets of a head that is known, at most.
+pub const HEAD_MAX: usize = 1024;
+/// Octets of a date, which differ in heads that are the same.
+pub const DATE: usize = 29;
+/// Heads that a target may have.
+pub const HEADS: usize = 2;
+/// Octets of `struct stamped`, and where its originals begin.
+const STAMPED: usize = 56 + 4 * 32;
+const ORIGINALS: usize = 56;
+const CLIENT_FIN: u8 = 1 << 0;
+const ADOPTED: u8 = 1 << 2;
+/// Above the flags: how often a connection was gone on with.
+const GENERATION: u8 = 3;
+/// More often is not counted.
+pub const MAX_GENERATION: u8 = u8::MAX >> GENERATION;
+
+/// Who makes the ISNs of a service's connections (`struct issuer`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Issuer {
+    /// The key of the epoch.
+    pub key: [u32; 2],
+    /// The epoch's lowest bit.
+    pub odd: bool,
+    /// Which targets count.
+    pub table: u32,
+    /// Until when segments of unknown connections go to the process, nanoseconds of `CLOCK_MONOTONIC`.
+    pub hunting: u64,
+    /// The longest segment that is taken, IPv4 and IPv6.
+    pub mss: [u16; 2],
+}
+
+impl Issuer {
+    fn encode(&self) -> [u8; 32] {
+        let mut octets = [0; 32];
+        let words = [self.key[0], self.key[1], self.odd.into(), self.table];
+        for (to, word) in octets.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        octets[16..24].copy_from_slice(&self.hunting.to_ne_bytes());
+        octets[24..26].copy_from_slice(&self.mss[0].to_ne_bytes());
+        octets[26..28].copy_from_slice(&self.mss[1].to_ne_bytes());
+        octets
+    }
+}
+
+/// A response that can be told by its head (`struct head`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownHead {
+    /// Of its octets without the date's ([`sum_words`]).
+    pub sum: u64,
+    /// Octets of it.
+    pub length: u32,
+    /// Where its date is; 0: it has none.
+    pub date: u32,
+    /// Octets of head and body.
+    pub total: u32,
+    /// What timestamps call it.
+    pub object: u32,
+}
+
+/// The sum of a head whose date, if it has one, stands there.
+#[must_use]
+pub fn head_sum(head: &[u8], date: usize) -> u64 {
+    let mut octets = head.to_vec();
+    if date > 0 {
+        octets.iter_mut().skip(date).take(DATE).for_each(|octet| *octet = 0);
+    }
+    let mut sum = octets.len() as u64;
+    for word in octets.chunks(8) {
+        let mut octets = [0; 8];
+        octets[..word.len()].copy_from_slice(word);
+        sum = (sum ^ u64::from_le_bytes(octets)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        sum ^= sum >> 29;
+    }
+    sum
+}
+
+/// What the programs know a target by (FNV-1a).
+#[must_use]
+pub fn target_hash(target: &[u8]) -> u64 {
+    target
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, octet| (hash ^ u64::from(*octet)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// How far a connection is (`enum stamped_phase`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Nothing was asked.
+    Setup,
+    /// For what is in the table.
+    Asked,
+    /// The response began, and timestamps name it.
+    Named,
+    /// The client has echoed one of these.
+    Echoed,
+    /// Nobody can go on with it.
+    Free,
+}
+
+/// A connection whose timestamps the programs make (`struct stamped`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamped {
+    /// When the client was heard last, nanoseconds of `CLOCK_MONOTONIC`.
+    pub heard: u64,
+    /// The number of the first octet of the response is one more.
+    pub isn: u32,
+    /// Behind what the client was, or may be, acknowledged.
+    pub client_next: u32,
+    /// What all its values have.
+    pub base: u32,
+    /// What they name.
+    pub object: u32,
+    /// Octets of the response.
+    pub total: u32,
+    /// How far it is.
+    pub phase: Phase,
+    /// The client ended its half.
+    pub client_fin: bool,
+    /// Another replica had it before.
+    pub adopted: bool,
+    /// How often it was gone on with, [`MAX_GENERATION`] at most.
+    pub generation: u8,
+    /// The index of its values, and the newest that came back.
+    pub index: u8,
+    /// The newest that came back.
+    pub echo: u8,
+}
+
+impl Stamped {
+    fn encode(&self) -> [u8; STAMPED] {
+        let mut octets = [0; STAMPED];
+        octets[8..16].copy_from_slice(&self.heard.to_ne_bytes());
+        let words = [0, self.isn, self.client_next, self.base, self.object, self.total, 0];
+        for (to, word) in octets[24..].chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        octets[52] = self.phase as u8;
+        octets[53] = if self.client_fin { CLIENT_FIN } else { 0 }
+            | if self.adopted { ADOPTED } else { 0 }
+            | self.generation.min(MAX_GENERATION) << GENERATION;
+        (octets[54], octets[55]) = (self.index, self.echo);
+        octets
+    }
+
+    fn decode(octets: &[u8; STAMPED]) -> Stamped {
+        let word = |n: usize| {
+            octets[24 + 4 * n..ORIGINALS].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word))
+        };
+        Stamped {
+            heard: octets[8..].first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets)),
+            isn: word(1),
+            client_next: word(2),
+            base: word(3),
+            object: word(4),
+            total: word(5),
+            phase: match octets[52] {
+                0 => Phase::Setup,
+                1 => Phase::Asked,
+                2 => Phase::Named,
+                3 => Phase::Echoed,
+                _ => Phase::Free,
+            },
+            client_fin: octets[53] & CLIENT_FIN != 0,
+            adopted: octets[53] & ADOPTED != 0,
+            generation: octets[53] >> GENERATION,
+            index: octets[54],
+            echo: octets[55],
+        }
+    }
+}
+
+/// The maps of `src/bpf/ts.h`.
+#[derive(Debug)]
+pub struct Stamps {
+    issuers: MapHandle,
+    heads: MapHandle,
+    stamped: MapHandle,
+}
+
+impl Stamps {
+    pub(super) fn of(object: &Object) -> Result<Stamps, Error> {
+        let handle =
+            |name| MapHandle::try_from(&map(object, name)?).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"));
+        Ok(Stamps { issuers: handle("issuers")?, heads: handle("heads")?, stamped: handle("stamped")? })
+    }
+
+    /// Sets the issuer of a number from 1 on.
+    ///
+    /// # Errors
+    /// A number above [`MAX_ISSUERS`].
+    pub fn set_issuer(&self, number: u32, issuer: &Issuer) -> Result<(), Error> {
+        update(&self.issuers, &number.to_ne_bytes(), &issuer.encode(), MapFlags::ANY)
+    }
+
+    /// What answers a request for this target begins so.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn add(&self, table: u32, target: &[u8], heads: &[KnownHead; HEADS]) -> Result<(), Error> {
+        let mut value = [0; 24 * HEADS];
+        for (to, head) in value.chunks_exact_mut(24).zip(heads) {
+            to[..8].copy_from_slice(&head.sum.to_ne_bytes());
+            let words = [head.length, head.date, head.total, head.object];
+            for (to, word) in to[8..].chunks_exact_mut(4).zip(words) {
+                to.copy_from_slice(&word.to_ne_bytes());
+            }
+        }
+        update(&self.heads, &head_key(table, target), &value, MapFlags::ANY)
+    }
+
+    /// A target counts no more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn remove(&self, table: u32, target: &[u8]) -> Result<(), Error> {
+        delete(&self.heads, &head_key(table, target))
+    }
+
+    /// What is known of a connection.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn get(&self, key: &FlowKey) -> Result<Option<Stamped>, Error> {
+        let mut octets = [0; STAMPED];
+        let found = self.stamped.lookup_into(key.octets(), &mut octets, MapFlags::ANY);
+        Ok(found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.then(|| Stamped::decode(&octets)))
+    }
+
+    /// Has the programs make a connection's timestamps.
+    ///
+    /// # Errors
+    /// No room.
+    pub fn put(&self, key: &FlowKey, stamped: &Stamped) -> Result<(), Error> {
+        update(&self.stamped, key.octets(), &stamped.encode(), MapFlags::ANY)
+    }
+
+    /// They make none any more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn forget(&self, key: &FlowKey) -> Result<(), Error> {
+        delete(&self.stamped, key.octets())
+    }
+
+    /// All connections, as they are while they are read.
+    pub fn each(&self, mut take: impl FnMut(FlowKey, Stamped)) {
+        for key in self.stamped.keys() {
+            let Some(key) = FlowKey::read(&key) else { continue };
+            if let Ok(Some(stamped)) = self.get(&key) {
+                take(key, stamped);
+            }
+        }
+    }
+}
+
+fn head_key(table: u32, target: &[u8]) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..4].copy_from_slice(&table.to_ne_bytes());
+    key[8..].copy_from_slice(&target_hash(target).to_ne_bytes());
+    key
+}
+
+/// `struct service`
+pub(super) fn service_value(lease: u32, issuer: u32) -> [u8; 8] {
+    let mut value = [0; 8];
+    value[..4].copy_from_slice(&lease.to_ne_bytes());
+    value[4..].copy_from_slice(&issuer.to_ne_bytes());
+    value
+}
+
+/// Whether the kernel takes connections over from handshakes that a program makes.
+///
+/// # Errors
+/// It does not: Linux 6.8, with its types and SYN cookies.
+pub fn can_issue() -> Result<(), Error> {
+    Ok(crate::kernel::require(crate::kernel::Feature::Handshakes)?)
+}
+
+impl super::Trods {
+    /// Protects the connections of this address from now on, under this lease, with handshakes and timestamps of this issuer.
+    ///
+    /// # Errors
+    /// More than [`MAX_SERVICES`](super::MAX_SERVICES).
+    pub fn issue(&self, service: SocketAddr, lease: u32, issuer: u32) -> Result<(), Error> {
+        update(&self.services, &layout::service_key(service), &service_value(lease, issuer), MapFlags::ANY)
+    }
+
+    /// The maps of connections whose timestamps are made here.
+    #[must_use]
+    pub fn stamps(&self) -> &Stamps {
+        &self.stamps
+    }
+}

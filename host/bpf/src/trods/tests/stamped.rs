@@ -1,0 +1,375 @@
+//! Handshakes and timestamps that the programs make (`src/bpf/ts.h`). That the kernel takes a connection over from such a
+//! handshake shows between namespaces alone (`host/trods/tests/it/stamps.rs`).
+
+use std::net::TcpListener;
+
+use rivulet_plain::{CookieKey, ObjectStamp, object_isn};
+
+use super::*;
+
+/// Class 3, key 1, scale 7.
+const BASE: u32 = 3 << 25 | 1 << 24 | 3 << 22 | 4 << 19;
+const OBJECT: u32 = 0x5_4321;
+/// What nobody can go on with.
+const NOBODYS: u32 = 0x7_ffff;
+const HEAD: &[u8] =
+    b"HTTP/1.1 200 OK\r\nDate: Wed, 25 Nov 2026 07:14:08 GMT\r\nETag: \"a\"\r\nContent-Length: 1000\r\n\r\n";
+const DATE_AT: usize = 23;
+const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+/// What the kernel calls the time.
+const KERNEL: u32 = 77_000;
+const LISTED: Issuer =
+    Issuer { key: [0x0302_0100, 0x0706_0504], odd: true, table: 9, hunting: 0, mss: [1460, 1440] };
+
+fn stamps(value: u32, echo: u32) -> Vec<u8> {
+    [&[1, 1, 8, 10][..], &value.to_be_bytes(), &echo.to_be_bytes()].concat()
+}
+
+/// What passed a program: the verdict, TSval, TSecr, acknowledgement and flags.
+#[derive(Debug, PartialEq)]
+struct Passed {
+    verdict: i32,
+    value: u32,
+    echo: u32,
+    ack: u32,
+    flags: u8,
+}
+
+impl Rig {
+    /// With a service whose connections are stamped, and one thing in its table.
+    fn stamped() -> Option<Rig> {
+        let rig = Rig::v4()?;
+        rig.trods.issue(rig.service, 3, 2).unwrap();
+        rig.trods.stamps().set_issuer(2, &LISTED).unwrap();
+        let total = HEAD.len() as u32 + 1000;
+        let sum = head_sum(HEAD, DATE_AT);
+        let head = KnownHead { sum, length: HEAD.len() as u32, date: DATE_AT as u32, total, object: OBJECT };
+        rig.trods.stamps().add(9, b"/a", &[KnownHead::default(), head]).unwrap();
+        Some(rig)
+    }
+
+    fn put(&self, change: impl FnOnce(&mut Stamped)) {
+        let mut stamped = Stamped {
+            heard: 0,
+            isn: SERVER_ISN,
+            client_next: CLIENT,
+            base: BASE,
+            object: 0,
+            total: 0,
+            phase: Phase::Setup,
+            client_fin: false,
+            adopted: false,
+            generation: 0,
+            index: 0,
+            echo: 0,
+        };
+        change(&mut stamped);
+        self.trods.stamps().put(&self.key(), &stamped).unwrap();
+        self.trods.free(&self.key()).unwrap();
+        let end = stamped.total;
+        let limits = Limits {
+            ack: stamped.client_next,
+            data: SERVER.wrapping_add(end),
+            fin_at: (end > 0).then(|| SERVER.wrapping_add(end)),
+            closes: false,
+            first: SERVER,
+            acked: SERVER,
+        };
+        self.trods.insert(&self.key(), &limits).unwrap();
+    }
+
+    fn now(&self) -> Stamped {
+        self.trods.stamps().get(&self.key()).unwrap().unwrap()
+    }
+
+    fn through(&self, program: &'static str, segment: &Segment) -> Passed {
+        let frame = segment.frame();
+        let (verdict, out) = self.run(program, &frame);
+        let tcp = &out[34..];
+        let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
+        let changed =
+            Segment { ack: word(8), flags: tcp[13], options: tcp[20..32].to_vec(), ..segment.clone() };
+        assert_eq!(out, changed.frame(), "the checksum goes with it, and nothing else changes");
+        let whole = Passed { verdict, value: word(24), echo: word(28), ack: word(8), flags: tcp[13] };
+        Passed {
+            ack: whole.ack.wrapping_sub(if program == "trods_egress" { CLIENT } else { SERVER }),
+            ..whole
+        }
+    }
+
+    /// Of the client, that echoes this.
+    fn says(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
+        let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
+        let (from, to, options, data) = (self.client, self.service, stamps(5, echo), data.to_vec());
+        self.through("trods_ingress", &Segment { from, to, seq, ack, flags, options, data })
+    }
+
+    /// Of the server, at this time of the kernel's.
+    fn answers(&self, flags: u8, seq: u32, ack: u32, at: u32, data: &[u8]) -> Passed {
+        let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT.wrapping_add(ack));
+        let (from, to, options, data) = (self.service, self.client, stamps(at, 5), data.to_vec());
+        self.through("trods_egress", &Segment { from, to, seq, ack, flags, options, data })
+    }
+
+    fn unnamed(&self) -> Unnamed {
+        self.counters().unnamed
+    }
+}
+
+fn object_of(value: u32) -> u32 {
+    value & 0x7_ffff
+}
+
+fn response() -> Vec<u8> {
+    [HEAD, &[b'x'; 1000]].concat()
+}
+
+#[test]
+fn a_syn_is_answered_with_the_hash_of_both_ends() {
+    for (client, host) in [("127.0.0.9:49152", "127.0.0.1"), ("[2001:db8::1]:65535", "[::1]")] {
+        let Ok(listener) = TcpListener::bind(format!("{host}:0")) else { continue };
+        let service = listener.local_addr().unwrap();
+        let Some(rig) = Rig::new(client, &service.to_string()) else { return };
+        rig.trods.issue(service, 3, 2).unwrap();
+        rig.trods.stamps().set_issuer(2, &LISTED).unwrap();
+        let syn = |options: Vec<u8>| Segment {
+            from: rig.client,
+            to: service,
+            seq: CLIENT_ISN,
+            ack: 0,
+            flags: SYN,
+            options,
+            data: vec![],
+        };
+        let (verdict, out) = rig.run("trods_ingress", &syn(OPTIONS.to_vec()).frame());
+        let tcp = if client.starts_with('[') { 54 } else { 34 };
+        let word = |at: usize| u32::from_be_bytes(out[tcp + at..tcp + at + 4].try_into().unwrap());
+        let mss = LISTED.mss[usize::from(tcp == 54)].to_be_bytes();
+        let value = BASE.to_be_bytes();
+        let options = [&[2, 4, mss[0], mss[1], 4, 2, 8, 10][..], &value, &[0, 0, 0, 7, 1, 3, 3, 7]].concat();
+        let answer = Segment {
+            from: service,
+            to: rig.client,
+            seq: word(4),
+            ack: CLIENT,
+            flags: SYN | ACK,
+            options,
+            data: vec![],
+        };
+        let mut want = answer.frame();
+        // Window, and what no other frame here has: a checksum of the IPv4 header.
+        want[tcp + 14..tcp + 18].copy_from_slice(&out[tcp + 14..tcp + 18]);
+        if tcp == 34 {
+            assert_eq!(sum(&out[14..34]), 0xffff);
+            want[24..26].copy_from_slice(&out[24..26]);
+        }
+        assert_eq!((verdict, &out), (REDIRECT, &want));
+        let isn = object_isn(CookieKey::new([0, 1, 2, 3, 4, 5, 6, 7]), rig.client, service);
+        assert_eq!(word(4), isn, "as whoever goes on computes it");
+        for (mss, shift, class, scale) in
+            [(536u16, 0u8, 0, 0), (1459, 5, 2, 4), (9000, 10, 3, 9), (1220, 14, 1, 11)]
+        {
+            let mut options = OPTIONS.to_vec();
+            options[2..4].copy_from_slice(&mss.to_be_bytes());
+            options[19] = shift;
+            let out = rig.run("trods_ingress", &syn(options).frame()).1;
+            let value = u32::from_be_bytes(out[tcp + 28..tcp + 32].try_into().unwrap());
+            let stamp = ObjectStamp::parse(value).unwrap();
+            assert_eq!((stamp.class.number(), stamp.scale.shift(), stamp.odd), (class, scale, true));
+            assert_eq!((stamp.index, stamp.object), (0, 0));
+        }
+        let (from, to) = (service.ip(), rig.client.ip());
+        assert_eq!(sum(&[&pseudo(from, to, 40)[..], &out[tcp..]].concat()), 0xffff);
+        assert_eq!(&out[tcp + 14..tcp + 16], &64240u16.to_be_bytes());
+        // The same each time, and another one's between other ports.
+        let again = rig.run("trods_ingress", &syn(OPTIONS.to_vec()).frame()).1;
+        assert_eq!(again, out);
+        // What it cannot go on with the kernel answers, and what nobody listens for.
+        for lacks in [2, 6, 17] {
+            let mut options = OPTIONS.to_vec();
+            options[lacks] = 1;
+            if lacks == 2 {
+                options[0..4].fill(1);
+            }
+            if lacks == 6 {
+                options[6..16].fill(1);
+            }
+            if lacks == 17 {
+                options[16..20].fill(1);
+            }
+            assert_eq!(rig.run("trods_ingress", &syn(options).frame()).0, NEXT);
+        }
+        assert_eq!(rig.unnamed().options, 3);
+        drop(listener);
+        assert_eq!(rig.run("trods_ingress", &syn(OPTIONS.to_vec()).frame()).0, NEXT);
+    }
+}
+
+#[test]
+fn the_response_is_named_and_the_request_acknowledged_where_the_name_arrives() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    rig.put(|_| {});
+    // Nothing is acknowledged before.
+    assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+    let end = GET.len() as u32;
+    assert_eq!(rig.told(), [], "a response of a segment needs no word");
+    assert_eq!((rig.now().phase, rig.now().client_next.wrapping_sub(CLIENT)), (Phase::Asked, end));
+    assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, DROP);
+    let first = rig.answers(ACK, 0, end, KERNEL, &response());
+    assert_eq!((first.verdict, object_of(first.value), first.ack), (NEXT, OBJECT, end));
+    // What comes behind a hole would acknowledge and not be echoed.
+    let later = rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]);
+    assert_eq!((object_of(later.value), later.ack), (OBJECT, 0));
+    let total = response().len() as u32;
+    assert_eq!(rig.says(ACK, end, 500, first.value, &[]).verdict, NEXT);
+    assert_eq!(rig.now().phase, Phase::Echoed);
+    assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, end);
+    // A FIN leaves at the end alone.
+    let fin = rig.answers(FIN | ACK, 500, end, KERNEL, &[b'x'; 9]);
+    assert_eq!((fin.verdict, fin.flags), (NEXT, ACK));
+    assert_eq!(rig.told(), [Told::Fin(509, false)]);
+    assert_eq!(rig.answers(FIN | ACK, total, end, KERNEL, &[]).flags, FIN | ACK);
+    assert_eq!((rig.counters().named, rig.unnamed()), (1, Unnamed::default()));
+}
+
+#[test]
+fn what_is_not_in_the_table_goes_on_unnamed() {
+    let request = |text: &str| text.as_bytes().to_vec();
+    let other = |from: &str, to: &str| request(&std::str::from_utf8(GET).unwrap().replace(from, to));
+    let count = |pick: fn(&Unnamed) -> u64| pick;
+    for (asked, counted) in [
+        (other("/a", "/b"), count(|u| u.unlisted)),
+        (other("/a", "/a?x"), count(|u| u.unlisted)),
+        (other("GET", "PUT"), count(|u| u.asking)),
+        ([GET, GET].concat(), count(|u| u.asking)),
+        (GET[..20].to_vec(), count(|u| u.asking)),
+        (other("Host: h", "RANGE: bytes=1-"), count(|u| u.fields)),
+        (other("Host: h", "If-None-Match: x"), count(|u| u.fields)),
+        (other("Host: h", "cookie: x"), count(|u| u.fields)),
+        (other("Host: h", "Authorization: x"), count(|u| u.fields)),
+    ] {
+        let Some(rig) = Rig::stamped() else { return };
+        rig.put(|_| {});
+        assert_eq!(rig.says(ACK, 0, 0, BASE, &asked).verdict, NEXT);
+        let text = String::from_utf8_lossy(&asked);
+        assert_eq!((rig.now().phase, counted(&rig.unnamed())), (Phase::Free, 1), "{text}");
+        // It is as if nothing held it, but for its timestamps.
+        let sent = rig.answers(FIN | ACK, 0, asked.len() as u32, KERNEL, &response());
+        assert_eq!((sent.verdict, sent.ack, sent.flags), (NEXT, asked.len() as u32, FIN | ACK));
+        assert_eq!(object_of(sent.value), NOBODYS);
+    }
+}
+
+#[test]
+fn another_head_is_not_named() {
+    let whole = response();
+    let other =
+        |from: &str, to: &str| String::from_utf8(whole.clone()).unwrap().replacen(from, to, 1).into_bytes();
+    for (answer, is_named) in [
+        (whole.clone(), true),
+        (other("07:14:08", "23:59:59"), true),
+        (other("\"a\"", "\"b\""), false),
+        (other("200", "206"), false),
+        (other("Length: 1000", "Length: 1001"), false),
+        (whole[..HEAD.len() - 1].to_vec(), false),
+        ([&whole[..], b"HTTP/1.1"].concat(), false),
+    ] {
+        let Some(rig) = Rig::stamped() else { return };
+        rig.put(|_| {});
+        assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+        let sent = rig.answers(ACK, 0, GET.len() as u32, KERNEL, &answer);
+        let text = String::from_utf8_lossy(&answer[..HEAD.len() - 1]);
+        assert_eq!((sent.verdict, object_of(sent.value) == OBJECT), (NEXT, is_named), "{text}");
+    }
+}
+
+#[test]
+fn values_never_go_back_and_are_never_out_of_reach() {
+    let Some(rig) = Rig::stamped() else { return };
+    let (mut echo, mut last) = (0u8, BASE);
+    let later = |a: u32, b: u32| a.wrapping_sub(b) as i32 >= 0;
+    for n in 0..300u32 {
+        // Time has passed since the last one, and the client is heard for some time, then not.
+        let before = rig.trods.stamps().get(&rig.key()).unwrap();
+        rig.put(|st| {
+            (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, 1_000_000);
+            (st.index, st.echo) = before.map_or((0, 0), |before| (before.index, before.echo));
+        });
+        let sent = rig.answers(ACK, n * 100, 0, KERNEL + n, &[b'x'; 9]);
+        assert!(later(sent.value, last), "{n}: {:x} after {last:x}", sent.value);
+        last = sent.value;
+        let ahead = (rig.now().index.wrapping_sub(echo)) & 31;
+        assert!(ahead <= 15, "{n}: {ahead}");
+        if n % 100 < 40 {
+            rig.says(ACK, 0, 0, sent.value, &[]);
+            echo = rig.now().echo;
+            assert_eq!(u32::from(echo), sent.value >> 27);
+        }
+    }
+    // As far ahead as it goes, and then it is named no more.
+    assert_eq!(rig.says(ACK, 0, 0, last, GET).verdict, NEXT);
+    let sent = rig.answers(ACK, 0, 0, KERNEL, &[b'x'; 9]);
+    assert!(object_of(sent.value) == NOBODYS && later(sent.value, last));
+    assert!(rig.now().index.wrapping_sub(rig.now().echo) & 31 <= 15);
+}
+
+#[test]
+fn what_is_echoed_is_the_kernels_newest_of_that_index() {
+    let Some(rig) = Rig::stamped() else { return };
+    rig.put(|st| (st.phase, st.object, st.total, st.index, st.echo) = (Phase::Named, OBJECT, 9000, 30, 29));
+    // The first one begins an index, the others are of the same.
+    let sent: Vec<u32> = (0..3).map(|n| rig.answers(ACK, n * 9, 0, KERNEL + n, &[b'x'; 9]).value).collect();
+    assert!(sent.iter().all(|value| value >> 27 == 31 && *value == sent[0]));
+    assert_eq!(rig.says(ACK, 0, 9, sent[0], &[]).echo, KERNEL + 2);
+    assert_eq!((rig.now().echo, rig.now().phase), (31, Phase::Echoed));
+    // An older one that comes late, and one that was never sent: the kernel hears nothing of it.
+    assert_eq!(rig.says(ACK, 0, 9, BASE | OBJECT | 30 << 27, &[]).echo, 0);
+    assert_eq!(rig.says(ACK, 0, 9, BASE | OBJECT | 3 << 27, &[]).echo, 0);
+    assert_eq!(rig.now().echo, 31);
+}
+
+#[test]
+fn a_second_request_is_named_no_more() {
+    let Some(rig) = Rig::stamped() else { return };
+    let total = response().len() as u32;
+    rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
+    assert_eq!(rig.says(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
+    let sent = rig.answers(ACK, total, GET.len() as u32, KERNEL, &response());
+    assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, GET.len() as u32, NOBODYS));
+    assert_eq!((rig.unnamed().second, rig.now().phase), (1, Phase::Free));
+    // Nor is one whose server says more than was named.
+    rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
+    let sent = rig.answers(ACK, total, 0, KERNEL, b"more");
+    assert_eq!((sent.verdict, object_of(sent.value), rig.unnamed().second), (NEXT, NOBODYS, 2));
+}
+
+#[test]
+fn a_connection_is_forgotten_when_both_ends_are_done() {
+    let Some(rig) = Rig::stamped() else { return };
+    let (total, there) = (response().len() as u32, |rig: &Rig| rig.trods.stamps().get(&rig.key()).unwrap());
+    let whole = |st: &mut Stamped| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total);
+    // The client ends it first.
+    rig.put(whole);
+    rig.says(FIN | ACK, 0, total, BASE | OBJECT, &[]);
+    assert_eq!(rig.trods.limits(&rig.key()).unwrap(), None);
+    assert_eq!(rig.answers(FIN | ACK, total, 1, KERNEL, &[]).ack, 1);
+    assert!(there(&rig).is_some());
+    rig.says(ACK, 1, total + 1, BASE | OBJECT, &[]);
+    assert!(there(&rig).is_none());
+    // The server does: its last word has our timestamp.
+    rig.put(whole);
+    rig.answers(FIN | ACK, total, 0, KERNEL, &[]);
+    rig.says(FIN | ACK, 0, total + 1, BASE | OBJECT, &[]);
+    assert!(there(&rig).is_some());
+    assert_eq!(rig.answers(ACK, total + 1, 1, KERNEL, &[]).value & BASE, BASE);
+    assert!(there(&rig).is_none());
+}
+
+#[test]
+fn a_client_of_another_replicas_is_told_of_while_one_is_gone() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    assert_eq!((rig.says(ACK, 0, 9, BASE, b"GET").verdict, rig.told()), (NEXT, vec![]));
+    rig.trods.stamps().set_issuer(2, &Issuer { hunting: u64::MAX, ..LISTED }).unwrap();
+    assert_eq!(rig.says(ACK, 0, 9, BASE, b"GET").verdict, DROP);
+    assert!(matches!(&rig.told()[..], [Told::Parked(packet)] if packet.ends_with(b"GET")));
+}

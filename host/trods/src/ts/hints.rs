@@ -1,0 +1,305 @@
+//! What replicas tell one another of their connections, for when one is gone: a client that only receives would never speak by
+//! itself. Nobody waits for it; what is lost costs a stall until it is told again.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::trods::FlowKey;
+use rivulet_packet::nonce::half_sip_hash_64;
+
+/// The port.
+pub const PORT: u16 = 7113;
+/// What was told is forgotten after this, unless it is told again.
+const LIFETIME: Duration = Duration::from_millis(3500);
+/// Connections that are known at a time; what comes beyond is not.
+const MAX_KNOWN: usize = 1 << 18;
+/// Of a batch: who it is from, whose connections, and how many.
+const HEAD: usize = 4 + 2 + 2 + 18;
+const ENTRY: usize = 28;
+const TAG: usize = 8;
+/// Entries that a frame of Ethernet has room for.
+const MAX_ENTRIES: usize = 50;
+const MAGIC: [u8; 4] = *b"RvT\x01";
+const NAMED: u8 = 1;
+
+/// What is told of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// Behind what its client was acknowledged.
+    pub client_next: u32,
+    /// What all its timestamps have.
+    pub base: u32,
+    /// Somebody can go on with it; else it is only told who has it.
+    pub is_named: bool,
+    /// How often somebody went on with it: whoever had it before may tell of it still.
+    pub generation: u8,
+}
+
+/// Who may tell of a service's connections, and is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// This replica's number.
+    pub own: u8,
+    /// The others', and where their agents listen.
+    pub others: Vec<(u8, SocketAddr)>,
+    /// What all of them know.
+    pub secret: [u8; 8],
+}
+
+/// The socket of this replica, and what the others told.
+#[derive(Debug)]
+pub struct Hints {
+    socket: UdpSocket,
+    peers: HashMap<SocketAddr, Peers>,
+    known: HashMap<FlowKey, (u8, Hint, Instant)>,
+    waiting: HashMap<SocketAddr, Vec<(FlowKey, Hint)>>,
+}
+
+impl Hints {
+    /// Listens at a port, in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(port: u16) -> io::Result<Hints> {
+        let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, port).into();
+        let socket =
+            UdpSocket::bind(any).or_else(|_| UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, port)))?;
+        socket.set_nonblocking(true)?;
+        Ok(Hints { socket, peers: HashMap::new(), known: HashMap::new(), waiting: HashMap::new() })
+    }
+
+    /// Who tells of the connections of these services.
+    pub fn set_peers(&mut self, peers: HashMap<SocketAddr, Peers>) {
+        self.known.retain(|key, _| peers.contains_key(&key.service()));
+        self.peers = peers;
+    }
+
+    /// Readable when something was told.
+    #[must_use]
+    pub fn readable(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Has the others told of a connection, with the next [`Hints::flush`].
+    pub fn tell(&mut self, key: FlowKey, hint: Hint) {
+        let waiting = self.waiting.entry(key.service()).or_default();
+        waiting.push((key, hint));
+        if waiting.len() >= MAX_ENTRIES {
+            self.flush();
+        }
+    }
+
+    /// Sends what waits. What cannot be sent is lost, as anything else may be.
+    pub fn flush(&mut self) {
+        for (service, waiting) in &mut self.waiting {
+            let Some(peers) = self.peers.get(service) else {
+                waiting.clear();
+                continue;
+            };
+            for batch in waiting.chunks(MAX_ENTRIES) {
+                let octets = encode(peers, *service, batch);
+                for (_, other) in &peers.others {
+                    let _ = self
+                        .socket
+                        .send_to(&octets, to_v6(*other))
+                        .or_else(|_| self.socket.send_to(&octets, other));
+                }
+            }
+            waiting.clear();
+        }
+    }
+
+    /// Takes in what was told.
+    pub fn hear(&mut self, now: Instant) {
+        let mut octets = [0; 2048];
+        while let Ok((length, from)) = self.socket.recv_from(&mut octets) {
+            self.take(&octets[..length], from.ip(), now);
+        }
+    }
+
+    fn take(&mut self, octets: &[u8], from: IpAddr, now: Instant) {
+        let Some((service, sender, entries)) = decode(octets, &self.peers) else { return };
+        let Some(peers) = self.peers.get(&service) else { return };
+        let from = from.to_canonical();
+        if !peers.others.iter().any(|(n, address)| *n == sender && address.ip() == from) {
+            return;
+        }
+        for (key, hint) in entries {
+            let is_new = match self.known.get(&key) {
+                Some((holder, known, _)) => *holder == sender || hint.generation >= known.generation,
+                None => self.known.len() < MAX_KNOWN,
+            };
+            if is_new {
+                self.known.insert(key, (sender, hint, now));
+            }
+        }
+    }
+
+    /// Forgets what was not told again.
+    pub fn age(&mut self, now: Instant) {
+        self.known.retain(|_, (.., at)| now.saturating_duration_since(*at) < LIFETIME);
+    }
+
+    /// What a replica had of a service when it was heard last.
+    pub fn of(&self, service: SocketAddr, member: u8) -> impl Iterator<Item = (FlowKey, Hint)> {
+        let is_its = move |key: &FlowKey, sender: u8| sender == member && key.service() == service;
+        self.known
+            .iter()
+            .filter(move |(key, (sender, ..))| is_its(key, *sender))
+            .map(|(key, (_, hint, _))| (*key, *hint))
+    }
+
+    /// All connections of others, who has them, and the generations.
+    pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, u8)> {
+        self.known.iter().map(|(key, (sender, hint, _))| (*key, *sender, hint.generation))
+    }
+
+    /// It goes on here.
+    pub fn forget(&mut self, key: &FlowKey) {
+        self.known.remove(key);
+    }
+}
+
+fn to_v6(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V6(_) => address,
+    }
+}
+
+fn put_address(address: SocketAddr, out: &mut Vec<u8>) {
+    let octets = match address.ip() {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    out.extend_from_slice(&octets);
+    out.extend_from_slice(&address.port().to_be_bytes());
+}
+
+fn get_address(octets: &[u8]) -> Option<SocketAddr> {
+    let (address, port) = octets.split_first_chunk::<16>()?;
+    let ip = IpAddr::from(*address).to_canonical();
+    Some(SocketAddr::new(ip, u16::from_be_bytes(*port.first_chunk()?)))
+}
+
+fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEAD + ENTRY * entries.len() + TAG);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&[peers.own, 0]);
+    out.extend_from_slice(&(entries.len() as u16).to_be_bytes());
+    put_address(service, &mut out);
+    for (key, hint) in entries {
+        put_address(key.client(), &mut out);
+        out.extend_from_slice(&[if hint.is_named { NAMED } else { 0 }, hint.generation]);
+        out.extend_from_slice(&hint.client_next.to_be_bytes());
+        out.extend_from_slice(&hint.base.to_be_bytes());
+    }
+    let tag = half_sip_hash_64(peers.secret, &out);
+    out.extend_from_slice(&tag.to_be_bytes());
+    out
+}
+
+type Told = (SocketAddr, u8, Vec<(FlowKey, Hint)>);
+
+fn decode(octets: &[u8], peers: &HashMap<SocketAddr, Peers>) -> Option<Told> {
+    let (octets, tag) = octets.split_last_chunk::<TAG>()?;
+    let (head, entries) = octets.split_at_checked(HEAD)?;
+    let service = get_address(head.get(8..)?)?;
+    let is_ours = head.starts_with(&MAGIC)
+        && peers
+            .get(&service)
+            .is_some_and(|p| half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag));
+    let (entries, rest) = entries.as_chunks::<ENTRY>();
+    let count = usize::from(u16::from_be_bytes(*head.get(6..)?.first_chunk()?));
+    if !is_ours || !rest.is_empty() || entries.len() != count {
+        return None;
+    }
+    let word = |octets: &[u8]| octets.first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
+    let read = |entry: &[u8; ENTRY]| {
+        let client = get_address(entry)?;
+        let hint = Hint {
+            is_named: entry[18] & NAMED != 0,
+            generation: entry[19],
+            client_next: word(&entry[20..]),
+            base: word(&entry[24..]),
+        };
+        (client.is_ipv4() == service.is_ipv4()).then(|| (FlowKey::new(client, service), hint))
+    };
+    Some((service, *head.get(4)?, entries.iter().filter_map(read).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peers(own: u8, secret: u8) -> Peers {
+        let other = |n: u8| (n, SocketAddr::from(([10, 0, 0, n], PORT)));
+        Peers {
+            own,
+            others: [1, 2].map(other).into_iter().filter(|(n, _)| *n != own).collect(),
+            secret: [secret; 8],
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_believed_of_who_is_asked_alone() {
+        for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")]
+        {
+            let (client, service): (SocketAddr, SocketAddr) =
+                (client.parse().unwrap(), service.parse().unwrap());
+            let key = FlowKey::new(client, service);
+            let hint = Hint { client_next: 7, base: 0x1234_5678, is_named: true, generation: 3 };
+            let octets = encode(&peers(1, 5), service, &[(key, hint)]);
+            let mut hints = Hints::open(0).unwrap();
+            let (now, from) = (Instant::now(), "10.0.0.1".parse().unwrap());
+            hints.set_peers([(service, peers(2, 6))].into());
+            hints.take(&octets, from, now);
+            assert_eq!(hints.all().count(), 0, "another secret");
+            hints.set_peers([(service, peers(2, 5))].into());
+            hints.take(&octets, "10.0.0.3".parse().unwrap(), now);
+            for at in 0..octets.len() {
+                let mut other = octets.clone();
+                other[at] ^= 1;
+                hints.take(&other, from, now);
+                hints.take(&octets[..at], from, now);
+            }
+            assert_eq!(hints.all().count(), 0);
+            hints.take(&octets, from, now);
+            assert_eq!(hints.of(service, 1).collect::<Vec<_>>(), [(key, hint)]);
+            assert_eq!(hints.of(service, 2).count(), 0);
+            hints.age(now + LIFETIME / 2);
+            assert_eq!(hints.all().count(), 1);
+            hints.age(now + LIFETIME);
+            assert_eq!(hints.all().count(), 0);
+        }
+    }
+
+    /// Who is excluded with its agent alive goes on telling of what others went on with.
+    #[test]
+    fn whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it() {
+        let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
+        let key = FlowKey::new("192.0.2.7:1025".parse().unwrap(), service);
+        let mut hints = Hints::open(0).unwrap();
+        hints.set_peers([(service, peers(0, 5))].into());
+        let told = |hints: &mut Hints, own: u8, generation: u8, now: Instant| {
+            let hint = Hint { client_next: 7, base: 0, is_named: true, generation };
+            let octets = encode(&peers(own, 5), service, &[(key, hint)]);
+            hints.take(&octets, [10, 0, 0, own].into(), now);
+            hints.all().map(|(_, holder, generation)| (holder, generation)).collect::<Vec<_>>()
+        };
+        let now = Instant::now();
+        assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)]);
+        assert_eq!(told(&mut hints, 2, 1, now), [(2, 1)]);
+        assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
+        assert_eq!(told(&mut hints, 1, 1, now), [(1, 1)], "of two that went on with it whoever told last");
+        assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)], "its next one between the same ports");
+        // What is refused keeps nothing alive.
+        assert_eq!(told(&mut hints, 2, 1, now), [(2, 1)]);
+        assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
+        hints.age(now + LIFETIME);
+        assert_eq!(told(&mut hints, 1, 0, now + LIFETIME), [(1, 0)]);
+    }
+}

@@ -1,0 +1,190 @@
+//! Connections of replicas that are gone, of which others told, or whose clients speak by themselves.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::io;
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::trods::{FlowKey, Pin, Stamped, Trods};
+use rivulet_packet::BuildError;
+use rivulet_packet::segment::TcpFlags;
+use rivulet_plain::{Header, Options, Segment, Stamps, object_isn};
+
+use super::hints::Hint;
+use super::read::{Found, Reading, Told, read};
+use crate::hold::HoldError;
+use crate::wake::Prober;
+
+/// When a client is probed, milliseconds after the first time.
+const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
+/// Indices of which one is not behind the client's, whatever that is.
+const INDICES: [u32; 3] = [0, 11, 22];
+/// For so long an answer to a probe is awaited; then anything will do.
+const FRESH: Duration = Duration::from_millis(200);
+/// After this a connection is not looked for any more, and one that another is expected to go on with.
+const GIVE_UP: Duration = Duration::from_secs(60);
+const LEAVE: Duration = Duration::from_secs(5);
+/// Clients that are probed at once, and between two such times.
+const BURST: u32 = 16;
+const PACE: Duration = Duration::from_millis(2);
+/// What no client has sent so far ahead: an acknowledgement that it takes for an old one.
+const OLD: u32 = 4096;
+/// Connections that are looked for at a time.
+const MAX_LOST: usize = 65_536;
+
+#[derive(Debug)]
+struct Lost {
+    hint: Option<Hint>,
+    /// Who else is expected to go on with it.
+    other: Option<Pin>,
+    began: Instant,
+    first: Instant,
+    probes: usize,
+}
+
+/// All that are looked for.
+#[derive(Debug, Default)]
+pub(super) struct LostOnes {
+    all: HashMap<FlowKey, Lost>,
+    due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
+    /// Probes that began at this time.
+    pace: Option<(Instant, u32)>,
+}
+
+impl LostOnes {
+    /// Looks for a connection.
+    pub fn look_for(
+        &mut self,
+        key: FlowKey,
+        hint: Option<Hint>,
+        other: Option<Pin>,
+        now: Instant,
+        programs: &Trods,
+    ) -> Result<(), HoldError> {
+        if self.all.len() >= MAX_LOST && !self.all.contains_key(&key) {
+            return Ok(());
+        }
+        programs.park(&key)?;
+        programs.unpin(&key)?;
+        let (probes, at) = match other {
+            None => (0, self.next(now)),
+            Some(_) => (PROBES.len(), now + LEAVE),
+        };
+        self.due.push(Reverse((at, key)));
+        self.all.insert(key, Lost { hint, other, began: now, first: at, probes });
+        Ok(())
+    }
+
+    /// It is another's now.
+    pub fn forget(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
+        if self.all.remove(key).is_some() {
+            programs.unpark(key)?;
+        }
+        Ok(())
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Probes clients, gives them up.
+    pub fn turn<'r>(
+        &mut self,
+        now: Instant,
+        programs: &Trods,
+        prober: &Prober,
+        reading: impl Fn(&FlowKey) -> Option<Reading<'r>>,
+    ) -> Result<(), HoldError> {
+        while let Some(&Reverse((at, key))) = self.due.peek()
+            && at <= now
+        {
+            self.due.pop();
+            let Some(lost) = self.all.get_mut(&key) else { continue };
+            if now >= lost.began + if lost.other.is_some() { LEAVE } else { GIVE_UP } {
+                if let Some(pin) = lost.other {
+                    programs.pin(&key, pin)?;
+                }
+                self.all.remove(&key);
+                programs.unpark(&key)?;
+                continue;
+            }
+            if lost.probes < PROBES.len() {
+                lost.probes += 1;
+                let next = PROBES.get(lost.probes).map(|ms| lost.first + Duration::from_millis(*ms));
+                self.due.push(Reverse((next.unwrap_or(lost.began + GIVE_UP), key)));
+                if let (Some(hint), Some(with)) = (&lost.hint, reading(&key))
+                    && let Err(e) = probe(&key, hint, with, prober)
+                {
+                    tracing::debug!(error = %e, client = %key.client(), "not probed");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A client's packet: what can be gone on with where it says.
+    pub fn heard(
+        &mut self,
+        key: &FlowKey,
+        packet: &[u8],
+        with: Reading<'_>,
+        now_ms: u64,
+    ) -> Option<Box<Found>> {
+        let segment = Segment::parse(packet).ok()?;
+        let lost = self.all.get(key);
+        let told = read(key, &segment, lost.and_then(|lost| lost.hint.as_ref()), with, now_ms);
+        let Told::Found(found) = told else { return None };
+        let began = lost.map_or(Duration::ZERO, |lost| lost.began.elapsed());
+        // What has nothing of its response has nothing else on its way, or has by now.
+        let waits = !found.fresh && began < FRESH && !found.record.responses.is_empty();
+        if waits && lost.is_none() {
+            let Stamped { client_next, base, .. } = found.stamped;
+            let hint = Hint { client_next, base, is_named: true, generation: 0 };
+            let now = Instant::now();
+            self.due.push(Reverse((now, *key)));
+            let lost = Lost { hint: Some(hint), other: None, began: now, first: now, probes: 0 };
+            self.all.insert(*key, lost);
+        }
+        if waits {
+            return None;
+        }
+        self.all.remove(key);
+        Some(found)
+    }
+
+    fn next(&mut self, now: Instant) -> Instant {
+        let (at, count) = self.pace.filter(|(at, _)| *at >= now).unwrap_or((now, 0));
+        let next = if count < BURST { (at, count + 1) } else { (at + PACE, 1) };
+        self.pace = Some(next);
+        next.0
+    }
+}
+
+/// One octet that the client had with the SYN-ACK, with timestamps of which one is not too old for it.
+fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::Result<()> {
+    let odd = hint.base >> 24 & 1 != 0;
+    for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {
+        let isn = object_isn(*isn_key, key.client(), key.service());
+        for index in INDICES {
+            let packet = packet(key, hint, isn, index).map_err(io::Error::other)?;
+            prober.send_packet(key.client(), &packet)?;
+        }
+    }
+    Ok(())
+}
+
+fn packet(key: &FlowKey, hint: &Hint, isn: u32, index: u32) -> Result<Vec<u8>, BuildError> {
+    let value = hint.base | index << 27;
+    let header = Header {
+        src: key.service(),
+        dst: key.client(),
+        seq: isn,
+        ack: hint.client_next.wrapping_sub(OLD),
+        flags: TcpFlags(TcpFlags::ACK),
+        window: 1024,
+        options: Options { stamps: Some(Stamps { value, echo: 0 }), ..Options::default() },
+    };
+    let mut packet = vec![0; header.length() + 1];
+    header.finish(&mut packet, 1)?;
+    Ok(packet)
+}

@@ -1,0 +1,474 @@
+//! Connections that outlive their replica without a store: the timestamp that a client echoes names what it is being sent, and its
+//! acknowledgement how far it has that (`docs/trods-stamps.md`).
+//!
+//! The programs do it (`host/bpf/src/bpf/ts.h`). Here is what they look up, the [`Table`] of what the own server has; what
+//! replicas tell one another, [`hints`]; and what becomes of connections whose replica, or whose server's process, is gone.
+
+mod ask;
+pub mod hints;
+mod lost;
+mod read;
+mod table;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::trods::{FlowKey, Issuer, Limits, Phase, Pin, Stamped, Trods};
+use rivulet_pktio::in_netns;
+use rivulet_plain::{CookieKey, NOBODYS};
+
+use self::hints::{Hint, Hints, Peers};
+use self::lost::LostOnes;
+use self::read::Reading;
+use crate::hold::{HoldError, Keeper, Watch};
+use crate::lease::clock;
+use crate::wake::Prober;
+
+pub(crate) use self::read::Found;
+pub use table::{Known, MAX_TARGETS, Row, Table};
+
+/// Between two questions what the own server has.
+const ASK: Duration = Duration::from_secs(5);
+/// Others are told of all connections so often, and of a new one after this at most.
+const TELL: Duration = Duration::from_secs(1);
+const BATCH: Duration = Duration::from_millis(2);
+/// After the end of a connection where there should be none its server is asked whether it lives, for so long if it does not.
+const DEATH: Duration = Duration::from_millis(20);
+const ACCEPT: Duration = Duration::from_millis(20);
+const REVIVAL: Duration = Duration::from_secs(60);
+/// For so long after a replica is gone clients of unknown connections are listened to.
+const HUNT: Duration = Duration::from_secs(5);
+/// A connection of which nothing is heard is over, nanoseconds.
+const IDLE: u64 = 15 * 60 * 1_000_000_000;
+/// Data that are let pass at a time, as the programs do.
+const DATA_AHEAD: u32 = 1 << 30;
+
+/// How the connections of a service are named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// Where the own server has the list of targets.
+    pub list: String,
+    /// Keys of ISNs, each with its epoch's lowest bit: the first one makes them.
+    pub keys: Vec<(CookieKey, bool)>,
+    /// The version of the table that is in force; none: the own.
+    pub in_force: Option<u32>,
+    /// Who is told of connections.
+    pub peers: Peers,
+    /// The longest segments that are taken, IPv4 and IPv6.
+    pub mss: [u16; 2],
+}
+
+/// One service.
+#[derive(Debug)]
+struct Service {
+    sockets: Vec<SocketAddr>,
+    named: Named,
+    table: Arc<Table>,
+    /// What the programs call the table.
+    number: u32,
+    hunting: u64,
+    stop: Arc<AtomicBool>,
+}
+
+/// A table that a server has.
+type Asked = (SocketAddr, Table);
+
+/// All services of a replica whose connections are named.
+#[derive(Debug)]
+pub(crate) struct Names {
+    netns: Option<String>,
+    services: Vec<Service>,
+    at: HashMap<SocketAddr, usize>,
+    hints: Hints,
+    lost: LostOnes,
+    /// What was found of them and goes on here: what was parked before tells nothing.
+    found: HashSet<FlowKey>,
+    prober: Prober,
+    /// Connections that their server ended, first at this time, looked at next at that.
+    early: VecDeque<(Instant, Instant, FlowKey)>,
+    /// Those of them that still wait for that.
+    ending: HashSet<FlowKey>,
+    told_at: Instant,
+    tables: u32,
+    ask: Sender<Asked>,
+    asked: Receiver<Asked>,
+}
+
+impl Names {
+    /// Nothing is named.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open(netns: Option<&str>) -> Result<Names, HoldError> {
+        let (hints, prober) = in_netns(netns, || (Hints::open(hints::PORT), Prober::open()))?;
+        let (ask, asked) = channel();
+        Ok(Names {
+            netns: netns.map(str::to_owned),
+            services: Vec::new(),
+            at: HashMap::new(),
+            hints: hints?,
+            lost: LostOnes::default(),
+            found: HashSet::new(),
+            prober: prober?,
+            early: VecDeque::new(),
+            ending: HashSet::new(),
+            told_at: Instant::now(),
+            tables: 0,
+            ask,
+            asked,
+        })
+    }
+
+    /// These are the services from now on, and the numbers of their issuers.
+    pub fn set_services(
+        &mut self,
+        services: &[(Vec<SocketAddr>, Named)],
+        programs: &Trods,
+    ) -> Result<(), HoldError> {
+        let mut before = std::mem::take(&mut self.services);
+        for (sockets, named) in services {
+            let kept = before.iter().position(|s| s.sockets == *sockets && s.named.list == named.list);
+            let service = match kept {
+                Some(at) => Service { named: named.clone(), ..before.swap_remove(at) },
+                None => self.begin(sockets, named),
+            };
+            self.services.push(service);
+        }
+        for gone in before {
+            gone.stop.store(true, Ordering::Relaxed);
+            remove(programs, &gone.table, gone.number)?;
+        }
+        let sockets = |(n, service): (usize, &Service)| {
+            service.sockets.iter().map(move |s| (*s, n)).collect::<Vec<_>>()
+        };
+        self.at = self.services.iter().enumerate().flat_map(sockets).collect();
+        let peers = self.at.iter().map(|(socket, n)| (*socket, self.services[*n].named.peers.clone()));
+        self.hints.set_peers(peers.collect());
+        (0..self.services.len()).try_for_each(|n| self.issue(n, programs))
+    }
+
+    /// The number of a service's issuer; none if it is not named, or there is no key yet.
+    pub fn issuer(&self, service: &SocketAddr) -> Option<u32> {
+        let n = *self.at.get(service)?;
+        (!self.services[n].named.keys.is_empty()).then_some(n as u32 + 1)
+    }
+
+    /// The versions of the tables that services have here; 0: none yet.
+    pub fn versions(&self) -> HashMap<SocketAddr, u32> {
+        self.at.iter().map(|(socket, n)| (*socket, self.services[*n].table.version())).collect()
+    }
+
+    /// What there is to wait for, and how long at most.
+    pub fn wait(&self) -> (BorrowedFd<'_>, Duration) {
+        let pause = self.lost.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        (self.hints.readable(), pause.map_or(BATCH, |pause| pause.min(BATCH)))
+    }
+
+    /// A replica is gone; `other` says who else is expected to go on with a connection, `waits` that this one gets none for now.
+    pub fn depart(
+        &mut self,
+        service: SocketAddr,
+        dead: u8,
+        waits: bool,
+        other: impl Fn(SocketAddr, SocketAddr) -> Option<Pin>,
+        programs: &Trods,
+    ) -> Result<(), HoldError> {
+        let Some(&n) = self.at.get(&service) else { return Ok(()) };
+        let now = Instant::now();
+        self.hints.hear(now);
+        let had: Vec<_> = self.hints.of(service, dead).collect();
+        tracing::info!(connections = had.len(), replica = dead, "gone");
+        for (key, hint) in had {
+            let pin = other(key.client(), key.service());
+            if programs.stamps().get(&key)?.is_some() {
+                continue;
+            }
+            self.found.remove(&key);
+            match pin {
+                Some(pin) if waits || !hint.is_named => programs.pin(&key, pin)?,
+                _ if hint.is_named => self.lost.look_for(key, Some(hint), pin, now, programs)?,
+                _ => {}
+            }
+        }
+        self.services[n].hunting = clock() + HUNT.as_nanos() as u64;
+        self.issue(n, programs)
+    }
+
+    /// What others hold of the connections that this replica gets is theirs, also where it is still here.
+    pub fn yield_to<K: Keeper>(
+        &mut self,
+        services: &[SocketAddr],
+        tor: [u8; 6],
+        gets: &dyn Fn(SocketAddr, SocketAddr) -> bool,
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
+        self.hints.hear(Instant::now());
+        let theirs: Vec<_> = self.hints.all().filter(|(key, ..)| services.contains(&key.service())).collect();
+        let theirs = theirs.into_iter().filter(|(key, ..)| gets(key.client(), key.service()));
+        for (key, holder, generation) in theirs {
+            let programs = watch.hold().programs();
+            let own = programs.stamps().get(&key)?;
+            // Whom this one went on for may not know yet.
+            if own.is_some_and(|own| own.generation > generation) {
+                continue;
+            }
+            programs.pin(&key, Pin { tor, holder })?;
+            self.lost.forget(&key, programs)?;
+            if own.is_some() {
+                programs.free(&key)?;
+                programs.stamps().forget(&key)?;
+                watch.abandon(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A packet of a connection that nobody here has; what can be gone on with.
+    pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
+        if self.found.contains(key) {
+            return None;
+        }
+        let reading = reading(&self.services, &self.at, key)?;
+        let found = self.lost.heard(key, packet, reading, now_ms)?;
+        self.found.insert(*key);
+        Some(found)
+    }
+
+    /// It goes on here, from now on with these timestamps. What the kernel says at that does not leave: it is parked.
+    pub fn adopt(&mut self, key: &FlowKey, found: &Found, programs: &Trods) -> Result<(), HoldError> {
+        let stamped = found.stamped;
+        let first = stamped.isn.wrapping_add(1);
+        let ack = found.connection.send_next;
+        let reach = ack.wrapping_sub(first).saturating_add(DATA_AHEAD).min(stamped.total);
+        let closes = found.record.responses.iter().any(|response| response.close);
+        let limits = Limits {
+            ack: stamped.client_next,
+            data: first.wrapping_add(reach),
+            // An end of the server's may be its death: it is asked again for what the client lacks.
+            fin_at: (closes && reach == stamped.total).then(|| first.wrapping_add(stamped.total)),
+            closes,
+            first,
+            acked: ack,
+        };
+        programs.free(key)?;
+        programs.insert(key, &limits)?;
+        programs.stamps().put(key, &Stamped { heard: clock(), ..stamped })?;
+        self.ending.remove(key);
+        self.hints.forget(key);
+        self.tell(key, &stamped);
+        Ok(())
+    }
+
+    /// It could not go on here now.
+    pub fn look_again<K: Keeper>(
+        &mut self,
+        key: &FlowKey,
+        found: &Found,
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
+        let programs = watch.hold().programs();
+        programs.free(key)?;
+        programs.stamps().forget(key)?;
+        self.found.remove(key);
+        self.lost.look_for(*key, Some(hint(&found.stamped)), None, Instant::now(), programs)?;
+        watch.abandon(key)
+    }
+
+    /// Nobody goes on with a connection, and what was withheld of it may leave.
+    pub fn give_up<K: Keeper>(&mut self, key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        let programs = watch.hold().programs();
+        let Some(stamped) = programs.stamps().get(key)? else { return Ok(()) };
+        programs.free(key)?;
+        programs
+            .stamps()
+            .put(key, &Stamped { object: NOBODYS, phase: Phase::Free, heard: clock(), ..stamped })?;
+        watch.hold_mut().send_withheld(key)
+    }
+
+    /// Takes in what was asked and told, tells, probes, judges.
+    pub fn turn<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        while let Ok((socket, table)) = self.asked.try_recv() {
+            self.take_table(socket, table, watch.hold().programs())?;
+        }
+        self.hints.hear(now);
+        let (fresh, ended) = watch.stamped();
+        for key in fresh {
+            if let Some(stamped) = watch.hold().programs().stamps().get(&key)?
+                && watch.speaks(&key.service())
+            {
+                self.tell(&key, &stamped);
+            }
+        }
+        if now.saturating_duration_since(self.told_at) >= TELL {
+            self.told_at = now;
+            // Whoever may not speak has nothing that others have not: they go on with it.
+            let speaks: Vec<_> = self.at.keys().filter(|service| watch.speaks(service)).copied().collect();
+            self.look(now, &speaks, watch.hold().programs())?;
+        }
+        self.hints.flush();
+        for (key, of_dead) in ended {
+            match of_dead {
+                // Its kernel says so again and again.
+                true if self.ending.insert(key) => self.early.push_back((now, now + DEATH, key)),
+                true => {}
+                false => self.give_up(&key, watch)?,
+            }
+        }
+        self.judge(now, watch)?;
+        let (services, at) = (&self.services, &self.at);
+        self.lost.turn(now, watch.hold().programs(), &self.prober, |key| reading(services, at, key))
+    }
+
+    /// Connections whose server's process died alone are looked for as soon as there is another.
+    fn judge<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
+        while let Some(&(since, at, key)) = self.early.front()
+            && at <= now
+        {
+            self.early.pop_front();
+            let service = key.service();
+            if !self.ending.remove(&key) {
+                continue;
+            }
+            let Some(stamped) = watch.hold().programs().stamps().get(&key)? else { continue };
+            let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
+            let lives = *lives.entry(service).or_insert_with(accepts);
+            if !lives || !watch.speaks(&service) {
+                if now.saturating_duration_since(since) < REVIVAL {
+                    self.early.push_back((since, now + DEATH, key));
+                    self.ending.insert(key);
+                }
+                continue;
+            }
+            let programs = watch.hold().programs();
+            let hint = hint(&stamped);
+            self.found.remove(&key);
+            self.lost.look_for(key, Some(hint), None, now, programs)?;
+            programs.free(&key)?;
+            programs.stamps().forget(&key)?;
+            watch.abandon(&key)?;
+        }
+        Ok(())
+    }
+
+    /// Tells others of all connections, and forgets those that are over.
+    fn look(&mut self, now: Instant, speaks: &[SocketAddr], programs: &Trods) -> Result<(), HoldError> {
+        self.hints.age(now);
+        let (clock, mut over) = (clock(), Vec::new());
+        let hints = &mut self.hints;
+        programs.stamps().each(|key, stamped| {
+            if clock.saturating_sub(stamped.heard) > IDLE {
+                over.push(key);
+            } else if stamped.phase != Phase::Setup && speaks.contains(&key.service()) {
+                hints.tell(key, hint(&stamped));
+            }
+        });
+        for key in over {
+            programs.free(&key)?;
+            programs.stamps().forget(&key)?;
+        }
+        self.found.retain(|key| programs.stamps().get(key).is_ok_and(|stamped| stamped.is_some()));
+        Ok(())
+    }
+
+    fn tell(&mut self, key: &FlowKey, stamped: &Stamped) {
+        self.hints.tell(*key, hint(stamped));
+    }
+
+    fn begin(&mut self, sockets: &[SocketAddr], named: &Named) -> Service {
+        let stop = Arc::new(AtomicBool::new(false));
+        if let Some(&origin) = sockets.first() {
+            let (netns, list) = (self.netns.clone(), named.list.clone());
+            let (to, stopped) = (self.ask.clone(), Arc::clone(&stop));
+            let body = move || ask_again(origin, &list, &to, &stopped);
+            let thread = std::thread::Builder::new().name("objects".into());
+            if let Err(e) = thread.spawn(move || in_netns(netns.as_deref(), body)) {
+                tracing::error!(error = %e, "nobody asks the server what it has");
+            }
+        }
+        let (sockets, named, table) = (sockets.to_vec(), named.clone(), Arc::default());
+        Service { sockets, named, table, number: 0, hunting: 0, stop }
+    }
+
+    fn take_table(&mut self, socket: SocketAddr, table: Table, programs: &Trods) -> Result<(), HoldError> {
+        let Some(&n) = self.at.get(&socket) else { return Ok(()) };
+        self.tables += 1;
+        for row in table.rows() {
+            let heads = row.known.each_ref().map(|known| known.as_ref().map(|k| k.head).unwrap_or_default());
+            programs.stamps().add(self.tables, &row.target, &heads)?;
+        }
+        tracing::info!(%socket, objects = table.rows().len(), version = table.version(), "the server's table");
+        let before = std::mem::replace(&mut self.services[n].table, Arc::new(table));
+        let number = std::mem::replace(&mut self.services[n].number, self.tables);
+        self.issue(n, programs)?;
+        remove(programs, &before, number)
+    }
+
+    /// Has the programs make handshakes; of responses those are named that the table in force has.
+    fn issue(&self, n: usize, programs: &Trods) -> Result<(), HoldError> {
+        let Service { named, table, number, hunting, .. } = &self.services[n];
+        let Some((key, odd)) = named.keys.first() else { return Ok(()) };
+        let is_in_force = named.in_force.is_none_or(|version| version == table.version());
+        let table = if is_in_force { *number } else { 0 };
+        let issuer = Issuer { key: [key.k0, key.k1], odd: *odd, table, hunting: *hunting, mss: named.mss };
+        Ok(programs.stamps().set_issuer(n as u32 + 1, &issuer)?)
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        self.services.iter().for_each(|service| service.stop.store(true, Ordering::Relaxed));
+    }
+}
+
+fn reading<'r>(
+    services: &'r [Service],
+    at: &HashMap<SocketAddr, usize>,
+    key: &FlowKey,
+) -> Option<Reading<'r>> {
+    let service = services.get(*at.get(&key.service())?)?;
+    let is_in_force = service.named.in_force.is_none_or(|version| version == service.table.version());
+    is_in_force.then(|| Reading { keys: &service.named.keys, table: &service.table })
+}
+
+fn hint(stamped: &Stamped) -> Hint {
+    let is_named = stamped.phase != Phase::Free;
+    let Stamped { client_next, base, generation, .. } = *stamped;
+    Hint { client_next, base, is_named, generation }
+}
+
+fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError> {
+    table.rows().iter().try_for_each(|row| Ok(programs.stamps().remove(number, &row.target)?))
+}
+
+/// Asks the server again and again, and hands on what is new.
+fn ask_again(origin: SocketAddr, list: &str, to: &Sender<Asked>, stop: &AtomicBool) {
+    let (mut version, mut trouble) = (0, io::ErrorKind::Other);
+    while !stop.load(Ordering::Relaxed) {
+        match ask::table(origin, list) {
+            Ok(table) if table.version() != version => {
+                version = table.version();
+                if to.send((origin, table)).is_err() {
+                    return;
+                }
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() != trouble => {
+                trouble = e.kind();
+                tracing::warn!(error = %e, %origin, "what the server has is not known");
+            }
+            Err(_) => {}
+        }
+        // Looked at often, so that who waits for the end does not wait.
+        let until = Instant::now() + if version == 0 { ASK / 20 } else { ASK };
+        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What a client's segment alone tells of a connection that another replica had: the object from the timestamp that it echoes,
+//! how far it has that from what it acknowledges, and where it goes on.
+
+use rivulet_bpf::trods::{FlowKey, MAX_GENERATION, Phase, Stamped};
+use rivulet_packet::segment::TcpFlags;
+use rivulet_pktio::repair::Connection;
+use rivulet_plain::{CookieKey, NOBODYS, ObjectStamp, Segment, object_isn};
+
+use super::hints::Hint;
+use super::table::Table;
+use crate::record::{Body, Handshake, Record, Response, Tuple};
+use crate::wake::{self, Place};
+
+/// The shift of our own windows, as the programs say in a SYN-ACK (`src/bpf/ts.h`).
+const OUR_SCALE: u8 = 7;
+/// How far a value of whoever goes on is ahead of the one that came back: beyond what is under way, and within PAWS' reach.
+const AHEAD: u8 = 8;
+/// What a client may send that nobody acknowledged: a window.
+const MAX_UNKNOWN: u32 = 1 << 16;
+
+/// What a service's connections are read with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading<'a> {
+    /// Keys of ISNs, each with its epoch's lowest bit.
+    pub keys: &'a [(CookieKey, bool)],
+    pub table: &'a Table,
+}
+
+/// A connection that can be gone on with.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub record: Record,
+    pub connection: Connection,
+    /// Octets behind a hole.
+    pub sacked: u32,
+    pub stamped: Stamped,
+    /// It answers a probe: nothing else is on its way to the client.
+    pub fresh: bool,
+}
+
+/// What a segment tells.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Found(Box<Found>),
+    /// Something can be gone on with there, when the client says what it has said before.
+    Waits,
+    /// Nothing.
+    Nothing,
+}
+
+/// Reads a segment whose checksum holds; `hint` is what others told of its connection.
+pub(crate) fn read(
+    key: &FlowKey,
+    segment: &Segment<'_>,
+    hint: Option<&Hint>,
+    with: Reading<'_>,
+    now_ms: u64,
+) -> Told {
+    let (header, tuple) = (&segment.header, Tuple { client: key.client(), service: key.service() });
+    let has = |flag| segment.has(flag);
+    let is_theirs = (header.src, header.dst) == (tuple.client, tuple.service);
+    let stamp = header.options.stamps.and_then(|stamps| ObjectStamp::parse(stamps.echo));
+    let Some(stamp) = stamp.filter(|_| is_theirs && has(TcpFlags::ACK)) else { return Told::Nothing };
+    if has(TcpFlags::SYN) || has(TcpFlags::RST) || stamp.object == NOBODYS {
+        return Told::Nothing;
+    }
+    let known = with.table.get(stamp.object);
+    let reach = known.map_or(0, |(_, known)| known.head.total);
+    let place = with.keys.iter().filter(|(_, odd)| *odd == stamp.odd).find_map(|(key, _)| {
+        let isn = object_isn(*key, tuple.client, tuple.service);
+        let offset = header.ack.wrapping_sub(isn).wrapping_sub(1);
+        (offset <= reach).then_some((isn, offset))
+    });
+    let Some((isn, offset)) = place else { return Told::Nothing };
+    let payload = segment.payload;
+    let response = match known {
+        // Nothing of a response has arrived. Where the request begins its own repetition says.
+        None if stamp.object == 0 && offset == 0 => None,
+        // A head's date is the first server's.
+        Some((_, known)) if offset >= known.head.length => known_response(with.table, stamp.object),
+        _ => return Told::Nothing,
+    };
+    let is_near = |next: u32| {
+        header.seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(header.seq) <= MAX_UNKNOWN
+    };
+    let next = match (&response, hint) {
+        (None, _) if payload.starts_with(b"GET ") => header.seq,
+        (None, _) => return Told::Waits,
+        (Some(_), Some(hint)) if is_near(hint.client_next) => hint.client_next,
+        // Nobody told of it: what it says again is the request, while the response is not all there.
+        (Some(_), None) if offset < reach && payload.is_empty() => header.seq,
+        (Some(response), None) if offset < reach && asks_for(payload, response) => {
+            header.seq.wrapping_add(payload.len() as u32)
+        }
+        _ => return Told::Nothing,
+    };
+    let handshake = Handshake {
+        client_isn: next.wrapping_sub(1),
+        service_isn: isn,
+        mss: stamp.class.mss(),
+        scales: Some((stamp.scale.shift(), OUR_SCALE)),
+        sack: true,
+        // The programs make what the client sees.
+        timestamp: Some(now_ms as u32),
+        first_timestamp: None,
+        at_ms: now_ms,
+    };
+    let object = stamp.object;
+    let record = Record {
+        tuple,
+        handshake,
+        version: 0,
+        unprotected: false,
+        response_at: isn.wrapping_add(1),
+        responses: response.into_iter().collect(),
+        request_at: next,
+        requests: Vec::new(),
+        client_fin: false,
+    };
+    let blocks = header.options.sack.blocks();
+    let left = reach - offset;
+    let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack)).filter(|further| *further <= left);
+    let place = Place {
+        fresh: blocks.first() == Some(&(isn, isn.wrapping_add(1))),
+        sacked: ends.max().unwrap_or(0),
+        ack: header.ack,
+        window: u32::from(header.window) << stamp.scale.shift(),
+        seq: header.seq,
+    };
+    let stamped = Stamped {
+        heard: 0,
+        isn,
+        client_next: next,
+        base: ObjectStamp { index: 0, object: 0, ..stamp }.value(),
+        object,
+        total: reach,
+        phase: if object == 0 { Phase::Setup } else { Phase::Echoed },
+        client_fin: false,
+        adopted: true,
+        generation: hint.map_or(0, |hint| hint.generation).saturating_add(1).min(MAX_GENERATION),
+        index: (stamp.index + AHEAD) % 32,
+        echo: stamp.index,
+    };
+    let connection = wake::connection(&record, &place, now_ms);
+    Told::Found(Box::new(Found { record, connection, sacked: place.sacked, stamped, fresh: place.fresh }))
+}
+
+fn known_response(table: &Table, object: u32) -> Option<Response> {
+    let (row, known) = table.get(object)?;
+    let (request, head) = table.exchange(row, known);
+    let length = u64::from(known.head.total);
+    let body = Body::Object { request, head, check: (0, 0) };
+    Some(Response { length, passed: length, close: known.close, body })
+}
+
+/// Whether octets are a request for what a response is of.
+fn asks_for(octets: &[u8], response: &Response) -> bool {
+    let Body::Object { request, .. } = &response.body else { return false };
+    let line = |octets: &[u8]| octets.split(|&b| b == b'\r').next().map(<[u8]>::to_vec);
+    octets.ends_with(b"\r\n\r\n") && line(octets) == line(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use rivulet_plain::{Class, Header, Options, Scale, Stamps};
+
+    use super::*;
+    use crate::ts::table::Row;
+
+    const HEAD: &str = "HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Length: 100000\r\n\r\n";
+    const ASKED: u32 = 5000;
+    const REQUEST: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+
+    struct Client {
+        table: Table,
+        keys: [(CookieKey, bool); 2],
+        key: FlowKey,
+        header: Header,
+        hint: Option<Hint>,
+        payload: Vec<u8>,
+    }
+
+    /// It has half of what was named.
+    fn client() -> Client {
+        let row = Row::new(b"/a", [Some(HEAD.as_bytes()), None]).unwrap();
+        let (src, dst) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let keys = [(CookieKey::new([1; 8]), true), (CookieKey::new([2; 8]), false)];
+        let stamp = ObjectStamp {
+            index: 30,
+            class: Class::of(1460).unwrap(),
+            odd: true,
+            scale: Scale::of(7),
+            object: 1,
+        };
+        let ack = object_isn(keys[0].0, src, dst).wrapping_add(1 + 50_000);
+        let options =
+            Options { stamps: Some(Stamps { value: 9, echo: stamp.value() }), ..Options::default() };
+        let header = Header { src, dst, seq: ASKED, ack, flags: TcpFlags(TcpFlags::ACK), window: 9, options };
+        let hint = Some(Hint { client_next: ASKED, base: 0, is_named: true, generation: 0 });
+        Client {
+            table: Table::new("h", vec![row]),
+            keys,
+            key: FlowKey::new(src, dst),
+            header,
+            hint,
+            payload: vec![],
+        }
+    }
+
+    impl Client {
+        fn told(&self) -> Told {
+            let mut packet = vec![0; self.header.length() + self.payload.len()];
+            let at = self.header.length();
+            packet[at..].copy_from_slice(&self.payload);
+            self.header.finish(&mut packet, self.payload.len()).unwrap();
+            let with = Reading { keys: &self.keys, table: &self.table };
+            read(&self.key, &Segment::parse(&packet).unwrap(), self.hint.as_ref(), with, 1 << 40)
+        }
+
+        fn stamp(&mut self, change: impl FnOnce(&mut ObjectStamp)) {
+            let stamps = self.header.options.stamps.as_mut().unwrap();
+            let mut stamp = ObjectStamp::parse(stamps.echo).unwrap();
+            change(&mut stamp);
+            stamps.echo = stamp.value();
+        }
+    }
+
+    fn found(client: &Client) -> Box<Found> {
+        match client.told() {
+            Told::Found(found) => found,
+            told => panic!("{told:?}"),
+        }
+    }
+
+    #[test]
+    fn an_acknowledgement_tells_what_and_how_far() {
+        let client = client();
+        let found = found(&client);
+        let total = HEAD.len() as u32 + 100_000;
+        let (first, record) = (found.stamped.isn.wrapping_add(1), &found.record);
+        assert_eq!((record.response_at, record.passed()), (first, first.wrapping_add(total)));
+        assert_eq!(record.responses[0].object().unwrap().total, 100_000);
+        assert_eq!(found.connection.send_next, client.header.ack);
+        assert_eq!((found.connection.receive_next, found.connection.mss), (ASKED, 1152 / 2));
+        let stamped = found.stamped;
+        assert_eq!((stamped.object, stamped.total, stamped.phase), (1, total, Phase::Echoed));
+        assert_eq!((stamped.index, stamped.echo, stamped.client_next), (6, 30, ASKED));
+    }
+
+    #[test]
+    fn what_is_not_of_this_connection_tells_nothing() {
+        type Change<'f> = &'f dyn Fn(&mut Client);
+        let other = |change: Change<'_>| {
+            let mut client = client();
+            change(&mut client);
+            client.told()
+        };
+        let wrong: [(&str, Change<'_>); 11] = [
+            ("another port", &|c| c.header.src.set_port(1026)),
+            ("no timestamps", &|c| c.header.options.stamps = None),
+            ("another kind", &|c| c.header.options.stamps.as_mut().unwrap().echo &= !(1 << 22)),
+            ("another key", &|c| c.stamp(|stamp| stamp.odd = false)),
+            ("no such object", &|c| c.stamp(|stamp| stamp.object = 2)),
+            ("nobody's", &|c| c.stamp(|stamp| stamp.object = NOBODYS)),
+            ("nothing is named", &|c| c.stamp(|stamp| stamp.object = 0)),
+            ("beyond the end", &|c| c.header.ack = c.header.ack.wrapping_add(50_000 + HEAD.len() as u32 + 1)),
+            ("within the head", &|c| c.header.ack = c.header.ack.wrapping_sub(50_000 - 7)),
+            ("far from what was told", &|c| c.hint.as_mut().unwrap().client_next = ASKED + (1 << 20)),
+            ("a reset", &|c| c.header.flags = TcpFlags(TcpFlags::ACK | TcpFlags::RST)),
+        ];
+        for (what, change) in wrong {
+            assert!(matches!(other(change), Told::Nothing), "{what}");
+        }
+    }
+
+    #[test]
+    fn a_client_of_which_nobody_told_says_where_its_request_ends() {
+        let mut client = client();
+        client.hint = None;
+        assert_eq!(found(&client).connection.receive_next, ASKED, "it has no more to say");
+        client.payload = REQUEST.to_vec();
+        assert_eq!(found(&client).connection.receive_next, ASKED + REQUEST.len() as u32, "the same again");
+        client.payload = b"GET /b HTTP/1.1\r\n\r\n".to_vec();
+        assert!(matches!(client.told(), Told::Nothing), "another one");
+        // With all of the response it may be either.
+        client.payload = REQUEST.to_vec();
+        client.header.ack = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
+        assert!(matches!(client.told(), Told::Nothing));
+    }
+
+    #[test]
+    fn with_nothing_of_a_response_the_request_comes_again() {
+        let mut client = client();
+        client.stamp(|stamp| stamp.object = 0);
+        client.header.ack = client.header.ack.wrapping_sub(50_000);
+        assert!(matches!(client.told(), Told::Waits));
+        client.payload = REQUEST.to_vec();
+        client.header.seq = ASKED - REQUEST.len() as u32;
+        let found = found(&client);
+        assert_eq!((found.connection.receive_next, found.record.responses.len()), (client.header.seq, 0));
+        assert_eq!((found.stamped.phase, found.stamped.client_next), (Phase::Setup, client.header.seq));
+        client.payload = b"POST / HTTP/1.1\r\n".to_vec();
+        assert!(matches!(client.told(), Told::Waits), "what is not asked again is not gone on with");
+    }
+}

@@ -1,0 +1,210 @@
+//! The table of objects: what each of a list of targets is answered with, and which number timestamps call that by. Replicas that
+//! have the same content have the same table.
+
+use rivulet_bpf::trods::{DATE, HEAD_MAX, HEADS, KnownHead, head_sum};
+use rivulet_plain::MAX_OBJECT;
+
+use crate::head::{self, Method};
+
+/// Targets of a table: each has [`HEADS`] numbers.
+pub const MAX_TARGETS: usize = MAX_OBJECT as usize / HEADS;
+/// Octets of the longest target.
+pub const MAX_TARGET: usize = 1024;
+/// Octets of head and body at most: what numbers tell apart, less the longest window.
+const MAX_TOTAL: u64 = u32::MAX as u64 - (1 << 30);
+
+/// The head of a response, and whether its server closes behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// As the programs know it.
+    pub head: KnownHead,
+    /// The server closes behind it.
+    pub close: bool,
+}
+
+/// What a target is answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The target, as in a request.
+    pub target: Vec<u8>,
+    /// The entity tag, a strong one.
+    pub etag: Vec<u8>,
+    /// `Content-Encoding`.
+    pub encoding: Option<Vec<u8>>,
+    /// Octets of the object.
+    pub length: u64,
+    /// Each head, where connections go on and where they do not.
+    pub known: [Option<Known>; HEADS],
+}
+
+impl Row {
+    /// From the heads that a target is answered with; `None` if the first is none of an object that can be had again by ranges.
+    #[must_use]
+    pub fn new(target: &[u8], heads: [Option<&[u8]>; HEADS]) -> Option<Row> {
+        let first = heads[0].and_then(|octets| head::response(octets, Method::Get).ok()?)?;
+        let object = first.object.filter(|object| first.status == 200 && object.first == 0)?;
+        let known = heads.map(|octets| {
+            let octets = octets?;
+            let head = head::response(octets, Method::Get).ok()??;
+            let same = head.object.is_some_and(|other| other == object) && head.length == octets.len();
+            let total = octets.len() as u64 + object.length;
+            if !same || octets.len() > HEAD_MAX || total > MAX_TOTAL {
+                return None;
+            }
+            let date = date(octets);
+            let (length, total) = (octets.len() as u32, total as u32);
+            let sum = head_sum(octets, date);
+            let head = KnownHead { sum, length, date: date as u32, total, object: 0 };
+            Some(Known { head, close: head::response(octets, Method::Get).ok()??.close })
+        });
+        known[0].as_ref()?;
+        Some(Row {
+            target: target.to_vec(),
+            etag: object.etag.to_vec(),
+            encoding: object.encoding.map(<[u8]>::to_vec),
+            length: object.length,
+            known,
+        })
+    }
+}
+
+/// Where the octets of the date are in a head; 0 if it has none.
+fn date(octets: &[u8]) -> usize {
+    let mut at = 0;
+    for line in octets.split_inclusive(|&b| b == b'\n') {
+        let is_date = line.get(..6).is_some_and(|name| name.eq_ignore_ascii_case(b"date: "));
+        if is_date && line.len() == 6 + DATE + 2 {
+            return at + 6;
+        }
+        at += line.len();
+    }
+    0
+}
+
+/// All of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    rows: Vec<Row>,
+    version: u32,
+    /// `Host` of requests for them.
+    host: String,
+}
+
+impl Table {
+    /// Of rows in any order. The first ones count where a target stands twice.
+    #[must_use]
+    pub fn new(host: &str, mut rows: Vec<Row>) -> Table {
+        rows.sort_by(|a, b| a.target.cmp(&b.target));
+        rows.dedup_by(|a, b| a.target == b.target);
+        rows.truncate(MAX_TARGETS);
+        let mut sum = crc32c::crc32c(host.as_bytes());
+        for (n, row) in (0u32..).zip(&mut rows) {
+            for part in [&row.target, &row.etag, row.encoding.as_deref().unwrap_or_default()] {
+                sum = crc32c::crc32c_append(sum, &(part.len() as u32).to_le_bytes());
+                sum = crc32c::crc32c_append(sum, part);
+            }
+            for (variant, known) in (0u32..).zip(&mut row.known) {
+                let Some(known) = known else { continue };
+                known.head.object = HEADS as u32 * n + variant + 1;
+                let words = [known.head.sum, known.head.total.into(), known.head.object.into()];
+                for word in words {
+                    sum = crc32c::crc32c_append(sum, &u64::to_le_bytes(word));
+                }
+            }
+        }
+        Table { rows, version: sum.max(1), host: host.to_owned() }
+    }
+
+    /// Another content has another one; 0: there is none.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// All rows, in order.
+    #[must_use]
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// What a number stands for.
+    #[must_use]
+    pub fn get(&self, object: u32) -> Option<(&Row, &Known)> {
+        let n = object.checked_sub(1)? as usize;
+        let row = self.rows.get(n / HEADS)?;
+        Some((row, row.known[n % HEADS].as_ref()?))
+    }
+
+    /// The request for an object, and a head that says the same of it and is as long as the one that answered it.
+    #[must_use]
+    pub fn exchange(&self, row: &Row, known: &Known) -> (Vec<u8>, Vec<u8>) {
+        let request = [b"GET ", &row.target[..], b" HTTP/1.1\r\nHost: ", self.host.as_bytes(), b"\r\n\r\n"];
+        let mut head = b"HTTP/1.1 200 OK\r\nETag: ".to_vec();
+        head.extend_from_slice(&row.etag);
+        head.extend_from_slice(format!("\r\nContent-Length: {}\r\n", row.length).as_bytes());
+        if let Some(encoding) = &row.encoding {
+            head.extend_from_slice(&[b"Content-Encoding: ", &encoding[..], b"\r\n"].concat());
+        }
+        // Names are at least one octet, so is their colon; whatever is missing goes into its value.
+        let missing = (known.head.length as usize).saturating_sub(head.len() + 2 + 4);
+        head.extend_from_slice(&[b"x:", &vec![b'x'; missing][..], b"\r\n\r\n"].concat());
+        (request.concat(), head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEEP: &str = "HTTP/1.1 200 OK\r\nServer: s\r\ndate: Wed, 25 Nov 2026 07:14:08 GMT\r\nETag: \"a\"\r\n\
+                        Content-Length: 1000\r\nConnection: keep-alive\r\n\r\n";
+
+    fn row(target: &str, keep: &str) -> Option<Row> {
+        let close = keep.replace("keep-alive", "close");
+        Row::new(target.as_bytes(), [Some(keep.as_bytes()), Some(close.as_bytes())])
+    }
+
+    #[test]
+    fn a_head_is_known_whatever_its_date() {
+        let known = |keep: &str| row("/a", keep).map(|row| row.known[0].clone().unwrap().head);
+        let head = known(KEEP).unwrap();
+        assert_eq!((head.length as usize, head.total as usize), (KEEP.len(), KEEP.len() + 1000));
+        assert_eq!(&KEEP.as_bytes()[head.date as usize..][..9], b"Wed, 25 N");
+        assert_eq!(known(&KEEP.replace("07:14:08", "23:00:00")), Some(head));
+        for (from, to) in [("\"a\"", "\"b\""), ("Server: s", "Server: t")] {
+            assert_ne!(known(&KEEP.replace(from, to)).unwrap().sum, head.sum, "{to}");
+        }
+        for (from, to) in [("\"a\"", "W/\"a\""), ("200", "404"), ("1000", "9999999999"), ("ETag", "E")] {
+            assert_eq!(known(&KEEP.replace(from, to)), None, "{to}");
+        }
+    }
+
+    #[test]
+    fn all_replicas_have_the_same_numbers_for_the_same_content() {
+        let rows = |order: [&str; 3]| order.map(|target| row(target, KEEP).unwrap()).to_vec();
+        let table = Table::new("h", rows(["/b", "/a", "/c"]));
+        assert_eq!(table, Table::new("h", rows(["/c", "/b", "/a"])));
+        for (object, target, close) in [(1, "/a", false), (2, "/a", true), (3, "/b", false), (6, "/c", true)]
+        {
+            let (row, known) = table.get(object).unwrap();
+            assert_eq!((&row.target[..], known.close, known.head.object), (target.as_bytes(), close, object));
+        }
+        assert_eq!((table.get(0), table.get(7)), (None, None));
+        let mut other = rows(["/a", "/b", "/c"]);
+        other[1] = row("/b", &KEEP.replace("\"a\"", "\"b\"")).unwrap();
+        assert_ne!(Table::new("h", other).version(), table.version());
+        assert_ne!(Table::new("i", rows(["/a", "/b", "/c"])).version(), table.version());
+    }
+
+    #[test]
+    fn what_is_made_of_a_row_says_the_same() {
+        let table = Table::new("h:80", vec![row("/a", KEEP).unwrap()]);
+        let (found, known) = table.get(2).unwrap();
+        let (request, head) = table.exchange(found, known);
+        assert_eq!(request, b"GET /a HTTP/1.1\r\nHost: h:80\r\n\r\n");
+        assert_eq!(head.len(), known.head.length as usize);
+        let said = head::response(&head, Method::Get).unwrap().unwrap();
+        let object = said.object.unwrap();
+        assert_eq!((object.etag, object.total, said.length), (&b"\"a\""[..], 1000, head.len()));
+    }
+}

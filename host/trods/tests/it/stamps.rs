@@ -1,0 +1,116 @@
+//! The same as in `survive.rs` without a store: what a client echoes is all that another replica goes by.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::eventually;
+use rivulet_trods::replica::Replica;
+
+use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
+
+/// A rig whose replicas know what their servers have: these files, of so many octets.
+fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
+    let rig = Rig::new(&Plan { named: true, stores: 0, ..*plan })?;
+    for (name, octets) in files {
+        rig.file(name, *octets);
+    }
+    let list: String = files.iter().map(|(name, _)| format!("/{name}\n")).collect();
+    fs::write(rig.files.path().join("www/list"), list).unwrap();
+    let service: SocketAddr = plan.service.parse().unwrap();
+    let versions = || rig.hosts.iter().map(|host| host.replica.table(&service)).collect::<Vec<_>>();
+    eventually("both have the same table", || matches!(versions()[..], [a, b] if a != 0 && a == b));
+    Some(rig)
+}
+
+fn content(rig: &Rig, name: &str) -> Vec<u8> {
+    fs::read(rig.files.path().join("www").join(name)).unwrap()
+}
+
+fn got(rig: &Rig) -> Vec<u8> {
+    fs::read(rig.files.path().join("got")).unwrap()
+}
+
+#[test]
+fn a_download_goes_on_from_another_replica_that_nobody_told_what_it_is() {
+    for service in [SERVICE, SERVICE6] {
+        let Some(rig) = rig(&Plan { service, ..Plan::default() }, &[("large", 20_000_000)]) else { return };
+        let mut curl = rig.curl(&format!("-g http://{service}/large"));
+        eventually("a third of it", || rig.got() > 7_000_000);
+        rig.router.ip("link set x1 down");
+        rig.steer("replace", 2);
+        rig.tell_named(1, 1);
+        let status = curl.0.wait().unwrap();
+        assert!(status.success(), "{service} {status}: {} octets", rig.got());
+        assert!(got(&rig) == content(&rig, "large"));
+        let (first, second) = (&rig.hosts[0].replica, &rig.hosts[1].replica);
+        eventually("it is counted", || second.counts().adopted == 1 && first.counts().protected == 1);
+        assert_eq!(second.counts().refused, 0);
+        let unnamed = |of: &Replica| of.counts().unprotected.keys().any(|reason| reason.starts_with("ts_"));
+        assert!(!unnamed(first) && !unnamed(second));
+    }
+}
+
+#[test]
+fn nginx_dies_and_the_download_goes_on_when_there_is_another() {
+    let Some(mut rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("a third of it", || rig.got() > 7_000_000);
+    rig.restart(0);
+    let status = curl.0.wait().unwrap();
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    assert!(got(&rig) == content(&rig, "large"));
+    eventually("it is counted", || rig.hosts[0].replica.counts().adopted == 1);
+}
+
+/// The others were never told of it: the client says by itself what it lacks.
+#[test]
+fn a_request_whose_replica_is_gone_is_answered_elsewhere() {
+    let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
+    let to: SocketAddr = SERVICE.parse().unwrap();
+    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    rig.tell_named(1, 1);
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).unwrap();
+    assert!(said.starts_with(b"HTTP/1.1 200 OK\r\n") && said.ends_with(&content(&rig, "small")));
+    eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
+}
+
+/// A hundred packets and more behind a hole, and a megabyte under way: values stay within what the client takes.
+#[test]
+fn holes_and_wide_windows_are_gone_through() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 30_000_000)]) else { return };
+    // Of the megabyte most waits here.
+    rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
+    rig.router.run("nft add table ip t");
+    rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+    rig.router.run("nft add rule ip t f tcp sport 8080 numgen inc mod 3000 == 2999 drop");
+    let status = rig.curl(&format!("http://{SERVICE}/large")).0.wait().unwrap();
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    assert!(got(&rig) == content(&rig, "large"));
+    let counts = || rig.hosts[0].replica.counts();
+    eventually("it is counted", || counts().protected == 1);
+    assert_eq!(counts().unprotected.keys().find(|reason| reason.starts_with("ts_")), None);
+}
+
+#[test]
+fn what_is_not_in_the_table_is_as_it_ever_was() {
+    let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
+    rig.file("other", 5000);
+    for (path, octets) in [("small", 3000), ("other", 5000), ("none", 153)] {
+        let curl = |arguments: &str| {
+            let mut command = rig.client.command("curl");
+            let out =
+                command.args(arguments.split(' ')).arg(format!("http://{SERVICE}/{path}")).output().unwrap();
+            (out.status.success(), out.stdout.len())
+        };
+        assert_eq!(curl("-s -m 20"), (true, octets), "{path}");
+    }
+    let counts = || rig.hosts[0].replica.counts();
+    eventually("they are counted", || counts().unprotected.get("ts_unlisted") == Some(&2));
+    assert_eq!(counts().protected, 1);
+}
