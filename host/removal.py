@@ -148,6 +148,13 @@ STAMPS: dict[str, Removal] = {
         "(None, _) if true",
         "with_nothing_of_a_response_the_request_comes_again",
     ),
+    # With that a replica that was excluded would be handed what it had.
+    "ts-held-by-dead": trods(
+        "ts/mod.rs",
+        "named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;",
+        "named.contains(&key.service()) && (holder < 64 || *alive > 0);",
+        "it:stamps::a_download_goes_on_from_another_replica_that_nobody_told_what_it_is",
+    ),
     "ts-hint-tag": named(
         "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
         "true",

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, Program, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, OpenObject, Program, RingBuffer, RingBufferBuilder};
 
 pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, Pin, TCP_HEADER_MAX, What};
 
@@ -165,17 +165,31 @@ pub struct Trods {
 }
 
 impl Trods {
-    /// Loads them; nothing is held to anything before [`Trods::attach`].
+    /// Loads them; nothing is held to anything before [`Trods::attach`]. These make no handshakes ([`Trods::load_issuing`]).
     ///
     /// # Errors
     /// What the kernel says, with its verifier's last lines.
     pub fn load() -> Result<Trods, Error> {
+        let mut object = open(NAME, object!("trods"))?;
+        // There is nothing to remember of handshakes.
+        for mut issued in object.maps_mut().filter(|map| map.name() == "issued") {
+            issued.set_max_entries(1).map_err(Error::of("a BPF map's size"))?;
+        }
+        Trods::of(object)
+    }
+
+    /// As [`Trods::load`], and they make handshakes and timestamps of services that are [issued](Trods::issue). They are larger.
+    ///
+    /// # Errors
+    /// And what [`can_issue`] says.
+    pub fn load_issuing() -> Result<Trods, Error> {
+        can_issue()?;
+        Trods::of(open(NAME, object!("trods_ts"))?)
+    }
+
+    fn of(object: OpenObject) -> Result<Trods, Error> {
         crate::kernel::require(crate::kernel::Feature::Tcx)?;
-        let object = match crate::kernel::require(crate::kernel::Feature::Handshakes) {
-            Ok(()) => object!("trods_ts"),
-            Err(_) => object!("trods"),
-        };
-        let object = load(NAME, open(NAME, object)?)?;
+        let object = load(NAME, object)?;
         let handle =
             |name| MapHandle::try_from(&map(&object, name)?).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"));
         let batch = Arc::new(Mutex::new(Batch::default()));

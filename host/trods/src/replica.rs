@@ -123,13 +123,13 @@ struct Shared {
 
 impl Replica {
     /// Loads the programs onto an interface; nothing is protected yet. `wake`: of connections of others; of its own the
-    /// [`Settings`] say it. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    /// [`Settings`] say it; `issues`: there may be services of [`Means::Stamps`]. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     ///
     /// # Errors
     /// What the kernel lacks, in words for the operator.
-    pub fn start(interface: &Interface, wake: Wake) -> Result<Replica, HoldError> {
+    pub fn start(interface: &Interface, wake: Wake, issues: bool) -> Result<Replica, HoldError> {
         in_netns(interface.netns(), repair::check)??;
-        let hold = Hold::open(interface)?;
+        let hold = if issues { Hold::open_issuing(interface) } else { Hold::open(interface) }?;
         let leases = hold.programs().leases()?;
         let rescue = Rescue::new(interface.netns(), wake)?;
         let watch = Watch::new(hold, Stores::default())?;
@@ -341,7 +341,7 @@ impl Body {
         while let Some(at) = self.absences.iter().position(|(at, _)| *at <= now) {
             let (_, absence) = self.absences.swap_remove(at);
             if let Some(names) = &mut self.names {
-                names.yield_to(&absence.named, absence.tor, &absence.gets, &mut self.watch)?;
+                names.yield_to(&absence, &mut self.watch)?;
             }
             match absence.servers.is_empty() {
                 true => self.back(absence.number),
@@ -473,7 +473,6 @@ impl Body {
             }
         }
         if self.names.is_none() && !named.is_empty() {
-            rivulet_bpf::trods::can_issue()?;
             self.names = Some(Names::open(self.netns.as_deref())?);
         }
         if let Some(names) = &mut self.names {

@@ -352,7 +352,7 @@ int trods_ingress(struct __sk_buff *skb)
 
 	if (!lease)
 		return NEXT;
-	if (service->issuer) {
+	if (ISSUES && service->issuer) {
 		issuer = bpf_map_lookup_elem(&issuers, &service->issuer);
 		int verdict = issuer ? ingress_issued(skb, &s, lease, issuer) : NEXT;
 		if (verdict != PASS)
@@ -554,7 +554,7 @@ int trods_egress(struct __sk_buff *skb)
 		count(COUNT_MUTED);
 		return DROP;
 	}
-	if (service->issuer) {
+	if (ISSUES && service->issuer) {
 		/* Ours, or of a connection that is not protected. */
 		if (s.flags & SYN)
 			return NEXT;

@@ -20,6 +20,7 @@ struct bpf_tcp_req_attrs {
 	__u8 reserved[3];
 };
 #ifdef HANDSHAKES
+#define ISSUES true
 /* A pointer to it is all that is had. */
 struct sock {
 	int unused;
@@ -27,6 +28,7 @@ struct sock {
 extern int bpf_sk_assign_tcp_reqsk(struct __sk_buff *skb, struct sock *sk, struct bpf_tcp_req_attrs *attrs,
 				   int attrs__sz) __ksym;
 #else
+#define ISSUES false
 /* Nothing is issued then (trods_ts.c). */
 #define bpf_sk_assign_tcp_reqsk(skb, sk, attrs, size) ((void)(sk), (void)(attrs), -1)
 #endif

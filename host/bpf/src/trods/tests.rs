@@ -110,11 +110,14 @@ impl Rig {
         if kernel::skipped(Feature::Tcx) {
             return None;
         }
-        let trods = Trods::load().unwrap_or_else(|e| panic!("{e}"));
+        Some(Rig::of(Trods::load().unwrap_or_else(|e| panic!("{e}")), client, service))
+    }
+
+    fn of(trods: Trods, client: &str, service: &str) -> Rig {
         let (client, service) = (client.parse().unwrap(), service.parse().unwrap());
         trods.protect(service, 3).unwrap();
         trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
-        Some(Rig { trods, client, service })
+        Rig { trods, client, service }
     }
 
     fn v4() -> Option<Rig> {

@@ -56,6 +56,8 @@ pub(super) struct Guard {
     wake: Wake,
     incarnation: u32,
     replica: Option<Replica>,
+    /// Whether its programs make handshakes.
+    issues: bool,
     /// The replica is heard through another process still, which protects nothing: nor does this one, and nobody has to be silent,
     /// before the ToR answers.
     waits: bool,
@@ -76,6 +78,7 @@ impl Guard {
             wake,
             incarnation,
             replica: None,
+            issues: false,
             waits,
             places: Vec::new(),
             trouble: None,
@@ -114,13 +117,21 @@ impl Guard {
     fn protect(&mut self) -> anyhow::Result<()> {
         for service in self.places.iter().flat_map(|place| &place.services) {
             repair::check_port(service.port).context("TCP_REPAIR")?;
-            if objects(service).is_some() {
-                rivulet_bpf::trods::can_issue()?;
-            }
+        }
+        // What has a store is protected where the kernel makes no handshakes too, by programs that know nothing of them.
+        let wants = self.places.iter().flat_map(|place| &place.services).any(|s| objects(s).is_some());
+        let lacks = wants.then(rivulet_bpf::trods::can_issue).and_then(Result::err);
+        let issues = wants && lacks.is_none();
+        if issues && !self.issues {
+            // Connections of before go on, unprotected.
+            self.replica = None;
         }
         let replica = match &mut self.replica {
             Some(replica) => replica,
-            none => none.insert(Replica::start(&self.interface, self.wake)?),
+            none => {
+                self.issues = issues;
+                none.insert(Replica::start(&self.interface, self.wake, issues)?)
+            }
         };
         if self.waits {
             replica.succeed();
@@ -130,7 +141,7 @@ impl Guard {
         for (number, place) in (0u32..).zip(&self.places) {
             for service in &place.services {
                 let table = service.sockets().next().map_or(0, |socket| replica.table(&socket));
-                all.extend(match named(service, &place.member, table) {
+                all.extend(match named(service, &place.member, table).filter(|_| issues) {
                     Some(named) => Some(Protected {
                         sockets: service.sockets().collect(),
                         lease: number,
@@ -147,7 +158,7 @@ impl Guard {
         }
         replica.protect(all);
         self.moves();
-        Ok(())
+        lacks.map_or(Ok(()), |lacks| Err(lacks.into()))
     }
 
     /// Which connections leave this replica, and whose go on here.
@@ -352,7 +363,8 @@ impl Place {
         let tor = self.member.tor_mac;
         let named =
             self.services.iter().filter(|s| objects(s).is_some()).flat_map(Service::sockets).collect();
-        let mut absence = Absence { number, others: Vec::new(), servers: Vec::new(), named, tor, gets };
+        let (others, servers) = (Vec::new(), Vec::new());
+        let mut absence = Absence { number, others, servers, named, alive, tor, gets };
         for service in self.services.iter().filter(|s| objects(s).is_none()) {
             let Some(trods) = &service.trods else { continue };
             let others = trods.members.iter().filter(|m| u16::from(m.replica) != self.member.replica);
@@ -669,6 +681,7 @@ pub(super) mod tests {
         let term = Term::new(1, Duration::from_millis(20));
         let mut place = Place::new(service.member.unwrap(), term, service.clone());
         let absence = place.absence((4, 1), 0b111, Box::new(|_, _| true));
+        assert_eq!(absence.alive, 0b111);
         assert_eq!((absence.number, absence.tor), ((4, 1), [2, 0, 0, 0, 0, 0xfe]));
         assert_eq!(absence.others, [(0, "3-5.0.7".into())], "nobody knows the other's incarnation");
         assert_eq!(absence.servers, service.trods.as_ref().unwrap().store);

@@ -28,7 +28,7 @@ pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
 pub use rescue::{Departed, Rescue};
 pub(crate) use watch::now_ms;
-pub use watch::{Keeper, Status, Watch};
+pub use watch::{Ended, Keeper, Status, Watch};
 
 /// A server of the store that has not told all it has in this time is done without.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -91,7 +91,18 @@ impl Hold {
     /// # Errors
     /// What the kernel lacks or refuses, in words for the operator.
     pub fn open(interface: &Interface) -> Result<Hold, HoldError> {
-        let mut programs = Trods::load()?;
+        Hold::with(Trods::load()?, interface)
+    }
+
+    /// With programs that make handshakes, where services want that.
+    ///
+    /// # Errors
+    /// As [`Hold::open`], and that the kernel cannot.
+    pub fn open_issuing(interface: &Interface) -> Result<Hold, HoldError> {
+        Hold::with(Trods::load_issuing()?, interface)
+    }
+
+    fn with(mut programs: Trods, interface: &Interface) -> Result<Hold, HoldError> {
         let tap = Tap::new(TAP, QUEUE, interface.netns())?;
         programs.set_tap(tap.index())?;
         let index = LinkInfo::of(interface)?.index;

@@ -20,6 +20,8 @@ pub struct Absence {
     pub servers: Vec<SocketAddr>,
     /// Services whose connections timestamps name.
     pub named: Vec<SocketAddr>,
+    /// Who is alive: bit r is replica r.
+    pub alive: u64,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
     /// Which connections it may get, by client and service.

@@ -63,6 +63,17 @@ pub struct Status {
     pub unprotected: HashMap<Reason, u64>,
 }
 
+/// A connection whose timestamps the programs make, which was to end here.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// Which.
+    pub key: FlowKey,
+    /// Since its server's process died.
+    pub of_dead: bool,
+    /// By a RST.
+    pub is_reset: bool,
+}
+
 /// A service whose connections are watched.
 #[derive(Clone, Copy, Debug)]
 struct Served {
@@ -102,7 +113,7 @@ pub struct Watch<K> {
     issuers: HashMap<SocketAddr, u32>,
     /// Connections whose timestamps the programs make: for what was asked on one, and which their server ended.
     asked: Vec<FlowKey>,
-    ended: Vec<(FlowKey, bool)>,
+    ended: Vec<Ended>,
     /// How much others knew of connections that they were seen to hold.
     elsewhere: HashMap<FlowKey, Age>,
     /// Connections that are still to be looked at in this round.
@@ -224,8 +235,8 @@ impl<K: Keeper> Watch<K> {
     }
 
     /// Since this was called last, of connections whose timestamps the programs make: those on which something long was asked for, and
-    /// those that their server ended where it should not, and whether since its process died.
-    pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<(FlowKey, bool)>) {
+    /// those that were ended here where they should not be.
+    pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<Ended>) {
         (std::mem::take(&mut self.asked), std::mem::take(&mut self.ended))
     }
 
@@ -574,9 +585,8 @@ impl<K: Keeper> Watch<K> {
                             // Nobody asks for it.
                             _ if !issuers.contains_key(&key.service()) => {}
                             What::Stamped { .. } => asked.push(key),
-                            What::Fin { of_dead, .. } | What::Aborted { of_dead } => {
-                                ends.push((key, of_dead))
-                            }
+                            What::Fin { of_dead, .. } => ends.push(Ended { key, of_dead, is_reset: false }),
+                            What::Aborted { of_dead } => ends.push(Ended { key, of_dead, is_reset: true }),
                             _ => {}
                         }
                         return;

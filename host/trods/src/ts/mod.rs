@@ -26,7 +26,7 @@ use rivulet_plain::{CookieKey, NOBODYS};
 use self::hints::{Hint, Hints, Peers};
 use self::lost::LostOnes;
 use self::read::Reading;
-use crate::hold::{HoldError, Keeper, Watch};
+use crate::hold::{Absence, Ended, HoldError, Keeper, Watch};
 use crate::lease::clock;
 use crate::wake::Prober;
 
@@ -201,15 +201,13 @@ impl Names {
     }
 
     /// What others hold of the connections that this replica gets is theirs, also where it is still here.
-    pub fn yield_to<K: Keeper>(
-        &mut self,
-        services: &[SocketAddr],
-        tor: [u8; 6],
-        gets: &dyn Fn(SocketAddr, SocketAddr) -> bool,
-        watch: &mut Watch<K>,
-    ) -> Result<(), HoldError> {
+    pub fn yield_to<K: Keeper>(&mut self, absence: &Absence, watch: &mut Watch<K>) -> Result<(), HoldError> {
         self.hints.hear(Instant::now());
-        let theirs: Vec<_> = self.hints.all().filter(|(key, ..)| services.contains(&key.service())).collect();
+        let Absence { named, tor, alive, gets, .. } = absence;
+        // Who is gone may have told a moment ago, and does still while its lease lasts: its connections are looked for.
+        let is_theirs =
+            |key: &FlowKey, holder: u8| named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;
+        let theirs: Vec<_> = self.hints.all().filter(|(key, holder, _)| is_theirs(key, *holder)).collect();
         let theirs = theirs.into_iter().filter(|(key, ..)| gets(key.client(), key.service()));
         for (key, holder, generation) in theirs {
             let programs = watch.hold().programs();
@@ -218,7 +216,7 @@ impl Names {
             if own.is_some_and(|own| own.generation > generation) {
                 continue;
             }
-            programs.pin(&key, Pin { tor, holder })?;
+            programs.pin(&key, Pin { tor: *tor, holder })?;
             self.lost.forget(&key, programs)?;
             if own.is_some() {
                 programs.free(&key)?;
@@ -312,12 +310,19 @@ impl Names {
             self.look(now, &speaks, watch.hold().programs())?;
         }
         self.hints.flush();
-        for (key, of_dead) in ended {
-            match of_dead {
+        for Ended { key, of_dead, is_reset } in ended {
+            if of_dead {
                 // Its kernel says so again and again.
-                true if self.ending.insert(key) => self.early.push_back((now, now + DEATH, key)),
-                true => {}
-                false => self.give_up(&key, watch)?,
+                if self.ending.insert(key) {
+                    self.early.push_back((now, now + DEATH, key));
+                }
+                continue;
+            }
+            // An adopted one this process resets, and says so itself. The kernel does where a second answer to probes comes before
+            // it has the socket.
+            let stamped = watch.hold().programs().stamps().get(&key)?;
+            if !(is_reset && stamped.is_some_and(|stamped| stamped.adopted)) {
+                self.give_up(&key, watch)?;
             }
         }
         self.judge(now, watch)?;

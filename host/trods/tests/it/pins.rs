@@ -55,6 +55,7 @@ fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> b
         number,
         others: others.iter().map(|n| (*n, prefix("web", &n.to_string(), 1).unwrap())).collect(),
         named: Vec::new(),
+        alive: 0,
         servers: vec![server.address],
         tor: TOR,
         gets: Box::new(move |client, _| gets(client.port())),

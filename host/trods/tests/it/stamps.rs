@@ -39,8 +39,9 @@ fn a_download_goes_on_from_another_replica_that_nobody_told_what_it_is() {
         let mut curl = rig.curl(&format!("-g http://{service}/large"));
         eventually("a third of it", || rig.got() > 7_000_000);
         rig.router.ip("link set x1 down");
-        rig.steer("replace", 2);
+        // The other one knows before a client can answer it.
         rig.tell_named(1, 1);
+        rig.steer("replace", 2);
         let status = curl.0.wait().unwrap();
         assert!(status.success(), "{service} {status}: {} octets", rig.got());
         assert!(got(&rig) == content(&rig, "large"));

@@ -14,7 +14,7 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::CookieKey;
 use rivulet_trods::Settings;
-use rivulet_trods::hold::Departed;
+use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::replica::{Gone, Means, Protected, Replica};
 use rivulet_trods::store::{RENEWAL, StoreConfig, load, prefix};
 use rivulet_trods::ts::Named;
@@ -120,8 +120,8 @@ impl Rig {
         netns.ip(&format!("route add default via fd00:8:{n}::254"));
         let dir = tempfile::tempdir().unwrap();
         let server = (plan.server)(&netns, plan.service, self.files.path(), dir.path());
-        let replica =
-            Replica::start(&netns.interface("r0"), plan.settings.wake).unwrap_or_else(|e| panic!("{e}"));
+        let replica = Replica::start(&netns.interface("r0"), plan.settings.wake, plan.named)
+            .unwrap_or_else(|e| panic!("{e}"));
         // As behind a ToR that has just excluded another: what nobody here knows is not reset.
         replica.set_lease(0, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() });
         let other = 3 - n;
@@ -189,15 +189,28 @@ impl Rig {
         host.server = nginx(&host.netns, SERVICE, self.files.path(), host.dir.path());
     }
 
-    /// Replica `of` is told that `dead` is gone, of whose connections it told others.
+    /// Replica `of` is told that `dead` is gone, of whose connections it told others, and that it gets what went there: in one
+    /// answer of the ToR's, or in another one later.
     pub fn tell_named(&self, of: usize, dead: u8) {
         let services = [SERVICE, SERVICE6].map(|service| service.parse().unwrap()).to_vec();
-        self.hosts[of].replica.gone(Gone {
+        let replica = &self.hosts[of].replica;
+        let change = || Absence {
+            number: (0, 0),
+            others: Vec::new(),
+            servers: Vec::new(),
+            named: services.clone(),
+            alive: !(1 << dead),
+            tor: [2, 0, 0, 0, 0, 1],
+            gets: Box::new(|_, _| true),
+        };
+        replica.away(change());
+        replica.gone(Gone {
             replica: dead,
-            services,
+            services: services.clone(),
             other: Box::new(|_, _| None),
             waits: false,
         });
+        replica.away(change());
     }
 
     /// Replica `of` is told that `dead` is gone.

@@ -35,17 +35,26 @@ struct Passed {
     flags: u8,
 }
 
+/// Programs that make handshakes, where the kernel has what they call.
+fn issuing() -> Option<Trods> {
+    let missing = kernel::skipped(Feature::Tcx) || kernel::skipped(Feature::Handshakes);
+    (!missing).then(|| Trods::load_issuing().unwrap_or_else(|e| panic!("{e}")))
+}
+
 impl Rig {
-    /// With a service whose connections are stamped, and one thing in its table.
     fn stamped() -> Option<Rig> {
-        let rig = Rig::v4()?;
-        rig.trods.issue(rig.service, 3, 2).unwrap();
-        rig.trods.stamps().set_issuer(2, &LISTED).unwrap();
+        Some(Rig::of(issuing()?, "192.0.2.7:1025", "10.9.0.1:80").issuing())
+    }
+
+    /// With a service whose connections are stamped, and one thing in its table.
+    fn issuing(self) -> Rig {
+        self.trods.issue(self.service, 3, 2).unwrap();
+        self.trods.stamps().set_issuer(2, &LISTED).unwrap();
         let total = HEAD.len() as u32 + 1000;
         let sum = head_sum(HEAD, DATE_AT);
         let head = KnownHead { sum, length: HEAD.len() as u32, date: DATE_AT as u32, total, object: OBJECT };
-        rig.trods.stamps().add(9, b"/a", &[KnownHead::default(), head]).unwrap();
-        Some(rig)
+        self.trods.stamps().add(9, b"/a", &[KnownHead::default(), head]).unwrap();
+        self
     }
 
     fn put(&self, change: impl FnOnce(&mut Stamped)) {
@@ -129,9 +138,8 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
     for (client, host) in [("127.0.0.9:49152", "127.0.0.1"), ("[2001:db8::1]:65535", "[::1]")] {
         let Ok(listener) = TcpListener::bind(format!("{host}:0")) else { continue };
         let service = listener.local_addr().unwrap();
-        let Some(rig) = Rig::new(client, &service.to_string()) else { return };
-        rig.trods.issue(service, 3, 2).unwrap();
-        rig.trods.stamps().set_issuer(2, &LISTED).unwrap();
+        let Some(trods) = issuing() else { return };
+        let rig = Rig::of(trods, client, &service.to_string()).issuing();
         let syn = |options: Vec<u8>| Segment {
             from: rig.client,
             to: service,
@@ -200,6 +208,10 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
             assert_eq!(rig.run("trods_ingress", &syn(options).frame()).0, NEXT);
         }
         assert_eq!(rig.unnamed().options, 3);
+        // Nor do programs make any that are loaded where no service wants them.
+        let without = Rig::new(client, &service.to_string()).unwrap().issuing();
+        let whole = syn(OPTIONS.to_vec()).frame();
+        assert_eq!([&without, &rig].map(|rig| rig.run("trods_ingress", &whole).0), [NEXT, REDIRECT]);
         drop(listener);
         assert_eq!(rig.run("trods_ingress", &syn(OPTIONS.to_vec()).frame()).0, NEXT);
     }
