@@ -319,9 +319,11 @@ impl Names {
                 continue;
             }
             // An adopted one this process resets, and says so itself. The kernel does where a second answer to probes comes before
-            // it has the socket.
-            let stamped = watch.hold().programs().stamps().get(&key)?;
-            if !(is_reset && stamped.is_some_and(|stamped| stamped.adopted)) {
+            // it has the socket: that never leaves, whatever becomes of the connection.
+            let programs = watch.hold().programs();
+            if is_reset && programs.stamps().get(&key)?.is_some_and(|stamped| stamped.adopted) {
+                programs.take_withheld(&key)?;
+            } else {
                 self.give_up(&key, watch)?;
             }
         }
