@@ -210,6 +210,8 @@ impl Sender {
             self.edge = if at > self.una { edge } else { self.edge.max(edge) };
         }
         let acked = at.saturating_sub(self.una);
+        // Of that, what the client had not told of before: behind a repair it acknowledges a whole window at once.
+        let delivered = self.board.missing(self.una, at.max(self.una));
         self.nxt = self.nxt.max(at);
         let top = self.board.top();
         if acked > 0 {
@@ -237,8 +239,8 @@ impl Sender {
                 self.enter();
             }
         }
-        if acked > 0 && self.limited && (self.recover.is_none() || self.anew) {
-            self.window.grow(acked);
+        if delivered > 0 && self.limited && (self.recover.is_none() || self.anew) {
+            self.window.grow(delivered);
         }
         self.find_losses(now);
         if heard.nudge && !news && self.pipe() == 0 {
@@ -444,7 +446,7 @@ impl Sender {
         if self.nxt < self.end && to > self.nxt && within && !far {
             if pipe + (to - self.nxt) <= self.cwnd() && !self.gathers(pipe) {
                 let from = self.nxt;
-                self.piece = self.piece.saturating_sub(to - from);
+                self.piece = self.piece.saturating_sub(self.full());
                 self.nxt = to;
                 if self.recover.is_none() {
                     self.clock.sent(to, now);
@@ -463,16 +465,17 @@ impl Sender {
     }
 
     /// Whether new data waits for the next acknowledgements, until there is room for half of what Linux sends in one piece (a millisecond's,
-    /// a third of the window at most). Beside connections that gather so, one that does not takes half more than its share, since what
-    /// comes in ones and twos finds a place in a queue that is nearly full; one that gathers all of it gets three quarters.
+    /// two segments at least, a third of the window at most). Beside connections that gather so, one that does not takes half more than its
+    /// share, since what comes alone finds a place in a queue that is nearly full; one that gathers all of it gets three quarters.
     fn gathers(&mut self, pipe: u32) -> bool {
-        if self.piece > 0 || pipe == 0 || self.recover.is_some() {
+        if self.piece > 0 || self.recover.is_some() {
             return false;
         }
         let room = (self.cwnd() - pipe).min(self.edge.saturating_sub(self.nxt));
         let most = self.cwnd().min(self.edge.saturating_sub(self.una)) / 3;
-        let piece = self.clock.octets_of_a_moment(self.cwnd()).min(most) / self.full() * self.full();
-        if room < piece.min(self.end - self.nxt) {
+        let full = self.full();
+        let piece = self.clock.octets_of_a_moment(self.cwnd()).max(2 * full).min(most) / full * full;
+        if pipe > 0 && room < piece.min(self.end - self.nxt) {
             return true;
         }
         self.piece = piece;
@@ -494,3 +497,6 @@ impl Sender {
         Due { from, to: to.min(length), fin: to > length, repair, again }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -42,7 +42,9 @@ impl Window {
     fn lower(&mut self, flight: u32) {
         self.before = Some((self.octets, self.threshold));
         self.needless = 0;
-        self.threshold = (flight.min(self.octets) / 2).max(2 * self.full);
+        // Whole segments, as those count that share the path: of a window of five two remain.
+        let segments = flight.min(self.octets) / self.full / 2;
+        self.threshold = (segments * self.full).max(2 * self.full);
         self.counted = 0;
     }
 

@@ -160,15 +160,23 @@ fn random_transfers() {
 }
 
 /// A path of 100 Mb/s, 10 ms, a queue of 100 packets.
-fn transfer(size: usize, grain: Grain, lost: u64, kills: &[u64]) -> (Passed, usize) {
+fn transfer(size: usize, grain: Grain, lost: u64, seed: u64, kills: &[u64]) -> (Passed, usize) {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
-    over(&path, Nature { buffer: 3_000_000, ..Nature::default() }, size, grain, lost, kills)
+    over(&path, Nature { buffer: 3_000_000, ..Nature::default() }, size, grain, lost, seed, kills)
 }
 
-fn over(path: &Path, nature: Nature, size: usize, grain: Grain, lost: u64, kills: &[u64]) -> (Passed, usize) {
+fn over(
+    path: &Path,
+    nature: Nature,
+    size: usize,
+    grain: Grain,
+    lost: u64,
+    seed: u64,
+    kills: &[u64],
+) -> (Passed, usize) {
     let mut nodes = nodes(3, size);
     let mut client = client(nature, 77, size);
-    let mut fates = Dice(9);
+    let mut fates = Dice(seed);
     let mut fate = |_, _| if fates.below(1000) < lost { Fate::Lost } else { Fate::Arrives };
     let (mut choose, mut kills) = (choose(grain, 5), kills.iter().copied().peekable());
     // Who is killed gets his packets until the ToR knows, 50 ms later.
@@ -196,17 +204,25 @@ fn over(path: &Path, nature: Nature, size: usize, grain: Grain, lost: u64, kills
 #[test]
 fn blocks_cost_nothing() {
     let size = 20_000_000;
-    for lost in [0, 1, 10] {
-        let (flow, _) = transfer(size, Grain::Flow, lost, &[]);
+    // Where something is lost by chance, several downloads say more than any one.
+    for (lost, seeds) in [(0, 0..1), (1, 0..4), (10, 0..4)] {
+        let time = |grain| -> u64 {
+            let passed = seeds.clone().map(|seed| {
+                let (passed, paws) = transfer(size, grain, lost, seed, &[]);
+                // A repair of one replica may come behind new data of another, in a cell of the same time.
+                assert!(passed.octets < size * 108 / 100 && paws < 16, "{grain:?} {lost}: {passed:?} {paws}");
+                passed.time
+            });
+            passed.sum()
+        };
+        let flow = time(Grain::Flow);
         for block in [1 << 20, 1 << 22] {
-            let (blocks, paws) = transfer(size, Grain::Block(block), lost, &[]);
-            assert!(blocks.time * 85 < flow.time * 100, "{block} {lost}: {blocks:?}, {flow:?}");
-            // A repair of one replica may come behind new data of another, in a cell of the same time.
-            assert!(blocks.octets < size * 108 / 100 && paws < 8, "{block} {lost}: {blocks:?} {paws}");
+            let blocks = time(Grain::Block(block));
+            assert!(blocks * 85 < flow * 100, "{block} {lost}: {blocks} us, {flow} by one replica");
         }
     }
     // The queue is full once, at the end of slow start.
-    assert!(transfer(size, Grain::Flow, 0, &[]).0.time < 2_000_000);
+    assert!(transfer(size, Grain::Flow, 0, 9, &[]).0.time < 2_000_000);
 }
 
 /// Slow start's end on a long path loses every other packet of a thousand: what the client has are as many ranges. With
@@ -225,8 +241,9 @@ fn a_long_queue_that_overflows_is_mended() {
 /// The client is silent when its replica has died; who had it before asks it, and it answers to another one.
 #[test]
 fn others_ask_for_who_died() {
-    let (passed, _) = transfer(20_000_000, Grain::Block(1 << 20), 0, &[300_000, 700_000, 1_100_000]);
-    assert!(passed.stall < 400_000, "{passed:?}");
+    let (passed, _) = transfer(20_000_000, Grain::Block(1 << 20), 0, 9, &[300_000, 700_000, 1_100_000]);
+    // The bound of the exclusion, and at worst the second pause of who had the block before.
+    assert!(passed.stall < 600_000, "{passed:?}");
 }
 
 /// On a slow path a block takes most of a minute, and who had an earlier one has been silent for as long. The client's own repetitions are
@@ -237,7 +254,7 @@ fn others_ask_on_a_slow_path() {
     let path = Path { delay: 5_000, rate: 100_000, queue: 2, ..Path::default() };
     let nature = Nature { buffer: 3_000_000, rto: 3_600_000, ..Nature::default() };
     let kills = [80, 120, 160].map(|at| at * second);
-    let (passed, _) = over(&path, nature, 20_000_000, Grain::Block(1 << 22), 0, &kills);
+    let (passed, _) = over(&path, nature, 20_000_000, Grain::Block(1 << 22), 0, 9, &kills);
     assert!(passed.stall < 60 * second, "{passed:?}");
 }
 
