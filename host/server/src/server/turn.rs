@@ -36,11 +36,11 @@ impl Server {
     /// Waits until there is something to do, `longest` at most, and does it: each request is handed to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         let due = self.downloads_due();
-        let late = due == Some(0);
-        // What finds no room is sent when there is some, of which the descriptor tells: to look again and again would take a core.
-        let pause = due.filter(|_| !late || self.io.pending() == 0);
-        let pause = pause.map(|due| Duration::from_micros(due.saturating_sub(self.now())));
-        self.wait(!self.waiting.is_empty(), pause.map_or(longest, |pause| pause.min(longest)));
+        let due = due.map(|due| Duration::from_micros(due.saturating_sub(self.now())));
+        self.wait(
+            !self.waiting.is_empty() || due == Some(Duration::ZERO),
+            due.map_or(longest, |due| due.min(longest)),
+        );
         if self.io.pending() > 0 {
             self.flush();
         }
@@ -50,7 +50,7 @@ impl Server {
             self.paths.learn(client, mtu, self.now());
         }
         self.take_answers();
-        if late {
+        if due == Some(Duration::ZERO) {
             // What found no room.
             self.send_downloads(Who::Heard);
         }
