@@ -153,8 +153,9 @@ fn what_is_the_kernels_behind_a_small_answer_is_asked_for_again() {
         assert!(all == [&small[..], &big, &small].concat(), "timestamps {stamps}");
         assert_eq!(rack.client.counter("TcpActiveOpens"), opened + 2);
     }
-    // Without timestamps the small answer ended the connection itself.
-    assert_eq!((rack.adopted(), rack.refused("later")), (2, 1));
+    // Without timestamps the small answer ended the connection itself. A request that is repeated is refused as often.
+    assert_eq!((rack.adopted(), rack.client.counter("TcpEstabResets")), (2, 1));
+    assert!(rack.refused("later") >= 1);
 }
 
 #[test]

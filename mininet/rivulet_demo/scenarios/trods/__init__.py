@@ -4,7 +4,7 @@ The replicas are nginx as it comes with `rivulet agent --plain-tcp` beside it; p
 nothing of Rivulet (docs/trods.md). Each harm meets the replica that holds curl's connection at that time, is healed,
 and the next one begins when all are well again. A second curl does the same through another port of the same nginx,
 where plain TCP is the kernel's alone; it begins on the replica that is harmed first. RATE is 25 Mb/s where it is not
-given, and the file is made large enough for all harms: 45 seconds' worth, or SIZE, but not less than 30 seconds' worth.
+given, and the file is made large enough for all harms: SIZE, but not less than 45 seconds' worth.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ kept by replicas that live, which are then left out in turn (docs/trods.md)."""
 RATE_MBIT = 25.0
 """Of the links, where nobody says otherwise: with two downloads, a browser and their captures, much more leaves
 Chromium and the controller nothing of two processors."""
-DOWNLOAD_S, SHORTEST_S = 45.0, 30.0
+SHORTEST_S = 45.0
 """How long the download takes where nobody says otherwise, and the least: three harms, each until all are well."""
 HARMED_S = 1.5
 """A harm lasts so long."""
@@ -170,8 +170,8 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     if options.rate is None:
         values = replace(values, rate_mbit=min(values.rate_mbit, RATE_MBIT))
     megabytes = values.rate_mbit / 8
-    size_mb = DOWNLOAD_S * megabytes if options.size is None else max(values.size_mb, SHORTEST_S * megabytes)
-    values = replace(values, size_mb=size_mb)
+    asked_mb = 0.0 if options.size is None else values.size_mb
+    values = replace(values, size_mb=max(asked_mb, SHORTEST_S * megabytes))
     seconds = values.size * 8 / (values.rate_mbit * MEGA)
     www = values.out / "www-trods"
     make(www)
