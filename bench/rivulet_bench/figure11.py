@@ -49,7 +49,9 @@ def kernel_sockets(rig: HostRig) -> int:
     return len(rig.run("s", ["ss", "-tnH", "state", "established", f"sport = :{TCP_PORT}"]).splitlines())
 
 
-def hold(rig: HostRig, transport: Transport, path: str, connections: int, port: int = 0) -> list[Process]:
+def hold(
+    rig: HostRig, transport: Transport, path: str, connections: int, port: int = 0, more: tuple[str, ...] = ()
+) -> list[Process]:
     """Opens connections and leaves them open; several processes where one may not have so many descriptors."""
     most = descriptors_most() - SPARE if transport == "tcp" else connections
     held: list[Process] = []
@@ -58,7 +60,7 @@ def hold(rig: HostRig, transport: Transport, path: str, connections: int, port: 
         while left > 0:
             count = min(left, most)
             left -= count
-            words = ["--one-thread", "--hold"]
+            words = ["--one-thread", "--hold", *more]
             # A source of its own for each process, and more than one where one has not enough ports.
             own = CLIENTS if transport in ("rivulet", "plain") else (CLIENTS[len(held) % len(CLIENTS)],)
             for address in own:

@@ -100,7 +100,11 @@ class HostRig(Lab):
         space = self.spaces[name]
         space.set("net.ipv4.ip_local_port_range=1024 65000")
         space.ip(*(f"addr add {address}/16 dev {device}" for address in addresses))
-        space.run("sh", "-c", f"echo {1 << core:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus")
+        self.receive_on(name, device, core)
+
+    def receive_on(self, name: str, device: str, core: int) -> None:
+        """What a device takes is dealt with by this core from now on."""
+        self.spaces[name].run("sh", "-c", f"echo {1 << core:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus")
 
     def build(self, rtt_ms: float, attackers: bool) -> None:
         """Namespaces, links and addresses. With `attackers` a bridge joins a third host, `a`."""

@@ -20,13 +20,14 @@ from .words import table
 
 Json = dict[str, Any]
 
-WHOLE = 10
+WHOLE = 5
 """Repetitions of what is kept."""
 
 
 PARTS: dict[str, Callable[[Any], Any]] = {
     "paths": lambda options: [wire.measure(path, options.repetitions) for path in wire.PATHS],
     "cpu": lambda options: cost.measure(options.repetitions),
+    "memory": lambda options: cost.memory(),
     "fairness": lambda options: [wire.beside(flows, max(3, options.repetitions // 2)) for flows in wire.FLOWS],
     "kills": lambda options: tor.kills(options.repetitions),
     "demo": lambda options: tor.demo(max(3, options.repetitions // 3)),
@@ -68,6 +69,13 @@ def words(result: Json) -> str:
             for row in result["cpu"]
         ]
         said += ["What a download costs the server's core, no offloads on its device:", table(columns, rows)]
+    if "memory" in result:
+        rows = [
+            ("on" if row["soft"] else "off", f"{row['bytes'] / 1e6:,.1f}", f"{row['bytes_each']:.2f}")
+            for row in result["memory"]
+        ]
+        said += [f"Memory with {cost.OPEN:,} downloads open, whose clients have closed their windows in the middle:"]
+        said += [table(("soft state", "MB", "octets a download"), rows)]
     if "fairness" in result:
         rows = [
             (str(row["flows"]), f"{row['median']:.2f}", ", ".join(f"{share:.2f}" for share in row["shares"]))

@@ -1,7 +1,8 @@
-"""What a large download costs the server's core: stateless TCP beside nginx and Reno, at an equal rate and unshaped.
+"""What a large download costs the server: its core beside nginx and Reno, at an equal rate and unshaped; its memory.
 
 Server and client have a core each (`host_rig`), and none of their devices offloads anything, so each segment passes the
-device by itself, whoever cuts it.
+device by itself, whoever cuts it. What shapes stands behind the server, on the client's core: a shaper of the
+server's own sets a timer for each piece that leaves, and there are more of the smaller ones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .bars import Bar
+from .figure11 import hold, release
 from .host_rig import CLIENT_CORE, RIVULET_PORT, SERVER_CORE, SERVICE, TCP_PORT, HostRig, host_rig, shaped
 
 Json = dict[str, Any]
@@ -26,6 +28,12 @@ MOST_IDLE = 0.05
 """Of the server's core, while nothing is asked."""
 MOST = 1.5
 """Of Reno's processor time."""
+OPEN, FEW = 100_000, 1_000
+"""Downloads that are open at a time."""
+HELD_SIZE, HELD_AT = 1_000_000, 30_000
+"""Octets of each, and with how many of them its client takes no more."""
+FLAT = 0.5
+"""Octets a download: what rounds to none."""
 
 
 def worked_s(core: int) -> float:
@@ -45,9 +53,10 @@ def measure(repetitions: int) -> list[Json]:
 
 def _row(rate_mbit: float | None, repetitions: int) -> Json:
     got: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
-    with host_rig("stateless-large-cost") as rig:
+    with host_rig("stateless-large-cost", attackers=True) as rig:
         path = rig.put(SIZE)
-        shaped(rig, "s", "s0", rate_mbit)
+        rig.receive_on("m", "ms0", CLIENT_CORE)
+        shaped(rig, "m", "mc0", rate_mbit)
         for _ in range(repetitions):
             for kind in KINDS:
                 got[kind].append(_download(rig, kind, path))
@@ -84,9 +93,39 @@ def _download(rig: HostRig, kind: str, path: str) -> tuple[float, float]:
     return (busy - idle * took) / (SIZE / 1e9), SIZE * 8 / float(seconds) / 1e6
 
 
+def memory() -> list[Json]:
+    """What a hundred thousand open downloads take of the server's memory, with soft state and without.
+
+    Their clients have closed their windows in the middle. Twice each number: what is set aside for the first ones is no
+    memory of each.
+    """
+    rows = []
+    with host_rig("stateless-large-memory") as rig:
+        path = rig.put(HELD_SIZE)
+        for soft in (False, True):
+            server = rig.start_rivulet("--large", *(() if soft else ("--no-ring",)), plain="stateless")
+            taken = {}
+            for count in (FEW, OPEN, FEW, OPEN):
+                held = hold(rig, "plain", path, count, RIVULET_PORT, ("--close-at", str(HELD_AT)))
+                try:
+                    taken[count] = server.anonymous_bytes()
+                finally:
+                    release(held)
+            each = (taken[OPEN] - taken[FEW]) / (OPEN - FEW)
+            rows.append({"soft": soft, "downloads": OPEN, "bytes": taken[OPEN], "bytes_each": each})
+            print(
+                f"{OPEN:,} open, soft state {'on' if soft else 'off'}: {taken[OPEN]:,} octets, {each:.2f} each",
+                flush=True,
+            )
+    return rows
+
+
 def bars(result: Json) -> list[Bar]:
-    """At the equal rate; what there is without a shaper stands beside it."""
+    """At the equal rate, and without soft state; the others stand beside them."""
     found = []
+    for row in result.get("memory", []):
+        if not row["soft"]:
+            found.append(Bar(f"octets a download, {OPEN:,} open", row["bytes_each"], FLAT, at_most=True))
     for row in result.get("cpu", []):
         if row["rate_mbit"]:
             what = f"{row['rate_mbit']:g} Mb/s, no offloads: processor time of a GB, of Reno's"

@@ -76,6 +76,9 @@ struct Options {
     /// Open all clients' connections, fetch once on each, say "open", and hold them until standard input ends.
     #[arg(long, requires = "one_thread")]
     hold: bool,
+    /// With --hold, in the middle of the answer: take about so many octets of the body, and close the window (plain).
+    #[arg(long, requires = "hold")]
+    close_at: Option<u64>,
     /// Connect from these addresses in turn; more than 28,000 connections at a time need several (--one-thread).
     #[arg(long, requires = "one_thread")]
     source: Vec<IpAddr>,
@@ -118,6 +121,9 @@ fn main() -> anyhow::Result<()> {
     {
         bail!("--warm must be at least 0 and below --seconds");
     }
+    if options.close_at.is_some() && options.transport != Transport::Plain {
+        bail!("--close-at needs --transport plain: others' windows are the kernel's or the stack's");
+    }
     let began = Instant::now();
     let outcomes = if options.one_thread {
         if options.per_connection != 1 {
@@ -157,6 +163,7 @@ fn one_thread(options: &Options) -> anyhow::Result<Outcome> {
         token: options.token,
         io: options.io,
         hold: options.hold,
+        close_at: options.close_at,
         sources: options.source.clone(),
         rate: options.rate,
         ask,

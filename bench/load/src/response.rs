@@ -104,6 +104,18 @@ impl Parser {
         self.body.filter(|(_, length, got)| got == length).map(|(status, length, _)| (status, length))
     }
 
+    /// Status and how many octets of the body have come, once the head is whole.
+    #[must_use]
+    pub fn so_far(&self) -> Option<(u16, u64)> {
+        self.body.map(|(status, _, got)| (status, got))
+    }
+
+    /// Octets of the body that have come.
+    #[must_use]
+    pub fn body_so_far(&self) -> u64 {
+        self.so_far().map_or(0, |(_, got)| got)
+    }
+
     /// How far it came, for an error message.
     #[must_use]
     pub fn progress(&self) -> String {

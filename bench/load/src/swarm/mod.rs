@@ -38,6 +38,8 @@ pub struct Swarm {
     pub io: IoChoice,
     /// Each connection is kept after its one request.
     pub hold: bool,
+    /// With that, in the middle of an answer: the window closes when about so many octets of the body have come (plain).
+    pub close_at: Option<u64>,
     /// Local addresses, used in turn; empty: the system's choice.
     pub sources: Vec<IpAddr>,
     /// Requests begin by chance, so many a second on average (a Poisson process), whatever became of those before, as far as

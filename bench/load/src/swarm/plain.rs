@@ -38,7 +38,9 @@ const AT_ONCE: usize = 64;
 /// How long the server's FIN is awaited.
 const LINGER: Duration = Duration::from_secs(1);
 const SCALE: u8 = 7;
-const WINDOW: u16 = 64_240 >> SCALE;
+const MOST: u64 = 64_240;
+/// A window that takes less than a segment is closed (RFC 1122 section 4.2.3.3).
+const LEAST: u64 = 1460;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -56,13 +58,17 @@ enum State {
 struct Talk {
     state: State,
     local: SocketAddr,
-    /// Sequence number of what is sent next, or again.
+    /// Sequence number of what is sent again until it is answered.
     seq: u32,
+    /// Of what is sent next, which bare acknowledgements have.
+    sent: u32,
     /// Sequence number of what is to come.
     ack: u32,
     /// The server's last timestamp; none if it has none.
     echo: Option<u32>,
     ask: Ask,
+    /// No more octets of the body than about so many are taken.
+    close_at: Option<u64>,
     parser: Parser,
     began: Instant,
     heard: Instant,
@@ -188,10 +194,13 @@ impl Loop<'_> {
             (self.places[key] == 0).then(|| (key, SocketAddr::new(self.sources[which], port)))
         });
         let Some((key, local)) = local else { bail!("no local port is free: more --source addresses") };
+        let seq = (self.next as u32).wrapping_mul(0x9e37_79b9) ^ monotonic_us() as u32;
         let talk = Talk {
             state: State::Opening,
             local,
-            seq: (self.next as u32).wrapping_mul(0x9e37_79b9) ^ monotonic_us() as u32,
+            seq,
+            sent: seq,
+            close_at: self.swarm.close_at,
             ack: 0,
             echo: Some(0),
             ask: self.swarm.ask,
@@ -241,6 +250,7 @@ impl Loop<'_> {
             Next::Acknowledge => self.wire.say(talk, TcpFlags::ACK, &[]),
             Next::Ask => {
                 self.wire.say(talk, TcpFlags::ACK, &[]);
+                talk.sent = talk.seq.wrapping_add(self.swarm.request.len() as u32);
                 self.wire.repeat(talk, &self.swarm.request);
             }
             Next::Over(answer) => {
@@ -252,7 +262,8 @@ impl Loop<'_> {
             }
             Next::Leave(status, bytes) => {
                 self.wire.say(talk, TcpFlags::FIN | TcpFlags::ACK, &[]);
-                talk.seq = talk.seq.wrapping_add(1);
+                talk.sent = talk.sent.wrapping_add(1);
+                talk.seq = talk.sent;
                 (talk.state, talk.heard) = (State::Leaving, Instant::now());
                 self.arrivals.over += 1;
                 settle(&mut self.outcome, talk.began.elapsed(), Ok((status, bytes)));
@@ -266,7 +277,8 @@ impl Loop<'_> {
             && talk.state == State::Held
             && talk.repeats == 0
         {
-            let (took, answer) = (talk.began.elapsed(), talk.parser.whole());
+            let closed = (talk.window() == 0).then(|| talk.parser.so_far());
+            let (took, answer) = (talk.began.elapsed(), closed.unwrap_or_else(|| talk.parser.whole()));
             if let Some(talk) = &mut self.talks[place] {
                 // Counted once.
                 talk.repeats = 1;
@@ -336,12 +348,18 @@ impl Loop<'_> {
 }
 
 impl Talk {
+    /// Octets that are taken.
+    fn window(&self) -> u64 {
+        let left = self.close_at.map_or(MOST, |at| at.saturating_sub(self.parser.body_so_far()).min(MOST));
+        if left < LEAST { 0 } else { left }
+    }
+
     /// Takes a segment of the server's.
     fn hear(&mut self, segment: &Segment<'_>, request: &[u8], hold: bool) -> Next {
         let header = &segment.header;
         let asked = self.seq.wrapping_add(request.len() as u32);
         if segment.has(TcpFlags::RST) {
-            let ours = header.ack == self.seq || header.seq == self.ack;
+            let ours = header.ack == self.seq || header.ack == self.sent || header.seq == self.ack;
             return if ours {
                 Next::Over(Err(anyhow::anyhow!("reset by the server")))
             } else {
@@ -353,7 +371,7 @@ impl Talk {
                 if !segment.has(TcpFlags::SYN | TcpFlags::ACK) || header.ack != self.seq.wrapping_add(1) {
                     return Next::Nothing;
                 }
-                (self.seq, self.ack) = (header.ack, header.seq.wrapping_add(1));
+                (self.seq, self.sent, self.ack) = (header.ack, header.ack, header.seq.wrapping_add(1));
                 self.echo = header.options.stamps.map(|stamps| stamps.value);
                 (self.state, self.heard, self.repeats) = (State::Asked, Instant::now(), 0);
                 Next::Ask
@@ -369,7 +387,7 @@ impl Talk {
                 if segment.payload.is_empty() && !segment.has(TcpFlags::FIN) {
                     return Next::Nothing;
                 }
-                if header.seq != self.ack {
+                if header.seq != self.ack || self.window() == 0 {
                     return Next::Acknowledge;
                 }
                 if let (Some(echo), Some(stamps)) = (&mut self.echo, header.options.stamps) {
@@ -393,6 +411,10 @@ impl Talk {
                         Next::Over(Err(anyhow::anyhow!("the connection ended {}", self.parser.progress())))
                     }
                     (Some(_), false) if hold => {
+                        (self.state, self.seq, self.repeats) = (State::Held, asked, 0);
+                        Next::Acknowledge
+                    }
+                    _ if hold && self.window() == 0 => {
                         (self.state, self.seq, self.repeats) = (State::Held, asked, 0);
                         Next::Acknowledge
                     }
@@ -424,10 +446,10 @@ impl Wire {
         let header = Header {
             src: talk.local,
             dst: self.server,
-            seq: talk.seq,
+            seq: if data.is_empty() { talk.sent } else { talk.seq },
             ack: talk.ack,
             flags: TcpFlags(flags),
-            window: if syn { 64_240 } else { WINDOW },
+            window: if syn { MOST as u16 } else { (talk.window() >> SCALE) as u16 },
             options: Options {
                 mss: syn.then_some(1460),
                 scale: syn.then_some(SCALE),
