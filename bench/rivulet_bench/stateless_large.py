@@ -44,12 +44,15 @@ def words(result: Json) -> str:
         rows = [
             (
                 f"{row['rate_mbit']:g}, {row['rtt_ms']:g} ms, {row['loss'] * 100:g} %",
-                *(f"{row[kind][0]:,.1f} ± {row[kind][1]:.1f}" for kind in wire.KINDS),
-                f"{row['large'][0] / row['reno'][0]:.2f}",
+                *(f"{row['medians'][kind]:,.1f} ({row[kind][0]:,.1f} ± {row[kind][1]:.1f})" for kind in wire.KINDS),
+                f"{row['medians']['large'] / row['medians']['reno']:.2f}",
             )
             for row in result["paths"]
         ]
-        said += ["Mb/s of a download by curl, one replica without a ToR beside nginx:", table(head, rows)]
+        said += [
+            "Mb/s of a download by curl, one replica without a ToR beside nginx, medians (and means):",
+            table(head, rows),
+        ]
     if "cpu" in result:
         columns = (
             "Mb/s",

@@ -28,7 +28,7 @@ ROUNDS = 2
 
 
 def _kills(options: Any) -> Json:
-    return trods_kills.kills(options.kills, options.kills_limit, options.seed, options.harms)
+    return trods_kills.kills(options.kills, options.kills_limit, options.seed, options.harms, options.stamps)
 
 
 def _stall(options: Any) -> Json:
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--active", type=int, default=trods_crowd.ACTIVE, help="downloads in it")
     parser.add_argument("--fetches", type=int, default=trods_cost.FETCHES, help="serial fetches of each server")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="upgrades of each replica")
-    parser.add_argument("--stamps", action="store_true", help="cost: by timestamps, without a store; nothing is kept")
+    parser.add_argument("--stamps", action="store_true", help="cost, kills: without a store; nothing is kept")
     parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
     options = parser.parse_args()
     if options.update and not _is_full(options):
@@ -96,7 +96,7 @@ def main() -> int:
     else:
         print("not all was run: nothing is kept")
     if options.stamps:
-        return judge(trods_cost.bars(result, trods_cost.STAMPS))
+        return judge(trods_cost.bars(result, trods_cost.STAMPS) + trods_kills.bars(result))
     parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills, trods_moves)
     return judge([bar for part in parts for bar in part.bars(result)])
 

@@ -86,14 +86,16 @@ class Holders:
         return frozenset(port for port, holder in self.of.items() if holder == name)
 
 
-def kills(wanted: int, limit_s: float, seed: int, harms: Sequence[Harm] = HARMS) -> Json:
-    """Kills replica after replica until there were so many or the time is over."""
-    for size in (*SIZES, *LONG):
-        put(size)
+def kills(wanted: int, limit_s: float, seed: int, harms: Sequence[Harm] = HARMS, stamps: bool = False) -> Json:
+    """Kills replica after replica until there were so many or the time is over.
+
+    With `stamps` timestamps name all that is asked for, one object a connection, and there are no records.
+    """
+    files = tuple(put(size) for size in (*SIZES, *LONG))
     os.environ.setdefault("RIVULET_LOG", trods_protected.LOG)
-    with trods_rack("kills", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
+    with trods_rack("kills", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS, listed=files if stamps else ())) as rack:
         log = rack.folder / "connections.jsonl"
-        load = _load(rack, log, seed)
+        load = _load(rack, log, seed, ("--once",) if stamps else ())
         time.sleep(3.0)
         before = rack.exclusions()
         unprotected: Counter[str] = Counter()
@@ -109,13 +111,14 @@ def kills(wanted: int, limit_s: float, seed: int, harms: Sequence[Harm] = HARMS)
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     said = trods_protected.read(log.parent.glob("agent-*.log"))
     for row in rows:
-        row["protected"] = trods_protected.was_protected(said, row)
+        # Of what timestamps name nothing is said connection by connection: each has to live.
+        row["protected"] = stamps or trods_protected.was_protected(said, row)
     # For whoever looks for what went wrong, with the logs beside it.
     told = [{**dataclasses.asdict(kill), "ports": sorted(kill.ports)} for kill in struck]
     (log.parent / "kills.json").write_text(json.dumps(told))
     table = _table(struck, rows)
     # Fewer than wanted are no result.
-    path = CSV if len(struck) >= KILLS else FOLDER / CSV.name
+    path = CSV if len(struck) >= KILLS and not stamps else FOLDER / CSV.name
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
         writer.writeheader()
@@ -123,9 +126,9 @@ def kills(wanted: int, limit_s: float, seed: int, harms: Sequence[Harm] = HARMS)
     return _summary(struck, table, rows, unprotected, exclusions, refused, seed)
 
 
-def _load(rack: TrodsRack, log: Any, seed: int) -> Process:
+def _load(rack: TrodsRack, log: Any, seed: int, more: Sequence[str]) -> Process:
     command = [*prompt(), sys.executable, "-m", "rivulet_bench.trods_traffic", f"{SERVICE_V4}:{SERVICE_PORT}"]
-    command += ["--www", str(WWW), "--out", str(log), "--seed", str(seed)]
+    command += ["--www", str(WWW), "--out", str(log), "--seed", str(seed), *more]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return rack.start("traffic", command, rack.spaces["c1"], **pipes)
 

@@ -28,6 +28,7 @@ from .rig import BUILD
 FOLDER = BUILD / "trods"
 WWW = FOLDER / "www"
 HEALTH = "health"
+LIST = "objects.txt"
 STORE_PORT = 11211
 STORE_MB = 2048
 PATIENCE_S = 60.0
@@ -87,6 +88,8 @@ class Trods(RackSpec):
     """The rack as the controller is told: who serves plain TCP, and where records go."""
 
     plain: Plain = "trods"
+    listed: tuple[str, ...] = ()
+    """Files that timestamps name, in place of records in the store."""
 
     def controller_config(self, switch_address: str, agents: str, api: str, state: str) -> dict[str, Any]:
         """And the store."""
@@ -95,7 +98,8 @@ class Trods(RackSpec):
         service = config["services"][0]
         service |= {"addresses": [SERVICE_V4], "plain": self.plain}
         if self.plain == "trods":
-            service["trods"] = {"store": [f"{self.host('kv').ip}:{STORE_PORT}"]}
+            store = [f"{self.host('kv').ip}:{STORE_PORT}"]
+            service["trods"] = {"objects": f"/{LIST}"} if self.listed else {"store": store}
         return config
 
 
@@ -106,6 +110,7 @@ def spec(
     rtt_ms: float,
     plain: Plain = "trods",
     heartbeat_ms: float | None = None,
+    listed: tuple[str, ...] = (),
 ) -> Trods:
     """One client behind a link, the store, and replicas at the ToR's ports themselves."""
     heartbeat_ms = heartbeat_ms or bound_ms / 10
@@ -120,7 +125,7 @@ def spec(
             host = dataclasses.replace(host, name="kv")
         hosts.append(host)
     settings = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-    return Trods(**(settings | {"hosts": tuple(hosts), "plain": plain}))
+    return Trods(**(settings | {"hosts": tuple(hosts), "plain": plain, "listed": listed}))
 
 
 class TrodsRack(Rack):
@@ -141,6 +146,9 @@ class TrodsRack(Rack):
 
     def begin(self) -> None:
         """Everything runs; returns when every replica takes plain TCP."""
+        spec = self.spec
+        if isinstance(spec, Trods) and spec.listed:
+            (WWW / LIST).write_text("".join(f"/{name}\n" for name in spec.listed))
         self.build()
         self.start("store", [*descriptors(), *prompt(7), *store_command(self.spec.host("kv").ip)], self.spaces["kv"])
         self.start_switch(self.folder / "switch.sock")

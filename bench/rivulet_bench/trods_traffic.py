@@ -28,6 +28,8 @@ SMALL = SIZES[:3]
 LONG = (10_000_000, 100_000_000)
 KINDS = {"keep-alive": 12, "pipelined": 8, "range": 4, "calm": 16, "long": 3, "curl": 3, "curl-long": 2}
 """Connections of a kind that are open at a time."""
+ONCE = {"once": 30, "long": 5, "curl-long": 3}
+"""Those that ask for one object."""
 LONGEST = 4
 """One long download in so many is of the largest object."""
 END_S = 5.0
@@ -37,8 +39,8 @@ CURL_STALLED_S = 120
 class Traffic:
     """All clients, and their log."""
 
-    def __init__(self, host: str, port: int, www: Path, log: TextIO, seed: int) -> None:
-        self.host, self.port, self.log = host, port, log
+    def __init__(self, host: str, port: int, www: Path, log: TextIO, seed: int, kinds: dict[str, int]) -> None:
+        self.host, self.port, self.log, self.kinds = host, port, log, kinds
         self.files = {size: (www / f"{size}.bin").read_bytes() for size in (*SIZES, *LONG)}
         self.rng = random.Random(seed)
         self.stopping = False
@@ -94,6 +96,9 @@ class Traffic:
         rng = self.rng
         if kind == "long":
             await wire.fetch(self.wanted(self.long()))
+            return
+        if kind == "once":
+            await wire.fetch(self.wanted(rng.choice(SIZES)))
             return
         for _ in range(rng.randint(5, 40)):
             if self.stopping:
@@ -178,7 +183,7 @@ class Traffic:
         """All of them, until standard input ends."""
         slots = [
             asyncio.create_task(self.slot(kind, self.curl if kind.startswith("curl") else self.wires))
-            for kind, count in KINDS.items()
+            for kind, count in self.kinds.items()
             for _ in range(count)
         ]
         print("open", flush=True)
@@ -202,11 +207,13 @@ def main() -> int:
     parser.add_argument("--www", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--once", action="store_true", help="one object a connection")
     options = parser.parse_args()
     host, port = options.service.rsplit(":", 1)
     with options.out.open("w") as log:
         try:
-            asyncio.run(Traffic(host, int(port), options.www, log, options.seed).run())
+            kinds = ONCE if options.once else KINDS
+            asyncio.run(Traffic(host, int(port), options.www, log, options.seed, kinds).run())
         except Exception:
             # The thread that reads standard input may still do so: an ordinary exit would wait for it.
             traceback.print_exc()
