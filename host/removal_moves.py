@@ -19,6 +19,8 @@ def moves(file: str, old: str, new: str, *tests: str) -> Removal:
 LEAVE, FOLLOW = "trods/src/hold/moves/leave.rs", "trods/src/hold/moves/follow.rs"
 STAYS = "what_is_not_ones_own_to_go_on_with_stays_where_it_is"
 IDLE = "idle_connections_move_once_somebody_follows_and_go_on_where_they_are"
+TRODS_C = "bpf/src/bpf/trods.c"
+TURNED = "bpf:trods::tests::what_nobody_knows_is_turned_around_at_once"
 HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
 
 REMOVALS = {
@@ -65,5 +67,29 @@ REMOVALS = {
     ),
     "moves-silent": moves(
         "rivulet/src/agent/plain.rs", "if !ready && self.predecessor.is_some() {", "if false {", HEARD
+    ),
+    # That no kernel resets what another replica has.
+    "moves-rules": moves(
+        "rivulet/src/agent/stand_in.rs",
+        "rules.map(|rules| Table::leave(pid, None, &rules))",
+        "None::<Result<(), String>>",
+        HEARD,
+    ),
+    "moves-straight": moves(
+        "rivulet/src/second_chance.rs",
+        'writeln!(ingress, "  {here} delete @handed{family} {{ {from} }}");',
+        "writeln!(ingress);",
+        "agent:second_chance::tests::what_another_handed_on_once_is_handed_on_when_it_comes_straight",
+    ),
+    "moves-turned": moves(TRODS_C, "\t\t\treturn turn_around(skb, lease->tor);\n", "", TURNED),
+    "moves-turned-once": moves(TRODS_C, "if (at && is_from(skb, lease->tor) && ", "if (at && ", TURNED),
+    "moves-turned-syn": moves(
+        TRODS_C, " && !bpf_map_lookup_elem(&openings, &s->key)) {\n\t\tif (now", ") {\n\t\tif (now", TURNED
+    ),
+    "moves-turned-most": moves(
+        TRODS_C,
+        "if (at->turned.count < TURNED) {",
+        "if (1) {",
+        "bpf:trods::tests::of_a_flood_of_what_nobody_knows_the_most_is_not_turned_around",
     ),
 }

@@ -36,8 +36,8 @@ pub enum GuardError {
     Name(String),
 }
 
-/// An nftables table of family `netdev` of this process's own; removed when this is dropped, and after a `kill -9`
-/// by [`remove_stale`].
+/// An nftables table of family `netdev` of one process; removed when this is dropped, and after a `kill -9` by
+/// [`remove_stale`].
 #[derive(Debug)]
 pub struct Table {
     netns: Option<String>,
@@ -50,10 +50,18 @@ impl Table {
     pub fn new(netns: Option<&str>) -> Self {
         // Several tables of one process.
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let pid = std::process::id();
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Table::of(std::process::id(), count, netns)
+    }
+
+    fn of(pid: u32, count: u32, netns: Option<&str>) -> Self {
         let start = start_time(pid).unwrap_or_default();
         Table { netns: netns.map(Into::into), name: format!("{PREFIX}{pid}_{start}_{count}") }
+    }
+
+    /// Gives these sets and chains to another process that runs: they are those of its first [`Table::new`], with which they go.
+    pub fn leave(pid: u32, netns: Option<&str>, body: &str) -> Result<(), GuardError> {
+        std::mem::ManuallyDrop::new(Table::of(pid, 0, netns)).replace(body)
     }
 
     /// Replaces all that the table holds with these sets and chains, in one step.

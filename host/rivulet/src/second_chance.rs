@@ -5,7 +5,8 @@
 //! It is a table of nftables and nothing else. That there is no socket the kernel says itself, by a reset: the reset is
 //! held back, its connection remembered, and what the client sends next is forwarded to the ToR, from this host's
 //! Ethernet address. The ToR leaves that address standing, and what does not come from the ToR's own is not handed on:
-//! one hop. The resets for that go out, and those for what came in a tunnel of another rack's ToR, whose segments pass
+//! one hop. The resets for that go out, until one comes from the ToR itself again: who is drained is handed what it gets
+//! straight when it is taken back. So do those for what came in a tunnel of another rack's ToR, whose segments pass
 //! the kernel on another way. When the tables are full they go out too, as without all this.
 
 use std::fmt::Write as _;
@@ -73,8 +74,14 @@ impl SecondChance {
         if Interface::new(None, &self.interface).is_err() || self.interface.contains(['"', '\\']) {
             return Err(GuardError::Name(self.interface.clone()));
         }
-        rivulet_pktio::guard::remove_stale(None)?;
-        self.table.replace(body)
+        self.table.replace(body)?;
+        // Only now, so that there is no moment between the dead process's table and this one.
+        rivulet_pktio::guard::remove_stale(None).map(drop)
+    }
+
+    /// What is installed, for a process to which it is [left](Table::leave); none if there is nothing.
+    pub fn body(&self) -> Option<&str> {
+        Some(&*self.body).filter(|body| !body.is_empty())
     }
 }
 
@@ -133,6 +140,7 @@ fn rules(
     // A new connection of the same ports has its socket here.
     let _ = writeln!(ingress, "  {here} tcp flags & syn == syn delete @away{family} {{ {from} }} accept");
     let _ = writeln!(ingress, "  {here} ether saddr != {tor} update @handed{family} {{ {from} }} accept");
+    let _ = writeln!(ingress, "  {here} delete @handed{family} {{ {from} }}");
     let _ = writeln!(
         ingress,
         "  {here} {from} @away{family} update @away{family} {{ {from} }} ether saddr set {mac} ether daddr set {tor} \
@@ -144,7 +152,7 @@ fn rules(
         "  {here} meta mark {UNKNOWN:#x} limit rate over {STRAYS}/second burst {STRAYS} packets counter drop"
     );
     let _ = writeln!(ingress, "  {here} update @straight{family} {{ {from} }}");
-    let _ = writeln!(egress, "  {reset} {to} @handed{family} accept");
+    let _ = writeln!(egress, "  {reset} {to} @handed{family} counter accept");
     let _ = writeln!(egress, "  {reset} {to} @straight{family} update @away{family} {{ {to} }} counter drop");
 }
 
@@ -372,6 +380,25 @@ mod tests {
         rig.watch.hold().programs().free(&key).unwrap();
         eventually("the ToR gets it back", || {
             rig.tor.send(tuple, 33, b"x");
+            rig.tor.handed_on(tuple.client) > 0
+        });
+    }
+
+    /// As at a replica that is drained, and taken back when others hold what it was handed.
+    #[test]
+    fn what_another_handed_on_once_is_handed_on_when_it_comes_straight() {
+        let Some(mut rig) = Rig::new("straight") else { return };
+        let tuple = tuple("10.88.0.1:1025".parse().unwrap());
+        let (tor, another) = (rig.tor.mac, [2, 0, 0, 0, 0, 7]);
+        rig.tor.mac = another;
+        eventually("its reset goes out", || {
+            rig.tor.send(tuple, 30, b"x");
+            rig.count("@handed4 counter") > 0
+        });
+        rig.tor.mac = tor;
+        assert_eq!(rig.tor.handed_on(tuple.client), 0);
+        eventually("the ToR gets it back", || {
+            rig.tor.send(tuple, 30, b"x");
             rig.tor.handed_on(tuple.client) > 0
         });
     }

@@ -28,6 +28,13 @@
 #define REFUSED_AFTER 1000000000ULL
 #define REFUSED_FOR 10000000000ULL
 
+/*
+ * Segments of unknown connections that a processor turns around in so many nanoseconds: more clients than a drained replica has.
+ * What is beyond it comes again, or is a flood.
+ */
+#define TURNED 1000
+#define TURNED_IN 50000000ULL
+
 /* Go on with the next program, and the kernel. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
@@ -87,12 +94,19 @@ struct {
 	__uint(max_entries, EVENTS_SIZE);
 } events SEC(".maps");
 
+/* Segments of unknown connections that were turned around since then. */
+struct turned {
+	__u64 since;
+	__u64 count;
+};
+
 /* One value a processor: softirqs of one processor do not interrupt one another. */
 struct scratch {
 	struct event event;
 	struct opening opening;
 	struct withheld withheld;
 	struct stamped stamped;
+	struct turned turned;
 };
 
 struct {
@@ -288,25 +302,27 @@ static __always_inline bool is_first_hand(struct __sk_buff *skb, const struct le
 	return !known || is_from(skb, lease->tor);
 }
 
-/*
- * Gives a segment back to the ToR, to the Ethernet address by which the member is named that holds the connection
- * (docs/dataplane.md). What another member handed on goes no further.
- */
-static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
+/* Gives a segment back to the ToR, to this Ethernet address (docs/dataplane.md). */
+static __always_inline int turn_around(struct __sk_buff *skb, const __u8 *to)
 {
 	struct ethhdr ether;
 
-	if (!is_from(skb, pin->tor))
-		return NEXT;
 	if (bpf_skb_load_bytes(skb, 0, &ether, sizeof(ether)))
 		return DROP;
 	__builtin_memcpy(ether.h_source, ether.h_dest, ETH_ALEN);
-	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
-	__builtin_memcpy(ether.h_dest, holder, ETH_ALEN);
+	__builtin_memcpy(ether.h_dest, to, ETH_ALEN);
 	if (bpf_skb_store_bytes(skb, 0, &ether, sizeof(ether), 0))
 		return DROP;
 	count(COUNT_HANDED_ON);
 	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* To the address by which the member is named that holds the connection. What another member handed on goes no further. */
+static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
+{
+	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
+
+	return is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT;
 }
 
 /* The kernel's socket for a segment of a client's, a listener maybe, which is to be released. */
@@ -338,6 +354,30 @@ static __always_inline bool has_socket(struct __sk_buff *skb, const struct segme
 	bool is_own = sk->state != BPF_TCP_LISTEN;
 	bpf_sk_release(sk);
 	return is_own;
+}
+
+/*
+ * The second chance of a segment whose connection nobody knows here: the ToR gives it to the slot's other member. Not of one that may
+ * end a handshake, for which the kernel needs no socket. What is beyond the bound goes to the kernel, whose word is held back, and
+ * of a flood of them not even there (host/rivulet/src/second_chance.rs).
+ */
+static __always_inline int second_chance(struct __sk_buff *skb, const struct segment *s, const struct lease *lease)
+{
+	struct scratch *at = scratch();
+	__u64 now = bpf_ktime_get_ns();
+
+	if (at && is_from(skb, lease->tor) && !bpf_map_lookup_elem(&openings, &s->key)) {
+		if (now - at->turned.since >= TURNED_IN) {
+			at->turned.since = now;
+			at->turned.count = 0;
+		}
+		if (at->turned.count < TURNED) {
+			at->turned.count++;
+			return turn_around(skb, lease->tor);
+		}
+	}
+	skb->mark = UNKNOWN;
+	return NEXT;
 }
 
 #include "ts.h"
@@ -376,9 +416,11 @@ int trods_ingress(struct __sk_buff *skb)
 		/* One whose replica is gone says by itself what it is, where nobody has told of it. */
 		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
 		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
-			/* Of such a flood the kernel need not answer all (host/rivulet/src/second_chance.rs). */
-			if (!(s.flags & RST) && !has_socket(skb, &s))
-				skb->mark = UNKNOWN;
+			if (s.flags & RST || has_socket(skb, &s))
+				return NEXT;
+			if (!issuer)
+				return second_chance(skb, &s, lease);
+			skb->mark = UNKNOWN;
 			return NEXT;
 		}
 		count(COUNT_PARKED);

@@ -568,6 +568,52 @@ fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
     }
 }
 
+/// As at a replica that gets what another one holds, of which nobody has told it.
+#[test]
+fn what_nobody_knows_is_turned_around_at_once() {
+    let (tor, own, another) = ([2; 6], [2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 7]);
+    for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
+        let Some(mut rig) = Rig::new(client, service) else { return };
+        let (from, to, options) = (rig.client, rig.service, Vec::new());
+        let frame = |source: [u8; 6], flags, data: &[u8]| {
+            let options = options.clone();
+            let segment = Segment { from, to, seq: 5, ack: 9, flags, options, data: data.into() };
+            [&own[..], &source, &segment.frame()[12..]].concat()
+        };
+        assert_eq!(rig.run("trods_ingress", &frame(tor, ACK, b"GET")).0, NEXT, "nobody knows who the ToR is");
+        rig.trods.leases().unwrap().set(3, Lease { until: 0, settling: 0, tor }).unwrap();
+        for (flags, data) in [(ACK, &b"GET"[..]), (ACK, b""), (FIN | ACK, b"")] {
+            let frame = frame(tor, flags, data);
+            let (verdict, out) = rig.run("trods_ingress", &frame);
+            assert_eq!((verdict, &out[..6], &out[6..12]), (REDIRECT, &tor[..], &own[..]));
+            assert_eq!(out[12..], frame[12..]);
+        }
+        assert_eq!((rig.counters().handed_on, rig.told()), (3, vec![]));
+        // Nobody hears of a client's reset, and what another member handed on does not go round.
+        for frame in [frame(tor, RST, b""), frame(another, ACK, b"GET")] {
+            assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame));
+        }
+        // What may end a handshake is the kernel's, also where it has no socket for it.
+        assert_eq!((rig.syn(), rig.up(ACK, 0, 7, b"GET")), (NEXT, NEXT));
+    }
+}
+
+#[test]
+fn of_a_flood_of_what_nobody_knows_the_most_is_not_turned_around() {
+    let Some(rig) = Rig::v4() else { return };
+    // As all frames here come: from this address, to the same, so that one that was turned around comes again.
+    rig.trods.leases().unwrap().set(3, Lease { tor: [2; 6], ..Lease::default() }).unwrap();
+    let (from, to, options) = (rig.client, rig.service, Vec::new());
+    let frame = Segment { from, to, seq: 5, ack: 9, flags: ACK, options, data: Vec::new() }.frame();
+    let program = rig.trods.object.progs_mut().find(|p| p.name() == "trods_ingress").unwrap();
+    // The last one may be the first of its time, now and then.
+    let passes = (0..10).any(|_| {
+        let input = Input { data_in: Some(&frame), repeat: 5000, ..Input::default() };
+        program.test_run(input).unwrap().return_value as i32 == NEXT
+    });
+    assert!(passes);
+}
+
 #[test]
 fn whose_lease_is_over_is_silent() {
     let Some(mut rig) = Rig::v4() else { return };

@@ -110,7 +110,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     tracing::info!("stopping");
     let Some(mut plain) = plain else { return Ok(()) };
     if plain.is_left_alone() {
-        match stand_in::leave_behind(&mut plain, &args.interface, &args.socket) {
+        match stand_in::leave_behind(&mut plain, &args.interface, &args.socket, second_chance.body()) {
             Ok(()) => {
                 tracing::info!(
                     "heartbeats go on for a moment: connections stay here that do not need this process"

@@ -3,6 +3,8 @@
 //!
 //! So the agent that ends leaves a process behind that sends what it would have sent, for a short time, until the next agent
 //! tells it that it speaks itself. It is given the heartbeats, ready as they are, and no key: it can say nothing else, nor longer.
+//! With it goes the second chance of plain TCP: the replica may be taken back as soon as the next agent is known, and its kernel
+//! would reset clients of others.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
+use rivulet_pktio::guard::Table;
 use rivulet_pktio::{Interface, PacketIo, TxFrame};
 use rivulet_server::heartbeat::FRAME;
 
@@ -44,8 +47,14 @@ fn door(socket: &Path) -> PathBuf {
     path.into()
 }
 
-/// Leaves a process behind that sends heartbeats; none leaves this one after that. `turn` sends them until it is there.
-pub(super) fn leave_behind(plain: &mut PlainTcp, interface: &str, socket: &Path) -> anyhow::Result<()> {
+/// Leaves a process behind that sends heartbeats; none leaves this one after that. It sends them until the other is there, and
+/// has these rules of nftables.
+pub(super) fn leave_behind(
+    plain: &mut PlainTcp,
+    interface: &str,
+    socket: &Path,
+    rules: Option<&str>,
+) -> anyhow::Result<()> {
     let mut child = Command::new("/proc/self/exe")
         .args(["stand-in", "--interface", interface, "--socket"])
         .arg(door(socket))
@@ -57,7 +66,14 @@ pub(super) fn leave_behind(plain: &mut PlainTcp, interface: &str, socket: &Path)
         anyhow::bail!("no pipes");
     };
     let (tell, told) = channel();
-    std::thread::spawn(move || tell.send(said.read_exact(&mut [0])));
+    let (pid, rules) = (child.id(), rules.map(str::to_owned));
+    std::thread::spawn(move || {
+        let there = said.read_exact(&mut [0]);
+        if let Some(Err(e)) = rules.map(|rules| Table::leave(pid, None, &rules)) {
+            tracing::debug!(error = %e, "no second chance for plain TCP until the next agent is there");
+        }
+        tell.send(there)
+    });
     let there = loop {
         let pause = plain.turn(Duration::from_millis(1));
         match told.recv_timeout(pause) {
@@ -80,6 +96,8 @@ pub(super) fn leave_behind(plain: &mut PlainTcp, interface: &str, socket: &Path)
 /// # Errors
 /// There is no such interface, or the place of its socket cannot be had.
 pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
+    // The agent before fills it.
+    let _second_chance = Table::new(None);
     let mut io = rivulet_server::heartbeat::open(&Interface::new(None, &args.interface)?)?;
     // That of one before, which is over by now.
     let _ = std::fs::remove_file(&args.socket);
