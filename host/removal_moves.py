@@ -21,6 +21,8 @@ STAYS = "what_is_not_ones_own_to_go_on_with_stays_where_it_is"
 IDLE = "idle_connections_move_once_somebody_follows_and_go_on_where_they_are"
 TRODS_C = "bpf/src/bpf/trods.c"
 TURNED = "bpf:trods::tests::what_nobody_knows_is_turned_around_at_once"
+COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
+HEARD_AGAIN = "what_nobody_heard_is_heard_where_its_connection_goes_on"
 HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
 
 REMOVALS = {
@@ -53,6 +55,13 @@ REMOVALS = {
         "let read = self.read.replace(list.end()).unwrap_or(0);",
         STAYS,
     ),
+    "moves-copied": moves(
+        TRODS_C, "\t\t\t\tpark(skb, &s);\n\t\t\treturn hand_on", "\t\t\t\t(void)0;\n\t\t\treturn hand_on", HEARD_AGAIN
+    ),
+    "moves-kept": moves("trods/src/hold/rescue.rs", "self.copies.keep(key, packet, Instant::now());", "", HEARD_AGAIN),
+    "moves-again": moves("trods/src/replica.rs", "self.watch.hear_again(&packet);", "drop(packet);", HEARD_AGAIN),
+    "moves-copies-old": moves(COPIES, "now >= *at + KEPT", "*at > now + KEPT", KEPT),
+    "moves-copies-most": moves(COPIES, " || self.order.len() >= MOST", "", KEPT),
     # Who is drained.
     "moves-drained": moves(
         "rivulet/src/agent/moves.rs",
@@ -82,7 +91,8 @@ REMOVALS = {
         "agent:second_chance::tests::what_another_handed_on_once_is_handed_on_when_it_comes_straight",
     ),
     "moves-turned": moves(TRODS_C, "\t\t\treturn turn_around(skb, lease->tor);\n", "", TURNED),
-    "moves-turned-once": moves(TRODS_C, "if (at && is_from(skb, lease->tor) && ", "if (at && ", TURNED),
+    "moves-turned-once": moves(TRODS_C, "!dead && is_from(skb, lease->tor) && ", "!dead && ", TURNED),
+    "moves-turned-dead": moves(TRODS_C, "at && !dead && ", "at && ", TURNED),
     "moves-turned-syn": moves(
         TRODS_C, " && !bpf_map_lookup_elem(&openings, &s->key)) {\n\t\tif (now", ") {\n\t\tif (now", TURNED
     ),

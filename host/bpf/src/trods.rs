@@ -148,6 +148,7 @@ struct Batch {
 #[derive(Debug)]
 pub struct Trods {
     object: Object,
+    tap: u32,
     links: Vec<OwnedFd>,
     linger: Option<Linger>,
     dying: Option<Dying>,
@@ -212,6 +213,7 @@ impl Trods {
         let stamps = Stamps::of(&object)?;
         Ok(Trods {
             object,
+            tap: 0,
             links: Vec::new(),
             linger: None,
             dying: None,
@@ -229,7 +231,7 @@ impl Trods {
     }
 
     /// Attaches both programs to the interface of this index, in the namespace of the calling thread, in place of where they
-    /// were.
+    /// were. What is put into [the TAP](Trods::set_tap) comes to that interface.
     ///
     /// # Errors
     /// `ENODEV` if there is none.
@@ -245,6 +247,12 @@ impl Trods {
         let linger = Linger::new(&links.collect::<Vec<_>>(), dead.as_fd())
             .map_err(|source| Error::Os { operation: "fork", source })?;
         self.linger = Some(linger);
+        let watched = map(&self.object, ".data.watched")?;
+        update(&watched, &0u32.to_ne_bytes(), &index.to_ne_bytes(), MapFlags::ANY)?;
+        if self.tap > 0 {
+            let link = attach(&self.program("trods_again")?, self.tap, BPF_TCX_INGRESS, 0);
+            self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
+        }
         Ok(())
     }
 
@@ -264,11 +272,12 @@ impl Trods {
         Ok(())
     }
 
-    /// Where held segments go: the index of a TAP; 0 and they are dropped.
+    /// Where held segments go: the index of a TAP; 0 and they are dropped. To be called before [`Trods::attach`].
     ///
     /// # Errors
     /// The system's.
-    pub fn set_tap(&self, index: u32) -> Result<(), Error> {
+    pub fn set_tap(&mut self, index: u32) -> Result<(), Error> {
+        self.tap = index;
         let tap = map(&self.object, ".data.tap")?;
         update(&tap, &0u32.to_ne_bytes(), &index.to_ne_bytes(), MapFlags::ANY)
     }

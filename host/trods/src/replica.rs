@@ -356,7 +356,9 @@ impl Body {
         }
         let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
         let (mut named, names) = (Vec::new(), &mut self.names);
+        let mut heard = Vec::new();
         self.watch.turn(|key, packet| {
+            heard.push(*key);
             let of_names = |names: &mut Names| Some((*key, names.heard(key, packet, now)?));
             named.extend(names.as_mut().and_then(of_names));
             found.extend(rescue.heard(key, packet, now));
@@ -378,6 +380,11 @@ impl Body {
                 }
                 self.rescue.here(key, record, Instant::now() + AGAIN);
             }
+        }
+        // What came before they went on here, and what was told of since.
+        heard.retain(|key| self.watch.has(key));
+        for packet in heard.iter().flat_map(|key| self.rescue.said(key)) {
+            self.watch.hear_again(&packet);
         }
         self.rescue.turn(Instant::now(), now, &mut self.watch)?;
         self.leaving.turn(Instant::now(), &mut self.watch)?;

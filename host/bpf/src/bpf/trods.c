@@ -123,6 +123,9 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
+/* Index of the interface, to which what the process puts into the TAP comes as if it came again. */
+volatile __u32 watched SEC(".data.watched");
+
 /* Index of the TAP; 0 while there is none: what would be held is dropped, and TCP sends it again. */
 volatile __u32 tap SEC(".data.tap");
 
@@ -366,7 +369,8 @@ static __always_inline int second_chance(struct __sk_buff *skb, const struct seg
 	struct scratch *at = scratch();
 	__u64 now = bpf_ktime_get_ns();
 
-	if (at && is_from(skb, lease->tor) && !bpf_map_lookup_elem(&openings, &s->key)) {
+	/* What the next process is for is not a dead one's to turn around. */
+	if (at && !dead && is_from(skb, lease->tor) && !bpf_map_lookup_elem(&openings, &s->key)) {
 		if (now - at->turned.since >= TURNED_IN) {
 			at->turned.since = now;
 			at->turned.count = 0;
@@ -411,8 +415,12 @@ int trods_ingress(struct __sk_buff *skb)
 	}
 	if (!limits) {
 		struct pin *pin = bpf_map_lookup_elem(&pins, &s.key);
-		if (pin)
+		if (pin) {
+			/* Who holds it may have said its last word: then this replica goes on, with what its client says until then. */
+			if (s.length && is_from(skb, pin->tor) && is_intact(skb, &s))
+				park(skb, &s);
 			return hand_on(skb, pin);
+		}
 		/* One whose replica is gone says by itself what it is, where nobody has told of it. */
 		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
 		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
@@ -450,6 +458,14 @@ int trods_ingress(struct __sk_buff *skb)
 lost:
 	count(COUNT_LOST);
 	return DROP;
+}
+
+/* What a client said before its connection stood here. */
+SEC("tcx/ingress")
+int trods_again(struct __sk_buff *skb)
+{
+	(void)skb;
+	return bpf_redirect(watched, BPF_F_INGRESS);
 }
 
 /* Keeps a frame without data, for when the limits have moved. */

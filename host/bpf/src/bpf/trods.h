@@ -116,7 +116,7 @@ enum event_kind {
 	EVENT_ENDED, /* the client acknowledged the FIN that was let through */
 	EVENT_FIN, /* the server's, at seq, not let through */
 	EVENT_ABORTED, /* the server's RST, not let through */
-	EVENT_PARKED, /* a segment of an orphan, which the kernel does not get: its IP packet */
+	EVENT_PARKED, /* a segment of an orphan, which the kernel does not get, or with data that was handed on: its IP packet */
 	EVENT_STAMPED, /* a request for what is in the table was seen: seq follows it */
 };
 

@@ -546,11 +546,14 @@ fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
             );
             assert_eq!(out[12..], frame[12..]);
             assert_eq!(rig.down(flags, 0, 0, data).0, DROP, "a kernel that does not know yet");
+            // What it says is told, for when this replica goes on with it.
+            let told = if data.is_empty() { vec![] } else { vec![Told::Parked(frame[14..].into())] };
+            assert_eq!(rig.told(), told);
         }
-        assert_eq!((rig.counters().handed_on, rig.counters().muted, rig.told()), (4, 4, vec![]));
+        assert_eq!((rig.counters().handed_on, rig.counters().muted, rig.counters().parked), (4, 4, 0));
         // From another member: it does not go round.
         rig.trods.pin(&key, Pin { tor: [2, 2, 2, 2, 2, 3], holder: 5 }).unwrap();
-        assert_eq!(rig.up(ACK, 5, 9, b"GET"), NEXT);
+        assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.told()), (NEXT, vec![]));
         rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
         // Another connection between these ports is this host's.
         rig.open();
@@ -593,6 +596,13 @@ fn what_nobody_knows_is_turned_around_at_once() {
         for frame in [frame(tor, RST, b""), frame(another, ACK, b"GET")] {
             assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame));
         }
+        let dead = map(&rig.trods.object, ".data.dead").unwrap();
+        let set_dead =
+            |is: u32| update(&dead, &0u32.to_ne_bytes(), &is.to_ne_bytes(), MapFlags::ANY).unwrap();
+        set_dead(1);
+        let frame = frame(tor, ACK, b"GET");
+        assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame), "the next process may know");
+        set_dead(0);
         // What may end a handshake is the kernel's, also where it has no socket for it.
         assert_eq!((rig.syn(), rig.up(ACK, 0, 7, b"GET")), (NEXT, NEXT));
     }

@@ -4,6 +4,7 @@
 //! A released frame passes the programs like any other, so nothing but the limits in their map decides what leaves.
 
 mod connection;
+mod copies;
 mod frame;
 mod moves;
 mod pace;
@@ -38,6 +39,9 @@ const TAP: &str = "trods%d";
 const QUEUE: u32 = 4096;
 /// Octets of all frames that are held; what comes beyond is dropped, and TCP sends it again.
 const MAX_HELD: usize = 64 << 20;
+/// Ethernet's types of packets.
+const IPV4: [u8; 2] = [0x08, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xdd];
 /// Buffers that are kept for frames to come.
 const SPARE: usize = 128;
 
@@ -67,6 +71,7 @@ pub struct Hold {
     aborter: Aborter,
     interface: Interface,
     index: u32,
+    mac: [u8; 6],
     /// Where a frame is read.
     scratch: Box<[u8]>,
     spare: Vec<Vec<u8>>,
@@ -105,7 +110,7 @@ impl Hold {
     fn with(mut programs: Trods, interface: &Interface) -> Result<Hold, HoldError> {
         let tap = Tap::new(TAP, QUEUE, interface.netns())?;
         programs.set_tap(tap.index())?;
-        let index = LinkInfo::of(interface)?.index;
+        let LinkInfo { index, mac, .. } = LinkInfo::of(interface)?;
         let out = Out(AfPacket::open(interface, config())?);
         let namespace = in_netns(interface.netns(), || rustix::fs::stat("/proc/thread-self/ns/net"))?;
         if let Err(e) = programs.see_deaths(namespace.map_err(io::Error::from)?.st_ino as u32) {
@@ -116,7 +121,8 @@ impl Hold {
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
         let spare = Vec::new();
-        Ok(Hold { programs, tap, out, aborter, interface, index, scratch, spare, held: 0, dropped: 0 })
+        let (held, dropped) = (0, 0);
+        Ok(Hold { programs, tap, out, aborter, interface, index, mac, scratch, spare, held, dropped })
     }
 
     /// The interface of that name may be another one: then the programs go there. True if they did.
@@ -124,7 +130,8 @@ impl Hold {
     /// # Errors
     /// There is none now; to be tried again.
     pub fn follow(&mut self) -> Result<bool, HoldError> {
-        let index = LinkInfo::of(&self.interface)?.index;
+        let LinkInfo { index, mac, .. } = LinkInfo::of(&self.interface)?;
+        self.mac = mac;
         if index == self.index {
             return Ok(false);
         }
@@ -214,6 +221,17 @@ impl Hold {
             self.transmit(&[rivulet_pktio::TxFrame::new(&octets)]);
         }
         Ok(())
+    }
+
+    /// Has a client's packet come in again. One that is lost its TCP sends again.
+    pub fn hear_again(&mut self, packet: &[u8]) {
+        let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) { IPV6 } else { IPV4 };
+        let mut frame = [&self.mac[..], &self.mac, &ether_type, packet].concat();
+        if frame::complete(&mut frame)
+            && let Err(e) = self.tap.write(&frame)
+        {
+            tracing::debug!(error = %e, "what a client said before is not heard");
+        }
     }
 
     /// Has the kernel forget a connection.

@@ -4,7 +4,7 @@
 //! to get it sends the probe. Whoever gets an answer goes on with the connection.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,6 +15,7 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::Segment;
 
+use super::copies::Copies;
 use super::pace::Pace;
 use super::{HoldError, Keeper, PATIENCE, Watch};
 use crate::flow::Wake;
@@ -88,6 +89,7 @@ pub struct Rescue {
     asked: u64,
     /// Records of connections that go on here, and since when.
     outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
+    copies: Copies,
     pace: Pace,
     prober: Prober,
     wake: Wake,
@@ -102,8 +104,8 @@ impl Rescue {
         let prober = in_netns(netns, Prober::open)??;
         let (load, loaded) = channel();
         let (orphans, due, outdated) = (HashMap::new(), BinaryHeap::new(), Vec::new());
-        let pace = Pace::default();
-        Ok(Rescue { orphans, due, load, loaded, asked: 0, outdated, pace, prober, wake })
+        let (copies, pace) = (Copies::default(), Pace::default());
+        Ok(Rescue { orphans, due, load, loaded, asked: 0, outdated, copies, pace, prober, wake })
     }
 
     /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
@@ -282,6 +284,7 @@ impl Rescue {
     /// the record, the socket that goes on with it, and what the client has behind a hole. Its packets stay parked until who
     /// adopts it says otherwise.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<(Record, Connection, u32)> {
+        self.copies.keep(key, packet, Instant::now());
         let orphan = self.orphans.get(key)?;
         let segment = Segment::parse(packet).ok()?;
         match wake::read(&orphan.found.record, &segment, now_ms) {
@@ -295,6 +298,11 @@ impl Rescue {
             // Parked until it is given up: nobody is there to be reset.
             Told::Gone | Told::Nothing => None,
         }
+    }
+
+    /// What the client of a connection said that goes on here now, before it did.
+    pub fn said(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
+        self.copies.take(key)
     }
 
     /// Deletes the records of others' whose connections go on here under an own name by now.

@@ -368,6 +368,11 @@ impl<K: Keeper> Watch<K> {
         self.hold.abort(key)
     }
 
+    /// Has a client's packet come in that nobody heard.
+    pub fn hear_again(&mut self, packet: &[u8]) {
+        self.hold.hear_again(packet);
+    }
+
     /// The connections of these services.
     #[must_use]
     pub fn keys(&self, services: &[SocketAddr]) -> Vec<FlowKey> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rivulet_bpf::trods::Pin;
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{PATIENCE, eventually};
-use rivulet_trods::hold::{Departed, Leave, Left, List};
+use rivulet_trods::hold::{Absence, Departed, Leave, Left, List};
 use rivulet_trods::store::{load, prefix};
 use rivulet_trods::{Flow, Record};
 
@@ -50,7 +50,15 @@ fn connect(rig: &Rig) -> TcpStream {
 
 /// A small file on a connection that stays.
 fn get(stream: &mut TcpStream, content: &[u8]) {
+    ask(stream);
+    answered(stream, content);
+}
+
+fn ask(stream: &mut TcpStream) {
     stream.write_all(b"GET /small HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+}
+
+fn answered(stream: &mut TcpStream, content: &[u8]) {
     let mut got = Vec::new();
     while !got.ends_with(content) {
         let mut octets = [0; 4096];
@@ -146,6 +154,36 @@ fn idle_connections_move_once_somebody_follows_and_go_on_where_they_are() {
     assert_eq!((two().refused, two().unprotected), (0, Default::default()));
     assert_eq!((sockets(&rig, 0), list(&rig).unwrap().end()), (0, first + 40));
     eventually("their records are deleted where they were", || records(&rig).is_empty());
+}
+
+/// As what comes between its replica's last word and the other one's first look.
+#[test]
+fn what_nobody_heard_is_heard_where_its_connection_goes_on() {
+    let Some(rig) = Rig::new(&Plan::default()) else { return };
+    let small = rig.file("small", 700);
+    // Its client sends nothing again.
+    rig.client.ip("route replace default via 10.8.0.254 rto_min 100s");
+    rig.client.run("sysctl -qw net.ipv4.tcp_early_retrans=0");
+    let mut stream = connect(&rig);
+    get(&mut stream, &small);
+    let two = &rig.hosts[1].replica;
+    two.away(Absence {
+        number: (0, 0),
+        others: vec![(0, first())],
+        servers: rig.servers(),
+        named: Vec::new(),
+        alive: 0b11,
+        tor: rig.router.mac("x2"),
+        gets: Box::new(|_, _| true),
+    });
+    eventually("it knows who holds it", || !two.back().is_empty());
+    // What is handed on ends at the router.
+    rig.steer("replace", 2);
+    ask(&mut stream);
+    follow(&rig);
+    drain(&rig);
+    answered(&mut stream, &small);
+    eventually("it is counted", || (rig.hosts[0].replica.counts().moved, two.counts().adopted) == (1, 1));
 }
 
 /// A list names a connection of before, and one whose number is another's by now.

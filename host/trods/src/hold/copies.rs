@@ -1,0 +1,91 @@
+//! What clients say on connections that nobody hears for a moment: those that are looked for, and those that another replica holds,
+//! which may have said its last word on them. Whoever goes on with one hears that first: the client's TCP would send it again, but
+//! not before a retransmission timeout.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::trods::FlowKey;
+use rivulet_plain::Segment;
+
+/// Longer than it takes until a connection that was left goes on.
+const KEPT: Duration = Duration::from_secs(1);
+/// Packets that are kept; the oldest give way.
+const MOST: usize = 4096;
+
+/// Packets with data, as they came.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    of: HashMap<FlowKey, VecDeque<Vec<u8>>>,
+    order: VecDeque<(Instant, FlowKey)>,
+}
+
+impl Copies {
+    /// Keeps one that has data.
+    pub fn keep(&mut self, key: &FlowKey, packet: &[u8], now: Instant) {
+        while self.order.front().is_some_and(|(at, _)| now >= *at + KEPT) || self.order.len() >= MOST {
+            let Some((_, oldest)) = self.order.pop_front() else { break };
+            if let Some(packets) = self.of.get_mut(&oldest) {
+                packets.pop_front();
+                if packets.is_empty() {
+                    self.of.remove(&oldest);
+                }
+            }
+        }
+        if Segment::parse(packet).is_ok_and(|segment| !segment.payload.is_empty()) {
+            self.of.entry(*key).or_default().push_back(packet.to_vec());
+            self.order.push_back((now, *key));
+        }
+    }
+
+    /// What is kept of a connection.
+    pub fn take(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
+        let packets = self.of.remove(key).unwrap_or_default();
+        if !packets.is_empty() {
+            self.order.retain(|(_, other)| other != key);
+        }
+        packets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rivulet_packet::segment::TcpFlags;
+    use rivulet_plain::{Header, Options};
+
+    use super::*;
+
+    #[test]
+    fn the_last_is_kept_for_a_while() {
+        let (mut copies, now) = (Copies::default(), Instant::now());
+        let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let packet = |data: &[u8]| {
+            let (flags, options) = (TcpFlags(TcpFlags::ACK), Options::default());
+            let header = Header { src: client, dst: service, seq: 30, ack: 9, flags, window: 10, options };
+            let mut packet = vec![0; header.length()];
+            packet.extend_from_slice(data);
+            header.finish(&mut packet, data.len()).unwrap();
+            packet
+        };
+        let key = |port| FlowKey::new((client.ip(), port).into(), service);
+        copies.keep(&key(1), &packet(b""), now);
+        assert!(copies.take(&key(1)).is_empty(), "there is nothing to hear");
+        for data in [b"a", b"b"] {
+            copies.keep(&key(1), &packet(data), now);
+        }
+        copies.keep(&key(2), &packet(b"c"), now + KEPT / 2);
+        assert_eq!(copies.take(&key(1)), [packet(b"a"), packet(b"b")]);
+        assert!(copies.take(&key(1)).is_empty(), "once");
+        copies.keep(&key(3), &packet(b"d"), now + KEPT);
+        assert_eq!(copies.take(&key(2)), [packet(b"c")]);
+        copies.keep(&key(4), &packet(b"e"), now + 2 * KEPT);
+        assert!(copies.take(&key(3)).is_empty(), "it was sent again by now");
+        for port in 5..=MOST as u16 + 4 {
+            copies.keep(&key(port), &packet(b"f"), now + 2 * KEPT);
+        }
+        assert_eq!(
+            (copies.take(&key(4)).len(), copies.take(&key(5)).len(), copies.order.len()),
+            (0, 1, MOST - 1)
+        );
+    }
+}
