@@ -155,6 +155,12 @@ STAMPS: dict[str, Removal] = {
         "named.contains(&key.service()) && (holder < 64 || *alive > 0);",
         "it:stamps::a_download_goes_on_from_another_replica_that_nobody_told_what_it_is",
     ),
+    "ts-early-reset": trods(
+        "ts/mod.rs",
+        "if is_reset && programs.stamps().get(&key)?.is_some_and(|stamped| stamped.adopted) {",
+        "if is_reset && programs.stamps().get(&key)?.is_none() {",
+        "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
+    ),
     "ts-hint-tag": named(
         "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
         "true",

@@ -115,3 +115,34 @@ fn what_is_not_in_the_table_is_as_it_ever_was() {
     eventually("they are counted", || counts().unprotected.get("ts_unlisted") == Some(&2));
     assert_eq!(counts().protected, 1);
 }
+
+/// A client answers each probe: what comes after the first answer may find limits and no socket yet.
+#[test]
+fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    let (client, service) = ("10.8.0.1", SERVICE.parse::<SocketAddr>().unwrap());
+    // As the kernel answers what it has no socket for, at the client's place.
+    let adopter = &rig.hosts[1].netns;
+    adopter.run("nft add table ip early");
+    adopter.run("nft add chain ip early in { type filter hook input priority 0 ; }");
+    let clients = format!("ip saddr {client} tcp dport {}", service.port());
+    adopter.run(&format!(
+        "nft add rule ip early in {clients} limit rate 1/day burst 3 packets counter reject with tcp reset"
+    ));
+    rig.client.run("nft add table ip heard");
+    rig.client.run("nft add chain ip heard in { type filter hook input priority 0 ; }");
+    rig.client.run("nft add rule ip heard in tcp flags & rst == rst counter");
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("a third of it", || rig.got() > 7_000_000);
+    rig.router.ip("link set x1 down");
+    rig.tell_named(1, 1);
+    rig.steer("replace", 2);
+    let status = curl.0.wait().unwrap();
+    let heard = rig.client.run("nft list chain ip heard in");
+    assert!(heard.contains("counter packets 0 "), "{heard}");
+    let said = adopter.run("nft list chain ip early in");
+    assert!(said.contains("packets 3 "), "{said}");
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    assert!(got(&rig) == content(&rig, "large"));
+    assert_eq!(rig.hosts[1].replica.counts().refused, 0);
+}
