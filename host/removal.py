@@ -103,6 +103,7 @@ DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
 LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
 NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arrives"
 UNNAMED = "what_is_not_in_the_table_goes_on_unnamed"
+HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
 STAMPS: dict[str, Removal] = {
     "ts-acknowledged-first": stamps(
@@ -116,8 +117,8 @@ STAMPS: dict[str, Removal] = {
         file="ts_maps.h",
     ),
     "ts-nobodys": stamps("st->object = NOBODYS;", "", UNNAMED, file="ts_object.h"),
-    "ts-whole": stamps("if (asked.ends != length) {", "if (!asked.ends) {", UNNAMED, file="ts_object.h"),
-    "ts-fields": stamps("if (asked.has_fields) {", "if (0) {", UNNAMED, file="ts_object.h"),
+    "ts-whole": stamps("if (asked.ends != length)", "if (!asked.ends)", UNNAMED, file="ts_object.h"),
+    "ts-fields": stamps("if (asked.has_fields)", "if (0)", UNNAMED, file="ts_object.h"),
     "ts-head": stamps(
         "if (sum_words(octets, length) != head->sum)", "if (0)", "another_head_is_not_named", file="ts_object.h"
     ),
@@ -161,6 +162,44 @@ STAMPS: dict[str, Removal] = {
         "if is_reset && programs.stamps().get(&key)?.is_none() {",
         "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
     ),
+    # What timestamps cannot name, where there is a store.
+    "ts-held": stamps(
+        "if (service->records && limits)", "if (0)", HELD_UNNAMED, file="ts_object.h"
+    ),
+    "ts-recorded-nobodys": stamps("if (!limits || limits->flags & LIMITS_RECORDED)", "if (!limits)", HELD_UNNAMED),
+    "ts-recorded-later": stamps(
+        "if (!limits || limits->flags & LIMITS_RECORDED)", "if (1)", "a_second_request_is_recorded_where_that_can_be"
+    ),
+    "ts-has-all": stamps(
+        "st->client_next) && is_named && !has_all)", "st->client_next) && 0)",
+        "a_second_request_is_recorded_where_that_can_be",
+    ),
+    "ts-request-told": stamps(
+        "if (length <= REQUEST_MAX)\n\t\tbpf_ringbuf_output", "if (0)\n\t\tbpf_ringbuf_output",
+        "a_request_whose_response_has_another_head_is_told_before_that", file="ts_object.h",
+    ),
+    "ts-awaited": stamps(
+        "if (limits && limits->flags & LIMITS_AWAITED)", "if (0)",
+        "a_client_whose_socket_is_not_there_yet_is_not_heard",
+    ),
+    "awaited": bpf(
+        "if (limits->flags & LIMITS_AWAITED)", "if (0)",
+        "stamped::a_client_whose_socket_is_not_there_yet_is_not_heard",
+    ),
+    "ts-behind-the-object": named(
+        "if !blocks.iter().all(is_within) {", "if false {",
+        "whoever_has_octets_behind_the_object_is_not_gone_on_with",
+    ),
+    "ts-record-first": trods(
+        "replica.rs", "watch.has(key) || rescue.looks_for_near(key, next);", "watch.has(key) && next == 0;",
+        "it:both::a_record_counts_for_more_than_what_others_told",
+    ),
+    "ts-record-stamps": trods(
+        "ts/read.rs", "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n    })",
+        "index: 0,\n        echo: 0,\n    })",
+        "it:both::what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can",
+    ),
+    "ts-base": field("handshake.stamps.is_some_and(|base| !is_base(base))"),
     "ts-hint-tag": named(
         "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
         "true",

@@ -29,8 +29,8 @@ REMOVALS = {
     # Who says nothing any more, and whom it tells.
     "moves-mute": moves(
         "trods/src/hold/watch.rs",
-        "        self.hold.programs.pin(key, to)?;\n        self.hold.programs.free(key)?;",
-        "        let _ = to;\n        self.hold.programs.free(key)?;",
+        "        self.hold.programs.pin(key, to)?;\n        self.hold.clear(key)?;",
+        "        let _ = to;\n        self.hold.clear(key)?;",
         "a_download_moves_in_the_middle",
     ),
     "moves-nobody": moves(LEAVE, ".is_none_or(is_behind)", ".is_some_and(|_| false)", IDLE),

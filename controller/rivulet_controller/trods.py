@@ -41,7 +41,8 @@ def mistakes(config: Config) -> Iterator[Mistake]:
         servers = service.trods.store
         if service.trods.objects is not None:
             yield from _names(config, index)
-            continue
+            if not servers:
+                continue
         if not servers:
             yield at, "no server: say where records are kept, or by `objects` what timestamps name"
             continue
@@ -64,15 +65,13 @@ def mistakes(config: Config) -> Iterator[Mistake]:
 
 
 def _names(config: Config, index: int) -> Iterator[Mistake]:
-    """What a service without a store may not have: records, and replicas that have another such service."""
+    """What a service with a list may not have: replicas that have another such service, and, without a store, settings of one."""
     service, where = config.services[index], ("services", index, "trods")
     trods = service.trods
     if trods is None:
         return
-    if trods.store:
-        yield (*where, "objects"), "with a store: connections are recorded, or named by timestamps"
     for setting in ("copies", "failure", "deterministic"):
-        if setting in trods.model_fields_set:
+        if setting in trods.model_fields_set and not trods.store:
             yield (*where, setting), "is for a store, and there is none"
     for other in config.services[:index]:
         if is_named(other) and (both := sorted(set(other.replicas) & set(service.replicas))):
@@ -80,7 +79,7 @@ def _names(config: Config, index: int) -> Iterator[Mistake]:
 
 
 def is_named(service: Service) -> bool:
-    """Whether timestamps name what its connections carry, rather than records of a store."""
+    """Whether timestamps name what its connections carry; what they cannot is recorded, if there is a store."""
     return service.trods is not None and service.trods.objects is not None
 
 

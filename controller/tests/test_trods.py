@@ -57,7 +57,7 @@ def test_a_service_with_trods() -> None:
         ("{store: []}", "services.0.trods.store", "no server"),
         ("{objects: list}", "services.0.trods.objects", "pattern"),
         ("{objects: /a b}", "services.0.trods.objects", "pattern"),
-        ("{objects: /list, store: ['10.0.1.1:1']}", "services.0.trods.objects", "with a store"),
+        ("{objects: /list, store: ['10.0.2.1:1']}", "services.0.trods.store", "all of it is on the host of replica 'r1'"),
         ("{objects: /list, failure: closed}", "services.0.trods.failure", "is for a store"),
         (
             "{store: [" + ", ".join(f"'10.0.1.{n}:1'" for n in range(1, 10)) + "]}",
@@ -104,6 +104,9 @@ def test_one_service_of_a_replica_has_its_objects_named() -> None:
 def test_agents_are_told_where_the_list_is_and_what_is_in_force() -> None:
     rack = config(TRODS.replace(STORE, "    trods: {objects: /list}\n"))
     assert (told(rack).trods.objects, list(told(rack).trods.store)) == ("/list", [])
+    rack = config(TRODS.replace(STORE, "    trods: {objects: /list, store: ['10.0.1.1:11211'], failure: closed}\n"))
+    both = told(rack).trods
+    assert (both.objects, list(both.store), both.closed) == ("/list", ["10.0.1.1:11211"], True)
     assert told(config(TRODS)).trods.objects == ""
 
 

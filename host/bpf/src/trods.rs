@@ -160,6 +160,7 @@ pub struct Trods {
     died: MapHandle,
     withheld: MapHandle,
     stamps: Stamps,
+    issues: bool,
     ring: RingBuffer<'static>,
     /// Never held while anything is called but libbpf.
     batch: Arc<Mutex<Batch>>,
@@ -173,10 +174,10 @@ impl Trods {
     pub fn load() -> Result<Trods, Error> {
         let mut object = open(NAME, object!("trods"))?;
         // There is nothing to remember of handshakes.
-        for mut issued in object.maps_mut().filter(|map| map.name() == "issued") {
-            issued.set_max_entries(1).map_err(Error::of("a BPF map's size"))?;
+        for mut map in object.maps_mut().filter(|map| map.name() == "issued" || map.name() == "requests") {
+            map.set_max_entries(1).map_err(Error::of("a BPF map's size"))?;
         }
-        Trods::of(object)
+        Trods::of(object, false)
     }
 
     /// As [`Trods::load`], and they make handshakes and timestamps of services that are [issued](Trods::issue). They are larger.
@@ -185,10 +186,10 @@ impl Trods {
     /// And what [`can_issue`] says.
     pub fn load_issuing() -> Result<Trods, Error> {
         can_issue()?;
-        Trods::of(open(NAME, object!("trods_ts"))?)
+        Trods::of(open(NAME, object!("trods_ts"))?, true)
     }
 
-    fn of(object: OpenObject) -> Result<Trods, Error> {
+    fn of(object: OpenObject, issues: bool) -> Result<Trods, Error> {
         crate::kernel::require(crate::kernel::Feature::Tcx)?;
         let object = load(NAME, object)?;
         let handle =
@@ -225,6 +226,7 @@ impl Trods {
             died,
             withheld,
             stamps,
+            issues,
             ring,
             batch,
         })
@@ -287,7 +289,13 @@ impl Trods {
     /// # Errors
     /// More than [`MAX_SERVICES`].
     pub fn protect(&self, service: SocketAddr, lease: u32) -> Result<(), Error> {
-        self.issue(service, lease, 0)
+        self.issue(service, lease, 0, false)
+    }
+
+    /// Whether these programs make handshakes and timestamps.
+    #[must_use]
+    pub fn issues(&self) -> bool {
+        self.issues
     }
 
     /// What comes to and from this address passes from now on, whatever its limits.

@@ -49,6 +49,9 @@ pub struct Handshake {
     /// TSval of the SYN-ACK where that is another one: a client echoes no newer one before something new comes from the socket
     /// that goes on.
     pub first_timestamp: Option<u32>,
+    /// What all timestamps have that the programs make (`docs/trods-stamps.md`), if they do: then what is said above of them is
+    /// the kernel's own, which no client sees.
+    pub stamps: Option<u32>,
     /// When the SYN-ACK was seen, or the connection was gone on with, milliseconds of Unix time: TSval grows by one each from
     /// then on.
     pub at_ms: u64,

@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Lease, Leases, Pin, Unnamed};
-use rivulet_pktio::repair::{self, Connection};
+use rivulet_pktio::repair;
 use rivulet_pktio::{Interface, in_netns};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::adopt::{AdoptConfig, Adopters, Outcome};
 use crate::flow::{Settings, Wake};
 use crate::hold::{
-    Absence, Departed, Followers, Hold, HoldError, Leave, Leaving, Pins, Rescue, Stores, Watch, now_ms,
+    Absence, Departed, Followers, Heard, Hold, HoldError, Leave, Leaving, Pins, Rescue, Stores, Watch, now_ms,
 };
-use crate::record::{Record, Tuple};
+use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
 use crate::ts::{Found, Named, Names};
 
@@ -49,17 +49,10 @@ pub struct Protected {
     pub lease: u32,
     /// How.
     pub settings: Settings,
-    /// Where what is needed to go on is.
-    pub means: Means,
-}
-
-/// Where what is needed to go on with a connection is.
-#[derive(Clone, Debug)]
-pub enum Means {
-    /// In records of this store.
-    Store(StoreConfig),
-    /// In what its client echoes.
-    Stamps(Named),
+    /// Where records are of what is needed to go on, of all connections or of those that timestamps do not name.
+    pub store: Option<StoreConfig>,
+    /// How timestamps name it.
+    pub named: Option<Named>,
 }
 
 /// A replica that is dead, or was excluded, of whose connections others told.
@@ -123,7 +116,7 @@ struct Shared {
 
 impl Replica {
     /// Loads the programs onto an interface; nothing is protected yet. `wake`: of connections of others; of its own the
-    /// [`Settings`] say it; `issues`: there may be services of [`Means::Stamps`]. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    /// [`Settings`] say it; `issues`: there may be services that are [named](Protected::named). Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     ///
     /// # Errors
     /// What the kernel lacks, in words for the operator.
@@ -150,6 +143,7 @@ impl Replica {
             let pins = Pins::default();
             let mut body = Body {
                 names: None,
+                gone: Vec::new(),
                 netns: netns.clone(),
                 absences,
                 watch,
@@ -264,6 +258,8 @@ impl Shared {
 struct Body {
     /// Services whose connections are named by timestamps.
     names: Option<Names>,
+    /// Replicas whose named connections are not looked for yet: records come first.
+    gone: Vec<Gone>,
     netns: Option<String>,
     /// Absences of which others are still to tell what they hold, and when they have.
     absences: Vec<(Instant, Absence)>,
@@ -317,12 +313,7 @@ impl Body {
                     let shared = Arc::clone(&self.shared);
                     self.rescue.depart(departed, move || shared.wake())?;
                 }
-                Command::Gone(Gone { replica, services, other, waits }) => {
-                    let Some(names) = &mut self.names else { continue };
-                    for service in services {
-                        names.depart(service, replica, waits, &other, self.watch.hold().programs())?;
-                    }
-                }
+                Command::Gone(gone) => self.gone.push(gone),
                 Command::Succeed => self.watch.succeed(),
                 Command::Leave(all) => self.leaving.set(all)?,
                 Command::Follow(all) => {
@@ -356,12 +347,20 @@ impl Body {
         }
         let (mut found, rescue, now) = (Vec::new(), &mut self.rescue, now_ms());
         let (mut named, names) = (Vec::new(), &mut self.names);
-        let mut heard = Vec::new();
+        let mut spoke = Vec::new();
         self.watch.turn(|key, packet| {
-            heard.push(*key);
-            let of_names = |names: &mut Names| Some((*key, names.heard(key, packet, now)?));
-            named.extend(names.as_mut().and_then(of_names));
-            found.extend(rescue.heard(key, packet, now));
+            spoke.push(*key);
+            // What there is a record of is gone on with by that, or may be; its client says it again.
+            let is_recorded = rescue.is_loading() || rescue.looks_for(key);
+            let heard = rescue.heard(key, packet, now);
+            if let Some(names) = names {
+                if heard.is_some() {
+                    names.is_found(key);
+                } else if !is_recorded || names.looks_for(key) {
+                    named.extend(names.heard(key, packet, now).map(|found| (*key, found)));
+                }
+            }
+            found.extend(heard);
         })?;
         for (key, found) in named {
             if let Err(e) = self.go_on_named(&key, &found) {
@@ -371,22 +370,26 @@ impl Body {
                 }
             }
         }
-        for (record, connection, sacked) in found {
-            let key = FlowKey::new(record.tuple.client, record.tuple.service);
-            if let Err(e) = self.go_on(&key, &record, &connection, sacked) {
+        for heard in found {
+            let key = FlowKey::new(heard.record.tuple.client, heard.record.tuple.service);
+            if let Err(e) = self.go_on(&key, &heard) {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
                 if let Err(e) = self.watch.withdraw(&key) {
                     tracing::warn!(error = %e, client = %key.client(), "nor parked");
                 }
-                self.rescue.here(key, record, Instant::now() + AGAIN);
+                self.rescue.here(key, heard.record, Instant::now() + AGAIN);
             }
         }
         // What came before they went on here, and what was told of since.
-        heard.retain(|key| self.watch.has(key));
-        for packet in heard.iter().flat_map(|key| self.rescue.said(key)) {
+        spoke.retain(|key| self.watch.has(key));
+        for packet in spoke.iter().flat_map(|key| self.rescue.said(key)) {
             self.watch.hear_again(&packet);
         }
+        let is_loading = self.rescue.is_loading();
         self.rescue.turn(Instant::now(), now, &mut self.watch)?;
+        if !is_loading {
+            self.look_for_named()?;
+        }
         self.leaving.turn(Instant::now(), &mut self.watch)?;
         self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));
         while let Ok((Tuple { client, service }, outcome)) = self.ends.try_recv() {
@@ -408,19 +411,24 @@ impl Body {
     }
 
     /// A connection goes on here, whose client said where it is.
-    fn go_on(
-        &mut self,
-        key: &FlowKey,
-        record: &Record,
-        connection: &Connection,
-        sacked: u32,
-    ) -> Result<(), HoldError> {
+    fn go_on(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
+        let Heard { record, connection, sacked, stamped } = heard;
         // Parked as it is, what the kernel says at this does not leave.
         self.watch.abandon(key)?;
+        if let Some(stamped) = stamped {
+            self.watch.hold().programs().stamps().put(key, stamped)?;
+        }
+        if let Some(names) = &mut self.names {
+            names.go_on_recorded(key, self.watch.hold().programs())?;
+        }
         self.watch.adopt(record, connection.send_next)?;
         // The store answers while the kernel makes the socket.
         self.watch.settle()?;
-        self.adopters(record.tuple.service)?.adopt(record.clone(), connection, sacked)?;
+        // What it says has the kernel's timestamps, as all that the programs translate.
+        let handshake = Handshake { stamps: None, ..record.handshake };
+        let record = Record { handshake, ..record.clone() };
+        self.adopters(record.tuple.service)?.adopt(record, connection, *sacked)?;
+        self.watch.begin(key)?;
         tracing::debug!(client = %key.client(), "adopted");
         self.watch.hold().programs().unpark(key)?;
         self.watch.hold().programs().unpin(key)?;
@@ -437,6 +445,22 @@ impl Body {
         tracing::debug!(client = %key.client(), object = found.stamped.object, "adopted");
         self.watch.hold().programs().unpark(key)?;
         self.watch.hold().programs().unpin(key)?;
+        Ok(())
+    }
+
+    /// Connections of replicas that are gone, of which others told; what there are records of is looked for by these.
+    fn look_for_named(&mut self) -> Result<(), HoldError> {
+        let (rescue, watch) = (&self.rescue, &self.watch);
+        let Some(names) = &mut self.names else {
+            self.gone.clear();
+            return Ok(());
+        };
+        for Gone { replica, services, other, waits } in self.gone.drain(..) {
+            let is_known = |key: &FlowKey, next| watch.has(key) || rescue.looks_for_near(key, next);
+            for service in services {
+                names.depart(service, replica, waits, &other, is_known, watch.hold().programs())?;
+            }
+        }
         Ok(())
     }
 
@@ -468,15 +492,16 @@ impl Body {
 
     fn replace(&mut self, services: &[Protected]) -> Result<(), HoldError> {
         let mut named = Vec::new();
-        for Protected { sockets, means, .. } in services {
+        for Protected { sockets, store, named: how, .. } in services {
+            named.extend(how.iter().map(|how| (sockets.clone(), how.clone())));
             let keeper = self.watch.keeper_mut();
-            match means {
-                Means::Stamps(how) => named.push((sockets.clone(), how.clone())),
-                Means::Store(config) if sockets.iter().all(|s| keeper.has(s, config)) => {}
-                Means::Store(config) => match Store::new(config, Instant::now()) {
-                    Ok(store) => keeper.add(store, config, sockets.iter().copied()),
-                    Err(e) => tracing::error!(error = %e, "no store for {sockets:?}"),
-                },
+            let Some(config) = store else { continue };
+            if sockets.iter().all(|s| keeper.has(s, config)) {
+                continue;
+            }
+            match Store::new(config, Instant::now()) {
+                Ok(store) => keeper.add(store, config, sockets.iter().copied()),
+                Err(e) => tracing::error!(error = %e, "no store for {sockets:?}"),
             }
         }
         if self.names.is_none() && !named.is_empty() {
@@ -485,9 +510,14 @@ impl Body {
         if let Some(names) = &mut self.names {
             names.set_services(&named, self.watch.hold().programs())?;
         }
-        let sockets = || services.iter().flat_map(|s| s.sockets.iter());
-        let issuer = |socket: &SocketAddr| Some((*socket, self.names.as_ref()?.issuer(socket)?));
-        let issuers: HashMap<SocketAddr, u32> = sockets().filter_map(issuer).collect();
+        let sockets =
+            services.iter().flat_map(|s| s.sockets.iter().map(|socket| (*socket, s.store.is_some())));
+        let mut issuers = HashMap::new();
+        for (socket, records) in sockets {
+            let records = records && self.watch.keeper_mut().serves(&socket);
+            let number = self.names.as_ref().and_then(|names| names.issuer(&socket));
+            issuers.extend(number.map(|number| (socket, (number, records))));
+        }
         self.watch.set_issuers(issuers.clone());
         let all = services.iter().flat_map(|s| s.sockets.iter().map(|socket| (*socket, s.lease, s.settings)));
         let can =
@@ -513,6 +543,12 @@ impl Body {
         }
         if let Err(e) = self.watch.sweep() {
             tracing::warn!(error = %e, "idle connections");
+        }
+        let leaves = self.leaving.services();
+        if let Some(names) = self.names.as_ref().filter(|_| !leaves.is_empty())
+            && let Err(e) = names.record(&leaves, &mut self.watch)
+        {
+            tracing::warn!(error = %e, "named connections do not move");
         }
         let status = self.watch.status();
         let (protected, watched, moved) = (status.protected, status.watched, self.leaving.moved());

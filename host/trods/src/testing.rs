@@ -14,6 +14,7 @@ pub fn idle(tuple: Tuple, response_at: u32, request_at: u32) -> Record {
         sack: true,
         timestamp: None,
         first_timestamp: None,
+        stamps: None,
         at_ms: 0,
     };
     Record {

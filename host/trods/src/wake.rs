@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::repair::Connection;
-use rivulet_plain::{Header, Options, Segment, Stamps};
+use rivulet_plain::{Header, ObjectStamp, Options, Segment, Stamps};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with};
 
 use crate::record::{Body, Record};
@@ -21,6 +21,8 @@ const MARGIN: u32 = 2000;
 const MAX_UNKNOWN: u32 = 1 << 16;
 /// Further back than the client can be, and still behind it as numbers go.
 const MAX_BACK: u64 = (1 << 31) - 2;
+/// Indices of timestamps that the programs make, of which one is not behind the client's, whatever that is.
+pub(crate) const INDICES: [u8; 3] = [0, 11, 22];
 /// What every client takes in a segment (RFC 9293 section 3.7.1).
 const MIN_SEGMENT: u16 = 536;
 /// Versions that a replica may store before the next one's begin.
@@ -68,17 +70,29 @@ pub fn timestamp(record: &Record, now_ms: u64) -> Option<u32> {
 /// # Errors
 /// [`BuildError`]: the record's addresses are of two families.
 pub fn probe(record: &Record, now_ms: u64) -> Result<Vec<u8>, BuildError> {
+    packet(record, timestamp(record, now_ms))
+}
+
+/// What is sent at once: a probe, or several, where nobody knows what the client heard last.
+fn probes(record: &Record, now_ms: u64) -> Result<Vec<Vec<u8>>, BuildError> {
+    match record.handshake.stamps.and_then(ObjectStamp::parse) {
+        Some(base) => {
+            let values = INDICES.map(|index| ObjectStamp { index, ..base }.value());
+            values.into_iter().map(|value| packet(record, Some(value))).collect()
+        }
+        None => Ok(vec![probe(record, now_ms)?]),
+    }
+}
+
+fn packet(record: &Record, timestamp: Option<u32>) -> Result<Vec<u8>, BuildError> {
     let header = Header {
         src: record.tuple.service,
         dst: record.tuple.client,
-        seq: old(record),
+        seq: probed(record),
         ack: record.acknowledged(),
         flags: TcpFlags(TcpFlags::ACK),
         window: WINDOW,
-        options: Options {
-            stamps: timestamp(record, now_ms).map(|value| Stamps { value, echo: 0 }),
-            ..Options::default()
-        },
+        options: Options { stamps: timestamp.map(|value| Stamps { value, echo: 0 }), ..Options::default() },
     };
     let mut packet = vec![0; header.length() + 1];
     header.finish(&mut packet, 1)?;
@@ -109,8 +123,8 @@ impl Prober {
     /// # Errors
     /// The system's; a queue that is full is one.
     pub fn send(&self, record: &Record, now_ms: u64) -> io::Result<()> {
-        let packet = probe(record, now_ms).map_err(io::Error::other)?;
-        self.send_packet(record.tuple.client, &packet)
+        let packets = probes(record, now_ms).map_err(io::Error::other)?;
+        packets.iter().try_for_each(|packet| self.send_packet(record.tuple.client, packet))
     }
 
     /// Sends an IP packet to a client.
@@ -146,6 +160,9 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     }
     let first = record.handshake.first_timestamp.or(record.handshake.timestamp);
     let is_echo = match (timestamp(record, now_ms), first, header.options.stamps) {
+        (.., stamps) if record.handshake.stamps.is_some() => {
+            stamps.and_then(|s| stamp(record, s.echo)).is_some()
+        }
         (Some(latest), Some(first), Some(stamps)) => {
             latest.wrapping_sub(stamps.echo) <= latest.wrapping_sub(first)
         }
@@ -161,12 +178,19 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     let left = record.passed().wrapping_sub(header.ack);
     let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack)).filter(|further| *further <= left);
     Told::Waits(Place {
-        fresh: blocks.first() == Some(&(old(record), old(record).wrapping_add(1))),
+        fresh: blocks.first() == Some(&(probed(record), probed(record).wrapping_add(1))),
         sacked: ends.max().unwrap_or(0),
         ack: header.ack,
         window: u32::from(header.window) << shift,
         seq: header.seq,
     })
+}
+
+/// A timestamp that the programs made, if it is one of this connection's.
+#[must_use]
+pub(crate) fn stamp(record: &Record, value: u32) -> Option<ObjectStamp> {
+    let base = record.handshake.stamps?;
+    ObjectStamp::parse(value).filter(|stamp| ObjectStamp { index: 0, object: 0, ..*stamp }.value() == base)
 }
 
 /// The socket that goes on there.
@@ -205,6 +229,12 @@ fn asked(record: &Record) -> u32 {
         Body::Whole(_) => 0,
     });
     (answered.sum::<usize>() + record.requests.len()) as u32 + u32::from(record.client_fin)
+}
+
+/// Where a probe is. Of several with timestamps that may be anywhere none is to be what the client echoes from then on: so they are
+/// an octet further back, where it has had something longer ago than it acknowledged last.
+fn probed(record: &Record) -> u32 {
+    old(record).wrapping_sub(u32::from(record.handshake.stamps.is_some()))
 }
 
 /// The sequence number of an octet that the client has had.

@@ -168,19 +168,26 @@ __attribute__((noinline)) bool is_intact(struct __sk_buff *skb, const struct seg
 	return at && s && has_sum(skb, s, at->event.octets);
 }
 
-/* Tells the process; `length` octets stand in the event. */
-static __always_inline bool tell(struct event *e, const struct segment *s, __u8 kind, __u8 flags, __u32 seq, __u32 length)
+/* Makes an event whose `length` octets stand in it already. */
+static __always_inline void write_event(struct event *e, const struct segment *s, __u8 kind, __u8 flags, __u32 seq,
+					__u32 length)
 {
 	__builtin_memcpy(&e->key, &s->key, sizeof(e->key));
 	e->seq = seq;
 	e->ack = s->ack;
+	e->length = length;
 	e->kind = kind;
 	e->flags = flags;
+}
+
+/* Tells the process; `length` octets stand in the event. */
+static __always_inline bool tell(struct event *e, const struct segment *s, __u8 kind, __u8 flags, __u32 seq, __u32 length)
+{
 	/* Already so; the verifier has to see it at the call. */
 	asm volatile("" : "+r"(length));
 	if (length > EVENT_OCTETS)
 		return false;
-	e->length = length;
+	write_event(e, s, kind, flags, seq, length);
 	return !bpf_ringbuf_output(&events, e, offsetof(struct event, octets) + length, 0);
 }
 
@@ -397,8 +404,9 @@ int trods_ingress(struct __sk_buff *skb)
 	if (!lease)
 		return NEXT;
 	if (ISSUES && service->issuer) {
-		issuer = bpf_map_lookup_elem(&issuers, &service->issuer);
-		int verdict = issuer ? ingress_issued(skb, &s, lease, issuer) : NEXT;
+		__u32 number = service->issuer;
+		issuer = bpf_map_lookup_elem(&issuers, &number);
+		int verdict = issuer ? ingress_issued(skb, &s, service, lease, issuer) : NEXT;
 		if (verdict != PASS)
 			return verdict;
 	}
@@ -408,7 +416,7 @@ int trods_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	struct limits *limits = bpf_map_lookup_elem(&flows, &s.key);
-	if (!limits && !issuer && s.flags & ACK && !(s.flags & RST)) {
+	if (!limits && (!issuer || service->records) && s.flags & ACK && !(s.flags & RST)) {
 		if (!open_flow(&s))
 			goto lost;
 		limits = bpf_map_lookup_elem(&flows, &s.key);
@@ -437,6 +445,9 @@ int trods_ingress(struct __sk_buff *skb)
 			park(skb, &s);
 		return DROP;
 	}
+	/* Without its socket the kernel would reset it; the client says it again. */
+	if (limits->flags & LIMITS_AWAITED)
+		return DROP;
 	/* Nobody hands it on (host/rivulet/src/second_chance.rs). */
 	skb->mark = KNOWN;
 	bool ended = s.flags & ACK && limits->has_fin && s.ack == limits->fin + 1;
@@ -539,8 +550,8 @@ static __always_inline bool may_end(const struct limits *limits, const struct se
 }
 
 /* What a server says: whether it may leave, perhaps changed. */
-static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, const struct lease *lease, struct stamped *st,
-				 struct scratch *at)
+static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, const struct service *service,
+				 const struct lease *lease, struct stamped *st, struct scratch *at)
 {
 	struct segment s = *seg;
 	struct limits *limits = bpf_map_lookup_elem(&flows, &s.key);
@@ -566,12 +577,16 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 		return NEXT;
 	}
 	if (s.length && after(end, limits->data)) {
-		if (!st) {
+		bool is_recorded = !st || st->phase == STAMPED_RECORDED;
+		enum next_words words = is_recorded ? RECORDS : may_leave(skb, &s, st, limits, service, at);
+		if (words == FREES)
+			return NEXT;
+		if (words == RETRIES)
+			return DROP;
+		if (words == RECORDS) {
 			count(COUNT_HELD);
 			return tap ? bpf_redirect(tap, 0) : DROP;
 		}
-		if (!may_leave(skb, &s, st, limits, at))
-			return NEXT;
 	}
 	__u32 ack = st ? acknowledges(skb, &s, st, limits) : limits->ack;
 	if (s.flags & FIN && !may_end(limits, &s, end)) {
@@ -614,11 +629,11 @@ int trods_egress(struct __sk_buff *skb)
 	}
 	if (ISSUES && service->issuer) {
 		/* Ours, or of a connection that is not protected. */
-		if (s.flags & SYN)
+		if (s.flags & SYN && !service->records)
 			return NEXT;
-		st = bpf_map_lookup_elem(&stamped, &s.key);
+		st = s.flags & SYN ? NULL : bpf_map_lookup_elem(&stamped, &s.key);
 	}
-	int verdict = judge(skb, &s, lease, st, at);
+	int verdict = judge(skb, &s, service, lease, st, at);
 	return st && verdict == NEXT ? stamp(skb, &s, st, at) : verdict;
 }
 

@@ -31,6 +31,8 @@
 #define MAX_ISSUERS 16
 #define MAX_TARGETS (1 << 19)
 #define MAX_ISSUED (1 << 16)
+/* Requests whose responses have not begun; the oldest gives way, and its client sends it again. */
+#define MAX_REQUESTS (1 << 12)
 
 /* The mark of frames that the process sends, of clients' segments whose connections are here, and of those that are nobody's here. */
 #define RELEASED 0x54524f44
@@ -42,6 +44,8 @@
 #define WITHHELD_MAX 128
 /* Octets of a segment that one event carries. */
 #define EVENT_OCTETS 2048
+/* And of an event without them. */
+#define EVENT_HEADER 48
 
 struct service_key {
 	__u32 address[4];
@@ -52,7 +56,8 @@ struct service_key {
 /* What a service's connections stand under. */
 struct service {
 	__u32 lease;
-	__u32 issuer; /* who makes their ISNs and timestamps (ts.h), from 1; 0: the kernel */
+	__u16 issuer; /* who makes their ISNs and timestamps (ts.h), from 1; 0: the kernel */
+	__u16 records; /* what timestamps cannot name is the process's */
 };
 
 struct flow_key {
@@ -85,6 +90,12 @@ struct limits {
 	__u32 has_fin; /* HAS_FIN or none */
 	__u32 first; /* of the server's data, by which its SYN is known */
 	__u32 acked; /* what the client acknowledged last; the program writes it, the process may write an older one */
+	__u32 flags;
+};
+
+enum limits_flags {
+	LIMITS_RECORDED = 1 << 0, /* a record of it is stored */
+	LIMITS_AWAITED = 1 << 1, /* the kernel is about to have its socket */
 };
 
 enum has_fin {
@@ -118,6 +129,9 @@ enum event_kind {
 	EVENT_ABORTED, /* the server's RST, not let through */
 	EVENT_PARKED, /* a segment of an orphan, which the kernel does not get, or with data that was handed on: its IP packet */
 	EVENT_STAMPED, /* a request for what is in the table was seen: seq follows it */
+	EVENT_UNNAMED, /* timestamps cannot name what follows: the client goes on at seq; octets: ISN, base,
+			  where the server goes on, STAMPED_ADOPTED or none */
+	EVENT_REPLACED, /* another one begins between its ends */
 };
 
 enum event_flags {
@@ -185,6 +199,7 @@ enum stamped_phase {
 	STAMPED_NAMED, /* the response began, and timestamps name it */
 	STAMPED_ECHOED, /* the client has echoed one of these */
 	STAMPED_FREE, /* nobody can go on with it */
+	STAMPED_RECORDED, /* the process records it: nobody can by timestamps, once a record is stored */
 };
 
 enum stamped_flags {

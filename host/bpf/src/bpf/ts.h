@@ -17,30 +17,48 @@
 #include "ts_handshake.h"
 #include "ts_object.h"
 
-/* A client's segment of a connection whose timestamps are made here, whose sum is right or of no account. */
-static __always_inline void hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-					 const struct issuer *issuer, struct scratch *at)
+/* What a client's segment echoes: given back to the kernel as its own. */
+static __always_inline void hear_echo(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+				      struct limits *limits, struct scratch *at)
 {
 	__be32 before;
-	__u32 where = stamps_at(skb, s, at), first = st->isn + 1;
-	__u64 now = bpf_ktime_get_ns();
+	__u32 where = stamps_at(skb, s, at);
+
+	st->heard = bpf_ktime_get_ns();
+	if (!where || bpf_skb_load_bytes(skb, s->tcp + where + 4, &before, sizeof(before)))
+		return;
+	__u32 echo = bpf_ntohl(before), index = echo >> STAMP_INDEX;
+	if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))
+		st->echo = index;
+	/* Of one that it never had, as before it was adopted, it hears nothing. */
+	put_word(skb, s, where + 4, before, bpf_htonl(st->originals[index & (INDICES - 1)]));
+	if (st->phase == STAMPED_NAMED && (echo & STAMP_OBJECT) == st->object) {
+		st->phase = STAMPED_ECHOED;
+		if (limits)
+			limits->ack = st->client_next;
+	}
+}
+
+/* Which ends of the connection are said, and heard. */
+static __always_inline void hear_ends(const struct segment *s, struct stamped *st)
+{
+	if (s->flags & ACK && s->ack == st->fin + 1 && st->fin)
+		st->flags |= STAMPED_FIN_ACKED;
+	if (s->flags & FIN)
+		st->flags |= STAMPED_CLIENT_FIN;
+}
+
+/* A client's segment of a connection whose timestamps are made here, whose sum is right or of no account. */
+static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+						    const struct service *service, const struct issuer *issuer,
+						    struct scratch *at)
+{
+	struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
+	__u32 first = st->isn + 1;
+	enum next_words words = NAMES;
 	bool is_ack = s->flags & ACK;
 
-	if (where && !bpf_skb_load_bytes(skb, s->tcp + where + 4, &before, sizeof(before))) {
-		__u32 echo = bpf_ntohl(before), index = echo >> STAMP_INDEX;
-		if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))
-			st->echo = index;
-		/* Of one that it never had, as before it was adopted, it hears nothing. */
-		put_word(skb, s, where + 4, before, bpf_htonl(st->originals[index & (INDICES - 1)]));
-		if (st->phase == STAMPED_NAMED && (echo & STAMP_OBJECT) == st->object) {
-			struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
-			st->phase = STAMPED_ECHOED;
-			if (limits)
-				limits->ack = st->client_next;
-		}
-	}
-	st->heard = now;
-	struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
+	hear_echo(skb, s, st, limits, at);
 	if (limits && is_ack && after(s->ack, limits->acked) && !after(s->ack, limits->data + 1)) {
 		limits->acked = s->ack;
 		/* What is behind half of all numbers would seem to lie in front. */
@@ -51,21 +69,23 @@ static __always_inline void hear_stamped(struct __sk_buff *skb, const struct seg
 			limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
 		}
 	}
+	bool is_named = st->phase >= STAMPED_NAMED, has_all = is_named && s->ack - first >= st->total;
 	if (s->length && st->phase != STAMPED_FREE) {
 		if (st->phase == STAMPED_SETUP && s->seq == st->client_next)
-			take_request(skb, s, st, issuer, at);
+			words = take_request(skb, s, st, limits, service, issuer, at);
+		else if (after(s->seq + s->length, st->client_next) && is_named && !has_all)
+			/* No record says the head of the first response. */
+			set_free(st, &s->key, COUNT_SECOND);
 		else if (after(s->seq + s->length, st->client_next))
-			set_free(st, &s->key, st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING);
+			words = go_unnamed(s, st, limits, service, is_named ? COUNT_SECOND : COUNT_ASKING, at);
 	}
-	if (is_ack && s->ack == st->fin + 1 && st->fin)
-		st->flags |= STAMPED_FIN_ACKED;
-	if (s->flags & FIN) {
-		st->flags |= STAMPED_CLIENT_FIN;
-		/* With nothing under way there is nothing to go on with. */
-		if (st->phase == STAMPED_SETUP ||
-		    (st->phase >= STAMPED_NAMED && s->ack - first >= st->total))
-			set_free(st, &s->key, COUNTERS);
-	}
+	/* Then it is all to come again, or the process's. */
+	if (words == RETRIES || words == RECORDS)
+		return words;
+	/* With nothing under way there is nothing to go on with. */
+	if (s->flags & FIN && (st->phase == STAMPED_SETUP || (st->phase >= STAMPED_NAMED && has_all)))
+		set_free(st, &s->key, COUNTERS);
+	return words;
 }
 
 /* Whether the connection is over with a segment of the client's. */
@@ -77,22 +97,25 @@ static __always_inline bool ends_stamped(const struct segment *s, const struct s
 	return both && !(s->flags & FIN);
 }
 
-/* Data beyond the limit. They leave in any case: what does not begin a response that is known nobody can go on with. True: limits hold. */
-static __always_inline bool may_leave(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-				      struct limits *limits, struct scratch *at)
+/* Data beyond the limit: what does not begin a response that is known is recorded, or leaves, and nobody can go on with it. */
+static __always_inline enum next_words may_leave(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+						 struct limits *limits, const struct service *service,
+						 struct scratch *at)
 {
 	__u32 why = st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING;
 
 	if (st->phase == STAMPED_ASKED && s->seq == limits->first) {
-		why = COUNT_HEAD;
-		if (name_response(skb, s, st, limits, at)) {
-			if (!after(s->seq + s->length, limits->data))
-				return true;
-			why = COUNT_SECOND;
-		}
+		if (!name_response(skb, s, st, limits, at))
+			return go_unnamed(s, st, limits, service, COUNT_HEAD, at);
+		if (!after(s->seq + s->length, limits->data))
+			return NAMES;
+		why = COUNT_SECOND;
 	}
+	/* What is in front of it has not left. */
+	if (st->phase == STAMPED_ASKED && service->records)
+		return go_unnamed(s, st, limits, service, COUNT_HEAD, at);
 	set_free(st, &s->key, why);
-	return false;
+	return FREES;
 }
 
 /* How far the client may be acknowledged by a segment. */
@@ -119,6 +142,12 @@ static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s,
 		st->since = now;
 	}
 	st->originals[st->index & (INDICES - 1)] = bpf_ntohl(before);
+	if (st->phase == STAMPED_RECORDED) {
+		/* Until then whoever can go on by what is echoed may. */
+		struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
+		if (!limits || limits->flags & LIMITS_RECORDED)
+			st->object = NOBODYS;
+	}
 	__u32 value = st->base | (__u32)st->index << STAMP_INDEX | st->object;
 	if (!put_word(skb, s, where, before, bpf_htonl(value)))
 		return DROP;
@@ -130,12 +159,9 @@ static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s,
 	return NEXT;
 }
 
-/*
- * A client's segment to a service whose handshakes are made here. PASS: it is of a connection that is not known from one.
- */
-#define PASS 0x7fff
-static __always_inline int ingress_issued(struct __sk_buff *skb, const struct segment *s, const struct lease *lease,
-					  const struct issuer *issuer)
+/* A client's segment to a service whose handshakes are made here. PASS: it is of a connection that is not known from one, or is recorded. */
+static __always_inline int ingress_issued(struct __sk_buff *skb, const struct segment *s, const struct service *service,
+					  const struct lease *lease, const struct issuer *issuer)
 {
 	struct scratch *at = scratch();
 	bool is_new = false;
@@ -143,7 +169,7 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	if (!at)
 		return DROP;
 	if (s->flags & SYN)
-		return s->flags & ACK || !is_intact(skb, s) ? NEXT : answer_syn(skb, s, lease, issuer, at);
+		return s->flags & ACK || !is_intact(skb, s) ? NEXT : answer_syn(skb, s, service, lease, issuer, at);
 	struct stamped *st = bpf_map_lookup_elem(&stamped, &s->key);
 	if (!st && s->flags & ACK && !(s->flags & RST)) {
 		struct issued *made = bpf_map_lookup_elem(&issued, &s->key);
@@ -164,6 +190,11 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	skb->mark = KNOWN;
 	if (!is_new && !is_intact(skb, s))
 		return NEXT;
+	bool is_recorded = st->phase == STAMPED_RECORDED;
+	if (is_recorded && !bpf_map_lookup_elem(&flows, &s->key) && s->flags & RST)
+		return NEXT;
+	if (is_recorded && s->flags & RST)
+		return PASS;
 	if (s->flags & RST) {
 		mention(s, EVENT_RESET, 0, s->seq);
 		if (s->seq == st->client_next) {
@@ -172,7 +203,26 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		}
 		return NEXT;
 	}
-	hear_stamped(skb, s, st, issuer, at);
+	enum next_words words = RECORDS;
+	struct limits *limits = is_recorded ? bpf_map_lookup_elem(&flows, &s->key) : NULL;
+	/* Its socket is not there: the client says it again. */
+	if (limits && limits->flags & LIMITS_AWAITED)
+		return DROP;
+	if (is_recorded)
+		hear_echo(skb, s, st, NULL, at);
+	else
+		words = hear_stamped(skb, s, st, service, issuer, at);
+	if (words == RETRIES) {
+		count(COUNT_LOST);
+		return DROP;
+	}
+	hear_ends(s, st);
+	if (words == RECORDS) {
+		/* Who limits it forgets it. */
+		if (ends_stamped(s, st))
+			bpf_map_delete_elem(&stamped, &s->key);
+		return bpf_map_lookup_elem(&flows, &s->key) ? PASS : NEXT;
+	}
 	if (ends_stamped(s, st)) {
 		bpf_map_delete_elem(&flows, &s->key);
 		bpf_map_delete_elem(&stamped, &s->key);

@@ -145,14 +145,16 @@ static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment
 	       !bpf_skb_store_bytes(skb, tcp_at, &tcp, sizeof(tcp), 0);
 }
 
-/* A client's SYN: what becomes of it. NEXT: it is the kernel's, and its connection not protected. */
-static __always_inline int answer_syn(struct __sk_buff *skb, const struct segment *s, const struct lease *lease,
-				      const struct issuer *issuer, struct scratch *at)
+/* A client's SYN: what becomes of it. NEXT, PASS: it is the kernel's. */
+static __always_inline int answer_syn(struct __sk_buff *skb, const struct segment *s, const struct service *service,
+				      const struct lease *lease, const struct issuer *issuer, struct scratch *at)
 {
 	struct options options = {};
 	struct offer *offer = &options.offer;
 	struct issued made = { .at = bpf_ktime_get_ns(), .client_next = s->seq + 1 };
 	bool is_there;
+	/* Its connection is recorded from its handshake on, or not protected. */
+	int kernels = service->records ? PASS : NEXT;
 
 	/* Another one begins between these ports, if it does. */
 	if (dead || made.at >= lease->until) {
@@ -163,14 +165,15 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	if (is_plain && !s->length)
 		read_options(skb, s, at, &options);
 	if (!offer->has_stamps || !offer->has_scale || !offer->has_sack || offer->scale > 14 || offer->mss < 536) {
-		count(COUNT_OPTIONS);
-		return NEXT;
+		if (!service->records)
+			count(COUNT_OPTIONS);
+		return kernels;
 	}
 	struct bpf_sock *sk = find_listener(skb, s, &is_there);
 	if (!sk) {
-		if (is_there)
+		if (is_there && !service->records)
 			count(COUNT_PORTS);
-		return NEXT;
+		return kernels;
 	}
 	bpf_sk_release(sk);
 	made.isn = isn_of(issuer, &s->key);
@@ -178,8 +181,12 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	made.mss = offer->mss;
 	made.scale = offer->scale;
 	if (bpf_map_update_elem(&issued, &s->key, &made, BPF_ANY))
-		return NEXT;
+		return kernels;
 	/* What is left of another one is over. */
+	if (service->records && bpf_map_lookup_elem(&flows, &s->key))
+		mention(s, EVENT_REPLACED, 0, s->seq);
+	bpf_map_delete_elem(&openings, &s->key);
+	bpf_map_delete_elem(&withheld, &s->key);
 	bpf_map_delete_elem(&flows, &s->key);
 	bpf_map_delete_elem(&stamped, &s->key);
 	return turn_syn(skb, s, issuer, &made, offer->value) ? bpf_redirect(skb->ifindex, 0) : DROP;

@@ -73,6 +73,27 @@ struct {
 	__type(value, struct stamped);
 } stamped SEC(".maps");
 
+_Static_assert(sizeof(struct event) == EVENT_HEADER + EVENT_OCTETS, "events without their octets");
+
+/* The last request for what is in the table, as the process would be told of it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_REQUESTS);
+	__type(key, struct flow_key);
+	__uint(value_size, EVENT_HEADER + REQUEST_MAX);
+} requests SEC(".maps");
+
+/* What becomes of a connection whose next words are looked at. */
+enum next_words {
+	NAMES, /* timestamps name them */
+	FREES, /* nobody can go on with it */
+	RECORDS, /* the process records them first */
+	RETRIES, /* the process cannot be told now: they are to come again */
+};
+
+/* It is the programs' that know nothing of timestamps. */
+#define PASS 0x7fff
+
 /* What a SYN offers. */
 struct offer {
 	__u32 value; /* TSval */

@@ -72,9 +72,48 @@ static __always_inline void set_free(struct stamped *st, const struct flow_key *
 		count(why);
 }
 
+/* Gives a connection to the process, which is told what it was not yet. Nothing of what follows was acknowledged, or has left. */
+static __always_inline bool hand_over(const struct segment *s, struct stamped *st, struct limits *limits, struct scratch *at)
+{
+	bool is_named = st->phase == STAMPED_NAMED || st->phase == STAMPED_ECHOED, is_asked = st->phase == STAMPED_ASKED;
+	__u32 next = is_named ? st->client_next : limits->ack;
+	__u32 end = limits->first + (is_named ? st->total : 0);
+	__u32 words[4] = { st->isn, st->base, end, st->flags & STAMPED_ADOPTED };
+
+	__builtin_memcpy(at->event.octets, words, sizeof(words));
+	if (!tell(&at->event, s, EVENT_UNNAMED, 0, next, sizeof(words)))
+		return false;
+	limits->ack = next;
+	limits->data = end;
+	limits->has_fin = 0;
+	st->phase = STAMPED_RECORDED;
+	struct event *request = is_asked ? bpf_map_lookup_elem(&requests, &s->key) : NULL;
+	if (!request)
+		return true;
+	__u32 length = request->length;
+	asm volatile("" : "+r"(length));
+	/* Where there is no room for it the client sends it again. */
+	if (length <= REQUEST_MAX)
+		bpf_ringbuf_output(&events, request, EVENT_HEADER + length, 0);
+	return true;
+}
+
+/* Timestamps cannot name what follows: it is recorded where the service has a store. Why not is counted elsewhere. */
+static __always_inline enum next_words go_unnamed(const struct segment *s, struct stamped *st, struct limits *limits,
+						  const struct service *service, __u32 why, struct scratch *at)
+{
+	if (st->phase == STAMPED_FREE)
+		return FREES;
+	if (service->records && limits)
+		return hand_over(s, st, limits, at) ? RECORDS : RETRIES;
+	set_free(st, &s->key, why);
+	return FREES;
+}
+
 /* The client's first octets: whether they are a request for something in the table. */
-static __always_inline void take_request(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-					 const struct issuer *issuer, struct scratch *at)
+static __always_inline enum next_words take_request(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
+						    struct limits *limits, const struct service *service,
+						    const struct issuer *issuer, struct scratch *at)
 {
 	__u32 length = s->length;
 	struct asked asked = { .octets = at->event.octets, .target = 0xcbf29ce484222325ULL, .in_target = true };
@@ -82,25 +121,22 @@ static __always_inline void take_request(struct __sk_buff *skb, const struct seg
 	asm volatile("" : "+r"(length));
 	if (length < 5 || length > REQUEST_MAX ||
 	    bpf_skb_load_bytes(skb, s->tcp + s->header, at->event.octets, length) ||
-	    *(__u32 *)at->event.octets != bpf_htonl(OF('G', 'E', 'T', ' '))) {
-		set_free(st, &s->key, COUNT_ASKING);
-		return;
-	}
+	    *(__u32 *)at->event.octets != bpf_htonl(OF('G', 'E', 'T', ' ')))
+		return go_unnamed(s, st, limits, service, COUNT_ASKING, at);
 	asked.length = length;
 	bpf_loop(REQUEST_MAX, read_octet, &asked, 0);
-	if (asked.ends != length) {
-		set_free(st, &s->key, COUNT_ASKING);
-		return;
-	}
-	if (asked.has_fields) {
-		set_free(st, &s->key, COUNT_FIELDS);
-		return;
-	}
+	if (asked.ends != length)
+		return go_unnamed(s, st, limits, service, COUNT_ASKING, at);
+	if (asked.has_fields)
+		return go_unnamed(s, st, limits, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = asked.target };
 	struct heads *found = bpf_map_lookup_elem(&heads, &key);
-	if (!found) {
-		set_free(st, &s->key, COUNT_UNLISTED);
-		return;
+	if (!found)
+		return go_unnamed(s, st, limits, service, COUNT_UNLISTED, at);
+	if (service->records) {
+		/* Its response may have another head. */
+		write_event(&at->event, s, EVENT_REQUEST, s->flags & FIN ? EVENT_HAS_FIN : 0, s->seq, length);
+		bpf_map_update_elem(&requests, &s->key, &at->event, BPF_ANY);
 	}
 	st->target = asked.target;
 	st->table = issuer->table;
@@ -109,6 +145,7 @@ static __always_inline void take_request(struct __sk_buff *skb, const struct seg
 	/* A response of one segment that is lost has left its request unacknowledged: its client speaks by itself. */
 	if (found->of[0].total > 1400)
 		mention(s, EVENT_STAMPED, 0, st->client_next);
+	return NAMES;
 }
 
 /* Whether the head at the beginning of the response is the table's; then timestamps name it. */

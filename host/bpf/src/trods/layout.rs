@@ -16,7 +16,11 @@ const EVENT_OF_DEAD: u8 = 1 << 1;
 const HAS_FIN: u32 = 1 << 0;
 const HAS_FIN_OF_DEAD: u32 = 1 << 1;
 /// Octets of `struct limits`.
-pub(super) const LIMITS: usize = 24;
+pub(super) const LIMITS: usize = 28;
+const RECORDED: u32 = 1 << 0;
+const AWAITED: u32 = 1 << 1;
+/// Octets of [`What::Unnamed`].
+const UNNAMED: usize = 16;
 
 /// The two ends of a connection as the maps have them (`struct flow_key`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -102,7 +106,7 @@ impl Pin {
 }
 
 /// How far a connection's server is heard (`struct limits`); sequence numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// No acknowledgement beyond it.
     pub ack: u32,
@@ -117,6 +121,10 @@ pub struct Limits {
     /// What the client acknowledged last. The program writes it; what is written here may be older than what it knows, and
     /// is corrected by the client's next segment.
     pub acked: u32,
+    /// A record of it is stored: where the programs make timestamps, these say that nobody can go on by them.
+    pub recorded: bool,
+    /// The kernel is about to have its socket: what its client says until then is dropped.
+    pub awaited: bool,
 }
 
 impl Limits {
@@ -128,6 +136,7 @@ impl Limits {
             self.fin_at.map_or(0, |_| if self.closes { HAS_FIN | HAS_FIN_OF_DEAD } else { HAS_FIN }),
             self.first,
             self.acked,
+            if self.recorded { RECORDED } else { 0 } | if self.awaited { AWAITED } else { 0 },
         ];
         let mut octets = [0; LIMITS];
         for (to, word) in octets.chunks_exact_mut(4).zip(words) {
@@ -144,7 +153,17 @@ impl Limits {
         };
         let fin_at = (word(3) != 0).then_some(word(2));
         let closes = word(3) & HAS_FIN_OF_DEAD != 0;
-        Limits { ack: word(0), data: word(1), fin_at, closes, first: word(4), acked: word(5) }
+        let (recorded, awaited) = (word(6) & RECORDED != 0, word(6) & AWAITED != 0);
+        Limits {
+            ack: word(0),
+            data: word(1),
+            fin_at,
+            closes,
+            first: word(4),
+            acked: word(5),
+            recorded,
+            awaited,
+        }
     }
 }
 
@@ -208,6 +227,21 @@ pub enum What<'a> {
         /// What follows it.
         seq: u32,
     },
+    /// Timestamps of the programs cannot name what follows on this connection: from here on it is held to limits as any other.
+    Unnamed {
+        /// The next octet of the client's.
+        seq: u32,
+        /// The next one of the server's: what is before it the client has.
+        end: u32,
+        /// The server's initial sequence number.
+        isn: u32,
+        /// What all timestamps have.
+        base: u32,
+        /// Another replica had it before.
+        adopted: bool,
+    },
+    /// Another connection begins between the same ends.
+    Replaced,
 }
 
 impl Event<'_> {
@@ -233,6 +267,12 @@ impl Event<'_> {
             6 => What::Aborted { of_dead },
             7 => What::Parked { packet: octets },
             8 => What::Stamped { seq },
+            9 => {
+                let (words, _) = octets.split_first_chunk::<UNNAMED>()?.0.as_chunks::<4>();
+                let word = |n: usize| words.get(n).map_or(0, |word| u32::from_ne_bytes(*word));
+                What::Unnamed { seq, end: word(2), isn: word(0), base: word(1), adopted: word(3) != 0 }
+            }
+            10 => What::Replaced,
             _ => return None,
         };
         Some(Event { key: FlowKey(*key), ack: u32::from_ne_bytes(*ack), what })
@@ -261,8 +301,11 @@ mod tests {
     #[test]
     fn limits_are_read_as_they_were_written() {
         for (fin_at, closes) in [(None, false), (Some(0), false), (Some(u32::MAX), true)] {
-            let limits = Limits { ack: 1, data: 2, fin_at, closes, first: 3, acked: 4 };
-            assert_eq!(Limits::decode(&limits.encode()), limits);
+            for (recorded, awaited) in [(false, true), (true, false)] {
+                let limits =
+                    Limits { ack: 1, data: 2, fin_at, closes, first: 3, acked: 4, recorded, awaited };
+                assert_eq!(Limits::decode(&limits.encode()), limits);
+            }
         }
     }
 
@@ -278,10 +321,11 @@ mod tests {
         for short in 0..whole.len() {
             assert_eq!(Event::parse(&whole[..short]), None, "{short} octets");
         }
-        for kind in [0, 9, 255] {
+        for kind in [0, 11, 255] {
             assert_eq!(Event::parse(&event(0, kind, 0)), None);
         }
         assert!(Event::parse(&event(120, 1, 120)).is_some());
+        assert_eq!([15, 16].map(|n| Event::parse(&event(n, 9, n.into())).is_some()), [false, true]);
         // The headers say that they are 20 octets long.
         for short in 0..80 {
             assert_eq!(Event::parse(&event(short, 1, short.into())), None, "{short} octets of two headers");

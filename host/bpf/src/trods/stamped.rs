@@ -110,6 +110,8 @@ pub enum Phase {
     Echoed,
     /// Nobody can go on with it.
     Free,
+    /// The process records it: timestamps are made, and name nothing once a record is stored.
+    Recorded,
 }
 
 /// A connection whose timestamps the programs make (`struct stamped`).
@@ -173,6 +175,7 @@ impl Stamped {
                 1 => Phase::Asked,
                 2 => Phase::Named,
                 3 => Phase::Echoed,
+                5 => Phase::Recorded,
                 _ => Phase::Free,
             },
             client_fin: octets[53] & CLIENT_FIN != 0,
@@ -276,10 +279,11 @@ fn head_key(table: u32, target: &[u8]) -> [u8; 16] {
 }
 
 /// `struct service`
-pub(super) fn service_value(lease: u32, issuer: u32) -> [u8; 8] {
+pub(super) fn service_value(lease: u32, issuer: u16, records: bool) -> [u8; 8] {
     let mut value = [0; 8];
     value[..4].copy_from_slice(&lease.to_ne_bytes());
-    value[4..].copy_from_slice(&issuer.to_ne_bytes());
+    value[4..6].copy_from_slice(&issuer.to_ne_bytes());
+    value[6..].copy_from_slice(&u16::from(records).to_ne_bytes());
     value
 }
 
@@ -292,12 +296,15 @@ pub fn can_issue() -> Result<(), Error> {
 }
 
 impl super::Trods {
-    /// Protects the connections of this address from now on, under this lease, with handshakes and timestamps of this issuer.
+    /// Protects the connections of this address from now on, under this lease, with handshakes and timestamps of this issuer;
+    /// `records`: what timestamps cannot name is held to limits.
     ///
     /// # Errors
     /// More than [`MAX_SERVICES`](super::MAX_SERVICES).
-    pub fn issue(&self, service: SocketAddr, lease: u32, issuer: u32) -> Result<(), Error> {
-        update(&self.services, &layout::service_key(service), &service_value(lease, issuer), MapFlags::ANY)
+    pub fn issue(&self, service: SocketAddr, lease: u32, issuer: u32, records: bool) -> Result<(), Error> {
+        // There are no more than MAX_ISSUERS.
+        let value = service_value(lease, issuer as u16, records);
+        update(&self.services, &layout::service_key(service), &value, MapFlags::ANY)
     }
 
     /// The maps of connections whose timestamps are made here.

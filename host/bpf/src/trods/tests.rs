@@ -103,6 +103,8 @@ enum Told {
     Aborted(bool),
     Parked(Vec<u8>),
     Stamped(u32),
+    Unnamed { seq: u32, end: u32, is_known: bool, adopted: bool },
+    Replaced,
 }
 
 impl Rig {
@@ -201,7 +203,7 @@ impl Rig {
     fn limit_closing(&self, ack: u32, data: u32, fin_at: Option<u32>, closes: bool) {
         let fin_at = fin_at.map(|at| SERVER.wrapping_add(at));
         let (ack, data) = (CLIENT.wrapping_add(ack), SERVER.wrapping_add(data));
-        let limits = Limits { ack, data, fin_at, closes, first: SERVER, acked: SERVER };
+        let limits = Limits { ack, data, fin_at, closes, first: SERVER, acked: SERVER, ..Limits::default() };
         assert!(self.trods.set_limits(&self.key(), &limits).unwrap());
     }
 
@@ -222,6 +224,13 @@ impl Rig {
                     What::Aborted { of_dead } => Told::Aborted(of_dead),
                     What::Parked { packet } => Told::Parked(packet.into()),
                     What::Stamped { seq } => Told::Stamped(seq.wrapping_sub(CLIENT)),
+                    What::Unnamed { seq, end, isn, base, adopted } => Told::Unnamed {
+                        seq: seq.wrapping_sub(CLIENT),
+                        end: end.wrapping_sub(SERVER),
+                        is_known: (isn, base) == (SERVER_ISN, stamped::BASE),
+                        adopted,
+                    },
+                    What::Replaced => Told::Replaced,
                 });
             })
             .unwrap()
@@ -258,8 +267,15 @@ fn the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied
             assert_eq!(header[20..], OPTIONS);
         }
         assert_eq!(octets, b"GET");
-        let limits =
-            Limits { ack: CLIENT, data: SERVER, fin_at: None, closes: false, first: SERVER, acked: SERVER };
+        let limits = Limits {
+            ack: CLIENT,
+            data: SERVER,
+            fin_at: None,
+            closes: false,
+            first: SERVER,
+            acked: SERVER,
+            ..Limits::default()
+        };
         assert_eq!(rig.trods.limits(&rig.key()).unwrap(), Some(limits));
         rig.limit(3, 9, None);
         // More than one event carries, and what is left of it.
@@ -435,7 +451,7 @@ fn the_kernel_tells_whose_process_died() {
         let client = std::net::TcpStream::connect(service).unwrap();
         let (server, _) = listener.accept().unwrap();
         let key = FlowKey::new(client.local_addr().unwrap(), service);
-        let limits = Limits { ack: 0, data: 0, fin_at: None, closes: false, first: 0, acked: 0 };
+        let limits = Limits::default();
         rig.trods.insert(&key, &limits).unwrap();
         let (its, mut ours) = if of_server { (server, client) } else { (client, server) };
         let mut shell = std::process::Command::new("sh");

@@ -22,7 +22,7 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
     for service in &place.services {
         let (Some(trods), Some(slots)) = (&service.trods, &service.slots) else { continue };
         // What timestamps name is in no store from which it could move.
-        if trods.objects.is_some() {
+        if trods.store.is_empty() {
             continue;
         }
         for member in trods.members.iter().filter(|m| is_drained(service, m.replica)) {

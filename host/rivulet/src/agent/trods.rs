@@ -11,10 +11,10 @@ use rivulet_bpf::trods::{Lease, Pin};
 use rivulet_pktio::{Interface, repair};
 use rivulet_plain::CookieKey;
 use rivulet_server::heartbeat::Live;
-use rivulet_server::service::{Failure, Member, PoolMember, Service};
+use rivulet_server::service::{Failure, Member, PoolMember, Service, Trods};
 use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::lease::{Term, clock};
-use rivulet_trods::replica::{Gone, Means, Protected, Replica};
+use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{self, StoreConfig, StoreError};
 use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{self, Peers};
@@ -141,15 +141,10 @@ impl Guard {
         for (number, place) in (0u32..).zip(&self.places) {
             for service in &place.services {
                 let table = service.sockets().next().map_or(0, |socket| replica.table(&socket));
-                all.extend(match named(service, &place.member, table).filter(|_| issues) {
-                    Some(named) => Some(Protected {
-                        sockets: service.sockets().collect(),
-                        lease: number,
-                        settings: Settings::default(),
-                        means: Means::Stamps(named),
-                    }),
-                    None => protected(service, &place.member, number, self.incarnation, self.wake)?,
-                });
+                let named = named(service, &place.member, table).filter(|_| issues);
+                let protected = protected(service, &place.member, number, self.incarnation, self.wake)?;
+                let is_protected = protected.store.is_some() || named.is_some();
+                all.extend(is_protected.then_some(Protected { named, ..protected }));
             }
             // Without a key of the ToR's there are no answers, and nobody is excluded who is heard.
             let answered = place.services.iter().any(|s| s.keys.beat_key().is_some());
@@ -365,8 +360,7 @@ impl Place {
             self.services.iter().filter(|s| objects(s).is_some()).flat_map(Service::sockets).collect();
         let (others, servers) = (Vec::new(), Vec::new());
         let mut absence = Absence { number, others, servers, named, alive, tor, gets };
-        for service in self.services.iter().filter(|s| objects(s).is_none()) {
-            let Some(trods) = &service.trods else { continue };
+        for (service, trods) in self.services.iter().filter_map(kept) {
             let others = trods.members.iter().filter(|m| u16::from(m.replica) != self.member.replica);
             for other in others.filter(|m| alive >> m.replica & 1 == 1 && m.incarnation != 0) {
                 if let Ok(prefix) = prefix(service, self.member.pool, other.replica.into(), other.incarnation)
@@ -382,9 +376,14 @@ impl Place {
     }
 }
 
-/// Where the list is of what timestamps name, if a service has no store.
+/// Where the list is of what timestamps name, if they do.
 fn objects(service: &Service) -> Option<&String> {
     service.trods.as_ref()?.objects.as_ref()
+}
+
+/// A service that has a store, and what is known of that.
+fn kept(service: &Service) -> Option<(&Service, &Trods)> {
+    service.trods.as_ref().filter(|trods| !trods.store.is_empty()).map(|trods| (service, trods))
 }
 
 /// How a service's connections are named, if they are; `table`: the version of what its server has here.
@@ -424,14 +423,18 @@ pub(super) fn prefix(
     store::prefix(&format!("{pool}-{}", service.keys.service), &replica.to_string(), incarnation.into())
 }
 
+/// How a service is protected, but for what timestamps name.
 fn protected(
     service: &Service,
     member: &Member,
     lease: u32,
     incarnation: u32,
     wake: Wake,
-) -> Result<Option<Protected>, StoreError> {
-    let Some(trods) = service.trods.as_ref().filter(|trods| trods.objects.is_none()) else { return Ok(None) };
+) -> Result<Protected, StoreError> {
+    let sockets = service.sockets().collect();
+    let Some((_, trods)) = kept(service) else {
+        return Ok(Protected { sockets, lease, settings: Settings::default(), store: None, named: None });
+    };
     let own = trods.members.iter().filter(|m| u16::from(m.replica) == member.replica).map(|m| m.address);
     let store = StoreConfig {
         servers: trods.store.clone(),
@@ -443,8 +446,7 @@ fn protected(
     };
     let settings =
         Settings { closed: trods.failure == Failure::Closed, deterministic: trods.deterministic, wake };
-    let (sockets, means) = (service.sockets().collect(), Means::Store(store));
-    Ok(Some(Protected { sockets, lease, settings, means }))
+    Ok(Protected { sockets, lease, settings, store: Some(store), named: None })
 }
 
 /// This replica as it was under another incarnation, if the controller knows that one.
@@ -456,7 +458,7 @@ fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> O
 
 /// A member that is gone, if it ever said under which incarnation its records are; `plain`: who takes what clients send.
 fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<Departed> {
-    let trods = service.trods.as_ref().filter(|trods| trods.objects.is_none())?;
+    let (_, trods) = kept(service)?;
     let slots = service.slots.clone()?;
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
     let prefix = prefix(service, member.pool, dead.into(), incarnation).ok()?;
@@ -476,7 +478,7 @@ pub(super) mod tests {
 
     use rivulet_packet::slot::{Affinity, Slot, SlotKey};
     use rivulet_server::keys::KeySet;
-    use rivulet_server::service::{Plain, Slots, Trods};
+    use rivulet_server::service::{Plain, Slots};
 
     use super::*;
 
@@ -633,13 +635,13 @@ pub(super) mod tests {
     fn a_service_says_where_its_records_go() {
         let service = service();
         let member = service.member.unwrap();
-        let protected = protected(&service, &member, 4, 8, Wake::Client).unwrap().unwrap();
+        let protected = protected(&service, &member, 4, 8, Wake::Client).unwrap();
         assert_eq!(
             (protected.lease, protected.settings),
             (4, Settings { closed: true, deterministic: true, wake: Wake::Client })
         );
         assert_eq!(protected.sockets, service.sockets().collect::<Vec<_>>());
-        let Means::Store(store) = protected.means else { panic!("no store") };
+        let store = protected.store.expect("a store");
         assert_eq!((&*store.prefix, store.copies), ("3-5.1.8", 1));
         assert_eq!(store.own, ["10.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
     }
@@ -650,10 +652,10 @@ pub(super) mod tests {
         use rivulet_server::service::InForce;
         let mut service = service();
         let member = service.member.unwrap();
-        assert_eq!(named(&service, &member, 7), None, "it has a store");
+        assert_eq!(named(&service, &member, 7), None, "it has no list");
         let trods = service.trods.as_mut().unwrap();
         (trods.store, trods.objects) = (Vec::new(), Some("/list".into()));
-        assert!(protected(&service, &member, 4, 8, Wake::Server).unwrap().is_none());
+        assert!(protected(&service, &member, 4, 8, Wake::Server).unwrap().store.is_none());
         service.keys.cookie =
             [3, 4, 5].map(|epoch| CookieEpoch { epoch: epoch.into(), key: Secret([epoch; 8]) }).into();
         service.keys.usable_cookie = 4;
@@ -670,9 +672,19 @@ pub(super) mod tests {
         assert_eq!(force(&service, 7), Some(u32::MAX));
         // Who is gone is told of by the others.
         let place = Place { services: vec![service], ..place() };
+        let mut place = place;
         let gone = place.told_of(2, 0b011).unwrap();
         assert_eq!((gone.replica, gone.services.len(), gone.waits), (2, 2, false));
         assert!(place.told_of(2, 0b001).unwrap().waits);
+        // With a store there are records, too.
+        assert!(departed(&place.services[0], &member, 0, 0b110).is_none());
+        place.services[0].trods.as_mut().unwrap().store = vec!["10.0.2.9:11211".parse().unwrap()];
+        let both = &place.services[0];
+        assert!(protected(both, &member, 4, 8, Wake::Server).unwrap().store.is_some());
+        assert!(named(both, &member, 7).is_some() && departed(both, &member, 0, 0b110).is_some());
+        let absence = place.absence((4, 1), 0b111, Box::new(|_, _| true));
+        assert_eq!((absence.named.len(), absence.others.len(), absence.servers.len()), (2, 1, 1));
+        assert!(place.told_of(0, 0b110).is_some());
     }
 
     #[test]

@@ -12,7 +12,7 @@ const MAX_NAME: usize = 63;
 /// Where records are kept, and who may adopt a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trods {
-    /// Servers that speak memcached's text protocol, in the order in which they are to be tried; none with `objects`.
+    /// Servers that speak memcached's text protocol, in the order in which they are to be tried; there may be none with `objects`.
     pub store: Vec<SocketAddr>,
     /// In how many of them each record is: 1 or 2, and never on this replica's host alone.
     pub copies: u8,
@@ -20,7 +20,7 @@ pub struct Trods {
     pub failure: Failure,
     /// The server generates the same octets for the same request anywhere and at any time.
     pub deterministic: bool,
-    /// Without a store: where the own server has the list of targets that timestamps name.
+    /// Where the own server has the list of targets that timestamps name; what they cannot is recorded, if there is a store.
     pub objects: Option<String>,
     /// The pool, this replica included, by index.
     pub members: Vec<PoolMember>,
@@ -69,12 +69,11 @@ impl Trods {
         // On loopback each replica would have another.
         let nobody = |ip: IpAddr| ip.is_unspecified() || ip.is_multicast() || ip.is_loopback();
         let elsewhere = servers.iter().filter(|s| s.ip() != here.address).count();
-        let is_kept = self.objects.is_none();
+        let is_kept = self.objects.is_none() || !servers.is_empty();
         let is_target = |path: &String| {
             path.starts_with('/') && path.len() <= MAX_PATH && path.bytes().all(|b| b.is_ascii_graphic())
         };
         [
-            (!is_kept && !servers.is_empty(), "a store and a list of objects"),
             (self.objects.as_ref().is_some_and(|path| !is_target(path)), "the list of objects is at no path"),
             (is_kept && !(1..=MAX_STORES).contains(&servers.len()), "the store has not 1 to 8 servers"),
             (

@@ -80,9 +80,26 @@ impl Flow {
             sack: theirs.sack_permitted && ours.sack_permitted,
             timestamp: theirs.stamps.and(ours.stamps).map(|stamps| stamps.value),
             first_timestamp: None,
+            stamps: None,
             at_ms: self.now,
         };
-        self.state = State::Watched(Box::new(Watched::new(self.tuple, handshake, &self.settings)));
+        let (client, service) = (client_isn.wrapping_add(1), service_isn.wrapping_add(1));
+        let watched = Watched::new(self.tuple, handshake, client, service, &self.settings);
+        self.state = State::Watched(Box::new(watched));
+    }
+
+    /// A connection on which client and server go on at these numbers, and have everything before them.
+    #[must_use]
+    pub fn midway(
+        tuple: Tuple,
+        handshake: Handshake,
+        client: u32,
+        service: u32,
+        settings: &Settings,
+    ) -> Flow {
+        let watched = Watched::new(tuple, handshake, client, service, settings);
+        let state = State::Watched(Box::new(watched));
+        Flow { tuple, settings: *settings, now: handshake.at_ms, syn: None, state }
     }
 
     /// What holds now: at first the end of the handshake, the same that the BPF program sets by itself.

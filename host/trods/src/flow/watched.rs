@@ -73,8 +73,13 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub fn new(tuple: Tuple, handshake: Handshake, settings: &Settings) -> Watched {
-        let (client, service) = (handshake.client_isn.wrapping_add(1), handshake.service_isn.wrapping_add(1));
+    pub fn new(
+        tuple: Tuple,
+        handshake: Handshake,
+        client: u32,
+        service: u32,
+        settings: &Settings,
+    ) -> Watched {
         let record = Record {
             tuple,
             handshake,

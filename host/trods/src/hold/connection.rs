@@ -8,7 +8,7 @@ use rivulet_bpf::trods::{FlowKey, What};
 use super::watch::{ASK, LOOK};
 use super::{Frame, Hold};
 use crate::flow::{Action, Flow, Limits, Settings};
-use crate::record::{Record, Tuple};
+use crate::record::{Handshake, Record, Tuple};
 
 /// One connection.
 #[derive(Debug)]
@@ -28,6 +28,10 @@ pub(super) struct Connection {
     pub fin: bool,
     /// A record of it was stored.
     pub stored: bool,
+    /// Timestamps named what it carried before.
+    pub named: bool,
+    /// The kernel is about to have its socket.
+    pub awaited: bool,
     /// Its process died, and did not end it.
     pub died: bool,
     /// Another replica had it before: who ends it is this process, and for its server alone.
@@ -63,12 +67,28 @@ impl Connection {
         Connection::of(flow, limits, first, next, now)
     }
 
+    /// One whose timestamps are made here, and which they name no more: both go on at these numbers.
+    pub fn unnamed(
+        tuple: Tuple,
+        settings: &Settings,
+        handshake: Handshake,
+        client: u32,
+        service: u32,
+        out: &mut Vec<Action>,
+    ) -> Connection {
+        let now = handshake.at_ms;
+        let mut flow = Flow::midway(tuple, handshake, client, service, settings);
+        flow.tick(now, out);
+        let (limits, first) = (flow.limits(), handshake.service_isn.wrapping_add(1));
+        Connection { named: service != first, ..Connection::of(flow, limits, first, client, now) }
+    }
+
     /// One that another replica had.
     pub fn adopted(record: &Record, settings: &Settings, now: u64, out: &mut Vec<Action>) -> Connection {
         let flow = Flow::resume(record.clone(), settings, now, out);
         let (limits, first, next) =
             (flow.limits(), record.handshake.service_isn.wrapping_add(1), record.acknowledged());
-        Connection { adopted: true, ..Connection::of(flow, limits, first, next, now) }
+        Connection { adopted: true, awaited: true, ..Connection::of(flow, limits, first, next, now) }
     }
 
     /// One whose server's data begin at `first`, and whose client sends `next`.
@@ -83,6 +103,8 @@ impl Connection {
             due: 0,
             fin: false,
             stored: false,
+            named: false,
+            awaited: false,
             died: false,
             adopted: false,
             leaves: false,
@@ -97,7 +119,8 @@ impl Connection {
         let closes = self.flow.closes() || self.leaves;
         // An end of the server's may be its death; it is asked again for what the client lacks.
         let fin_at = fin_at.filter(|_| closes || !self.adopted);
-        rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first: self.first, acked }
+        let Connection { first, stored: recorded, awaited, .. } = *self;
+        rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first, acked, recorded, awaited }
     }
 
     /// Whether the connection is over with this.

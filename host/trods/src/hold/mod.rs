@@ -27,7 +27,7 @@ pub use frame::Frame;
 pub use moves::{Followers, LISTED, Leave, Leaving, Left, List};
 pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
-pub use rescue::{Departed, Rescue};
+pub use rescue::{Departed, Heard, Rescue};
 pub(crate) use watch::now_ms;
 pub use watch::{Ended, Keeper, Status, Watch};
 
@@ -232,6 +232,12 @@ impl Hold {
         {
             tracing::debug!(error = %e, "what a client said before is not heard");
         }
+    }
+
+    /// A connection has neither limits nor timestamps any more that are made here.
+    fn clear(&self, key: &FlowKey) -> Result<(), HoldError> {
+        self.programs.free(key)?;
+        Ok(self.programs.stamps().forget(key)?)
     }
 
     /// Has the kernel forget a connection.

@@ -7,10 +7,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Pin};
+use rivulet_bpf::trods::{FlowKey, Phase, Pin, Stamped};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::Segment;
@@ -21,6 +22,7 @@ use super::{HoldError, Keeper, PATIENCE, Watch};
 use crate::flow::Wake;
 use crate::record::{Age, Record};
 use crate::store::{self, Stored};
+use crate::ts;
 use crate::wake::{self, Prober, Told};
 
 /// When a probe is sent, milliseconds after the first one.
@@ -31,6 +33,8 @@ const STORED: Duration = Duration::from_secs(1);
 const MAX_ORPHANS: usize = 65_536;
 /// For so long an answer is awaited that shows that nothing else is on its way to the client; then any will do.
 const FRESH: Duration = Duration::from_millis(200);
+/// How far two places of one client may be from one another, of which one is not known yet: a window.
+const MAX_UNKNOWN: u32 = 1 << 16;
 /// After this a connection is not looked for any more: its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Nor is one that another is expected to go on with: what comes of it is handed on from then on.
@@ -68,6 +72,19 @@ pub(super) struct Found {
     pub waits: bool,
 }
 
+/// A connection that can be gone on with.
+#[derive(Debug)]
+pub struct Heard {
+    /// Its record, as it is to be stored.
+    pub record: Record,
+    /// The socket that goes on with it.
+    pub connection: Connection,
+    /// Octets that the client has behind a hole.
+    pub sacked: u32,
+    /// What the programs make of its timestamps, if they do.
+    pub stamped: Option<Stamped>,
+}
+
 /// A connection that is looked for.
 #[derive(Debug)]
 struct Orphan {
@@ -78,6 +95,23 @@ struct Orphan {
     probes: usize,
 }
 
+/// A question that was not answered yet.
+#[derive(Debug)]
+struct Loading(Arc<AtomicUsize>);
+
+impl Loading {
+    fn begin(count: &Arc<AtomicUsize>) -> Loading {
+        count.fetch_add(1, Ordering::AcqRel);
+        Loading(Arc::clone(count))
+    }
+}
+
+impl Drop for Loading {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// All connections that are looked for.
 #[derive(Debug)]
 pub struct Rescue {
@@ -85,6 +119,8 @@ pub struct Rescue {
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
     load: Sender<Vec<Found>>,
     loaded: Receiver<Vec<Found>>,
+    /// Questions that were not answered yet.
+    loading: Arc<AtomicUsize>,
     /// Questions for a replica's records so far.
     asked: u64,
     /// Records of connections that go on here, and since when.
@@ -104,8 +140,8 @@ impl Rescue {
         let prober = in_netns(netns, Prober::open)??;
         let (load, loaded) = channel();
         let (orphans, due, outdated) = (HashMap::new(), BinaryHeap::new(), Vec::new());
-        let (copies, pace) = (Copies::default(), Pace::default());
-        Ok(Rescue { orphans, due, load, loaded, asked: 0, outdated, copies, pace, prober, wake })
+        let (copies, pace, loading) = (Copies::default(), Pace::default(), Arc::default());
+        Ok(Rescue { orphans, due, load, loaded, loading, asked: 0, outdated, copies, pace, prober, wake })
     }
 
     /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
@@ -120,6 +156,7 @@ impl Rescue {
         let load = self.load.clone();
         self.asked += 1;
         let asked = self.asked;
+        let loading = Loading::begin(&self.loading);
         std::thread::Builder::new().name("records".into()).spawn(move || {
             let loaded = store::load(&departed.servers, &departed.prefix, PATIENCE);
             tracing::info!(
@@ -136,9 +173,31 @@ impl Rescue {
             });
             // Whoever has ended has no use for them.
             let _ = load.send(records.collect());
+            drop(loading);
             wake();
         })?;
         Ok(())
+    }
+
+    /// Whether a store was asked for records, and has not told yet.
+    #[must_use]
+    pub fn is_loading(&self) -> bool {
+        self.loading.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a connection is looked for.
+    #[must_use]
+    pub fn looks_for(&self, key: &FlowKey) -> bool {
+        self.orphans.contains_key(key)
+    }
+
+    /// Whether one is looked for whose client goes on near there: another one between the same ends does elsewhere.
+    #[must_use]
+    pub fn looks_for_near(&self, key: &FlowKey, next: u32) -> bool {
+        self.orphans.get(key).is_some_and(|orphan| {
+            let distance = orphan.found.record.acknowledged().wrapping_sub(next) as i32;
+            distance.unsigned_abs() <= MAX_UNKNOWN
+        })
     }
 
     /// Where records come in that were read otherwise.
@@ -244,6 +303,9 @@ impl Rescue {
     ) -> Result<(), HoldError> {
         let key = FlowKey::new(found.record.tuple.client, found.record.tuple.service);
         let age = found.record.age();
+        if !self.can_go_on(&found.record, &key, watch)? {
+            return Ok(());
+        }
         if watch.is_ahead(&key, &age) || watch.is_elsewhere(&key, &age) {
             tracing::debug!(client = %key.client(), ?age, "is here, or elsewhere");
             return Ok(());
@@ -280,10 +342,29 @@ impl Rescue {
         Ok(())
     }
 
-    /// A packet of a connection that is looked for. If it says where its client is, the connection is not looked for any more:
-    /// the record, the socket that goes on with it, and what the client has behind a hole. Its packets stay parked until who
-    /// adopts it says otherwise.
-    pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<(Record, Connection, u32)> {
+    /// Whether a connection can go on here by its record: one whose timestamps programs made needs such programs, and what is here
+    /// by timestamps alone may be further than the record.
+    fn can_go_on<K: Keeper>(
+        &self,
+        record: &Record,
+        key: &FlowKey,
+        watch: &Watch<K>,
+    ) -> Result<bool, HoldError> {
+        let programs = watch.hold().programs();
+        if record.handshake.stamps.is_none() {
+            return Ok(true);
+        }
+        if !programs.issues() {
+            tracing::warn!(client = %key.client(), "its timestamps cannot be made here");
+            return Ok(false);
+        }
+        let own = programs.stamps().get(key)?.filter(|own| own.phase != Phase::Recorded);
+        Ok(own.is_none_or(|own| record.acknowledged().wrapping_sub(own.client_next) as i32 > 0))
+    }
+
+    /// A packet of a connection that is looked for. If it says where its client is, the connection is not looked for any more.
+    /// Its packets stay parked until who adopts it says otherwise.
+    pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
         self.copies.keep(key, packet, Instant::now());
         let orphan = self.orphans.get(key)?;
         let segment = Segment::parse(packet).ok()?;
@@ -293,7 +374,9 @@ impl Rescue {
                 let Found { record, origin, stored, .. } = self.orphans.remove(key)?.found;
                 self.outdated.extend(origin.map(|origin| (Instant::now(), origin, stored)));
                 let connection = wake::connection(&record, &place, now_ms);
-                Some((record.taken_over(&connection, now_ms), connection, place.sacked))
+                let stamped = ts::recorded(&record, &segment);
+                let record = record.taken_over(&connection, now_ms);
+                Some(Heard { record, connection, sacked: place.sacked, stamped })
             }
             // Parked until it is given up: nobody is there to be reset.
             Told::Gone | Told::Nothing => None,

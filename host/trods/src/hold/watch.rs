@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_bpf::trods::{Event, FlowKey, Leases, Pin, What};
+use rivulet_bpf::trods::{Event, FlowKey, Leases, Phase, Pin, Stamped, What};
+use rivulet_plain::MAX_AHEAD;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
@@ -15,6 +16,7 @@ use super::{Frame, Hold, HoldError};
 use crate::flow::{Action, Flow, REQUEST_PATIENCE, Reason, Settings};
 use crate::lease::clock;
 use crate::record::{Age, Record, Tuple};
+use crate::ts;
 
 /// Events and frames that are taken at once.
 const BATCH: usize = 256;
@@ -105,12 +107,12 @@ pub struct Watch<K> {
     fresh: Vec<Frame>,
     /// Frames that nobody waits for any more.
     stale: Vec<Frame>,
-    /// Connections that ended.
-    over: Vec<FlowKey>,
+    /// Connections that ended, and whether by a reset.
+    over: Vec<(FlowKey, bool)>,
     /// Connections whose server ended them where it should not.
     early: Vec<FlowKey>,
-    /// Who makes handshakes of services ([`Watch::set_issuers`]).
-    issuers: HashMap<SocketAddr, u32>,
+    /// Who makes handshakes of services ([`Watch::set_issuers`]), and whether what they cannot name is watched.
+    issuers: HashMap<SocketAddr, (u32, bool)>,
     /// Connections whose timestamps the programs make: for what was asked on one, and which their server ended.
     asked: Vec<FlowKey>,
     ended: Vec<Ended>,
@@ -206,14 +208,15 @@ impl<K: Keeper> Watch<K> {
         }
         for (service, lease, settings) in services {
             let before = self.services.insert(*service, Served { lease: *lease, settings: *settings });
-            let issuer = self.issuers.get(service).copied().unwrap_or(0);
-            self.hold.programs.issue(*service, *lease, issuer)?;
+            let (issuer, records) = self.issuers.get(service).copied().unwrap_or_default();
+            self.hold.programs.issue(*service, *lease, issuer, records)?;
             if before.is_none() {
                 if !self.succeeds {
                     self.hold.abort_closing(*service)?;
                 }
-                // They began before anybody watched, and end with their server.
-                for client in self.hold.clients(*service)? {
+                // They began before anybody watched, and end with their server. What this host asks its own server is none.
+                let clients = self.hold.clients(*service)?.into_iter();
+                for client in clients.filter(|client| client.ip() != service.ip()) {
                     tracing::debug!(%client, "unprotected: it began before");
                     *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
                 }
@@ -222,9 +225,9 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Of these services the programs make handshakes and timestamps, and nothing is stored, from the next
-    /// [`Watch::set_services`] on.
-    pub fn set_issuers(&mut self, issuers: HashMap<SocketAddr, u32>) {
+    /// Of these services the programs make handshakes and timestamps, from the next [`Watch::set_services`] on: the issuer's
+    /// number, and whether what timestamps cannot name is watched, or free.
+    pub fn set_issuers(&mut self, issuers: HashMap<SocketAddr, (u32, bool)>) {
         self.issuers = issuers;
     }
 
@@ -359,7 +362,7 @@ impl<K: Keeper> Watch<K> {
     /// The system's.
     pub fn withdraw(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         self.hold.programs.park(key)?;
-        self.hold.programs.free(key)?;
+        self.hold.clear(key)?;
         if let Some(connection) = self.connections.remove(key) {
             for frame in connection.held {
                 self.hold.forget(frame);
@@ -403,7 +406,7 @@ impl<K: Keeper> Watch<K> {
     pub fn move_to(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
         // First of all it is muted.
         self.hold.programs.pin(key, to)?;
-        self.hold.programs.free(key)?;
+        self.hold.clear(key)?;
         if let Some(connection) = self.connections.remove(key) {
             for frame in connection.held {
                 self.hold.forget(frame);
@@ -471,6 +474,7 @@ impl<K: Keeper> Watch<K> {
         if let Some(connection) = self.connections.remove(key) {
             self.end(key, connection)?;
         }
+        self.hold.clear(key)?;
         self.hold.abort(key)
     }
 
@@ -501,6 +505,38 @@ impl<K: Keeper> Watch<K> {
         self.connections.insert(key, connection);
         self.actions.extend(self.said.drain(..).map(|action| (key, action)));
         self.act()
+    }
+
+    /// A connection whose response timestamps named is recorded from now on, before anything else is acknowledged or leaves.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn record(&mut self, record: &Record, stamped: &Stamped, acked: u32) -> Result<(), HoldError> {
+        let Tuple { client, service } = record.tuple;
+        let key = FlowKey::new(client, service);
+        let settings = self.services.get(&service).map(|s| s.settings).unwrap_or_default();
+        let mut connection = Connection::adopted(record, &settings, now_ms(), &mut self.said);
+        (connection.named, connection.adopted, connection.awaited) = (true, stamped.adopted, false);
+        // What the programs may have said meanwhile is not ahead of this.
+        let ahead = u32::from(stamped.index.wrapping_sub(stamped.echo) % 32) < MAX_AHEAD;
+        let index = (stamped.index + u8::from(ahead)) % 32;
+        self.hold.programs.stamps().put(&key, &Stamped { phase: Phase::Recorded, index, ..*stamped })?;
+        self.hold.programs.set_limits(&key, &connection.limits(acked))?;
+        self.connections.insert(key, connection);
+        self.actions.extend(self.said.drain(..).map(|action| (key, action)));
+        self.act()
+    }
+
+    /// The kernel has the socket of a connection that was [adopted](Watch::adopt): its client is heard from now on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn begin(&mut self, key: &FlowKey) -> Result<(), HoldError> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+        connection.awaited = false;
+        let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
+        self.hold.programs.set_limits(key, &connection.limits(acked))?;
+        Ok(())
     }
 
     /// Looks at some connections, others each time: one on which nothing was said for [so long](Self::set_idle) is over, since
@@ -584,6 +620,25 @@ impl<K: Keeper> Watch<K> {
                     connection.ask_later(&key, now, due);
                     connections.insert(key, connection);
                 }
+                What::Unnamed { seq, end: next, isn, base, adopted } => {
+                    let tuple = Tuple { client: key.client(), service: key.service() };
+                    let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
+                    if let Some(before) = connections.remove(&key) {
+                        end(before, actions, said);
+                    }
+                    // What the programs never write is nobody's, and stays held.
+                    let Some(handshake) = ts::handshake(base, isn, seq, now) else { return };
+                    let mut connection = Connection::unnamed(tuple, &settings, handshake, seq, next, said);
+                    connection.adopted = adopted;
+                    connection.ask_later(&key, now, due);
+                    connections.insert(key, connection);
+                }
+                What::Replaced => {
+                    if let Some(before) = connections.remove(&key) {
+                        end(before, actions, said);
+                    }
+                    return;
+                }
                 _ => {
                     let Some(connection) = connections.get_mut(&key) else {
                         match what {
@@ -600,7 +655,7 @@ impl<K: Keeper> Watch<K> {
                         if let Some(connection) = connections.remove(&key) {
                             end(connection, actions, said);
                         }
-                        over.push(key);
+                        over.push((key, matches!(what, What::Reset { .. })));
                         return;
                     }
                     connection.flow.tick(now, said);
@@ -620,10 +675,17 @@ impl<K: Keeper> Watch<K> {
             }
             actions.extend(said.drain(..).map(|action| (key, action)));
         })?;
-        for key in over.drain(..) {
+        for (key, is_reset) in over.drain(..) {
             // Another one may have begun since, with limits of its own.
-            if !connections.contains_key(&key) {
-                hold.programs.free(&key)?;
+            let stamps = hold.programs.stamps();
+            let stamped = if issuers.contains_key(&key.service()) { stamps.get(&key)? } else { None };
+            if connections.contains_key(&key) || stamped.is_some_and(|s| s.phase != Phase::Recorded) {
+                continue;
+            }
+            hold.programs.free(&key)?;
+            // What ends otherwise has a last word of the kernel's to come.
+            if is_reset {
+                stamps.forget(&key)?;
             }
         }
         for frame in stale.drain(..) {
@@ -662,7 +724,7 @@ impl<K: Keeper> Watch<K> {
         let Watch { keeper, connections, actions, said, status, .. } = self;
         keeper.turn(&mut |key, ticket, kept| {
             if let Some(connection) = connections.get_mut(key) {
-                if kept && !std::mem::replace(&mut connection.stored, true) {
+                if kept && !std::mem::replace(&mut connection.stored, true) && !connection.named {
                     tracing::debug!(client = %key.client(), "protected");
                     status.protected += 1;
                 }

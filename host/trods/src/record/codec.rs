@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use rivulet_plain::ObjectStamp;
+
 use super::{
     Body, Chunked, Handshake, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Rest, Seen, Tuple,
     UNKNOWN,
@@ -37,6 +39,7 @@ const SCALES: u8 = 8;
 const TIMESTAMP: u8 = 16;
 const V6: u8 = 32;
 const FIRST_TIMESTAMP: u8 = 64;
+const STAMPS: u8 = 128;
 
 const CLOSE: u8 = 1;
 const WHOLE: u8 = 2;
@@ -48,8 +51,12 @@ impl Record {
     pub fn size(&self) -> usize {
         let address = if self.tuple.client.is_ipv6() { 18 } else { 6 };
         let fixed = MAGIC.len() + 1 + 2 * address + 4 + 4 + 2 + 2 + 4 + 8 + 4 + 4 + 1 + 4 + 2 + 4;
-        let first = self.handshake.first_timestamp.map_or(0, |first| size_of_val(&first));
-        fixed + first + self.responses.iter().map(Response::size).sum::<usize>() + self.requests.len()
+        let Handshake { first_timestamp, stamps, .. } = self.handshake;
+        let more = [first_timestamp, stamps].into_iter().flatten().map(|value| size_of_val(&value));
+        fixed
+            + more.sum::<usize>()
+            + self.responses.iter().map(Response::size).sum::<usize>()
+            + self.requests.len()
     }
 
     /// Its octets, at most [`MAX_RECORD`] of a record that [`decode`](Self::decode) takes.
@@ -58,8 +65,9 @@ impl Record {
         let mut out = Vec::with_capacity(self.size());
         out.extend_from_slice(&MAGIC);
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
-        let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, first_timestamp, at_ms } =
-            self.handshake;
+        let handshake = self.handshake;
+        let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, first_timestamp, .. } =
+            handshake;
         out.push(
             flag(self.unprotected, UNPROTECTED)
                 | flag(self.client_fin, CLIENT_FIN)
@@ -67,7 +75,8 @@ impl Record {
                 | flag(scales.is_some(), SCALES)
                 | flag(timestamp.is_some(), TIMESTAMP)
                 | flag(self.tuple.client.is_ipv6(), V6)
-                | flag(first_timestamp.is_some(), FIRST_TIMESTAMP),
+                | flag(first_timestamp.is_some(), FIRST_TIMESTAMP)
+                | flag(handshake.stamps.is_some(), STAMPS),
         );
         for end in [self.tuple.client, self.tuple.service] {
             match end.ip() {
@@ -82,10 +91,10 @@ impl Record {
         let (theirs, ours) = scales.unwrap_or_default();
         out.extend_from_slice(&[theirs, ours]);
         out.extend_from_slice(&timestamp.unwrap_or(0).to_be_bytes());
-        if let Some(first) = first_timestamp {
-            out.extend_from_slice(&first.to_be_bytes());
+        for value in [first_timestamp, handshake.stamps].into_iter().flatten() {
+            out.extend_from_slice(&value.to_be_bytes());
         }
-        out.extend_from_slice(&at_ms.to_be_bytes());
+        out.extend_from_slice(&handshake.at_ms.to_be_bytes());
         out.extend_from_slice(&self.version.to_be_bytes());
         out.extend_from_slice(&self.response_at.to_be_bytes());
         out.push(self.responses.len() as u8);
@@ -157,10 +166,14 @@ impl Record {
             sack: is(SACK),
             timestamp: Some(from.u32()?).filter(|_| is(TIMESTAMP)),
             first_timestamp: if is(FIRST_TIMESTAMP) { Some(from.u32()?) } else { None },
+            stamps: if is(STAMPS) { Some(from.u32()?) } else { None },
             at_ms: from.u64()?,
         };
         if handshake.timestamp.is_none() && handshake.first_timestamp.is_some() {
             return Err(RecordError::Field("a first timestamp"));
+        }
+        if handshake.stamps.is_some_and(|base| !is_base(base)) {
+            return Err(RecordError::Field("what timestamps have"));
         }
         let (version, response_at, count) = (from.u32()?, from.u32()?, usize::from(from.u8()?));
         if count > MAX_RESPONSES {
@@ -198,6 +211,11 @@ impl Response {
             Body::Whole(octets) => 2 + octets.len(),
         }
     }
+}
+
+/// Whether it is a value of the programs that names nothing.
+fn is_base(value: u32) -> bool {
+    ObjectStamp::parse(value).is_some_and(|stamp| (stamp.index, stamp.object) == (0, 0))
 }
 
 fn put(out: &mut Vec<u8>, octets: &[u8]) {

@@ -13,12 +13,10 @@ use rivulet_plain::{Header, Options, Segment, Stamps, object_isn};
 use super::hints::Hint;
 use super::read::{Found, Reading, Told, read};
 use crate::hold::HoldError;
-use crate::wake::Prober;
+use crate::wake::{INDICES, Prober};
 
 /// When a client is probed, milliseconds after the first time.
 const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
-/// Indices of which one is not behind the client's, whatever that is.
-const INDICES: [u32; 3] = [0, 11, 22];
 /// For so long an answer to a probe is awaited; then anything will do.
 const FRESH: Duration = Duration::from_millis(200);
 /// After this a connection is not looked for any more, and one that another is expected to go on with.
@@ -73,6 +71,11 @@ impl LostOnes {
         self.due.push(Reverse((at, key)));
         self.all.insert(key, Lost { hint, other, began: now, first: at, probes });
         Ok(())
+    }
+
+    /// Whether a connection is looked for.
+    pub fn has(&self, key: &FlowKey) -> bool {
+        self.all.contains_key(key)
     }
 
     /// It is another's now.
@@ -166,7 +169,7 @@ fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::
     for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {
         let isn = object_isn(*isn_key, key.client(), key.service());
         for index in INDICES {
-            let packet = packet(key, hint, isn, index).map_err(io::Error::other)?;
+            let packet = packet(key, hint, isn, index.into()).map_err(io::Error::other)?;
             prober.send_packet(key.client(), &packet)?;
         }
     }

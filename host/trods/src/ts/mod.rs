@@ -6,6 +6,7 @@
 
 mod ask;
 pub mod hints;
+mod leave;
 mod lost;
 mod read;
 mod table;
@@ -30,7 +31,7 @@ use crate::hold::{Absence, Ended, HoldError, Keeper, Watch};
 use crate::lease::clock;
 use crate::wake::Prober;
 
-pub(crate) use self::read::Found;
+pub(crate) use self::read::{Found, handshake, recorded};
 pub use table::{Known, MAX_TARGETS, Row, Table};
 
 /// Between two questions what the own server has.
@@ -170,13 +171,15 @@ impl Names {
         (self.hints.readable(), pause.map_or(BATCH, |pause| pause.min(BATCH)))
     }
 
-    /// A replica is gone; `other` says who else is expected to go on with a connection, `waits` that this one gets none for now.
+    /// A replica is gone; `other` says who else is expected to go on with a connection, `waits` that this one gets none for now,
+    /// `is_known` that there is a record of a connection whose client goes on near there: that one counts.
     pub fn depart(
         &mut self,
         service: SocketAddr,
         dead: u8,
         waits: bool,
         other: impl Fn(SocketAddr, SocketAddr) -> Option<Pin>,
+        is_known: impl Fn(&FlowKey, u32) -> bool,
         programs: &Trods,
     ) -> Result<(), HoldError> {
         let Some(&n) = self.at.get(&service) else { return Ok(()) };
@@ -186,7 +189,7 @@ impl Names {
         tracing::info!(connections = had.len(), replica = dead, "gone");
         for (key, hint) in had {
             let pin = other(key.client(), key.service());
-            if programs.stamps().get(&key)?.is_some() {
+            if programs.stamps().get(&key)?.is_some() || is_known(&key, hint.client_next) {
                 continue;
             }
             self.found.remove(&key);
@@ -227,6 +230,11 @@ impl Names {
         Ok(())
     }
 
+    /// Whether a connection is looked for of which others told.
+    pub fn looks_for(&self, key: &FlowKey) -> bool {
+        self.lost.has(key)
+    }
+
     /// A packet of a connection that nobody here has; what can be gone on with.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
         if self.found.contains(key) {
@@ -253,6 +261,7 @@ impl Names {
             closes,
             first,
             acked: ack,
+            ..Limits::default()
         };
         programs.free(key)?;
         programs.insert(key, &limits)?;
@@ -261,6 +270,17 @@ impl Names {
         self.hints.forget(key);
         self.tell(key, &stamped);
         Ok(())
+    }
+
+    /// A connection goes on here by its record: what was parked before tells nothing.
+    pub fn is_found(&mut self, key: &FlowKey) {
+        self.found.insert(*key);
+    }
+
+    /// It is the watch's.
+    pub fn go_on_recorded(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
+        self.hints.forget(key);
+        self.lost.forget(key, programs)
     }
 
     /// It could not go on here now.
@@ -278,10 +298,11 @@ impl Names {
         watch.abandon(key)
     }
 
-    /// Nobody goes on with a connection, and what was withheld of it may leave.
+    /// Nobody goes on with a connection, and what was withheld of it may leave; one that is recorded is the watch's.
     pub fn give_up<K: Keeper>(&mut self, key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
-        let Some(stamped) = programs.stamps().get(key)? else { return Ok(()) };
+        let stamped = programs.stamps().get(key)?.filter(|stamped| stamped.phase != Phase::Recorded);
+        let Some(stamped) = stamped else { return Ok(()) };
         programs.free(key)?;
         programs
             .stamps()
@@ -343,7 +364,8 @@ impl Names {
             if !self.ending.remove(&key) {
                 continue;
             }
-            let Some(stamped) = watch.hold().programs().stamps().get(&key)? else { continue };
+            let stamped = watch.hold().programs().stamps().get(&key)?;
+            let Some(stamped) = stamped.filter(|stamped| stamped.phase != Phase::Recorded) else { continue };
             let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
             let lives = *lives.entry(service).or_insert_with(accepts);
             if !lives || !watch.speaks(&service) {
@@ -372,7 +394,9 @@ impl Names {
         programs.stamps().each(|key, stamped| {
             if clock.saturating_sub(stamped.heard) > IDLE {
                 over.push(key);
-            } else if stamped.phase != Phase::Setup && speaks.contains(&key.service()) {
+            } else if !matches!(stamped.phase, Phase::Setup | Phase::Recorded)
+                && speaks.contains(&key.service())
+            {
                 hints.tell(key, hint(&stamped));
             }
         });

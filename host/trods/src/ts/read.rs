@@ -8,6 +8,8 @@ use rivulet_plain::{CookieKey, NOBODYS, ObjectStamp, Segment, object_isn};
 
 use super::hints::Hint;
 use super::table::Table;
+use crate::flow::GATE;
+use crate::lease::clock;
 use crate::record::{Body, Handshake, Record, Response, Tuple};
 use crate::wake::{self, Place};
 
@@ -94,17 +96,7 @@ pub(crate) fn read(
         }
         _ => return Told::Nothing,
     };
-    let handshake = Handshake {
-        client_isn: next.wrapping_sub(1),
-        service_isn: isn,
-        mss: stamp.class.mss(),
-        scales: Some((stamp.scale.shift(), OUR_SCALE)),
-        sack: true,
-        // The programs make what the client sees.
-        timestamp: Some(now_ms as u32),
-        first_timestamp: None,
-        at_ms: now_ms,
-    };
+    let handshake = Handshake { stamps: None, ..agreed(&stamp, isn, next, now_ms) };
     let object = stamp.object;
     let record = Record {
         tuple,
@@ -119,6 +111,14 @@ pub(crate) fn read(
     };
     let blocks = header.options.sack.blocks();
     let left = reach - offset;
+    // Behind its own octets nobody knows what it has.
+    let is_within = |(from, to): &(u32, u32)| {
+        let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
+        to <= left || from as i32 <= 0 && to as i32 <= 0
+    };
+    if !blocks.iter().all(is_within) {
+        return Told::Nothing;
+    }
     let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack)).filter(|further| *further <= left);
     let place = Place {
         fresh: blocks.first() == Some(&(isn, isn.wrapping_add(1))),
@@ -145,6 +145,81 @@ pub(crate) fn read(
     Told::Found(Box::new(Found { record, connection, sacked: place.sacked, stamped, fresh: place.fresh }))
 }
 
+/// The record of a connection whose response timestamps name, and whose client has acknowledged this: what it lacks of the
+/// response, which is no part of the head, and the server does not end the connection behind it.
+pub(crate) fn named(
+    key: &FlowKey,
+    stamped: &Stamped,
+    acked: u32,
+    with: Reading<'_>,
+    now_ms: u64,
+) -> Option<Record> {
+    let (_, known) = with.table.get(stamped.object)?;
+    let (first, total) = (stamped.isn.wrapping_add(1), known.head.total);
+    let offset = acked.wrapping_sub(first);
+    let is_all = offset == total;
+    if stamped.client_fin || total != stamped.total || !(known.head.length..=total).contains(&offset) {
+        return None;
+    }
+    let response = known_response(with.table, stamped.object).filter(|_| !is_all);
+    if is_all && known.close {
+        return None;
+    }
+    let reach = u64::from(offset) + GATE;
+    let response = response.map(|response| Response { passed: response.length.min(reach), ..response });
+    Some(Record {
+        tuple: Tuple { client: key.client(), service: key.service() },
+        handshake: handshake(stamped.base, stamped.isn, stamped.client_next, now_ms)?,
+        version: 0,
+        unprotected: false,
+        response_at: if is_all { acked } else { first },
+        responses: response.into_iter().collect(),
+        request_at: stamped.client_next,
+        requests: Vec::new(),
+        client_fin: false,
+    })
+}
+
+/// What was agreed with a client that goes on at `next`.
+fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
+    Handshake {
+        client_isn: next.wrapping_sub(1),
+        service_isn: isn,
+        mss: stamp.class.mss(),
+        scales: Some((stamp.scale.shift(), OUR_SCALE)),
+        sack: true,
+        // The programs make what the client sees.
+        timestamp: Some(now_ms as u32),
+        first_timestamp: None,
+        stamps: Some(ObjectStamp { index: 0, object: 0, ..*stamp }.value()),
+        at_ms: now_ms,
+    }
+}
+
+/// The same of a connection whose timestamps all have this.
+pub(crate) fn handshake(base: u32, isn: u32, next: u32, now_ms: u64) -> Option<Handshake> {
+    Some(agreed(&ObjectStamp::parse(base)?, isn, next, now_ms))
+}
+
+/// What the programs make of timestamps of a connection that goes on by its record, whose client said this.
+pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped> {
+    let stamp = wake::stamp(record, segment.header.options.stamps?.echo)?;
+    Some(Stamped {
+        heard: clock(),
+        isn: record.handshake.service_isn,
+        client_next: record.acknowledged(),
+        base: record.handshake.stamps?,
+        object: NOBODYS,
+        total: 0,
+        phase: Phase::Recorded,
+        client_fin: record.client_fin,
+        adopted: true,
+        generation: 0,
+        index: (stamp.index + AHEAD) % 32,
+        echo: stamp.index,
+    })
+}
+
 fn known_response(table: &Table, object: u32) -> Option<Response> {
     let (row, known) = table.get(object)?;
     let (request, head) = table.exchange(row, known);
@@ -162,7 +237,7 @@ fn asks_for(octets: &[u8], response: &Response) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use rivulet_plain::{Class, Header, Options, Scale, Stamps};
+    use rivulet_plain::{Class, Header, Options, Sack, Scale, Stamps};
 
     use super::*;
     use crate::ts::table::Row;
@@ -270,6 +345,24 @@ mod tests {
         ];
         for (what, change) in wrong {
             assert!(matches!(other(change), Told::Nothing), "{what}");
+        }
+    }
+
+    /// Of another response, which this one's replica does not have.
+    #[test]
+    fn whoever_has_octets_behind_the_object_is_not_gone_on_with() {
+        let mut client = client();
+        let end = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
+        let probe = object_isn(client.keys[0].0, client.key.client(), client.key.service());
+        for (from, to, is_found) in [
+            (probe, probe.wrapping_add(1), true),
+            (end.wrapping_sub(9), end, true),
+            (end.wrapping_sub(9), end.wrapping_add(1), false),
+            (end, end.wrapping_add(1), false),
+        ] {
+            client.header.options.sack = Sack::default();
+            client.header.options.sack.push((from, to));
+            assert_eq!(matches!(client.told(), Told::Found(_)), is_found, "{from} {to}");
         }
     }
 

@@ -81,7 +81,7 @@ impl Rig {
                 What::Ended => Told::Ended,
                 What::Fin { .. } => Told::Fin,
                 What::Aborted { .. } => Told::Aborted,
-                What::Reset { .. } | What::Parked { .. } | What::Stamped { .. } => panic!("{what:?}"),
+                _ => panic!("{what:?}"),
             });
         };
         while self.hold.events(64, |event| note(event.what)).unwrap() > 0 {}

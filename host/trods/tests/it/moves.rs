@@ -24,7 +24,7 @@ fn first() -> String {
 }
 
 /// The first replica is drained, and knows who gets what clients send.
-fn drain(rig: &Rig) {
+pub fn drain(rig: &Rig) {
     let pin = Pin { tor: [2, 0, 0, 0, 0, 0xfe], holder: SECOND };
     rig.hosts[0].replica.leave(vec![Leave {
         prefix: first(),
@@ -35,13 +35,13 @@ fn drain(rig: &Rig) {
 }
 
 /// The second one knows that, too.
-fn follow(rig: &Rig) {
+pub fn follow(rig: &Rig) {
     let departed =
         Departed { prefix: first(), servers: rig.servers(), other: Box::new(|_, _| None), waits: false };
     rig.hosts[1].replica.follow(vec![(SECOND, departed)]);
 }
 
-fn connect(rig: &Rig) -> TcpStream {
+pub fn connect(rig: &Rig) -> TcpStream {
     let to: SocketAddr = SERVICE.parse().unwrap();
     let stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -49,7 +49,7 @@ fn connect(rig: &Rig) -> TcpStream {
 }
 
 /// A small file on a connection that stays.
-fn get(stream: &mut TcpStream, content: &[u8]) {
+pub fn get(stream: &mut TcpStream, content: &[u8]) {
     ask(stream);
     answered(stream, content);
 }
@@ -98,7 +98,7 @@ fn records(rig: &Rig) -> Vec<Record> {
     loaded.unwrap().records.into_iter().map(|(_, record)| record).collect()
 }
 
-fn sockets(rig: &Rig, of: usize) -> usize {
+pub fn sockets(rig: &Rig, of: usize) -> usize {
     rig.hosts[of].netns.run("ss -Htn state established dst 10.8.0.1").lines().count()
 }
 

@@ -39,6 +39,7 @@ pub fn record() -> Record {
             sack: true,
             timestamp: Some(5),
             first_timestamp: None,
+            stamps: None,
             at_ms: 1 << 40,
         },
         version: 3,
@@ -76,6 +77,7 @@ fn what_is_written_is_read() {
     first.responses = vec![generated(CHUNKED, 0, UNKNOWN, Rest::Chunks(Chunked::default()))];
     let mut adopted = record();
     adopted.handshake.first_timestamp = Some(4);
+    adopted.handshake.stamps = Some(0x07e0_0000);
     for record in [record(), v6, bare, again, open, first, adopted] {
         let octets = record.encode();
         assert_eq!((octets.len(), Record::decode(&octets)), (record.size(), Ok(record)));
@@ -143,7 +145,7 @@ fn what_no_flow_writes_is_refused() {
     };
     let known = KNOWN.len() as u64 + 5000;
     let seen = |record: &mut Record, response: Response| record.responses = vec![response];
-    let changes: [&dyn Fn(&mut Record); 20] = [
+    let changes: [&dyn Fn(&mut Record); 23] = [
         &|record| seen(record, generated(KNOWN, 10, known + 1, Rest::Octets(4990))),
         &|record| seen(record, generated(KNOWN, 10, UNKNOWN, Rest::Octets(4990))),
         &|record| seen(record, generated(KNOWN, 10, known, Rest::Chunks(Chunked::Data(7)))),
@@ -170,6 +172,10 @@ fn what_no_flow_writes_is_refused() {
         &|record| record.requests = vec![b'a'; 4097],
         &|record| record.handshake.scales = Some((15, 0)),
         &|record| (record.handshake.timestamp, record.handshake.first_timestamp) = (None, Some(1)),
+        // Of the kernel, of an object, of an index.
+        &|record| record.handshake.stamps = Some(1),
+        &|record| record.handshake.stamps = Some(0x07e0_0001),
+        &|record| record.handshake.stamps = Some(0x0fe0_0000),
     ];
     for (n, change) in changes.iter().enumerate() {
         assert!(matches!(with(change), Err(RecordError::Field(_))), "{n}: {:?}", with(change));

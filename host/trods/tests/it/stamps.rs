@@ -12,7 +12,12 @@ use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
 
 /// A rig whose replicas know what their servers have: these files, of so many octets.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
-    let rig = Rig::new(&Plan { named: true, stores: 0, ..*plan })?;
+    named(&Plan { stores: 0, ..*plan }, files)
+}
+
+/// With what stores the plan has.
+pub fn named(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
+    let rig = Rig::new(&Plan { named: true, ..*plan })?;
     for (name, octets) in files {
         rig.file(name, *octets);
     }
@@ -24,7 +29,7 @@ fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
     Some(rig)
 }
 
-fn content(rig: &Rig, name: &str) -> Vec<u8> {
+pub fn content(rig: &Rig, name: &str) -> Vec<u8> {
     fs::read(rig.files.path().join("www").join(name)).unwrap()
 }
 

@@ -15,7 +15,7 @@ use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::CookieKey;
 use rivulet_trods::Settings;
 use rivulet_trods::hold::{Absence, Departed};
-use rivulet_trods::replica::{Gone, Means, Protected, Replica};
+use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{RENEWAL, StoreConfig, load, prefix};
 use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{PORT as PORT_OF_HINTS, Peers};
@@ -48,7 +48,7 @@ pub struct Plan<'a> {
     /// So many of [`STORES`].
     pub stores: usize,
     pub renewal: Duration,
-    /// Without any of them: by timestamps, of what the list at `/list` names.
+    /// By timestamps, of what the list at `/list` names; stores are for the rest.
     pub named: bool,
 }
 
@@ -145,9 +145,9 @@ impl Rig {
             patience: Duration::from_millis(500),
             renewal: plan.renewal,
         };
-        let means = if plan.named { Means::Stamps(named) } else { Means::Store(store) };
+        let (store, named) = ((plan.stores > 0).then_some(store), plan.named.then_some(named));
         let sockets = vec![plan.service.parse().unwrap()];
-        replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, means }]);
+        replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, store, named }]);
         Some(Host { replica, server, dir, netns })
     }
 

@@ -8,7 +8,7 @@ use rivulet_plain::{CookieKey, ObjectStamp, object_isn};
 use super::*;
 
 /// Class 3, key 1, scale 7.
-const BASE: u32 = 3 << 25 | 1 << 24 | 3 << 22 | 4 << 19;
+pub(super) const BASE: u32 = 3 << 25 | 1 << 24 | 3 << 22 | 4 << 19;
 const OBJECT: u32 = 0x5_4321;
 /// What nobody can go on with.
 const NOBODYS: u32 = 0x7_ffff;
@@ -48,13 +48,25 @@ impl Rig {
 
     /// With a service whose connections are stamped, and one thing in its table.
     fn issuing(self) -> Rig {
-        self.trods.issue(self.service, 3, 2).unwrap();
+        self.trods.issue(self.service, 3, 2, false).unwrap();
         self.trods.stamps().set_issuer(2, &LISTED).unwrap();
         let total = HEAD.len() as u32 + 1000;
         let sum = head_sum(HEAD, DATE_AT);
         let head = KnownHead { sum, length: HEAD.len() as u32, date: DATE_AT as u32, total, object: OBJECT };
         self.trods.stamps().add(9, b"/a", &[KnownHead::default(), head]).unwrap();
         self
+    }
+
+    /// And a store.
+    fn records(&self) {
+        self.trods.issue(self.service, 3, 2, true).unwrap();
+    }
+
+    /// A record is stored: so much may be acknowledged, and leave.
+    fn store(&self, ack: u32, data: u32) {
+        let now = self.trods.limits(&self.key()).unwrap().unwrap();
+        let (ack, data) = (CLIENT.wrapping_add(ack), SERVER.wrapping_add(data));
+        assert!(self.trods.set_limits(&self.key(), &Limits { ack, data, recorded: true, ..now }).unwrap());
     }
 
     fn put(&self, change: impl FnOnce(&mut Stamped)) {
@@ -83,6 +95,7 @@ impl Rig {
             closes: false,
             first: SERVER,
             acked: SERVER,
+            ..Limits::default()
         };
         self.trods.insert(&self.key(), &limits).unwrap();
     }
@@ -384,4 +397,104 @@ fn a_client_of_another_replicas_is_told_of_while_one_is_gone() {
     rig.trods.stamps().set_issuer(2, &Issuer { hunting: u64::MAX, ..LISTED }).unwrap();
     assert_eq!(rig.says(ACK, 0, 9, BASE, b"GET").verdict, DROP);
     assert!(matches!(&rig.told()[..], [Told::Parked(packet)] if packet.ends_with(b"GET")));
+}
+
+/// What is told of a connection that is the process's from now on.
+fn unnamed(seq: u32, end: u32) -> Told {
+    Told::Unnamed { seq, end, is_known: true, adopted: false }
+}
+
+/// As [`what_is_not_in_the_table_goes_on_unnamed`], of a service with a store.
+#[test]
+fn what_is_not_in_the_table_is_held_where_it_can_be_recorded() {
+    let other = |from: &str, to: &str| std::str::from_utf8(GET).unwrap().replace(from, to).into_bytes();
+    for asked in [other("/a", "/b"), other("GET", "PUT"), GET[..20].to_vec(), other("Host: h", "Cookie: x")] {
+        let Some(mut rig) = Rig::stamped() else { return };
+        rig.records();
+        rig.put(|_| {});
+        assert_eq!(rig.says(ACK, 0, 0, BASE, &asked).verdict, NEXT);
+        let text = String::from_utf8_lossy(&asked);
+        assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, asked.clone(), false)], "{text}");
+        assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
+        let end = asked.len() as u32;
+        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, DROP, "nothing is acknowledged");
+        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &response()).verdict, DROP, "nor does anything leave");
+        // Its record is stored.
+        rig.store(end, 1000);
+        let sent = rig.answers(ACK, 0, end, KERNEL, &response()[..1000]);
+        assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, end, NOBODYS));
+        // What is echoed is the kernel's, and what is said is told.
+        let heard = rig.says(ACK, end, 900, sent.value, GET);
+        assert_eq!((heard.verdict, heard.echo), (NEXT, KERNEL));
+        assert_eq!(rig.told(), [Told::Request(end, GET.to_vec(), false)]);
+        // It is let go.
+        rig.trods.free(&rig.key()).unwrap();
+        assert_eq!(object_of(rig.answers(ACK, 1000, end, KERNEL, &[b'x'; 9]).value), NOBODYS);
+        assert_eq!((rig.says(ACK, end, 900, sent.value, GET).echo, rig.told()), (KERNEL, vec![]));
+    }
+}
+
+#[test]
+fn a_request_whose_response_has_another_head_is_told_before_that() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    rig.records();
+    rig.put(|_| {});
+    assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+    assert_eq!(rig.told(), []);
+    let end = GET.len() as u32;
+    let sent = rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 404 Not Found\r\n\r\n");
+    assert_eq!(sent.verdict, DROP);
+    assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, GET.to_vec(), false)]);
+    assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
+    // Another one is asked for, before the first is answered.
+    rig.put(|_| {});
+    rig.says(ACK, 0, 0, BASE, GET);
+    rig.says(ACK, end, 0, BASE, GET);
+    let second = Told::Request(end, GET.to_vec(), false);
+    assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, GET.to_vec(), false), second]);
+}
+
+/// The first response has a name as long as nothing else is stored of the connection.
+#[test]
+fn a_second_request_is_recorded_where_that_can_be() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    rig.records();
+    let total = response().len() as u32;
+    rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
+    assert_eq!(rig.says(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
+    assert_eq!(rig.told(), [unnamed(0, total), Told::Request(0, GET.to_vec(), false)]);
+    let end = GET.len() as u32;
+    assert_eq!(rig.answers(ACK, total, end, KERNEL, &[]).verdict, DROP);
+    assert_eq!(rig.answers(ACK, total, end, KERNEL, b"more").verdict, DROP);
+    assert_eq!(object_of(rig.answers(ACK, 0, 0, KERNEL, &[b'x'; 9]).value), OBJECT);
+    rig.store(end, total + 4);
+    let sent = rig.answers(ACK, total, end, KERNEL, b"more");
+    assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, end, NOBODYS));
+    // Who ends one that another replica had is the process.
+    rig.put(|st| (st.phase, st.object, st.total, st.adopted) = (Phase::Echoed, OBJECT, total, true));
+    rig.says(ACK, 0, total, BASE | OBJECT, GET);
+    assert_eq!(rig.told()[0], Told::Unnamed { seq: 0, end: total, is_known: true, adopted: true });
+    // Without all of the first response nobody knows its head.
+    rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
+    assert_eq!(rig.says(ACK, 0, total - 1, BASE | OBJECT, GET).verdict, NEXT);
+    assert_eq!((rig.told(), rig.unnamed().second, rig.now().phase), (vec![], 1, Phase::Free));
+}
+
+#[test]
+fn a_client_whose_socket_is_not_there_yet_is_not_heard() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    rig.records();
+    for phase in [Phase::Recorded, Phase::Setup] {
+        rig.put(|st| st.phase = phase);
+        let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
+        if phase == Phase::Setup {
+            // The kernel made its handshake.
+            rig.trods.stamps().forget(&rig.key()).unwrap();
+        }
+        for (awaited, verdict) in [(true, DROP), (false, NEXT)] {
+            rig.trods.set_limits(&rig.key(), &Limits { awaited, ..limits }).unwrap();
+            assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, verdict);
+            assert_eq!(rig.told().len(), usize::from(!awaited));
+        }
+    }
 }

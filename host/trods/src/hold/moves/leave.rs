@@ -116,6 +116,12 @@ impl Leaving {
         self.places.iter().map(at).min()
     }
 
+    /// The services that are left.
+    #[must_use]
+    pub fn services(&self) -> Vec<SocketAddr> {
+        self.places.iter().flat_map(|place| &place.leave.services).copied().collect()
+    }
+
     /// Connections that were left.
     #[must_use]
     pub fn moved(&self) -> u64 {

@@ -1,0 +1,197 @@
+//! A service with a store and a list: timestamps name what they can, the rest is recorded (`stamps.rs`, `survive.rs`).
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{Process, eventually};
+
+use crate::moves::{connect, drain, follow, get, sockets};
+use crate::stamps::{content, named};
+use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
+
+const LARGE: usize = 8_000_000;
+
+/// Downloads, each into a file of its own.
+struct Downloads<'r> {
+    rig: &'r Rig,
+    all: Vec<(&'static str, Process)>,
+}
+
+impl Downloads<'_> {
+    fn begin<'r>(rig: &'r Rig, what: &[(&'static str, String)]) -> Downloads<'r> {
+        let curl = |(name, arguments): &(&'static str, String)| {
+            let mut command = rig.client.command("curl");
+            command.args(["-g", "-s", "-S", "-m", "60", "--limit-rate", "2M"]).args(arguments.split(' '));
+            // Of several responses on one connection the last.
+            command.arg("-o").arg(rig.files.path().join(name));
+            (*name, Process(command.spawn().unwrap()))
+        };
+        Downloads { rig, all: what.iter().map(curl).collect() }
+    }
+
+    fn got(&self, name: &str) -> u64 {
+        fs::metadata(self.rig.files.path().join(name)).map_or(0, |m| m.len())
+    }
+
+    /// All are in the middle of it.
+    fn go_on(&self, octets: u64) {
+        eventually("a part of each", || self.all.iter().all(|(name, _)| self.got(name) > octets));
+    }
+
+    /// All end, with these contents.
+    fn end(mut self, contents: &[&[u8]]) {
+        let ended: Vec<_> =
+            self.all.iter_mut().map(|(name, curl)| (*name, curl.0.wait().unwrap().success())).collect();
+        for ((name, success), content) in ended.into_iter().zip(contents) {
+            assert!(success, "{name}: {} octets", self.got(name));
+            assert!(fs::read(self.rig.files.path().join(name)).unwrap() == **content, "{name}");
+        }
+    }
+}
+
+fn rig(service: &'static str) -> Option<Rig> {
+    let rig = named(
+        &Plan { service, ..Plan::default() },
+        &[("large", LARGE), ("changed", LARGE), ("small", 3000)],
+    )?;
+    rig.file("other", LARGE - 7);
+    // So that what is read slowly is sent slowly.
+    let short = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 131072");
+    in_netns(Some(rig.client.name()), short).unwrap().unwrap();
+    Some(rig)
+}
+
+fn dies(rig: &Rig) {
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell(1, 1);
+    rig.tell_named(1, 1);
+}
+
+#[test]
+fn what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can() {
+    for service in [SERVICE, SERVICE6] {
+        let Some(rig) = rig(service) else { return };
+        // After the server was asked what it has.
+        let changed = rig.file("changed", LARGE + 5);
+        let to = |rest: &str| format!("http://{service}/{rest}");
+        let downloads = Downloads::begin(
+            &rig,
+            &[
+                ("named", to("large")),
+                ("cookie", format!("-H Cookie:a=b {}", to("large"))),
+                ("unlisted", to("other")),
+                ("head", to("changed")),
+                ("second", format!("-o /dev/null {} {}", to("small"), to("large"))),
+                (
+                    "third",
+                    format!("-o /dev/null {} -o /dev/null {} {}", to("small"), to("small?"), to("other")),
+                ),
+            ],
+        );
+        downloads.go_on(500_000);
+        dies(&rig);
+        let (large, other) = (content(&rig, "large"), content(&rig, "other"));
+        downloads.end(&[&large, &large, &other, &changed, &large, &other]);
+        let (first, second) = (rig.hosts[0].replica.counts(), || rig.hosts[1].replica.counts());
+        assert_eq!((first.protected, first.unprotected), (6, Default::default()));
+        eventually("they are counted", || second().adopted >= 6);
+        assert_eq!((second().adopted, second().refused, second().unprotected), (6, 0, Default::default()));
+    }
+}
+
+/// With kernels that make the handshake, and with one that has no socket any more.
+#[test]
+fn whose_syn_has_no_timestamps_is_recorded_from_its_handshake_on() {
+    let Some(rig) = rig(SERVICE) else { return };
+    rig.client.run("sysctl -qw net.ipv4.tcp_timestamps=0");
+    let downloads = Downloads::begin(&rig, &[("bare", format!("http://{SERVICE}/large"))]);
+    downloads.go_on(500_000);
+    dies(&rig);
+    downloads.end(&[&content(&rig, "large")]);
+    let counts = rig.hosts[0].replica.counts();
+    assert_eq!((counts.protected, counts.unprotected), (1, Default::default()));
+    eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
+}
+
+/// What was adopted by its record goes on by the next one's, on the same host too.
+#[test]
+fn nginx_dies_on_both_replicas_one_after_the_other() {
+    let Some(mut rig) = rig(SERVICE) else { return };
+    let what = [
+        ("cookie", format!("-H Cookie:a=b http://{SERVICE}/large")),
+        ("second", format!("-o /dev/null http://{SERVICE}/small http://{SERVICE}/large")),
+    ];
+    let downloads = Downloads::begin(&rig, &what);
+    downloads.go_on(500_000);
+    let Downloads { all, .. } = downloads;
+    rig.restart(0);
+    std::thread::sleep(Duration::from_millis(500));
+    let downloads = Downloads { rig: &rig, all };
+    downloads.go_on(2_000_000);
+    eventually("they are counted", || rig.hosts[0].replica.counts().adopted == 2);
+    dies(&rig);
+    downloads.go_on(3_500_000);
+    let Downloads { all, .. } = downloads;
+    rig.restart(1);
+    let large = content(&rig, "large");
+    Downloads { rig: &rig, all }.end(&[&large, &large]);
+    // What is gone on with here already asks the next server for the rest.
+    let counts = rig.hosts[1].replica.counts();
+    assert_eq!((counts.adopted, counts.refused), (2, 0));
+}
+
+/// The client has heard nothing of that yet, and echoes what it was sent before.
+#[test]
+fn a_record_counts_for_more_than_what_others_told() {
+    let Some(rig) = rig(SERVICE) else { return };
+    let to: SocketAddr = SERVICE.parse().unwrap();
+    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let mut said = vec![0; 16_384];
+    let (mut got, small) = (0, content(&rig, "small"));
+    while !said[..got].ends_with(&small) {
+        got += stream.read(&mut said[got..]).unwrap();
+    }
+    rig.router.run("nft add table ip t");
+    rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+    rig.router.run(&format!("nft add rule ip t f tcp sport {} drop", to.port()));
+    stream.write_all(b"GET /other HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    let first = &rig.hosts[0].replica;
+    eventually("it is recorded", || first.counts().watched == 1);
+    std::thread::sleep(Duration::from_millis(100));
+    rig.router.run("nft delete table ip t");
+    dies(&rig);
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).unwrap();
+    assert!(said.starts_with(b"HTTP/1.1 200 OK\r\n") && said.ends_with(&content(&rig, "other")));
+    let counts = || rig.hosts[1].replica.counts();
+    eventually("it is counted", || counts().protected == 1);
+    assert_eq!((counts().adopted, counts().refused, first.counts().unprotected), (1, 0, Default::default()));
+}
+
+/// Idle, and in the middle of a response.
+#[test]
+fn what_timestamps_name_moves_by_its_record_when_its_replica_drains() {
+    let Some(rig) = rig(SERVICE) else { return };
+    let (small, large) = (content(&rig, "small"), content(&rig, "large"));
+    let mut idle = connect(&rig);
+    get(&mut idle, &small);
+    let downloads = Downloads::begin(&rig, &[("named", format!("http://{SERVICE}/large"))]);
+    downloads.go_on(500_000);
+    let (one, two) = (&rig.hosts[0].replica, &rig.hosts[1].replica);
+    eventually("they are counted", || one.counts().protected == 2);
+    assert_eq!(one.counts().watched, 0, "nothing is stored");
+    follow(&rig);
+    rig.steer("replace", 2);
+    drain(&rig);
+    eventually("both move", || (one.counts().moved, two.counts().adopted) == (2, 2));
+    assert_eq!(sockets(&rig, 0), 0);
+    get(&mut idle, &small);
+    downloads.end(&[&large]);
+    assert_eq!((one.counts().protected, two.counts().refused), (2, 0));
+    assert_eq!((one.counts().unprotected, two.counts().unprotected), Default::default());
+}
