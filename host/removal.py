@@ -163,39 +163,46 @@ STAMPS: dict[str, Removal] = {
         "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
     ),
     # What timestamps cannot name, where there is a store.
-    "ts-held": stamps(
-        "if (service->records && limits)", "if (0)", HELD_UNNAMED, file="ts_object.h"
-    ),
+    "ts-held": stamps("if (service->records && limits)", "if (0)", HELD_UNNAMED, file="ts_object.h"),
     "ts-recorded-nobodys": stamps("if (!limits || limits->flags & LIMITS_RECORDED)", "if (!limits)", HELD_UNNAMED),
     "ts-recorded-later": stamps(
         "if (!limits || limits->flags & LIMITS_RECORDED)", "if (1)", "a_second_request_is_recorded_where_that_can_be"
     ),
     "ts-has-all": stamps(
-        "st->client_next) && is_named && !has_all)", "st->client_next) && 0)",
+        "st->client_next) && is_named && !has_all)",
+        "st->client_next) && 0)",
         "a_second_request_is_recorded_where_that_can_be",
     ),
     "ts-request-told": stamps(
-        "if (length <= REQUEST_MAX)\n\t\tbpf_ringbuf_output", "if (0)\n\t\tbpf_ringbuf_output",
-        "a_request_whose_response_has_another_head_is_told_before_that", file="ts_object.h",
+        "if (length <= REQUEST_MAX)\n\t\tbpf_ringbuf_output",
+        "if (0)\n\t\tbpf_ringbuf_output",
+        "a_request_whose_response_has_another_head_is_told_before_that",
+        file="ts_object.h",
     ),
     "ts-awaited": stamps(
-        "if (limits && limits->flags & LIMITS_AWAITED)", "if (0)",
+        "if (limits && limits->flags & LIMITS_AWAITED)",
+        "if (0)",
         "a_client_whose_socket_is_not_there_yet_is_not_heard",
     ),
     "awaited": bpf(
-        "if (limits->flags & LIMITS_AWAITED)", "if (0)",
+        "if (limits->flags & LIMITS_AWAITED)",
+        "if (0)",
         "stamped::a_client_whose_socket_is_not_there_yet_is_not_heard",
     ),
     "ts-behind-the-object": named(
-        "if !blocks.iter().all(is_within) {", "if false {",
+        "if !blocks.iter().all(is_within) {",
+        "if false {",
         "whoever_has_octets_behind_the_object_is_not_gone_on_with",
     ),
     "ts-record-first": trods(
-        "replica.rs", "watch.has(key) || rescue.looks_for_near(key, next);", "watch.has(key) && next == 0;",
+        "replica.rs",
+        "watch.has(key) || rescue.looks_for_near(key, next);",
+        "watch.has(key) && next == 0;",
         "it:both::a_record_counts_for_more_than_what_others_told",
     ),
     "ts-record-stamps": trods(
-        "ts/read.rs", "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n    })",
+        "ts/read.rs",
+        "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n    })",
         "index: 0,\n        echo: 0,\n    })",
         "it:both::what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can",
     ),

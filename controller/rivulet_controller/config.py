@@ -236,7 +236,7 @@ class Trods(_Model):
     objects: str | None = Field(
         default=None,
         pattern=r"^/[!-~]{0,1023}$",
-        description="where each server has the list of what timestamps shall name, a path a line; the rest goes to the store",
+        description="where each server has the list of what timestamps shall name, a path a line",
     )
     copies: Literal[1, 2] = Field(default=1, description="of each record, on as many servers")
     failure: Literal["open", "closed"] = Field(

@@ -65,7 +65,7 @@ def mistakes(config: Config) -> Iterator[Mistake]:
 
 
 def _names(config: Config, index: int) -> Iterator[Mistake]:
-    """What a service with a list may not have: replicas that have another such service, and, without a store, settings of one."""
+    """What a service with a list may not have: replicas of another such service; without a store, settings of one."""
     service, where = config.services[index], ("services", index, "trods")
     trods = service.trods
     if trods is None:

@@ -57,7 +57,7 @@ def test_a_service_with_trods() -> None:
         ("{store: []}", "services.0.trods.store", "no server"),
         ("{objects: list}", "services.0.trods.objects", "pattern"),
         ("{objects: /a b}", "services.0.trods.objects", "pattern"),
-        ("{objects: /list, store: ['10.0.2.1:1']}", "services.0.trods.store", "all of it is on the host of replica 'r1'"),
+        ("{objects: /list, store: ['10.0.2.1:1']}", "services.0.trods.store", "all of it is on the host of replica"),
         ("{objects: /list, failure: closed}", "services.0.trods.failure", "is for a store"),
         (
             "{store: [" + ", ".join(f"'10.0.1.{n}:1'" for n in range(1, 10)) + "]}",
