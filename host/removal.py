@@ -206,6 +206,16 @@ STAMPS: dict[str, Removal] = {
         "index: 0,\n        echo: 0,\n    })",
         "it:both::what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can",
     ),
+    "ts-record-key": named(
+        "if !with.keys.iter().any(|(of, _)| object_isn(*of, key.client(), key.service()) == stamped.isn) {",
+        "if false {",
+        "what_is_named_is_recorded_with_what_its_client_lacks",
+    ),
+    "ts-record-head": named(
+        "!(known.head.length..=total).contains(&offset)",
+        "!(0..=total).contains(&offset)",
+        "what_is_named_is_recorded_with_what_its_client_lacks",
+    ),
     "ts-base": field("handshake.stamps.is_some_and(|base| !is_base(base))"),
     "ts-hint-tag": named(
         "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",

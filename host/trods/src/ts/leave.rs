@@ -7,6 +7,9 @@ use rivulet_bpf::trods::Phase;
 use super::{Names, read, reading};
 use crate::hold::{HoldError, Keeper, Watch, now_ms};
 
+/// Connections that are recorded at once: the store has others to keep.
+const AT_ONCE: usize = 256;
+
 impl Names {
     /// Gives connections of these services to the watch, of which a client has at least the head of its response, and has said so.
     /// The others have one a moment later, or ask for more.
@@ -17,7 +20,11 @@ impl Names {
                 keys.push(key);
             }
         });
+        let mut room = AT_ONCE;
         for key in keys {
+            if room == 0 {
+                break;
+            }
             let programs = watch.hold().programs();
             // It may have changed while the others were looked at.
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
@@ -26,6 +33,7 @@ impl Names {
                 .and_then(|with| read::named(&key, &stamped, limits.acked, with, now_ms()));
             if let Some(record) = record {
                 watch.record(&record, &stamped, limits.acked)?;
+                room -= 1;
             }
         }
         Ok(())

@@ -156,6 +156,10 @@ pub(crate) fn named(
 ) -> Option<Record> {
     let (_, known) = with.table.get(stamped.object)?;
     let (first, total) = (stamped.isn.wrapping_add(1), known.head.total);
+    // Of before another content it is another's number.
+    if !with.keys.iter().any(|(of, _)| object_isn(*of, key.client(), key.service()) == stamped.isn) {
+        return None;
+    }
     let offset = acked.wrapping_sub(first);
     let is_all = offset == total;
     if stamped.client_fin || total != stamped.total || !(known.head.length..=total).contains(&offset) {
@@ -379,6 +383,37 @@ mod tests {
         client.payload = REQUEST.to_vec();
         client.header.ack = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
         assert!(matches!(client.told(), Told::Nothing));
+    }
+
+    #[test]
+    fn what_is_named_is_recorded_with_what_its_client_lacks() {
+        let client = client();
+        let (end, head) = (HEAD.len() as u32 + 100_000, HEAD.len() as u32);
+        let isn = object_isn(client.keys[0].0, client.key.client(), client.key.service());
+        let found = found(&client).stamped;
+        let stamped = Stamped { client_fin: false, ..found };
+        let with = Reading { keys: &client.keys, table: &client.table };
+        let record = |stamped: &Stamped, offset: u32| {
+            let acked = isn.wrapping_add(1).wrapping_add(offset);
+            super::named(&client.key, stamped, acked, with, 7)
+        };
+        for (offset, responses) in
+            [(head - 1, None), (head, Some(1)), (end - 1, Some(1)), (end, Some(0)), (end + 1, None)]
+        {
+            let record = record(&stamped, offset);
+            assert_eq!(record.as_ref().map(|record| record.responses.len()), responses, "{offset}");
+            let Some(record) = record else { continue };
+            assert_eq!((record.passed(), record.acknowledged()), (isn.wrapping_add(1 + end), ASKED));
+            assert_eq!(record.handshake.stamps, Some(stamped.base));
+        }
+        for other in [
+            Stamped { client_fin: true, ..stamped },
+            Stamped { total: end + 1, ..stamped },
+            Stamped { object: 2, ..stamped },
+            Stamped { isn: isn.wrapping_add(1), ..stamped },
+        ] {
+            assert_eq!(record(&other, end), None, "{other:?}");
+        }
     }
 
     #[test]
