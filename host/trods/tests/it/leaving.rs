@@ -74,6 +74,7 @@ impl Idle {
             timestamp: None,
         };
         let socket = restore(&connection, Some(replica.name())).unwrap();
+        watch.begin(&key).unwrap();
         let io = AfPacket::open(&client.interface("c0"), Config::default()).unwrap();
         Some(Idle { watch, key, tuple, socket, io, macs, _client: client, _replica: replica })
     }
