@@ -163,10 +163,14 @@ STAMPS: dict[str, Removal] = {
         "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
     ),
     # What timestamps cannot name, where there is a store.
-    "ts-held": stamps("if (service->records && limits)", "if (0)", HELD_UNNAMED, file="ts_object.h"),
+    "ts-held": stamps(
+        "if (service->records && limits)", "if (service->records == 2 && limits)", HELD_UNNAMED, file="ts_object.h"
+    ),
     "ts-recorded-nobodys": stamps("if (!limits || limits->flags & LIMITS_RECORDED)", "if (!limits)", HELD_UNNAMED),
     "ts-recorded-later": stamps(
-        "if (!limits || limits->flags & LIMITS_RECORDED)", "if (1)", "a_second_request_is_recorded_where_that_can_be"
+        "if (!limits || limits->flags & LIMITS_RECORDED)",
+        "if (!limits || limits->flags + 1)",
+        "a_second_request_is_recorded_where_that_can_be",
     ),
     "ts-has-all": stamps(
         "st->client_next) && is_named && !has_all)",
@@ -178,11 +182,6 @@ STAMPS: dict[str, Removal] = {
         "if (0)\n\t\tbpf_ringbuf_output",
         "a_request_whose_response_has_another_head_is_told_before_that",
         file="ts_object.h",
-    ),
-    "ts-awaited": stamps(
-        "if (limits && limits->flags & LIMITS_AWAITED)",
-        "if (0)",
-        "a_client_whose_socket_is_not_there_yet_is_not_heard",
     ),
     "awaited": bpf(
         "if (limits->flags & LIMITS_AWAITED)",
