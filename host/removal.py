@@ -193,12 +193,6 @@ STAMPS: dict[str, Removal] = {
         "if false {",
         "whoever_has_octets_behind_the_object_is_not_gone_on_with",
     ),
-    "ts-record-first": trods(
-        "replica.rs",
-        "watch.has(key) || rescue.looks_for_near(key, next);",
-        "watch.has(key) && next == 0;",
-        "it:both::a_record_counts_for_more_than_what_others_told",
-    ),
     "ts-record-stamps": trods(
         "ts/read.rs",
         "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n    })",
