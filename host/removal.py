@@ -295,7 +295,9 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
     "lease-unknown": bpf("if (bpf_ktime_get_ns() >= lease->until || ", "if (", LEASE),
     "pin-muted": bpf("lease->until || bpf_map_lookup_elem(&pins, &s->key)", "lease->until", HELD_BY_OTHERS),
     "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
-    "pin-one-hop": bpf("is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT", "turn_around(skb, holder)", HELD_BY_OTHERS),
+    "pin-one-hop": bpf(
+        "is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT", "turn_around(skb, holder)", HELD_BY_OTHERS
+    ),
     "pin-over": bpf("bpf_map_delete_elem(&pins, &s->key);", "", HELD_BY_OTHERS),
     # What is heard.
     "intact": bpf("s.flags & (FIN | RST)) && !is_intact(skb, &s))", "s.flags & (FIN | RST)) && 0)", DAMAGED),
