@@ -58,6 +58,12 @@ REMOVALS = {
         "let over = Some(now);",
         "a_machine_that_stands_still_is_no_loss",
     ),
+    "large-kept": large(
+        "entry.rs",
+        "left.saturating_sub(KEPT)",
+        "left",
+        "plain:large::entry::tests::who_asks_leaves_the_client_something_to_repeat",
+    ),
     "large-asks-on": large(
         "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "others_ask_on_a_slow_path"
     ),

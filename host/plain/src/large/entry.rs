@@ -15,8 +15,11 @@ use crate::small::{ACK, Site};
 /// What a client has asked stays unacknowledged but for its last octets: it repeats them when nothing comes, whoever may be
 /// alive then.
 pub(super) const WITHHELD: u32 = 16;
-/// After so many questions without an answer the rest is acknowledged too, little by little: most of who has got another replica for its
-/// next block comes back sooner.
+/// So many of these no question acknowledges, only what the client repeats: with none left it has no timer, and when all who remember
+/// it are gone nobody says anything any more.
+const KEPT: u32 = 8;
+/// After so many questions without an answer more of the rest is acknowledged, little by little: most of who has got another replica for
+/// its next block comes back sooner.
 const QUIET: u32 = 6;
 
 /// A connection.
@@ -55,14 +58,9 @@ impl<W: Copy> Entry<W> {
     /// behind one that they had (RFC 793 lets them ignore the acknowledgement), such as one of a replica that the client repeated its
     /// request to. Before the answer's first octet arrived, only the whole request says what is wanted.
     pub(super) fn acknowledge_more(&mut self) {
-        let left = self.asked.wrapping_sub(self.header.ack).min(WITHHELD);
         if self.unanswered > 0 && self.sender.una() > 0 {
-            let more = match self.unanswered {
-                n @ 1..=3 => 1 << (n - 1),
-                n if n < QUIET => 0,
-                _ => 2,
-            };
-            self.header.ack = self.header.ack.wrapping_add(left.min(more));
+            let left = self.asked.wrapping_sub(self.header.ack).min(WITHHELD);
+            self.header.ack = self.header.ack.wrapping_add(acknowledged_by_asking(self.unanswered, left));
         }
         self.unanswered += 1;
     }
@@ -115,6 +113,16 @@ impl<W: Copy> Entry<W> {
     }
 }
 
+/// How many of the octets that are left a question acknowledges, with so many before it unanswered.
+fn acknowledged_by_asking(unanswered: u32, left: u32) -> u32 {
+    let more = match unanswered {
+        n @ 1..=3 => 1 << (n - 1),
+        n if n < QUIET => 0,
+        _ => 2,
+    };
+    left.saturating_sub(KEPT).min(more)
+}
+
 /// Of an answer, `[from, to)`.
 type Octets = (u32, u32);
 
@@ -141,4 +149,18 @@ pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<Octets,
 /// What stands before the segments of an answer whose first octet has this sequence number, `ack` acknowledged.
 pub(super) fn header_of(segment: &Segment<'_>, first: u32, ack: u32) -> Header {
     Header { seq: first, ..crate::say::say(segment, ACK, ack) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that repeats nothing is heard by nobody once all who remember it are gone: one of 20,000 downloads was silent for good
+    /// after a thousand kills.
+    #[test]
+    fn who_asks_leaves_the_client_something_to_repeat() {
+        let left =
+            (1..1000).fold(WITHHELD, |left, unanswered| left - acknowledged_by_asking(unanswered, left));
+        assert_eq!(left, 8);
+    }
 }
