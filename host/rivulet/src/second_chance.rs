@@ -363,6 +363,7 @@ mod tests {
         let record = idle(tuple, 900, 30);
         rig.watch.adopt(&record, record.response_at).unwrap();
         let mut stream = rig.socket(tuple);
+        rig.watch.begin(&key).unwrap();
         rig.tor.handed_on(tuple.client);
         let mut got = [0; 8];
         eventually("its socket gets it", || {
