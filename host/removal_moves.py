@@ -58,8 +58,10 @@ REMOVALS = {
     "moves-copied": moves(
         TRODS_C, "\t\t\t\tpark(skb, &s);\n\t\t\treturn hand_on", "\t\t\t\t(void)0;\n\t\t\treturn hand_on", HEARD_AGAIN
     ),
-    "moves-kept": moves("trods/src/hold/rescue.rs", "self.copies.keep(key, packet, Instant::now());", "", HEARD_AGAIN),
-    "moves-again": moves("trods/src/replica.rs", "self.watch.hear_again(&packet);", "drop(packet);", HEARD_AGAIN),
+    "moves-kept": moves(
+        "trods/src/hold/rescue.rs", "self.copies.keep(key, packet, &segment, Instant::now());", "", HEARD_AGAIN
+    ),
+    "moves-again": moves("trods/src/replica.rs", "self.watch.hear_again(key, &packet);", "drop(packet);", HEARD_AGAIN),
     "moves-copies-old": moves(COPIES, "now >= *at + KEPT", "*at > now + KEPT", KEPT),
     "moves-copies-most": moves(COPIES, " || self.order.len() >= MOST", "", KEPT),
     # Who is drained.

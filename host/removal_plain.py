@@ -58,6 +58,18 @@ REMOVALS = {
         "let over = Some(now);",
         "a_machine_that_stands_still_is_no_loss",
     ),
+    "large-delivered": large(
+        "sender.rs",
+        "self.window.grow(delivered);",
+        "self.window.grow(acked);",
+        "plain:large::sender::tests::what_was_told_of_before_is_not_counted_again",
+    ),
+    "large-whole-segments": large(
+        "window.rs",
+        "(segments * self.full)",
+        "(flight.min(self.octets) / 2 + 0 * segments)",
+        "plain:large::sender::tests::half_of_a_window_is_whole_segments",
+    ),
     "large-kept": large(
         "entry.rs",
         "left.saturating_sub(KEPT)",

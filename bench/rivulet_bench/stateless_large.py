@@ -74,11 +74,16 @@ def words(result: Json) -> str:
         said += ["What a download costs the server's core, no offloads on its device:", table(columns, rows)]
     if "memory" in result:
         rows = [
-            ("on" if row["soft"] else "off", f"{row['bytes'] / 1e6:,.1f}", f"{row['bytes_each']:.2f}")
+            (
+                f"{row['downloads']:,}",
+                "on" if row["soft"] else "off",
+                f"{row['bytes'] / 1e6:,.1f}",
+                f"{row['bytes_each']:.2f}",
+            )
             for row in result["memory"]
         ]
-        said += [f"Memory with {cost.OPEN:,} downloads open, whose clients have closed their windows in the middle:"]
-        said += [table(("soft state", "MB", "octets a download"), rows)]
+        said += ["Memory while the clients of open downloads have closed their windows in the middle:"]
+        said += [table(("downloads", "soft state", "MB", "octets each"), rows)]
     if "fairness" in result:
         rows = [
             (str(row["flows"]), f"{row['median']:.2f}", ", ".join(f"{share:.2f}" for share in row["shares"]))

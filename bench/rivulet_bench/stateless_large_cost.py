@@ -16,6 +16,7 @@ from typing import Any
 from .bars import Bar
 from .figure11 import hold, release
 from .host_rig import CLIENT_CORE, RIVULET_PORT, SERVER_CORE, SERVICE, TCP_PORT, HostRig, host_rig, shaped
+from .stateless_cost import MOST_BYTES, OPEN
 
 Json = dict[str, Any]
 
@@ -28,12 +29,10 @@ MOST_IDLE = 0.05
 """Of the server's core, while nothing is asked."""
 MOST = 1.5
 """Of Reno's processor time."""
-OPEN, FEW = 100_000, 1_000
-"""Downloads that are open at a time."""
+FEW = 1_000
+"""Downloads that are open at a time, and OPEN."""
 HELD_SIZE, HELD_AT = 1_000_000, 30_000
 """Octets of each, and with how many of them its client takes no more."""
-FLAT = 0.5
-"""Octets a download: what rounds to none."""
 
 
 def worked_s(core: int) -> float:
@@ -125,7 +124,7 @@ def bars(result: Json) -> list[Bar]:
     found = []
     for row in result.get("memory", []):
         if not row["soft"]:
-            found.append(Bar(f"octets a download, {OPEN:,} open", row["bytes_each"], FLAT, at_most=True))
+            found.append(Bar(f"octets a download, {OPEN:,} open", row["bytes_each"], MOST_BYTES, at_most=True))
     for row in result.get("cpu", []):
         if row["rate_mbit"]:
             what = f"{row['rate_mbit']:g} Mb/s, no offloads: processor time of a GB, of Reno's"

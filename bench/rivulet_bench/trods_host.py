@@ -22,7 +22,7 @@ from rivulet_lab import End, Process, RackError, binary, standing, switches, vet
 
 from .host_rig import CLIENT_CORE, FOLDER, SERVER_CORE, SERVICE, HostRig, Server, Transport, descriptors
 from .rig import finish
-from .trods_rack import HEALTH, STORE_PORT, agent_command, nginx_command, store_command
+from .trods_rack import HEALTH, LIST, STORE_PORT, agent_command, listing, nginx_command, protection, store_command
 
 Json = dict[str, Any]
 
@@ -35,7 +35,6 @@ TOR = "10.77.0.254"
 BOUND_MS = 1000.0
 """Nothing dies here: nobody shall be excluded because a core is full."""
 PATIENCE_S = 60.0
-LIST = "objects.txt"
 
 
 class TrodsHostRig(HostRig):
@@ -99,7 +98,7 @@ class TrodsHostRig(HostRig):
     def put_health(self) -> None:
         """What the agent asks for."""
         (self.www / HEALTH).write_bytes(b"well\n")
-        (self.www / LIST).write_text("".join(f"/{path}\n" for path in (HEALTH, *self.listed)))
+        (self.www / LIST).write_text(listing((HEALTH, *self.listed)))
 
     def mac(self, name: str) -> str:
         """The Ethernet address of a host's end."""
@@ -119,7 +118,7 @@ class TrodsHostRig(HostRig):
             "services": [
                 {
                     "name": "files", "addresses": [SERVICE], "port": 80, "replicas": ["r1"], "plain": "trods",
-                    "trods": {"objects": f"/{LIST}"} if self.listed else {"store": [f"{HOSTS['k']}:{STORE_PORT}"]},
+                    "trods": protection(HOSTS["k"], self.listed),
                     "heartbeat": f"{BOUND_MS / 10:g}ms", "liveness": f"{BOUND_MS:g}ms",
                 }
             ],

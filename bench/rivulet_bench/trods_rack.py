@@ -83,6 +83,16 @@ def agent_command(name: str, device: str, controller: str, socket: Path, *more: 
     return [*command, "--controller", controller, "--name", name, "--socket", str(socket), *more]
 
 
+def protection(store: str, listed: Sequence[str]) -> dict[str, Any]:
+    """How connections are protected, for the controller: by timestamps that name what is listed, or by records."""
+    return {"objects": f"/{LIST}"} if listed else {"store": [f"{store}:{STORE_PORT}"]}
+
+
+def listing(files: Sequence[str]) -> str:
+    """The list of what timestamps name."""
+    return "".join(f"/{name}\n" for name in files)
+
+
 @dataclass(frozen=True, slots=True)
 class Trods(RackSpec):
     """The rack as the controller is told: who serves plain TCP, and where records go."""
@@ -98,8 +108,7 @@ class Trods(RackSpec):
         service = config["services"][0]
         service |= {"addresses": [SERVICE_V4], "plain": self.plain}
         if self.plain == "trods":
-            store = [f"{self.host('kv').ip}:{STORE_PORT}"]
-            service["trods"] = {"objects": f"/{LIST}"} if self.listed else {"store": store}
+            service["trods"] = protection(self.host("kv").ip, self.listed)
         return config
 
 
@@ -137,6 +146,7 @@ class TrodsRack(Rack):
     def __init__(self, spec: Trods, folder: Path, agent_flags: tuple[str, ...] = ()) -> None:
         super().__init__(spec, folder, "embedded")
         self.agent_flags = agent_flags
+        self.listed = spec.listed
         self.replicas = [host.name for host in spec.of("replica")]
         self.client = Client(f"unix:{folder}/api.sock", timeout_s=5.0)
         self.watch = Watch(f"unix:{folder}/switch.sock", self.replicas, interval_s=0.02)
@@ -146,9 +156,7 @@ class TrodsRack(Rack):
 
     def begin(self) -> None:
         """Everything runs; returns when every replica takes plain TCP."""
-        spec = self.spec
-        if isinstance(spec, Trods) and spec.listed:
-            (WWW / LIST).write_text("".join(f"/{name}\n" for name in spec.listed))
+        (WWW / LIST).write_text(listing(self.listed))
         self.build()
         self.start("store", [*descriptors(), *prompt(7), *store_command(self.spec.host("kv").ip)], self.spaces["kv"])
         self.start_switch(self.folder / "switch.sock")

@@ -110,12 +110,6 @@ impl Parser {
         self.body.map(|(status, _, got)| (status, got))
     }
 
-    /// Octets of the body that have come.
-    #[must_use]
-    pub fn body_so_far(&self) -> u64 {
-        self.so_far().map_or(0, |(_, got)| got)
-    }
-
     /// How far it came, for an error message.
     #[must_use]
     pub fn progress(&self) -> String {

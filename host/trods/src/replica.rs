@@ -382,8 +382,10 @@ impl Body {
         }
         // What came before they went on here, and what was told of since.
         spoke.retain(|key| self.watch.has(key));
-        for packet in spoke.iter().flat_map(|key| self.rescue.said(key)) {
-            self.watch.hear_again(&packet);
+        for key in &spoke {
+            for packet in self.rescue.said(key) {
+                self.watch.hear_again(key, &packet);
+            }
         }
         let is_loading = self.rescue.is_loading();
         self.rescue.turn(Instant::now(), now, &mut self.watch)?;

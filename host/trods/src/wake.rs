@@ -18,11 +18,11 @@ use crate::record::{Body, Record};
 /// Milliseconds that are added to the TSval that the other replica should have now, for what clocks of two hosts differ.
 const MARGIN: u32 = 2000;
 /// What a client may have sent that nobody stored: a window.
-const MAX_UNKNOWN: u32 = 1 << 16;
+pub(crate) const MAX_UNKNOWN: u32 = 1 << 16;
 /// Further back than the client can be, and still behind it as numbers go.
 const MAX_BACK: u64 = (1 << 31) - 2;
 /// Indices of timestamps that the programs make, of which one is not behind the client's, whatever that is.
-pub(crate) const INDICES: [u8; 3] = [0, 11, 22];
+pub(crate) const PROBED: [u8; 3] = [0, 11, 22];
 /// What every client takes in a segment (RFC 9293 section 3.7.1).
 const MIN_SEGMENT: u16 = 536;
 /// Versions that a replica may store before the next one's begin.
@@ -77,7 +77,7 @@ pub fn probe(record: &Record, now_ms: u64) -> Result<Vec<u8>, BuildError> {
 fn probes(record: &Record, now_ms: u64) -> Result<Vec<Vec<u8>>, BuildError> {
     match record.handshake.stamps.and_then(ObjectStamp::parse) {
         Some(base) => {
-            let values = INDICES.map(|index| ObjectStamp { index, ..base }.value());
+            let values = PROBED.map(|index| ObjectStamp { index, ..base }.value());
             values.into_iter().map(|value| packet(record, Some(value))).collect()
         }
         None => Ok(vec![probe(record, now_ms)?]),

@@ -350,7 +350,9 @@ impl Loop<'_> {
 impl Talk {
     /// Octets that are taken.
     fn window(&self) -> u64 {
-        let left = self.close_at.map_or(MOST, |at| at.saturating_sub(self.parser.body_so_far()).min(MOST));
+        let left = self
+            .close_at
+            .map_or(MOST, |at| at.saturating_sub(self.parser.so_far().map_or(0, |(_, got)| got)).min(MOST));
         if left < LEAST { 0 } else { left }
     }
 
@@ -410,11 +412,7 @@ impl Talk {
                     (None, true) => {
                         Next::Over(Err(anyhow::anyhow!("the connection ended {}", self.parser.progress())))
                     }
-                    (Some(_), false) if hold => {
-                        (self.state, self.seq, self.repeats) = (State::Held, asked, 0);
-                        Next::Acknowledge
-                    }
-                    _ if hold && self.window() == 0 => {
+                    (answer, false) if hold && (answer.is_some() || self.window() == 0) => {
                         (self.state, self.seq, self.repeats) = (State::Held, asked, 0);
                         Next::Acknowledge
                     }

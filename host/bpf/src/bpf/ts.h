@@ -191,10 +191,8 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	if (!is_new && !is_intact(skb, s))
 		return NEXT;
 	bool is_recorded = st->phase == STAMPED_RECORDED;
-	if (is_recorded && !bpf_map_lookup_elem(&flows, &s->key) && s->flags & RST)
-		return NEXT;
 	if (is_recorded && s->flags & RST)
-		return PASS;
+		return bpf_map_lookup_elem(&flows, &s->key) ? PASS : NEXT;
 	if (s->flags & RST) {
 		mention(s, EVENT_RESET, 0, s->seq);
 		if (s->seq == st->client_next) {

@@ -244,6 +244,14 @@ impl Stamps {
         Ok(found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.then(|| Stamped::decode(&octets)))
     }
 
+    /// The same of a connection that goes on by its timestamps, if by anything: of one that is recorded the process knows more.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn named(&self, key: &FlowKey) -> Result<Option<Stamped>, Error> {
+        Ok(self.get(key)?.filter(|stamped| stamped.phase != Phase::Recorded))
+    }
+
     /// Has the programs make a connection's timestamps.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use rivulet_bpf::trods::Pin;
 use rivulet_server::service::{Service, Slots};
 use rivulet_trods::hold::{Departed, Leave};
 
-use super::trods::{Place, prefix};
+use super::trods::{Place, kept, prefix};
 
 /// Of one place in a pool: what leaves this replica, and whom it follows under which index.
 pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Departed)>) {
@@ -19,12 +19,9 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
     let (pool, Ok(own)) = (place.member.pool, u8::try_from(place.member.replica)) else {
         return (leave, follow);
     };
-    for service in &place.services {
-        let (Some(trods), Some(slots)) = (&service.trods, &service.slots) else { continue };
-        // What timestamps name is in no store from which it could move.
-        if trods.store.is_empty() {
-            continue;
-        }
+    // By its record a connection moves.
+    for (service, trods) in place.services.iter().filter_map(kept) {
+        let Some(slots) = &service.slots else { continue };
         for member in trods.members.iter().filter(|m| is_drained(service, m.replica)) {
             let incarnation = if member.replica == own { incarnation } else { member.incarnation };
             let Ok(prefix) = prefix(service, pool, member.replica.into(), incarnation) else { continue };

@@ -382,7 +382,7 @@ fn objects(service: &Service) -> Option<&String> {
 }
 
 /// A service that has a store, and what is known of that.
-fn kept(service: &Service) -> Option<(&Service, &Trods)> {
+pub(super) fn kept(service: &Service) -> Option<(&Service, &Trods)> {
     service.trods.as_ref().filter(|trods| !trods.store.is_empty()).map(|trods| (service, trods))
 }
 
@@ -671,8 +671,7 @@ pub(super) mod tests {
         service.keys.usable_cookie = 3;
         assert_eq!(force(&service, 7), Some(u32::MAX));
         // Who is gone is told of by the others.
-        let place = Place { services: vec![service], ..place() };
-        let mut place = place;
+        let mut place = Place { services: vec![service], ..place() };
         let gone = place.told_of(2, 0b011).unwrap();
         assert_eq!((gone.replica, gone.services.len(), gone.waits), (2, 2, false));
         assert!(place.told_of(2, 0b001).unwrap().waits);

@@ -21,8 +21,8 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Keeps one that has data.
-    pub fn keep(&mut self, key: &FlowKey, packet: &[u8], now: Instant) {
+    /// Keeps one that has data; `segment` is what stands in it.
+    pub fn keep(&mut self, key: &FlowKey, packet: &[u8], segment: &Segment<'_>, now: Instant) {
         while self.order.front().is_some_and(|(at, _)| now >= *at + KEPT) || self.order.len() >= MOST {
             let Some((_, oldest)) = self.order.pop_front() else { break };
             if let Some(packets) = self.of.get_mut(&oldest) {
@@ -32,7 +32,7 @@ impl Copies {
                 }
             }
         }
-        if Segment::parse(packet).is_ok_and(|segment| !segment.payload.is_empty()) {
+        if !segment.payload.is_empty() {
             self.of.entry(*key).or_default().push_back(packet.to_vec());
             self.order.push_back((now, *key));
         }
@@ -68,20 +68,24 @@ mod tests {
             packet
         };
         let key = |port| FlowKey::new((client.ip(), port).into(), service);
-        copies.keep(&key(1), &packet(b""), now);
+        let keep = |copies: &mut Copies, port, data: &[u8], at| {
+            let packet = packet(data);
+            copies.keep(&key(port), &packet, &Segment::parse(&packet).unwrap(), at);
+        };
+        keep(&mut copies, 1, b"", now);
         assert!(copies.take(&key(1)).is_empty(), "there is nothing to hear");
-        for data in [b"a", b"b"] {
-            copies.keep(&key(1), &packet(data), now);
+        for data in [&b"a"[..], b"b"] {
+            keep(&mut copies, 1, data, now);
         }
-        copies.keep(&key(2), &packet(b"c"), now + KEPT / 2);
+        keep(&mut copies, 2, b"c", now + KEPT / 2);
         assert_eq!(copies.take(&key(1)), [packet(b"a"), packet(b"b")]);
         assert!(copies.take(&key(1)).is_empty(), "once");
-        copies.keep(&key(3), &packet(b"d"), now + KEPT);
+        keep(&mut copies, 3, b"d", now + KEPT);
         assert_eq!(copies.take(&key(2)), [packet(b"c")]);
-        copies.keep(&key(4), &packet(b"e"), now + 2 * KEPT);
+        keep(&mut copies, 4, b"e", now + 2 * KEPT);
         assert!(copies.take(&key(3)).is_empty(), "it was sent again by now");
         for port in 5..=MOST as u16 + 4 {
-            copies.keep(&key(port), &packet(b"f"), now + 2 * KEPT);
+            keep(&mut copies, port, b"f", now + 2 * KEPT);
         }
         assert_eq!(
             (copies.take(&key(4)).len(), copies.take(&key(5)).len(), copies.order.len()),

@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rivulet_bpf::trods::{Counters, Event, FlowKey, RELEASED, Trods};
+use rivulet_packet::{EthHeader, eth};
 use rivulet_pktio::abort::Aborter;
 use rivulet_pktio::tap::{self, Tap};
 use rivulet_pktio::{AfPacket, Config, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
@@ -39,9 +40,6 @@ const TAP: &str = "trods%d";
 const QUEUE: u32 = 4096;
 /// Octets of all frames that are held; what comes beyond is dropped, and TCP sends it again.
 const MAX_HELD: usize = 64 << 20;
-/// Ethernet's types of packets.
-const IPV4: [u8; 2] = [0x08, 0x00];
-const IPV6: [u8; 2] = [0x86, 0xdd];
 /// Buffers that are kept for frames to come.
 const SPARE: usize = 128;
 
@@ -223,11 +221,13 @@ impl Hold {
         Ok(())
     }
 
-    /// Has a client's packet come in again. One that is lost its TCP sends again.
-    pub fn hear_again(&mut self, packet: &[u8]) {
-        let ether_type = if packet.first().is_some_and(|first| first >> 4 == 6) { IPV6 } else { IPV4 };
-        let mut frame = [&self.mac[..], &self.mac, &ether_type, packet].concat();
-        if frame::complete(&mut frame)
+    /// Has a packet of a connection's client come in again. One that is lost its TCP sends again.
+    pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
+        let ethernet = EthHeader { dst: self.mac, src: self.mac, vlan: None };
+        let ether_type = if key.client().is_ipv4() { eth::IPV4 } else { eth::IPV6 };
+        let mut frame = [&vec![0; ethernet.length()], packet].concat();
+        if ethernet.fill(&mut frame, ether_type)
+            && frame::complete(&mut frame)
             && let Err(e) = self.tap.write(&frame)
         {
             tracing::debug!(error = %e, "what a client said before is not heard");

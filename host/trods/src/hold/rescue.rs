@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Phase, Pin, Stamped};
+use rivulet_bpf::trods::{FlowKey, Pin, Stamped};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::Segment;
@@ -23,7 +23,7 @@ use crate::flow::Wake;
 use crate::record::{Age, Record};
 use crate::store::{self, Stored};
 use crate::ts;
-use crate::wake::{self, Prober, Told};
+use crate::wake::{self, MAX_UNKNOWN, Prober, Told};
 
 /// When a probe is sent, milliseconds after the first one.
 const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
@@ -33,8 +33,6 @@ const STORED: Duration = Duration::from_secs(1);
 const MAX_ORPHANS: usize = 65_536;
 /// For so long an answer is awaited that shows that nothing else is on its way to the client; then any will do.
 const FRESH: Duration = Duration::from_millis(200);
-/// How far two places of one client may be from one another, of which one is not known yet: a window.
-const MAX_UNKNOWN: u32 = 1 << 16;
 /// After this a connection is not looked for any more: its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Nor is one that another is expected to go on with: what comes of it is handed on from then on.
@@ -358,16 +356,16 @@ impl Rescue {
             tracing::warn!(client = %key.client(), "its timestamps cannot be made here");
             return Ok(false);
         }
-        let own = programs.stamps().get(key)?.filter(|own| own.phase != Phase::Recorded);
+        let own = programs.stamps().named(key)?;
         Ok(own.is_none_or(|own| record.acknowledged().wrapping_sub(own.client_next) as i32 > 0))
     }
 
     /// A packet of a connection that is looked for. If it says where its client is, the connection is not looked for any more.
     /// Its packets stay parked until who adopts it says otherwise.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
-        self.copies.keep(key, packet, Instant::now());
-        let orphan = self.orphans.get(key)?;
         let segment = Segment::parse(packet).ok()?;
+        self.copies.keep(key, packet, &segment, Instant::now());
+        let orphan = self.orphans.get(key)?;
         match wake::read(&orphan.found.record, &segment, now_ms) {
             Told::Waits(place) if !place.fresh && orphan.began.elapsed() < FRESH => None,
             Told::Waits(place) => {

@@ -372,8 +372,8 @@ impl<K: Keeper> Watch<K> {
     }
 
     /// Has a client's packet come in that nobody heard.
-    pub fn hear_again(&mut self, packet: &[u8]) {
-        self.hold.hear_again(packet);
+    pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
+        self.hold.hear_again(key, packet);
     }
 
     /// The connections of these services.
@@ -678,8 +678,8 @@ impl<K: Keeper> Watch<K> {
         for (key, is_reset) in over.drain(..) {
             // Another one may have begun since, with limits of its own.
             let stamps = hold.programs.stamps();
-            let stamped = if issuers.contains_key(&key.service()) { stamps.get(&key)? } else { None };
-            if connections.contains_key(&key) || stamped.is_some_and(|s| s.phase != Phase::Recorded) {
+            let is_named = issuers.contains_key(&key.service()) && stamps.named(&key)?.is_some();
+            if connections.contains_key(&key) || is_named {
                 continue;
             }
             hold.programs.free(&key)?;

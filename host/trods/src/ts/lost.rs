@@ -13,7 +13,7 @@ use rivulet_plain::{Header, Options, Segment, Stamps, object_isn};
 use super::hints::Hint;
 use super::read::{Found, Reading, Told, read};
 use crate::hold::HoldError;
-use crate::wake::{INDICES, Prober};
+use crate::wake::{PROBED, Prober};
 
 /// When a client is probed, milliseconds after the first time.
 const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
@@ -168,7 +168,7 @@ fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::
     let odd = hint.base >> 24 & 1 != 0;
     for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {
         let isn = object_isn(*isn_key, key.client(), key.service());
-        for index in INDICES {
+        for index in PROBED {
             let packet = packet(key, hint, isn, index.into()).map_err(io::Error::other)?;
             prober.send_packet(key.client(), &packet)?;
         }

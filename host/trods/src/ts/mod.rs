@@ -301,8 +301,7 @@ impl Names {
     /// Nobody goes on with a connection, and what was withheld of it may leave; one that is recorded is the watch's.
     pub fn give_up<K: Keeper>(&mut self, key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
-        let stamped = programs.stamps().get(key)?.filter(|stamped| stamped.phase != Phase::Recorded);
-        let Some(stamped) = stamped else { return Ok(()) };
+        let Some(stamped) = programs.stamps().named(key)? else { return Ok(()) };
         programs.free(key)?;
         programs
             .stamps()
@@ -364,8 +363,7 @@ impl Names {
             if !self.ending.remove(&key) {
                 continue;
             }
-            let stamped = watch.hold().programs().stamps().get(&key)?;
-            let Some(stamped) = stamped.filter(|stamped| stamped.phase != Phase::Recorded) else { continue };
+            let Some(stamped) = watch.hold().programs().stamps().named(&key)? else { continue };
             let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
             let lives = *lives.entry(service).or_insert_with(accepts);
             if !lives || !watch.speaks(&service) {
