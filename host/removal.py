@@ -188,6 +188,12 @@ STAMPS: dict[str, Removal] = {
         "if (0)",
         "stamped::a_client_whose_socket_is_not_there_yet_is_not_heard",
     ),
+    "ts-taken-once": Removal(
+        "host/bpf/src/bpf/ts.h",
+        "if (__sync_val_compare_and_swap(&made->taken, 0, bpf_ktime_get_ns())) {",
+        "if (0) {",
+        ("it:both::a_handshake_that_ends_twice_begins_one_connection",),
+    ),
     "ts-behind-the-object": named(
         "if !blocks.iter().all(is_within) {",
         "if false {",

@@ -185,12 +185,13 @@ struct heads {
 /* A handshake that was made here; the oldest gives way. */
 struct issued {
 	__u64 at; /* nanoseconds */
+	__u64 taken; /* when the kernel was given the connection first; 0: not yet */
 	__u32 isn;
 	__u32 client_next;
 	__u32 value; /* its TSval */
 	__u16 mss;
 	__u8 scale;
-	__u8 zero[9];
+	__u8 again; /* how often what asks came again meanwhile */
 };
 
 enum stamped_phase {

@@ -164,32 +164,37 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 					  const struct lease *lease, const struct issuer *issuer)
 {
 	struct scratch *at = scratch();
-	bool is_new = false;
 
 	if (!at)
 		return DROP;
 	if (s->flags & SYN)
 		return s->flags & ACK || !is_intact(skb, s) ? NEXT : answer_syn(skb, s, service, lease, issuer, at);
 	struct stamped *st = bpf_map_lookup_elem(&stamped, &s->key);
-	if (!st && s->flags & ACK && !(s->flags & RST)) {
-		struct issued *made = bpf_map_lookup_elem(&issued, &s->key);
-		if (made && s->ack == made->isn + 1 && s->seq == made->client_next) {
-			if (!is_intact(skb, s))
-				return NEXT;
-			is_new = true;
-			if (!accept_issued(skb, s, made, at)) {
-				count(COUNT_LOST);
-				return DROP;
-			}
-			bpf_map_delete_elem(&issued, &s->key);
-			st = bpf_map_lookup_elem(&stamped, &s->key);
-		}
-	}
-	if (!st)
+	struct issued *made = find_issued(s, st);
+	if (!st && !made)
 		return PASS;
 	skb->mark = KNOWN;
-	if (!is_new && !is_intact(skb, s))
+	if (!is_intact(skb, s))
 		return NEXT;
+	if (made && st && has_socket(skb, s)) {
+		bpf_map_delete_elem(&issued, &s->key);
+	} else if (made) {
+		/* The kernel would reset it. */
+		if (__sync_val_compare_and_swap(&made->taken, 0, bpf_ktime_get_ns())) {
+			if (!s->length || made->again >= TIMES_AGAIN)
+				return DROP;
+			made->again++;
+			return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+		}
+		if (!accept_issued(skb, s, made, at)) {
+			made->taken = 0;
+			count(COUNT_LOST);
+			return DROP;
+		}
+		st = bpf_map_lookup_elem(&stamped, &s->key);
+		if (!st)
+			return DROP;
+	}
 	bool is_recorded = st->phase == STAMPED_RECORDED;
 	if (is_recorded && s->flags & RST)
 		return bpf_map_lookup_elem(&flows, &s->key) ? PASS : NEXT;

@@ -192,7 +192,23 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	return turn_syn(skb, s, issuer, &made, offer->value) ? bpf_redirect(skb->ifindex, 0) : DROP;
 }
 
-/* The segment that ends a handshake which was made here gives the connection to the kernel. False: it is not to get it now. */
+/*
+ * What was made here for a segment that may end its handshake, and whose socket may not be there yet: what comes right behind such a
+ * segment, or that again, another processor may hear while the kernel takes the first one up.
+ */
+static __always_inline struct issued *find_issued(const struct segment *s, const struct stamped *st)
+{
+	struct issued *made;
+
+	if (!(s->flags & ACK) || s->flags & RST || (st && s->ack != st->isn + 1))
+		return NULL;
+	made = bpf_map_lookup_elem(&issued, &s->key);
+	if (!made || s->ack != made->isn + 1 || s->seq != made->client_next)
+		return NULL;
+	return made->taken && bpf_ktime_get_ns() - made->taken >= TAKEN_FOR ? NULL : made;
+}
+
+/* The first segment that ends a handshake which was made here gives the connection to the kernel. False: it is not to get it now. */
 static __always_inline bool accept_issued(struct __sk_buff *skb, const struct segment *s, const struct issued *made,
 					  struct scratch *at)
 {
@@ -233,10 +249,13 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	st->originals[0] = made->at / NS_PER_MS;
 	bpf_map_delete_elem(&dying, &s->key);
 	bpf_map_delete_elem(&pins, &s->key);
-	/* What cannot be remembered goes on with the kernel's timestamps, which are less than ours would be: nobody has seen any. */
-	if (bpf_map_update_elem(&stamped, &s->key, st, BPF_ANY) ||
-	    bpf_map_update_elem(&flows, &s->key, &limits, BPF_ANY)) {
-		bpf_map_delete_elem(&stamped, &s->key);
+	/*
+	 * Whoever finds the one finds the other. What cannot be remembered goes on with the kernel's timestamps, which are less than
+	 * ours would be: nobody has seen any.
+	 */
+	if (bpf_map_update_elem(&flows, &s->key, &limits, BPF_ANY) ||
+	    bpf_map_update_elem(&stamped, &s->key, st, BPF_ANY)) {
+		bpf_map_delete_elem(&flows, &s->key);
 		count(COUNT_FULL_ISSUED);
 		return false;
 	}

@@ -39,6 +39,10 @@
 /* How far data may be ahead of what the client acknowledged: numbers are compared within half of theirs. */
 #define DATA_AHEAD (1U << 30)
 #define NS_PER_MS 1000000ULL
+/* Nanoseconds: for so long after the kernel was given a connection its socket may be in the making on another processor. */
+#define TAKEN_FOR (10 * NS_PER_MS)
+/* How often what asks for something comes in again until then: longer than a socket takes, and no work where there will be none. */
+#define TIMES_AGAIN 100
 
 /* Four octets as they come. */
 #define OF(a, b, c, d) ((__u32)(a) << 24 | (__u32)(b) << 16 | (__u32)(c) << 8 | (__u32)(d))

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{Process, eventually};
+use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 
 use crate::moves::{connect, drain, follow, get, sockets};
 use crate::stamps::{content, named};
@@ -194,4 +194,35 @@ fn what_timestamps_name_moves_by_its_record_when_its_replica_drains() {
     downloads.end(&[&large]);
     assert_eq!((one.counts().protected, two.counts().refused), (2, 0));
     assert_eq!((one.counts().unprotected, two.counts().unprotected), Default::default());
+}
+
+/// What ends a handshake comes twice, and right behind it a request, twice too: one processor hears the one before another is done
+/// with the other.
+#[test]
+fn a_handshake_that_ends_twice_begins_one_connection() {
+    const THREADS: usize = 8;
+    const EACH: usize = 150;
+    let Some(rig) = rig(SERVICE) else { return };
+    rig.client.run("nft add table ip twice");
+    rig.client.run("nft add chain ip twice out { type filter hook output priority 0 ; }");
+    rig.client.run("nft add rule ip twice out dup to 10.8.0.254 device c0");
+    let (to, small): (SocketAddr, _) = (SERVICE.parse().unwrap(), content(&rig, "small"));
+    let asks = |cookie: &str| {
+        let mut stream = TcpStream::connect(to).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = format!("GET /small HTTP/1.1\r\nHost: a\r\n{cookie}Connection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).unwrap();
+        assert!(said.ends_with(&small), "{} octets", said.len());
+    };
+    let client =
+        || in_netns(Some(rig.client.name()), || (0..EACH).for_each(|n| asks(["", "Cookie: a\r\n"][n % 2])));
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..THREADS).map(|_| scope.spawn(client)).collect();
+        clients.into_iter().for_each(|client| client.join().unwrap().unwrap());
+    });
+    let counts = || rig.hosts[0].replica.counts();
+    eventually("they are counted", || counts().protected as usize >= THREADS * EACH);
+    assert_eq!((counts().protected as usize, counts().unprotected), (THREADS * EACH, Default::default()));
 }
