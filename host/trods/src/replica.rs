@@ -22,7 +22,7 @@ use crate::hold::{
 };
 use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
-use crate::ts::{Found, Named, Names};
+use crate::ts::{Absences, Found, Named, Names};
 
 /// Between two looks at everything that does not make itself heard.
 const LOOK: Duration = Duration::from_millis(100);
@@ -35,8 +35,6 @@ const ACCEPT: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// A connection that could not be adopted is looked for again after this time: what stood in its way may be gone then.
 const AGAIN: Duration = Duration::from_millis(250);
-/// After this others have told of all connections that they have, though one word was lost.
-const TOLD: Duration = Duration::from_millis(1200);
 /// An adopted connection on which nothing happens is closed, as nginx does.
 const IDLE: Duration = Duration::from_secs(75);
 
@@ -138,7 +136,8 @@ impl Replica {
         let (commands, receive) = channel();
         let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
-            let (adopters, early, absences) = (HashMap::new(), VecDeque::new(), Vec::new());
+            let (adopters, early, absences) =
+                (HashMap::new(), VecDeque::new(), Absences::new(Instant::now()));
             let (ended, ends) = channel();
             let pins = Pins::default();
             let mut body = Body {
@@ -261,8 +260,7 @@ struct Body {
     /// Replicas whose named connections are not looked for yet: records come first.
     gone: Vec<Gone>,
     netns: Option<String>,
-    /// Absences of which others are still to tell what they hold, and when they have.
-    absences: Vec<(Instant, Absence)>,
+    absences: Absences,
     watch: Watch<Stores>,
     rescue: Rescue,
     pins: Pins,
@@ -321,16 +319,12 @@ impl Body {
                     self.followers.set(all, &self.rescue, move || shared.wake())?;
                 }
                 Command::Away(absence) if absence.named.is_empty() => self.ask_others(absence)?,
-                // What changed meanwhile was told; who was away may have missed all of it.
-                Command::Away(absence) => {
-                    let at = Instant::now() + if absence.number.1 == 0 { Duration::ZERO } else { TOLD };
-                    self.absences.push((at, absence));
-                }
+                Command::Away(absence) => self.absences.push(absence, Instant::now()),
             }
         }
         let now = Instant::now();
-        while let Some(at) = self.absences.iter().position(|(at, _)| *at <= now) {
-            let (_, absence) = self.absences.swap_remove(at);
+        self.absences.listen(now);
+        while let Some(absence) = self.absences.due(now) {
             if let Some(names) = &mut self.names {
                 names.yield_to(&absence, &mut self.watch)?;
             }

@@ -28,6 +28,21 @@ pub struct Absence {
     pub gets: Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>,
 }
 
+impl Absence {
+    /// As a change that this replica was there for, of what others told.
+    pub(crate) fn once_more(&self) -> Absence {
+        Absence {
+            number: (self.number.0, 0),
+            others: Vec::new(),
+            servers: Vec::new(),
+            named: self.named.clone(),
+            alive: self.alive,
+            tor: self.tor,
+            gets: Box::new(|_, _| true),
+        }
+    }
+}
+
 impl std::fmt::Debug for Absence {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Absence({:?})", self.number)

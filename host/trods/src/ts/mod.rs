@@ -4,6 +4,7 @@
 //! The programs do it (`host/bpf/src/bpf/ts.h`). Here is what they look up, the [`Table`] of what the own server has; what
 //! replicas tell one another, [`hints`]; and what becomes of connections whose replica, or whose server's process, is gone.
 
+mod absences;
 mod ask;
 pub mod hints;
 mod leave;
@@ -31,6 +32,7 @@ use crate::hold::{Absence, Ended, HoldError, Keeper, Watch};
 use crate::lease::clock;
 use crate::wake::Prober;
 
+pub(crate) use self::absences::Absences;
 pub(crate) use self::read::{Found, handshake, recorded};
 pub use table::{Known, MAX_TARGETS, Row, Table};
 

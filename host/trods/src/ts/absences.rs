@@ -1,0 +1,110 @@
+//! When it is known what others hold who only tell of it: as soon as all have told since, and one word may have been lost.
+
+use std::time::{Duration, Instant};
+
+use crate::hold::Absence;
+
+/// After this others have told of all connections that they have, though one word was lost: they do every second.
+const TOLD: Duration = Duration::from_millis(1200);
+/// After this what they tell at once has come.
+const SOON: Duration = Duration::from_millis(50);
+/// Who has not listened for so long may have missed what there was no room for.
+const DEAF: Duration = Duration::from_millis(500);
+
+/// Absences of which others are still to tell what they hold.
+#[derive(Debug)]
+pub(crate) struct Absences {
+    waiting: Vec<(Instant, Absence)>,
+    /// Since when, and when last, this replica has listened.
+    listens: (Instant, Instant),
+}
+
+impl Absences {
+    /// Listens from now on.
+    pub fn new(now: Instant) -> Absences {
+        Absences { waiting: Vec::new(), listens: (now, now) }
+    }
+
+    /// It listens now.
+    pub fn listen(&mut self, now: Instant) {
+        let (since, last) = self.listens;
+        self.listens = (if now.saturating_duration_since(last) > DEAF { now } else { since }, now);
+    }
+
+    /// One more. What changed while this replica was there was told to it, and so was all else if it has listened for long enough, as
+    /// one that was readmitted has since it was back.
+    pub fn push(&mut self, absence: Absence, now: Instant) {
+        let at = match absence.number.1 {
+            0 => now,
+            _ => (self.listens.0 + TOLD).max(now + SOON),
+        };
+        if at < now + TOLD && absence.number.1 != 0 {
+            // Clients come here by now.
+            self.waiting.extend([now, now + TOLD].map(|at| (at, absence.once_more())));
+        }
+        self.waiting.push((at, absence));
+    }
+
+    /// One of which all is known by now.
+    pub fn due(&mut self, now: Instant) -> Option<Absence> {
+        let at = self.waiting.iter().position(|(at, _)| *at <= now)?;
+        Some(self.waiting.swap_remove(at).1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn absence(of: u64) -> Absence {
+        Absence {
+            number: (0, of),
+            others: Vec::new(),
+            servers: Vec::new(),
+            named: vec!["10.9.0.1:80".parse().unwrap()],
+            alive: 0b110,
+            tor: [2; 6],
+            gets: Box::new(|_, _| true),
+        }
+    }
+
+    /// What is due at which of these times, milliseconds after the first word.
+    fn due(absences: &mut Absences, began: Instant, times: &[u64]) -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        for &ms in times {
+            let now = began + Duration::from_millis(ms);
+            absences.listen(now);
+            found.extend(std::iter::from_fn(|| absences.due(now)).map(|absence| (ms, absence.number.1)));
+        }
+        found
+    }
+
+    #[test]
+    fn who_has_just_come_waits_until_all_have_told() {
+        let began = Instant::now();
+        let mut absences = Absences::new(began);
+        absences.push(absence(1), began);
+        absences.push(absence(0), began);
+        assert_eq!(due(&mut absences, began, &[0, 100, 500, 900, 1199, 1200, 2000]), [(0, 0), (1200, 1)]);
+        assert_eq!(due(&mut absences, began, &[2500, 3000]), []);
+    }
+
+    #[test]
+    fn who_has_listened_knows_soon_and_looks_once_more() {
+        let began = Instant::now();
+        let mut absences = Absences::new(began);
+        assert_eq!(due(&mut absences, began, &[400, 800, 1200, 1600]), []);
+        absences.push(absence(2), began + Duration::from_millis(1600));
+        let at = due(&mut absences, began, &[1600, 1649, 1650, 2100, 2600, 2799, 2800]);
+        assert_eq!(at, [(1600, 0), (1650, 2), (2800, 0)]);
+    }
+
+    #[test]
+    fn who_stood_still_has_missed_something() {
+        let began = Instant::now();
+        let mut absences = Absences::new(began);
+        assert_eq!(due(&mut absences, began, &[400, 800, 1200, 1701]), []);
+        absences.push(absence(2), began + Duration::from_millis(1701));
+        assert_eq!(due(&mut absences, began, &[1751, 2200, 2700, 2900, 2901]), [(2901, 2)]);
+    }
+}
