@@ -194,6 +194,18 @@ STAMPS: dict[str, Removal] = {
         "if (0) {",
         ("it:both::a_handshake_that_ends_twice_begins_one_connection",),
     ),
+    "ts-listened": named(
+        "(self.listens.0 + TOLD).max(soon)", "soon", "who_has_just_come_waits_until_all_have_told", file="absences.rs"
+    ),
+    "ts-deaf": named(
+        "if now.saturating_duration_since(last) > DEAF {",
+        "if now < last {",
+        "who_stood_still_has_missed_something",
+        file="absences.rs",
+    ),
+    "ts-once-more": named(
+        "if at < last {", "if last < at {", "who_has_listened_knows_soon_and_looks_once_more", file="absences.rs"
+    ),
     "ts-behind-the-object": named(
         "if !blocks.iter().all(is_within) {",
         "if false {",

@@ -34,13 +34,15 @@ impl Absences {
     /// One more. What changed while this replica was there was told to it, and so was all else if it has listened for long enough, as
     /// one that was readmitted has since it was back.
     pub fn push(&mut self, absence: Absence, now: Instant) {
-        let at = match absence.number.1 {
-            0 => now,
-            _ => (self.listens.0 + TOLD).max(now + SOON),
-        };
-        if at < now + TOLD && absence.number.1 != 0 {
+        if absence.number.1 == 0 {
+            self.waiting.push((now, absence));
+            return;
+        }
+        let (soon, last) = (now + SOON, now + TOLD);
+        let at = (self.listens.0 + TOLD).max(soon);
+        if at < last {
             // Clients come here by now.
-            self.waiting.extend([now, now + TOLD].map(|at| (at, absence.once_more())));
+            self.waiting.extend([now, last].map(|at| (at, absence.once_more())));
         }
         self.waiting.push((at, absence));
     }
@@ -89,22 +91,24 @@ mod tests {
         assert_eq!(due(&mut absences, began, &[2500, 3000]), []);
     }
 
-    #[test]
-    fn who_has_listened_knows_soon_and_looks_once_more() {
+    /// What is due then of an absence at the last of the times at which this replica listened before.
+    fn due_after(listened: &[u64], then: &[u64]) -> Vec<(u64, u64)> {
         let began = Instant::now();
         let mut absences = Absences::new(began);
-        assert_eq!(due(&mut absences, began, &[400, 800, 1200, 1600]), []);
-        absences.push(absence(2), began + Duration::from_millis(1600));
-        let at = due(&mut absences, began, &[1600, 1649, 1650, 2100, 2600, 2799, 2800]);
+        assert_eq!(due(&mut absences, began, listened), []);
+        absences.push(absence(2), began + Duration::from_millis(*listened.last().unwrap()));
+        due(&mut absences, began, then)
+    }
+
+    #[test]
+    fn who_has_listened_knows_soon_and_looks_once_more() {
+        let at = due_after(&[400, 800, 1200, 1600], &[1600, 1649, 1650, 2100, 2600, 2799, 2800]);
         assert_eq!(at, [(1600, 0), (1650, 2), (2800, 0)]);
     }
 
     #[test]
     fn who_stood_still_has_missed_something() {
-        let began = Instant::now();
-        let mut absences = Absences::new(began);
-        assert_eq!(due(&mut absences, began, &[400, 800, 1200, 1701]), []);
-        absences.push(absence(2), began + Duration::from_millis(1701));
-        assert_eq!(due(&mut absences, began, &[1751, 2200, 2700, 2900, 2901]), [(2901, 2)]);
+        let at = due_after(&[400, 800, 1200, 1701], &[1751, 2200, 2700, 2900, 2901]);
+        assert_eq!(at, [(2901, 2)]);
     }
 }
