@@ -14,7 +14,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, OpenObject, Program, RingB
 pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, Pin, TCP_HEADER_MAX, What};
 
 pub use stamped::{
-    DATE, HEAD_MAX, HEADS, Issuer, KnownHead, MAX_GENERATION, MAX_ISSUERS, Phase, Stamped, Stamps, can_issue,
+    DATE, Generation, HEAD_MAX, HEADS, Issuer, KnownHead, MAX_ISSUERS, Phase, Stamped, Stamps, can_issue,
     head_sum, target_hash,
 };
 

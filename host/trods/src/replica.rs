@@ -59,6 +59,8 @@ pub struct Gone {
     pub replica: u8,
     /// The services.
     pub services: Vec<SocketAddr>,
+    /// The ToR's Ethernet address.
+    pub tor: [u8; 6],
     /// Who is expected to get what the client sends to the service; `None` is this replica itself.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
     /// Whether this replica gets no connections for now.
@@ -451,10 +453,10 @@ impl Body {
             self.gone.clear();
             return Ok(());
         };
-        for Gone { replica, services, other, waits } in self.gone.drain(..) {
+        for gone in self.gone.drain(..) {
             let is_known = |key: &FlowKey, next| watch.has(key) || rescue.looks_for_near(key, next);
-            for service in services {
-                names.depart(service, replica, waits, &other, is_known, watch.hold().programs())?;
+            for service in &gone.services {
+                names.depart(*service, &gone, is_known, watch.hold().programs())?;
             }
         }
         Ok(())

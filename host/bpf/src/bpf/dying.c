@@ -17,6 +17,7 @@
 #define AF_INET6 10
 /* net/tcp_states.h */
 #define TCP_ESTABLISHED 1
+#define TCP_CLOSE 7
 #define TCP_CLOSE_WAIT 8
 
 /* As much of the kernel's types as is read; where it is the kernel says. */
@@ -37,7 +38,6 @@ struct sock_common {
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
 	__be16 skc_dport;
-	__u16 skc_num;
 	unsigned short skc_family;
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
@@ -49,6 +49,10 @@ typedef struct {
 struct sock {
 	struct sock_common __sk_common;
 	socket_lock_t sk_lock;
+	void *sk_socket;
+};
+struct inet_sock {
+	__be16 inet_sport;
 };
 #pragma clang attribute pop
 
@@ -60,7 +64,7 @@ int trods_dying(unsigned long long *context)
 {
 	const struct sock *sk = (const struct sock *)context[0];
 	const struct sock_common *common = &sk->__sk_common;
-	int before = context[1];
+	int before = context[1], after = context[2];
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct flow_key key = {};
 	__u8 one = 1;
@@ -69,8 +73,11 @@ int trods_dying(unsigned long long *context)
 		return 0;
 	if (!(task->flags & PF_EXITING) || common->skc_net.net->ns.inum != namespace)
 		return 0;
-	/* What arrives is taken in on the back of any task, also of one that happens to exit: none of them has the socket locked. */
-	if (!sk->sk_lock.owned)
+	/*
+	 * What arrives is taken in on the back of any task, also of one that happens to exit: none of them has the socket locked. Nor
+	 * has who closes a listener one that was not accepted, but that is no process's.
+	 */
+	if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))
 		return 0;
 	if (common->skc_family == AF_INET) {
 		map_address(key.client, common->skc_daddr);
@@ -82,7 +89,9 @@ int trods_dying(unsigned long long *context)
 		return 0;
 	}
 	key.client_port = common->skc_dport;
-	key.service_port = bpf_htons(common->skc_num);
+	/* Of one that is closed at once, as with words that were not read, the kernel has given back the port. */
+	if (bpf_probe_read_kernel(&key.service_port, sizeof(key.service_port), &((const struct inet_sock *)sk)->inet_sport))
+		return 0;
 	if (bpf_map_lookup_elem(&flows, &key))
 		bpf_map_update_elem(&dying, &key, &one, BPF_ANY);
 	return 0;

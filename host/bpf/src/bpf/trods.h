@@ -219,7 +219,7 @@ struct stamped {
 	__u32 isn;
 	__u32 client_next; /* behind the request */
 	__u32 base; /* what is the same in all values */
-	__u32 object; /* what they name */
+	__u32 object; /* what they name; before that what they may only name, if anything */
 	__u32 total; /* octets of the response */
 	__u32 fin; /* where our FIN was */
 	__u8 phase;

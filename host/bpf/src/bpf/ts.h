@@ -83,7 +83,7 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 	if (words == RETRIES || words == RECORDS)
 		return words;
 	/* With nothing under way there is nothing to go on with. */
-	if (s->flags & FIN && (st->phase == STAMPED_SETUP || (st->phase >= STAMPED_NAMED && has_all)))
+	if (s->flags & FIN && !is_bound(st) && (st->phase == STAMPED_SETUP || (st->phase >= STAMPED_NAMED && has_all)))
 		set_free(st, &s->key, COUNTERS);
 	return words;
 }
@@ -114,6 +114,8 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 	/* What is in front of it has not left. */
 	if (st->phase == STAMPED_ASKED && service->records)
 		return go_unnamed(s, st, limits, service, COUNT_HEAD, at);
+	if (is_bound(st))
+		return RETRIES;
 	set_free(st, &s->key, why);
 	return FREES;
 }
@@ -148,7 +150,7 @@ static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s,
 		if (!limits || limits->flags & LIMITS_RECORDED)
 			st->object = NOBODYS;
 	}
-	__u32 value = st->base | (__u32)st->index << STAMP_INDEX | st->object;
+	__u32 value = st->base | (__u32)st->index << STAMP_INDEX | (is_bound(st) ? 0 : st->object);
 	if (!put_word(skb, s, where, before, bpf_htonl(value)))
 		return DROP;
 	if (s->flags & FIN)

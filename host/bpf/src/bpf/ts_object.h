@@ -72,6 +72,12 @@ static __always_inline void set_free(struct stamped *st, const struct flow_key *
 		count(why);
 }
 
+/* Whether its client has octets of what it is to be sent behind a hole: it is sent that object, with that head, or nothing. */
+static __always_inline bool is_bound(const struct stamped *st)
+{
+	return st->phase < STAMPED_NAMED && st->object;
+}
+
 /* Gives a connection to the process, which is told what it was not yet. Nothing of what follows was acknowledged, or has left. */
 static __always_inline bool hand_over(const struct segment *s, struct stamped *st, struct limits *limits, struct scratch *at)
 {
@@ -104,6 +110,8 @@ static __always_inline enum next_words go_unnamed(const struct segment *s, struc
 {
 	if (st->phase == STAMPED_FREE)
 		return FREES;
+	if (is_bound(st))
+		return RETRIES;
 	if (service->records && limits)
 		return hand_over(s, st, limits, at) ? RECORDS : RETRIES;
 	set_free(st, &s->key, why);
@@ -142,9 +150,6 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	st->table = issuer->table;
 	st->client_next = s->seq + length;
 	st->phase = STAMPED_ASKED;
-	/* A response of one segment that is lost has left its request unacknowledged: its client speaks by itself. */
-	if (found->of[0].total > 1400)
-		mention(s, EVENT_STAMPED, 0, st->client_next);
 	return NAMES;
 }
 
@@ -164,6 +169,8 @@ static __always_inline bool name_response(struct __sk_buff *skb, const struct se
 		asm volatile("" : "+r"(length), "+r"(date));
 		if (!length || length > HEAD_MAX || length > s->length || date > HEAD_MAX)
 			continue;
+		if (is_bound(st) && st->object != head->object)
+			continue;
 		if (bpf_skb_load_bytes(skb, s->tcp + s->header, octets, length))
 			continue;
 		for (int i = 0; i < 8; i++)
@@ -180,6 +187,9 @@ static __always_inline bool name_response(struct __sk_buff *skb, const struct se
 		limits->data = limits->first + (st->total < DATA_AHEAD ? st->total : DATA_AHEAD);
 		limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
 		count(COUNT_NAMED);
+		/* A response of one segment that is lost has left its request unacknowledged: its client speaks by itself. */
+		if (st->total > 1400)
+			mention(s, EVENT_STAMPED, 0, st->client_next);
 		return true;
 	}
 	return false;

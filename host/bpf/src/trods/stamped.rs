@@ -25,8 +25,38 @@ const CLIENT_FIN: u8 = 1 << 0;
 const ADOPTED: u8 = 1 << 2;
 /// Above the flags: how often a connection was gone on with.
 const GENERATION: u8 = 3;
-/// More often is not counted.
-pub const MAX_GENERATION: u8 = u8::MAX >> GENERATION;
+const GENERATIONS: u8 = 1 << (8 - GENERATION);
+
+/// How often a connection was gone on with, modulo 32: of two who have it the one that went on with it later counts, with serial
+/// numbers' arithmetic (RFC 1982).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Generation(u8);
+
+impl Generation {
+    /// That number.
+    #[must_use]
+    pub fn new(number: u8) -> Generation {
+        Generation(number % GENERATIONS)
+    }
+
+    /// Of whoever goes on with it now.
+    #[must_use]
+    pub fn next(self) -> Generation {
+        Generation::new(self.0 + 1)
+    }
+
+    /// Whether it was gone on with since.
+    #[must_use]
+    pub fn is_after(self, other: Generation) -> bool {
+        (1..GENERATIONS / 2).contains(&(self.0.wrapping_sub(other.0) % GENERATIONS))
+    }
+
+    /// As a number below 32.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
 
 /// Who makes the ISNs of a service's connections (`struct issuer`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,7 +155,7 @@ pub struct Stamped {
     pub client_next: u32,
     /// What all its values have.
     pub base: u32,
-    /// What they name.
+    /// What they name; before [`Phase::Named`] what they may only name, since the client has octets of it behind a hole, or 0.
     pub object: u32,
     /// Octets of the response.
     pub total: u32,
@@ -135,8 +165,8 @@ pub struct Stamped {
     pub client_fin: bool,
     /// Another replica had it before.
     pub adopted: bool,
-    /// How often it was gone on with, [`MAX_GENERATION`] at most.
-    pub generation: u8,
+    /// How often it was gone on with.
+    pub generation: Generation,
     /// The index of its values, and the newest that came back.
     pub index: u8,
     /// The newest that came back.
@@ -154,7 +184,7 @@ impl Stamped {
         octets[52] = self.phase as u8;
         octets[53] = if self.client_fin { CLIENT_FIN } else { 0 }
             | if self.adopted { ADOPTED } else { 0 }
-            | self.generation.min(MAX_GENERATION) << GENERATION;
+            | self.generation.number() << GENERATION;
         (octets[54], octets[55]) = (self.index, self.echo);
         octets
     }
@@ -180,7 +210,7 @@ impl Stamped {
             },
             client_fin: octets[53] & CLIENT_FIN != 0,
             adopted: octets[53] & ADOPTED != 0,
-            generation: octets[53] >> GENERATION,
+            generation: Generation::new(octets[53] >> GENERATION),
             index: octets[54],
             echo: octets[55],
         }
@@ -319,5 +349,24 @@ impl super::Trods {
     #[must_use]
     pub fn stamps(&self) -> &Stamps {
         &self.stamps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_went_on_later_counts_however_often_that_was() {
+        let mut generation = Generation::default();
+        for _ in 0..100 {
+            let (next, third) = (generation.next(), generation.next().next());
+            assert!(next.is_after(generation) && third.is_after(generation) && third.is_after(next));
+            assert!(!generation.is_after(next) && !generation.is_after(third) && !next.is_after(next));
+            generation = next;
+        }
+        assert_eq!(generation.number(), 100 % GENERATIONS);
+        let stamped = Stamped { generation, ..Stamped::decode(&[0; STAMPED]) };
+        assert_eq!(Stamped::decode(&stamped.encode()).generation, generation);
     }
 }

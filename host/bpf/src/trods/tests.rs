@@ -445,7 +445,15 @@ fn the_kernel_tells_whose_process_died() {
     rig.trods.see_deaths(inode as u32).unwrap_or_else(|e| panic!("{e}"));
     let dying = map(&rig.trods.object, "dying").unwrap();
     let (closes, dies) = ("read x <&3; exec 3>&-", "read x <&3; kill -9 $$");
-    for (of_server, script, died) in [(true, closes, false), (true, dies, true), (false, dies, false)] {
+    // With words that were not read the connection is closed at once.
+    let (read, unread) = (b"go\n".as_slice(), b"go\nand".as_slice());
+    for (of_server, script, words, died) in [
+        (true, closes, read, false),
+        (true, dies, read, true),
+        (true, closes, unread, false),
+        (true, dies, unread, true),
+        (false, dies, read, false),
+    ] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let service = listener.local_addr().unwrap();
         let client = std::net::TcpStream::connect(service).unwrap();
@@ -458,13 +466,26 @@ fn the_kernel_tells_whose_process_died() {
         shell.args(["-c", &format!("exec 3<&0 0</dev/null; {script}; true")]).stdin(OwnedFd::from(its));
         let mut child = shell.spawn().unwrap();
         drop(shell);
-        std::io::Write::write_all(&mut ours, b"go\n").unwrap();
+        std::io::Write::write_all(&mut ours, words).unwrap();
         // The end of the connection comes behind what ends it.
         assert_eq!(std::io::Read::read(&mut ours, &mut [0; 8]).unwrap_or(0), 0);
         child.wait().unwrap();
         let found = dying.lookup(key.octets(), MapFlags::ANY).unwrap();
-        assert_eq!(found.is_some(), died, "{script}, of the server: {of_server}");
+        assert_eq!(found.is_some(), died, "{script}, {words:?}, of the server: {of_server}");
     }
+    // What a listener's process had not accepted when it died.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let service = listener.local_addr().unwrap();
+    let mut client = std::net::TcpStream::connect(service).unwrap();
+    let key = FlowKey::new(client.local_addr().unwrap(), service);
+    rig.trods.insert(&key, &Limits::default()).unwrap();
+    let mut waits = std::process::Command::new("sleep");
+    let mut child = waits.arg("60").stdin(OwnedFd::from(listener)).spawn().unwrap();
+    drop(waits);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(std::io::Read::read(&mut client, &mut [0; 8]).is_err(), "it is reset");
+    assert!(dying.lookup(key.octets(), MapFlags::ANY).unwrap().is_some());
 }
 
 #[test]

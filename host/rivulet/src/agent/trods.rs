@@ -46,6 +46,8 @@ pub(super) struct Place {
     look_at: Option<u64>,
     /// Replicas that are gone, of whose named connections others are to be told.
     gone: Vec<u8>,
+    /// Who took plain TCP when that was last so.
+    told: u64,
     pub services: Vec<Service>,
 }
 
@@ -273,6 +275,7 @@ impl Place {
             drained,
             look_at: None,
             gone: Vec::new(),
+            told: 0,
             services: vec![service],
         }
     }
@@ -314,10 +317,15 @@ impl Place {
             self.plain = plain;
         }
         // Those that were gone before too: who was to go on with their connections may be the one that is gone now.
-        for dead in (0..64).filter(|dead| gone != 0 && alive >> dead & 1 == 0) {
+        let dead = || (0..64).filter(|dead| alive >> dead & 1 == 0);
+        for dead in dead().filter(|_| gone != 0) {
             let departed = |service| departed(service, &self.member, dead, plain);
             looked_for.extend(self.services.iter().filter_map(departed));
-            self.gone.push(dead);
+        }
+        // Or the one that gets their clients' answers is another one now: what was told costs nothing to look at again.
+        let is_moved = std::mem::replace(&mut self.told, plain) != plain;
+        if gone != 0 || is_moved {
+            self.gone = dead().collect();
         }
         (absence, looked_for)
     }
@@ -341,7 +349,7 @@ impl Place {
             }
         };
         let waits = plain >> (own & 63) & 1 == 0;
-        (!services.is_empty()).then(|| Gone { replica: dead, services, other: Box::new(other), waits })
+        (!services.is_empty()).then(|| Gone { replica: dead, services, tor, other: Box::new(other), waits })
     }
 
     /// What this replica gets while these take plain TCP.
@@ -561,6 +569,22 @@ pub(super) mod tests {
         // It may be the one that was to go on with the first one's.
         assert_eq!(told(&mut place, 0b010, 0b010).1, ["0.7", "2.6"]);
         assert_eq!(told(&mut place, 0b111, 0b010).1, [""; 0]);
+    }
+
+    /// Who was to get a client's answer may not get it any more, and nobody else would have asked for one.
+    #[test]
+    fn whenever_others_take_connections_all_that_are_gone_are_told_of_again() {
+        let mut place = settled();
+        let mut gone = |alive, plain| {
+            let records = told(&mut place, alive, plain).1.len();
+            let gone = std::mem::take(&mut place.gone);
+            (gone.into_iter().filter(|dead| *dead < 3).collect::<Vec<_>>(), records)
+        };
+        assert_eq!(gone(0b110, 0b110), (vec![0], 1));
+        assert_eq!(gone(0b110, 0b110), (vec![], 0), "once");
+        assert_eq!(gone(0b110, 0b010), (vec![0], 0), "no records are read for that");
+        assert_eq!(gone(0b110, 0b110), (vec![0], 0));
+        assert_eq!(gone(ALL, ALL), (vec![], 0));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::FlowKey;
+use rivulet_bpf::trods::{FlowKey, Generation};
 use rivulet_packet::nonce::half_sip_hash_64;
 
 /// The port.
@@ -18,11 +18,11 @@ const LIFETIME: Duration = Duration::from_millis(3500);
 const MAX_KNOWN: usize = 1 << 18;
 /// Of a batch: who it is from, whose connections, and how many.
 const HEAD: usize = 4 + 2 + 2 + 18;
-const ENTRY: usize = 28;
+const ENTRY: usize = 32;
 const TAG: usize = 8;
 /// Entries that a frame of Ethernet has room for.
-const MAX_ENTRIES: usize = 50;
-const MAGIC: [u8; 4] = *b"RvT\x01";
+const MAX_ENTRIES: usize = 44;
+const MAGIC: [u8; 4] = *b"RvT\x02";
 const NAMED: u8 = 1;
 
 /// What is told of a connection.
@@ -32,10 +32,12 @@ pub struct Hint {
     pub client_next: u32,
     /// What all its timestamps have.
     pub base: u32,
+    /// What it is being sent; 0: nothing yet.
+    pub object: u32,
     /// Somebody can go on with it; else it is only told who has it.
     pub is_named: bool,
     /// How often somebody went on with it: whoever had it before may tell of it still.
-    pub generation: u8,
+    pub generation: Generation,
 }
 
 /// Who may tell of a service's connections, and is told.
@@ -55,6 +57,8 @@ pub struct Hints {
     socket: UdpSocket,
     peers: HashMap<SocketAddr, Peers>,
     known: HashMap<FlowKey, (u8, Hint, Instant)>,
+    /// Those that another replica told of than before.
+    moved: Vec<FlowKey>,
     waiting: HashMap<SocketAddr, Vec<(FlowKey, Hint)>>,
 }
 
@@ -68,7 +72,8 @@ impl Hints {
         let socket =
             UdpSocket::bind(any).or_else(|_| UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, port)))?;
         socket.set_nonblocking(true)?;
-        Ok(Hints { socket, peers: HashMap::new(), known: HashMap::new(), waiting: HashMap::new() })
+        let (peers, known, waiting) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Ok(Hints { socket, peers, known, moved: Vec::new(), waiting })
     }
 
     /// Who tells of the connections of these services.
@@ -129,11 +134,13 @@ impl Hints {
         }
         for (key, hint) in entries {
             let is_new = match self.known.get(&key) {
-                Some((holder, known, _)) => *holder == sender || hint.generation >= known.generation,
+                Some((holder, known, _)) => *holder == sender || !known.generation.is_after(hint.generation),
                 None => self.known.len() < MAX_KNOWN,
             };
-            if is_new {
-                self.known.insert(key, (sender, hint, now));
+            if is_new
+                && self.known.insert(key, (sender, hint, now)).is_none_or(|(before, ..)| before != sender)
+            {
+                self.moved.push(key);
             }
         }
     }
@@ -152,9 +159,19 @@ impl Hints {
             .map(|(key, (_, hint, _))| (*key, *hint))
     }
 
-    /// All connections of others, who has them, and the generations.
-    pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, u8)> {
-        self.known.iter().map(|(key, (sender, hint, _))| (*key, *sender, hint.generation))
+    /// Who has a connection, and what of it was told.
+    pub fn holder(&self, key: &FlowKey) -> Option<(u8, &Hint)> {
+        self.known.get(key).map(|(sender, hint, _)| (*sender, hint))
+    }
+
+    /// Since this was called last, connections that another replica told of than before.
+    pub fn moved(&mut self) -> Vec<FlowKey> {
+        std::mem::take(&mut self.moved)
+    }
+
+    /// All connections of others, who has them, the generations, and when that was told last.
+    pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, Generation, Instant)> {
+        self.known.iter().map(|(key, (sender, hint, told))| (*key, *sender, hint.generation, *told))
     }
 
     /// It goes on here.
@@ -193,9 +210,10 @@ fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)]) -> Ve
     put_address(service, &mut out);
     for (key, hint) in entries {
         put_address(key.client(), &mut out);
-        out.extend_from_slice(&[if hint.is_named { NAMED } else { 0 }, hint.generation]);
+        out.extend_from_slice(&[if hint.is_named { NAMED } else { 0 }, hint.generation.number()]);
         out.extend_from_slice(&hint.client_next.to_be_bytes());
         out.extend_from_slice(&hint.base.to_be_bytes());
+        out.extend_from_slice(&hint.object.to_be_bytes());
     }
     let tag = half_sip_hash_64(peers.secret, &out);
     out.extend_from_slice(&tag.to_be_bytes());
@@ -222,9 +240,10 @@ fn decode(octets: &[u8], peers: &HashMap<SocketAddr, Peers>) -> Option<Told> {
         let client = get_address(entry)?;
         let hint = Hint {
             is_named: entry[18] & NAMED != 0,
-            generation: entry[19],
+            generation: Generation::new(entry[19]),
             client_next: word(&entry[20..]),
             base: word(&entry[24..]),
+            object: word(&entry[28..]),
         };
         (client.is_ipv4() == service.is_ipv4()).then(|| (FlowKey::new(client, service), hint))
     };
@@ -251,7 +270,13 @@ mod tests {
             let (client, service): (SocketAddr, SocketAddr) =
                 (client.parse().unwrap(), service.parse().unwrap());
             let key = FlowKey::new(client, service);
-            let hint = Hint { client_next: 7, base: 0x1234_5678, is_named: true, generation: 3 };
+            let hint = Hint {
+                client_next: 7,
+                base: 0x1234_5678,
+                object: 0x7_0001,
+                is_named: true,
+                generation: Generation::new(3),
+            };
             let octets = encode(&peers(1, 5), service, &[(key, hint)]);
             let mut hints = Hints::open(0).unwrap();
             let (now, from) = (Instant::now(), "10.0.0.1".parse().unwrap());
@@ -285,10 +310,16 @@ mod tests {
         let mut hints = Hints::open(0).unwrap();
         hints.set_peers([(service, peers(0, 5))].into());
         let told = |hints: &mut Hints, own: u8, generation: u8, now: Instant| {
-            let hint = Hint { client_next: 7, base: 0, is_named: true, generation };
+            let hint = Hint {
+                client_next: 7,
+                base: 0,
+                object: 0,
+                is_named: true,
+                generation: Generation::new(generation),
+            };
             let octets = encode(&peers(own, 5), service, &[(key, hint)]);
             hints.take(&octets, [10, 0, 0, own].into(), now);
-            hints.all().map(|(_, holder, generation)| (holder, generation)).collect::<Vec<_>>()
+            hints.all().map(|(_, holder, generation, _)| (holder, generation.number())).collect::<Vec<_>>()
         };
         let now = Instant::now();
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)]);

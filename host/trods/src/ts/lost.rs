@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Pin, Stamped, Trods};
+use rivulet_bpf::trods::{FlowKey, Generation, Pin, Stamped, Trods};
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
 use rivulet_plain::{Header, Options, Segment, Stamps, object_isn};
@@ -16,7 +16,8 @@ use crate::hold::HoldError;
 use crate::wake::{PROBED, Prober};
 
 /// When a client is probed, milliseconds after the first time.
-const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
+const PROBES: [u64; 16] =
+    [0, 30, 70, 120, 180, 250, 330, 420, 520, 640, 780, 1000, 1500, 3000, 10_000, 30_000];
 /// For so long an answer to a probe is awaited; then anything will do.
 const FRESH: Duration = Duration::from_millis(200);
 /// After this a connection is not looked for any more, and one that another is expected to go on with.
@@ -76,6 +77,17 @@ impl LostOnes {
     /// Whether a connection is looked for.
     pub fn has(&self, key: &FlowKey) -> bool {
         self.all.contains_key(key)
+    }
+
+    /// Whether a connection is looked for since then, or later.
+    pub fn is_since(&self, key: &FlowKey, then: Instant) -> bool {
+        self.all.get(key).is_some_and(|lost| lost.began >= then)
+    }
+
+    /// Whether one is looked for of which others told that somebody went on with it less often than so.
+    pub fn is_behind(&self, key: &FlowKey, generation: Generation) -> bool {
+        let hint = self.all.get(key).and_then(|lost| lost.hint.as_ref());
+        hint.is_some_and(|hint| generation.is_after(hint.generation))
     }
 
     /// It is another's now.
@@ -141,8 +153,8 @@ impl LostOnes {
         // What has nothing of its response has nothing else on its way, or has by now.
         let waits = !found.fresh && began < FRESH && !found.record.responses.is_empty();
         if waits && lost.is_none() {
-            let Stamped { client_next, base, .. } = found.stamped;
-            let hint = Hint { client_next, base, is_named: true, generation: 0 };
+            let Stamped { client_next, base, object, .. } = found.stamped;
+            let hint = Hint { client_next, base, object, is_named: true, generation: Generation::default() };
             let now = Instant::now();
             self.due.push(Reverse((now, *key)));
             let lost = Lost { hint: Some(hint), other: None, began: now, first: now, probes: 0 };

@@ -23,13 +23,14 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Issuer, Limits, Phase, Pin, Stamped, Trods};
 use rivulet_pktio::in_netns;
-use rivulet_plain::{CookieKey, NOBODYS};
+use rivulet_plain::{CookieKey, NOBODYS, Segment};
 
 use self::hints::{Hint, Hints, Peers};
 use self::lost::LostOnes;
-use self::read::Reading;
+use self::read::{Reading, is_near};
 use crate::hold::{Absence, Ended, HoldError, Keeper, Watch};
 use crate::lease::clock;
+use crate::replica::Gone;
 use crate::wake::Prober;
 
 pub(crate) use self::absences::Absences;
@@ -75,6 +76,8 @@ struct Service {
     table: Arc<Table>,
     /// What the programs call the table.
     number: u32,
+    /// The ToR's Ethernet address, since a replica was gone.
+    tor: Option<[u8; 6]>,
     hunting: u64,
     stop: Arc<AtomicBool>,
 }
@@ -173,22 +176,22 @@ impl Names {
         (self.hints.readable(), pause.map_or(BATCH, |pause| pause.min(BATCH)))
     }
 
-    /// A replica is gone; `other` says who else is expected to go on with a connection, `waits` that this one gets none for now,
-    /// `is_known` that there is a record of a connection whose client goes on near there: that one counts.
+    /// A replica is gone, or who is expected to go on with its connections is another one now; `is_known` says that there is a
+    /// record of a connection whose client goes on near there: that one counts.
     pub fn depart(
         &mut self,
         service: SocketAddr,
-        dead: u8,
-        waits: bool,
-        other: impl Fn(SocketAddr, SocketAddr) -> Option<Pin>,
+        gone: &Gone,
         is_known: impl Fn(&FlowKey, u32) -> bool,
         programs: &Trods,
     ) -> Result<(), HoldError> {
         let Some(&n) = self.at.get(&service) else { return Ok(()) };
+        let Gone { replica: dead, tor, other, waits, .. } = gone;
         let now = Instant::now();
         self.hints.hear(now);
-        let had: Vec<_> = self.hints.of(service, dead).collect();
+        let had: Vec<_> = self.hints.of(service, *dead).collect();
         tracing::info!(connections = had.len(), replica = dead, "gone");
+        self.services[n].tor = Some(*tor);
         for (key, hint) in had {
             let pin = other(key.client(), key.service());
             if programs.stamps().get(&key)?.is_some() || is_known(&key, hint.client_next) {
@@ -196,7 +199,7 @@ impl Names {
             }
             self.found.remove(&key);
             match pin {
-                Some(pin) if waits || !hint.is_named => programs.pin(&key, pin)?,
+                Some(pin) if *waits || !hint.is_named => programs.pin(&key, pin)?,
                 _ if hint.is_named => self.lost.look_for(key, Some(hint), pin, now, programs)?,
                 _ => {}
             }
@@ -212,13 +215,17 @@ impl Names {
         // Who is gone may have told a moment ago, and does still while its lease lasts: its connections are looked for.
         let is_theirs =
             |key: &FlowKey, holder: u8| named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;
-        let theirs: Vec<_> = self.hints.all().filter(|(key, holder, _)| is_theirs(key, *holder)).collect();
+        let theirs: Vec<_> = self.hints.all().filter(|(key, holder, ..)| is_theirs(key, *holder)).collect();
         let theirs = theirs.into_iter().filter(|(key, ..)| gets(key.client(), key.service()));
-        for (key, holder, generation) in theirs {
+        for (key, holder, generation, told) in theirs {
             let programs = watch.hold().programs();
             let own = programs.stamps().get(&key)?;
             // Whom this one went on for may not know yet.
-            if own.is_some_and(|own| own.generation > generation) {
+            if own.is_some_and(|own| own.generation.is_after(generation)) {
+                continue;
+            }
+            // Its holder was gone, maybe since the absence, and tells of it again when it may speak.
+            if self.lost.is_since(&key, told) {
                 continue;
             }
             programs.pin(&key, Pin { tor: *tor, holder })?;
@@ -239,7 +246,9 @@ impl Names {
 
     /// A packet of a connection that nobody here has; what can be gone on with.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
-        if self.found.contains(key) {
+        // Whoever has just gone on with it has told since.
+        self.hints.hear(Instant::now());
+        if self.found.contains(key) || self.is_elsewhere(key).is_some() || self.is_others(key, packet) {
             return None;
         }
         let reading = reading(&self.services, &self.at, key)?;
@@ -317,6 +326,7 @@ impl Names {
             self.take_table(socket, table, watch.hold().programs())?;
         }
         self.hints.hear(now);
+        self.leave_to_others(watch.hold().programs())?;
         let (fresh, ended) = watch.stamped();
         for key in fresh {
             if let Some(stamped) = watch.hold().programs().stamps().get(&key)?
@@ -352,6 +362,32 @@ impl Names {
         self.judge(now, watch)?;
         let (services, at) = (&self.services, &self.at);
         self.lost.turn(now, watch.hold().programs(), &self.prober, |key| reading(services, at, key))
+    }
+
+    /// Who else went on with a connection that is looked for.
+    fn is_elsewhere(&self, key: &FlowKey) -> Option<Pin> {
+        let (holder, hint) = self.hints.holder(key)?;
+        let tor = self.services[*self.at.get(&key.service())?].tor?;
+        self.lost.is_behind(key, hint.generation).then_some(Pin { tor, holder })
+    }
+
+    /// Whether a packet is of a connection that somebody has who is not gone: of whom that is looked for here.
+    fn is_others(&self, key: &FlowKey, packet: &[u8]) -> bool {
+        let Some((_, hint)) = self.hints.holder(key).filter(|_| !self.lost.has(key)) else { return false };
+        // Else it is the next one between these ports.
+        Segment::parse(packet).is_ok_and(|segment| is_near(segment.header.seq, hint.client_next))
+    }
+
+    /// What others went on with is not looked for any more. Who gets what its client sends may have changed meanwhile: two would
+    /// go on with it, and neither hear of the other.
+    fn leave_to_others(&mut self, programs: &Trods) -> Result<(), HoldError> {
+        for key in self.hints.moved() {
+            if let Some(pin) = self.is_elsewhere(&key) {
+                programs.pin(&key, pin)?;
+                self.lost.forget(&key, programs)?;
+            }
+        }
+        Ok(())
     }
 
     /// Connections whose server's process died alone are looked for as soon as there is another.
@@ -424,7 +460,7 @@ impl Names {
             }
         }
         let (sockets, named, table) = (sockets.to_vec(), named.clone(), Arc::default());
-        Service { sockets, named, table, number: 0, hunting: 0, stop }
+        Service { sockets, named, table, number: 0, tor: None, hunting: 0, stop }
     }
 
     fn take_table(&mut self, socket: SocketAddr, table: Table, programs: &Trods) -> Result<(), HoldError> {
@@ -470,8 +506,8 @@ fn reading<'r>(
 
 fn hint(stamped: &Stamped) -> Hint {
     let is_named = stamped.phase != Phase::Free;
-    let Stamped { client_next, base, generation, .. } = *stamped;
-    Hint { client_next, base, is_named, generation }
+    let Stamped { client_next, base, object, generation, .. } = *stamped;
+    Hint { client_next, base, object, is_named, generation }
 }
 
 fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError> {

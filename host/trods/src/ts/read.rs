@@ -1,7 +1,7 @@
 //! What a client's segment alone tells of a connection that another replica had: the object from the timestamp that it echoes,
 //! how far it has that from what it acknowledges, and where it goes on.
 
-use rivulet_bpf::trods::{FlowKey, MAX_GENERATION, Phase, Stamped};
+use rivulet_bpf::trods::{FlowKey, Generation, Phase, Stamped};
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::{CookieKey, NOBODYS, ObjectStamp, Segment, object_isn};
@@ -19,6 +19,11 @@ const OUR_SCALE: u8 = 7;
 const AHEAD: u8 = 8;
 /// What a client may send that nobody acknowledged: a window.
 const MAX_UNKNOWN: u32 = 1 << 16;
+
+/// Whether a client that says this may be the one that goes on there.
+pub(crate) fn is_near(seq: u32, next: u32) -> bool {
+    seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(seq) <= MAX_UNKNOWN
+}
 
 /// What a service's connections are read with.
 #[derive(Clone, Copy, Debug)]
@@ -82,13 +87,10 @@ pub(crate) fn read(
         Some((_, known)) if offset >= known.head.length => known_response(with.table, stamp.object),
         _ => return Told::Nothing,
     };
-    let is_near = |next: u32| {
-        header.seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(header.seq) <= MAX_UNKNOWN
-    };
     let next = match (&response, hint) {
         (None, _) if payload.starts_with(b"GET ") => header.seq,
         (None, _) => return Told::Waits,
-        (Some(_), Some(hint)) if is_near(hint.client_next) => hint.client_next,
+        (Some(_), Some(hint)) if is_near(header.seq, hint.client_next) => hint.client_next,
         // Nobody told of it: what it says again is the request, while the response is not all there.
         (Some(_), None) if offset < reach && payload.is_empty() => header.seq,
         (Some(response), None) if offset < reach && asks_for(payload, response) => {
@@ -97,7 +99,7 @@ pub(crate) fn read(
         _ => return Told::Nothing,
     };
     let handshake = Handshake { stamps: None, ..agreed(&stamp, isn, next, now_ms) };
-    let object = stamp.object;
+    let (object, asks_again) = (stamp.object, response.is_none());
     let record = Record {
         tuple,
         handshake,
@@ -110,16 +112,23 @@ pub(crate) fn read(
         client_fin: false,
     };
     let blocks = header.options.sack.blocks();
-    let left = reach - offset;
+    // What it has behind a hole of what it asks for once more is of what others told of, and no part of the head: it is sent that.
+    let bound = hint.filter(|_| asks_again && !blocks.is_empty()).and_then(|hint| {
+        let (_, known) = with.table.get(hint.object)?;
+        let response = known_response(with.table, hint.object)?;
+        asks_for(payload, &response).then_some((hint.object, known.head))
+    });
+    let (behind, left) = bound.map_or((0, reach - offset), |(_, head)| (head.length, head.total));
     // Behind its own octets nobody knows what it has.
     let is_within = |(from, to): &(u32, u32)| {
         let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
-        to <= left || from as i32 <= 0 && to as i32 <= 0
+        to <= left && from >= behind || from as i32 <= 0 && to as i32 <= 0
     };
     if !blocks.iter().all(is_within) {
         return Told::Nothing;
     }
-    let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack)).filter(|further| *further <= left);
+    let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack));
+    let ends = ends.filter(|further| *further <= left && !asks_again);
     let place = Place {
         fresh: blocks.first() == Some(&(isn, isn.wrapping_add(1))),
         sacked: ends.max().unwrap_or(0),
@@ -132,12 +141,12 @@ pub(crate) fn read(
         isn,
         client_next: next,
         base: ObjectStamp { index: 0, object: 0, ..stamp }.value(),
-        object,
+        object: bound.map_or(object, |(object, _)| object),
         total: reach,
         phase: if object == 0 { Phase::Setup } else { Phase::Echoed },
         client_fin: false,
         adopted: true,
-        generation: hint.map_or(0, |hint| hint.generation).saturating_add(1).min(MAX_GENERATION),
+        generation: hint.map_or(Generation::default(), |hint| hint.generation).next(),
         index: (stamp.index + AHEAD) % 32,
         echo: stamp.index,
     };
@@ -218,7 +227,7 @@ pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped
         phase: Phase::Recorded,
         client_fin: record.client_fin,
         adopted: true,
-        generation: 0,
+        generation: Generation::default(),
         index: (stamp.index + AHEAD) % 32,
         echo: stamp.index,
     })
@@ -275,7 +284,13 @@ mod tests {
         let options =
             Options { stamps: Some(Stamps { value: 9, echo: stamp.value() }), ..Options::default() };
         let header = Header { src, dst, seq: ASKED, ack, flags: TcpFlags(TcpFlags::ACK), window: 9, options };
-        let hint = Some(Hint { client_next: ASKED, base: 0, is_named: true, generation: 0 });
+        let hint = Some(Hint {
+            client_next: ASKED,
+            base: 0,
+            object: 1,
+            is_named: true,
+            generation: Generation::default(),
+        });
         Client {
             table: Table::new("h", vec![row]),
             keys,
@@ -427,6 +442,25 @@ mod tests {
         let found = found(&client);
         assert_eq!((found.connection.receive_next, found.record.responses.len()), (client.header.seq, 0));
         assert_eq!((found.stamped.phase, found.stamped.client_next), (Phase::Setup, client.header.seq));
+        // What it has behind a hole is of what others told of, and only that may be sent.
+        assert_eq!(found.stamped.object, 0);
+        let (ack, head) = (client.header.ack, HEAD.len() as u32);
+        let mut bound = |from: u32, to: u32, object: u32| {
+            client.header.options.sack = Sack::default();
+            client.header.options.sack.push((ack.wrapping_add(from), ack.wrapping_add(to)));
+            client.hint.as_mut().unwrap().object = object;
+            match client.told() {
+                Told::Found(found) => Some((found.stamped.object, found.stamped.phase, found.sacked)),
+                _ => None,
+            }
+        };
+        let end = head + 100_000;
+        assert_eq!(bound(1448, 2896, 1), Some((1, Phase::Setup, 0)));
+        assert_eq!(bound(head, end, 1), Some((1, Phase::Setup, 0)));
+        assert_eq!(bound(head - 1, end, 1), None, "of the head");
+        assert_eq!(bound(head, end + 1, 1), None, "behind the end");
+        assert_eq!([0, 2].map(|object| bound(1448, 2896, object)), [None, None], "nobody told of it");
+        client.header.options.sack = Sack::default();
         client.payload = b"POST / HTTP/1.1\r\n".to_vec();
         assert!(matches!(client.told(), Told::Waits), "what is not asked again is not gone on with");
     }

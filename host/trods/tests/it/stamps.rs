@@ -3,12 +3,15 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
+use rivulet_bpf::trods::{FlowKey, Generation, Pin};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::eventually;
-use rivulet_trods::replica::Replica;
+use rivulet_trods::replica::{Gone, Replica};
+use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
 
-use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
+use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6};
 
 /// A rig whose replicas know what their servers have: these files, of so many octets.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
@@ -150,4 +153,47 @@ fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
     assert!(status.success(), "{status}: {} octets", rig.got());
     assert!(got(&rig) == content(&rig, "large"));
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
+}
+
+/// Who gets what a client sends may change while it is looked for, and two would go on with it.
+#[test]
+fn what_another_went_on_with_is_not_gone_on_with_here() {
+    for is_told in [true, false] {
+        let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+        let (to, tor): (SocketAddr, _) = (SERVICE.parse().unwrap(), [2, 0, 0, 0, 0, 1]);
+        let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+        stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
+        rig.router.ip("link set x1 down");
+        let other = &rig.hosts[1].replica;
+        other.gone(Gone {
+            replica: 1,
+            services: vec![to],
+            tor,
+            other: Box::new(move |_, _| Some(Pin { tor, holder: 3 })),
+            waits: false,
+        });
+        if is_told {
+            // The third one has.
+            let peers = Peers { own: 3, others: vec![(2, ([10, 8, 2, 1], PORT).into())], secret: SECRET };
+            let generation = Generation::new(1);
+            let hint = Hint { client_next: 0, base: 0, object: 0, is_named: true, generation };
+            let client = SocketAddr::new([10, 8, 0, 1].into(), stream.local_addr().unwrap().port());
+            let mut hints = in_netns(Some(rig.router.name()), || Hints::open(0)).unwrap().unwrap();
+            hints.set_peers([(to, peers)].into());
+            hints.tell(FlowKey::new(client, to), hint);
+            hints.flush();
+        }
+        // Until what is under way counts for nothing: then any word of the client's will do.
+        std::thread::sleep(Duration::from_millis(300));
+        rig.steer("replace", 2);
+        stream.write_all(b"\r\n").unwrap();
+        if is_told {
+            // It says so again twice and more.
+            std::thread::sleep(Duration::from_secs(1));
+            assert_eq!(other.counts().adopted, 0);
+        } else {
+            eventually("it goes on here", || other.counts().adopted == 1);
+        }
+    }
 }

@@ -28,6 +28,8 @@ pub const SERVICE6: &str = "[fd00:8:9::9]:8080";
 /// Addresses of the stores' hosts, and their port.
 pub const STORES: [&str; 2] = ["10.8.3.3", "10.8.3.4"];
 const PORT: u16 = 11211;
+/// What replicas tell one another under.
+pub const SECRET: [u8; 8] = [7; 8];
 
 /// A replica's host, nginx and all that protects it.
 pub struct Host {
@@ -127,8 +129,11 @@ impl Rig {
         let other = 3 - n;
         let peers = Peers {
             own: n,
-            others: vec![(other, format!("10.8.{other}.1:{PORT_OF_HINTS}").parse().unwrap())],
-            secret: [7; 8],
+            // The last one is the test, on the router.
+            others: [(other, format!("{other}.1")), (3, format!("{n}.254"))]
+                .map(|(n, at)| (n, format!("10.8.{at}:{PORT_OF_HINTS}").parse().unwrap()))
+                .to_vec(),
+            secret: SECRET,
         };
         let named = Named {
             list: "/list".into(),
@@ -207,6 +212,7 @@ impl Rig {
         replica.gone(Gone {
             replica: dead,
             services: services.clone(),
+            tor: [2, 0, 0, 0, 0, 1],
             other: Box::new(|_, _| None),
             waits: false,
         });

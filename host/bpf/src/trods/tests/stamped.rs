@@ -80,7 +80,7 @@ impl Rig {
             phase: Phase::Setup,
             client_fin: false,
             adopted: false,
-            generation: 0,
+            generation: Generation::default(),
             index: 0,
             echo: 0,
         };
@@ -306,6 +306,45 @@ fn another_head_is_not_named() {
         let text = String::from_utf8_lossy(&answer[..HEAD.len() - 1]);
         assert_eq!((sent.verdict, object_of(sent.value) == OBJECT), (NEXT, is_named), "{text}");
     }
+}
+
+/// Its client has octets of an object behind a hole, which another response would be mixed with.
+#[test]
+fn who_is_bound_to_an_object_is_sent_that_or_nothing() {
+    let end = GET.len() as u32;
+    for (object, is_sent) in [(OBJECT, true), (OBJECT + 1, false)] {
+        let Some(mut rig) = Rig::stamped() else { return };
+        rig.put(|st| st.object = object);
+        let first = rig.answers(ACK, 0, 0, KERNEL, &[]);
+        assert_eq!((first.verdict, object_of(first.value)), (NEXT, 0), "that is not said before");
+        assert_eq!(rig.says(ACK, 0, 0, BASE, b"GET /b HTTP/1.1\r\n\r\n").verdict, DROP);
+        assert_eq!(rig.answers(ACK, 0, 0, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict, DROP, "not asked for");
+        assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+        assert_eq!(rig.answers(ACK, 9, end, KERNEL, &[b'x'; 9]).verdict, DROP);
+        assert_eq!(rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict, DROP);
+        let sent = rig.answers(ACK, 0, end, KERNEL, &response());
+        assert_eq!(sent.verdict == NEXT, is_sent);
+        assert_eq!(rig.now().phase, if is_sent { Phase::Named } else { Phase::Asked });
+        assert_eq!((rig.told(), rig.unnamed()), (vec![], Unnamed::default()));
+    }
+}
+
+/// What it is comes with the word of it, for a client that has all but its beginning.
+#[test]
+fn others_are_told_of_a_response_of_several_segments_when_it_is_named() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    let long = String::from_utf8(HEAD.to_vec()).unwrap().replace("1000", "9000").into_bytes();
+    let total = long.len() as u32 + 9000;
+    let length = long.len() as u32;
+    let head = KnownHead { sum: head_sum(&long, DATE_AT), length, date: DATE_AT as u32, total, object: 7 };
+    rig.trods.stamps().add(9, b"/a", &[head, KnownHead::default()]).unwrap();
+    rig.put(|_| {});
+    assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+    assert_eq!(rig.told(), []);
+    let end = GET.len() as u32;
+    let sent = rig.answers(ACK, 0, end, KERNEL, &[&long[..], &[b'x'; 1000]].concat());
+    assert_eq!((sent.verdict, object_of(sent.value), rig.now().object), (NEXT, 7, 7));
+    assert_eq!(rig.told(), [Told::Stamped(end)]);
 }
 
 #[test]
