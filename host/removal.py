@@ -104,6 +104,7 @@ LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_o
 NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arrives"
 UNNAMED = "what_is_not_in_the_table_goes_on_unnamed"
 HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
+BOUND = "who_is_bound_to_an_object_is_sent_that_or_nothing"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
 STAMPS: dict[str, Removal] = {
     "ts-acknowledged-first": stamps(
@@ -151,7 +152,7 @@ STAMPS: dict[str, Removal] = {
     ),
     # With that a replica that was excluded would be handed what it had.
     "ts-held-by-dead": trods(
-        "ts/mod.rs",
+        "ts/others.rs",
         "named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;",
         "named.contains(&key.service()) && (holder < 64 || *alive > 0);",
         "it:stamps::a_download_goes_on_from_another_replica_that_nobody_told_what_it_is",
@@ -235,10 +236,65 @@ STAMPS: dict[str, Removal] = {
         file="hints.rs",
     ),
     "ts-hint-generation": named(
-        "*holder == sender || hint.generation >= known.generation",
+        "*holder == sender || !known.generation.is_after(hint.generation)",
         "true",
         "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
         file="hints.rs",
+    ),
+    "ts-elsewhere": trods(
+        "ts/others.rs",
+        "self.lost.is_behind(key, hint.generation).then_some(Pin { tor, holder })",
+        "(tor == [0; 6]).then_some(Pin { tor, holder })",
+        "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
+    ),
+    "ts-handed-back": trods(
+        "ts/others.rs",
+        "if self.lost.is_since(&key, told) {",
+        "if self.lost.is_since(&key, told) && holder > 63 {",
+        "it:stamps::who_was_gone_is_handed_nothing_before_it_tells_again",
+    ),
+    "ts-others": trods(
+        "ts/others.rs",
+        "is_near(segment.header.seq, hint.client_next)",
+        "segment.payload.len() > 65_535 && is_near(segment.header.seq, hint.client_next)",
+        "it:stamps::what_somebody_has_who_lives_is_not_begun_anew_here",
+    ),
+    "ts-told-again": agent(
+        "if gone != 0 || is_moved {",
+        "if gone != 0 && (is_moved || gone > 0) {",
+        "agent:agent::trods::tests::whenever_others_take_connections_all_that_are_gone_are_told_of_again",
+    ),
+    "ts-generation-wraps": Removal(
+        "host/bpf/src/trods/stamped.rs",
+        "(1..GENERATIONS / 2).contains(&(self.0.wrapping_sub(other.0) % GENERATIONS))",
+        "self.0 > other.0",
+        ("bpf:trods::stamped::tests::whoever_went_on_later_counts_however_often_that_was",),
+    ),
+    "dying-unaccepted": bpf(
+        "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
+        "if (!sk->sk_lock.owned)",
+        "the_kernel_tells_whose_process_died",
+        file="dying.c",
+    ),
+    "dying-unread": bpf(
+        "&((const struct inet_sock *)sk)->inet_sport",
+        "&common->skc_dport",
+        "the_kernel_tells_whose_process_died",
+        file="dying.c",
+    ),
+    "ts-bound-asked": stamps("if (is_bound(st))\n\t\treturn RETRIES;\n\tif (service", "if (service", BOUND, file="ts_object.h"),
+    "ts-bound-spoken": stamps("if (is_bound(st))\n\t\treturn RETRIES;\n\tset_free", "set_free", BOUND),
+    "ts-bound-head": stamps("if (is_bound(st) && st->object != head->object)", "if (0)", BOUND, file="ts_object.h"),
+    "ts-bound-silent": stamps("(is_bound(st) ? 0 : st->object)", "st->object", BOUND),
+    "ts-bound-to-head": named(
+        "to <= left && from >= behind || from as i32",
+        "to <= left || from as i32",
+        "with_nothing_of_a_response_the_request_comes_again",
+    ),
+    "ts-bound-told": named(
+        "let (_, known) = with.table.get(hint.object)?;\n        let response = known_response(with.table, hint.object)?;",
+        "let (_, known) = with.table.get(1)?;\n        let response = known_response(with.table, 1)?;",
+        "with_nothing_of_a_response_the_request_comes_again",
     ),
     "ts-hint-sender": named(
         "*n == sender && address.ip() == from",
@@ -299,7 +355,12 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
     ),
     "fin-of-dead": bpf("return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);", "return true;", DEAD),
     "dead-over": bpf("bpf_map_delete_elem(&dying, &s->key);", "", DEAD),
-    "dead-server": bpf("if (!sk->sk_lock.owned)", "if (0)", "the_kernel_tells_whose_process_died", file="dying.c"),
+    "dead-server": bpf(
+        "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
+        "if (0)",
+        "the_kernel_tells_whose_process_died",
+        file="dying.c",
+    ),
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
     "rst-settling": bpf("if (now < lease->settling)", "if (0)", RESET),
@@ -523,7 +584,7 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
     ),
     # Whose connections are looked for, by whom, and what is asked of those that live.
     "gone-all": agent(
-        "gone != 0 && alive >> dead & 1 == 0", "gone >> dead & 1 == 1",
+        "for dead in dead().filter(|_| gone != 0) {", "for dead in (0..64).filter(|dead| gone >> dead & 1 == 1) {",
         "agent:agent::trods::tests::with_each_that_is_gone_the_records_of_all_that_are_gone_are_read",
     ),
     "gone-again": trods(

@@ -10,6 +10,7 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::eventually;
 use rivulet_trods::replica::{Gone, Replica};
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
 use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6};
 
@@ -196,4 +197,41 @@ fn what_another_went_on_with_is_not_gone_on_with_here() {
             eventually("it goes on here", || other.counts().adopted == 1);
         }
     }
+}
+
+/// It may not speak yet, and what it told is from before it was gone.
+#[test]
+fn who_was_gone_is_handed_nothing_before_it_tells_again() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("a third of it", || rig.got() > 7_000_000);
+    rig.router.ip("link set x1 down");
+    rig.tell_named(1, 1);
+    rig.change_named(1, u64::MAX);
+    // No answer comes before.
+    rig.steer("replace", 2);
+    let status = curl.0.wait().unwrap();
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
+}
+
+/// A client of which others told that somebody has it, and nobody that this one is gone.
+#[test]
+fn what_somebody_has_who_lives_is_not_begun_anew_here() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    let to: SocketAddr = SERVICE.parse().unwrap();
+    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    set_socket_keepalive(&stream, true).unwrap();
+    set_tcp_keepidle(&stream, Duration::from_secs(1)).unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
+    rig.router.ip("link set x1 down");
+    // Another one is: clients of which nobody told are listened to.
+    rig.tell_named(1, 5);
+    rig.steer("replace", 2);
+    // Until the client has spoken.
+    std::thread::sleep(Duration::from_millis(1800));
+    assert_eq!(rig.hosts[1].replica.counts().adopted, 0);
+    rig.tell_named(1, 1);
+    eventually("it goes on here", || rig.hosts[1].replica.counts().adopted == 1);
 }

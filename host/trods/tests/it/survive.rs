@@ -61,6 +61,10 @@ impl Default for Plan<'_> {
     }
 }
 
+fn services() -> Vec<SocketAddr> {
+    [SERVICE, SERVICE6].map(|service| service.parse().unwrap()).to_vec()
+}
+
 /// Starts a server in a namespace at an address, with the files of a folder and a folder of its own.
 pub type Start<'a> = &'a dyn Fn(&Netns, &str, &Path, &Path) -> Process;
 
@@ -197,26 +201,28 @@ impl Rig {
     /// Replica `of` is told that `dead` is gone, of whose connections it told others, and that it gets what went there: in one
     /// answer of the ToR's, or in another one later.
     pub fn tell_named(&self, of: usize, dead: u8) {
-        let services = [SERVICE, SERVICE6].map(|service| service.parse().unwrap()).to_vec();
-        let replica = &self.hosts[of].replica;
-        let change = || Absence {
-            number: (0, 0),
-            others: Vec::new(),
-            servers: Vec::new(),
-            named: services.clone(),
-            alive: !(1 << dead),
-            tor: [2, 0, 0, 0, 0, 1],
-            gets: Box::new(|_, _| true),
-        };
-        replica.away(change());
-        replica.gone(Gone {
+        self.change_named(of, !(1 << dead));
+        self.hosts[of].replica.gone(Gone {
             replica: dead,
-            services: services.clone(),
+            services: services(),
             tor: [2, 0, 0, 0, 0, 1],
             other: Box::new(|_, _| None),
             waits: false,
         });
-        replica.away(change());
+        self.change_named(of, !(1 << dead));
+    }
+
+    /// Replica `of` is told that it gets what others may hold, of whom these are alive.
+    pub fn change_named(&self, of: usize, alive: u64) {
+        self.hosts[of].replica.away(Absence {
+            number: (0, 0),
+            others: Vec::new(),
+            servers: Vec::new(),
+            named: services(),
+            alive,
+            tor: [2, 0, 0, 0, 0, 1],
+            gets: Box::new(|_, _| true),
+        });
     }
 
     /// Replica `of` is told that `dead` is gone.
