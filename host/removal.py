@@ -236,14 +236,14 @@ STAMPS: dict[str, Removal] = {
         file="hints.rs",
     ),
     "ts-hint-generation": named(
-        "*holder == sender || !known.generation.is_after(hint.generation)",
+        "*holder == sender || !known.is_after(&hint)",
         "true",
         "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
         file="hints.rs",
     ),
     "ts-elsewhere": trods(
         "ts/others.rs",
-        "self.lost.is_behind(key, hint.generation).then_some(Pin { tor, holder })",
+        "self.lost.is_behind(key, hint).then_some(Pin { tor, holder })",
         "(tor == [0; 6]).then_some(Pin { tor, holder })",
         "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
     ),
@@ -258,6 +258,18 @@ STAMPS: dict[str, Removal] = {
         "is_near(segment.header.seq, hint.client_next)",
         "segment.payload.len() > 65_535 && is_near(segment.header.seq, hint.client_next)",
         "it:stamps::what_somebody_has_who_lives_is_not_begun_anew_here",
+    ),
+    "ts-later-connection": named(
+        "self.client_next.wrapping_sub(other.client_next) as i32 > 0",
+        "self.generation.is_after(other.generation)",
+        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        file="hints.rs",
+    ),
+    "ts-had-before": trods(
+        "ts/others.rs",
+        "own.is_some_and(|own| theirs.is_after(&own)) || ",
+        "",
+        "it:stamps::who_had_it_before_somebody_went_on_with_it_has_it_no_more",
     ),
     "ts-told-again": agent(
         "if gone != 0 || is_moved {",

@@ -448,11 +448,14 @@ impl Body {
 
     /// Connections of replicas that are gone, of which others told; what there are records of is looked for by these.
     fn look_for_named(&mut self) -> Result<(), HoldError> {
-        let (rescue, watch) = (&self.rescue, &self.watch);
         let Some(names) = &mut self.names else {
             self.gone.clear();
             return Ok(());
         };
+        if !self.gone.is_empty() {
+            names.hear(Instant::now(), &mut self.watch)?;
+        }
+        let (rescue, watch) = (&self.rescue, &self.watch);
         for gone in self.gone.drain(..) {
             let is_known = |key: &FlowKey, next| watch.has(key) || rescue.looks_for_near(key, next);
             for service in &gone.services {

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::{FlowKey, Generation};
 use rivulet_packet::nonce::half_sip_hash_64;
 
+use super::read::is_near;
+
 /// The port.
 pub const PORT: u16 = 7113;
 /// What was told is forgotten after this, unless it is told again.
@@ -38,6 +40,18 @@ pub struct Hint {
     pub is_named: bool,
     /// How often somebody went on with it: whoever had it before may tell of it still.
     pub generation: Generation,
+}
+
+impl Hint {
+    /// Of two words of one connection that of whoever went on with it later counts; of two connections between the same ports the
+    /// later one, since a client's numbers grow with time (RFC 6528).
+    #[must_use]
+    pub fn is_after(&self, other: &Hint) -> bool {
+        if is_near(self.client_next, other.client_next) {
+            return self.generation.is_after(other.generation);
+        }
+        self.client_next.wrapping_sub(other.client_next) as i32 > 0
+    }
 }
 
 /// Who may tell of a service's connections, and is told.
@@ -134,7 +148,7 @@ impl Hints {
         }
         for (key, hint) in entries {
             let is_new = match self.known.get(&key) {
-                Some((holder, known, _)) => *holder == sender || !known.generation.is_after(hint.generation),
+                Some((holder, known, _)) => *holder == sender || !known.is_after(&hint),
                 None => self.known.len() < MAX_KNOWN,
             };
             if is_new
@@ -169,9 +183,9 @@ impl Hints {
         std::mem::take(&mut self.moved)
     }
 
-    /// All connections of others, who has them, the generations, and when that was told last.
-    pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, Generation, Instant)> {
-        self.known.iter().map(|(key, (sender, hint, told))| (*key, *sender, hint.generation, *told))
+    /// All connections of others, who has them, and what of them was told last, and when.
+    pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, Hint, Instant)> {
+        self.known.iter().map(|(key, (sender, hint, told))| (*key, *sender, *hint, *told))
     }
 
     /// It goes on here.
@@ -319,7 +333,7 @@ mod tests {
             };
             let octets = encode(&peers(own, 5), service, &[(key, hint)]);
             hints.take(&octets, [10, 0, 0, own].into(), now);
-            hints.all().map(|(_, holder, generation, _)| (holder, generation.number())).collect::<Vec<_>>()
+            hints.all().map(|(_, holder, hint, _)| (holder, hint.generation.number())).collect::<Vec<_>>()
         };
         let now = Instant::now();
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)]);
@@ -327,6 +341,19 @@ mod tests {
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 1, now), [(1, 1)], "of two that went on with it whoever told last");
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)], "its next one between the same ports");
+        // What comes later between the same ports counts, however often somebody went on with the former one.
+        let begins = 7 + (1 << 30);
+        for (before, holder) in [(begins, 1), (7, 2), (begins - (1 << 17), 2), (begins + (1 << 17), 1)] {
+            let generation = Generation::new(9);
+            let hint = Hint { client_next: before, base: 0, object: 0, is_named: true, generation };
+            let later = Hint { client_next: begins, generation: Generation::default(), ..hint };
+            let mut hints = Hints::open(0).unwrap();
+            hints.set_peers([(service, peers(0, 5))].into());
+            for (own, hint) in [(1, hint), (2, later)] {
+                hints.take(&encode(&peers(own, 5), service, &[(key, hint)]), [10, 0, 0, own].into(), now);
+            }
+            assert_eq!(hints.holder(&key).unwrap().0, holder, "{before}");
+        }
         // What is refused keeps nothing alive.
         assert_eq!(told(&mut hints, 2, 1, now), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);

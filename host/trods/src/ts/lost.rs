@@ -84,10 +84,10 @@ impl LostOnes {
         self.all.get(key).is_some_and(|lost| lost.began >= then)
     }
 
-    /// Whether one is looked for of which others told that somebody went on with it less often than so.
-    pub fn is_behind(&self, key: &FlowKey, generation: Generation) -> bool {
-        let hint = self.all.get(key).and_then(|lost| lost.hint.as_ref());
-        hint.is_some_and(|hint| generation.is_after(hint.generation))
+    /// Whether one is looked for by an older word than this.
+    pub fn is_behind(&self, key: &FlowKey, hint: &Hint) -> bool {
+        let known = self.all.get(key).and_then(|lost| lost.hint.as_ref());
+        known.is_some_and(|known| hint.is_after(known))
     }
 
     /// It is another's now.

@@ -262,8 +262,7 @@ impl Names {
         while let Ok((socket, table)) = self.asked.try_recv() {
             self.take_table(socket, table, watch.hold().programs())?;
         }
-        self.hints.hear(now);
-        self.leave_to_others(watch.hold().programs())?;
+        self.hear(now, watch)?;
         let (fresh, ended) = watch.stamped();
         for key in fresh {
             if let Some(stamped) = watch.hold().programs().stamps().get(&key)?

@@ -7,7 +7,7 @@ use rivulet_bpf::trods::{FlowKey, Pin, Trods};
 use rivulet_plain::Segment;
 
 use super::read::is_near;
-use super::{HUNT, Names};
+use super::{HUNT, Names, hint};
 use crate::hold::{Absence, HoldError, Keeper, Watch};
 use crate::lease::clock;
 use crate::replica::Gone;
@@ -54,24 +54,40 @@ impl Names {
             |key: &FlowKey, holder: u8| named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;
         let theirs: Vec<_> = self.hints.all().filter(|(key, holder, ..)| is_theirs(key, *holder)).collect();
         let theirs = theirs.into_iter().filter(|(key, ..)| gets(key.client(), key.service()));
-        for (key, holder, generation, told) in theirs {
-            let programs = watch.hold().programs();
-            let own = programs.stamps().get(&key)?;
+        for (key, holder, theirs, told) in theirs {
+            let own = watch.hold().programs().stamps().get(&key)?;
             // Whom this one went on for may not know yet.
-            if own.is_some_and(|own| own.generation.is_after(generation)) {
+            if own.is_some_and(|own| hint(&own).is_after(&theirs)) {
                 continue;
             }
             // Its holder was gone, maybe since the absence, and tells of it again when it may speak.
             if self.lost.is_since(&key, told) {
                 continue;
             }
-            programs.pin(&key, Pin { tor: *tor, holder })?;
-            self.lost.forget(&key, programs)?;
-            if own.is_some() {
-                programs.free(&key)?;
-                programs.stamps().forget(&key)?;
-                watch.abandon(&key)?;
+            self.leave_to(&key, Pin { tor: *tor, holder }, watch)?;
+        }
+        for service in named {
+            if let Some(&n) = self.at.get(service) {
+                self.services[n].tor = Some(*tor);
             }
+        }
+        Ok(())
+    }
+
+    /// A connection is that one's.
+    fn leave_to<K: Keeper>(
+        &mut self,
+        key: &FlowKey,
+        pin: Pin,
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
+        let programs = watch.hold().programs();
+        programs.pin(key, pin)?;
+        self.lost.forget(key, programs)?;
+        if programs.stamps().get(key)?.is_some() {
+            programs.free(key)?;
+            programs.stamps().forget(key)?;
+            watch.abandon(key)?;
         }
         Ok(())
     }
@@ -80,7 +96,7 @@ impl Names {
     pub(super) fn is_elsewhere(&self, key: &FlowKey) -> Option<Pin> {
         let (holder, hint) = self.hints.holder(key)?;
         let tor = self.services[*self.at.get(&key.service())?].tor?;
-        self.lost.is_behind(key, hint.generation).then_some(Pin { tor, holder })
+        self.lost.is_behind(key, hint).then_some(Pin { tor, holder })
     }
 
     /// Whether a packet is of a connection that somebody has who is not gone: of whom that is looked for here.
@@ -90,13 +106,16 @@ impl Names {
         Segment::parse(packet).is_ok_and(|segment| is_near(segment.header.seq, hint.client_next))
     }
 
-    /// What others went on with is not looked for any more. Who gets what its client sends may have changed meanwhile: two would
-    /// go on with it, and neither hear of the other.
-    pub(super) fn leave_to_others(&mut self, programs: &Trods) -> Result<(), HoldError> {
+    /// What others went on with is not looked for any more, nor kept where somebody had it before: who gets what its client sends
+    /// may have changed meanwhile, two would have it, and neither hear of the other.
+    pub(crate) fn hear<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        self.hints.hear(now);
         for key in self.hints.moved() {
-            if let Some(pin) = self.is_elsewhere(&key) {
-                programs.pin(&key, pin)?;
-                self.lost.forget(&key, programs)?;
+            let own = watch.hold().programs().stamps().get(&key)?.map(|own| hint(&own));
+            let tor = self.at.get(&key.service()).and_then(|n| self.services[*n].tor);
+            let (Some((holder, theirs)), Some(tor)) = (self.hints.holder(&key), tor) else { continue };
+            if own.is_some_and(|own| theirs.is_after(&own)) || self.lost.is_behind(&key, theirs) {
+                self.leave_to(&key, Pin { tor, holder }, watch)?;
             }
         }
         Ok(())

@@ -3,9 +3,9 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Generation, Pin};
+use rivulet_bpf::trods::{FlowKey, Pin};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::eventually;
 use rivulet_trods::replica::{Gone, Replica};
@@ -162,9 +162,7 @@ fn what_another_went_on_with_is_not_gone_on_with_here() {
     for is_told in [true, false] {
         let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
         let (to, tor): (SocketAddr, _) = (SERVICE.parse().unwrap(), [2, 0, 0, 0, 0, 1]);
-        let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
-        stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-        stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
+        let (mut third, mut stream) = Third::begin(&rig);
         rig.router.ip("link set x1 down");
         let other = &rig.hosts[1].replica;
         other.gone(Gone {
@@ -175,15 +173,7 @@ fn what_another_went_on_with_is_not_gone_on_with_here() {
             waits: false,
         });
         if is_told {
-            // The third one has.
-            let peers = Peers { own: 3, others: vec![(2, ([10, 8, 2, 1], PORT).into())], secret: SECRET };
-            let generation = Generation::new(1);
-            let hint = Hint { client_next: 0, base: 0, object: 0, is_named: true, generation };
-            let client = SocketAddr::new([10, 8, 0, 1].into(), stream.local_addr().unwrap().port());
-            let mut hints = in_netns(Some(rig.router.name()), || Hints::open(0)).unwrap().unwrap();
-            hints.set_peers([(to, peers)].into());
-            hints.tell(FlowKey::new(client, to), hint);
-            hints.flush();
+            third.tell();
         }
         // Until what is under way counts for nothing: then any word of the client's will do.
         std::thread::sleep(Duration::from_millis(300));
@@ -234,4 +224,51 @@ fn what_somebody_has_who_lives_is_not_begun_anew_here() {
     assert_eq!(rig.hosts[1].replica.counts().adopted, 0);
     rig.tell_named(1, 1);
     eventually("it goes on here", || rig.hosts[1].replica.counts().adopted == 1);
+}
+
+/// As who made the handshake, where what the client asks comes elsewhere.
+#[test]
+fn who_had_it_before_somebody_went_on_with_it_has_it_no_more() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    let (mut third, _stream) = Third::begin(&rig);
+    // It knows the ToR by that.
+    rig.change_named(0, 0);
+    let there = || rig.hosts[0].netns.run("ss -Htn state established dst 10.8.0.1").lines().count();
+    assert_eq!(there(), 1);
+    third.tell();
+    eventually("it is another's", || there() == 0);
+}
+
+/// The third replica, which is on the router: it has nothing, and says what the test has it say.
+struct Third {
+    hints: Hints,
+    key: FlowKey,
+    hint: Hint,
+}
+
+impl Third {
+    /// With a client that has begun to download what is long, of which it was told.
+    fn begin(rig: &Rig) -> (Third, TcpStream) {
+        let to: SocketAddr = SERVICE.parse().unwrap();
+        let mut hints = in_netns(Some(rig.router.name()), || Hints::open(PORT)).unwrap().unwrap();
+        let others = [1, 2].map(|n| (n, ([10, 8, n, 1], PORT).into())).to_vec();
+        hints.set_peers([(to, Peers { own: 3, others, secret: SECRET })].into());
+        let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+        stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+        stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
+        let key = FlowKey::new(stream.local_addr().unwrap(), to);
+        let mut told = None;
+        eventually("it is told of it", || {
+            hints.hear(Instant::now());
+            told = hints.holder(&key).map(|(_, hint)| *hint);
+            told.is_some()
+        });
+        (Third { hints, key, hint: told.unwrap() }, stream)
+    }
+
+    /// It went on with it.
+    fn tell(&mut self) {
+        self.hints.tell(self.key, Hint { generation: self.hint.generation.next(), ..self.hint });
+        self.hints.flush();
+    }
 }
