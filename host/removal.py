@@ -294,18 +294,15 @@ STAMPS: dict[str, Removal] = {
         "the_kernel_tells_whose_process_died",
         file="dying.c",
     ),
-    "ts-bound-asked": stamps("if (is_bound(st))\n\t\treturn RETRIES;\n\tif (service", "if (service", BOUND, file="ts_object.h"),
+    "ts-bound-asked": stamps(
+        "if (is_bound(st))\n\t\treturn RETRIES;\n\tif (service", "if (service", BOUND, file="ts_object.h"
+    ),
     "ts-bound-spoken": stamps("if (is_bound(st))\n\t\treturn RETRIES;\n\tset_free", "set_free", BOUND),
     "ts-bound-head": stamps("if (is_bound(st) && st->object != head->object)", "if (0)", BOUND, file="ts_object.h"),
     "ts-bound-silent": stamps("(is_bound(st) ? 0 : st->object)", "st->object", BOUND),
     "ts-bound-to-head": named(
         "to <= left && from >= behind || from as i32",
         "to <= left || from as i32",
-        "with_nothing_of_a_response_the_request_comes_again",
-    ),
-    "ts-bound-told": named(
-        "let (_, known) = with.table.get(hint.object)?;\n        let response = known_response(with.table, hint.object)?;",
-        "let (_, known) = with.table.get(1)?;\n        let response = known_response(with.table, 1)?;",
         "with_nothing_of_a_response_the_request_comes_again",
     ),
     "ts-hint-sender": named(
