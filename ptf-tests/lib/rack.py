@@ -147,6 +147,7 @@ def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @functools.wraps(check)
     def run(test: RackTest) -> None:
+        before = len(test.entries), len(test.groups)
         for left in (2, 1, 0):
             test.longest_gap = 0.0
             try:
@@ -158,6 +159,7 @@ def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
                     raise
                 print(f"  heartbeats came {test.longest_gap:.2f} s late; again")
                 test.stop_beating()
+                test.take_out(*before)
                 test.dataplane.flush()
 
     return run
@@ -189,10 +191,15 @@ class RackTest(Traffic):
 
     def tearDown(self) -> None:
         self.stop_beating()
-        self.switch.delete(reversed(self.entries))
-        for group in self.groups:
-            self.switch.delete_group(group)
+        self.take_out()
         super().tearDown()
+
+    def take_out(self, entries: int = 0, groups: int = 0) -> None:
+        """What was installed since there were so many."""
+        self.switch.delete(reversed(self.entries[entries:]))
+        for group in self.groups[groups:]:
+            self.switch.delete_group(group)
+        del self.entries[entries:], self.groups[groups:]
 
     # ---- what a test installs ----
 
