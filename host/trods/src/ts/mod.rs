@@ -76,7 +76,7 @@ struct Service {
     table: Arc<Table>,
     /// What the programs call the table.
     number: u32,
-    /// The ToR's Ethernet address, since a replica was gone.
+    /// The Ethernet address of the ToR, since it said who is alive.
     tor: Option<[u8; 6]>,
     hunting: u64,
     stop: Arc<AtomicBool>,
