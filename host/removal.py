@@ -243,8 +243,8 @@ STAMPS: dict[str, Removal] = {
     ),
     "ts-elsewhere": trods(
         "ts/others.rs",
-        "self.lost.is_behind(key, hint).then_some(Pin { tor, holder })",
-        "(tor == [0; 6]).then_some(Pin { tor, holder })",
+        " || self.lost.is_behind(&key, theirs)",
+        "",
         "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
     ),
     "ts-handed-back": trods(

@@ -59,8 +59,6 @@ pub struct Gone {
     pub replica: u8,
     /// The services.
     pub services: Vec<SocketAddr>,
-    /// The ToR's Ethernet address.
-    pub tor: [u8; 6],
     /// Who is expected to get what the client sends to the service; `None` is this replica itself.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
     /// Whether this replica gets no connections for now.
@@ -325,6 +323,10 @@ impl Body {
             }
         }
         let now = Instant::now();
+        // Before anything is made of it: whoever has just gone on with a connection has told of it.
+        if let Some(names) = &mut self.names {
+            names.hear(now, &mut self.watch)?;
+        }
         self.absences.listen(now);
         while let Some(absence) = self.absences.due(now) {
             if let Some(names) = &mut self.names {
@@ -452,9 +454,6 @@ impl Body {
             self.gone.clear();
             return Ok(());
         };
-        if !self.gone.is_empty() {
-            names.hear(Instant::now(), &mut self.watch)?;
-        }
         let (rescue, watch) = (&self.rescue, &self.watch);
         for gone in self.gone.drain(..) {
             let is_known = |key: &FlowKey, next| watch.has(key) || rescue.looks_for_near(key, next);

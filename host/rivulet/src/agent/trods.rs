@@ -349,7 +349,7 @@ impl Place {
             }
         };
         let waits = plain >> (own & 63) & 1 == 0;
-        (!services.is_empty()).then(|| Gone { replica: dead, services, tor, other: Box::new(other), waits })
+        (!services.is_empty()).then(|| Gone { replica: dead, services, other: Box::new(other), waits })
     }
 
     /// What this replica gets while these take plain TCP.
@@ -417,6 +417,7 @@ fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
             .filter(|v| *v != 0)
             .or(Some(u32::MAX)),
         peers: Peers { own: member.replica as u8, others, secret: slots.key.secret(&secret) },
+        tor: member.tor_mac,
         mss: MSS,
     })
 }

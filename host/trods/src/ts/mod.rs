@@ -64,6 +64,8 @@ pub struct Named {
     pub in_force: Option<u32>,
     /// Who is told of connections.
     pub peers: Peers,
+    /// The ToR's Ethernet address.
+    pub tor: [u8; 6],
     /// The longest segments that are taken, IPv4 and IPv6.
     pub mss: [u16; 2],
 }
@@ -76,8 +78,6 @@ struct Service {
     table: Arc<Table>,
     /// What the programs call the table.
     number: u32,
-    /// The Ethernet address of the ToR, since it said who is alive.
-    tor: Option<[u8; 6]>,
     hunting: u64,
     stop: Arc<AtomicBool>,
 }
@@ -183,9 +183,7 @@ impl Names {
 
     /// A packet of a connection that nobody here has; what can be gone on with.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
-        // Whoever has just gone on with it has told since.
-        self.hints.hear(Instant::now());
-        if self.found.contains(key) || self.is_elsewhere(key).is_some() || self.is_others(key, packet) {
+        if self.found.contains(key) || self.is_others(key, packet) {
             return None;
         }
         let reading = reading(&self.services, &self.at, key)?;
@@ -257,12 +255,11 @@ impl Names {
         watch.hold_mut().send_withheld(key)
     }
 
-    /// Takes in what was asked and told, tells, probes, judges.
+    /// Takes in what was asked, tells, probes, judges.
     pub fn turn<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         while let Ok((socket, table)) = self.asked.try_recv() {
             self.take_table(socket, table, watch.hold().programs())?;
         }
-        self.hear(now, watch)?;
         let (fresh, ended) = watch.stamped();
         for key in fresh {
             if let Some(stamped) = watch.hold().programs().stamps().get(&key)?
@@ -370,7 +367,7 @@ impl Names {
             }
         }
         let (sockets, named, table) = (sockets.to_vec(), named.clone(), Arc::default());
-        Service { sockets, named, table, number: 0, tor: None, hunting: 0, stop }
+        Service { sockets, named, table, number: 0, hunting: 0, stop }
     }
 
     fn take_table(&mut self, socket: SocketAddr, table: Table, programs: &Trods) -> Result<(), HoldError> {

@@ -23,12 +23,10 @@ impl Names {
         programs: &Trods,
     ) -> Result<(), HoldError> {
         let Some(&n) = self.at.get(&service) else { return Ok(()) };
-        let Gone { replica: dead, tor, other, waits, .. } = gone;
+        let Gone { replica: dead, other, waits, .. } = gone;
         let now = Instant::now();
-        self.hints.hear(now);
         let had: Vec<_> = self.hints.of(service, *dead).collect();
         tracing::info!(connections = had.len(), replica = dead, "gone");
-        self.services[n].tor = Some(*tor);
         for (key, hint) in had {
             let pin = other(key.client(), key.service());
             if programs.stamps().get(&key)?.is_some() || is_known(&key, hint.client_next) {
@@ -47,7 +45,6 @@ impl Names {
 
     /// What others hold of the connections that this replica gets is theirs, also where it is still here.
     pub fn yield_to<K: Keeper>(&mut self, absence: &Absence, watch: &mut Watch<K>) -> Result<(), HoldError> {
-        self.hints.hear(Instant::now());
         let Absence { named, tor, alive, gets, .. } = absence;
         // Who is gone may have told a moment ago, and does still while its lease lasts: its connections are looked for.
         let is_theirs =
@@ -65,11 +62,6 @@ impl Names {
                 continue;
             }
             self.leave_to(&key, Pin { tor: *tor, holder }, watch)?;
-        }
-        for service in named {
-            if let Some(&n) = self.at.get(service) {
-                self.services[n].tor = Some(*tor);
-            }
         }
         Ok(())
     }
@@ -92,13 +84,6 @@ impl Names {
         Ok(())
     }
 
-    /// Who else went on with a connection that is looked for.
-    pub(super) fn is_elsewhere(&self, key: &FlowKey) -> Option<Pin> {
-        let (holder, hint) = self.hints.holder(key)?;
-        let tor = self.services[*self.at.get(&key.service())?].tor?;
-        self.lost.is_behind(key, hint).then_some(Pin { tor, holder })
-    }
-
     /// Whether a packet is of a connection that somebody has who is not gone: of whom that is looked for here.
     pub(super) fn is_others(&self, key: &FlowKey, packet: &[u8]) -> bool {
         let Some((_, hint)) = self.hints.holder(key).filter(|_| !self.lost.has(key)) else { return false };
@@ -106,13 +91,13 @@ impl Names {
         Segment::parse(packet).is_ok_and(|segment| is_near(segment.header.seq, hint.client_next))
     }
 
-    /// What others went on with is not looked for any more, nor kept where somebody had it before: who gets what its client sends
+    /// Takes in what was told. What others went on with is not looked for any more, nor kept where somebody had it before: who gets what its client sends
     /// may have changed meanwhile, two would have it, and neither hear of the other.
     pub(crate) fn hear<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         self.hints.hear(now);
         for key in self.hints.moved() {
             let own = watch.hold().programs().stamps().get(&key)?.map(|own| hint(&own));
-            let tor = self.at.get(&key.service()).and_then(|n| self.services[*n].tor);
+            let tor = self.at.get(&key.service()).map(|n| self.services[*n].named.tor);
             let (Some((holder, theirs)), Some(tor)) = (self.hints.holder(&key), tor) else { continue };
             if own.is_some_and(|own| theirs.is_after(&own)) || self.lost.is_behind(&key, theirs) {
                 self.leave_to(&key, Pin { tor, holder }, watch)?;

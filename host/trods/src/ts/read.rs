@@ -146,7 +146,7 @@ pub(crate) fn read(
         phase: if object == 0 { Phase::Setup } else { Phase::Echoed },
         client_fin: false,
         adopted: true,
-        generation: hint.map_or(Generation::default(), |hint| hint.generation).next(),
+        generation: hint.map(|hint| hint.generation).unwrap_or_default().next(),
         index: (stamp.index + AHEAD) % 32,
         echo: stamp.index,
     };

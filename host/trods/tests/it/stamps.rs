@@ -12,7 +12,7 @@ use rivulet_trods::replica::{Gone, Replica};
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
-use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6};
+use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR};
 
 /// A rig whose replicas know what their servers have: these files, of so many octets.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
@@ -35,6 +35,19 @@ pub fn named(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
 
 pub fn content(rig: &Rig, name: &str) -> Vec<u8> {
     fs::read(rig.files.path().join("www").join(name)).unwrap()
+}
+
+fn connected(rig: &Rig) -> TcpStream {
+    let to: SocketAddr = SERVICE.parse().unwrap();
+    in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap()
+}
+
+/// A client that has a megabyte of what is long.
+fn begun(rig: &Rig) -> TcpStream {
+    let mut stream = connected(rig);
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
+    stream
 }
 
 fn got(rig: &Rig) -> Vec<u8> {
@@ -78,8 +91,7 @@ fn nginx_dies_and_the_download_goes_on_when_there_is_another() {
 #[test]
 fn a_request_whose_replica_is_gone_is_answered_elsewhere() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
-    let to: SocketAddr = SERVICE.parse().unwrap();
-    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    let mut stream = connected(&rig);
     rig.router.ip("link set x1 down");
     rig.steer("replace", 2);
     stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
@@ -161,15 +173,13 @@ fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
 fn what_another_went_on_with_is_not_gone_on_with_here() {
     for is_told in [true, false] {
         let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
-        let (to, tor): (SocketAddr, _) = (SERVICE.parse().unwrap(), [2, 0, 0, 0, 0, 1]);
         let (mut third, mut stream) = Third::begin(&rig);
         rig.router.ip("link set x1 down");
         let other = &rig.hosts[1].replica;
         other.gone(Gone {
             replica: 1,
-            services: vec![to],
-            tor,
-            other: Box::new(move |_, _| Some(Pin { tor, holder: 3 })),
+            services: vec![SERVICE.parse().unwrap()],
+            other: Box::new(|_, _| Some(Pin { tor: TOR, holder: 3 })),
             waits: false,
         });
         if is_told {
@@ -209,12 +219,9 @@ fn who_was_gone_is_handed_nothing_before_it_tells_again() {
 #[test]
 fn what_somebody_has_who_lives_is_not_begun_anew_here() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
-    let to: SocketAddr = SERVICE.parse().unwrap();
-    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    let stream = begun(&rig);
     set_socket_keepalive(&stream, true).unwrap();
     set_tcp_keepidle(&stream, Duration::from_secs(1)).unwrap();
-    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-    stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
     rig.router.ip("link set x1 down");
     // Another one is: clients of which nobody told are listened to.
     rig.tell_named(1, 5);
@@ -231,8 +238,6 @@ fn what_somebody_has_who_lives_is_not_begun_anew_here() {
 fn who_had_it_before_somebody_went_on_with_it_has_it_no_more() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let (mut third, _stream) = Third::begin(&rig);
-    // It knows the ToR by that.
-    rig.change_named(0, 0);
     let there = || rig.hosts[0].netns.run("ss -Htn state established dst 10.8.0.1").lines().count();
     assert_eq!(there(), 1);
     third.tell();
@@ -253,9 +258,7 @@ impl Third {
         let mut hints = in_netns(Some(rig.router.name()), || Hints::open(PORT)).unwrap().unwrap();
         let others = [1, 2].map(|n| (n, ([10, 8, n, 1], PORT).into())).to_vec();
         hints.set_peers([(to, Peers { own: 3, others, secret: SECRET })].into());
-        let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
-        stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
-        stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
+        let stream = begun(rig);
         let key = FlowKey::new(stream.local_addr().unwrap(), to);
         let mut told = None;
         eventually("it is told of it", || {

@@ -28,6 +28,8 @@ pub const SERVICE6: &str = "[fd00:8:9::9]:8080";
 /// Addresses of the stores' hosts, and their port.
 pub const STORES: [&str; 2] = ["10.8.3.3", "10.8.3.4"];
 const PORT: u16 = 11211;
+/// Where the ToR would be.
+pub const TOR: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// What replicas tell one another under.
 pub const SECRET: [u8; 8] = [7; 8];
 
@@ -144,6 +146,7 @@ impl Rig {
             keys: vec![(CookieKey::new([1; 8]), true)],
             in_force: None,
             peers,
+            tor: TOR,
             mss: [1460, 1440],
         };
         let store = StoreConfig {
@@ -205,7 +208,6 @@ impl Rig {
         self.hosts[of].replica.gone(Gone {
             replica: dead,
             services: services(),
-            tor: [2, 0, 0, 0, 0, 1],
             other: Box::new(|_, _| None),
             waits: false,
         });
@@ -220,7 +222,7 @@ impl Rig {
             servers: Vec::new(),
             named: services(),
             alive,
-            tor: [2, 0, 0, 0, 0, 1],
+            tor: TOR,
             gets: Box::new(|_, _| true),
         });
     }
