@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::{FlowKey, Pin};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::eventually;
-use rivulet_trods::replica::{Gone, Replica};
+use rivulet_trods::replica::Replica;
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
@@ -176,17 +176,13 @@ fn what_another_went_on_with_is_not_gone_on_with_here() {
         let (mut third, mut stream) = Third::begin(&rig);
         rig.router.ip("link set x1 down");
         let other = &rig.hosts[1].replica;
-        other.gone(Gone {
-            replica: 1,
-            services: vec![SERVICE.parse().unwrap()],
-            other: Box::new(|_, _| Some(Pin { tor: TOR, holder: 3 })),
-            waits: false,
-        });
+        rig.gone_named(1, 1, Some(Pin { tor: TOR, holder: 3 }));
+        // Until what is under way counts for nothing: then any word of the client's will do.
+        std::thread::sleep(Duration::from_millis(300));
+        // It is looked for here by now.
         if is_told {
             third.tell();
         }
-        // Until what is under way counts for nothing: then any word of the client's will do.
-        std::thread::sleep(Duration::from_millis(300));
         rig.steer("replace", 2);
         stream.write_all(b"\r\n").unwrap();
         if is_told {
@@ -224,7 +220,7 @@ fn what_somebody_has_who_lives_is_not_begun_anew_here() {
     set_tcp_keepidle(&stream, Duration::from_secs(1)).unwrap();
     rig.router.ip("link set x1 down");
     // Another one is: clients of which nobody told are listened to.
-    rig.tell_named(1, 5);
+    rig.gone_named(1, 5, None);
     rig.steer("replace", 2);
     // Until the client has spoken.
     std::thread::sleep(Duration::from_millis(1800));
@@ -240,6 +236,8 @@ fn who_had_it_before_somebody_went_on_with_it_has_it_no_more() {
     let (mut third, _stream) = Third::begin(&rig);
     let there = || rig.hosts[0].netns.run("ss -Htn state established dst 10.8.0.1").lines().count();
     assert_eq!(there(), 1);
+    // So that the server does not end what its client does not read.
+    rig.client.run(&format!("kill -STOP {}", rig.hosts[0].server.0.id()));
     third.tell();
     eventually("it is another's", || there() == 0);
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rivulet_bpf::kernel::{Feature, skipped};
-use rivulet_bpf::trods::Lease;
+use rivulet_bpf::trods::{Lease, Pin};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::CookieKey;
@@ -205,13 +205,18 @@ impl Rig {
     /// answer of the ToR's, or in another one later.
     pub fn tell_named(&self, of: usize, dead: u8) {
         self.change_named(of, !(1 << dead));
+        self.gone_named(of, dead, None);
+        self.change_named(of, !(1 << dead));
+    }
+
+    /// Replica `of` is told that `dead` is gone, and who else gets what went there.
+    pub fn gone_named(&self, of: usize, dead: u8, other: Option<Pin>) {
         self.hosts[of].replica.gone(Gone {
             replica: dead,
             services: services(),
-            other: Box::new(|_, _| None),
+            other: Box::new(move |_, _| other),
             waits: false,
         });
-        self.change_named(of, !(1 << dead));
     }
 
     /// Replica `of` is told that it gets what others may hold, of whom these are alive.
