@@ -247,6 +247,30 @@ STAMPS: dict[str, Removal] = {
         "",
         "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
     ),
+    "withheld-silently": Removal(
+        "host/bpf/src/bpf/trods.c",
+        "return bpf_redirect(NOWHERE, 0);",
+        "return DROP;",
+        ("it:stamps::what_is_withheld_halves_no_window",),
+    ),
+    "ts-left-again": trods(
+        "ts/leave.rs",
+        "            self.hints.tell(key, Hint { left_to: Some(to.holder), ..left.hint });\n            self",
+        "            self",
+        "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
+    ),
+    "ts-left-to-one": trods(
+        "ts/others.rs",
+        "hint.left_to.is_none() || ",
+        "hint.left_to.is_some() || ",
+        "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
+    ),
+    "ts-comes-back": trods(
+        "ts/leave.rs",
+        "self.lost.look_for(key, Some(left.hint), None, now, programs)?;",
+        "",
+        "it:stamps::what_nobody_went_on_with_comes_back",
+    ),
     "ts-handed-back": trods(
         "ts/others.rs",
         "if self.lost.is_since(&key, told) {",

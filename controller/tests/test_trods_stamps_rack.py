@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from netrack import NetRack, needs_rack
 from test_adoption_rack import holders
-from test_trods_survival import HARMS, MEGABYTES, STORE, PlainRack, download, holder
+from test_trods_survival import HARMS, MEGABYTES, STORE, PlainRack, download, holder, outlives_an_upgrade
 
 pytestmark = needs_rack
 
@@ -31,10 +33,20 @@ class StampedRack(PlainRack):
         return content is not None and bool(content["version"]) and not content["others"]
 
 
-@pytest.fixture(scope="module")
-def stamped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StampedRack]:
-    """One for all tests here."""
-    rack = StampedRack(tmp_path_factory.mktemp("stamps"), "embedded")
+class BothRack(StampedRack):
+    """With a store beside the list."""
+
+    def description(self) -> str:
+        return PlainRack.description(self).replace("{store:", "{objects: /list, store:")
+
+    def start_controller(self) -> None:
+        (self.file.parent / "list").write_text("/big\n/small\n")
+        PlainRack.start_controller(self)
+
+
+@contextmanager
+def agreeing(rack: StampedRack) -> Iterator[StampedRack]:
+    """It stands, and all replicas have the same."""
     try:
         rack.build(MEGABYTES)
         rack.until(rack.all_well, "all take plain TCP")
@@ -42,6 +54,31 @@ def stamped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StampedRack]:
         yield rack
     finally:
         rack.down()
+
+
+@pytest.fixture(scope="module")
+def stamped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StampedRack]:
+    """One for all tests here."""
+    with agreeing(StampedRack(tmp_path_factory.mktemp("stamps"), "embedded")) as rack:
+        yield rack
+
+
+def test_a_download_leaves_a_replica_that_is_upgraded_without_a_store(stamped: StampedRack) -> None:
+    outlives_an_upgrade(stamped, PORT + 50)
+
+
+@pytest.mark.long
+def test_named_downloads_outlive_a_death_and_an_upgrade_beside_a_store(tmp_path: Path) -> None:
+    with agreeing(BothRack(tmp_path, "embedded")) as rack:
+        flow = download(rack, PORT + 60)
+        one = holder(rack, flow)
+        heal = HARMS["link"](rack, one)
+        holder(rack, flow, one)
+        heal()
+        assert flow.ended_well(), rack.status()
+        rack.until(rack.all_well, "all are back")
+        outlives_an_upgrade(rack, PORT + 61)
+        assert rack.trods("refused") == 0
 
 
 @pytest.mark.parametrize("first, second", [("nginx", "link"), pytest.param("agent", "freeze", marks=pytest.mark.long)])

@@ -152,10 +152,10 @@ def upgrade(rack: PlainRack, name: str, flow: Flow | None) -> None:
     rack.until(rack.all_well, f"{name} is back")
 
 
-def test_a_download_leaves_a_replica_that_is_upgraded(plain: PlainRack) -> None:
-    rack = plain
+def outlives_an_upgrade(rack: PlainRack, port: int) -> None:
+    """A download leaves the replica that has it while that is upgraded, and nobody misses an agent."""
     before = rack.exclusions()
-    flow = download(rack, PORT + 50)
+    flow = download(rack, port)
     one = holder(rack, flow)
     upgrade(rack, one, flow)
     assert holder(rack, flow, one) != one, "what moved is not taken back"
@@ -163,6 +163,10 @@ def test_a_download_leaves_a_replica_that_is_upgraded(plain: PlainRack) -> None:
     flow.process.popen.kill()
     flow.process.popen.wait()
     assert (rack.trods("refused"), rack.exclusions()) == (0, before), "an agent that was restarted was missed"
+
+
+def test_a_download_leaves_a_replica_that_is_upgraded(plain: PlainRack) -> None:
+    outlives_an_upgrade(plain, PORT + 50)
 
 
 HARMS = {"nginx": kill_nginx, "agent": kill_agent, "link": cut_link, "freeze": freeze}

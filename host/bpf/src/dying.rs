@@ -24,19 +24,15 @@ impl Dying {
         self.link.as_fd()
     }
 
-    /// Has it look at all connections in the network namespace of this inode number. Needs `CAP_PERFMON` beside `CAP_BPF`.
+    /// Has it look at all connections in the network namespace of this inode number, with maps of these names. Needs `CAP_PERFMON` beside `CAP_BPF`.
     ///
     /// # Errors
     /// What the kernel lacks or refuses.
-    pub fn load(namespace: u32, flows: &MapHandle, dying: &MapHandle) -> Result<Dying, Error> {
+    pub fn load(namespace: u32, with: &[(&str, &MapHandle)]) -> Result<Dying, Error> {
         require(Feature::Btf)?;
         let mut object = open(NAME, object!("dying"))?;
         for mut shared in object.maps_mut() {
-            let with = match shared.name().to_str() {
-                Some("flows") => flows,
-                Some("dying") => dying,
-                _ => continue,
-            };
+            let Some((_, with)) = with.iter().find(|(name, _)| shared.name() == *name) else { continue };
             shared.reuse_fd(with.as_fd()).map_err(Error::of("sharing a BPF map"))?;
         }
         let object = load(NAME, object)?;

@@ -159,6 +159,7 @@ pub struct Trods {
     pins: MapHandle,
     died: MapHandle,
     withheld: MapHandle,
+    happened: MapHandle,
     stamps: Stamps,
     issues: bool,
     ring: RingBuffer<'static>,
@@ -195,22 +196,23 @@ impl Trods {
         let handle =
             |name| MapHandle::try_from(&map(&object, name)?).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"));
         let batch = Arc::new(Mutex::new(Batch::default()));
-        let to = Arc::clone(&batch);
-        let events = map(&object, "events")?;
         let mut builder = RingBufferBuilder::new();
-        builder
-            .add(&events, move |octets| {
+        let rings = [map(&object, "events")?, map(&object, "named")?];
+        for events in &rings {
+            let to = Arc::clone(&batch);
+            let read = move |octets: &[u8]| {
                 let mut batch = to.lock().unwrap_or_else(PoisonError::into_inner);
                 batch.octets.extend_from_slice(octets);
                 let end = batch.octets.len();
                 batch.ends.push(end);
                 0
-            })
-            .map_err(Error::of("reading events"))?;
+            };
+            builder.add(events, read).map_err(Error::of("reading events"))?;
+        }
         let ring = builder.build().map_err(Error::of("reading events"))?;
         let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
         let (orphans, pins, withheld) = (handle("orphans")?, handle("pins")?, handle("withheld")?);
-        let died = handle("dying")?;
+        let (died, happened) = (handle("dying")?, handle("happened")?);
         let stamps = Stamps::of(&object)?;
         Ok(Trods {
             object,
@@ -225,6 +227,7 @@ impl Trods {
             pins,
             died,
             withheld,
+            happened,
             stamps,
             issues,
             ring,
@@ -270,7 +273,8 @@ impl Trods {
     /// # Errors
     /// What the kernel lacks or refuses; then all pass for ended by their process.
     pub fn see_deaths(&mut self, namespace: u32) -> Result<(), Error> {
-        self.dying = Some(Dying::load(namespace, &self.flows, &self.died)?);
+        let shared = [("flows", &self.flows), ("dying", &self.died), ("happened", &self.happened)];
+        self.dying = Some(Dying::load(namespace, &shared)?);
         Ok(())
     }
 
@@ -396,7 +400,13 @@ impl Trods {
     /// # Errors
     /// The system's; if there is no room the oldest gives way.
     pub fn pin(&self, key: &FlowKey, pin: Pin) -> Result<(), Error> {
+        self.happens(layout::HAPPENED_PIN)?;
         update(&self.pins, key.octets(), &pin.encode(), MapFlags::ANY)
+    }
+
+    /// The programs look from now on for what they have not had to look for.
+    fn happens(&self, what: u32) -> Result<(), Error> {
+        update(&self.happened, &what.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY)
     }
 
     /// Who is known to hold a connection.
@@ -417,14 +427,15 @@ impl Trods {
         delete(&self.pins, key.octets())
     }
 
-    /// Readable when there are events.
+    /// Readable when there are events, but for those that a connection is [named](What::Stamped).
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor lives as long as the ring, which `self` owns.
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 
-    /// Hands over up to `most` events, in the order in which they happened, and says how many.
+    /// Hands over up to `most` events, in the order in which they happened, those that a connection is [named](What::Stamped) last,
+    /// and says how many.
     ///
     /// # Errors
     /// The system's.

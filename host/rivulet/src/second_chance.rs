@@ -99,6 +99,10 @@ fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [
     if ingress.is_empty() {
         return text;
     }
+    // Nearly all there is, and each rule costs. Of a connection that TRODS knows here, whatever is remembered from before it was
+    // adopted; and what resets nothing.
+    ingress.insert_str(0, &format!("  meta mark {KNOWN:#x} accept\n"));
+    egress.insert_str(0, "  tcp flags & rst == 0 accept\n");
     for (family, address) in [("4", "ipv4_addr"), ("6", "ipv6_addr")] {
         for (set, seconds) in [("away", REMEMBERED), ("handed", REMEMBERED), ("straight", STRAIGHT)] {
             let _ = writeln!(
@@ -133,8 +137,6 @@ fn rules(
     // The same connection in the other direction.
     let reset = format!("{ip} saddr {address} tcp sport {port} tcp flags == rst");
     let to = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
-    // Of a connection that TRODS knows here, whatever is remembered from before it was adopted.
-    let _ = writeln!(ingress, "  {here} meta mark {KNOWN:#x} accept");
     // Ours are not plain, and many.
     let _ = writeln!(ingress, "  {here} {} accept", with_option(EX_ID));
     // A new connection of the same ports has its socket here.
@@ -215,7 +217,8 @@ mod tests {
         for part in [
             r#"hook ingress device "r1-eth0""#,
             r#"hook egress device "r1-eth0""#,
-            "ip daddr 10.9.0.1 tcp dport 80 meta mark 0x54524f4b accept",
+            "policy accept;\n  meta mark 0x54524f4b accept\n",
+            "policy accept;\n  tcp flags & rst == 0 accept\n",
             "ip daddr 10.9.0.1 tcp dport 80 meta mark 0x54524f55 limit rate over 20000/second",
             "ip daddr 10.9.0.1 tcp dport 80 @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078 accept",
             "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",

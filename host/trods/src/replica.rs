@@ -22,7 +22,7 @@ use crate::hold::{
 };
 use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
-use crate::ts::{Absences, Found, Named, Names};
+use crate::ts::{Absences, Found, LeaveNamed, Named, Names};
 
 /// Between two looks at everything that does not make itself heard.
 const LOOK: Duration = Duration::from_millis(100);
@@ -87,7 +87,7 @@ enum Command {
     Departed(Departed),
     Gone(Gone),
     Away(Absence),
-    Leave(Vec<Leave>),
+    Leave(Vec<Leave>, Vec<LeaveNamed>),
     Follow(Vec<(u8, Departed)>),
     Succeed,
 }
@@ -198,9 +198,10 @@ impl Replica {
         self.command(Command::Away(absence));
     }
 
-    /// Connections of these services go on elsewhere, as soon as another replica [follows](Replica::follow), and of no others.
-    pub fn leave(&self, all: Vec<Leave>) {
-        self.command(Command::Leave(all));
+    /// Connections of these services go on elsewhere, as soon as another replica [follows](Replica::follow), and of no others;
+    /// those that timestamps name without it, where there is no store.
+    pub fn leave(&self, all: Vec<Leave>, named: Vec<LeaveNamed>) {
+        self.command(Command::Leave(all, named));
     }
 
     /// These replicas live and are left by their connections: who is named beside each (this replica's index in the pool) goes
@@ -313,7 +314,12 @@ impl Body {
                 }
                 Command::Gone(gone) => self.gone.push(gone),
                 Command::Succeed => self.watch.succeed(),
-                Command::Leave(all) => self.leaving.set(all)?,
+                Command::Leave(all, named) => {
+                    self.leaving.set(all)?;
+                    if let Some(names) = &mut self.names {
+                        names.set_leaves(named, Instant::now());
+                    }
+                }
                 Command::Follow(all) => {
                     let shared = Arc::clone(&self.shared);
                     self.followers.set(all, &self.rescue, move || shared.wake())?;
@@ -557,6 +563,9 @@ impl Body {
             status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
         if let (Some(names), Ok(said)) = (&self.names, self.watch.hold().counters()) {
             counts.protected += said.named;
+            let (left, movable) = names.moves();
+            counts.moved += left;
+            counts.watched += movable;
             let unnamed = causes(&said.unnamed).into_iter().filter(|(_, count)| *count > 0);
             counts.unprotected.extend(unnamed);
             *self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner) = names.versions();

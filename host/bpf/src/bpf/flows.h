@@ -3,6 +3,7 @@
 #ifndef FLOWS_H
 #define FLOWS_H
 
+#include <stdbool.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -24,5 +25,32 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, __u8);
 } dying SEC(".maps");
+
+/*
+ * Whether there ever was something in a map that is empty on a good day: until then nobody looks into it. Its entries are in no
+ * processor's cache, and a look costs as much as a checksum.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, HAPPENED);
+	__type(key, __u32);
+	__type(value, __u32);
+} happened SEC(".maps");
+
+static __always_inline bool has_happened(__u32 what)
+{
+	__u32 *has = bpf_map_lookup_elem(&happened, &what);
+
+	return !has || *(volatile __u32 *)has;
+}
+
+/* To be said before there is something. */
+static __always_inline void happens(__u32 what)
+{
+	__u32 *has = bpf_map_lookup_elem(&happened, &what);
+
+	if (has)
+		*(volatile __u32 *)has = 1;
+}
 
 #endif

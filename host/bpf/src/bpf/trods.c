@@ -38,6 +38,8 @@
 /* Go on with the next program, and the kernel. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
+/* An interface that never is. */
+#define NOWHERE 0
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -260,6 +262,22 @@ static __always_inline void note_syn(struct __sk_buff *skb, const struct segment
 	bpf_map_update_elem(&openings, &s->key, opening, BPF_ANY);
 }
 
+/* A connection begins: what others hold, said, or were the processes of was another one between these ports. */
+static __always_inline void forget_former(const struct flow_key *key)
+{
+	if (has_happened(HAPPENED_PIN))
+		bpf_map_delete_elem(&pins, key);
+	if (has_happened(HAPPENED_DEATH))
+		bpf_map_delete_elem(&dying, key);
+	if (has_happened(HAPPENED_WITHHELD))
+		bpf_map_delete_elem(&withheld, key);
+}
+
+static __always_inline struct pin *find_pin(const struct flow_key *key)
+{
+	return has_happened(HAPPENED_PIN) ? bpf_map_lookup_elem(&pins, key) : NULL;
+}
+
 /* The segment that ends a handshake makes its connection a protected one. False: it is to come again. */
 static __always_inline bool open_flow(const struct segment *s)
 {
@@ -267,15 +285,11 @@ static __always_inline bool open_flow(const struct segment *s)
 
 	if (!opening || !opening->has_syn_ack || s->ack != opening->server_next || s->seq != opening->client_next)
 		return true;
-	/* The one between these ports that another holds is over. */
-	bpf_map_delete_elem(&pins, &s->key);
 	struct limits limits = {
 		.ack = opening->client_next, .data = opening->server_next, .first = opening->server_next, .acked = s->ack,
 	};
 	struct scratch *at = scratch();
-	/* It was another one's process, and said by another one. */
-	bpf_map_delete_elem(&dying, &s->key);
-	bpf_map_delete_elem(&withheld, &s->key);
+	forget_former(&s->key);
 	if (!at || bpf_map_update_elem(&flows, &s->key, &limits, BPF_NOEXIST)) {
 		count(COUNT_FULL);
 		return true;
@@ -422,7 +436,7 @@ int trods_ingress(struct __sk_buff *skb)
 		limits = bpf_map_lookup_elem(&flows, &s.key);
 	}
 	if (!limits) {
-		struct pin *pin = bpf_map_lookup_elem(&pins, &s.key);
+		struct pin *pin = find_pin(&s.key);
 		if (pin) {
 			/* Who holds it may have said its last word: then this replica goes on, with what its client says until then. */
 			if (s.length && is_from(skb, pin->tor) && is_intact(skb, &s))
@@ -479,6 +493,15 @@ int trods_again(struct __sk_buff *skb)
 	return bpf_redirect(watched, BPF_F_INGRESS);
 }
 
+/*
+ * What leaves is not to leave, and its sender is not to know: TCP takes a drop on its own host for congestion, and halves its
+ * window (tcp_enter_cwr).
+ */
+static __always_inline int swallow(void)
+{
+	return bpf_redirect(NOWHERE, 0);
+}
+
 /* Keeps a frame without data, for when the limits have moved. */
 static __always_inline void withhold(struct __sk_buff *skb, const struct segment *s)
 {
@@ -491,8 +514,10 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
 	if (length < ETH_HLEN || length > WITHHELD_MAX)
 		return;
 	at->withheld.length = length;
-	if (!bpf_skb_load_bytes(skb, 0, at->withheld.frame, length))
+	if (!bpf_skb_load_bytes(skb, 0, at->withheld.frame, length)) {
+		happens(HAPPENED_WITHHELD);
 		bpf_map_update_elem(&withheld, &s->key, &at->withheld, BPF_ANY);
+	}
 }
 
 /*
@@ -524,21 +549,21 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 {
 	if (s->flags & SYN) {
 		note_syn(skb, s, false);
-	} else if (bpf_ktime_get_ns() >= lease->until || bpf_map_lookup_elem(&pins, &s->key)) {
+	} else if (bpf_ktime_get_ns() >= lease->until || find_pin(&s->key)) {
 		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
 		count(COUNT_MUTED);
-		return DROP;
+		return swallow();
 	} else if (s->flags & RST && skb->mark != RELEASED &&
 		   (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease))) {
 		count(COUNT_RESETS);
-		return DROP;
+		return swallow();
 	}
 	return NEXT;
 }
 
 static __always_inline __u8 of_dead(const struct segment *s)
 {
-	return bpf_map_lookup_elem(&dying, &s->key) ? EVENT_OF_DEAD : 0;
+	return has_happened(HAPPENED_DEATH) && bpf_map_lookup_elem(&dying, &s->key) ? EVENT_OF_DEAD : 0;
 }
 
 /* Whether a FIN may stand there. */
@@ -559,13 +584,13 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 		return egress_free(skb, &s, lease);
 	if (bpf_ktime_get_ns() >= lease->until) {
 		count(COUNT_MUTED);
-		return DROP;
+		return swallow();
 	}
 	if (s.flags & RST) {
 		count(COUNT_RESETS);
 		withhold(skb, &s);
 		mention(&s, EVENT_ABORTED, of_dead(&s), s.seq);
-		return DROP;
+		return swallow();
 	}
 	__u32 end = s.seq + s.length;
 	if (s.flags & SYN) {
@@ -582,10 +607,10 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 		if (words == FREES)
 			return NEXT;
 		if (words == RETRIES)
-			return DROP;
+			return swallow();
 		if (words == RECORDS) {
 			count(COUNT_HELD);
-			return tap ? bpf_redirect(tap, 0) : DROP;
+			return tap ? bpf_redirect(tap, 0) : swallow();
 		}
 	}
 	__u32 ack = st ? acknowledges(skb, &s, st, limits) : limits->ack;
@@ -594,20 +619,22 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 		mention(&s, EVENT_FIN, of_dead(&s), end);
 		if (!s.length) {
 			withhold(skb, &s);
-			return DROP;
+			return swallow();
 		}
 		if (!strip_fin(skb, &s))
-			return DROP;
+			return swallow();
 	}
 	if (s.flags & ACK && after(s.ack, ack)) {
 		if (!s.length && !(s.flags & FIN)) {
 			count(COUNT_ACKS);
-			withhold(skb, &s);
-			return DROP;
+			/* Of what is named the next segment says it. */
+			if (!st || st->phase == STAMPED_RECORDED)
+				withhold(skb, &s);
+			return swallow();
 		}
 		count(COUNT_CLAMPED);
 		if (!clamp_ack(skb, &s, ack))
-			return DROP;
+			return swallow();
 	}
 	return NEXT;
 }
@@ -625,7 +652,7 @@ int trods_egress(struct __sk_buff *skb)
 		return NEXT;
 	if (s.flags & SYN && dead) {
 		count(COUNT_MUTED);
-		return DROP;
+		return swallow();
 	}
 	if (ISSUES && service->issuer) {
 		/* Ours, or of a connection that is not protected. */

@@ -25,6 +25,7 @@
 /* Connections of which a segment without data was withheld lately. */
 #define MAX_WITHHELD (1 << 14)
 /* Octets of all copies that wait to be read. */
+#define NAMED_SIZE (1 << 18)
 #define EVENTS_SIZE (4 << 20)
 
 /* Who makes ISNs; targets that are known, and connections whose handshake was made here and is under way. */
@@ -96,6 +97,14 @@ struct limits {
 enum limits_flags {
 	LIMITS_RECORDED = 1 << 0, /* a record of it is stored */
 	LIMITS_AWAITED = 1 << 1, /* the kernel is about to have its socket */
+};
+
+/* Maps that are empty on a good day. */
+enum happened {
+	HAPPENED_DEATH, /* dying */
+	HAPPENED_PIN, /* pins */
+	HAPPENED_WITHHELD, /* withheld */
+	HAPPENED,
 };
 
 enum has_fin {

@@ -182,13 +182,16 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	made.scale = offer->scale;
 	if (bpf_map_update_elem(&issued, &s->key, &made, BPF_ANY))
 		return kernels;
-	/* What is left of another one is over. */
+	/* What is left of another one is over. Without records whatever has limits has timestamps of ours. */
 	if (service->records && bpf_map_lookup_elem(&flows, &s->key))
 		mention(s, EVENT_REPLACED, 0, s->seq);
-	bpf_map_delete_elem(&openings, &s->key);
-	bpf_map_delete_elem(&withheld, &s->key);
-	bpf_map_delete_elem(&flows, &s->key);
-	bpf_map_delete_elem(&stamped, &s->key);
+	if (service->records || bpf_map_lookup_elem(&stamped, &s->key)) {
+		bpf_map_delete_elem(&openings, &s->key);
+		bpf_map_delete_elem(&flows, &s->key);
+		bpf_map_delete_elem(&stamped, &s->key);
+	}
+	if (has_happened(HAPPENED_WITHHELD))
+		bpf_map_delete_elem(&withheld, &s->key);
 	return turn_syn(skb, s, issuer, &made, offer->value) ? bpf_redirect(skb->ifindex, 0) : DROP;
 }
 
@@ -247,8 +250,7 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	st->client_next = s->seq;
 	st->base = made->value;
 	st->originals[0] = made->at / NS_PER_MS;
-	bpf_map_delete_elem(&dying, &s->key);
-	bpf_map_delete_elem(&pins, &s->key);
+	forget_former(&s->key);
 	/*
 	 * Whoever finds the one finds the other. What cannot be remembered goes on with the kernel's timestamps, which are less than
 	 * ours would be: nobody has seen any.

@@ -79,6 +79,12 @@ struct {
 
 _Static_assert(sizeof(struct event) == EVENT_HEADER + EVENT_OCTETS, "events without their octets");
 
+/* Connections that timestamps name from now on. Whoever tells others of them looks every other millisecond: nobody is woken. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, NAMED_SIZE);
+} named SEC(".maps");
+
 /* The last request for what is in the table, as the process would be told of it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

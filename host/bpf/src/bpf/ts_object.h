@@ -188,8 +188,10 @@ static __always_inline bool name_response(struct __sk_buff *skb, const struct se
 		limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
 		count(COUNT_NAMED);
 		/* A response of one segment that is lost has left its request unacknowledged: its client speaks by itself. */
-		if (st->total > 1400)
-			mention(s, EVENT_STAMPED, 0, st->client_next);
+		if (st->total > 1400) {
+			write_event(&at->event, s, EVENT_STAMPED, 0, st->client_next, 0);
+			bpf_ringbuf_output(&named, &at->event, EVENT_HEADER, BPF_RB_NO_WAKEUP);
+		}
 		return true;
 	}
 	return false;

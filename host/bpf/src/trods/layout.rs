@@ -19,6 +19,8 @@ const HAS_FIN_OF_DEAD: u32 = 1 << 1;
 pub(super) const LIMITS: usize = 28;
 const RECORDED: u32 = 1 << 0;
 const AWAITED: u32 = 1 << 1;
+/// Of `enum happened`.
+pub(super) const HAPPENED_PIN: u32 = 1;
 /// Octets of [`What::Unnamed`].
 const UNNAMED: usize = 16;
 

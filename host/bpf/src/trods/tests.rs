@@ -14,6 +14,10 @@ const ACK: u8 = 0x10;
 const NEXT: i32 = -1;
 const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
+/// What leaves for an interface that is not there.
+const SWALLOWED: i32 = REDIRECT;
+/// Of `enum happened`.
+const HAPPENED_DEATH: u32 = 0;
 
 /// So that all numbers wrap within the first octets.
 const CLIENT_ISN: u32 = u32::MAX - 2;
@@ -349,7 +353,7 @@ fn a_damaged_segment_is_the_kernels_to_drop() {
 fn data_beyond_the_limit_does_not_leave() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "nowhere to hold it");
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED, "nowhere to hold it");
     rig.trods.set_tap(1).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, REDIRECT);
     rig.limit(0, 4, None);
@@ -370,8 +374,8 @@ fn no_acknowledgement_leaves_beyond_the_limit() {
     rig.limit(10, 100, None);
     assert_eq!(rig.down(ACK, 0, 10, &[]).0, NEXT);
     assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None);
-    assert_eq!(rig.down(ACK, 0, 11, &[]).0, DROP);
-    assert_eq!(rig.down(ACK, 0, 12, &[]).0, DROP);
+    assert_eq!(rig.down(ACK, 0, 11, &[]).0, SWALLOWED);
+    assert_eq!(rig.down(ACK, 0, 12, &[]).0, SWALLOWED);
     let (verdict, sent) = rig.down(ACK, 0, 13, b"HTTP");
     assert_eq!((verdict, sent.ack), (NEXT, 10));
     let (verdict, sent) = rig.down(ACK, 0, 9, b"HTTP");
@@ -387,14 +391,14 @@ fn a_fin_leaves_at_its_place_alone() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(0, 4, None);
-    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.told(), [Told::Fin(4, false)]);
     assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
     let (verdict, sent) = rig.down(FIN | ACK, 0, 5, b"HTTP");
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, ACK, 0), "its data leave without it");
     assert_eq!(rig.told(), [Told::Fin(4, false)]);
     rig.limit(0, 4, Some(4));
-    assert_eq!(rig.down(FIN | ACK, 3, 0, &[]).0, DROP);
+    assert_eq!(rig.down(FIN | ACK, 3, 0, &[]).0, SWALLOWED);
     let (verdict, sent) = rig.down(FIN | ACK, 4, 5, &[]);
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, FIN | ACK, 0));
     assert_eq!(rig.down(FIN | ACK, 0, 0, b"HTTP").1.flags, FIN | ACK);
@@ -412,27 +416,28 @@ fn what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would(
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     let dies = |rig: &Rig| {
+        rig.trods.happens(HAPPENED_DEATH).unwrap();
         let dying = map(&rig.trods.object, "dying").unwrap();
         update(&dying, rig.key().octets(), &[1], MapFlags::ANY).unwrap();
     };
     dies(&rig);
     rig.limit(0, 4, Some(4));
-    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
-    assert_eq!(rig.down(RST | ACK, 4, 0, &[]).0, DROP);
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
+    assert_eq!(rig.down(RST | ACK, 4, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.told(), [Told::Fin(4, true), Told::Aborted(true)]);
     rig.limit_closing(0, 4, Some(4), true);
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, NEXT);
     // The next connection between these ports has a process of its own.
     rig.trods.free(&rig.key()).unwrap();
     rig.open();
-    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.told(), [Told::Aborted(false)]);
     // Nor does it share one where nobody freed the connection before.
     dies(&rig);
     assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN.wrapping_add(50))), (NEXT, NEXT));
     assert_eq!(rig.up(ACK, 0, 50, &[]), NEXT);
     assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
-    assert_eq!(rig.down(RST | ACK, 50, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 50, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.told(), [Told::Aborted(false)]);
 }
 
@@ -493,7 +498,7 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
     let Some(mut rig) = Rig::v4() else { return };
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
     rig.open();
-    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.up(RST, 7, 0, &[]), NEXT);
     assert_eq!(rig.told(), [Told::Aborted(false), Told::Reset(7)]);
     rig.trods.free(&rig.key()).unwrap();
@@ -505,14 +510,14 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
         .unwrap();
     // Of a kernel that knows no such connection, however long it is asked.
     for _ in 0..2 {
-        assert_eq!(rig.down(RST, 5, 0, &[]).0, DROP);
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED);
         rig.refused_before(1);
     }
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT, "of a server's that lives");
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "no other segment of it");
     rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     rig.trods.park(&rig.key()).unwrap();
-    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, DROP);
+    assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
     rig.trods.unpark(&rig.key()).unwrap();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
     assert_eq!(rig.counters().resets, 4);
@@ -526,13 +531,13 @@ fn what_is_unknown_here_is_reset_a_second_after_it_was_asked_first() {
     // In answer to an acknowledgement, and to a SYN.
     for (flags, seq) in [(RST, 5), (RST | ACK, 0u32.wrapping_sub(SERVER))] {
         delete(&refused, rig.key().octets()).unwrap();
-        assert_eq!(rig.down(flags, seq, 0, &[]).0, DROP);
-        assert_eq!(rig.down(flags, seq, 0, &[]).0, DROP);
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
         rig.refused_before(1);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, NEXT);
         // Of another time.
         rig.refused_before(9);
-        assert_eq!(rig.down(flags, seq, 0, &[]).0, DROP);
+        assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
     }
     assert_eq!(rig.counters().resets, 6);
 }
@@ -582,7 +587,7 @@ fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
                 (REDIRECT, &[2, 0x52, 0x56, 0, 0, 5][..], &tor[..])
             );
             assert_eq!(out[12..], frame[12..]);
-            assert_eq!(rig.down(flags, 0, 0, data).0, DROP, "a kernel that does not know yet");
+            assert_eq!(rig.down(flags, 0, 0, data).0, SWALLOWED, "a kernel that does not know yet");
             // What it says is told, for when this replica goes on with it.
             let told = if data.is_empty() { vec![] } else { vec![Told::Parked(frame[14..].into())] };
             assert_eq!(rig.told(), told);
@@ -669,16 +674,16 @@ fn whose_lease_is_over_is_silent() {
     for until in [0, 1] {
         rig.trods.leases().unwrap().set(3, Lease { until, settling: 0, ..Lease::default() }).unwrap();
         for (flags, data) in [(ACK, &b""[..]), (ACK, b"HTTP"), (FIN | ACK, b"HTTP/1.1 2"), (RST, b"")] {
-            assert_eq!(rig.down(flags, 0, 0, data).0, DROP);
+            assert_eq!(rig.down(flags, 0, 0, data).0, SWALLOWED);
         }
     }
     rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "another's lease");
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED, "another's lease");
     assert_eq!((rig.counters().muted, rig.told()), (9, vec![]));
     // Nor does one say anything of which nothing is known: another may go on with it.
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     rig.trods.free(&rig.key()).unwrap();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP);
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED);
     assert_eq!(rig.syn_ack(SERVER_ISN), NEXT, "a connection may begin");
     rig.trods.insert(&rig.key(), &limits).unwrap();
     rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
@@ -694,9 +699,9 @@ fn nothing_begins_under_a_process_that_died() {
     let dead = map(&rig.trods.object, ".data.dead").unwrap();
     update(&dead, &0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "what others can go on with goes on");
-    assert_eq!(rig.syn_ack(SERVER_ISN.wrapping_add(50)), DROP);
+    assert_eq!(rig.syn_ack(SERVER_ISN.wrapping_add(50)), SWALLOWED);
     rig.trods.free(&rig.key()).unwrap();
-    assert_eq!(rig.syn_ack(SERVER_ISN), DROP);
+    assert_eq!(rig.syn_ack(SERVER_ISN), SWALLOWED);
     assert_eq!(rig.counters().muted, 2);
 }
 
@@ -727,7 +732,7 @@ fn what_was_withheld_goes_with_its_connection() {
     for adopts in [false, true] {
         rig.open();
         rig.limit(0, 4, None);
-        assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+        assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
         assert_eq!(rig.told(), [Told::Fin(4, false)]);
         let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
         rig.trods.free(&rig.key()).unwrap();
@@ -741,7 +746,7 @@ fn what_was_withheld_goes_with_its_connection() {
     }
     // What has limits has it still.
     rig.open();
-    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, DROP);
+    assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     assert!(rig.trods.insert(&rig.key(), &limits).is_err());
     assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
@@ -798,7 +803,7 @@ fn what_is_not_a_segment_of_a_service_passes() {
             data: b"HTTP".to_vec(),
         };
         let frame = segment.frame();
-        assert_eq!(rig.run("trods_egress", &frame).0, DROP);
+        assert_eq!(rig.run("trods_egress", &frame).0, SWALLOWED);
         let port = SocketAddr::new(rig.service.ip(), 81);
         let mut others = vec![Segment { from: port, ..segment.clone() }.frame()];
         // No frame that was cut, and none whose header lies.

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rivulet_bpf::trods::Pin;
 use rivulet_server::service::{Service, Slots};
 use rivulet_trods::hold::{Departed, Leave};
+use rivulet_trods::ts::LeaveNamed;
 
-use super::trods::{Place, kept, prefix};
+use super::trods::{Place, kept, objects, prefix};
 
 /// Of one place in a pool: what leaves this replica, and whom it follows under which index.
 pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Departed)>) {
@@ -28,10 +29,7 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
             let owner = owner(slots.clone(), Arc::clone(&place.takers));
             let (servers, tor) = (trods.store.clone(), place.member.tor_mac);
             if member.replica == own {
-                let to = Box::new(move |client, service| {
-                    let holder = owner(client, service).filter(|holder| *holder != own)?;
-                    Some(Pin { tor, holder })
-                });
+                let to = heir(owner, own, tor);
                 leave.push(Leave { prefix, servers, services: service.sockets().collect(), to });
             } else if incarnation != 0 {
                 let drained = member.replica;
@@ -44,6 +42,17 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
         }
     }
     (leave, follow)
+}
+
+/// Of one place in a pool: what leaves this replica of what timestamps name, without a store.
+pub(super) fn named(place: &Place) -> Vec<LeaveNamed> {
+    let Ok(own) = u8::try_from(place.member.replica) else { return Vec::new() };
+    let without = place.services.iter().filter(|s| objects(s).is_some() && kept(s).is_none());
+    let leave = |service: &Service| {
+        let owner = owner(service.slots.clone()?, Arc::clone(&place.takers));
+        Some(LeaveNamed { services: service.sockets().collect(), to: heir(owner, own, place.member.tor_mac) })
+    };
+    without.filter(|service| is_drained(service, own)).filter_map(leave).collect()
 }
 
 /// The other members that are drained, of some service: bit r is replica r.
@@ -75,6 +84,18 @@ fn owner(
     takers: Arc<AtomicU64>,
 ) -> impl Fn(SocketAddr, SocketAddr) -> Option<u8> + Send + 'static {
     move |client, service| slots.owner(client, service, takers.load(Ordering::Relaxed))
+}
+
+/// Who goes on with what this replica leaves; none: nobody, or this one itself.
+fn heir(
+    owner: impl Fn(SocketAddr, SocketAddr) -> Option<u8> + Send + 'static,
+    own: u8,
+    tor: [u8; 6],
+) -> Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send> {
+    Box::new(move |client, service| {
+        let holder = owner(client, service).filter(|holder| *holder != own)?;
+        Some(Pin { tor, holder })
+    })
 }
 
 #[cfg(test)]
@@ -115,6 +136,20 @@ mod tests {
         let mut alone = place([(0, 1), (0, 1)]);
         alone.services[0].slots.as_mut().unwrap().pairs = Arc::new([]);
         assert!(of(&alone, 9).0.is_empty(), "nobody else gets any");
+        // What timestamps name leaves without records where there is no store.
+        let mut place = place([(0, 1), (2, 1)]);
+        assert!(named(&place).is_empty(), "it has no list");
+        place.services[0].trods.as_mut().unwrap().objects = Some("/list".into());
+        assert!(named(&place).is_empty(), "it has a store");
+        place.services[0].trods.as_mut().unwrap().store.clear();
+        let leave = named(&place);
+        assert!(of(&place, 9).0.is_empty() && leave.len() == 1);
+        let (client, to) = ("192.0.2.7:1".parse().unwrap(), leave[0].services[0]);
+        assert!((leave[0].to)(client, to).is_some_and(|pin| pin.holder != 1));
+        place.takers.store(0b010, Ordering::Relaxed);
+        assert_eq!((leave[0].to)(client, to), None, "nobody else takes it");
+        place.services[0].slots.as_mut().unwrap().pairs = Arc::new([Slot { first: 1, second: 0 }]);
+        assert!(named(&place).is_empty(), "it is not drained");
     }
 
     #[test]

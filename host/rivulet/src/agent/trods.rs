@@ -172,7 +172,8 @@ impl Guard {
         let places = || self.places.iter().filter(|_| self.wake == Wake::Server);
         let of = |place| moves::of(place, self.incarnation);
         let (leave, follow): (Vec<_>, Vec<_>) = places().map(of).unzip();
-        replica.leave(leave.into_iter().flatten().collect());
+        let named = places().flat_map(moves::named).collect();
+        replica.leave(leave.into_iter().flatten().collect(), named);
         replica.follow(follow.into_iter().flatten().collect());
     }
 
@@ -385,7 +386,7 @@ impl Place {
 }
 
 /// Where the list is of what timestamps name, if they do.
-fn objects(service: &Service) -> Option<&String> {
+pub(super) fn objects(service: &Service) -> Option<&String> {
     service.trods.as_ref()?.objects.as_ref()
 }
 

@@ -25,7 +25,10 @@ const TAG: usize = 8;
 /// Entries that a frame of Ethernet has room for.
 const MAX_ENTRIES: usize = 44;
 const MAGIC: [u8; 4] = *b"RvT\x02";
-const NAMED: u8 = 1;
+/// Flags of an entry; above them whom it is left to.
+const NAMED: u8 = 1 << 0;
+const LEFT: u8 = 1 << 1;
+const HEIR: u8 = 2;
 
 /// What is told of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +43,8 @@ pub struct Hint {
     pub is_named: bool,
     /// How often somebody went on with it: whoever had it before may tell of it still.
     pub generation: Generation,
+    /// Who had it says nothing on it any more: this one is to go on with it.
+    pub left_to: Option<u8>,
 }
 
 impl Hint {
@@ -73,6 +78,8 @@ pub struct Hints {
     known: HashMap<FlowKey, (u8, Hint, Instant)>,
     /// Those that another replica told of than before.
     moved: Vec<FlowKey>,
+    /// Those that are left to somebody.
+    left: Vec<FlowKey>,
     waiting: HashMap<SocketAddr, Vec<(FlowKey, Hint)>>,
 }
 
@@ -87,7 +94,7 @@ impl Hints {
             UdpSocket::bind(any).or_else(|_| UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, port)))?;
         socket.set_nonblocking(true)?;
         let (peers, known, waiting) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Hints { socket, peers, known, moved: Vec::new(), waiting })
+        Ok(Hints { socket, peers, known, moved: Vec::new(), left: Vec::new(), waiting })
     }
 
     /// Who tells of the connections of these services.
@@ -151,10 +158,14 @@ impl Hints {
                 Some((holder, known, _)) => *holder == sender || !known.is_after(&hint),
                 None => self.known.len() < MAX_KNOWN,
             };
-            if is_new
-                && self.known.insert(key, (sender, hint, now)).is_none_or(|(before, ..)| before != sender)
-            {
+            if !is_new {
+                continue;
+            }
+            if self.known.insert(key, (sender, hint, now)).is_none_or(|(before, ..)| before != sender) {
                 self.moved.push(key);
+            }
+            if hint.left_to.is_some() {
+                self.left.push(key);
             }
         }
     }
@@ -181,6 +192,11 @@ impl Hints {
     /// Since this was called last, connections that another replica told of than before.
     pub fn moved(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.moved)
+    }
+
+    /// Since this was called last, connections of which somebody told to have left them.
+    pub fn left(&mut self) -> Vec<FlowKey> {
+        std::mem::take(&mut self.left)
     }
 
     /// All connections of others, who has them, and what of them was told last, and when.
@@ -224,7 +240,9 @@ fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)]) -> Ve
     put_address(service, &mut out);
     for (key, hint) in entries {
         put_address(key.client(), &mut out);
-        out.extend_from_slice(&[if hint.is_named { NAMED } else { 0 }, hint.generation.number()]);
+        let named = if hint.is_named { NAMED } else { 0 };
+        let left = hint.left_to.map_or(0, |heir| heir << HEIR | LEFT);
+        out.extend_from_slice(&[named | left, hint.generation.number()]);
         out.extend_from_slice(&hint.client_next.to_be_bytes());
         out.extend_from_slice(&hint.base.to_be_bytes());
         out.extend_from_slice(&hint.object.to_be_bytes());
@@ -258,6 +276,7 @@ fn decode(octets: &[u8], peers: &HashMap<SocketAddr, Peers>) -> Option<Told> {
             client_next: word(&entry[20..]),
             base: word(&entry[24..]),
             object: word(&entry[28..]),
+            left_to: (entry[18] & LEFT != 0).then_some(entry[18] >> HEIR),
         };
         (client.is_ipv4() == service.is_ipv4()).then(|| (FlowKey::new(client, service), hint))
     };
@@ -290,6 +309,7 @@ mod tests {
                 object: 0x7_0001,
                 is_named: true,
                 generation: Generation::new(3),
+                left_to: Some(63),
             };
             let octets = encode(&peers(1, 5), service, &[(key, hint)]);
             let mut hints = Hints::open(0).unwrap();
@@ -330,6 +350,7 @@ mod tests {
                 object: 0,
                 is_named: true,
                 generation: Generation::new(generation),
+                left_to: None,
             };
             let octets = encode(&peers(own, 5), service, &[(key, hint)]);
             hints.take(&octets, [10, 0, 0, own].into(), now);
@@ -345,7 +366,8 @@ mod tests {
         let begins = 7 + (1 << 30);
         for (before, holder) in [(begins, 1), (7, 2), (begins - (1 << 17), 2), (begins + (1 << 17), 1)] {
             let generation = Generation::new(9);
-            let hint = Hint { client_next: before, base: 0, object: 0, is_named: true, generation };
+            let hint =
+                Hint { client_next: before, base: 0, object: 0, is_named: true, generation, left_to: None };
             let later = Hint { client_next: begins, generation: Generation::default(), ..hint };
             let mut hints = Hints::open(0).unwrap();
             hints.set_peers([(service, peers(0, 5))].into());

@@ -1,16 +1,172 @@
-//! What timestamps name when a replica drains is recorded, where there is a store: by its record it moves (`docs/moves.md`).
+//! What timestamps name when a replica drains (`docs/moves.md`). Where there is a store it is recorded, and moves by its record; where
+//! there is none this replica falls silent and tells who is to go on with it, which asks the client, as behind a death.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::Phase;
+use rivulet_bpf::trods::{FlowKey, Phase, Pin, Stamped};
 
-use super::{Names, read, reading};
+use super::hints::Hint;
+use super::{Names, hint, read, reading};
 use crate::hold::{HoldError, Keeper, Watch, now_ms};
 
 /// Connections that are recorded at once: the store has others to keep.
 const AT_ONCE: usize = 256;
+/// So many are left at a time, and the next ones so much later; all are looked at again after a round.
+const AT_A_TIME: usize = 16;
+const STEP: Duration = Duration::from_millis(4);
+const ROUND: Duration = Duration::from_millis(20);
+/// By then the ToR sends what clients say to who is to go on with it.
+const SETTLE: Duration = Duration::from_millis(200);
+/// A response that is over so soon is not moved.
+const GRACE: Duration = Duration::from_secs(1);
+/// So often it is said again what was left, until somebody says to have gone on with it, and for so long at most.
+const AGAIN: Duration = Duration::from_millis(20);
+const GIVE_UP: Duration = Duration::from_secs(60);
+
+/// Services without a store that a replica is to be left by.
+pub struct LeaveNamed {
+    /// Whose connections.
+    pub services: Vec<SocketAddr>,
+    /// Who goes on with a connection, by client and service.
+    pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
+}
+
+/// What leaves, and what has left.
+#[derive(Default)]
+pub(super) struct Leaving {
+    leaves: Vec<LeaveNamed>,
+    since: Option<Instant>,
+    step_at: Option<Instant>,
+    round_at: Option<Instant>,
+    again_at: Option<Instant>,
+    /// What is still to be looked at in this round.
+    todo: Vec<FlowKey>,
+    left: HashMap<FlowKey, Left>,
+    moved: u64,
+    /// Connections that could be left, when that was counted last.
+    pub movable: u64,
+}
+
+impl std::fmt::Debug for Leaving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Leaving({} services, {} on their way)", self.leaves.len(), self.left.len())
+    }
+}
+
+#[derive(Debug)]
+struct Left {
+    hint: Hint,
+    to: Pin,
+    since: Instant,
+}
+
+impl Leaving {
+    /// Who goes on with a connection, if it is left.
+    fn heir(&self, key: &FlowKey) -> Option<Pin> {
+        let leave = self.leaves.iter().find(|leave| leave.services.contains(&key.service()))?;
+        (leave.to)(key.client(), key.service())
+    }
+}
+
+/// Whether timestamps name it, or will: then another replica can go on with it.
+pub(super) fn is_movable(stamped: &Stamped) -> bool {
+    matches!(stamped.phase, Phase::Asked | Phase::Named | Phase::Echoed)
+}
 
 impl Names {
+    /// These services are left from now on, and no others.
+    pub fn set_leaves(&mut self, leaves: Vec<LeaveNamed>, now: Instant) {
+        let leaving = &mut self.leaving;
+        let since = leaving.since.filter(|_| !leaving.leaves.is_empty()).unwrap_or(now);
+        leaving.since = (!leaves.is_empty()).then_some(since);
+        leaving.leaves = leaves;
+    }
+
+    /// Connections that were left, and those that are still to leave if these services are, or of which nobody has said yet to have
+    /// gone on with them.
+    pub fn moves(&self) -> (u64, u64) {
+        (self.leaving.moved, self.leaving.movable + self.leaving.left.len() as u64)
+    }
+
+    /// Leaves some connections.
+    pub(super) fn leave<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        if !self.leaving.left.is_empty() && self.leaving.again_at.is_none_or(|at| at <= now) {
+            self.leaving.again_at = Some(now + AGAIN);
+            self.leave_again(now, watch)?;
+        }
+        let Some(since) = self.leaving.since.filter(|since| now >= *since + SETTLE) else { return Ok(()) };
+        if self.leaving.step_at.is_some_and(|at| at > now) {
+            return Ok(());
+        }
+        self.leaving.step_at = Some(now + STEP);
+        if self.leaving.todo.is_empty() && self.leaving.round_at.is_none_or(|at| at <= now) {
+            self.leaving.round_at = Some(now + ROUND);
+            self.look_through(watch)?;
+        }
+        let mut room = AT_A_TIME;
+        while room > 0
+            && let Some(key) = self.leaving.todo.pop()
+        {
+            let programs = watch.hold().programs();
+            // It may have changed while the others were looked at.
+            let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
+            let (Some(stamped), Some(limits)) = (stamped, programs.limits(&key)?) else { continue };
+            let is_under_way = limits.acked.wrapping_sub(stamped.isn.wrapping_add(1)) < stamped.total;
+            if (is_under_way && now < since + GRACE) || !watch.speaks(&key.service()) {
+                continue;
+            }
+            let Some(to) = self.leaving.heir(&key) else { continue };
+            room -= 1;
+            // First of all it is muted.
+            self.leave_to(&key, to, watch)?;
+            tracing::debug!(client = %key.client(), holder = to.holder, "left");
+            let hint = hint(&stamped);
+            self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
+            self.leaving.left.insert(key, Left { hint, to, since: now });
+            self.leaving.moved += 1;
+        }
+        Ok(())
+    }
+
+    /// Which connections there are to leave.
+    fn look_through<K: Keeper>(&mut self, watch: &Watch<K>) -> Result<(), HoldError> {
+        let Leaving { leaves, todo, movable, .. } = &mut self.leaving;
+        *movable = 0;
+        watch.hold().programs().stamps().each(|key, stamped| {
+            *movable += u64::from(is_movable(&stamped));
+            let is_left = || leaves.iter().any(|leave| leave.services.contains(&key.service()));
+            if stamped.phase == Phase::Echoed && is_left() {
+                todo.push(key);
+            }
+        });
+        Ok(())
+    }
+
+    /// Says again what was left. Who was to go on with it may be gone: then it is another one, or this one itself.
+    fn leave_again<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        let programs = watch.hold().programs();
+        for (key, mut left) in std::mem::take(&mut self.leaving.left) {
+            let is_gone_on = self.hints.holder(&key).is_some_and(|(_, hint)| hint.is_after(&left.hint));
+            let is_another = programs.stamps().get(&key)?.is_some();
+            if is_gone_on || is_another || now >= left.since + GIVE_UP {
+                continue;
+            }
+            let Some(to) = self.leaving.heir(&key) else {
+                self.lost.look_for(key, Some(left.hint), None, now, programs)?;
+                continue;
+            };
+            if to != left.to {
+                programs.pin(&key, to)?;
+                left.to = to;
+            }
+            self.hints.tell(key, Hint { left_to: Some(to.holder), ..left.hint });
+            self.leaving.left.insert(key, left);
+        }
+        Ok(())
+    }
+
     /// Gives connections of these services to the watch, of which a client has at least the head of its response, and has said so.
     /// The others have one a moment later, or ask for more.
     pub fn record<K: Keeper>(&self, services: &[SocketAddr], watch: &mut Watch<K>) -> Result<(), HoldError> {

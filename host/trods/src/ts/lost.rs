@@ -79,6 +79,11 @@ impl LostOnes {
         self.all.contains_key(key)
     }
 
+    /// Whether the client of one is asked from here.
+    pub fn is_probed(&self, key: &FlowKey) -> bool {
+        self.all.get(key).is_some_and(|lost| lost.other.is_none())
+    }
+
     /// Whether a connection is looked for since then, or later.
     pub fn is_since(&self, key: &FlowKey, then: Instant) -> bool {
         self.all.get(key).is_some_and(|lost| lost.began >= then)
@@ -153,8 +158,8 @@ impl LostOnes {
         // What has nothing of its response has nothing else on its way, or has by now.
         let waits = !found.fresh && began < FRESH && !found.record.responses.is_empty();
         if waits && lost.is_none() {
-            let Stamped { client_next, base, object, .. } = found.stamped;
-            let hint = Hint { client_next, base, object, is_named: true, generation: Generation::default() };
+            let stamped = Stamped { generation: Generation::default(), ..found.stamped };
+            let hint = Hint { is_named: true, ..super::hint(&stamped) };
             let now = Instant::now();
             self.due.push(Reverse((now, *key)));
             let lost = Lost { hint: Some(hint), other: None, began: now, first: now, probes: 0 };

@@ -27,6 +27,7 @@ use rivulet_pktio::in_netns;
 use rivulet_plain::{CookieKey, NOBODYS};
 
 use self::hints::{Hint, Hints, Peers};
+use self::leave::Leaving;
 use self::lost::LostOnes;
 use self::read::Reading;
 use crate::hold::{Ended, HoldError, Keeper, Watch};
@@ -34,6 +35,7 @@ use crate::lease::clock;
 use crate::wake::Prober;
 
 pub(crate) use self::absences::Absences;
+pub use self::leave::LeaveNamed;
 pub(crate) use self::read::{Found, handshake, recorded};
 pub use table::{Known, MAX_TARGETS, Row, Table};
 
@@ -101,6 +103,7 @@ pub(crate) struct Names {
     /// Those of them that still wait for that.
     ending: HashSet<FlowKey>,
     told_at: Instant,
+    leaving: Leaving,
     tables: u32,
     ask: Sender<Asked>,
     asked: Receiver<Asked>,
@@ -125,6 +128,7 @@ impl Names {
             early: VecDeque::new(),
             ending: HashSet::new(),
             told_at: Instant::now(),
+            leaving: Leaving::default(),
             tables: 0,
             ask,
             asked,
@@ -274,6 +278,7 @@ impl Names {
             let speaks: Vec<_> = self.at.keys().filter(|service| watch.speaks(service)).copied().collect();
             self.look(now, &speaks, watch.hold().programs())?;
         }
+        self.leave(now, watch)?;
         self.hints.flush();
         for Ended { key, of_dead, is_reset } in ended {
             if of_dead {
@@ -333,8 +338,9 @@ impl Names {
     fn look(&mut self, now: Instant, speaks: &[SocketAddr], programs: &Trods) -> Result<(), HoldError> {
         self.hints.age(now);
         let (clock, mut over) = (clock(), Vec::new());
-        let hints = &mut self.hints;
+        let (hints, mut movable) = (&mut self.hints, 0);
         programs.stamps().each(|key, stamped| {
+            movable += u64::from(leave::is_movable(&stamped));
             if clock.saturating_sub(stamped.heard) > IDLE {
                 over.push(key);
             } else if !matches!(stamped.phase, Phase::Setup | Phase::Recorded)
@@ -343,6 +349,7 @@ impl Names {
                 hints.tell(key, hint(&stamped));
             }
         });
+        self.leaving.movable = movable;
         for key in over {
             programs.free(&key)?;
             programs.stamps().forget(&key)?;
@@ -414,7 +421,7 @@ fn reading<'r>(
 fn hint(stamped: &Stamped) -> Hint {
     let is_named = stamped.phase != Phase::Free;
     let Stamped { client_next, base, object, generation, .. } = *stamped;
-    Hint { client_next, base, object, is_named, generation }
+    Hint { client_next, base, object, is_named, generation, left_to: None }
 }
 
 fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError> {

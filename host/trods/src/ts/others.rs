@@ -6,6 +6,7 @@ use std::time::Instant;
 use rivulet_bpf::trods::{FlowKey, Pin, Trods};
 use rivulet_plain::Segment;
 
+use super::hints::Hint;
 use super::read::is_near;
 use super::{HUNT, Names, hint};
 use crate::hold::{Absence, HoldError, Keeper, Watch};
@@ -61,13 +62,47 @@ impl Names {
             if self.lost.is_since(&key, told) {
                 continue;
             }
-            self.leave_to(&key, Pin { tor: *tor, holder }, watch)?;
+            // Who is to go on with it has it, or will: that one may be this.
+            let holder = theirs.left_to.unwrap_or(holder);
+            if self.own(&key) != Some(holder) {
+                self.leave_to(&key, Pin { tor: *tor, holder }, watch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// This replica's number.
+    fn own(&self, key: &FlowKey) -> Option<u8> {
+        self.at.get(&key.service()).map(|n| self.services[*n].named.peers.own)
+    }
+
+    /// What others leave to this replica is looked for here: its client is asked, and it goes on.
+    fn follow<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
+        for key in self.hints.left() {
+            let Some((_, hint)) = self.hints.holder(&key) else { continue };
+            let hint = *hint;
+            if hint.left_to.is_none() || hint.left_to != self.own(&key) || self.lost.is_probed(&key) {
+                continue;
+            }
+            let programs = watch.hold().programs();
+            if let Some(own) = programs.stamps().get(&key)? {
+                // It goes on here, or did before it went on elsewhere.
+                if !hint.is_after(&super::hint(&own)) {
+                    continue;
+                }
+                programs.free(&key)?;
+                programs.stamps().forget(&key)?;
+                watch.abandon(&key)?;
+            }
+            self.found.remove(&key);
+            let programs = watch.hold().programs();
+            self.lost.look_for(key, Some(Hint { left_to: None, ..hint }), None, now, programs)?;
         }
         Ok(())
     }
 
     /// A connection is that one's.
-    fn leave_to<K: Keeper>(
+    pub(super) fn leave_to<K: Keeper>(
         &mut self,
         key: &FlowKey,
         pin: Pin,
@@ -99,10 +134,12 @@ impl Names {
             let own = watch.hold().programs().stamps().get(&key)?.map(|own| hint(&own));
             let tor = self.at.get(&key.service()).map(|n| self.services[*n].named.tor);
             let (Some((holder, theirs)), Some(tor)) = (self.hints.holder(&key), tor) else { continue };
-            if own.is_some_and(|own| theirs.is_after(&own)) || self.lost.is_behind(&key, theirs) {
+            let holder = theirs.left_to.unwrap_or(holder);
+            let is_behind = own.is_some_and(|own| theirs.is_after(&own)) || self.lost.is_behind(&key, theirs);
+            if is_behind && self.own(&key) != Some(holder) {
                 self.leave_to(&key, Pin { tor, holder }, watch)?;
             }
         }
-        Ok(())
+        self.follow(now, watch)
     }
 }

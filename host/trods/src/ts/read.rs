@@ -290,6 +290,7 @@ mod tests {
             object: 1,
             is_named: true,
             generation: Generation::default(),
+            left_to: None,
         });
         Client {
             table: Table::new("h", vec![row]),

@@ -26,12 +26,13 @@ fn first() -> String {
 /// The first replica is drained, and knows who gets what clients send.
 pub fn drain(rig: &Rig) {
     let pin = Pin { tor: [2, 0, 0, 0, 0, 0xfe], holder: SECOND };
-    rig.hosts[0].replica.leave(vec![Leave {
+    let leave = Leave {
         prefix: first(),
         servers: rig.servers(),
         services: vec![SERVICE.parse().unwrap()],
         to: Box::new(move |_, _| Some(pin)),
-    }]);
+    };
+    rig.hosts[0].replica.leave(vec![leave], vec![]);
 }
 
 /// The second one knows that, too.

@@ -9,6 +9,7 @@ use rivulet_bpf::trods::{FlowKey, Pin};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::eventually;
 use rivulet_trods::replica::Replica;
+use rivulet_trods::ts::LeaveNamed;
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
 use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
 
@@ -240,6 +241,88 @@ fn who_had_it_before_somebody_went_on_with_it_has_it_no_more() {
     rig.client.run(&format!("kill -STOP {}", rig.hosts[0].server.0.id()));
     third.tell();
     eventually("it is another's", || there() == 0);
+}
+
+/// TCP takes what is dropped on its own host for congestion: it hears nothing of what is withheld.
+#[test]
+fn what_is_withheld_halves_no_window() {
+    let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
+    let mut stream = connected(&rig);
+    ask(&rig, &mut stream);
+    let told = rig.hosts[0].netns.run("ss -Htin state established dst 10.8.0.1");
+    assert!(told.contains(" cwnd:") && !told.contains(" ssthresh:"), "{told}");
+}
+
+/// The first replica is left by its connections, to this one; nobody: it is not any more.
+fn leave(rig: &Rig, holder: Option<u8>) {
+    let to = holder.map(|holder| LeaveNamed {
+        services: vec![SERVICE.parse().unwrap()],
+        to: Box::new(move |_, _| Some(Pin { tor: TOR, holder })),
+    });
+    rig.hosts[0].replica.leave(vec![], to.into_iter().collect());
+}
+
+/// Asks on a connection that goes on for what is short.
+fn ask(rig: &Rig, stream: &mut TcpStream) {
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let (mut said, want) = (Vec::new(), content(rig, "small"));
+    while !said.ends_with(&want) {
+        let mut octets = [0; 4096];
+        let got = stream.read(&mut octets).unwrap();
+        assert!(got > 0, "it ended behind {said:?}");
+        said.extend_from_slice(&octets[..got]);
+    }
+    assert!(said.starts_with(b"HTTP/1.1 200 OK\r\n"));
+}
+
+/// Idle, and under way; what is told of them may be lost.
+#[test]
+fn what_a_drained_replica_has_goes_on_elsewhere() {
+    for is_lost in [false, true] {
+        let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000), ("small", 3000)]) else { return };
+        let mut idle = connected(&rig);
+        ask(&rig, &mut idle);
+        let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+        eventually("a third of it", || rig.got() > 7_000_000);
+        let (first, second) = (&rig.hosts[0], &rig.hosts[1]);
+        second.netns.run("nft add table ip t");
+        second.netns.run("nft add chain ip t in { type filter hook input priority 0 ; }");
+        if is_lost {
+            second.netns.run(&format!("nft add rule ip t in udp dport {PORT} drop"));
+        }
+        leave(&rig, Some(2));
+        rig.steer("replace", 2);
+        eventually("it has left", || first.replica.counts().moved == 2);
+        if is_lost {
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!((first.replica.counts().watched, second.replica.counts().adopted), (2, 0));
+            second.netns.run("nft flush chain ip t in");
+        }
+        let status = curl.0.wait().unwrap();
+        assert!(status.success(), "{status}: {} octets", rig.got());
+        assert!(got(&rig) == content(&rig, "large"));
+        ask(&rig, &mut idle);
+        eventually("they went on there", || second.replica.counts().adopted == 2);
+        eventually("nothing is on its way", || first.replica.counts().watched == 0);
+        assert_eq!(first.netns.run("ss -Htn state established dst 10.8.0.1").lines().count(), 0);
+        assert_eq!((first.replica.counts().moved, second.replica.counts().refused), (2, 0));
+    }
+}
+
+/// Who was to go on with it never did.
+#[test]
+fn what_nobody_went_on_with_comes_back() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("a third of it", || rig.got() > 7_000_000);
+    leave(&rig, Some(3));
+    let counts = || rig.hosts[0].replica.counts();
+    eventually("it has left", || counts().moved == 1);
+    leave(&rig, None);
+    let status = curl.0.wait().unwrap();
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    assert!(got(&rig) == content(&rig, "large"));
+    eventually("it is counted", || counts().adopted == 1);
 }
 
 /// The third replica, which is on the router: it has nothing, and says what the test has it say.

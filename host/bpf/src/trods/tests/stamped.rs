@@ -239,7 +239,7 @@ fn the_response_is_named_and_the_request_acknowledged_where_the_name_arrives() {
     let end = GET.len() as u32;
     assert_eq!(rig.told(), [], "a response of a segment needs no word");
     assert_eq!((rig.now().phase, rig.now().client_next.wrapping_sub(CLIENT)), (Phase::Asked, end));
-    assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, DROP);
+    assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, SWALLOWED);
     let first = rig.answers(ACK, 0, end, KERNEL, &response());
     assert_eq!((first.verdict, object_of(first.value), first.ack), (NEXT, OBJECT, end));
     // What comes behind a hole would acknowledge and not be echoed.
@@ -318,10 +318,14 @@ fn who_is_bound_to_an_object_is_sent_that_or_nothing() {
         let first = rig.answers(ACK, 0, 0, KERNEL, &[]);
         assert_eq!((first.verdict, object_of(first.value)), (NEXT, 0), "that is not said before");
         assert_eq!(rig.says(ACK, 0, 0, BASE, b"GET /b HTTP/1.1\r\n\r\n").verdict, DROP);
-        assert_eq!(rig.answers(ACK, 0, 0, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict, DROP, "not asked for");
+        assert_eq!(
+            rig.answers(ACK, 0, 0, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict,
+            SWALLOWED,
+            "not asked for"
+        );
         assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
-        assert_eq!(rig.answers(ACK, 9, end, KERNEL, &[b'x'; 9]).verdict, DROP);
-        assert_eq!(rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict, DROP);
+        assert_eq!(rig.answers(ACK, 9, end, KERNEL, &[b'x'; 9]).verdict, SWALLOWED);
+        assert_eq!(rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict, SWALLOWED);
         let sent = rig.answers(ACK, 0, end, KERNEL, &response());
         assert_eq!(sent.verdict == NEXT, is_sent);
         assert_eq!(rig.now().phase, if is_sent { Phase::Named } else { Phase::Asked });
@@ -456,8 +460,12 @@ fn what_is_not_in_the_table_is_held_where_it_can_be_recorded() {
         assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, asked.clone(), false)], "{text}");
         assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
         let end = asked.len() as u32;
-        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, DROP, "nothing is acknowledged");
-        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &response()).verdict, DROP, "nor does anything leave");
+        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, SWALLOWED, "nothing is acknowledged");
+        assert_eq!(
+            rig.answers(ACK, 0, end, KERNEL, &response()).verdict,
+            SWALLOWED,
+            "nor does anything leave"
+        );
         // Its record is stored.
         rig.store(end, 1000);
         let sent = rig.answers(ACK, 0, end, KERNEL, &response()[..1000]);
@@ -482,7 +490,7 @@ fn a_request_whose_response_has_another_head_is_told_before_that() {
     assert_eq!(rig.told(), []);
     let end = GET.len() as u32;
     let sent = rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 404 Not Found\r\n\r\n");
-    assert_eq!(sent.verdict, DROP);
+    assert_eq!(sent.verdict, SWALLOWED);
     assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, GET.to_vec(), false)]);
     assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
     // Another one is asked for, before the first is answered.
@@ -503,8 +511,8 @@ fn a_second_request_is_recorded_where_that_can_be() {
     assert_eq!(rig.says(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
     assert_eq!(rig.told(), [unnamed(0, total), Told::Request(0, GET.to_vec(), false)]);
     let end = GET.len() as u32;
-    assert_eq!(rig.answers(ACK, total, end, KERNEL, &[]).verdict, DROP);
-    assert_eq!(rig.answers(ACK, total, end, KERNEL, b"more").verdict, DROP);
+    assert_eq!(rig.answers(ACK, total, end, KERNEL, &[]).verdict, SWALLOWED);
+    assert_eq!(rig.answers(ACK, total, end, KERNEL, b"more").verdict, SWALLOWED);
     assert_eq!(object_of(rig.answers(ACK, 0, 0, KERNEL, &[b'x'; 9]).value), OBJECT);
     rig.store(end, total + 4);
     let sent = rig.answers(ACK, total, end, KERNEL, b"more");
