@@ -184,10 +184,16 @@ STAMPS: dict[str, Removal] = {
         "a_request_whose_response_has_another_head_is_told_before_that",
         file="ts_object.h",
     ),
+    "awaited-untouched": bpf(
+        "if (limits && limits->flags & LIMITS_AWAITED)",
+        "if (0)",
+        "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
+        file="ts.h",
+    ),
     "awaited": bpf(
         "if (limits->flags & LIMITS_AWAITED)",
         "if (0)",
-        "stamped::a_client_whose_socket_is_not_there_yet_is_not_heard",
+        "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
     ),
     "ts-taken-once": Removal(
         "host/bpf/src/bpf/ts.h",
@@ -252,6 +258,12 @@ STAMPS: dict[str, Removal] = {
         "return bpf_redirect(NOWHERE, 0);",
         "return DROP;",
         ("it:stamps::what_is_withheld_halves_no_window",),
+    ),
+    "ts-settles": trods(
+        "replica.rs",
+        "if self.watch.formers() > before {",
+        "if false {",
+        "it:stamps::clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had",
     ),
     "ts-left-again": trods(
         "ts/leave.rs",
@@ -387,7 +399,7 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
         "a_fin_leaves_at_its_place_alone",
     ),
     "fin-of-dead": bpf("return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);", "return true;", DEAD),
-    "dead-over": bpf("bpf_map_delete_elem(&dying, &s->key);", "", DEAD),
+    "dead-over": bpf("bpf_map_delete_elem(&dying, key);", "", DEAD),
     "dead-server": bpf(
         "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
         "if (0)",
@@ -405,12 +417,12 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
     # Who may speak.
     "lease": bpf("if (bpf_ktime_get_ns() >= lease->until) {", "if (0) {", LEASE),
     "lease-unknown": bpf("if (bpf_ktime_get_ns() >= lease->until || ", "if (", LEASE),
-    "pin-muted": bpf("lease->until || bpf_map_lookup_elem(&pins, &s->key)", "lease->until", HELD_BY_OTHERS),
+    "pin-muted": bpf("lease->until || find_pin(&s->key)", "lease->until", HELD_BY_OTHERS),
     "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
     "pin-one-hop": bpf(
         "is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT", "turn_around(skb, holder)", HELD_BY_OTHERS
     ),
-    "pin-over": bpf("bpf_map_delete_elem(&pins, &s->key);", "", HELD_BY_OTHERS),
+    "pin-over": bpf("bpf_map_delete_elem(&pins, key);", "", HELD_BY_OTHERS),
     # What is heard.
     "intact": bpf("s.flags & (FIN | RST)) && !is_intact(skb, &s))", "s.flags & (FIN | RST)) && 0)", DAMAGED),
     "intact-syn": bpf("if (!(s.flags & ACK) && is_intact(skb, &s))", "if (!(s.flags & ACK))", DAMAGED),
@@ -445,10 +457,10 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
     # Nobody hands on what is here, whatever was remembered of it before.
     "known-mark": Removal("host/bpf/src/bpf/trods.c", "skb->mark = KNOWN;", "", (KNOWN,)),
     "known-rule": agent(
-        'let _ = writeln!(ingress, "  {here} meta mark {KNOWN:#x} accept");', "", KNOWN, file="second_chance.rs"
+        'ingress.insert_str(0, &format!("  meta mark {KNOWN:#x} accept\\n"));', "", KNOWN, file="second_chance.rs"
     ),
     # What one connection's kernel said last is not said on the next one between the same ends.
-    "withheld-opened": bpf("bpf_map_delete_elem(&withheld, &s->key);", "", WITHHELD),
+    "withheld-opened": bpf("bpf_map_delete_elem(&withheld, key);", "", WITHHELD),
     "withheld-adopted": Removal(
         "host/bpf/src/trods.rs", "self.take_withheld(key)?;", "", (f"bpf:trods::tests::{WITHHELD}", ADOPTED_STAYS)
     ),

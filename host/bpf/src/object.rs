@@ -148,12 +148,12 @@ mod tests {
             return;
         }
         let mut object = open("redirect", object!("redirect")).unwrap();
-        // It reads what a socket filter may not.
+        // Its function takes another context than that of a socket filter.
         object.progs_mut().for_each(|mut p| p.set_prog_type(ProgramType::SocketFilter));
         let error = load("redirect", object).unwrap_err();
         assert!(matches!(error, Error::Refused { .. }), "{error:?}");
         let text = error.to_string();
-        assert!(text.contains("the verifier") && text.contains("invalid mem access"), "{text}");
+        assert!(text.contains("the verifier") && text.contains("takes_frame"), "{text}");
     }
 
     #[test]

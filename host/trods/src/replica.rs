@@ -22,7 +22,7 @@ use crate::hold::{
 };
 use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
-use crate::ts::{Absences, Found, LeaveNamed, Named, Names};
+use crate::ts::{self, Absences, Found, LeaveNamed, Named, Names};
 
 /// Between two looks at everything that does not make itself heard.
 const LOOK: Duration = Duration::from_millis(100);
@@ -110,6 +110,8 @@ struct Shared {
     tables: Mutex<HashMap<SocketAddr, u32>>,
     /// Absences that are over.
     back: Mutex<Vec<(u32, u64)>>,
+    /// Until when others go on with what there was here before this process.
+    settles: Mutex<Option<Instant>>,
 }
 
 impl Replica {
@@ -132,6 +134,7 @@ impl Replica {
             counts: Mutex::default(),
             tables: Mutex::default(),
             back: Mutex::default(),
+            settles: Mutex::default(),
         });
         let (commands, receive) = channel();
         let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
@@ -214,6 +217,14 @@ impl Replica {
     #[must_use]
     pub fn back(&self) -> Vec<(u32, u64)> {
         std::mem::take(&mut *self.shared.back.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether others have to go on first with connections whose timestamps the process before this one made: from here its clients would
+    /// hear of the kernel, which knows nothing of those. They ask again within seconds.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        let settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
+        settles.is_some_and(|until| Instant::now() < until)
     }
 
     /// Sets a lease: until when what stands under it may speak.
@@ -529,7 +540,13 @@ impl Body {
         let can =
             |keeper: &Stores, socket: &SocketAddr| keeper.serves(socket) || issuers.contains_key(socket);
         let all: Vec<_> = all.filter(|(socket, ..)| can(self.watch.keeper_mut(), socket)).collect();
-        self.watch.set_services(&all)
+        let before = self.watch.formers();
+        self.watch.set_services(&all)?;
+        if self.watch.formers() > before {
+            let mut settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
+            *settles = Some(Instant::now() + ts::HUNT);
+        }
+        Ok(())
     }
 
     fn adopters(&mut self, service: SocketAddr) -> Result<&Adopters, HoldError> {

@@ -61,9 +61,10 @@ static __noinline int delete_flow(__u64 number)
 
 /*
  * Closes a flow. What is in the maps may be another flow's once it was deleted: that it is this one's is known when its number is
- * found in its slot, and of two who close it one finds it. -EAGAIN: it has gone into another macroflow since it was looked up.
+ * found in its slot, and of two who close it one finds it. -EAGAIN: it has gone into another macroflow since it was looked up. Not
+ * static, so that the verifier goes through it once a program.
  */
-static __noinline int close_flow(__u64 number)
+__noinline int cm_close_flow(__u64 number)
 {
 	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
 	__u64 now = bpf_ktime_get_ns(), forget = ~0ULL;
@@ -172,7 +173,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 		result = (int)bpf_map_update_elem(&tuples, &flow.tuple, &flow.place, BPF_NOEXIST);
 		/* The door closes a client's flows once the client is out: one that it could not see yet is closed here. */
 		if (!result)
-			return bpf_map_lookup_elem(&clients, &o->client) ? 0 : close_flow(*number) ?: -ENOENT;
+			return bpf_map_lookup_elem(&clients, &o->client) ? 0 : cm_close_flow(*number) ?: -ENOENT;
 		bpf_map_delete_elem(&flows, number);
 	}
 	bpf_spin_lock(&e->lock);
@@ -180,7 +181,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	if (!e->s.m.flows)
 		e->forget = now;
 	bpf_spin_unlock(&e->lock);
-	settle(e, now, now, 0);
+	arm(e, now, now);
 fail:
 	less(&client->flows);
 	less(&user->flows);
@@ -248,7 +249,7 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 	if (!flow || flow->uid != uid)
 		return -ENOENT;
 	if (kind == CM_OP_CLOSE)
-		return close_flow(number);
+		return cm_close_flow(number);
 	if (kind == CM_OP_MOVE)
 		return move_flow(number, &op->v[0]);
 	at = flow->place.slot;
@@ -331,6 +332,8 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 	}
 	if (slot->flow == number)
 		next = unheard(e, at, now);
+	next = any(e, next);
+	watch = (int)any(e, (__u64)watch);
 	bpf_spin_unlock(&e->lock);
 	if (client && result)
 		__sync_fetch_and_add(&client->waiting, -(__u32)op->v[0]);
@@ -398,14 +401,14 @@ int cm_evict(struct cm_eviction *context)
 	__u64 number = context->flow;
 	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
 
-	context->result = flow && flow->client == context->client ? close_flow(number) : -ENOENT;
+	context->result = flow && flow->client == context->client ? cm_close_flow(number) : -ENOENT;
 	return 0;
 }
 
 /* A datagram of a flow leaves: it is counted, and has used a grant. Whether the flow was where it was said to be. */
-static __always_inline int count(struct cm_tuple *tuple, __u32 octets)
+__noinline int cm_count(struct cm_tuple *tuple, __u32 octets)
 {
-	struct cm_place *known = bpf_map_lookup_elem(&tuples, tuple), place;
+	struct cm_place *known = tuple ? bpf_map_lookup_elem(&tuples, tuple) : 0, place;
 	__u64 now, next = ~0ULL;
 	struct cm_shared *e;
 	int there;
@@ -423,6 +426,7 @@ static __always_inline int count(struct cm_tuple *tuple, __u32 octets)
 		/* An empty one is no decision not to send. */
 		cm_share_notify(&e->s, place.slot, now, octets ? octets : 1);
 		next = unheard(e, place.slot, now);
+		next = any(e, next);
 	}
 	bpf_spin_unlock(&e->lock);
 	if (there)
@@ -465,7 +469,7 @@ int cm_egress(struct __sk_buff *skb)
 	tuple.class = sk->sk_uid.val + 1;
 	/* One that is cut into several by the kernel counts whole. */
 	for (int i = 0; i < TRIES; i++)
-		if (count(&tuple, skb->len - header - sizeof(udp)))
+		if (cm_count(&tuple, skb->len - header - sizeof(udp)))
 			break;
 	return 1;
 }

@@ -33,6 +33,8 @@ struct cm_shared {
 	__u64 armed;
 	/* When it is forgotten if no flow comes; 0: it has flows. */
 	__u64 forget;
+	/* Under the lock (any). */
+	__u64 any;
 	struct bpf_timer timer;
 };
 

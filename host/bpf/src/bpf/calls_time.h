@@ -167,6 +167,16 @@ static long expire_one(__u32 i, void *context)
 	return 0;
 }
 
+/*
+ * Under the lock: the value itself. The verifier, which knows nothing of what is in a map, takes it for any, so that it goes through
+ * what follows once, and not for each that there may be.
+ */
+static __always_inline __u64 any(struct cm_shared *e, __u64 value)
+{
+	e->any = value;
+	return *(volatile __u64 *)&e->any;
+}
+
 /* Under the lock: when a flow has lost what it sent if nothing is heard, unless the timer fires by then; ~0. */
 static __always_inline __u64 unheard(struct cm_shared *e, __u32 at, __u64 now)
 {
@@ -192,11 +202,22 @@ static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int wa
 		arm(e, now, walk.next);
 }
 
+/* The same for the timer; not static, since the verifier would go through all of it for whatever the timer may have found before. */
+__noinline int cm_settle(struct cm_share_key *key, __u64 now, __u64 next, int watch)
+{
+	struct cm_shared *e = key ? bpf_map_lookup_elem(&shares, key) : 0;
+
+	if (e)
+		settle(e, now, next, watch);
+	return 0;
+}
+
 /* What happens by itself: grants and packets of which nothing is heard, paced grants, history that is too old. */
 static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 {
 	__u64 now = bpf_ktime_get_ns(), forget, number = e->generation;
 	struct walk walk = { .e = e, .now = now, .next = ~0ULL, .done = 1 };
+	struct cm_share_key of;
 	struct cm_user *user;
 	__u32 uid = key->of.class - 1;
 	int gone, watch;
@@ -226,8 +247,9 @@ static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 		e->s.turn = walk.done ? 0 : now + cm_life(&e->s, grant_life);
 		bpf_spin_unlock(&e->lock);
 	}
-	settle(e, now, walk.next, watch);
-	return 0;
+	/* A key of the map's own nobody may be given. */
+	of = *key;
+	return cm_settle(&of, now, walk.next, watch);
 }
 
 #endif

@@ -190,20 +190,27 @@ static __always_inline bool takes_packet(__u32 has, const __u8 *frame, const __u
 	return has & TUNNELS && takes_tunnel(&tunnel, protocol, l4, end);
 }
 
+/* Not static: the verifier goes through it once, and not for each try. */
+__noinline int takes_frame(struct xdp_md *ctx, __u32 has)
+{
+	const __u8 *frame = (const __u8 *)(long)ctx->data, *end = (const __u8 *)(long)ctx->data_end;
+
+	if (frame + ETH_HLEN + 4 <= end) {
+		__u16 tag = half(frame + 12);
+		if (tag == ETH_P_8021Q || tag == ETH_P_8021AD)
+			frame += 4;
+	}
+	return takes_packet(has, frame, end);
+}
+
 SEC("xdp")
 int redirect(struct xdp_md *ctx)
 {
-	const __u8 *frame = (const __u8 *)(long)ctx->data, *end = (const __u8 *)(long)ctx->data_end;
 	__u32 has = settings;
 
 	if (!(has & EVERYTHING)) {
-		if (frame + ETH_HLEN + 4 <= end) {
-			__u16 tag = half(frame + 12);
-			if (tag == ETH_P_8021Q || tag == ETH_P_8021AD)
-				frame += 4;
-		}
 		/* What took a frame may go from one map while another is looked into, where what takes it now was not yet. */
-		for (int tries = 0; !takes_packet(has, frame, end); tries++) {
+		for (int tries = 0; !takes_frame(ctx, has); tries++) {
 			__u32 before = has;
 
 			has = settings;

@@ -459,9 +459,12 @@ int trods_ingress(struct __sk_buff *skb)
 			park(skb, &s);
 		return DROP;
 	}
-	/* Without its socket the kernel would reset it; the client says it again. */
-	if (limits->flags & LIMITS_AWAITED)
+	/* Without its socket the kernel would reset it. What the client asks comes in again when there is one. */
+	if (limits->flags & LIMITS_AWAITED) {
+		if (s.length && is_intact(skb, &s))
+			park(skb, &s);
 		return DROP;
+	}
 	/* Nobody hands it on (host/rivulet/src/second_chance.rs). */
 	skb->mark = KNOWN;
 	bool ended = s.flags & ACK && limits->has_fin && s.ack == limits->fin + 1;

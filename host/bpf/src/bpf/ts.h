@@ -209,6 +209,10 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return NEXT;
 	}
 	enum next_words words = RECORDS;
+	struct limits *limits = is_recorded ? bpf_map_lookup_elem(&flows, &s->key) : NULL;
+	/* What is not heard yet stays as it is. */
+	if (limits && limits->flags & LIMITS_AWAITED)
+		return PASS;
 	if (is_recorded)
 		hear_echo(skb, s, st, NULL, at);
 	else

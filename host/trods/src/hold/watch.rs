@@ -123,6 +123,8 @@ pub struct Watch<K> {
     idle: Duration,
     /// The process before had no connections of its own.
     succeeds: bool,
+    /// Connections of services whose timestamps the programs make that began under another process's.
+    formers: u64,
     status: Status,
 }
 
@@ -152,6 +154,7 @@ impl<K: Keeper> Watch<K> {
             swept: Vec::new(),
             idle: IDLE,
             succeeds: false,
+            formers: 0,
             status: Status::default(),
         })
     }
@@ -219,10 +222,17 @@ impl<K: Keeper> Watch<K> {
                 for client in clients.filter(|client| client.ip() != service.ip()) {
                     tracing::debug!(%client, "unprotected: it began before");
                     *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
+                    self.formers += u64::from(issuer > 0 && !self.succeeds);
                 }
             }
         }
         self.act()
+    }
+
+    /// Connections whose timestamps, and numbers, another process's programs may have made: this one's kernel cannot go on with them.
+    #[must_use]
+    pub fn formers(&self) -> u64 {
+        self.formers
     }
 
     /// Of these services the programs make handshakes and timestamps, from the next [`Watch::set_services`] on: the issuer's

@@ -49,7 +49,7 @@ const DEATH: Duration = Duration::from_millis(20);
 const ACCEPT: Duration = Duration::from_millis(20);
 const REVIVAL: Duration = Duration::from_secs(60);
 /// For so long after a replica is gone clients of unknown connections are listened to.
-const HUNT: Duration = Duration::from_secs(5);
+pub(crate) const HUNT: Duration = Duration::from_secs(5);
 /// A connection of which nothing is heard is over, nanoseconds.
 const IDLE: u64 = 15 * 60 * 1_000_000_000;
 /// Data that are let pass at a time, as the programs do.

@@ -325,6 +325,24 @@ fn what_nobody_went_on_with_comes_back() {
     eventually("it is counted", || counts().adopted == 1);
 }
 
+/// A kernel has what it had under another process's timestamps, and would go on with its own.
+#[test]
+fn clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had() {
+    let plan = Plan { stores: 0, named: true, ..Plan::default() };
+    for has in [false, true] {
+        let Some(mut rig) = rig(&plan, &[("large", 20_000_000)]) else { return };
+        let _stream = has.then(|| begun(&rig));
+        assert!(!rig.hosts[0].replica.is_settling());
+        rig.another(&plan);
+        let service: SocketAddr = SERVICE.parse().unwrap();
+        eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
+        assert_eq!(rig.hosts[0].replica.is_settling(), has);
+        if has {
+            eventually("they have had the time", || !rig.hosts[0].replica.is_settling());
+        }
+    }
+}
+
 /// The third replica, which is on the router: it has nothing, and says what the test has it say.
 struct Third {
     hints: Hints,

@@ -128,6 +128,11 @@ impl Rig {
         netns.ip(&format!("route add default via fd00:8:{n}::254"));
         let dir = tempfile::tempdir().unwrap();
         let server = (plan.server)(&netns, plan.service, self.files.path(), dir.path());
+        let replica = self.replica(n, plan, &netns);
+        Some(Host { replica, server, dir, netns })
+    }
+
+    fn replica(&self, n: u8, plan: &Plan<'_>, netns: &Netns) -> Replica {
         let replica = Replica::start(&netns.interface("r0"), plan.settings.wake, plan.named)
             .unwrap_or_else(|e| panic!("{e}"));
         // As behind a ToR that has just excluded another: what nobody here knows is not reset.
@@ -160,7 +165,15 @@ impl Rig {
         let (store, named) = ((plan.stores > 0).then_some(store), plan.named.then_some(named));
         let sockets = vec![plan.service.parse().unwrap()];
         replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, store, named }]);
-        Some(Host { replica, server, dir, netns })
+        replica
+    }
+
+    /// What protects the first replica's connections is another process from now on; its server goes on.
+    pub fn another(&mut self, plan: &Plan<'_>) {
+        let Host { replica, server, dir, netns } = self.hosts.remove(0);
+        drop(replica);
+        let replica = self.replica(1, plan, &netns);
+        self.hosts.insert(0, Host { replica, server, dir, netns });
     }
 
     /// Those of the stores that there are, or were.
