@@ -277,7 +277,7 @@ def demos(run: Run) -> None:
     """Demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes."""
     for name in DEMOS:
         # Four attacks one after the other need time, each until the ToR has told of the one before.
-        of_link = ["--rate", "20", "--size", "40" if name == "attack" else "20"]
+        of_link = ["--rate", "20", "--size", "60" if name == "attack" else "20"]
         # Streams have rates of their own, and so has the link that they adapt to.
         flags = [*([] if name == "cm" else of_link), "--plain", "--out", "build/e2e"]
         command = as_root(PYTHON, "-m", "rivulet_demo", name, *flags)
