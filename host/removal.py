@@ -185,7 +185,7 @@ STAMPS: dict[str, Removal] = {
         file="ts_object.h",
     ),
     "awaited-untouched": bpf(
-        "if (limits && limits->flags & LIMITS_AWAITED)",
+        "if (is_recorded && limits && limits->flags & LIMITS_AWAITED)",
         "if (0)",
         "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
         file="ts.h",
@@ -261,14 +261,14 @@ STAMPS: dict[str, Removal] = {
     ),
     "ts-settles": trods(
         "replica.rs",
-        "if self.watch.formers() > before {",
-        "if false {",
+        "if self.watch.set_services(&all)? > 0 {",
+        "if self.watch.set_services(&all)? > u64::MAX - 1 {",
         "it:stamps::clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had",
     ),
     "ts-left-again": trods(
         "ts/leave.rs",
-        "            self.hints.tell(key, Hint { left_to: Some(to.holder), ..left.hint });\n            self",
-        "            self",
+        "self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });\n        }",
+        "}",
         "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
     ),
     "ts-left-to-one": trods(
@@ -279,7 +279,7 @@ STAMPS: dict[str, Removal] = {
     ),
     "ts-comes-back": trods(
         "ts/leave.rs",
-        "self.lost.look_for(key, Some(left.hint), None, now, programs)?;",
+        "self.lost.look_for(key, Some(hint), None, now, programs)?;",
         "",
         "it:stamps::what_nobody_went_on_with_comes_back",
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from netrack import NetRack, needs_rack
 from test_adoption_rack import holders
-from test_trods_survival import HARMS, MEGABYTES, STORE, PlainRack, download, holder, outlives_an_upgrade
+from test_trods_survival import HARMS, STORE, PlainRack, download, holder, outlives_an_upgrade, standing
 
 pytestmark = needs_rack
 
@@ -24,8 +24,12 @@ class StampedRack(PlainRack):
         return super().description().replace(f"{{store: ['{STORE}']}}", "{objects: /list}")
 
     def start_controller(self) -> None:
-        (self.file.parent / "list").write_text("/big\n/small\n")
+        self.put_list()
         NetRack.start_controller(self)
+
+    def put_list(self) -> None:
+        """What timestamps name."""
+        (self.file.parent / "list").write_text("/big\n/small\n")
 
     def agrees(self) -> bool:
         """Whether all replicas have said that they have the same."""
@@ -40,20 +44,16 @@ class BothRack(StampedRack):
         return PlainRack.description(self).replace("{store:", "{objects: /list, store:")
 
     def start_controller(self) -> None:
-        (self.file.parent / "list").write_text("/big\n/small\n")
+        self.put_list()
         PlainRack.start_controller(self)
 
 
 @contextmanager
 def agreeing(rack: StampedRack) -> Iterator[StampedRack]:
     """It stands, and all replicas have the same."""
-    try:
-        rack.build(MEGABYTES)
-        rack.until(rack.all_well, "all take plain TCP")
+    with standing(rack):
         rack.until(rack.agrees, "they agree on what they have")
         yield rack
-    finally:
-        rack.down()
 
 
 @pytest.fixture(scope="module")

@@ -138,6 +138,7 @@ fn verdict(said: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use libbpf_rs::ProgramType;
+    use libbpf_rs::libbpf_sys::{bpf_prog_get_info_by_fd, bpf_prog_info};
 
     use super::*;
     use crate::kernel::{self, Feature};
@@ -154,6 +155,31 @@ mod tests {
         assert!(matches!(error, Error::Refused { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains("the verifier") && text.contains("takes_frame"), "{text}");
+    }
+
+    /// Where paths do not join, a program of a few thousand instructions is hundreds of thousands to it, and seconds of a processor.
+    #[test]
+    fn the_verifier_goes_through_a_program_once() {
+        let programs = [
+            ("redirect", object!("redirect"), Feature::Xdp, 20_000),
+            ("calls", object!("calls"), Feature::UserCalls, 300_000),
+        ];
+        for (name, octets, feature, most) in programs {
+            if kernel::skipped(feature) {
+                continue;
+            }
+            let object = load(name, open(name, octets).unwrap()).unwrap();
+            for program in object.progs() {
+                let (mut info, mut size) = (bpf_prog_info::default(), size_of::<bpf_prog_info>() as u32);
+                // SAFETY: the kernel writes no more than the size says.
+                let rc = unsafe {
+                    bpf_prog_get_info_by_fd(program.as_fd().as_raw_fd(), &raw mut info, &raw mut size)
+                };
+                assert_eq!(rc, 0);
+                println!("{name} {:?}: {}", program.name(), info.verified_insns);
+                assert!(info.verified_insns < most, "{:?}: {}", program.name(), info.verified_insns);
+            }
+        }
     }
 
     #[test]

@@ -540,9 +540,7 @@ impl Body {
         let can =
             |keeper: &Stores, socket: &SocketAddr| keeper.serves(socket) || issuers.contains_key(socket);
         let all: Vec<_> = all.filter(|(socket, ..)| can(self.watch.keeper_mut(), socket)).collect();
-        let before = self.watch.formers();
-        self.watch.set_services(&all)?;
-        if self.watch.formers() > before {
+        if self.watch.set_services(&all)? > 0 {
             let mut settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
             *settles = Some(Instant::now() + ts::HUNT);
         }

@@ -50,10 +50,9 @@ static __always_inline void hear_ends(const struct segment *s, struct stamped *s
 
 /* A client's segment of a connection whose timestamps are made here, whose sum is right or of no account. */
 static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-						    const struct service *service, const struct issuer *issuer,
-						    struct scratch *at)
+						    struct limits *limits, const struct service *service,
+						    const struct issuer *issuer, struct scratch *at)
 {
-	struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
 	__u32 first = st->isn + 1;
 	enum next_words words = NAMES;
 	bool is_ack = s->flags & ACK;
@@ -198,8 +197,9 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 			return DROP;
 	}
 	bool is_recorded = st->phase == STAMPED_RECORDED;
+	struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
 	if (is_recorded && s->flags & RST)
-		return bpf_map_lookup_elem(&flows, &s->key) ? PASS : NEXT;
+		return limits ? PASS : NEXT;
 	if (s->flags & RST) {
 		mention(s, EVENT_RESET, 0, s->seq);
 		if (s->seq == st->client_next) {
@@ -209,14 +209,13 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return NEXT;
 	}
 	enum next_words words = RECORDS;
-	struct limits *limits = is_recorded ? bpf_map_lookup_elem(&flows, &s->key) : NULL;
 	/* What is not heard yet stays as it is. */
-	if (limits && limits->flags & LIMITS_AWAITED)
+	if (is_recorded && limits && limits->flags & LIMITS_AWAITED)
 		return PASS;
 	if (is_recorded)
 		hear_echo(skb, s, st, NULL, at);
 	else
-		words = hear_stamped(skb, s, st, service, issuer, at);
+		words = hear_stamped(skb, s, st, limits, service, issuer, at);
 	if (words == RETRIES) {
 		count(COUNT_LOST);
 		return DROP;
@@ -226,7 +225,7 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		/* Who limits it forgets it. */
 		if (ends_stamped(s, st))
 			bpf_map_delete_elem(&stamped, &s->key);
-		return bpf_map_lookup_elem(&flows, &s->key) ? PASS : NEXT;
+		return limits ? PASS : NEXT;
 	}
 	if (ends_stamped(s, st)) {
 		bpf_map_delete_elem(&flows, &s->key);

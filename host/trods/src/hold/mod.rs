@@ -25,6 +25,7 @@ use rivulet_pktio::tap::{self, Tap};
 use rivulet_pktio::{AfPacket, Config, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
 
 pub use frame::Frame;
+pub(crate) use moves::{AT_A_TIME, Rounds};
 pub use moves::{Followers, LISTED, Leave, Leaving, Left, List};
 pub use pins::{Absence, Known, Pins};
 pub use places::Stores;

@@ -123,8 +123,6 @@ pub struct Watch<K> {
     idle: Duration,
     /// The process before had no connections of its own.
     succeeds: bool,
-    /// Connections of services whose timestamps the programs make that began under another process's.
-    formers: u64,
     status: Status,
 }
 
@@ -154,7 +152,6 @@ impl<K: Keeper> Watch<K> {
             swept: Vec::new(),
             idle: IDLE,
             succeeds: false,
-            formers: 0,
             status: Status::default(),
         })
     }
@@ -189,11 +186,13 @@ impl<K: Keeper> Watch<K> {
         self.succeeds = true;
     }
 
-    /// These services are protected from now on, each under its lease; the connections of others are free.
+    /// These services are protected from now on, each under its lease; the connections of others are free. Returns how many connections
+    /// there are whose timestamps, and numbers, another process's programs may have made: the kernel alone cannot go on with them.
     ///
     /// # Errors
     /// Too many of them.
-    pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<(), HoldError> {
+    pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<u64, HoldError> {
+        let mut formers = 0;
         let gone: Vec<SocketAddr> = self
             .services
             .keys()
@@ -222,17 +221,12 @@ impl<K: Keeper> Watch<K> {
                 for client in clients.filter(|client| client.ip() != service.ip()) {
                     tracing::debug!(%client, "unprotected: it began before");
                     *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
-                    self.formers += u64::from(issuer > 0 && !self.succeeds);
+                    formers += u64::from(issuer > 0 && !self.succeeds);
                 }
             }
         }
-        self.act()
-    }
-
-    /// Connections whose timestamps, and numbers, another process's programs may have made: this one's kernel cannot go on with them.
-    #[must_use]
-    pub fn formers(&self) -> u64 {
-        self.formers
+        self.act()?;
+        Ok(formers)
     }
 
     /// Of these services the programs make handshakes and timestamps, from the next [`Watch::set_services`] on: the issuer's

@@ -9,18 +9,10 @@ use rivulet_bpf::trods::{FlowKey, Phase, Pin, Stamped};
 
 use super::hints::Hint;
 use super::{Names, hint, read, reading};
-use crate::hold::{HoldError, Keeper, Watch, now_ms};
+use crate::hold::{AT_A_TIME, HoldError, Keeper, Rounds, Watch, now_ms};
 
 /// Connections that are recorded at once: the store has others to keep.
 const AT_ONCE: usize = 256;
-/// So many are left at a time, and the next ones so much later; all are looked at again after a round.
-const AT_A_TIME: usize = 16;
-const STEP: Duration = Duration::from_millis(4);
-const ROUND: Duration = Duration::from_millis(20);
-/// By then the ToR sends what clients say to who is to go on with it.
-const SETTLE: Duration = Duration::from_millis(200);
-/// A response that is over so soon is not moved.
-const GRACE: Duration = Duration::from_secs(1);
 /// So often it is said again what was left, until somebody says to have gone on with it, and for so long at most.
 const AGAIN: Duration = Duration::from_millis(20);
 const GIVE_UP: Duration = Duration::from_secs(60);
@@ -33,26 +25,23 @@ pub struct LeaveNamed {
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
 }
 
+impl std::fmt::Debug for LeaveNamed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LeaveNamed({:?})", self.services)
+    }
+}
+
 /// What leaves, and what has left.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Leaving {
     leaves: Vec<LeaveNamed>,
-    since: Option<Instant>,
-    step_at: Option<Instant>,
-    round_at: Option<Instant>,
+    /// While something leaves.
+    rounds: Option<Rounds>,
     again_at: Option<Instant>,
-    /// What is still to be looked at in this round.
-    todo: Vec<FlowKey>,
     left: HashMap<FlowKey, Left>,
     moved: u64,
     /// Connections that could be left, when that was counted last.
     pub movable: u64,
-}
-
-impl std::fmt::Debug for Leaving {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Leaving({} services, {} on their way)", self.leaves.len(), self.left.len())
-    }
 }
 
 #[derive(Debug)]
@@ -79,8 +68,8 @@ impl Names {
     /// These services are left from now on, and no others.
     pub fn set_leaves(&mut self, leaves: Vec<LeaveNamed>, now: Instant) {
         let leaving = &mut self.leaving;
-        let since = leaving.since.filter(|_| !leaving.leaves.is_empty()).unwrap_or(now);
-        leaving.since = (!leaves.is_empty()).then_some(since);
+        let rounds = leaving.rounds.take().unwrap_or_else(|| Rounds::begin(now));
+        leaving.rounds = (!leaves.is_empty()).then_some(rounds);
         leaving.leaves = leaves;
     }
 
@@ -96,25 +85,31 @@ impl Names {
             self.leaving.again_at = Some(now + AGAIN);
             self.leave_again(now, watch)?;
         }
-        let Some(since) = self.leaving.since.filter(|since| now >= *since + SETTLE) else { return Ok(()) };
-        if self.leaving.step_at.is_some_and(|at| at > now) {
-            return Ok(());
-        }
-        self.leaving.step_at = Some(now + STEP);
-        if self.leaving.todo.is_empty() && self.leaving.round_at.is_none_or(|at| at <= now) {
-            self.leaving.round_at = Some(now + ROUND);
-            self.look_through(watch)?;
-        }
-        let mut room = AT_A_TIME;
-        while room > 0
-            && let Some(key) = self.leaving.todo.pop()
-        {
+        let Leaving { leaves, rounds: Some(rounds), movable, .. } = &mut self.leaving else { return Ok(()) };
+        let keys = rounds.step(now, || {
+            let mut keys = Vec::new();
+            *movable = 0;
+            watch.hold().programs().stamps().each(|key, stamped| {
+                *movable += u64::from(is_movable(&stamped));
+                let is_left = || leaves.iter().any(|leave| leave.services.contains(&key.service()));
+                if stamped.phase == Phase::Echoed && is_left() {
+                    keys.push(key);
+                }
+            });
+            keys
+        });
+        let (mut room, is_early) = (AT_A_TIME, rounds.is_early(now));
+        for key in keys {
+            if room == 0 {
+                self.leaving.rounds.iter_mut().for_each(|rounds| rounds.put_back(key));
+                continue;
+            }
             let programs = watch.hold().programs();
             // It may have changed while the others were looked at.
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
             let (Some(stamped), Some(limits)) = (stamped, programs.limits(&key)?) else { continue };
             let is_under_way = limits.acked.wrapping_sub(stamped.isn.wrapping_add(1)) < stamped.total;
-            if (is_under_way && now < since + GRACE) || !watch.speaks(&key.service()) {
+            if (is_under_way && is_early) || !watch.speaks(&key.service()) {
                 continue;
             }
             let Some(to) = self.leaving.heir(&key) else { continue };
@@ -130,39 +125,29 @@ impl Names {
         Ok(())
     }
 
-    /// Which connections there are to leave.
-    fn look_through<K: Keeper>(&mut self, watch: &Watch<K>) -> Result<(), HoldError> {
-        let Leaving { leaves, todo, movable, .. } = &mut self.leaving;
-        *movable = 0;
-        watch.hold().programs().stamps().each(|key, stamped| {
-            *movable += u64::from(is_movable(&stamped));
-            let is_left = || leaves.iter().any(|leave| leave.services.contains(&key.service()));
-            if stamped.phase == Phase::Echoed && is_left() {
-                todo.push(key);
-            }
-        });
-        Ok(())
-    }
-
     /// Says again what was left. Who was to go on with it may be gone: then it is another one, or this one itself.
     fn leave_again<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
-        for (key, mut left) in std::mem::take(&mut self.leaving.left) {
+        let keys: Vec<FlowKey> = self.leaving.left.keys().copied().collect();
+        for key in keys {
+            let left = &self.leaving.left[&key];
             let is_gone_on = self.hints.holder(&key).is_some_and(|(_, hint)| hint.is_after(&left.hint));
             let is_another = programs.stamps().get(&key)?.is_some();
             if is_gone_on || is_another || now >= left.since + GIVE_UP {
+                self.leaving.left.remove(&key);
                 continue;
             }
+            let (hint, before) = (left.hint, left.to);
             let Some(to) = self.leaving.heir(&key) else {
-                self.lost.look_for(key, Some(left.hint), None, now, programs)?;
+                self.lost.look_for(key, Some(hint), None, now, programs)?;
+                self.leaving.left.remove(&key);
                 continue;
             };
-            if to != left.to {
+            if to != before {
                 programs.pin(&key, to)?;
-                left.to = to;
+                self.leaving.left.entry(key).and_modify(|left| left.to = to);
             }
-            self.hints.tell(key, Hint { left_to: Some(to.holder), ..left.hint });
-            self.leaving.left.insert(key, left);
+            self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
         }
         Ok(())
     }

@@ -240,12 +240,10 @@ impl Names {
         found: &Found,
         watch: &mut Watch<K>,
     ) -> Result<(), HoldError> {
-        let programs = watch.hold().programs();
-        programs.free(key)?;
-        programs.stamps().forget(key)?;
         self.found.remove(key);
+        let programs = watch.hold().programs();
         self.lost.look_for(*key, Some(hint(&found.stamped)), None, Instant::now(), programs)?;
-        watch.abandon(key)
+        drop_here(key, watch)
     }
 
     /// Nobody goes on with a connection, and what was withheld of it may leave; one that is recorded is the watch's.
@@ -327,9 +325,7 @@ impl Names {
             let hint = hint(&stamped);
             self.found.remove(&key);
             self.lost.look_for(key, Some(hint), None, now, programs)?;
-            programs.free(&key)?;
-            programs.stamps().forget(&key)?;
-            watch.abandon(&key)?;
+            drop_here(&key, watch)?;
         }
         Ok(())
     }
@@ -416,6 +412,14 @@ fn reading<'r>(
     let service = services.get(*at.get(&key.service())?)?;
     let is_in_force = service.named.in_force.is_none_or(|version| version == service.table.version());
     is_in_force.then(|| Reading { keys: &service.named.keys, table: &service.table })
+}
+
+/// Nothing is left of a connection here, and nothing is said on it: it is pinned, or looked for.
+fn drop_here<K: Keeper>(key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
+    let programs = watch.hold().programs();
+    programs.free(key)?;
+    programs.stamps().forget(key)?;
+    watch.abandon(key)
 }
 
 fn hint(stamped: &Stamped) -> Hint {

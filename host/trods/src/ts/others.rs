@@ -8,7 +8,7 @@ use rivulet_plain::Segment;
 
 use super::hints::Hint;
 use super::read::is_near;
-use super::{HUNT, Names, hint};
+use super::{HUNT, Names, drop_here, hint};
 use crate::hold::{Absence, HoldError, Keeper, Watch};
 use crate::lease::clock;
 use crate::replica::Gone;
@@ -90,9 +90,7 @@ impl Names {
                 if !hint.is_after(&super::hint(&own)) {
                     continue;
                 }
-                programs.free(&key)?;
-                programs.stamps().forget(&key)?;
-                watch.abandon(&key)?;
+                drop_here(&key, watch)?;
             }
             self.found.remove(&key);
             let programs = watch.hold().programs();
@@ -112,9 +110,7 @@ impl Names {
         programs.pin(key, pin)?;
         self.lost.forget(key, programs)?;
         if programs.stamps().get(key)?.is_some() {
-            programs.free(key)?;
-            programs.stamps().forget(key)?;
-            watch.abandon(key)?;
+            drop_here(key, watch)?;
         }
         Ok(())
     }

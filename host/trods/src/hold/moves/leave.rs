@@ -9,21 +9,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_bpf::trods::{FlowKey, Pin};
 
-use super::{LISTED, Left, List, POLL, list_key, mark_key};
+use super::{AT_A_TIME, LISTED, Left, List, POLL, Rounds, list_key, mark_key};
 use crate::hold::{HoldError, Stores, Watch};
 use crate::store::{LIFETIME, Notices};
 
-/// So many are left at a time, and the next ones so much later: as fast as another replica goes on with them.
-const AT_A_TIME: usize = 16;
-const STEP: Duration = Duration::from_millis(4);
-/// So many are looked at meanwhile, and all of them again after this.
-const LOOKED: usize = 512;
-const ROUND: Duration = Duration::from_millis(20);
-/// By then the ToR sends what clients say to who goes on with it, and that one knows who holds what until it is left: what comes
-/// earlier would be lost, and come again much later.
-const SETTLE: Duration = Duration::from_millis(200);
-/// A response that is over so soon is not moved.
-const GRACE: Duration = Duration::from_secs(1);
 /// So many may be left that the one that is to go on has not read of.
 const AHEAD: u64 = LISTED as u64 / 2;
 /// After this nobody looks for a connection any more that was left: its record is no more than a number.
@@ -63,11 +52,7 @@ pub struct Leaving {
 #[derive(Debug)]
 struct Place {
     leave: Leave,
-    since: Instant,
-    /// What is still to be looked at in this round, and when the next one begins.
-    todo: Vec<FlowKey>,
-    round_at: Instant,
-    step_at: Instant,
+    rounds: Rounds,
     desk: Desk,
     /// The place in the list behind the last one that was named.
     named: u64,
@@ -91,16 +76,7 @@ impl Leaving {
                     tracing::info!(prefix = leave.prefix, "connections move to other replicas");
                     let named = now_us();
                     let desk = Desk::open(&leave, named)?;
-                    let todo = Vec::new();
-                    self.places.push(Place {
-                        leave,
-                        since: now,
-                        todo,
-                        round_at: now,
-                        step_at: now + SETTLE,
-                        desk,
-                        named,
-                    });
+                    self.places.push(Place { leave, rounds: Rounds::begin(now), desk, named });
                 }
             }
         }
@@ -110,10 +86,7 @@ impl Leaving {
     /// When there is something to do.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let at = |place: &Place| {
-            if place.todo.is_empty() { place.step_at.max(place.round_at) } else { place.step_at }
-        };
-        self.places.iter().map(at).min()
+        self.places.iter().map(|place| place.rounds.deadline()).min()
     }
 
     /// The services that are left.
@@ -156,22 +129,14 @@ impl Place {
         left: &mut VecDeque<(Instant, FlowKey)>,
         moved: &mut u64,
     ) -> Result<(), HoldError> {
-        if now < self.step_at {
-            return Ok(());
-        }
-        if self.todo.is_empty() && now >= self.round_at {
-            self.round_at = now + ROUND;
-            self.todo = watch.keys(&self.leave.services);
-        }
-        self.step_at = now + STEP;
-        let (mut room, looked) = (AT_A_TIME, self.todo.len().saturating_sub(LOOKED));
-        for key in self.todo.split_off(looked) {
+        let mut room = AT_A_TIME;
+        for key in self.rounds.step(now, || watch.keys(&self.leave.services)) {
             if room == 0 {
-                self.todo.push(key);
+                self.rounds.put_back(key);
                 continue;
             }
             let Some(record) = watch.movable(&key)? else { continue };
-            if record.is_waited_for() && now < self.since + GRACE {
+            if record.is_waited_for() && self.rounds.is_early(now) {
                 continue;
             }
             let Some(to) = (self.leave.to)(key.client(), key.service()) else { continue };

@@ -8,12 +8,14 @@
 mod follow;
 mod leave;
 mod list;
+mod rounds;
 
 use std::time::Duration;
 
 pub use follow::Followers;
 pub use leave::{Leave, Leaving};
 pub use list::{LISTED, Left, List};
+pub(crate) use rounds::{AT_A_TIME, Rounds};
 
 /// Between two looks at the others' word.
 const POLL: Duration = Duration::from_millis(4);
