@@ -399,7 +399,7 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
         "a_fin_leaves_at_its_place_alone",
     ),
     "fin-of-dead": bpf("return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);", "return true;", DEAD),
-    "dead-over": bpf("bpf_map_delete_elem(&dying, key);", "", DEAD),
+    "dead-over": bpf("bpf_map_delete_elem(&dying, key);", ";", DEAD),
     "dead-server": bpf(
         "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
         "if (0)",
@@ -422,7 +422,7 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
     "pin-one-hop": bpf(
         "is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT", "turn_around(skb, holder)", HELD_BY_OTHERS
     ),
-    "pin-over": bpf("bpf_map_delete_elem(&pins, key);", "", HELD_BY_OTHERS),
+    "pin-over": bpf("bpf_map_delete_elem(&pins, key);", ";", HELD_BY_OTHERS),
     # What is heard.
     "intact": bpf("s.flags & (FIN | RST)) && !is_intact(skb, &s))", "s.flags & (FIN | RST)) && 0)", DAMAGED),
     "intact-syn": bpf("if (!(s.flags & ACK) && is_intact(skb, &s))", "if (!(s.flags & ACK))", DAMAGED),
@@ -460,7 +460,7 @@ REMOVALS = removal_transport.REMOVALS | removal_plain.REMOVALS | removal_moves.R
         'ingress.insert_str(0, &format!("  meta mark {KNOWN:#x} accept\\n"));', "", KNOWN, file="second_chance.rs"
     ),
     # What one connection's kernel said last is not said on the next one between the same ends.
-    "withheld-opened": bpf("bpf_map_delete_elem(&withheld, key);", "", WITHHELD),
+    "withheld-opened": bpf("bpf_map_delete_elem(&withheld, key);", ";", WITHHELD),
     "withheld-adopted": Removal(
         "host/bpf/src/trods.rs", "self.take_withheld(key)?;", "", (f"bpf:trods::tests::{WITHHELD}", ADOPTED_STAYS)
     ),
