@@ -78,8 +78,10 @@ pub struct Counts {
     pub refused: u64,
     /// Connections that were left to other replicas.
     pub moved: u64,
-    /// Connections that are watched now.
+    /// Connections that are watched now: a record of each is in the store, or will be.
     pub watched: u64,
+    /// Connections that timestamps name now, and those of them that have left and that nobody has gone on with yet.
+    pub named: u64,
 }
 
 enum Command {
@@ -578,9 +580,9 @@ impl Body {
             status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
         if let (Some(names), Ok(said)) = (&self.names, self.watch.hold().counters()) {
             counts.protected += said.named;
-            let (left, movable) = names.moves();
+            let (left, named) = names.moves();
             counts.moved += left;
-            counts.watched += movable;
+            counts.named = named;
             let unnamed = causes(&said.unnamed).into_iter().filter(|(_, count)| *count > 0);
             counts.unprotected.extend(unnamed);
             *self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner) = names.versions();

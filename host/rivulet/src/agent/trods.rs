@@ -259,7 +259,7 @@ impl Guard {
             adopted: counts.adopted,
             refused: counts.refused,
             moved: counts.moved,
-            watched: counts.watched,
+            watched: counts.watched + counts.named,
         })
     }
 }

@@ -297,7 +297,7 @@ fn what_a_drained_replica_has_goes_on_elsewhere() {
         eventually("it has left", || first.replica.counts().moved == 2);
         if is_lost {
             std::thread::sleep(Duration::from_millis(100));
-            assert_eq!((first.replica.counts().watched, second.replica.counts().adopted), (2, 0));
+            assert_eq!((first.replica.counts().named, second.replica.counts().adopted), (2, 0));
             second.netns.run("nft flush chain ip t in");
         }
         let status = curl.0.wait().unwrap();
@@ -305,7 +305,7 @@ fn what_a_drained_replica_has_goes_on_elsewhere() {
         assert!(got(&rig) == content(&rig, "large"));
         ask(&rig, &mut idle);
         eventually("they went on there", || second.replica.counts().adopted == 2);
-        eventually("nothing is on its way", || first.replica.counts().watched == 0);
+        eventually("nothing is on its way", || first.replica.counts().named == 0);
         assert_eq!(first.netns.run("ss -Htn state established dst 10.8.0.1").lines().count(), 0);
         assert_eq!((first.replica.counts().moved, second.replica.counts().refused), (2, 0));
     }
