@@ -105,12 +105,29 @@ NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arriv
 UNNAMED = "what_is_not_in_the_table_goes_on_unnamed"
 HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
 BOUND = "who_is_bound_to_an_object_is_sent_that_or_nothing"
+REFLECTED = "who_has_all_is_told_by_its_own_word_that_its_request_came"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
 STAMPS: dict[str, Removal] = {
     "ts-acknowledged-first": stamps(
         "return is_first ? st->client_next : limits->ack;", "return st->client_next;", NAMED
     ),
     "ts-echo-first": stamps("limits->ack = st->client_next;", "", NAMED),
+    "ts-untold": stamps(
+        "if (dead && st->phase == STAMPED_ASKED)",
+        "if (0)",
+        "no_response_begins_whose_name_nobody_would_tell",
+    ),
+    # That who has all, and is owed a word, hears it, and who is not does not.
+    "ts-reflected": stamps("if (is_owed(s, st) && ", "if (false && is_owed(s, st) && ", REFLECTED),
+    "ts-reflected-all": stamps(" && s->ack - st->isn - 1 >= st->total", "", REFLECTED, file="ts_reflect.h"),
+    "ts-reflected-echoed": stamps("st->phase == STAMPED_ECHOED && ", "", REFLECTED, file="ts_reflect.h"),
+    "ts-reflected-told": stamps("\t\tst->owed = 0;", "\t\t;", REFLECTED, file="trods.c"),
+    "ts-reflected-whole": stamps(
+        "return turn(skb) && !bpf_skb_store_bytes(skb, s->tcp, &said, sizeof(said), 0);",
+        "return true;",
+        REFLECTED,
+        file="ts_reflect.h",
+    ),
     "ts-ahead": stamps(
         "#define AHEAD (INDICES / 2 - 1)",
         "#define AHEAD (INDICES - 1)",

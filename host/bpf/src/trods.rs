@@ -114,6 +114,8 @@ pub struct Counters {
     pub named: u64,
     /// Those that go on unprotected, by cause.
     pub unnamed: Unnamed,
+    /// Acknowledgements of requests that were made of the client's, since nothing else was to come.
+    pub reflected: u64,
 }
 
 /// Why timestamps do not name the response of a connection: connections by cause.
@@ -468,7 +470,7 @@ impl Trods {
     /// The system's.
     pub fn counters(&self) -> Result<Counters, Error> {
         let counters = map(&self.object, "counters")?;
-        let mut sums = [0u64; 21];
+        let mut sums = [0u64; 22];
         for (key, sum) in (0u32..).zip(&mut sums) {
             let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
             for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
@@ -477,7 +479,7 @@ impl Trods {
         }
         let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on, rest @ ..] =
             sums;
-        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room] = rest;
+        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, reflected] = rest;
         let unnamed = Unnamed { options, ports, asking, fields, unlisted, head, second, full: no_room };
         Ok(Counters {
             opened,
@@ -494,6 +496,7 @@ impl Trods {
             issued,
             named,
             unnamed,
+            reflected,
         })
     }
 

@@ -627,7 +627,11 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 		if (!strip_fin(skb, &s))
 			return swallow();
 	}
+	if (st && s.flags & ACK && !after(st->client_next, s.ack))
+		st->owed = 0;
 	if (s.flags & ACK && after(s.ack, ack)) {
+		if (st)
+			owe(skb, &s, st);
 		if (!s.length && !(s.flags & FIN)) {
 			count(COUNT_ACKS);
 			/* Of what is named the next segment says it. */

@@ -236,6 +236,8 @@ struct stamped {
 	__u8 index;
 	__u8 echo; /* the newest index that came back */
 	__u32 originals[32]; /* of each index the kernel's newest value */
+	__be16 owed; /* the window of what the client was not acknowledged; 0: nothing is kept back */
+	__u16 pad[3];
 };
 
 /* What is counted, segments unless it says otherwise. */
@@ -262,6 +264,7 @@ enum counter {
 	COUNT_HEAD, /* the response's head is not the table's */
 	COUNT_SECOND, /* another request */
 	COUNT_FULL_ISSUED, /* no room */
+	COUNT_REFLECTED, /* acknowledgements of requests, made of the client's (ts_reflect.h) */
 	COUNTERS,
 };
 

@@ -16,6 +16,7 @@
 #include "ts_maps.h"
 #include "ts_handshake.h"
 #include "ts_object.h"
+#include "ts_reflect.h"
 
 /* What a client's segment echoes: given back to the kernel as its own. */
 static __always_inline void hear_echo(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
@@ -103,6 +104,9 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 {
 	__u32 why = st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING;
 
+	/* Nobody would tell others of it: its client asks again, and is heard by one of those. */
+	if (dead && st->phase == STAMPED_ASKED)
+		return RETRIES;
 	if (st->phase == STAMPED_ASKED && s->seq == limits->first) {
 		if (!name_response(skb, s, st, limits, at))
 			return go_unnamed(s, st, limits, service, COUNT_HEAD, at);
@@ -221,6 +225,9 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return DROP;
 	}
 	hear_ends(s, st);
+	/* Where another member handed it on it is not from where the answer has to go. */
+	if (is_owed(s, st) && is_first_hand(skb, lease) && !reflect(skb, s, st))
+		return DROP;
 	if (words == RECORDS) {
 		/* Who limits it forgets it. */
 		if (ends_stamped(s, st))

@@ -19,7 +19,7 @@ pub const DATE: usize = 29;
 /// Heads that a target may have.
 pub const HEADS: usize = 2;
 /// Octets of `struct stamped`, and where its originals begin.
-const STAMPED: usize = 56 + 4 * 32;
+const STAMPED: usize = 56 + 4 * 32 + 8;
 const ORIGINALS: usize = 56;
 const CLIENT_FIN: u8 = 1 << 0;
 const ADOPTED: u8 = 1 << 2;

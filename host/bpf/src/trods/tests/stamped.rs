@@ -257,6 +257,63 @@ fn the_response_is_named_and_the_request_acknowledged_where_the_name_arrives() {
     assert_eq!((rig.counters().named, rig.unnamed()), (1, Unnamed::default()));
 }
 
+/// Of what begins to leave now nobody would tell the others. A client that has nothing of it asks again, and they hear that.
+#[test]
+fn no_response_begins_whose_name_nobody_would_tell() {
+    for records in [false, true] {
+        let Some(rig) = Rig::stamped() else { return };
+        let end = GET.len() as u32;
+        if records {
+            rig.records();
+        }
+        rig.put(|_| {});
+        assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+        let dead = map(&rig.trods.object, ".data.dead").unwrap();
+        update(&dead, &0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).unwrap();
+        assert_eq!(rig.answers(ACK, 0, end, KERNEL, &response()).verdict, SWALLOWED);
+        // Nor what is behind it.
+        assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).verdict, SWALLOWED);
+        assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Asked, Unnamed::default()));
+        // What began before goes on.
+        rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, 9000));
+        assert_eq!(object_of(rig.answers(ACK, 500, 0, KERNEL, &[b'x'; 9]).value), OBJECT);
+    }
+}
+
+/// A response of several segments has left before its name is echoed, and nothing that could acknowledge the request is to come.
+#[test]
+fn who_has_all_is_told_by_its_own_word_that_its_request_came() {
+    let Some(rig) = Rig::stamped() else { return };
+    let (end, total) = (GET.len() as u32, response().len() as u32);
+    let asks = |is_long| {
+        rig.put(|_| {});
+        rig.says(ACK, 0, 0, BASE, GET);
+        rig.answers(ACK, 0, end, KERNEL, &[]);
+        let first = rig.answers(ACK, 0, end, KERNEL, &response());
+        // One that does not come as the first is not taken up as that.
+        if is_long {
+            assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
+        }
+        first.value
+    };
+    let has = |octets, echo| {
+        assert_eq!(rig.says(ACK, end, octets, echo, &[]).verdict, NEXT);
+        rig.counters().reflected
+    };
+    let value = asks(true);
+    assert_eq!(has(total, BASE), 0, "nobody else knows what it is being sent");
+    asks(true);
+    assert_eq!(has(500, value), 0, "the rest may say it");
+    let value = asks(true);
+    assert_eq!((has(total, value), has(total, value)), (1, 1), "once");
+    let value = asks(false);
+    assert_eq!(has(total, value), 1, "it was told with the response");
+    let value = asks(true);
+    assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
+    assert_eq!(rig.says(FIN | ACK, end, total, value, &[]).verdict, NEXT);
+    assert_eq!(rig.counters().reflected, 1, "the kernel answers that");
+}
+
 #[test]
 fn what_is_not_in_the_table_goes_on_unnamed() {
     let request = |text: &str| text.as_bytes().to_vec();

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The acknowledgement of a request whose response left whole before the client echoed its name (ts.h). Nothing of the kernel's is to
+ * come that could carry it, and a client that is not told sends its request again. So its word that it has all comes back to it.
+ */
+#ifndef TS_REFLECT_H
+#define TS_REFLECT_H
+
+#include "ts_maps.h"
+
+#define TCP_WINDOW 14
+
+/* A header whose only options are timestamps. */
+struct stamped_header {
+	__be16 source, dest;
+	__be32 seq, ack;
+	__be16 flags, window, checksum, urgent;
+	__be32 kinds, value, echo;
+};
+
+/* The kernel said more than may leave now: its window is kept for when it may. */
+static __always_inline void owe(struct __sk_buff *skb, const struct segment *s, struct stamped *st)
+{
+	bpf_skb_load_bytes(skb, s->tcp + TCP_WINDOW, &st->owed, sizeof(st->owed));
+}
+
+/* Whether nothing else will tell the client that its request has come. */
+static __always_inline bool is_owed(const struct segment *s, const struct stamped *st)
+{
+	bool is_word = s->flags == ACK && !s->length;
+
+	return st->owed && st->phase == STAMPED_ECHOED && is_word && s->ack - st->isn - 1 >= st->total;
+}
+
+static __always_inline bool swap(struct __sk_buff *skb, __u32 at, __u32 half)
+{
+	__u8 both[2 * sizeof(struct in6_addr)];
+
+	return !bpf_skb_load_bytes(skb, at, both, 2 * half) && !bpf_skb_store_bytes(skb, at, both + half, half, 0) &&
+	       !bpf_skb_store_bytes(skb, at + half, both, half, 0);
+}
+
+/* From where it was to go, to where it was from. No sum changes. */
+static __always_inline bool turn(struct __sk_buff *skb)
+{
+	if (!swap(skb, 0, ETH_ALEN))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return swap(skb, ETH_HLEN + offsetof(struct iphdr, saddr), sizeof(__be32));
+	return swap(skb, ETH_HLEN + offsetof(struct ipv6hdr, saddr), sizeof(struct in6_addr));
+}
+
+/*
+ * Sends a segment of the client's back to it, as the kernel's next word; the timestamp is put in as it leaves. Then it is again what
+ * it was. False: it may be half done. A function of its own to the verifier, since its caller comes here on many ways.
+ */
+__attribute__((noinline)) bool reflect(struct __sk_buff *skb, const struct segment *s, struct stamped *st)
+{
+	struct stamped_header said;
+
+	if (!s || !st || s->header != sizeof(said) || bpf_skb_load_bytes(skb, s->tcp, &said, sizeof(said)) ||
+	    said.kinds != bpf_htonl(OF(1, 1, 8, 10)))
+		return true;
+	struct stamped_header answer = {
+		.source = said.dest,
+		.dest = said.source,
+		.seq = said.ack,
+		.ack = bpf_htonl(st->client_next),
+		.flags = said.flags,
+		.window = st->owed,
+		.checksum = said.checksum,
+		.urgent = said.urgent,
+		.kinds = said.kinds,
+		.value = bpf_htonl(st->originals[st->index & (INDICES - 1)]),
+		.echo = said.value,
+	};
+	__s64 difference = bpf_csum_diff((void *)&said, sizeof(said), (void *)&answer, sizeof(answer), 0);
+	if (!turn(skb) || bpf_skb_store_bytes(skb, s->tcp, &answer, sizeof(answer), 0) ||
+	    bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, 0, difference, 0))
+		return false;
+	st->owed = 0;
+	if (!bpf_clone_redirect(skb, skb->ifindex, 0))
+		count(COUNT_REFLECTED);
+	return turn(skb) && !bpf_skb_store_bytes(skb, s->tcp, &said, sizeof(said), 0);
+}
+
+#endif
