@@ -479,7 +479,8 @@ impl Trods {
         }
         let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on, rest @ ..] =
             sums;
-        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, reflected] = rest;
+        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, reflected] =
+            rest;
         let unnamed = Unnamed { options, ports, asking, fields, unlisted, head, second, full: no_room };
         Ok(Counters {
             opened,
