@@ -142,13 +142,13 @@ def families(cls: type) -> type:
 
 
 def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Runs a check again, twice at most, that failed while the machine did not let heartbeats be sent or taken in
+    """Runs a check again, four times at most, that failed while the machine did not let heartbeats be sent or taken in
     time: then replicas were silent that should not have been."""
 
     @functools.wraps(check)
     def run(test: RackTest) -> None:
         before = len(test.entries), len(test.groups)
-        for left in (2, 1, 0):
+        for left in (4, 3, 2, 1, 0):
             test.longest_gap = 0.0
             try:
                 return check(test)
