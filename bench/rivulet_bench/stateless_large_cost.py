@@ -43,7 +43,7 @@ def awake(core: int) -> Iterator[None]:
     """Somebody takes all of a core that nobody else wants.
 
     The kernel counts by its tick, and a core that is idle has none: what interrupts do between two times of idleness is
-    counted as idleness, of what a kernel's TCP does up to four fifths.
+    counted as idleness, of what a kernel's TCP does three quarters.
     """
     command = ["taskset", "-c", str(core), "nice", "-n", "19", "chrt", "--idle", "0", "sh", "-c", "while :; do :; done"]
     with subprocess.Popen(command) as process:

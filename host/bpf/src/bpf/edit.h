@@ -5,6 +5,15 @@
 
 #include "segment.h"
 
+/* Exchanges what stands there with what stands right behind it, as two addresses: no sum changes. */
+static __always_inline bool swap(struct __sk_buff *skb, __u32 at, __u32 half)
+{
+	__u8 both[2 * sizeof(struct in6_addr)];
+
+	return !bpf_skb_load_bytes(skb, at, both, 2 * half) && !bpf_skb_store_bytes(skb, at, both + half, half, 0) &&
+	       !bpf_skb_store_bytes(skb, at + half, both, half, 0);
+}
+
 /* Takes the FIN out of a segment. What is behind its data was told. */
 static __always_inline bool strip_fin(struct __sk_buff *skb, const struct segment *s)
 {

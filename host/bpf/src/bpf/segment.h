@@ -27,6 +27,7 @@
 /* Offsets in the TCP header. */
 #define TCP_ACK 8
 #define TCP_OFFSET_AND_FLAGS 12
+#define TCP_WINDOW 14
 #define TCP_CHECKSUM 16
 
 /* A TCP segment between a client and a service. */

@@ -82,8 +82,6 @@ static __always_inline __u16 sum_of(const struct segment *s, const __u8 *tcp, __
 static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment *s, const struct issuer *issuer,
 				     const struct issued *made, __u32 echo)
 {
-	struct ethhdr ether;
-	__u8 source[ETH_ALEN];
 	bool is_v4 = skb->protocol == bpf_htons(ETH_P_IP);
 	__u32 tcp_at = ETH_HLEN + (is_v4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	__u16 mss = issuer->mss[!is_v4], checksum;
@@ -110,11 +108,8 @@ static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment
 	bool is_partial = checksum == sum_of(s, NULL, s->header, false);
 	tcp.checksum = is_partial ? sum_of(s, NULL, SYN_ACK_HEADER, false) :
 				    (__u16)~sum_of(s, (__u8 *)&tcp, SYN_ACK_HEADER, true);
-	if (bpf_skb_change_tail(skb, tcp_at + SYN_ACK_HEADER, 0) || bpf_skb_load_bytes(skb, 0, &ether, sizeof(ether)))
+	if (bpf_skb_change_tail(skb, tcp_at + SYN_ACK_HEADER, 0) || !swap(skb, 0, ETH_ALEN))
 		return false;
-	__builtin_memcpy(source, ether.h_dest, ETH_ALEN);
-	__builtin_memcpy(ether.h_dest, ether.h_source, ETH_ALEN);
-	__builtin_memcpy(ether.h_source, source, ETH_ALEN);
 	if (is_v4) {
 		struct iphdr ip = {
 			.version = 4,
@@ -141,8 +136,7 @@ static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment
 		if (bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0))
 			return false;
 	}
-	return !bpf_skb_store_bytes(skb, 0, &ether, sizeof(ether), 0) &&
-	       !bpf_skb_store_bytes(skb, tcp_at, &tcp, sizeof(tcp), 0);
+	return !bpf_skb_store_bytes(skb, tcp_at, &tcp, sizeof(tcp), 0);
 }
 
 /* A client's SYN: what becomes of it. NEXT, PASS: it is the kernel's. */

@@ -8,8 +8,6 @@
 
 #include "ts_maps.h"
 
-#define TCP_WINDOW 14
-
 /* A header whose only options are timestamps. */
 struct stamped_header {
 	__be16 source, dest;
@@ -30,14 +28,6 @@ static __always_inline bool is_owed(const struct segment *s, const struct stampe
 	bool is_word = s->flags == ACK && !s->length;
 
 	return st->owed && st->phase == STAMPED_ECHOED && is_word && s->ack - st->isn - 1 >= st->total;
-}
-
-static __always_inline bool swap(struct __sk_buff *skb, __u32 at, __u32 half)
-{
-	__u8 both[2 * sizeof(struct in6_addr)];
-
-	return !bpf_skb_load_bytes(skb, at, both, 2 * half) && !bpf_skb_store_bytes(skb, at, both + half, half, 0) &&
-	       !bpf_skb_store_bytes(skb, at + half, both, half, 0);
 }
 
 /* From where it was to go, to where it was from. No sum changes. */

@@ -138,6 +138,12 @@ impl Rig {
         (output.return_value as i32, output.data.unwrap().to_vec())
     }
 
+    /// Whether the process has died, as its [links](crate::linger) say.
+    fn set_dead(&self, is: bool) {
+        let dead = map(&self.trods.object, ".data.dead").unwrap();
+        update(&dead, &0u32.to_ne_bytes(), &u32::from(is).to_ne_bytes(), MapFlags::ANY).unwrap();
+    }
+
     /// Of the client, `seq` and `ack` behind the SYNs.
     fn up(&self, flags: u8, seq: u32, ack: u32, data: &[u8]) -> i32 {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
@@ -638,13 +644,10 @@ fn what_nobody_knows_is_turned_around_at_once() {
         for frame in [frame(tor, RST, b""), frame(another, ACK, b"GET")] {
             assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame));
         }
-        let dead = map(&rig.trods.object, ".data.dead").unwrap();
-        let set_dead =
-            |is: u32| update(&dead, &0u32.to_ne_bytes(), &is.to_ne_bytes(), MapFlags::ANY).unwrap();
-        set_dead(1);
+        rig.set_dead(true);
         let frame = frame(tor, ACK, b"GET");
         assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame), "the next process may know");
-        set_dead(0);
+        rig.set_dead(false);
         // What may end a handshake is the kernel's, also where it has no socket for it.
         assert_eq!((rig.syn(), rig.up(ACK, 0, 7, b"GET")), (NEXT, NEXT));
     }
@@ -696,8 +699,7 @@ fn nothing_begins_under_a_process_that_died() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(10, 10, None);
-    let dead = map(&rig.trods.object, ".data.dead").unwrap();
-    update(&dead, &0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).unwrap();
+    rig.set_dead(true);
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT, "what others can go on with goes on");
     assert_eq!(rig.syn_ack(SERVER_ISN.wrapping_add(50)), SWALLOWED);
     rig.trods.free(&rig.key()).unwrap();

@@ -268,8 +268,7 @@ fn no_response_begins_whose_name_nobody_would_tell() {
         }
         rig.put(|_| {});
         assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
-        let dead = map(&rig.trods.object, ".data.dead").unwrap();
-        update(&dead, &0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY).unwrap();
+        rig.set_dead(true);
         assert_eq!(rig.answers(ACK, 0, end, KERNEL, &response()).verdict, SWALLOWED);
         // Nor what is behind it.
         assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).verdict, SWALLOWED);
