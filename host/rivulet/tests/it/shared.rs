@@ -77,10 +77,12 @@ fn connects_at_the_same_time_are_streams_of_one_connection() {
 fn streams_survive_kills_and_losses() {
     let Some(rig) = Rig::new() else { return };
     rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 16kb limit 200kb");
-    // A machine that sends more slowly than the queue does overflows none.
+    // A machine that sends more slowly than the queue does overflows none, and what its own kernel drops the server sends again
+    // (ENOBUFS): what is lost leaves by another way.
+    rig.server.ip("link add nowhere type veth peer name nobody");
     rig.server.run("nft add table netdev t");
     rig.server.run("nft add chain netdev t out { type filter hook egress device s0 priority 0 ; }");
-    rig.server.run("nft add rule netdev t out numgen inc mod 500 == 499 drop");
+    rig.server.run("nft add rule netdev t out numgen inc mod 500 == 499 counter fwd to nowhere");
     let (names, contents) = files(&rig, 20, 1_000_000);
     let mut server = rig.serve(&[]);
     let streams: Vec<Stream> =
@@ -96,7 +98,7 @@ fn streams_survive_kills_and_losses() {
         running.join().unwrap();
     });
     let s = streams[0].statistics();
-    assert!(s.declared > 0, "some were lost: {s:?}");
+    assert!(s.declared >= 10, "some of 29 were lost: {s:?}");
 }
 
 /// Streams that are given up, that nobody reads, and whose file is gone leave the others alone.

@@ -106,6 +106,16 @@ impl Rig {
         assert!(self.hold.programs().set_limits(key, &limits).unwrap());
     }
 
+    /// What is to be known of a connection that does not go on.
+    fn described(&mut self, key: &FlowKey) -> String {
+        self.look();
+        let sockets = self.replica.run("ss -Htanoi");
+        let counts = self.replica.run("nstat -as");
+        let counters = self.hold.counters();
+        let limits = self.hold.programs().limits(key);
+        format!("{:?}\n{counters:?}\n{limits:?}\n{} frames\n{sockets}{counts}", self.told, self.frames.len())
+    }
+
     fn send_all(&mut self) {
         for frame in std::mem::take(&mut self.frames) {
             self.hold.send(frame);
@@ -172,7 +182,7 @@ fn nothing_is_acknowledged_and_nothing_is_said_before_it_may_be() {
         rig.limit(&key, requested, 300_000, Some(300_000));
         rig.hold.send_withheld(&key).unwrap();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
-        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        assert_eq!(client.read(&mut [0]).unwrap_or_else(|e| panic!("{e}: {}", rig.described(&key))), 0);
         rig.until("the end", |rig| rig.told.contains(&Told::Ended));
         let counters = rig.hold.counters().unwrap();
         assert_eq!((counters.opened, counters.full, counters.lost, counters.muted), (1, 0, 0, 0));
