@@ -19,7 +19,7 @@ def moves(file: str, old: str, new: str, *tests: str) -> Removal:
 LEAVE, FOLLOW = "trods/src/hold/moves/leave.rs", "trods/src/hold/moves/follow.rs"
 STAYS = "what_is_not_ones_own_to_go_on_with_stays_where_it_is"
 IDLE = "idle_connections_move_once_somebody_follows_and_go_on_where_they_are"
-TRODS_C = "bpf/src/bpf/trods.c"
+MEMBERS = "bpf/src/bpf/members.h"
 TURNED = "bpf:trods::tests::what_nobody_knows_is_turned_around_at_once"
 COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
 HEARD_AGAIN = "what_nobody_heard_is_heard_where_its_connection_goes_on"
@@ -28,9 +28,9 @@ HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted
 REMOVALS = {
     # Who says nothing any more, and whom it tells.
     "moves-mute": moves(
-        "trods/src/hold/watch.rs",
-        "        self.hold.programs.pin(key, to)?;\n        self.hold.clear(key)?;",
-        "        let _ = to;\n        self.hold.clear(key)?;",
+        "trods/src/hold/watch/parting.rs",
+        "        self.hold.programs.pin(key, to)?;\n        self.drop_socket(key)",
+        "        let _ = to;\n        self.drop_socket(key)",
         "a_download_moves_in_the_middle",
     ),
     "moves-nobody": moves(LEAVE, ".is_none_or(is_behind)", ".is_some_and(|_| false)", IDLE),
@@ -56,12 +56,17 @@ REMOVALS = {
         STAYS,
     ),
     "moves-copied": moves(
-        TRODS_C, "\t\t\t\tpark(skb, &s);\n\t\t\treturn hand_on", "\t\t\t\t(void)0;\n\t\t\treturn hand_on", HEARD_AGAIN
+        "bpf/src/bpf/trods.c",
+        "\t\t\t\tpark(skb, &s);\n\t\t\treturn hand_on",
+        "\t\t\t\t(void)0;\n\t\t\treturn hand_on",
+        HEARD_AGAIN,
     ),
     "moves-kept": moves(
         "trods/src/hold/rescue.rs", "self.copies.keep(key, packet, &segment, Instant::now());", "", HEARD_AGAIN
     ),
-    "moves-again": moves("trods/src/replica.rs", "self.watch.hear_again(key, &packet);", "drop(packet);", HEARD_AGAIN),
+    "moves-again": moves(
+        "trods/src/replica/body.rs", "self.watch.hear_again(key, &packet);", "drop(packet);", HEARD_AGAIN
+    ),
     "moves-copies-old": moves(COPIES, "now >= *at + KEPT", "*at > now + KEPT", KEPT),
     "moves-copies-most": moves(COPIES, " || self.order.len() >= MOST", "", KEPT),
     # Who is drained.
@@ -92,14 +97,14 @@ REMOVALS = {
         "writeln!(ingress);",
         "agent:second_chance::tests::what_another_handed_on_once_is_handed_on_when_it_comes_straight",
     ),
-    "moves-turned": moves(TRODS_C, "\t\t\treturn turn_around(skb, lease->tor);\n", "", TURNED),
-    "moves-turned-once": moves(TRODS_C, "!dead && is_from(skb, lease->tor) && ", "!dead && ", TURNED),
-    "moves-turned-dead": moves(TRODS_C, "at && !dead && ", "at && ", TURNED),
+    "moves-turned": moves(MEMBERS, "\t\t\treturn turn_around(skb, lease->tor);\n", "", TURNED),
+    "moves-turned-once": moves(MEMBERS, "!dead && is_from(skb, lease->tor) && ", "!dead && ", TURNED),
+    "moves-turned-dead": moves(MEMBERS, "at && !dead && ", "at && ", TURNED),
     "moves-turned-syn": moves(
-        TRODS_C, " && !bpf_map_lookup_elem(&openings, &s->key)) {\n\t\tif (now", ") {\n\t\tif (now", TURNED
+        MEMBERS, " && !bpf_map_lookup_elem(&openings, &s->key)) {\n\t\tif (now", ") {\n\t\tif (now", TURNED
     ),
     "moves-turned-most": moves(
-        TRODS_C,
+        MEMBERS,
         "if (at->turned.count < TURNED) {",
         "if (1) {",
         "bpf:trods::tests::of_a_flood_of_what_nobody_knows_the_most_is_not_turned_around",

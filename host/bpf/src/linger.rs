@@ -15,7 +15,7 @@ const LINGER: u32 = 3;
 pub(crate) struct Linger(UnixStream);
 
 impl Linger {
-    /// `dead` is a map of one number, which becomes 1 when this process has died.
+    /// With whatever else is to stay as long; `dead` is a map of one number, which becomes 1 when this process has died.
     pub(crate) fn new(links: &[BorrowedFd<'_>], dead: BorrowedFd<'_>) -> io::Result<Linger> {
         let (read, write) = UnixStream::pair()?;
         let (read_fd, dead) = (read.as_raw_fd(), dead.as_raw_fd());

@@ -1,11 +1,13 @@
 //! The programs of TRODS (`src/bpf/trods.c`): what of a server's TCP leaves an interface, and what a process is told of it.
 
 mod layout;
+mod presence;
 mod stamped;
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
@@ -153,6 +155,9 @@ pub struct Trods {
     tap: u32,
     links: Vec<OwnedFd>,
     linger: Option<Linger>,
+    /// That these programs are where they are ([`presence`]).
+    present: Option<UnixDatagram>,
+    follows: bool,
     dying: Option<Dying>,
     services: MapHandle,
     leases: MapHandle,
@@ -221,6 +226,8 @@ impl Trods {
             tap: 0,
             links: Vec::new(),
             linger: None,
+            present: None,
+            follows: false,
             dying: None,
             services,
             leases,
@@ -244,15 +251,17 @@ impl Trods {
     /// `ENODEV` if there is none.
     pub fn attach(&mut self, index: u32) -> Result<(), Error> {
         self.detach();
+        let fail = |operation| move |source| Error::Os { operation, source };
+        (self.present, self.follows) = presence::claim(index).map_err(fail("a name of programs"))?;
         for (name, kind) in [("trods_egress", BPF_TCX_EGRESS), ("trods_ingress", BPF_TCX_INGRESS)] {
             let link = attach(&self.program(name)?, index, kind, 0);
             self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
         }
         // With it what the kernel closes when this process dies is known for what it is.
         let links = self.links.iter().map(AsFd::as_fd).chain(self.dying.as_ref().map(Dying::link));
+        let links = links.chain(self.present.as_ref().map(AsFd::as_fd));
         let dead = map(&self.object, ".data.dead")?;
-        let linger = Linger::new(&links.collect::<Vec<_>>(), dead.as_fd())
-            .map_err(|source| Error::Os { operation: "fork", source })?;
+        let linger = Linger::new(&links.collect::<Vec<_>>(), dead.as_fd()).map_err(fail("fork"))?;
         self.linger = Some(linger);
         let watched = map(&self.object, ".data.watched")?;
         update(&watched, &0u32.to_ne_bytes(), &index.to_ne_bytes(), MapFlags::ANY)?;
@@ -263,9 +272,15 @@ impl Trods {
         Ok(())
     }
 
+    /// Whether those of a process that died were still there when these were attached.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        self.follows
+    }
+
     /// Takes them off.
     pub fn detach(&mut self) {
-        self.linger = None;
+        (self.linger, self.present) = (None, None);
         self.links.clear();
     }
 

@@ -254,6 +254,14 @@ impl Hold {
         Ok(())
     }
 
+    /// Has the kernel forget a connection without a word to its client.
+    fn silence(&self, key: &FlowKey) -> Result<(), HoldError> {
+        self.programs.park(key)?;
+        let result = self.abort(key);
+        self.programs.unpark(key)?;
+        result
+    }
+
     /// The clients of connections that the kernel has now.
     fn clients(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
         Ok(self.aborter.established(service)?)

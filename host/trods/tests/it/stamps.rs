@@ -3,11 +3,14 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as SocketName, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Pin};
-use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::eventually;
+use rivulet_pktio::abort::Aborter;
+use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_pktio::{LinkInfo, in_netns};
 use rivulet_trods::replica::Replica;
 use rivulet_trods::ts::LeaveNamed;
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
@@ -358,6 +361,40 @@ fn clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_ha
         assert_eq!(rig.hosts[0].replica.is_settling(), has);
         if has {
             eventually("they have had the time", || !rig.hosts[0].replica.is_settling());
+        }
+    }
+}
+
+/// What a process had named that died a moment ago the kernel here is not to go on with, by timestamps of its own: others do.
+#[test]
+fn what_a_process_had_that_died_is_left_to_others() {
+    let plan = Plan { stores: 0, named: true, ..Plan::default() };
+    let service: SocketAddr = SERVICE.parse().unwrap();
+    for died in [true, false] {
+        let Some(mut rig) = rig(&plan, &[("large", 20_000_000)]) else { return };
+        let mut stream = begun(&rig);
+        let host = rig.hosts[0].netns.name().to_owned();
+        let index = LinkInfo::of(&rig.hosts[0].netns.interface("r0")).unwrap().index;
+        let aborter = Aborter::open(Some(&host)).unwrap();
+        assert_eq!(aborter.established(service).unwrap().len(), 1);
+        // As its programs have it as long as they are still there.
+        let name = SocketName::from_abstract_name(format!("rivulet-trods-{index}-5")).unwrap();
+        let _there = died.then(|| in_netns(Some(&host), || UnixDatagram::bind_addr(&name).unwrap()).unwrap());
+        rig.another(&plan);
+        eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
+        assert_eq!(aborter.established(service).unwrap().len(), usize::from(!died));
+        assert!(rig.hosts[0].replica.is_settling());
+        if died {
+            rig.steer("replace", 2);
+            rig.tell_named(1, 1);
+            let (content, mut rest) = (content(&rig, "large"), Vec::new());
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            while rest.len() < 18_000_000 || !content.ends_with(&rest) {
+                let mut more = [0; 65_536];
+                let count = stream.read(&mut more).unwrap();
+                assert!(count > 0 && rest.len() < content.len(), "{} octets", rest.len());
+                rest.extend_from_slice(&more[..count]);
+            }
         }
     }
 }

@@ -1,28 +1,22 @@
-//! A replica's part in TRODS as one thread: it protects connections of the services that it is given, and goes on with those of
-//! replicas that it hears are gone.
+//! What the thread of a [`Replica`](super::Replica) does, in which order.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Lease, Leases, Pin, Unnamed};
-use rivulet_pktio::repair;
-use rivulet_pktio::{Interface, in_netns};
-use rustix::event::{EventfdFlags, eventfd};
+use rivulet_bpf::trods::{FlowKey, Unnamed};
 
+use super::{Command, Counts, Gone, Protected, Shared};
 use crate::adopt::{AdoptConfig, Adopters, Outcome};
-use crate::flow::{Settings, Wake};
-use crate::hold::{
-    Absence, Departed, Followers, Heard, Hold, HoldError, Leave, Leaving, Pins, Rescue, Stores, Watch, now_ms,
-};
+use crate::hold::{Absence, Followers, Heard, HoldError, Leaving, Pins, Rescue, Stores, Watch, now_ms};
 use crate::record::{Handshake, Record, Tuple};
-use crate::store::{Store, StoreConfig};
-use crate::ts::{self, Absences, Found, LeaveNamed, Named, Names};
+use crate::store::Store;
+use crate::ts::{self, Absences, Found, Names};
 
 /// Between two looks at everything that does not make itself heard.
 const LOOK: Duration = Duration::from_millis(100);
@@ -38,237 +32,8 @@ const AGAIN: Duration = Duration::from_millis(250);
 /// An adopted connection on which nothing happens is closed, as nginx does.
 const IDLE: Duration = Duration::from_secs(75);
 
-/// What is protected.
-#[derive(Clone, Debug)]
-pub struct Protected {
-    /// Addresses and port of the service.
-    pub sockets: Vec<SocketAddr>,
-    /// Under which lease, of [`Replica::set_lease`].
-    pub lease: u32,
-    /// How.
-    pub settings: Settings,
-    /// Where records are of what is needed to go on, of all connections or of those that timestamps do not name.
-    pub store: Option<StoreConfig>,
-    /// How timestamps name it.
-    pub named: Option<Named>,
-}
-
-/// A replica that is dead, or was excluded, of whose connections others told.
-pub struct Gone {
-    /// Its number.
-    pub replica: u8,
-    /// The services.
-    pub services: Vec<SocketAddr>,
-    /// Who is expected to get what the client sends to the service; `None` is this replica itself.
-    pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
-    /// Whether this replica gets no connections for now.
-    pub waits: bool,
-}
-
-/// What became of connections since the start.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Connections of which a record was stored.
-    pub protected: u64,
-    /// Connections that were not protected to their end, by [reason](Reason::name).
-    pub unprotected: BTreeMap<&'static str, u64>,
-    /// Connections of other replicas that go on here.
-    pub adopted: u64,
-    /// Of these, those whose clients were reset.
-    pub refused: u64,
-    /// Connections that were left to other replicas.
-    pub moved: u64,
-    /// Connections that are watched now: a record of each is in the store, or will be.
-    pub watched: u64,
-    /// Connections that timestamps name now, and those of them that have left and that nobody has gone on with yet.
-    pub named: u64,
-}
-
-enum Command {
-    Services(Vec<Protected>),
-    Departed(Departed),
-    Gone(Gone),
-    Away(Absence),
-    Leave(Vec<Leave>, Vec<LeaveNamed>),
-    Follow(Vec<(u8, Departed)>),
-    Succeed,
-}
-
-/// The thread. It ends with this.
-#[derive(Debug)]
-pub struct Replica {
-    commands: Sender<Command>,
-    leases: Leases,
-    shared: Arc<Shared>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    wake: OwnedFd,
-    stop: AtomicBool,
-    counts: Mutex<Counts>,
-    /// Versions of the tables of services whose connections are named.
-    tables: Mutex<HashMap<SocketAddr, u32>>,
-    /// Absences that are over.
-    back: Mutex<Vec<(u32, u64)>>,
-    /// Until when others go on with what there was here before this process.
-    settles: Mutex<Option<Instant>>,
-}
-
-impl Replica {
-    /// Loads the programs onto an interface; nothing is protected yet. `wake`: of connections of others; of its own the
-    /// [`Settings`] say it; `issues`: there may be services that are [named](Protected::named). Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
-    ///
-    /// # Errors
-    /// What the kernel lacks, in words for the operator.
-    pub fn start(interface: &Interface, wake: Wake, issues: bool) -> Result<Replica, HoldError> {
-        in_netns(interface.netns(), repair::check)??;
-        let hold = if issues { Hold::open_issuing(interface) } else { Hold::open(interface) }?;
-        let leases = hold.programs().leases()?;
-        let rescue = Rescue::new(interface.netns(), wake)?;
-        let watch = Watch::new(hold, Stores::default())?;
-        let wake =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
-        let shared = Arc::new(Shared {
-            wake,
-            stop: AtomicBool::new(false),
-            counts: Mutex::default(),
-            tables: Mutex::default(),
-            back: Mutex::default(),
-            settles: Mutex::default(),
-        });
-        let (commands, receive) = channel();
-        let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
-        let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
-            let (adopters, early, absences) =
-                (HashMap::new(), VecDeque::new(), Absences::new(Instant::now()));
-            let (ended, ends) = channel();
-            let pins = Pins::default();
-            let mut body = Body {
-                names: None,
-                gone: Vec::new(),
-                netns: netns.clone(),
-                absences,
-                watch,
-                rescue,
-                pins,
-                adopters,
-                early,
-                leaving: Leaving::default(),
-                followers: Followers::default(),
-                ended,
-                ends,
-                commands: receive,
-                shared: of_thread,
-            };
-            if let Err(e) = in_netns(netns.as_deref(), || body.run()) {
-                tracing::error!(error = %e, "connections are not protected any more");
-            }
-        })?;
-        Ok(Replica { commands, leases, shared, thread: Some(thread) })
-    }
-
-    /// These services are protected from now on, and no others.
-    pub fn protect(&self, services: Vec<Protected>) {
-        self.command(Command::Services(services));
-    }
-
-    /// The process before this one had left all connections, and its replica was never excluded: what the kernel still has of
-    /// others is their servers'.
-    pub fn succeed(&self) {
-        self.command(Command::Succeed);
-    }
-
-    /// A replica is gone: its connections are looked for.
-    pub fn departed(&self, departed: Departed) {
-        self.command(Command::Departed(departed));
-    }
-
-    /// A replica is gone of whose connections others told: they are looked for.
-    pub fn gone(&self, gone: Gone) {
-        self.command(Command::Gone(gone));
-    }
-
-    /// The version of the table of what a service's server has; 0: none yet.
-    #[must_use]
-    pub fn table(&self, service: &SocketAddr) -> u32 {
-        let tables = self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        tables.get(service).copied().unwrap_or(0)
-    }
-
-    /// This replica was away, and others may have gone on with its connections: these are handed on from now on, and given up
-    /// where they are still here. [`Replica::back`] tells when that is done.
-    pub fn away(&self, absence: Absence) {
-        self.command(Command::Away(absence));
-    }
-
-    /// Connections of these services go on elsewhere, as soon as another replica [follows](Replica::follow), and of no others;
-    /// those that timestamps name without it, where there is no store.
-    pub fn leave(&self, all: Vec<Leave>, named: Vec<LeaveNamed>) {
-        self.command(Command::Leave(all, named));
-    }
-
-    /// These replicas live and are left by their connections: who is named beside each (this replica's index in the pool) goes
-    /// on with those that it is expected to get.
-    pub fn follow(&self, all: Vec<(u8, Departed)>) {
-        self.command(Command::Follow(all));
-    }
-
-    /// Absences after which it is known who holds what, since this was called last.
-    #[must_use]
-    pub fn back(&self) -> Vec<(u32, u64)> {
-        std::mem::take(&mut *self.shared.back.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Whether others have to go on first with connections whose timestamps the process before this one made: from here its clients would
-    /// hear of the kernel, which knows nothing of those. They ask again within seconds.
-    #[must_use]
-    pub fn is_settling(&self) -> bool {
-        let settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
-        settles.is_some_and(|until| Instant::now() < until)
-    }
-
-    /// Sets a lease: until when what stands under it may speak.
-    pub fn set_lease(&self, number: u32, lease: Lease) {
-        if let Err(e) = self.leases.set(number, lease) {
-            tracing::error!(error = %e, "a lease cannot be set");
-        }
-    }
-
-    /// What became of connections.
-    #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn command(&self, command: Command) {
-        // A thread that is gone has said so.
-        let _ = self.commands.send(command);
-        self.shared.wake();
-    }
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.shared.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of protected connections panicked");
-        }
-    }
-}
-
-impl Shared {
-    fn wake(&self) {
-        // One that cannot be counted any further is awake.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-struct Body {
+/// What the thread has.
+pub(super) struct Body {
     /// Services whose connections are named by timestamps.
     names: Option<Names>,
     /// Replicas whose named connections are not looked for yet: records come first.
@@ -292,7 +57,36 @@ struct Body {
 }
 
 impl Body {
-    fn run(&mut self) {
+    /// Nothing is protected yet.
+    pub(super) fn new(
+        netns: Option<String>,
+        watch: Watch<Stores>,
+        rescue: Rescue,
+        commands: Receiver<Command>,
+        shared: Arc<Shared>,
+    ) -> Body {
+        let (ended, ends) = channel();
+        Body {
+            names: None,
+            gone: Vec::new(),
+            netns,
+            absences: Absences::new(Instant::now()),
+            watch,
+            rescue,
+            pins: Pins::default(),
+            adopters: HashMap::new(),
+            ended,
+            ends,
+            early: VecDeque::new(),
+            leaving: Leaving::default(),
+            followers: Followers::default(),
+            commands,
+            shared,
+        }
+    }
+
+    /// Until it is to stop.
+    pub(super) fn run(&mut self) {
         let mut looked = Instant::now();
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();

@@ -1,13 +1,16 @@
 //! All connections of a replica's protected services: what the programs tell goes to their [`Flow`]s, and what these say is
 //! done. Nothing here waits, but for [`Watch::wait`].
 
+mod hear;
+mod parting;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_bpf::trods::{Event, FlowKey, Leases, Phase, Pin, Stamped, What};
+use rivulet_bpf::trods::{FlowKey, Leases, Phase, Stamped};
 use rivulet_plain::MAX_AHEAD;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -16,15 +19,12 @@ use super::{Frame, Hold, HoldError};
 use crate::flow::{Action, Flow, REQUEST_PATIENCE, Reason, Settings};
 use crate::lease::clock;
 use crate::record::{Age, Record, Tuple};
-use crate::ts;
 
 /// Events and frames that are taken at once.
 const BATCH: usize = 256;
 const MOST_BATCHES: usize = 512;
 /// A connection on which nobody says anything for so long is over: servers have given up long before.
 const IDLE: Duration = Duration::from_secs(15 * 60);
-/// Connections of others that are remembered; beyond it all are forgotten, as if they had not been seen.
-const MAX_ELSEWHERE: usize = 65_536;
 /// Connections that are looked at at once.
 const SWEPT: usize = 256;
 /// After this time a connection on which something happened is asked whether it still waits, milliseconds.
@@ -123,6 +123,8 @@ pub struct Watch<K> {
     idle: Duration,
     /// The process before had no connections of its own.
     succeeds: bool,
+    /// It died a moment ago, and no services were set yet.
+    follows: bool,
     status: Status,
 }
 
@@ -134,6 +136,7 @@ impl<K: Keeper> Watch<K> {
     pub fn new(hold: Hold, keeper: K) -> Result<Watch<K>, HoldError> {
         Ok(Watch {
             leases: hold.programs.leases()?,
+            follows: hold.programs.follows(),
             hold,
             keeper,
             services: HashMap::new(),
@@ -193,6 +196,8 @@ impl<K: Keeper> Watch<K> {
     /// Too many of them.
     pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<u64, HoldError> {
         let mut formers = 0;
+        // What these services had before is that process's. Of others it is the kernel's own, and goes on.
+        let follows = !services.is_empty() && std::mem::take(&mut self.follows) && !self.succeeds;
         let gone: Vec<SocketAddr> = self
             .services
             .keys()
@@ -219,6 +224,13 @@ impl<K: Keeper> Watch<K> {
                 // They began before anybody watched, and end with their server. What this host asks its own server is none.
                 let clients = self.hold.clients(*service)?.into_iter();
                 for client in clients.filter(|client| client.ip() != service.ip()) {
+                    // The kernel would go on with timestamps of its own, and acknowledge what nobody names.
+                    if issuer > 0 && follows {
+                        tracing::debug!(%client, "left to others: its process died");
+                        self.hold.silence(&FlowKey::new(client, *service))?;
+                        formers += 1;
+                        continue;
+                    }
                     tracing::debug!(%client, "unprotected: it began before");
                     *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
                     formers += u64::from(issuer > 0 && !self.succeeds);
@@ -297,204 +309,6 @@ impl<K: Keeper> Watch<K> {
         self.ask_again()
     }
 
-    /// Connections whose server sent FIN or RST where it should not, since this was called last, to be [judged](Watch::judge).
-    pub fn ended_early(&mut self) -> Vec<FlowKey> {
-        std::mem::take(&mut self.early)
-    }
-
-    /// The client of a connection that was adopted is reset.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn refuse(&mut self, key: &FlowKey) -> Result<(), HoldError> {
-        self.let_go(key, Reason::Closed)
-    }
-
-    /// A connection that was adopted, and on which nothing is said, was closed.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn leave(&mut self, key: &FlowKey) -> Result<(), HoldError> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-        connection.leaves = true;
-        let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
-        if self.hold.programs.set_limits(key, &connection.limits(acked))? {
-            self.hold.send_withheld(key)?;
-        }
-        Ok(())
-    }
-
-    /// Says of a connection that ended early whether its server accepts others. One that lives meant it, and the connection is let
-    /// go. If its process died, or it was adopted, and there is a server now, the connection is to be adopted on this host: then this gives its
-    /// record. It is parked, and nothing else is left of it here but its place in the store. Elsewhere it waits for whoever
-    /// adopts it, or to be told of again.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn judge(&mut self, key: &FlowKey, accepts: bool) -> Result<Option<Record>, HoldError> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
-        let (died, adopted) = (connection.died, connection.adopted);
-        tracing::debug!(client = %key.client(), accepts, died, adopted, "ended early");
-        connection.judged = false;
-        if !accepts {
-            // A server that is started again at once is missed by nobody else.
-            connection.note_early(key, &mut self.early);
-            return Ok(None);
-        }
-        if !connection.died && !connection.adopted {
-            self.let_go(key, Reason::Closed)?;
-            return Ok(None);
-        }
-        let served = self.services.get(&key.service());
-        let Some(record) =
-            connection.flow.settled().filter(|_| served.is_some_and(|s| s.speaks(&self.leases)))
-        else {
-            connection.note_early(key, &mut self.early);
-            return Ok(None);
-        };
-        // It came before the end of the client's was stored, and has left since: only the client's last word is missing.
-        if !connection.died && connection.flow.closes() && !connection.flow.ends_early() {
-            return Ok(None);
-        }
-        self.withdraw(key)?;
-        Ok(Some(record))
-    }
-
-    /// Parks a connection that is to be adopted on this host: nothing else is left of it here but its place in the store.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn withdraw(&mut self, key: &FlowKey) -> Result<(), HoldError> {
-        self.hold.programs.park(key)?;
-        self.hold.clear(key)?;
-        if let Some(connection) = self.connections.remove(key) {
-            for frame in connection.held {
-                self.hold.forget(frame);
-            }
-        }
-        self.hold.abort(key)
-    }
-
-    /// Has a client's packet come in that nobody heard.
-    pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
-        self.hold.hear_again(key, packet);
-    }
-
-    /// The connections of these services.
-    #[must_use]
-    pub fn keys(&self, services: &[SocketAddr]) -> Vec<FlowKey> {
-        self.connections.keys().filter(|key| services.contains(&key.service())).copied().collect()
-    }
-
-    /// The record from which another replica can go on with a connection as it is now, while this one may speak on it.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn movable(&mut self, key: &FlowKey) -> Result<Option<Record>, HoldError> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
-        let served = self.services.get(&key.service());
-        if !served.is_some_and(|s| s.speaks(&self.leases)) {
-            return Ok(None);
-        }
-        if let Some(limits) = self.hold.programs.limits(key)? {
-            connection.flow.acknowledged(limits.acked);
-        }
-        Ok(connection.flow.movable())
-    }
-
-    /// A connection is another replica's from now on: nothing is said on it here any more, and nothing is left of it but its
-    /// place in the store.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn move_to(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
-        // First of all it is muted.
-        self.hold.programs.pin(key, to)?;
-        self.hold.clear(key)?;
-        if let Some(connection) = self.connections.remove(key) {
-            for frame in connection.held {
-                self.hold.forget(frame);
-            }
-        }
-        self.hold.abort(key)
-    }
-
-    /// The client of a connection that was to be adopted on this host is gone.
-    pub fn forget(&mut self, key: &FlowKey) {
-        self.keeper.forget(key);
-    }
-
-    fn let_go(&mut self, key: &FlowKey, reason: Reason) -> Result<(), HoldError> {
-        self.tell(key, |flow, out| flow.let_go(reason, out));
-        self.act()
-    }
-
-    /// Another replica has a record of a connection: if this one knows nothing newer, that one went on with it, and nothing is
-    /// said on it here any more. False if it does, of its own or of a third one's: what one that died meanwhile had read lies
-    /// where it was until somebody deletes it.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn hand_over(&mut self, key: &FlowKey, to: Pin, theirs: &Age) -> Result<bool, HoldError> {
-        let is_outdated = self.is_ahead(key, theirs) || self.is_elsewhere(key, theirs);
-        tracing::debug!(client = %key.client(), ?theirs, holder = to.holder, is_outdated, "held elsewhere");
-        if is_outdated {
-            return Ok(false);
-        }
-        // First of all it is muted.
-        self.hold.programs.pin(key, to)?;
-        if self.elsewhere.len() >= MAX_ELSEWHERE {
-            self.elsewhere.clear();
-        }
-        self.elsewhere.insert(*key, *theirs);
-        self.abandon(key)?;
-        Ok(true)
-    }
-
-    /// Whether another replica was seen to know more of a connection than a record says that was left behind: that one goes on.
-    #[must_use]
-    pub fn is_elsewhere(&self, key: &FlowKey, left: &Age) -> bool {
-        self.elsewhere.get(key).is_some_and(|theirs| theirs.is_after(left))
-    }
-
-    /// Whether a connection is watched.
-    #[must_use]
-    pub fn has(&self, key: &FlowKey) -> bool {
-        self.connections.contains_key(key)
-    }
-
-    /// Whether this replica knows more of a connection than a record of another's.
-    #[must_use]
-    pub fn is_ahead(&self, key: &FlowKey, theirs: &Age) -> bool {
-        self.connections.get(key).is_some_and(|connection| !connection.flow.is_behind(theirs))
-    }
-
-    /// Gives up what is here of a connection, in the kernel too: it is gone on with at another place of its sequence numbers. What
-    /// the kernel says at that does not leave, since the connection is pinned or parked.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn abandon(&mut self, key: &FlowKey) -> Result<(), HoldError> {
-        if let Some(connection) = self.connections.remove(key) {
-            self.end(key, connection)?;
-        }
-        self.hold.clear(key)?;
-        self.hold.abort(key)
-    }
-
-    /// Frees a connection that is no more, and forgets it.
-    fn end(&mut self, key: &FlowKey, mut connection: Connection) -> Result<(), HoldError> {
-        connection.flow.closed(&mut self.said);
-        if self.said.drain(..).any(|action| action == Action::Forget) {
-            self.keeper.forget(key);
-        }
-        self.hold.programs.free(key)?;
-        for frame in connection.held {
-            self.hold.forget(frame);
-        }
-        Ok(())
-    }
-
     /// A connection of another replica's goes on here, whose client has everything below `acked`: its limits stand before the
     /// kernel has it, and its record is stored under this replica's name before an octet leaves.
     ///
@@ -569,154 +383,6 @@ impl<K: Keeper> Watch<K> {
                 self.end(&key, connection)?;
             }
         }
-        self.act()
-    }
-
-    /// Takes events in, and says how many.
-    fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
-        let now = now_ms();
-        let Watch {
-            hold,
-            leases,
-            keeper,
-            services,
-            connections,
-            due,
-            actions,
-            said,
-            stale,
-            over,
-            early,
-            issuers,
-            asked,
-            ended: ends,
-            ..
-        } = self;
-        let count = hold.events(BATCH, |event| {
-            let Event { key, ack, what } = event;
-            let mut end =
-                |mut connection: Connection, actions: &mut Vec<(FlowKey, Action)>, said: &mut Vec<Action>| {
-                    connection.flow.closed(said);
-                    if said.drain(..).any(|action| action == Action::Forget) {
-                        keeper.forget(&key);
-                    }
-                    actions.retain(|(other, _)| *other != key);
-                    stale.append(&mut connection.held.into());
-                };
-            match what {
-                // Whoever may not speak goes on with nothing: another one does.
-                What::Parked { packet } => {
-                    let service = services.get(&key.service());
-                    if service.is_some_and(|service| service.speaks(leases)) {
-                        parked(&key, packet);
-                    }
-                    return;
-                }
-                What::Opened { syn, syn_ack } => {
-                    let tuple = Tuple { client: key.client(), service: key.service() };
-                    // Of a service that went meanwhile: nothing holds it, and it ends like any other.
-                    let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
-                    // The end of the one before between these ports was not seen.
-                    if let Some(before) = connections.remove(&key) {
-                        end(before, actions, said);
-                    }
-                    let mut connection = Connection::new(tuple, &settings, syn, syn_ack, now, said);
-                    connection.ask_later(&key, now, due);
-                    connections.insert(key, connection);
-                }
-                What::Unnamed { seq, end: next, isn, base, adopted } => {
-                    let tuple = Tuple { client: key.client(), service: key.service() };
-                    let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
-                    if let Some(before) = connections.remove(&key) {
-                        end(before, actions, said);
-                    }
-                    // What the programs never write is nobody's, and stays held.
-                    let Some(handshake) = ts::handshake(base, isn, seq, now) else { return };
-                    let mut connection = Connection::unnamed(tuple, &settings, handshake, seq, next, said);
-                    connection.adopted = adopted;
-                    connection.ask_later(&key, now, due);
-                    connections.insert(key, connection);
-                }
-                What::Replaced => {
-                    if let Some(before) = connections.remove(&key) {
-                        end(before, actions, said);
-                    }
-                    return;
-                }
-                _ => {
-                    let Some(connection) = connections.get_mut(&key) else {
-                        match what {
-                            // Nobody asks for it.
-                            _ if !issuers.contains_key(&key.service()) => {}
-                            What::Stamped { .. } => asked.push(key),
-                            What::Fin { of_dead, .. } => ends.push(Ended { key, of_dead, is_reset: false }),
-                            What::Aborted { of_dead } => ends.push(Ended { key, of_dead, is_reset: true }),
-                            _ => {}
-                        }
-                        return;
-                    };
-                    if connection.ends(&what) {
-                        if let Some(connection) = connections.remove(&key) {
-                            end(connection, actions, said);
-                        }
-                        over.push((key, matches!(what, What::Reset { .. })));
-                        return;
-                    }
-                    connection.flow.tick(now, said);
-                    connection.hear(ack, &what, said);
-                    let (ended, died) = match what {
-                        // An adopted one this process resets, and says so itself.
-                        What::Aborted { of_dead } => (!connection.adopted, of_dead),
-                        What::Fin { of_dead, .. } => (connection.adopted, of_dead),
-                        _ => (false, false),
-                    };
-                    connection.died |= died;
-                    if ended || died || connection.flow.ends_early() {
-                        connection.note_early(&key, early);
-                    }
-                    connection.ask_later(&key, now, due);
-                }
-            }
-            actions.extend(said.drain(..).map(|action| (key, action)));
-        })?;
-        for (key, is_reset) in over.drain(..) {
-            // Another one may have begun since, with limits of its own.
-            let stamps = hold.programs.stamps();
-            let is_named = issuers.contains_key(&key.service()) && stamps.named(&key)?.is_some();
-            if connections.contains_key(&key) || is_named {
-                continue;
-            }
-            hold.programs.free(&key)?;
-            // What ends otherwise has a last word of the kernel's to come.
-            if is_reset {
-                stamps.forget(&key)?;
-            }
-        }
-        for frame in stale.drain(..) {
-            hold.forget(frame);
-        }
-        Ok(count)
-    }
-
-    /// A frame that may not leave.
-    fn answer(&mut self, frame: Frame) -> Result<(), HoldError> {
-        let (key, now) = (*frame.key(), now_ms());
-        let Some(connection) = self.connections.get_mut(&key) else {
-            self.hold.send(frame);
-            return Ok(());
-        };
-        if let Ok(Some(limits)) = self.hold.programs.limits(&key) {
-            connection.flow.acknowledged(limits.acked);
-        }
-        connection.flow.tick(now, &mut self.said);
-        connection.flow.response(frame.seq(), frame.data(), frame.fin(), &mut self.said);
-        if connection.flow.ends_early() {
-            connection.note_early(&key, &mut self.early);
-        }
-        connection.ask_later(&key, now, &mut self.due);
-        self.actions.extend(self.said.drain(..).map(|action| (key, action)));
-        connection.keep(frame, &mut self.hold);
-        connection.release(&mut self.hold);
         self.act()
     }
 

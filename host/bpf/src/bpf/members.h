@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What is another member's of a service, or nobody's here: by whom a segment came, and to whom it goes on (docs/dataplane.md). */
+#ifndef MEMBERS_H
+#define MEMBERS_H
+
+#include "segment.h"
+#include "trods_maps.h"
+
+/*
+ * Segments of unknown connections that a processor turns around in so many nanoseconds: more clients than a drained replica has.
+ * What is beyond it comes again, or is a flood.
+ */
+#define TURNED 1000
+#define TURNED_IN 50000000ULL
+
+/* Whether a frame is from this Ethernet address. */
+static __always_inline bool is_from(struct __sk_buff *skb, const __u8 *address)
+{
+	__u8 difference = 0, source[ETH_ALEN];
+
+	if (bpf_skb_load_bytes(skb, ETH_ALEN, source, ETH_ALEN))
+		return false;
+	for (int i = 0; i < ETH_ALEN; i++)
+		difference |= source[i] ^ address[i];
+	return !difference;
+}
+
+/* Whether a segment is from the ToR itself, or it is not known what is. */
+static __always_inline bool is_first_hand(struct __sk_buff *skb, const struct lease *lease)
+{
+	__u8 known = 0;
+
+	for (int i = 0; i < ETH_ALEN; i++)
+		known |= lease->tor[i];
+	return !known || is_from(skb, lease->tor);
+}
+
+/* Gives a segment back to the ToR, to this Ethernet address (docs/dataplane.md). */
+static __always_inline int turn_around(struct __sk_buff *skb, const __u8 *to)
+{
+	struct ethhdr ether;
+
+	if (bpf_skb_load_bytes(skb, 0, &ether, sizeof(ether)))
+		return DROP;
+	__builtin_memcpy(ether.h_source, ether.h_dest, ETH_ALEN);
+	__builtin_memcpy(ether.h_dest, to, ETH_ALEN);
+	if (bpf_skb_store_bytes(skb, 0, &ether, sizeof(ether), 0))
+		return DROP;
+	count(COUNT_HANDED_ON);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+/* To the address by which the member is named that holds the connection. What another member handed on goes no further. */
+static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
+{
+	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
+
+	return is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT;
+}
+
+/* The kernel's socket for a segment of a client's, a listener maybe, which is to be released. */
+static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct segment *s)
+{
+	struct bpf_sock_tuple ends = {};
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		ends.ipv4.saddr = s->key.client[3];
+		ends.ipv4.daddr = s->key.service[3];
+		ends.ipv4.sport = s->key.client_port;
+		ends.ipv4.dport = s->key.service_port;
+		return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv4), BPF_F_CURRENT_NETNS, 0);
+	}
+	__builtin_memcpy(ends.ipv6.saddr, s->key.client, sizeof(ends.ipv6.saddr));
+	__builtin_memcpy(ends.ipv6.daddr, s->key.service, sizeof(ends.ipv6.daddr));
+	ends.ipv6.sport = s->key.client_port;
+	ends.ipv6.dport = s->key.service_port;
+	return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Whether the kernel has a socket of the connection's own, be it one that only waits. */
+static __always_inline bool has_socket(struct __sk_buff *skb, const struct segment *s)
+{
+	struct bpf_sock *sk = find_socket(skb, s);
+
+	if (!sk)
+		return false;
+	bool is_own = sk->state != BPF_TCP_LISTEN;
+	bpf_sk_release(sk);
+	return is_own;
+}
+
+/*
+ * The second chance of a segment whose connection nobody knows here: the ToR gives it to the slot's other member. Not of one that may
+ * end a handshake, for which the kernel needs no socket. What is beyond the bound goes to the kernel, whose word is held back, and
+ * of a flood of them not even there (host/rivulet/src/second_chance.rs).
+ */
+static __always_inline int second_chance(struct __sk_buff *skb, const struct segment *s, const struct lease *lease)
+{
+	struct scratch *at = scratch();
+	__u64 now = bpf_ktime_get_ns();
+
+	/* What the next process is for is not a dead one's to turn around. */
+	if (at && !dead && is_from(skb, lease->tor) && !bpf_map_lookup_elem(&openings, &s->key)) {
+		if (now - at->turned.since >= TURNED_IN) {
+			at->turned.since = now;
+			at->turned.count = 0;
+		}
+		if (at->turned.count < TURNED) {
+			at->turned.count++;
+			return turn_around(skb, lease->tor);
+		}
+	}
+	skb->mark = UNKNOWN;
+	return NEXT;
+}
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the headers of trods.c have together: its maps, what the process says to it, and verdicts. */
+#ifndef TRODS_MAPS_H
+#define TRODS_MAPS_H
+
+#include <linux/pkt_cls.h>
+
+#include "flows.h"
+#include "trods.h"
+
+/* Go on with the next program, and the kernel. */
+#define NEXT TC_ACT_UNSPEC
+#define DROP TC_ACT_SHOT
+/* An interface that never is. */
+#define NOWHERE 0
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_SERVICE_ADDRESSES);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_LEASES);
+	__type(key, __u32);
+	__type(value, struct lease);
+} leases SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_ORPHANS);
+	__type(key, struct flow_key);
+	__type(value, __u8);
+} orphans SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_PINS);
+	__type(key, struct flow_key);
+	__type(value, struct pin);
+} pins SEC(".maps");
+
+/* When the first RST was dropped. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_REFUSED);
+	__type(key, struct flow_key);
+	__type(value, __u64);
+} refused SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_OPENING);
+	__type(key, struct flow_key);
+	__type(value, struct opening);
+} openings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_WITHHELD);
+	__type(key, struct flow_key);
+	__type(value, struct withheld);
+} withheld SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, EVENTS_SIZE);
+} events SEC(".maps");
+
+/* Segments of unknown connections that were turned around since then. */
+struct turned {
+	__u64 since;
+	__u64 count;
+};
+
+/* One value a processor: softirqs of one processor do not interrupt one another. */
+struct scratch {
+	struct event event;
+	struct opening opening;
+	struct withheld withheld;
+	struct stamped stamped;
+	struct turned turned;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratches SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+/* Index of the interface, to which what the process puts into the TAP comes as if it came again. */
+volatile __u32 watched SEC(".data.watched");
+
+/* Index of the TAP; 0 while there is none: what would be held is dropped, and TCP sends it again. */
+volatile __u32 tap SEC(".data.tap");
+
+/* Set when the process has died (src/linger.rs): what begins now nobody would store, and nobody would go on with. */
+volatile __u32 dead SEC(".data.dead");
+
+static __always_inline void count(__u32 what)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counters, &what);
+
+	if (counter)
+		*counter += 1;
+}
+
+static __always_inline struct scratch *scratch(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&scratches, &zero);
+}
+
+#endif

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The defences of the Congestion Manager, for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+
+def calls(file: str, old: str, new: str, *tests: str) -> Removal:
+    """Of the Congestion Manager's calls."""
+    return Removal(f"host/{file}", old, new, tuple(f"calls:{test}" for test in tests))
+
+
+def app(file: str, old: str, new: str, *tests: str) -> Removal:
+    """Of the Congestion Manager's applications."""
+    return Removal(f"host/cm-apps/src/{file}", old, new, tests)
+
+
+STREAM_IS_ITS_RECEIVERS = "streams:streams::who_is_not_where_it_says_gets_no_stream_and_nobody_elses_words_count"
+STREAM_ENDS = "streams:streams::a_silent_receiver_has_lost_all_and_is_given_up"
+NOT_SENT = "apps:outstanding::tests::a_receiver_cannot_report_what_was_not_sent"
+
+REMOVALS: dict[str, Removal] = {
+    # Kernel TCP by the Congestion Manager.
+    "cm-old-loss": Removal(
+        "host/cm/src/controller/aimd.rs", "self.recovering() || report.old;", "self.recovering();",
+        ("rules:controller::aimd::tests::a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing",),
+    ),
+    "cm-old-loss-c": Removal(
+        "host/bpf/src/bpf/macroflow.h", "cm_recovering(m) || report->old;", "cm_recovering(m);",
+        ("kernel:macroflow::any_trace_has_the_same_numbers_in_c",),
+    ),
+    "cm-number-back": Removal(
+        "host/bpf/src/bpf/cm.c", "give_number(e, number);\n\treturn 1;", "return 1;",
+        ("kernel:kernel::a_forgotten_destination_makes_room_for_another",),
+    ),
+    "cm-goes-on": Removal(
+        "host/bpf/src/bpf/connection.h", "goes_on && sent < 0", "0 && goes_on && sent < 0",
+        ("kernel:kernel::a_forgotten_destination_makes_room_for_another",),
+    ),
+    "cm-weight": Removal(
+        "host/bpf/src/bpf/share.h", "CM_STRIDE / (slot->weight ? slot->weight : 1)", "CM_STRIDE",
+        ("kernel:share::any_trace_has_the_same_grants_in_c",),
+    ),
+    # The Congestion Manager's calls: whose flow it is, what counts as arrived, that no grant is lost, and who is woken.
+    "cm-user": calls(
+        "bpf/src/bpf/calls.c", "if (!flow || flow->uid != uid)", "if (!flow)",
+        "calls::a_flow_is_its_users_and_so_is_the_window",
+    ),
+    "cm-arrived": calls(
+        "bpf/src/bpf/share.h", ".resolved = cm_min(nsent, before),", ".resolved = nsent,",
+        "calls::what_did_not_leave_does_not_count_as_arrived",
+    ),
+    "cm-room": calls(
+        "bpf/src/bpf/calls.c", "if (used + (client->waiting + count) * CM_EVENT_ROOM > room)", "if (0)",
+        "calls::events_that_are_not_taken_have_room",
+    ),
+    "cm-woken": calls(
+        "bpf/src/bpf/calls_time.h", "waited_for(ring) ? 0 : BPF_RB_NO_WAKEUP", "BPF_RB_NO_WAKEUP",
+        "calls::grants_that_nobody_uses_go_to_others",
+    ),
+    "cm-moved-user": calls(
+        "bpf/src/bpf/calls_move.h", "known->of.class != moved->uid + 1 || ", "",
+        "moves::a_macroflow_is_its_users_whoever_knows_its_number",
+    ),
+    "cm-moved-once": calls(
+        "bpf/src/bpf/calls_move.h", "cm_slot(&from->s, at)->moves ? -EAGAIN : 0", "0",
+        "moves::moves_and_ends_at_one_moment_leave_nothing_behind",
+    ),
+    "cm-moved-counted": calls(
+        "bpf/src/bpf/calls.c", "\treturn there;\n", "\treturn 1;\n", "moves::what_leaves_meanwhile_is_counted"
+    ),
+    "cm-moved-history": calls(
+        "bpf/src/bpf/calls.c", " || flow->place.key.apart", "", "moves::macroflows_that_were_split_do_not_add_up"
+    ),
+    "cm-headers": calls(
+        "bpf/src/bpf/calls.c", "kernel->transport_header - kernel->network_header", "20",
+        "calls::datagrams_behind_options_and_extension_headers_count",
+    ),
+    "cm-queue": calls(
+        "libcm/src/udp.rs", "if self.queue.len() >= self.limit {", "if false {",
+        "udp::what_is_sent_waits_for_its_grants_and_leaves_in_order",
+    ),
+    # Its applications.
+    "apps-admission": app(
+        "server.rs", "if !self.admission.admits(from, &cookie) {", "if false {", STREAM_IS_ITS_RECEIVERS
+    ),
+    "apps-report": app("session.rs", "if report.cookie != self.cookie {", "if false {", STREAM_IS_ITS_RECEIVERS),
+    "apps-bye": app("server.rs", "is_some_and(|session| session.knows(&cookie))", "is_some()", STREAM_IS_ITS_RECEIVERS),
+    "apps-most": app(
+        "server.rs",
+        "if self.receivers.len() >= self.options.receivers {",
+        "if false {",
+        "streams:streams::receivers_beyond_the_most_are_not_served_until_one_ends",
+    ),
+    "apps-silence": app("session.rs", "client.update(self.flow, &update)?;", "let _ = update;", STREAM_ENDS),
+    "apps-gone": app("session.rs", "now >= self.heard + self.gone", "false && now >= self.heard", STREAM_ENDS),
+    "apps-not-sent": app("outstanding.rs", " || report.highest >= self.next()", "", NOT_SENT),
+    "apps-arrived": app("outstanding.rs", "(self.counted.1).min(resolved)", "(self.counted.1)", NOT_SENT),
+    "apps-parts": app(
+        "outstanding.rs",
+        "if lost { u64::MAX } else { 2 * u64::from(mtu) }",
+        "if lost || mtu > 0 { u64::MAX } else { 0 }",
+        "streams:streams::a_first_window_leaves_and_a_late_report_about_it_counts_as_if_it_had_come_for_each",
+    ),
+    "apps-again": app(
+        "receiver.rs",
+        "below >= WINDOW || self.seen >> below & 1 == 1",
+        "below >= WINDOW",
+        "apps:receiver::tests::each_is_counted_once_and_what_is_too_old_to_be_known_is_not",
+    ),
+    "apps-gives-way": app(
+        "layers.rs",
+        "if layer < before && !self.waiting.is_empty() {",
+        "if layer > before {",
+        "apps:layers::tests::what_waits_of_a_layer_that_fits_no_more_gives_way",
+    ),
+    "apps-policer": app(
+        "audio.rs",
+        "if !self.policer.passes(now, HEADER + content.len()) {",
+        "if self.policer.rate == Some(0) {",
+        "apps:audio::tests::the_policer_stands_before_the_buffer",
+    ),
+    "apps-head": app(
+        "audio.rs",
+        "if self.drop == Drop::Tail {",
+        "if self.drop != Drop::Tail {",
+        "apps:audio::tests::a_full_buffer_drops_from_its_head_or_its_tail",
+    ),
+}  # fmt: skip

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The defences of TRODS without a store: what timestamps name, when, and how far they go, for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+from removal_trods import agent, bpf, field, trods
+
+
+def stamps(old: str, new: str, test: str, file: str = "ts.h") -> Removal:
+    """Of the programs that make handshakes and timestamps."""
+    return bpf(old, new, f"stamped::{test}", file=file)
+
+
+def named(old: str, new: str, test: str, file: str = "read.rs") -> Removal:
+    """Of what a client's segment alone tells."""
+    return trods(f"ts/{file}", old, new, f"trods:ts::{file.removesuffix('.rs')}::tests::{test}")
+
+
+NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arrives"
+UNNAMED = "what_is_not_in_the_table_goes_on_unnamed"
+HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
+BOUND = "who_is_bound_to_an_object_is_sent_that_or_nothing"
+REFLECTED = "who_has_all_is_told_by_its_own_word_that_its_request_came"
+NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
+
+FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
+
+REMOVALS: dict[str, Removal] = {
+    "ts-acknowledged-first": stamps(
+        "return is_first ? st->client_next : limits->ack;", "return st->client_next;", NAMED
+    ),
+    "ts-echo-first": stamps("limits->ack = st->client_next;", "", NAMED),
+    "ts-untold": stamps(
+        "if (dead && st->phase == STAMPED_ASKED)",
+        "if (0)",
+        "no_response_begins_whose_name_nobody_would_tell",
+    ),
+    # That who has all, and is owed a word, hears it, and who is not does not.
+    "ts-reflected": stamps("if (is_owed(s, st) && ", "if (false && is_owed(s, st) && ", REFLECTED),
+    "ts-reflected-all": stamps(" && s->ack - st->isn - 1 >= st->total", "", REFLECTED, file="ts_reflect.h"),
+    "ts-reflected-echoed": stamps("st->phase == STAMPED_ECHOED && ", "", REFLECTED, file="ts_reflect.h"),
+    "ts-reflected-told": stamps("\t\tst->owed = 0;", "\t\t;", REFLECTED, file="trods.c"),
+    "ts-reflected-whole": stamps(
+        "return turn(skb) && !bpf_skb_store_bytes(skb, s->tcp, &said, sizeof(said), 0);",
+        "return true;",
+        REFLECTED,
+        file="ts_reflect.h",
+    ),
+    "ts-ahead": stamps(
+        "#define AHEAD (INDICES / 2 - 1)",
+        "#define AHEAD (INDICES - 1)",
+        "values_never_go_back_and_are_never_out_of_reach",
+        file="ts_maps.h",
+    ),
+    "ts-nobodys": stamps("st->object = NOBODYS;", "", UNNAMED, file="ts_object.h"),
+    "ts-whole": stamps("if (asked.ends != length)", "if (!asked.ends)", UNNAMED, file="ts_object.h"),
+    "ts-fields": stamps("if (asked.has_fields)", "if (0)", UNNAMED, file="ts_object.h"),
+    "ts-head": stamps(
+        "if (sum_words(octets, length) != head->sum)", "if (0)", "another_head_is_not_named", file="ts_object.h"
+    ),
+    "ts-second": stamps(
+        "else if (after(s->seq + s->length, st->client_next))", "else if (0)", "a_second_request_is_named_no_more"
+    ),
+    "ts-echoed-late": stamps(
+        "if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))",
+        "",
+        "what_is_echoed_is_the_kernels_newest_of_that_index",
+    ),
+    "ts-agreed": agent(
+        "if is_made && in_force == table {",
+        "if is_made {",
+        "agent:agent::trods::tests::what_is_agreed_on_is_named_under_the_keys_of_its_time",
+    ),
+    "ts-reach": named("(offset <= reach).then_some", "Some", NOT_THIS),
+    "ts-key": named(".filter(|(_, odd)| *odd == stamp.odd)", "", NOT_THIS),
+    "ts-part-of-a-head": named("if offset >= known.head.length =>", "if known.head.length > 0 =>", NOT_THIS),
+    "ts-nobodys-read": named(" || stamp.object == NOBODYS", "", NOT_THIS),
+    "ts-asked-again": named(
+        "offset < reach && asks_for(payload, response)",
+        "asks_for(payload, response)",
+        "a_client_of_which_nobody_told_says_where_its_request_ends",
+    ),
+    "ts-request-again": named(
+        '(None, _) if payload.starts_with(b"GET ")',
+        "(None, _) if true",
+        "with_nothing_of_a_response_the_request_comes_again",
+    ),
+    # With that a replica that was excluded would be handed what it had.
+    "ts-held-by-dead": trods(
+        "ts/others.rs",
+        "named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;",
+        "named.contains(&key.service()) && (holder < 64 || *alive > 0);",
+        "it:stamps::a_download_goes_on_from_another_replica_that_nobody_told_what_it_is",
+    ),
+    "ts-early-reset": trods(
+        "ts/mod.rs",
+        "if is_reset && programs.stamps().get(&key)?.is_some_and(|stamped| stamped.adopted) {",
+        "if is_reset && programs.stamps().get(&key)?.is_none() {",
+        "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
+    ),
+    # What timestamps cannot name, where there is a store.
+    "ts-held": stamps(
+        "if (service->records && limits)", "if (service->records == 2 && limits)", HELD_UNNAMED, file="ts_object.h"
+    ),
+    "ts-recorded-nobodys": stamps("if (!limits || limits->flags & LIMITS_RECORDED)", "if (!limits)", HELD_UNNAMED),
+    "ts-recorded-later": stamps(
+        "if (!limits || limits->flags & LIMITS_RECORDED)",
+        "if (!limits || limits->flags + 1)",
+        "a_second_request_is_recorded_where_that_can_be",
+    ),
+    "ts-has-all": stamps(
+        "st->client_next) && is_named && !has_all)",
+        "st->client_next) && 0)",
+        "a_second_request_is_recorded_where_that_can_be",
+    ),
+    "ts-request-told": stamps(
+        "if (length <= REQUEST_MAX)\n\t\tbpf_ringbuf_output",
+        "if (0)\n\t\tbpf_ringbuf_output",
+        "a_request_whose_response_has_another_head_is_told_before_that",
+        file="ts_object.h",
+    ),
+    "awaited-untouched": bpf(
+        "if (is_recorded && limits && limits->flags & LIMITS_AWAITED)",
+        "if (0)",
+        "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
+        file="ts.h",
+    ),
+    "awaited": bpf(
+        "if (limits->flags & LIMITS_AWAITED)",
+        "if (0)",
+        "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
+    ),
+    "ts-taken-once": Removal(
+        "host/bpf/src/bpf/ts.h",
+        "if (__sync_val_compare_and_swap(&made->taken, 0, bpf_ktime_get_ns())) {",
+        "if (0) {",
+        ("it:both::a_handshake_that_ends_twice_begins_one_connection",),
+    ),
+    "ts-listened": named(
+        "(self.listens.0 + TOLD).max(soon)", "soon", "who_has_just_come_waits_until_all_have_told", file="absences.rs"
+    ),
+    "ts-deaf": named(
+        "if now.saturating_duration_since(last) > DEAF {",
+        "if now < last {",
+        "who_stood_still_has_missed_something",
+        file="absences.rs",
+    ),
+    "ts-once-more": named(
+        "if at < last {", "if last < at {", "who_has_listened_knows_soon_and_looks_once_more", file="absences.rs"
+    ),
+    "ts-behind-the-object": named(
+        "if !blocks.iter().all(is_within) {",
+        "if false {",
+        "whoever_has_octets_behind_the_object_is_not_gone_on_with",
+    ),
+    "ts-record-stamps": trods(
+        "ts/read.rs",
+        "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n    })",
+        "index: 0,\n        echo: 0,\n    })",
+        "it:both::what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can",
+    ),
+    "ts-record-key": named(
+        "if !with.keys.iter().any(|(of, _)| object_isn(*of, key.client(), key.service()) == stamped.isn) {",
+        "if false {",
+        "what_is_named_is_recorded_with_what_its_client_lacks",
+    ),
+    "ts-record-head": named(
+        "!(known.head.length..=total).contains(&offset)",
+        "!(0..=total).contains(&offset)",
+        "what_is_named_is_recorded_with_what_its_client_lacks",
+    ),
+    "ts-base": field("handshake.stamps.is_some_and(|base| !is_base(base))"),
+    "ts-hint-tag": named(
+        "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
+        "true",
+        "what_is_told_is_believed_of_who_is_asked_alone",
+        file="hints.rs",
+    ),
+    "ts-hint-generation": named(
+        "*holder == sender || !known.is_after(&hint)",
+        "true",
+        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        file="hints.rs",
+    ),
+    "ts-elsewhere": trods(
+        "ts/others.rs",
+        " || self.lost.is_behind(&key, theirs)",
+        "",
+        "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
+    ),
+    "withheld-silently": Removal(
+        "host/bpf/src/bpf/trods.c",
+        "return bpf_redirect(NOWHERE, 0);",
+        "return DROP;",
+        ("it:stamps::what_is_withheld_halves_no_window",),
+    ),
+    # What a process had that died a moment ago is ended, nobody hears of it, and others go on.
+    "ts-former": trods("hold/watch/mod.rs", "if issuer > 0 && follows {", "if false {", FORMER),
+    "ts-former-silent": trods(
+        "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
+    ),
+    "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows) && ", " && ", FORMER),
+    "ts-settles": trods(
+        "replica/body.rs",
+        "if self.watch.set_services(&all)? > 0 {",
+        "if self.watch.set_services(&all)? > u64::MAX - 1 {",
+        "it:stamps::clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had",
+    ),
+    "ts-left-again": trods(
+        "ts/leave.rs",
+        "self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });\n        }",
+        "}",
+        "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
+    ),
+    "ts-left-to-one": trods(
+        "ts/others.rs",
+        "hint.left_to.is_none() || ",
+        "hint.left_to.is_some() || ",
+        "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
+    ),
+    "ts-comes-back": trods(
+        "ts/leave.rs",
+        "self.lost.look_for(key, Some(hint), None, now, programs)?;",
+        "",
+        "it:stamps::what_nobody_went_on_with_comes_back",
+    ),
+    "ts-handed-back": trods(
+        "ts/others.rs",
+        "if self.lost.is_since(&key, told) {",
+        "if self.lost.is_since(&key, told) && holder > 63 {",
+        "it:stamps::who_was_gone_is_handed_nothing_before_it_tells_again",
+    ),
+    "ts-others": trods(
+        "ts/others.rs",
+        "is_near(segment.header.seq, hint.client_next)",
+        "segment.payload.len() > 65_535 && is_near(segment.header.seq, hint.client_next)",
+        "it:stamps::what_somebody_has_who_lives_is_not_begun_anew_here",
+    ),
+    "ts-later-connection": named(
+        "self.client_next.wrapping_sub(other.client_next) as i32 > 0",
+        "self.generation.is_after(other.generation)",
+        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        file="hints.rs",
+    ),
+    "ts-had-before": trods(
+        "ts/others.rs",
+        "own.is_some_and(|own| theirs.is_after(&own)) || ",
+        "",
+        "it:stamps::who_had_it_before_somebody_went_on_with_it_has_it_no_more",
+    ),
+    "ts-told-again": agent(
+        "if gone != 0 || is_moved {",
+        "if gone != 0 && (is_moved || gone > 0) {",
+        "agent:agent::trods::tests::whenever_others_take_connections_all_that_are_gone_are_told_of_again",
+    ),
+    "ts-generation-wraps": Removal(
+        "host/bpf/src/trods/stamped.rs",
+        "(1..GENERATIONS / 2).contains(&(self.0.wrapping_sub(other.0) % GENERATIONS))",
+        "self.0 > other.0",
+        ("bpf:trods::stamped::tests::whoever_went_on_later_counts_however_often_that_was",),
+    ),
+    "dying-unaccepted": bpf(
+        "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
+        "if (!sk->sk_lock.owned)",
+        "the_kernel_tells_whose_process_died",
+        file="dying.c",
+    ),
+    "dying-unread": bpf(
+        "&((const struct inet_sock *)sk)->inet_sport",
+        "&common->skc_dport",
+        "the_kernel_tells_whose_process_died",
+        file="dying.c",
+    ),
+    "ts-bound-asked": stamps(
+        "if (is_bound(st))\n\t\treturn RETRIES;\n\tif (service", "if (service", BOUND, file="ts_object.h"
+    ),
+    "ts-bound-spoken": stamps("if (is_bound(st))\n\t\treturn RETRIES;\n\tset_free", "set_free", BOUND),
+    "ts-bound-head": stamps("if (is_bound(st) && st->object != head->object)", "if (0)", BOUND, file="ts_object.h"),
+    "ts-bound-silent": stamps("(is_bound(st) ? 0 : st->object)", "st->object", BOUND),
+    "ts-bound-to-head": named(
+        "to <= left && from >= behind || from as i32",
+        "to <= left || from as i32",
+        "with_nothing_of_a_response_the_request_comes_again",
+    ),
+    "ts-hint-sender": named(
+        "*n == sender && address.ip() == from",
+        "*n == sender",
+        "what_is_told_is_believed_of_who_is_asked_alone",
+        file="hints.rs",
+    ),
+}

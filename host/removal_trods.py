@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The defences of TRODS, for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+
+def bpf(old: str, new: str, *tests: str, file: str = "trods.c") -> Removal:
+    """Of the programs on the interface."""
+    return Removal(f"host/bpf/src/bpf/{file}", old, new, tuple(f"bpf:trods::tests::{test}" for test in tests))
+
+
+def trods(file: str, old: str, new: str, *tests: str) -> Removal:
+    return Removal(f"host/trods/src/{file}", old, new, tests)
+
+
+def agent(old: str, new: str, *tests: str, file: str = "agent/trods.rs") -> Removal:
+    """Of the agent, which hears from the ToR who is gone."""
+    return Removal(f"host/rivulet/src/{file}", old, new, tests)
+
+
+def field(old: str, new: str = "false") -> Removal:
+    """A rule that every record keeps."""
+    return trods("record/codec.rs", old, new, "it:records::what_no_flow_writes_is_refused")
+
+
+def identity(old: str, new: str) -> Removal:
+    """By what an object is known again."""
+    return trods("adopt/identity.rs", old, new, "trods:adopt::identity::tests::any_difference_is_another_object")
+
+
+def answer(old: str, new: str = "") -> Removal:
+    """By what a client's answer is known."""
+    return trods("wake.rs", old, new, "it:waking::what_is_not_the_clients_tells_nothing")
+
+
+FIRST = "the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied"
+DEAD = "what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would"
+ORPHAN = "an_orphan_is_heard_here_alone_until_it_begins_anew"
+RESET = "no_reset_leaves_a_connection_that_is_protected_or_looked_for"
+LEASE = "whose_lease_is_over_is_silent"
+HELD_BY_OTHERS = "what_another_holds_is_handed_on_once_and_nobody_here_speaks"
+DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
+LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
+NEWER = "trods:hold::rescue::tests::what_another_left_behind_hides_nothing_that_is_newer"
+READ_AGAIN = "trods:hold::rescue::tests::what_is_read_again_is_probed_by_whom_it_is_for_now"
+RESETS_NOBODY = "trods:lease::tests::whoever_takes_none_or_does_not_know_what_others_hold_resets_nobody"
+HEARD = "trods:lease::tests::whoever_was_heard_speaks_until_it_may_be_excluded"
+KNOWN = "agent:second_chance::tests::what_was_handed_on_stays_here_once_it_is_adopted"
+WITHHELD = "what_was_withheld_goes_with_its_connection"
+TAKES = "agent:agent::trods::tests::whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now"
+FORMER = "agent:agent::trods::tests::what_the_agent_before_had_is_looked_for_like_what_another_had"
+OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
+ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
+ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
+OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
+AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
+
+REMOVALS: dict[str, Removal] = {
+    # What leaves: data, acknowledgements, FIN, RST.
+    "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_the_limit_does_not_leave"),
+    "ack": bpf(
+        "if (s.flags & ACK && after(s.ack, ack)) {", "if (0) {", "no_acknowledgement_leaves_beyond_the_limit"
+    ),
+    "ack-withheld": bpf(
+        "if (!s.length && !(s.flags & FIN)) {", "if (0) {", "no_acknowledgement_leaves_beyond_the_limit"
+    ),
+    "ack-clamped": bpf("if (!clamp_ack(skb, &s, ack))", "if (0)", "no_acknowledgement_leaves_beyond_the_limit"),
+    "fin": bpf(
+        "if (s.flags & FIN && !",
+        "if (0 && !",
+        "a_fin_leaves_at_its_place_alone",
+    ),
+    "fin-of-dead": bpf("return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);", "return true;", DEAD),
+    "dead-over": bpf("bpf_map_delete_elem(&dying, key);", ";", DEAD),
+    "dead-server": bpf(
+        "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
+        "if (0)",
+        "the_kernel_tells_whose_process_died",
+        file="dying.c",
+    ),
+    "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
+    "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
+    "rst-settling": bpf("if (now < lease->settling)", "if (0)", RESET),
+    "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease))",
+                      "refuses_early(s, lease)", RESET),
+    "rst-unknown": bpf(
+        " || refuses_early(s, lease)", "", "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first"
+    ),
+    # Who may speak.
+    "lease": bpf("if (bpf_ktime_get_ns() >= lease->until) {", "if (0) {", LEASE),
+    "lease-unknown": bpf("if (bpf_ktime_get_ns() >= lease->until || ", "if (", LEASE),
+    "pin-muted": bpf("lease->until || find_pin(&s->key)", "lease->until", HELD_BY_OTHERS),
+    "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
+    "pin-one-hop": bpf(
+        "is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT", "turn_around(skb, holder)", HELD_BY_OTHERS,
+        file="members.h",
+    ),
+    "pin-over": bpf("bpf_map_delete_elem(&pins, key);", ";", HELD_BY_OTHERS),
+    # What is heard.
+    "intact": bpf("s.flags & (FIN | RST)) && !is_intact(skb, &s))", "s.flags & (FIN | RST)) && 0)", DAMAGED),
+    "intact-syn": bpf("if (!(s.flags & ACK) && is_intact(skb, &s))", "if (!(s.flags & ACK))", DAMAGED),
+    "intact-parked": bpf(
+        "is_first_hand(skb, lease) && is_intact(skb, &s)", "is_first_hand(skb, lease)", ORPHAN
+    ),
+    "parked-first-hand": bpf("is_first_hand(skb, lease) && ", "", ORPHAN),
+    "copied-or-lost": bpf(
+        "&& !copy_data(skb, &s))\n", "&& !copy_data(skb, &s) && 0)\n", "what_cannot_be_told_does_not_reach_the_server"
+    ),
+    "opened-or-lost": bpf(
+        "if (!open_flow(&s))\n", "if (!open_flow(&s) && 0)\n", "what_cannot_be_told_does_not_reach_the_server"
+    ),
+    "parked": bpf(
+        "if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {",
+        "if (s.tcp) {",
+        "an_orphan_is_heard_here_alone_until_it_begins_anew",
+    ),
+    # With that a flood of acknowledgements of unknown connections would reach the process.
+    "unknown-untold": bpf("if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),
+    "unsent-unacknowledged": bpf("&& !after(s.ack, limits->data", "&& !after(0, 0 & limits->data", FIRST),
+    # What becomes a protected connection.
+    "handshake": bpf("|| s->ack != opening->server_next || s->seq != opening->client_next)", ")", FIRST),
+    "syn-data": bpf("!s->length && load_header(skb, s, opening->syn)", "load_header(skb, s, opening->syn)",
+                    "a_syn_with_data_opens_nothing"),
+    "other-syn": bpf("if (s.seq + 1 != limits->first) {", "if (0) {",
+                     "another_connection_between_the_same_ports_is_another"),
+    "fragments": bpf(" || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET", "",
+                     "what_is_not_a_segment_of_a_service_passes", file="segment.h"),
+    # Nobody hands on what is here, whatever was remembered of it before.
+    "known-mark": Removal("host/bpf/src/bpf/trods.c", "skb->mark = KNOWN;", "", (KNOWN,)),
+    "known-rule": agent(
+        'ingress.insert_str(0, &format!("  meta mark {KNOWN:#x} accept\\n"));', "", KNOWN, file="second_chance.rs"
+    ),
+    # What one connection's kernel said last is not said on the next one between the same ends.
+    "withheld-opened": bpf("bpf_map_delete_elem(&withheld, key);", ";", WITHHELD),
+    "withheld-adopted": Removal(
+        "host/bpf/src/trods.rs", "self.take_withheld(key)?;", "", (f"bpf:trods::tests::{WITHHELD}", ADOPTED_STAYS)
+    ),
+    # Whoever dies is silent for as long as it takes until nobody listens.
+    "linger": Removal(
+        "host/bpf/src/linger.rs",
+        "let mut left = LINGER;",
+        "let mut left = 0;",
+        (LINGERS,),
+    ),
+    "linger-told": Removal(
+        "host/bpf/src/linger.rs",
+        "bpf_map_update_elem(dead, (&raw const first).cast(), (&raw const set).cast(), 0);",
+        "let _ = (dead, first, set);",
+        (LINGERS,),
+    ),
+    "dead-begins": bpf("if (s.flags & SYN && dead) {", "if (0) {", "nothing_begins_under_a_process_that_died"),
+    # Nothing passes before what it means is stored, elsewhere.
+    "strays": agent(
+        'counter drop"\n    );',
+        'counter"\n    );',
+        "agent:second_chance::tests::a_flood_of_strays_ends_before_the_kernel_answers",
+        file="second_chance.rs",
+    ),
+    "strays-own": Removal(
+        "host/bpf/src/bpf/trods.c",
+        "return NEXT;\n\t\t}\n\t\tcount(COUNT_PARKED);",
+        "skb->mark = UNKNOWN;\n\t\t\treturn NEXT;\n\t\t}\n\t\tcount(COUNT_PARKED);",
+        ("agent:second_chance::tests::a_flood_of_strays_ends_before_the_kernel_answers",),
+    ),
+    "ended-once": trods(
+        "hold/watch/parting.rs",
+        "if !connection.died && connection.flow.closes()",
+        "if false && connection.flow.closes()",
+        "it:survive::what_its_client_ended_ends_once",
+    ),
+    "store-before": trods(
+        "flow/watched.rs",
+        "self.storing = Some(Storing {",
+        "self.limit(limits, out);\n        self.storing = Some(Storing {",
+        "it:cases::a_response_is_stored_when_its_head_is_there",
+        "it:watch::a_download_is_stored_before_it_begins_and_forgotten_behind_its_end",
+    ),
+    "store-elsewhere": trods(
+        "store/mod.rs",
+        "others.retain(|server| !config.own.contains(&server.ip()));",
+        "",
+        "it:store::the_own_host_is_no_store",
+    ),
+    "store-unprotected": trods(
+        "flow/watched.rs",
+        "&& !self.is_known_to_store()",
+        "",
+        "it:cases::a_stored_connection_is_unprotected_only_when_that_is_stored",
+    ),
+    "store-closed": trods(
+        "flow/watched.rs", "settings.closed {", "settings.closed && false {",
+        "it:cases::a_store_that_fails_lets_pass_or_holds",
+    ),
+    "held-bound": trods(
+        "hold/mod.rs", "if self.held + read.len > MAX_HELD {", "if false {",
+        "it:hold::more_than_there_is_room_for_is_dropped",
+    ),
+    # Nothing is executed twice.
+    "method": trods(
+        "head.rs",
+        "[b, ..] if b.is_ascii_alphabetic() => return Err(Reason::Method),",
+        "[b, ..] if b.is_ascii_alphabetic() => Method::Get,",
+        "it:cases::what_cannot_be_protected_is_let_pass_and_says_why",
+        "it:watch::what_cannot_be_protected_goes_on_unprotected",
+    ),
+    "body": trods(
+        "head.rs", "return Err(Reason::Body);", "", "it:cases::what_cannot_be_protected_is_let_pass_and_says_why"
+    ),
+    # Never a mixture of two objects.
+    "identity-status": identity("if head.status != 206 {", "if false {"),
+    "identity-weak": identity("None => Refusal::Tag,", "None => return Ok(head.length),"),
+    "identity-tag": identity("got.etag != want.etag", "false"),
+    "identity-coding": identity("got.encoding != want.encoding", "false"),
+    "identity-length": identity(
+        "(got.first, got.length, got.total) != (want.first + from, length, want.total)", "false"
+    ),
+    "identity-content": trods(
+        "adopt/mod.rs", "if crc32c::crc32c(body) != *sum {", "if false {", "it:adoption::another_object_is_refused"
+    ),
+    # Who is probed, and whose answer it is.
+    "answer-tuple": answer("!is_theirs || "),
+    "answer-near": answer("!(is_near || is_again) || "),
+    "answer-syn": answer(" || segment.has(TcpFlags::SYN)"),
+    "answer-ack": answer("!segment.has(TcpFlags::ACK) || "),
+    "answer-echo": answer("!is_echo || "),
+    "answer-reach": answer(" || !is_in_object"),
+    "going-on-counts": trods(
+        "wake.rs", "(self.version | (VERSIONS - 1)).saturating_add(1)", "self.version",
+        "it:waking::whoever_goes_on_counts_more_than_whoever_it_goes_on_from",
+    ),
+    "answer-echo-since": trods("wake.rs", "record.handshake.first_timestamp.or(record.handshake.timestamp)",
+                               "record.handshake.timestamp",
+                               "it:adoption::a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too"),
+    "erased-as-found": trods(
+        "store/load.rs", "{} C{}\\r\\n\", of.number, of.cas)", "{}\\r\\n\", of.number)",
+        "it:store::what_was_stored_since_it_was_found_is_not_deleted",
+    ),
+    "probes-paced": trods(
+        "hold/pace.rs", "lane.taken < AT_A_TIME", "true",
+        "trods:hold::pace::tests::so_many_at_a_time_and_those_that_are_waited_for_behind_no_others",
+    ),
+    "waited-for-first": trods(
+        "hold/rescue.rs", "found.record.is_waited_for()", "false",
+        "trods:hold::rescue::tests::whose_client_waits_is_probed_before_all_others",
+    ),
+    "small-windows": trods(
+        "wake.rs", "handshake.mss.min(halves(place.window))", "handshake.mss",
+        "it:waking::whoever_takes_less_than_two_segments_gets_shorter_ones",
+    ),
+    "pipe-kept": trods(
+        "adopt/origin.rs", "if self.filled == 0\n            && let", "if let",
+        "trods:adopt::origin::tests::ends_are_lent_while_something_is_between_them",
+    ),
+    "answer-fresh": trods(
+        "hold/rescue.rs", "!place.fresh && ", "false && ",
+        "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
+    ),
+    "reset-near": trods(
+        "wake.rs", "if !is_near {", "if false {", "it:waking::a_client_that_knows_nothing_of_it_says_so"
+    ),
+    "orphans-bound": trods(
+        "hold/rescue.rs",
+        "self.orphans.len() >= MAX_ORPHANS",
+        "false",
+        "trods:hold::rescue::tests::no_more_are_looked_for_than_there_is_room_for",
+    ),
+    "erased-late": trods(
+        "hold/rescue.rs", "now < *since + STORED", "now < *since",
+        "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
+    ),
+    # Of two that have a connection the one that knows more goes on with it, and nobody who may not speak.
+    "age-version": trods(
+        "record.rs", "if self.isns == other.isns && self.version != other.version {", "if false {",
+        "it:records::of_one_connection_the_higher_version_counts",
+    ),
+    "age-connection": trods(
+        "record.rs", "if self.isns == other.isns && ", "if ", "it:records::of_one_connection_the_higher_version_counts"
+    ),
+    "newer-here": trods(
+        "hold/rescue.rs", "watch.is_ahead(&key, &age) || ", "",
+        "trods:hold::rescue::tests::what_is_newer_here_stays_here",
+    ),
+    "newer-elsewhere": trods(
+        "hold/rescue.rs", " || watch.is_elsewhere(&key, &age)", "",
+        "trods:hold::rescue::tests::what_another_was_seen_to_know_better_is_not_looked_for",
+    ),
+    "newer-here-pinned": trods(
+        "hold/watch/parting.rs", "self.is_ahead(key, theirs) || ", "",
+        "trods:hold::rescue::tests::what_is_newer_here_stays_here",
+    ),
+    "mute-deaf": trods(
+        "hold/watch/hear.rs", "if service.is_some_and(|service| service.speaks(leases)) {", "if service.is_some() {",
+        "trods:hold::rescue::tests::whoever_may_not_speak_hears_no_client",
+    ),
+    "reset-place": trods(
+        "hold/connection.rs",
+        "What::Reset { seq } => seq == self.next || seq == self.most,",
+        "What::Reset { .. } => true,",
+        "trods:hold::connection::tests::a_reset_counts_in_its_place_alone",
+    ),
+    # Whose connections are looked for, by whom, and what is asked of those that live.
+    "gone-all": agent(
+        "for dead in dead().filter(|_| gone != 0) {", "for dead in (0..64).filter(|dead| gone >> dead & 1 == 1) {",
+        "agent:agent::trods::tests::with_each_that_is_gone_the_records_of_all_that_are_gone_are_read",
+    ),
+    "gone-again": trods(
+        "hold/rescue.rs", "(known.other == found.other || known.asked > found.asked)", "true", READ_AGAIN
+    ),
+    "gone-in-order": trods("hold/rescue.rs", " || known.asked > found.asked", "", READ_AGAIN),
+    "newer-looked-for": trods(
+        "hold/rescue.rs", "orphan.found.record.age().is_after(theirs)", "orphan.probes > PROBES.len()", NEWER
+    ),
+    "newer-held": trods("hold/watch/parting.rs", " || self.is_elsewhere(key, theirs);", ";", NEWER),
+    "gets-asked": agent("None if plain != self.plain ||", "None if", TAKES),
+    "gets-late": agent(
+        " || self.look_at.is_some_and(|at| at <= now)", "",
+        "agent:agent::trods::tests::a_while_after_that_it_is_asked_once_more_for_what_was_stored_late",
+    ),
+    "gets-waits": agent("if absence.is_some() {", "if true {", TAKES),
+    "gets-own": agent(".is_some_and(|owner| u16::from(owner) == own)", ".is_some()", TAKES),
+    "gets-client": Removal(
+        "host/server/src/service.rs", "self.key.client(client.ip())", "self.key.flow(client, service)",
+        ("server:service::tests::with_client_affinity_a_client_is_one_replicas_whatever_it_opens",),
+    ),
+    "gets-filter": trods(
+        "hold/pins.rs", " && (absence.gets)(record.tuple.client, record.tuple.service)", "",
+        "it:pins::whoever_asks_learns_who_holds_what_it_may_get",
+    ),
+    "former": agent("looked_for.extend(self.services.iter().filter_map(former));", "", FORMER, OUTLIVES),
+    "former-own": agent("(told != incarnation).then(||", "true.then(||", FORMER),
+    "former-sockets": trods(
+        "hold/watch/mod.rs", "self.hold.abort_closing(*service)?;", "",
+        "it:leaving::what_the_process_before_closed_is_nobodys",
+    ),
+    # How an adopted connection ends.
+    "adopted-leaves": trods("hold/connection.rs", " || self.leaves", "", ADOPTED_ENDS),
+    "adopted-fin": trods(
+        "hold/connection.rs", "fin_at.filter(|_| closes || !self.adopted)", "fin_at", ADOPTED_ENDS
+    ),
+    "adopted-told": trods(
+        "hold/watch/hear.rs", "=> (connection.adopted, of_dead)", "=> (false, of_dead)", ADOPTED_ENDS
+    ),
+    "adopted-judged": trods(
+        "hold/watch/parting.rs", "if !connection.died && !connection.adopted {", "if !connection.died {", ADOPTED_STAYS
+    ),
+    "adopted-stopped": agent("std::mem::forget(self.replica.take());", "drop(self.replica.take());", OUTLIVES),
+    # The lease.
+    "term-again": trods("lease.rs", "self.taking != taking", "self.taking && !taking", AWAY),
+    "term-sent": trods("lease.rs", "self.sure.max(sent.", "self.sure.max(now.", HEARD),
+    "term-alive": trods("lease.rs", "        if here {", "        if true {", OUT),
+    "term-late": trods("lease.rs", "self.sure.max(sent.saturating_add(", "0.max(sent.saturating_add(", HEARD),
+    "term-away": trods("lease.rs", " && self.away().is_none()", "", AWAY),
+    "term-absence": trods("lease.rs", "u64::from(self.taking != taking || was_here != here)", "0", AWAY),
+    "term-back": trods("lease.rs", " || was_here != here", "", OUT),
+    "term-out": trods("lease.rs", "if here && !self.out && ", "if here && ", OUT),
+    "term-lapsed": trods("lease.rs", " || now > self.sure", "", OUT),
+    "term-settling": trods(
+        "lease.rs", "if gone != 0 || ", "if ",
+        "trods:lease::tests::who_is_gone_is_told_once_and_its_clients_are_not_reset",
+    ),
+    "term-takes": trods("lease.rs", " || !taking || self.away()", " || self.away()", RESETS_NOBODY),
+    "term-knows": trods("lease.rs", " || !taking || self.away().is_some()", " || !taking", RESETS_NOBODY),
+    # What no flow writes.
+    "record-passed": field("passed > length"),
+    "record-last": field("passed < length && !last"),
+    "record-empty": field("length == 0"),
+    "record-count": field("if count > MAX_RESPONSES {", "if false {"),
+    "record-clock": field("handshake.timestamp.is_none() && handshake.first_timestamp.is_some()"),
+    "record-shift": field("theirs > MAX_SCALE || ours > MAX_SCALE"),
+    "record-whole": field("octets.len() as u64 != length"),
+    "record-long": field("if length > most {", "if false {"),
+    "record-object": field("head.len() as u64 + object.length != length"),
+    "record-check": field("u64::from(check.0) > object.length.min(MAX_WHOLE as u64)"),
+    "record-request": field(".filter(|asked| asked.length == request.len())", ""),
+    "record-head": field("said.length == head.len()", "true"),
+    "record-sum": trods(
+        "record/codec.rs",
+        "if crc32c::crc32c(octets) != u32::from_be_bytes(*sum) {",
+        "if u32::from_be_bytes(*sum) == 0 {",
+        "it:records::a_record_is_damaged_wherever_it_is_touched",
+    ),
+    "record-end": trods(
+        "record/codec.rs", "if !from.0.is_empty() {", "if false {", "it:records::a_record_ends_where_it_says"
+    ),
+}  # fmt: skip

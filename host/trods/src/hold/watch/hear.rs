@@ -1,0 +1,160 @@
+//! What the programs tell, and what they hold, taken in.
+
+use rivulet_bpf::trods::{Event, FlowKey, What};
+
+use super::{BATCH, Ended, HoldError, Keeper, Watch, now_ms};
+use crate::flow::Action;
+use crate::hold::Frame;
+use crate::hold::connection::Connection;
+use crate::record::Tuple;
+use crate::ts;
+
+impl<K: Keeper> Watch<K> {
+    /// Takes events in, and says how many.
+    pub(super) fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
+        let now = now_ms();
+        let Watch {
+            hold,
+            leases,
+            keeper,
+            services,
+            connections,
+            due,
+            actions,
+            said,
+            stale,
+            over,
+            early,
+            issuers,
+            asked,
+            ended: ends,
+            ..
+        } = self;
+        let count = hold.events(BATCH, |event| {
+            let Event { key, ack, what } = event;
+            let mut end =
+                |mut connection: Connection, actions: &mut Vec<(FlowKey, Action)>, said: &mut Vec<Action>| {
+                    connection.flow.closed(said);
+                    if said.drain(..).any(|action| action == Action::Forget) {
+                        keeper.forget(&key);
+                    }
+                    actions.retain(|(other, _)| *other != key);
+                    stale.append(&mut connection.held.into());
+                };
+            match what {
+                // Whoever may not speak goes on with nothing: another one does.
+                What::Parked { packet } => {
+                    let service = services.get(&key.service());
+                    if service.is_some_and(|service| service.speaks(leases)) {
+                        parked(&key, packet);
+                    }
+                    return;
+                }
+                What::Opened { syn, syn_ack } => {
+                    let tuple = Tuple { client: key.client(), service: key.service() };
+                    // Of a service that went meanwhile: nothing holds it, and it ends like any other.
+                    let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
+                    // The end of the one before between these ports was not seen.
+                    if let Some(before) = connections.remove(&key) {
+                        end(before, actions, said);
+                    }
+                    let mut connection = Connection::new(tuple, &settings, syn, syn_ack, now, said);
+                    connection.ask_later(&key, now, due);
+                    connections.insert(key, connection);
+                }
+                What::Unnamed { seq, end: next, isn, base, adopted } => {
+                    let tuple = Tuple { client: key.client(), service: key.service() };
+                    let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
+                    if let Some(before) = connections.remove(&key) {
+                        end(before, actions, said);
+                    }
+                    // What the programs never write is nobody's, and stays held.
+                    let Some(handshake) = ts::handshake(base, isn, seq, now) else { return };
+                    let mut connection = Connection::unnamed(tuple, &settings, handshake, seq, next, said);
+                    connection.adopted = adopted;
+                    connection.ask_later(&key, now, due);
+                    connections.insert(key, connection);
+                }
+                What::Replaced => {
+                    if let Some(before) = connections.remove(&key) {
+                        end(before, actions, said);
+                    }
+                    return;
+                }
+                _ => {
+                    let Some(connection) = connections.get_mut(&key) else {
+                        match what {
+                            // Nobody asks for it.
+                            _ if !issuers.contains_key(&key.service()) => {}
+                            What::Stamped { .. } => asked.push(key),
+                            What::Fin { of_dead, .. } => ends.push(Ended { key, of_dead, is_reset: false }),
+                            What::Aborted { of_dead } => ends.push(Ended { key, of_dead, is_reset: true }),
+                            _ => {}
+                        }
+                        return;
+                    };
+                    if connection.ends(&what) {
+                        if let Some(connection) = connections.remove(&key) {
+                            end(connection, actions, said);
+                        }
+                        over.push((key, matches!(what, What::Reset { .. })));
+                        return;
+                    }
+                    connection.flow.tick(now, said);
+                    connection.hear(ack, &what, said);
+                    let (ended, died) = match what {
+                        // An adopted one this process resets, and says so itself.
+                        What::Aborted { of_dead } => (!connection.adopted, of_dead),
+                        What::Fin { of_dead, .. } => (connection.adopted, of_dead),
+                        _ => (false, false),
+                    };
+                    connection.died |= died;
+                    if ended || died || connection.flow.ends_early() {
+                        connection.note_early(&key, early);
+                    }
+                    connection.ask_later(&key, now, due);
+                }
+            }
+            actions.extend(said.drain(..).map(|action| (key, action)));
+        })?;
+        for (key, is_reset) in over.drain(..) {
+            // Another one may have begun since, with limits of its own.
+            let stamps = hold.programs.stamps();
+            let is_named = issuers.contains_key(&key.service()) && stamps.named(&key)?.is_some();
+            if connections.contains_key(&key) || is_named {
+                continue;
+            }
+            hold.programs.free(&key)?;
+            // What ends otherwise has a last word of the kernel's to come.
+            if is_reset {
+                stamps.forget(&key)?;
+            }
+        }
+        for frame in stale.drain(..) {
+            hold.forget(frame);
+        }
+        Ok(count)
+    }
+
+    /// A frame that may not leave.
+    pub(super) fn answer(&mut self, frame: Frame) -> Result<(), HoldError> {
+        let (key, now) = (*frame.key(), now_ms());
+        let Some(connection) = self.connections.get_mut(&key) else {
+            self.hold.send(frame);
+            return Ok(());
+        };
+        if let Ok(Some(limits)) = self.hold.programs.limits(&key) {
+            connection.flow.acknowledged(limits.acked);
+        }
+        connection.flow.tick(now, &mut self.said);
+        connection.flow.response(frame.seq(), frame.data(), frame.fin(), &mut self.said);
+        if connection.flow.ends_early() {
+            connection.note_early(&key, &mut self.early);
+        }
+        connection.ask_later(&key, now, &mut self.due);
+        self.actions.extend(self.said.drain(..).map(|action| (key, action)));
+        connection.keep(frame, &mut self.hold);
+        connection.release(&mut self.hold);
+        self.act()
+    }
+}
