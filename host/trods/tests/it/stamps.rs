@@ -1,7 +1,7 @@
 //! The same as in `survive.rs` without a store: what a client echoes is all that another replica goes by.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as SocketName, UnixDatagram};
@@ -371,19 +371,24 @@ fn what_a_process_had_that_died_is_left_to_others() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
     let service: SocketAddr = SERVICE.parse().unwrap();
     for died in [true, false] {
-        let Some(mut rig) = rig(&plan, &[("large", 20_000_000)]) else { return };
+        let Some(mut rig) = rig(&plan, &[("large", 20_000_000), ("small", 3000)]) else { return };
         let mut stream = begun(&rig);
+        // A reset that is where a client with nothing under way is would end it.
+        let mut idle = connected(&rig);
+        ask(&rig, &mut idle);
         let host = rig.hosts[0].netns.name().to_owned();
         let index = LinkInfo::of(&rig.hosts[0].netns.interface("r0")).unwrap().index;
         let aborter = Aborter::open(Some(&host)).unwrap();
-        assert_eq!(aborter.established(service).unwrap().len(), 1);
+        assert_eq!(aborter.established(service).unwrap().len(), 2);
         // As its programs have it as long as they are still there.
         let name = SocketName::from_abstract_name(format!("rivulet-trods-{index}-5")).unwrap();
         let _there = died.then(|| in_netns(Some(&host), || UnixDatagram::bind_addr(&name).unwrap()).unwrap());
         rig.another(&plan);
         eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
-        assert_eq!(aborter.established(service).unwrap().len(), usize::from(!died));
+        assert_eq!(aborter.established(service).unwrap().len(), if died { 0 } else { 2 });
         assert!(rig.hosts[0].replica.is_settling());
+        idle.set_nonblocking(true).unwrap();
+        assert_eq!(idle.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "nobody is reset");
         if died {
             rig.steer("replace", 2);
             rig.tell_named(1, 1);
