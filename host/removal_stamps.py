@@ -206,6 +206,13 @@ REMOVALS: dict[str, Removal] = {
         "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
     ),
     "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows) && ", " && ", FORMER),
+    # Who takes the programs off, and loads others, follows nobody who died.
+    "ts-former-own": Removal(
+        "host/bpf/src/linger.rs",
+        "        let _ = self.0.read(&mut [0]);\n",
+        "",
+        ("bpf:linger::tests::what_it_has_is_free_when_it_is_taken_off",),
+    ),
     "ts-settles": trods(
         "replica/body.rs",
         "if self.watch.set_services(&all)? > 0 {",

@@ -1,14 +1,17 @@
 //! Links that stay for a moment when the process has died, so that what its kernel says at its end is held to limits too: the
 //! FINs of sockets that the process had. The programs are told.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::bpf_map_update_elem;
 
 /// Longer than it takes until nobody listens to a host whose agent is gone, seconds.
 const LINGER: u32 = 3;
+/// It ends at once, if the machine lets it.
+const END: Duration = Duration::from_secs(1);
 
 /// A process without anything but the links, which ends when this is dropped, and a while after this process was killed.
 #[derive(Debug)]
@@ -49,6 +52,9 @@ impl Drop for Linger {
     fn drop(&mut self) {
         // One that is gone has nothing to end.
         let _ = self.0.write_all(&[0]);
+        // What it has is nobody's when this returns: whoever is next in this process follows nobody who died.
+        let _ = self.0.set_read_timeout(Some(END));
+        let _ = self.0.read(&mut [0]);
     }
 }
 
@@ -137,6 +143,22 @@ mod tests {
             while attached() > 0 {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
+        }
+    }
+
+    #[test]
+    fn what_it_has_is_free_when_it_is_taken_off() {
+        if skipped(Feature::Tcx) {
+            return;
+        }
+        let object = load("trods", open("trods", object!("trods")).unwrap()).unwrap();
+        let dead = map(&object, ".data.dead").unwrap();
+        for _ in 0..20 {
+            let (kept, mut other) = UnixStream::pair().unwrap();
+            let linger = Linger::new(&[kept.as_fd()], dead.as_fd()).unwrap();
+            drop((linger, kept));
+            other.set_nonblocking(true).unwrap();
+            assert_eq!(other.read(&mut [0]).expect("an end"), 0);
         }
     }
 
