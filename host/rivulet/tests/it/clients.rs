@@ -211,7 +211,7 @@ clients! {
     tiny_buffer: Client { program: "python3", args: "{programs}/get.py --buffer 4096 {host} /file {out}", ..CLIENT }, SIZE, 2;
     // A machine that stands still for seconds is no server that does. (What takes longer than the timeout breaks: docs/plain.md.)
     user_timeout: Client {
-        program: "python3", args: "{programs}/get.py --user-timeout 6000 --rate 4e6 {host} /file {out}", ..CLIENT
+        program: "python3", args: "{programs}/get.py --user-timeout 20000 --rate 4e6 {host} /file {out}", ..CLIENT
     }, SIZE, 2;
     #[ignore = "long: fetches and builds gVisor"]
     netstack: Client {
