@@ -7,7 +7,7 @@ CARGO ?= cargo
 # Where rustup puts cargo, if the login shell does not know it yet.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
-PYTHON_DIRS := controller mininet bench host/removal.py $(wildcard host/removal_*.py) host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
+PYTHON_DIRS := controller mininet bench $(wildcard host/removal*.py) host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim rivulet-cm-apps
 packages = $(addprefix -p ,$(1))
 

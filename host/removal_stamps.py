@@ -28,7 +28,6 @@ HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
 BOUND = "who_is_bound_to_an_object_is_sent_that_or_nothing"
 REFLECTED = "who_has_all_is_told_by_its_own_word_that_its_request_came"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
-
 FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
@@ -201,11 +200,11 @@ REMOVALS: dict[str, Removal] = {
         ("it:stamps::what_is_withheld_halves_no_window",),
     ),
     # What a process had that died a moment ago is ended, nobody hears of it, and others go on.
-    "ts-former": trods("hold/watch/mod.rs", "if issuer > 0 && follows {", "if false {", FORMER),
+    "ts-former": trods("hold/watch/mod.rs", "if are_formers && follows {", "if false {", FORMER),
     "ts-former-silent": trods(
         "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
     ),
-    "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows) && ", " && ", FORMER),
+    "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows);", ";", FORMER),
     # Who takes the programs off, and loads others, follows nobody who died.
     "ts-former-own": Removal(
         "host/bpf/src/linger.rs",

@@ -3,11 +3,9 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as SocketName, UnixDatagram};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Pin};
+use rivulet_bpf::trods::{FlowKey, Pin, Trods};
 use rivulet_pktio::abort::Aborter;
 use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_pktio::{LinkInfo, in_netns};
@@ -380,9 +378,14 @@ fn what_a_process_had_that_died_is_left_to_others() {
         let index = LinkInfo::of(&rig.hosts[0].netns.interface("r0")).unwrap().index;
         let aborter = Aborter::open(Some(&host)).unwrap();
         assert_eq!(aborter.established(service).unwrap().len(), 2);
-        // As its programs have it as long as they are still there.
-        let name = SocketName::from_abstract_name(format!("rivulet-trods-{index}-5")).unwrap();
-        let _there = died.then(|| in_netns(Some(&host), || UnixDatagram::bind_addr(&name).unwrap()).unwrap());
+        // Programs of another process, which are still there; what they would keep from the client, all but a reset, the router does.
+        let mut programs = Trods::load().unwrap();
+        if died {
+            in_netns(Some(&host), || programs.attach(index)).unwrap().unwrap();
+        }
+        rig.router.run("nft add table ip t");
+        rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+        rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
         rig.another(&plan);
         eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
         assert_eq!(aborter.established(service).unwrap().len(), if died { 0 } else { 2 });

@@ -197,7 +197,7 @@ impl<K: Keeper> Watch<K> {
     pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<u64, HoldError> {
         let mut formers = 0;
         // What these services had before is that process's. Of others it is the kernel's own, and goes on.
-        let follows = !services.is_empty() && std::mem::take(&mut self.follows) && !self.succeeds;
+        let follows = !services.is_empty() && std::mem::take(&mut self.follows);
         let gone: Vec<SocketAddr> = self
             .services
             .keys()
@@ -223,17 +223,17 @@ impl<K: Keeper> Watch<K> {
                 }
                 // They began before anybody watched, and end with their server. What this host asks its own server is none.
                 let clients = self.hold.clients(*service)?.into_iter();
+                let are_formers = issuer > 0 && !self.succeeds;
                 for client in clients.filter(|client| client.ip() != service.ip()) {
-                    // The kernel would go on with timestamps of its own, and acknowledge what nobody names.
-                    if issuer > 0 && follows {
+                    formers += u64::from(are_formers);
+                    if are_formers && follows {
+                        // The kernel would go on with timestamps of its own, and acknowledge what nobody names.
                         tracing::debug!(%client, "left to others: its process died");
                         self.hold.silence(&FlowKey::new(client, *service))?;
-                        formers += 1;
-                        continue;
+                    } else {
+                        tracing::debug!(%client, "unprotected: it began before");
+                        *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
                     }
-                    tracing::debug!(%client, "unprotected: it began before");
-                    *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
-                    formers += u64::from(issuer > 0 && !self.succeeds);
                 }
             }
         }
