@@ -205,6 +205,11 @@ REMOVALS: dict[str, Removal] = {
         "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
     ),
     "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows);", ";", FORMER),
+    # Of what that one had told nobody, clients are asked, past its programs.
+    "ts-former-asked": trods(
+        "replica/body.rs", "names.ask_formers(formers.ended, Instant::now());", "let _ = (names, formers.ended);", FORMER
+    ),
+    "ts-former-past": trods("hold/mod.rs", "qdisc_bypass: true, ", "", FORMER),
     # Who takes the programs off, and loads others, follows nobody who died.
     "ts-former-own": Removal(
         "host/bpf/src/linger.rs",
@@ -214,8 +219,8 @@ REMOVALS: dict[str, Removal] = {
     ),
     "ts-settles": trods(
         "replica/body.rs",
-        "if self.watch.set_services(&all)? > 0 {",
-        "if self.watch.set_services(&all)? > u64::MAX - 1 {",
+        "if formers.any {",
+        "if false {",
         "it:stamps::clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had",
     ),
     "ts-left-again": trods(

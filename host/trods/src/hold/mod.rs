@@ -31,7 +31,7 @@ pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
 pub use rescue::{Departed, Heard, Rescue};
 pub(crate) use watch::now_ms;
-pub use watch::{Ended, Keeper, Status, Watch};
+pub use watch::{Ended, Formers, Keeper, Status, Watch};
 
 /// A server of the store that has not told all it has in this time is done without.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -67,6 +67,8 @@ pub struct Hold {
     programs: Trods,
     tap: Tap,
     out: Out,
+    /// Past all programs, once that is needed.
+    past: Option<Out>,
     aborter: Aborter,
     interface: Interface,
     index: u32,
@@ -119,9 +121,9 @@ impl Hold {
         let aborter = Aborter::open(interface.netns())?;
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
-        let spare = Vec::new();
+        let (past, spare) = (None, Vec::new());
         let (held, dropped) = (0, 0);
-        Ok(Hold { programs, tap, out, aborter, interface, index, mac, scratch, spare, held, dropped })
+        Ok(Hold { programs, tap, out, past, aborter, interface, index, mac, scratch, spare, held, dropped })
     }
 
     /// The interface of that name may be another one: then the programs go there. True if they did.
@@ -135,6 +137,7 @@ impl Hold {
             return Ok(false);
         }
         self.out.0.reopen()?;
+        self.past = None;
         let programs = &mut self.programs;
         in_netns(self.interface.netns(), || programs.attach(index))??;
         self.index = index;
@@ -197,7 +200,7 @@ impl Hold {
 
     /// Sends a frame; the programs judge it again. One that the interface does not take is lost, as on any link.
     pub fn send(&mut self, frame: Frame) {
-        self.transmit(&[frame.to_send()]);
+        self.out.transmit(&[frame.to_send()]);
         self.forget(frame);
     }
 
@@ -217,22 +220,41 @@ impl Hold {
         if let Some(mut octets) = self.programs.take_withheld(key)?
             && frame::complete(&mut octets)
         {
-            self.transmit(&[rivulet_pktio::TxFrame::new(&octets)]);
+            self.out.transmit(&[rivulet_pktio::TxFrame::new(&octets)]);
         }
         Ok(())
     }
 
     /// Has a packet of a connection's client come in again. One that is lost its TCP sends again.
     pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
-        let ethernet = EthHeader { dst: self.mac, src: self.mac, vlan: None };
-        let ether_type = if key.client().is_ipv4() { eth::IPV4 } else { eth::IPV6 };
-        let mut frame = [&vec![0; ethernet.length()], packet].concat();
-        if ethernet.fill(&mut frame, ether_type)
-            && frame::complete(&mut frame)
+        if let Some(frame) = self.framed(key, self.mac, packet)
             && let Err(e) = self.tap.write(&frame)
         {
             tracing::debug!(error = %e, "what a client said before is not heard");
         }
+    }
+
+    /// Sends a client a packet past these programs, and those of a process that died, whatever they would let leave.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn send_past(&mut self, key: &FlowKey, tor: [u8; 6], packet: &[u8]) -> Result<(), HoldError> {
+        let Some(frame) = self.framed(key, tor, packet) else { return Ok(()) };
+        let past = match &mut self.past {
+            Some(past) => past,
+            none => {
+                none.insert(Out(AfPacket::open(&self.interface, Config { qdisc_bypass: true, ..config() })?))
+            }
+        };
+        past.transmit(&[rivulet_pktio::TxFrame::new(&frame)]);
+        Ok(())
+    }
+
+    fn framed(&self, key: &FlowKey, to: [u8; 6], packet: &[u8]) -> Option<Vec<u8>> {
+        let ethernet = EthHeader { dst: to, src: self.mac, vlan: None };
+        let ether_type = if key.client().is_ipv4() { eth::IPV4 } else { eth::IPV6 };
+        let mut frame = [&vec![0; ethernet.length()], packet].concat();
+        (ethernet.fill(&mut frame, ether_type) && frame::complete(&mut frame)).then_some(frame)
     }
 
     /// A connection has neither limits nor timestamps any more that are made here.
@@ -266,11 +288,13 @@ impl Hold {
     fn clients(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
         Ok(self.aborter.established(service)?)
     }
+}
 
+impl Out {
     fn transmit(&mut self, frames: &[rivulet_pktio::TxFrame<'_>]) {
-        match self.out.0.send(frames) {
+        match self.0.send(frames) {
             Ok(_) | Err(IoError::Down(_) | IoError::Gone(_)) => {}
-            Err(e) => tracing::debug!(error = %e, "a released frame was not sent"),
+            Err(e) => tracing::debug!(error = %e, "a frame was not sent"),
         }
     }
 }

@@ -336,9 +336,13 @@ impl Body {
         let can =
             |keeper: &Stores, socket: &SocketAddr| keeper.serves(socket) || issuers.contains_key(socket);
         let all: Vec<_> = all.filter(|(socket, ..)| can(self.watch.keeper_mut(), socket)).collect();
-        if self.watch.set_services(&all)? > 0 {
+        let formers = self.watch.set_services(&all)?;
+        if formers.any {
             let mut settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
             *settles = Some(Instant::now() + ts::HUNT);
+        }
+        if let Some(names) = &mut self.names {
+            names.ask_formers(formers.ended, Instant::now());
         }
         Ok(())
     }

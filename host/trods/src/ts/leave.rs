@@ -121,6 +121,8 @@ impl Names {
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
             self.leaving.left.insert(key, Left { hint, to, since: now });
             self.leaving.moved += 1;
+            // It was counted a moment ago, and is among those now of which nobody has said to go on.
+            self.leaving.movable = self.leaving.movable.saturating_sub(1);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::{FlowKey, Generation, Pin, Stamped, Trods};
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
-use rivulet_plain::{Header, Options, Segment, Stamps, object_isn};
+use rivulet_plain::{CookieKey, Header, Options, Segment, Stamps, object_isn};
 
 use super::hints::Hint;
 use super::read::{Found, Reading, Told, read};
@@ -180,26 +180,32 @@ impl LostOnes {
     }
 }
 
-/// One octet that the client had with the SYN-ACK, with timestamps of which one is not too old for it.
 fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::Result<()> {
     let odd = hint.base >> 24 & 1 != 0;
-    for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {
-        let isn = object_isn(*isn_key, key.client(), key.service());
-        for index in PROBED {
-            let packet = packet(key, hint, isn, index.into()).map_err(io::Error::other)?;
-            prober.send_packet(key.client(), &packet)?;
-        }
-    }
-    Ok(())
+    let keys = with.keys.iter().filter(|(_, of)| *of == odd).map(|(isn_key, _)| *isn_key);
+    let packets = probes(key, keys, hint.client_next, hint.base).map_err(io::Error::other)?;
+    packets.iter().try_for_each(|packet| prober.send_packet(key.client(), packet))
 }
 
-fn packet(key: &FlowKey, hint: &Hint, isn: u32, index: u32) -> Result<Vec<u8>, BuildError> {
-    let value = hint.base | index << 27;
+/// One octet that a client had with the SYN-ACK, under each key, with timestamps of which one is not too old for it: an index, and what stands
+/// in `base`.
+pub(super) fn probes(
+    key: &FlowKey,
+    keys: impl Iterator<Item = CookieKey>,
+    client_next: u32,
+    base: u32,
+) -> Result<Vec<Vec<u8>>, BuildError> {
+    let isns = keys.map(|isn_key| object_isn(isn_key, key.client(), key.service()));
+    let values = |isn| PROBED.map(|index| (isn, base | u32::from(index) << 27));
+    isns.flat_map(values).map(|(isn, value)| packet(key, client_next, isn, value)).collect()
+}
+
+fn packet(key: &FlowKey, client_next: u32, isn: u32, value: u32) -> Result<Vec<u8>, BuildError> {
     let header = Header {
         src: key.service(),
         dst: key.client(),
         seq: isn,
-        ack: hint.client_next.wrapping_sub(OLD),
+        ack: client_next.wrapping_sub(OLD),
         flags: TcpFlags(TcpFlags::ACK),
         window: 1024,
         options: Options { stamps: Some(Stamps { value, echo: 0 }), ..Options::default() },

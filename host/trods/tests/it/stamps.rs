@@ -363,29 +363,42 @@ fn clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_ha
     }
 }
 
-/// What a process had named that died a moment ago the kernel here is not to go on with, by timestamps of its own: others do.
+/// What a process had named that died a moment ago the kernel here is not to go on with, by timestamps of its own: others do. Of those
+/// of which that one had told nobody the next one has them hear.
 #[test]
 fn what_a_process_had_that_died_is_left_to_others() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
     let service: SocketAddr = SERVICE.parse().unwrap();
-    for died in [true, false] {
+    for (died, told) in [(true, true), (true, false), (false, false)] {
         let Some(mut rig) = rig(&plan, &[("large", 20_000_000), ("small", 3000)]) else { return };
+        let host = rig.hosts[0].netns.name().to_owned();
+        let index = LinkInfo::of(&rig.hosts[0].netns.interface("r0")).unwrap().index;
+        let aborter = Aborter::open(Some(&host)).unwrap();
+        if !told {
+            rig.router.ip("link set x1 address 02:00:00:00:00:01");
+            let second = &rig.hosts[1].netns;
+            second.run("nft add table ip t");
+            second.run("nft add chain ip t in { type filter hook input priority 0 ; }");
+            second.run(&format!("nft add rule ip t in ip saddr 10.8.1.1 udp dport {PORT} drop"));
+        }
         let mut stream = begun(&rig);
         // A reset that is where a client with nothing under way is would end it.
         let mut idle = connected(&rig);
         ask(&rig, &mut idle);
-        let host = rig.hosts[0].netns.name().to_owned();
-        let index = LinkInfo::of(&rig.hosts[0].netns.interface("r0")).unwrap().index;
-        let aborter = Aborter::open(Some(&host)).unwrap();
         assert_eq!(aborter.established(service).unwrap().len(), 2);
-        // Programs of another process, which are still there; what they would keep from the client, all but a reset, the router does.
+        // Programs of another process, which are still there, and let nothing leave.
         let mut programs = Trods::load().unwrap();
         if died {
             in_netns(Some(&host), || programs.attach(index)).unwrap().unwrap();
         }
-        rig.router.run("nft add table ip t");
-        rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
-        rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
+        if told || !died {
+            // What they would keep from the client, all but a reset, the router does.
+            rig.router.run("nft add table ip t");
+            rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+            rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
+        } else {
+            programs.protect(service, 0).unwrap();
+        }
         rig.another(&plan);
         eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
         assert_eq!(aborter.established(service).unwrap().len(), if died { 0 } else { 2 });

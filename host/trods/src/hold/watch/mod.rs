@@ -76,6 +76,15 @@ pub struct Ended {
     pub is_reset: bool,
 }
 
+/// Connections that the process before this one had: the kernel alone cannot go on with timestamps, and numbers, of programs.
+#[derive(Debug, Default)]
+pub struct Formers {
+    /// There are some: others have to go on with them first.
+    pub any: bool,
+    /// Those that were ended without a word, since it died.
+    pub ended: Vec<FlowKey>,
+}
+
 /// A service whose connections are watched.
 #[derive(Clone, Copy, Debug)]
 struct Served {
@@ -189,13 +198,12 @@ impl<K: Keeper> Watch<K> {
         self.succeeds = true;
     }
 
-    /// These services are protected from now on, each under its lease; the connections of others are free. Returns how many connections
-    /// there are whose timestamps, and numbers, another process's programs may have made: the kernel alone cannot go on with them.
+    /// These services are protected from now on, each under its lease; the connections of others are free.
     ///
     /// # Errors
     /// Too many of them.
-    pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<u64, HoldError> {
-        let mut formers = 0;
+    pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<Formers, HoldError> {
+        let mut formers = Formers::default();
         // What these services had before is that process's. Of others it is the kernel's own, and goes on.
         let follows = !services.is_empty() && std::mem::take(&mut self.follows);
         let gone: Vec<SocketAddr> = self
@@ -225,11 +233,13 @@ impl<K: Keeper> Watch<K> {
                 let clients = self.hold.clients(*service)?.into_iter();
                 let are_formers = issuer > 0 && !self.succeeds;
                 for client in clients.filter(|client| client.ip() != service.ip()) {
-                    formers += u64::from(are_formers);
+                    formers.any |= are_formers;
                     if are_formers && follows {
                         // The kernel would go on with timestamps of its own, and acknowledge what nobody names.
                         tracing::debug!(%client, "left to others: its process died");
-                        self.hold.silence(&FlowKey::new(client, *service))?;
+                        let key = FlowKey::new(client, *service);
+                        self.hold.silence(&key)?;
+                        formers.ended.push(key);
                     } else {
                         tracing::debug!(%client, "unprotected: it began before");
                         *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;
