@@ -41,6 +41,12 @@ REMOVALS = {
         "self.is_known_to_store()",
         "a_request_that_is_not_stored_keeps_its_connection",
     ),
+    "moves-just-said": moves(
+        "trods/src/hold/watch/parting.rs",
+        "        self.catch_up()?;\n",
+        "",
+        "it:leaving::what_a_client_has_just_said_keeps_its_connection_here",
+    ),
     "moves-ends": moves(
         "trods/src/flow/watched.rs",
         "self.settled().filter(|_| is_whole && !ends)",

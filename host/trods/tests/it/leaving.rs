@@ -102,12 +102,13 @@ impl Idle {
         self.watch.ended_early() == [self.key]
     }
 
-    /// The client has everything before this number.
-    fn acknowledge(&mut self, ack: u32) {
+    /// The client has everything before this number, and says this.
+    fn say(&mut self, ack: u32, data: &[u8]) {
         let (src, dst, flags) = (self.tuple.client, self.tuple.service, TcpFlags(TcpFlags::ACK));
         let header = Header { src, dst, seq: NEXT, ack, flags, window: 1000, options: Options::default() };
         let mut packet = vec![0; header.length()];
-        header.finish(&mut packet, 0).unwrap();
+        packet.extend_from_slice(data);
+        header.finish(&mut packet, data.len()).unwrap();
         let frame = [&self.macs[0][..], &self.macs[1], &[8, 0], &packet].concat();
         self.io.send(&[TxFrame::new(&frame)]).unwrap();
     }
@@ -129,12 +130,25 @@ fn an_adopted_connection_ends_when_this_process_meant_it() {
         !ends.is_empty()
     });
     assert_eq!(ends, [ACKED]);
-    idle.acknowledge(ACKED + 1);
+    idle.say(ACKED + 1, b"");
     eventually("it is over", || {
         idle.watch.turn(|_, _| ()).unwrap();
         idle.watch.status().watched == 0
     });
     assert_eq!(idle.watch.status().unprotected.len(), 0);
+}
+
+/// What nobody has acknowledged its client would say again, but after a retransmission timeout.
+#[test]
+fn what_a_client_has_just_said_keeps_its_connection_here() {
+    let Some(mut idle) = Idle::new() else { return };
+    let key = idle.key;
+    assert!(idle.watch.movable(&key).unwrap().is_some());
+    let said = b"GET / HTTP/1.1\r\n";
+    idle.say(ACKED, said);
+    idle.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    idle.socket.read_exact(&mut vec![0; said.len()]).unwrap();
+    assert!(idle.watch.movable(&key).unwrap().is_none());
 }
 
 /// A small file on a connection that stays.

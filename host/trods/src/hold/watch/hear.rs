@@ -9,6 +9,9 @@ use crate::hold::connection::Connection;
 use crate::record::Tuple;
 use crate::ts;
 
+/// Packets of orphans that wait.
+const MAX_WAITING: usize = 4096;
+
 impl<K: Keeper> Watch<K> {
     /// Takes events in, and says how many.
     pub(super) fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
@@ -134,6 +137,20 @@ impl<K: Keeper> Watch<K> {
             hold.forget(frame);
         }
         Ok(count)
+    }
+
+    /// Takes in what has been told by now, since something depends on it. Packets of orphans wait for [`Watch::turn`].
+    pub(super) fn catch_up(&mut self) -> Result<(), HoldError> {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let heard = self.hear(&mut |key, packet| {
+            // What has no room its client says again.
+            if waiting.len() < MAX_WAITING {
+                waiting.push((*key, packet.to_vec()));
+            }
+        });
+        self.waiting = waiting;
+        heard?;
+        self.act()
     }
 
     /// A frame that may not leave.

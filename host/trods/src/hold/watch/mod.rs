@@ -25,8 +25,6 @@ const BATCH: usize = 256;
 const MOST_BATCHES: usize = 512;
 /// A connection on which nobody says anything for so long is over: servers have given up long before.
 const IDLE: Duration = Duration::from_secs(15 * 60);
-/// Connections that are looked at at once.
-const SWEPT: usize = 256;
 /// After this time a connection on which something happened is asked whether it still waits, milliseconds.
 pub(super) const ASK: u64 = REQUEST_PATIENCE + 1;
 /// Between two looks at what a client acknowledged, for a connection that needs to know, milliseconds.
@@ -127,6 +125,8 @@ pub struct Watch<K> {
     ended: Vec<Ended>,
     /// How much others knew of connections that they were seen to hold.
     elsewhere: HashMap<FlowKey, Age>,
+    /// Packets of orphans that came between two turns.
+    waiting: Vec<(FlowKey, Vec<u8>)>,
     /// Connections that are still to be looked at in this round.
     swept: Vec<FlowKey>,
     idle: Duration,
@@ -161,6 +161,7 @@ impl<K: Keeper> Watch<K> {
             asked: Vec::new(),
             ended: Vec::new(),
             elsewhere: HashMap::new(),
+            waiting: Vec::new(),
             swept: Vec::new(),
             idle: IDLE,
             succeeds: false,
@@ -296,6 +297,9 @@ impl<K: Keeper> Watch<K> {
     pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
         // What waits for the store waits for nothing else.
         self.settle()?;
+        for (key, packet) in self.waiting.drain(..) {
+            parked(&key, &packet);
+        }
         // Whatever a frame answers was told before it was made: so what is told is read after the frames, and looked at before.
         while self.fresh.len() < BATCH
             && let Some(frame) = self.hold.take()?
@@ -365,35 +369,6 @@ impl<K: Keeper> Watch<K> {
         let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
         self.hold.programs.set_limits(key, &connection.limits(acked))?;
         Ok(())
-    }
-
-    /// Looks at some connections, others each time: one on which nothing was said for [so long](Self::set_idle) is over, since
-    /// its server, or the server's kernel, has given it up; a record that is [stale](Keeper::is_stale) is stored again. To be
-    /// called ten times a second or so.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn sweep(&mut self) -> Result<(), HoldError> {
-        let now = now_ms();
-        if self.swept.is_empty() {
-            self.swept.extend(self.connections.keys());
-        }
-        for key in self.swept.split_off(self.swept.len().saturating_sub(SWEPT)) {
-            let Some(connection) = self.connections.get_mut(&key) else { continue };
-            // Without limits the programs have forgotten it, for another one between its ports that never began.
-            let limits = self.hold.programs.limits(&key)?;
-            let idle = self.idle.as_millis() as u64;
-            if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + idle > now) {
-                if self.keeper.is_stale(&key) {
-                    self.tell(&key, Flow::renew);
-                }
-                continue;
-            }
-            if let Some(connection) = self.connections.remove(&key) {
-                self.end(&key, connection)?;
-            }
-        }
-        self.act()
     }
 
     /// What the store says, and what is said to it.

@@ -1,16 +1,19 @@
-//! Connections that are not to stay: that their server ended where it should not, that move, and that another replica holds.
+//! Connections that are not to stay: that their server ended where it should not, that move, that another replica holds, and on which nobody
+//! says anything.
 
 use std::net::SocketAddr;
 
 use rivulet_bpf::trods::{FlowKey, Pin};
 
-use super::{HoldError, Keeper, Watch};
-use crate::flow::{Action, Reason};
+use super::{HoldError, Keeper, Watch, now_ms};
+use crate::flow::{Action, Flow, Reason};
 use crate::hold::connection::Connection;
 use crate::record::{Age, Record};
 
 /// Connections of others that are remembered; beyond it all are forgotten, as if they had not been seen.
 const MAX_ELSEWHERE: usize = 65_536;
+/// Connections that are looked at at once.
+const SWEPT: usize = 256;
 
 impl<K: Keeper> Watch<K> {
     /// Connections whose server sent FIN or RST where it should not, since this was called last, to be [judged](Watch::judge).
@@ -101,6 +104,8 @@ impl<K: Keeper> Watch<K> {
     /// # Errors
     /// The system's.
     pub fn movable(&mut self, key: &FlowKey) -> Result<Option<Record>, HoldError> {
+        // What its client said since the last turn nobody else would hear.
+        self.catch_up()?;
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
         let served = self.services.get(&key.service());
         if !served.is_some_and(|s| s.speaks(&self.leases)) {
@@ -137,6 +142,35 @@ impl<K: Keeper> Watch<K> {
     /// The client of a connection that was to be adopted on this host is gone.
     pub fn forget(&mut self, key: &FlowKey) {
         self.keeper.forget(key);
+    }
+
+    /// Looks at some connections, others each time: one on which nothing was said for [so long](Self::set_idle) is over, since
+    /// its server, or the server's kernel, has given it up; a record that is [stale](Keeper::is_stale) is stored again. To be
+    /// called ten times a second or so.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn sweep(&mut self) -> Result<(), HoldError> {
+        let now = now_ms();
+        if self.swept.is_empty() {
+            self.swept.extend(self.connections.keys());
+        }
+        for key in self.swept.split_off(self.swept.len().saturating_sub(SWEPT)) {
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
+            // Without limits the programs have forgotten it, for another one between its ports that never began.
+            let limits = self.hold.programs.limits(&key)?;
+            let idle = self.idle.as_millis() as u64;
+            if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + idle > now) {
+                if self.keeper.is_stale(&key) {
+                    self.tell(&key, Flow::renew);
+                }
+                continue;
+            }
+            if let Some(connection) = self.connections.remove(&key) {
+                self.end(&key, connection)?;
+            }
+        }
+        self.act()
     }
 
     fn let_go(&mut self, key: &FlowKey, reason: Reason) -> Result<(), HoldError> {
