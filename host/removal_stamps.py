@@ -28,6 +28,8 @@ HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
 BOUND = "who_is_bound_to_an_object_is_sent_that_or_nothing"
 REFLECTED = "who_has_all_is_told_by_its_own_word_that_its_request_came"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
+DONE = "whoever_is_done_with_it_is_not_gone_on_with"
+NOT_ASKED = "who_is_gone_is_not_asked_again"
 FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
@@ -205,9 +207,25 @@ REMOVALS: dict[str, Removal] = {
         "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
     ),
     "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows);", ";", FORMER),
+    # Whose client is done with it is not looked for, and who asks is not to ask twice.
+    "ts-ended-half": named("if is_over && header.seq", "if false && header.seq", DONE),
+    "ts-gone": trods("ts/lost.rs", "            self.gone.push(*key);\n", "", f"it:stamps::{NOT_ASKED}"),
+    "ts-gone-number": named("if is_its { Told::Gone }", "if true { Told::Gone }", DONE),
+    "ts-begun-anew": trods(
+        "ts/lost.rs", "if programs.stamps().get(&key)?.is_some() {", "if false {", f"it:stamps::{NOT_ASKED}"
+    ),
+    "ts-heard-again": trods(
+        "replica/body.rs",
+        "self.watch.hear_again(&key, &packet);",
+        "let _ = &packet;",
+        "it:stamps::what_a_client_asked_is_heard_by_who_goes_on_with_it",
+    ),
     # Of what that one had told nobody, clients are asked, past its programs.
     "ts-former-asked": trods(
-        "replica/body.rs", "names.ask_formers(formers.ended, Instant::now());", "let _ = (names, formers.ended);", FORMER
+        "replica/body.rs",
+        "names.ask_formers(formers.ended, Instant::now());",
+        "let _ = (names, formers.ended);",
+        FORMER,
     ),
     "ts-former-past": trods("hold/mod.rs", "qdisc_bypass: true, ", "", FORMER),
     # Who takes the programs off, and loads others, follows nobody who died.

@@ -168,13 +168,18 @@ impl Body {
                 if heard.is_some() {
                     names.is_found(key);
                 } else if !is_recorded || names.looks_for(key) {
-                    named.extend(names.heard(key, packet, now).map(|found| (*key, found)));
+                    named.extend(names.heard(key, packet, now).map(|found| (*key, found, packet.to_vec())));
                 }
             }
             found.extend(heard);
         })?;
-        for (key, found) in named {
-            if let Err(e) = self.go_on_named(&key, &found) {
+        for (key, found, packet) in named {
+            let done = self.go_on_named(&key, &found);
+            // What it asked it would say again after twice as long as the last time.
+            if done.is_ok() && found.record.responses.is_empty() {
+                self.watch.hear_again(&key, &packet);
+            }
+            if let Err(e) = done {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
                 if let Some(names) = &mut self.names {
                     names.look_again(&key, &found, &mut self.watch)?;

@@ -46,6 +46,8 @@ struct Lost {
 pub(super) struct LostOnes {
     all: HashMap<FlowKey, Lost>,
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
+    /// Those whose clients know nothing of them.
+    gone: Vec<FlowKey>,
     /// Probes that began at this time.
     pace: Option<(Instant, u32)>,
 }
@@ -115,10 +117,17 @@ impl LostOnes {
         prober: &Prober,
         reading: impl Fn(&FlowKey) -> Option<Reading<'r>>,
     ) -> Result<(), HoldError> {
+        for key in std::mem::take(&mut self.gone) {
+            self.forget(&key, programs)?;
+        }
         while let Some(&Reverse((at, key))) = self.due.peek()
             && at <= now
         {
             self.due.pop();
+            // Its client has begun another one between these ports.
+            if programs.stamps().get(&key)?.is_some() {
+                self.forget(&key, programs)?;
+            }
             let Some(lost) = self.all.get_mut(&key) else { continue };
             if now >= lost.began + if lost.other.is_some() { LEAVE } else { GIVE_UP } {
                 if let Some(pin) = lost.other {
@@ -153,6 +162,9 @@ impl LostOnes {
         let segment = Segment::parse(packet).ok()?;
         let lost = self.all.get(key);
         let told = read(key, &segment, lost.and_then(|lost| lost.hint.as_ref()), with, now_ms);
+        if matches!(told, Told::Gone) {
+            self.gone.push(*key);
+        }
         let Told::Found(found) = told else { return None };
         let began = lost.map_or(Duration::ZERO, |lost| lost.began.elapsed());
         // What has nothing of its response has nothing else on its way, or has by now.
@@ -200,12 +212,17 @@ pub(super) fn probes(
     isns.flat_map(values).map(|(isn, value)| packet(key, client_next, isn, value)).collect()
 }
 
+/// What a probe acknowledges.
+pub(super) fn probed_ack(client_next: u32) -> u32 {
+    client_next.wrapping_sub(OLD)
+}
+
 fn packet(key: &FlowKey, client_next: u32, isn: u32, value: u32) -> Result<Vec<u8>, BuildError> {
     let header = Header {
         src: key.service(),
         dst: key.client(),
         seq: isn,
-        ack: client_next.wrapping_sub(OLD),
+        ack: probed_ack(client_next),
         flags: TcpFlags(TcpFlags::ACK),
         window: 1024,
         options: Options { stamps: Some(Stamps { value, echo: 0 }), ..Options::default() },

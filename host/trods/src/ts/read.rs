@@ -7,6 +7,7 @@ use rivulet_pktio::repair::Connection;
 use rivulet_plain::{CookieKey, NOBODYS, ObjectStamp, Segment, object_isn};
 
 use super::hints::Hint;
+use super::lost::probed_ack;
 use super::table::Table;
 use crate::flow::GATE;
 use crate::lease::clock;
@@ -51,6 +52,8 @@ pub(crate) enum Told {
     Found(Box<Found>),
     /// Something can be gone on with there, when the client says what it has said before.
     Waits,
+    /// Its client knows nothing of the connection any more.
+    Gone,
     /// Nothing.
     Nothing,
 }
@@ -66,6 +69,11 @@ pub(crate) fn read(
     let (header, tuple) = (&segment.header, Tuple { client: key.client(), service: key.service() });
     let has = |flag| segment.has(flag);
     let is_theirs = (header.src, header.dst) == (tuple.client, tuple.service);
+    if let Some(hint) = hint.filter(|_| is_theirs && has(TcpFlags::RST)) {
+        // Where it said to be, or in answer to a probe (RFC 9293 section 3.10.7.1).
+        let is_its = [hint.client_next, probed_ack(hint.client_next)].contains(&header.seq);
+        return if is_its { Told::Gone } else { Told::Nothing };
+    }
     let stamp = header.options.stamps.and_then(|stamps| ObjectStamp::parse(stamps.echo));
     let Some(stamp) = stamp.filter(|_| is_theirs && has(TcpFlags::ACK)) else { return Told::Nothing };
     if has(TcpFlags::SYN) || has(TcpFlags::RST) || stamp.object == NOBODYS {
@@ -98,6 +106,11 @@ pub(crate) fn read(
         }
         _ => return Told::Nothing,
     };
+    // It has all, and has ended its half, which somebody has acknowledged: nothing will ever be said. Else it says so again.
+    let is_over = offset == reach && payload.is_empty() && !has(TcpFlags::FIN);
+    if is_over && header.seq == next.wrapping_add(1) {
+        return Told::Nothing;
+    }
     let handshake = Handshake { stamps: None, ..agreed(&stamp, isn, next, now_ms) };
     let (object, asks_again) = (stamp.object, response.is_none());
     let record = Record {
@@ -361,7 +374,9 @@ mod tests {
             ("beyond the end", &|c| c.header.ack = c.header.ack.wrapping_add(50_000 + HEAD.len() as u32 + 1)),
             ("within the head", &|c| c.header.ack = c.header.ack.wrapping_sub(50_000 - 7)),
             ("far from what was told", &|c| c.hint.as_mut().unwrap().client_next = ASKED + (1 << 20)),
-            ("a reset", &|c| c.header.flags = TcpFlags(TcpFlags::ACK | TcpFlags::RST)),
+            ("a reset", &|c| {
+                (c.header.flags, c.header.seq) = (TcpFlags(TcpFlags::ACK | TcpFlags::RST), ASKED + 7);
+            }),
         ];
         for (what, change) in wrong {
             assert!(matches!(other(change), Told::Nothing), "{what}");
@@ -384,6 +399,33 @@ mod tests {
             client.header.options.sack.push((from, to));
             assert_eq!(matches!(client.told(), Told::Found(_)), is_found, "{from} {to}");
         }
+    }
+
+    #[test]
+    fn whoever_is_done_with_it_is_not_gone_on_with() {
+        let mut client = client();
+        let end = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
+        client.header.seq = ASKED + 1;
+        assert!(matches!(client.told(), Told::Found(_)), "it lacks something");
+        client.header.ack = end;
+        assert!(matches!(client.told(), Told::Nothing), "and nothing more will be said");
+        client.payload = b"G".to_vec();
+        assert!(matches!(client.told(), Told::Found(_)), "it asks for something");
+        client.payload.clear();
+        client.header.seq = ASKED;
+        client.header.flags = TcpFlags(TcpFlags::ACK | TcpFlags::FIN);
+        assert!(matches!(client.told(), Told::Found(_)), "its end is to be acknowledged");
+        client.header.flags = TcpFlags(TcpFlags::RST);
+        client.header.options.stamps = None;
+        for (seq, is_gone) in
+            [(ASKED, true), (ASKED.wrapping_sub(4096), true), (ASKED + 1, false), (77, false)]
+        {
+            client.header.seq = seq;
+            assert_eq!(matches!(client.told(), Told::Gone), is_gone, "{seq}");
+        }
+        client.hint = None;
+        client.header.seq = ASKED;
+        assert!(matches!(client.told(), Told::Nothing));
     }
 
     #[test]

@@ -12,7 +12,8 @@ use rivulet_pktio::{LinkInfo, in_netns};
 use rivulet_trods::replica::Replica;
 use rivulet_trods::ts::LeaveNamed;
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepidle};
+use rustix::net::sockopt::{set_socket_keepalive, set_socket_reuseaddr, set_tcp_keepidle};
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR};
 
@@ -102,6 +103,65 @@ fn a_request_whose_replica_is_gone_is_answered_elsewhere() {
     stream.read_to_end(&mut said).unwrap();
     assert!(said.starts_with(b"HTTP/1.1 200 OK\r\n") && said.ends_with(&content(&rig, "small")));
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
+}
+
+/// Whoever asks of those that listen is not to ask twice.
+#[test]
+fn what_a_client_asked_is_heard_by_who_goes_on_with_it() {
+    let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
+    let mut streams = [(); 6].map(|()| connected(&rig));
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell_named(1, 1);
+    // The first of them may ask before it listens.
+    streams.iter_mut().for_each(|stream| ask(&rig, stream));
+    eventually("they are counted", || rig.hosts[1].replica.counts().adopted == 6);
+    let said = rig.client.run("ss -Htin state established dst 10.8.9.9");
+    let once = said.lines().filter(|line| line.contains("cwnd:") && !line.contains("bytes_retrans:"));
+    assert!(once.count() > 0, "{said}");
+}
+
+/// A client that has no such connection says so, or begins another one between its ports.
+#[test]
+fn who_is_gone_is_not_asked_again() {
+    for says in [true, false] {
+        let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+        let stream = begun(&rig);
+        let at = stream.local_addr().unwrap();
+        rig.router.ip("link set x1 down");
+        rig.steer("replace", 2);
+        // Nothing of it is left, as of a machine that was switched off and on.
+        rig.client.run("ss -K dst 10.8.9.9");
+        drop(stream);
+        rig.client.run("nft add table ip t");
+        rig.client.run("nft add chain ip t in { type filter hook input priority 0 ; }");
+        rig.client.run("nft add chain ip t out { type filter hook output priority 0 ; }");
+        rig.client.run("nft add rule ip t in tcp sport 8080 ip length 53 counter");
+        if !says {
+            rig.client.run("nft add rule ip t out tcp flags & rst == rst drop");
+        }
+        rig.tell_named(1, 1);
+        let probes = || {
+            let said = rig.client.run("nft list chain ip t in");
+            let mut words = said.split_whitespace().skip_while(|word| *word != "packets");
+            words.nth(1).and_then(|count| count.parse::<u32>().ok()).unwrap_or_else(|| panic!("{said}"))
+        };
+        eventually("it is asked", || probes() > 0);
+        let _another = (!says).then(|| {
+            in_netns(Some(rig.client.name()), || {
+                let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+                set_socket_reuseaddr(&socket, true).unwrap();
+                bind(&socket, &at).unwrap();
+                connect(&socket, &SERVICE.parse::<SocketAddr>().unwrap()).unwrap();
+                socket
+            })
+            .unwrap()
+        });
+        let before = if says { 0 } else { probes() };
+        // Three each time, eleven times in this time.
+        std::thread::sleep(Duration::from_millis(1200));
+        assert!(probes() <= before + 9, "{says}: {} of {before}", probes());
+    }
 }
 
 /// Its response leaves as one piece before anything is echoed, and the connection stays: no word of the kernel's follows.
@@ -386,6 +446,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
         let mut idle = connected(&rig);
         ask(&rig, &mut idle);
         assert_eq!(aborter.established(service).unwrap().len(), 2);
+        let mut rest = Vec::new();
         // Programs of another process, which are still there, and let nothing leave.
         let mut programs = Trods::load().unwrap();
         if died {
@@ -398,6 +459,11 @@ fn what_a_process_had_that_died_is_left_to_others() {
             rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
         } else {
             programs.protect(service, 0).unwrap();
+            // Whoever takes what waits tells of the room that there is: it has done so before anybody listens.
+            stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+            assert_eq!(stream.read_to_end(&mut rest).unwrap_err().kind(), ErrorKind::WouldBlock);
+            rig.steer("replace", 2);
+            rig.tell_named(1, 1);
         }
         rig.another(&plan);
         eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
@@ -408,7 +474,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
         if died {
             rig.steer("replace", 2);
             rig.tell_named(1, 1);
-            let (content, mut rest) = (content(&rig, "large"), Vec::new());
+            let content = content(&rig, "large");
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             while rest.len() < 18_000_000 || !content.ends_with(&rest) {
                 let mut more = [0; 65_536];
