@@ -31,6 +31,7 @@ BULK_LESS = 0.95
 FETCHES = 10_000
 FETCHED = 1_000
 MORE_US = 119.0
+PROTECTED = 0.95
 RECORDS, STAMPS = (LESS, MORE_US), (0.90, 5.0)
 """The bars with a store, and where timestamps name what is sent."""
 FILES = (*SIZES, FETCHED, BULK)
@@ -137,6 +138,8 @@ def _compared(rows: list[Json], size: int) -> Json:
         found[kind]["processes_us"] = {
             name: round(median(row["processes_us"][name] for row in mine), 1) for name in PARTS[kind]
         }
+    mine = [row for row in rows if (row["kind"], row["bytes"]) == ("kv", size)]
+    found["protected"] = min(row["protected"] / row["requests"] for row in mine)
     pairs = _pairs([row for row in rows if row["bytes"] == size])
     found["ratio"] = median(kv["per_second"] / alone["per_second"] for kv, alone in pairs) if pairs else None
     # Whatever else a busy machine does may be more than what was done here.
@@ -218,6 +221,9 @@ def bars(result: Json, wanted: tuple[float, float] = RECORDS) -> list[Bar]:
     for row in cost["rates"]["summary"]:
         ratio = nan if row["ratio"] is None else row["ratio"]
         found.append(Bar(f"{row['bytes']:,} bytes: requests/s of new connections, of nginx alone", ratio, less))
+    # Not all of the last ones are counted by then.
+    protected = min(row.get("protected", nan) for row in cost["rates"]["summary"])
+    found.append(Bar("connections of these that were protected", protected, PROTECTED))
     ratio = nan if cost["bulk"]["ratio"] is None else cost["bulk"]["ratio"]
     found.append(Bar(f"{BULK // 1_000_000} MB with offloads: throughput, of nginx alone", ratio, BULK_LESS))
     more = cost["latency"]["kv"]["whole"]["p50_us"] - cost["latency"]["nginx"]["whole"]["p50_us"]

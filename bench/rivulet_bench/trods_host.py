@@ -56,6 +56,8 @@ class TrodsHostRig(HostRig):
         self.spaces["n"].ip(f"addr add {ALONE}/32 dev lo")
         for name in ("n", "s"):
             self.spaces[name].set("net.core.somaxconn=8192", "net.ipv4.tcp_max_syn_backlog=8192")
+            # A run begins with the ports of the one before: what the kernel keeps of those timestamps cannot name.
+            self.spaces[name].set("net.ipv4.tcp_max_tw_buckets=0")
             # The kernel would answer for the other's address as well.
             self.spaces[name].set("net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
         for client in ("c", "a"):
