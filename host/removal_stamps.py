@@ -207,6 +207,13 @@ REMOVALS: dict[str, Removal] = {
         "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
     ),
     "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows);", ";", FORMER),
+    # A client's numbers come round: on which of two connections it spoke last counts more.
+    "ts-quiet": named(
+        "if self.quiet != other.quiet {",
+        "if false {",
+        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        "hints.rs",
+    ),
     # Whose client is done with it is not looked for, and who asks is not to ask twice.
     "ts-ended-half": named("if is_over && header.seq", "if false && header.seq", DONE),
     "ts-gone": trods("ts/lost.rs", "            self.gone.push(*key);\n", "", f"it:stamps::{NOT_ASKED}"),

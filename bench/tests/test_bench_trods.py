@@ -168,11 +168,14 @@ def test_ratios_are_those_of_the_same_round() -> None:
     def row(kind: str, repetition: int, per_second: float) -> dict[str, Any]:
         found = {"kind": kind, "repetition": repetition, "bytes": 1, "per_second": per_second, "total_us": 1.0}
         cores = {"core_us": 10.0, "core_busy": 1.0, "other_busy": 1.0}
-        return {**found, **cores, "processes_us": dict.fromkeys(trods_cost.PARTS[kind], 1.0)}
+        counts = {"requests": per_second, "protected": 0 if kind == "nginx" else 60}
+        return {**found, **cores, **counts, "processes_us": dict.fromkeys(trods_cost.PARTS[kind], 1.0)}
 
     # The machine was half as fast in the second round.
     rows = [row("nginx", 0, 200), row("kv", 0, 150), row("kv", 1, 75), row("nginx", 1, 100)]
     assert trods_cost._compared(rows, 1)["ratio"] == 0.75
+    # In the first round most were not.
+    assert trods_cost._compared(rows, 1)["protected"] == 60 / 150
     assert trods_cost._compared(rows[:1] + rows[2:3], 1)["ratio"] is None
 
 

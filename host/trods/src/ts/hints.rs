@@ -29,6 +29,8 @@ const MAGIC: [u8; 4] = *b"RvT\x02";
 const NAMED: u8 = 1 << 0;
 const LEFT: u8 = 1 << 1;
 const HEIR: u8 = 2;
+/// Above an entry's generation: how quiet its client is.
+const QUIET: u8 = 5;
 
 /// What is told of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,15 +47,28 @@ pub struct Hint {
     pub generation: Generation,
     /// Who had it says nothing on it any more: this one is to go on with it.
     pub left_to: Option<u8>,
+    /// How long nothing was heard of its client ([`quiet`]).
+    pub quiet: u8,
+}
+
+/// How long that is, three bits: 0 below a second, and one more each time that it is four times as long.
+#[must_use]
+pub fn quiet(nanoseconds: u64) -> u8 {
+    let seconds = nanoseconds / 1_000_000_000;
+    seconds.checked_ilog2().map_or(0, |log| (log / 2 + 1).min(7) as u8)
 }
 
 impl Hint {
-    /// Of two words of one connection that of whoever went on with it later counts; of two connections between the same ports the
-    /// later one, since a client's numbers grow with time (RFC 6528).
+    /// Of two words of one connection that of whoever went on with it later counts; of two connections between the same ports that
+    /// on which their client spoke last, or the later one, since its numbers grow with time (RFC 6528), Linux' so fast that they come
+    /// round every 275 seconds.
     #[must_use]
     pub fn is_after(&self, other: &Hint) -> bool {
         if is_near(self.client_next, other.client_next) {
             return self.generation.is_after(other.generation);
+        }
+        if self.quiet != other.quiet {
+            return self.quiet < other.quiet;
         }
         self.client_next.wrapping_sub(other.client_next) as i32 > 0
     }
@@ -242,7 +257,7 @@ fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)]) -> Ve
         put_address(key.client(), &mut out);
         let named = if hint.is_named { NAMED } else { 0 };
         let left = hint.left_to.map_or(0, |heir| heir << HEIR | LEFT);
-        out.extend_from_slice(&[named | left, hint.generation.number()]);
+        out.extend_from_slice(&[named | left, hint.quiet << QUIET | hint.generation.number()]);
         out.extend_from_slice(&hint.client_next.to_be_bytes());
         out.extend_from_slice(&hint.base.to_be_bytes());
         out.extend_from_slice(&hint.object.to_be_bytes());
@@ -277,6 +292,7 @@ fn decode(octets: &[u8], peers: &HashMap<SocketAddr, Peers>) -> Option<Told> {
             base: word(&entry[24..]),
             object: word(&entry[28..]),
             left_to: (entry[18] & LEFT != 0).then_some(entry[18] >> HEIR),
+            quiet: entry[19] >> QUIET,
         };
         (client.is_ipv4() == service.is_ipv4()).then(|| (FlowKey::new(client, service), hint))
     };
@@ -310,6 +326,7 @@ mod tests {
                 is_named: true,
                 generation: Generation::new(3),
                 left_to: Some(63),
+                quiet: 5,
             };
             let octets = encode(&peers(1, 5), service, &[(key, hint)]);
             let mut hints = Hints::open(0).unwrap();
@@ -336,6 +353,14 @@ mod tests {
         }
     }
 
+    #[test]
+    fn quiet_is_told_roughly() {
+        let seconds =
+            [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, 1023, 1024, 4095, 4096, u64::MAX / 1_000_000_000];
+        let told = seconds.map(|seconds| quiet(seconds * 1_000_000_000));
+        assert_eq!(told, [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]);
+    }
+
     /// Who is excluded with its agent alive goes on telling of what others went on with.
     #[test]
     fn whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it() {
@@ -351,6 +376,7 @@ mod tests {
                 is_named: true,
                 generation: Generation::new(generation),
                 left_to: None,
+                quiet: 0,
             };
             let octets = encode(&peers(own, 5), service, &[(key, hint)]);
             hints.take(&octets, [10, 0, 0, own].into(), now);
@@ -364,11 +390,20 @@ mod tests {
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)], "its next one between the same ports");
         // What comes later between the same ports counts, however often somebody went on with the former one.
         let begins = 7 + (1 << 30);
-        for (before, holder) in [(begins, 1), (7, 2), (begins - (1 << 17), 2), (begins + (1 << 17), 1)] {
-            let generation = Generation::new(9);
+        // Unless its client was heard on the former one since, or not for long: then its numbers have come round.
+        let cases = [
+            (begins, 0, 1),
+            (7, 0, 2),
+            (begins - (1 << 17), 0, 2),
+            (begins + (1 << 17), 0, 1),
+            (begins + (1 << 17), 2, 2),
+            (7, 2, 2),
+        ];
+        for (before, quiet, holder) in cases {
+            let (generation, left_to) = (Generation::new(9), None);
             let hint =
-                Hint { client_next: before, base: 0, object: 0, is_named: true, generation, left_to: None };
-            let later = Hint { client_next: begins, generation: Generation::default(), ..hint };
+                Hint { client_next: before, base: 0, object: 0, is_named: true, generation, left_to, quiet };
+            let later = Hint { client_next: begins, generation: Generation::default(), quiet: 0, ..hint };
             let mut hints = Hints::open(0).unwrap();
             hints.set_peers([(service, peers(0, 5))].into());
             for (own, hint) in [(1, hint), (2, later)] {

@@ -430,7 +430,8 @@ fn drop_here<K: Keeper>(key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldE
 fn hint(stamped: &Stamped) -> Hint {
     let is_named = stamped.phase != Phase::Free;
     let Stamped { client_next, base, object, generation, .. } = *stamped;
-    Hint { client_next, base, object, is_named, generation, left_to: None }
+    let quiet = hints::quiet(clock().saturating_sub(stamped.heard));
+    Hint { client_next, base, object, is_named, generation, left_to: None, quiet }
 }
 
 fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError> {

@@ -150,7 +150,7 @@ pub(crate) fn read(
         seq: header.seq,
     };
     let stamped = Stamped {
-        heard: 0,
+        heard: clock(),
         isn,
         client_next: next,
         base: ObjectStamp { index: 0, object: 0, ..stamp }.value(),
@@ -304,6 +304,7 @@ mod tests {
             is_named: true,
             generation: Generation::default(),
             left_to: None,
+            quiet: 0,
         });
         Client {
             table: Table::new("h", vec![row]),
