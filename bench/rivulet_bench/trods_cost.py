@@ -129,8 +129,8 @@ def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[st
 def _compared(rows: list[Json], size: int) -> Json:
     """The medians of a size, and of the ratios of the same round."""
     found: Json = {"bytes": size}
-    for kind in ADDRESSES:
-        mine = [row for row in rows if (row["kind"], row["bytes"]) == (kind, size)]
+    by_kind = {kind: [row for row in rows if (row["kind"], row["bytes"]) == (kind, size)] for kind in ADDRESSES}
+    for kind, mine in by_kind.items():
         found[kind] = {
             name: median(row[name] for row in mine)
             for name in ("per_second", "core_us", "core_busy", "other_busy", "total_us")
@@ -138,8 +138,7 @@ def _compared(rows: list[Json], size: int) -> Json:
         found[kind]["processes_us"] = {
             name: round(median(row["processes_us"][name] for row in mine), 1) for name in PARTS[kind]
         }
-    mine = [row for row in rows if (row["kind"], row["bytes"]) == ("kv", size)]
-    found["protected"] = min(row["protected"] / row["requests"] for row in mine)
+    found["protected"] = min(row["protected"] / row["requests"] for row in by_kind["kv"])
     pairs = _pairs([row for row in rows if row["bytes"] == size])
     found["ratio"] = median(kv["per_second"] / alone["per_second"] for kv, alone in pairs) if pairs else None
     # Whatever else a busy machine does may be more than what was done here.

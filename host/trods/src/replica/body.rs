@@ -174,16 +174,14 @@ impl Body {
             found.extend(heard);
         })?;
         for (key, found, packet) in named {
-            let done = self.go_on_named(&key, &found);
-            // What it asked it would say again after twice as long as the last time.
-            if done.is_ok() && found.record.responses.is_empty() {
-                self.watch.hear_again(&key, &packet);
-            }
-            if let Err(e) = done {
+            if let Err(e) = self.go_on_named(&key, &found) {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
                 if let Some(names) = &mut self.names {
                     names.look_again(&key, &found, &mut self.watch)?;
                 }
+            } else if found.record.responses.is_empty() {
+                // What it asked it would say again after twice as long as the last time.
+                self.watch.hear_again(&key, &packet);
             }
         }
         for heard in found {

@@ -24,8 +24,8 @@ const FRESH: Duration = Duration::from_millis(200);
 const GIVE_UP: Duration = Duration::from_secs(60);
 const LEAVE: Duration = Duration::from_secs(5);
 /// Clients that are probed at once, and between two such times.
-const BURST: u32 = 16;
-const PACE: Duration = Duration::from_millis(2);
+pub(super) const BURST: u32 = 16;
+pub(super) const PACE: Duration = Duration::from_millis(2);
 /// What no client has sent so far ahead: an acknowledgement that it takes for an old one.
 const OLD: u32 = 4096;
 /// Connections that are looked for at a time.
@@ -127,6 +127,7 @@ impl LostOnes {
             // Its client has begun another one between these ports.
             if programs.stamps().get(&key)?.is_some() {
                 self.forget(&key, programs)?;
+                continue;
             }
             let Some(lost) = self.all.get_mut(&key) else { continue };
             if now >= lost.began + if lost.other.is_some() { LEAVE } else { GIVE_UP } {
@@ -192,6 +193,7 @@ impl LostOnes {
     }
 }
 
+/// Asks a client of which others told.
 fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::Result<()> {
     let odd = hint.base >> 24 & 1 != 0;
     let keys = with.keys.iter().filter(|(_, of)| *of == odd).map(|(isn_key, _)| *isn_key);

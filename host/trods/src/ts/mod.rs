@@ -27,7 +27,7 @@ use rivulet_bpf::trods::{FlowKey, Issuer, Limits, Phase, Stamped, Trods};
 use rivulet_pktio::in_netns;
 use rivulet_plain::{CookieKey, NOBODYS};
 
-use self::formers::Formers;
+use self::formers::Questions;
 use self::hints::{Hint, Hints, Peers};
 use self::leave::Leaving;
 use self::lost::LostOnes;
@@ -106,7 +106,7 @@ pub(crate) struct Names {
     ending: HashSet<FlowKey>,
     told_at: Instant,
     leaving: Leaving,
-    formers: Formers,
+    questions: Questions,
     tables: u32,
     ask: Sender<Asked>,
     asked: Receiver<Asked>,
@@ -132,7 +132,7 @@ impl Names {
             ending: HashSet::new(),
             told_at: Instant::now(),
             leaving: Leaving::default(),
-            formers: Formers::default(),
+            questions: Questions::default(),
             tables: 0,
             ask,
             asked,
@@ -281,7 +281,7 @@ impl Names {
             self.look(now, &speaks, watch.hold().programs())?;
         }
         self.leave(now, watch)?;
-        self.ask_due(now, watch)?;
+        self.ask_due(now, watch);
         self.hints.flush();
         for Ended { key, of_dead, is_reset } in ended {
             if of_dead {

@@ -2,7 +2,7 @@
 
 use rivulet_bpf::trods::{Event, FlowKey, What};
 
-use super::{BATCH, Ended, HoldError, Keeper, Watch, now_ms};
+use super::{BATCH, Ended, HoldError, Keeper, MOST_BATCHES, Watch, now_ms};
 use crate::flow::Action;
 use crate::hold::Frame;
 use crate::hold::connection::Connection;
@@ -13,8 +13,19 @@ use crate::ts;
 const MAX_WAITING: usize = 4096;
 
 impl<K: Keeper> Watch<K> {
+    /// Takes in all that has been told by now.
+    pub(super) fn hear_all(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
+        // As often as it takes to read a full ring of the shortest events.
+        for _ in 0..MOST_BATCHES {
+            if self.hear(parked)? < BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Takes events in, and says how many.
-    pub(super) fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
+    fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
         let now = now_ms();
         let Watch {
             hold,
@@ -139,10 +150,10 @@ impl<K: Keeper> Watch<K> {
         Ok(count)
     }
 
-    /// Takes in what has been told by now, since something depends on it. Packets of orphans wait for [`Watch::turn`].
+    /// Takes in what was told since the last turn, where something depends on it. Packets of orphans wait for [`Watch::turn`].
     pub(super) fn catch_up(&mut self) -> Result<(), HoldError> {
         let mut waiting = std::mem::take(&mut self.waiting);
-        let heard = self.hear(&mut |key, packet| {
+        let heard = self.hear_all(&mut |key, packet| {
             // What has no room its client says again.
             if waiting.len() < MAX_WAITING {
                 waiting.push((*key, packet.to_vec()));

@@ -306,12 +306,7 @@ impl<K: Keeper> Watch<K> {
         {
             self.fresh.push(frame);
         }
-        // As often as it takes to read a full ring of the shortest events.
-        for _ in 0..MOST_BATCHES {
-            if self.hear(&mut parked)? < BATCH {
-                break;
-            }
-        }
+        self.hear_all(&mut parked)?;
         let mut result = self.act();
         let mut fresh = std::mem::take(&mut self.fresh);
         for frame in fresh.drain(..) {
