@@ -30,9 +30,17 @@ REFLECTED = "who_has_all_is_told_by_its_own_word_that_its_request_came"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
 DONE = "whoever_is_done_with_it_is_not_gone_on_with"
 NOT_ASKED = "who_is_gone_is_not_asked_again"
+GIVEN = "what_a_process_had_that_died_its_own_user_is_given"
 FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
+    # What a client had behind holes it acknowledges before it was sent here.
+    "ts-beyond": bpf(
+        "if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s))",
+        "if (0)",
+        "beyond::so_is_whose_timestamps_are_made_here",
+        file="ts.h",
+    ),
     "ts-acknowledged-first": stamps(
         "return is_first ? st->client_next : limits->ack;", "return st->client_next;", NAMED
     ),
@@ -227,14 +235,25 @@ REMOVALS: dict[str, Removal] = {
         "let _ = &packet;",
         "it:stamps::what_a_client_asked_is_heard_by_who_goes_on_with_it",
     ),
-    # Of what that one had told nobody, clients are asked, past its programs.
-    "ts-former-asked": trods(
+    # What that one knew of them the next one tells others, and nobody else is given it.
+    "ts-former-told": trods(
         "replica/body.rs",
-        "names.ask_formers(formers.ended, Instant::now());",
+        "names.leave_formers(formers.ended, Instant::now());",
         "let _ = (names, formers.ended);",
         FORMER,
     ),
-    "ts-former-past": trods("hold/mod.rs", "qdisc_bypass: true, ", "", FORMER),
+    "ts-former-given": Removal(
+        "host/bpf/src/linger.rs",
+        "Some(legacy) => bequeath(legacy, until - milliseconds()),",
+        "Some(_) => _ = libc::usleep(10_000),",
+        (f"bpf:trods::presence::tests::{GIVEN}", FORMER),
+    ),
+    "ts-former-user": Removal(
+        "host/bpf/src/linger.rs",
+        "if known == 0 && who.uid == libc::geteuid() {",
+        "if known == 0 {",
+        (f"bpf:trods::presence::tests::{GIVEN}",),
+    ),
     # Who takes the programs off, and loads others, follows nobody who died.
     "ts-former-own": Removal(
         "host/bpf/src/linger.rs",

@@ -40,6 +40,8 @@ def answer(old: str, new: str = "") -> Removal:
     return trods("wake.rs", old, new, "it:waking::what_is_not_the_clients_tells_nothing")
 
 
+BEYOND_GOES_ON = "it:survive::what_a_client_has_behind_holes_is_in_nobodys_way"
+BEYOND = "beyond::who_had_more_behind_holes_is_heard_to_have_what_was_sent"
 FIRST = "the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied"
 DEAD = "what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would"
 ORPHAN = "an_orphan_is_heard_here_alone_until_it_begins_anew"
@@ -63,6 +65,16 @@ OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_tak
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
 REMOVALS: dict[str, Removal] = {
+    # What a client had behind holes it acknowledges before it was sent here.
+    "beyond": bpf("if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s))", "if (0)", BEYOND),
+    "beyond-adopted": bpf("if (limits->flags & LIMITS_ADOPTED && ", "if (", BEYOND),
+    "beyond-most": bpf("beyond > BEYOND_MOST || ", "", BEYOND, file="beyond.h"),
+    "beyond-told": trods(
+        "hold/connection.rs",
+        "awaited, adopted, .. } = *self",
+        "awaited, .. } = *self; let adopted = false",
+        BEYOND_GOES_ON,
+    ),
     # What leaves: data, acknowledgements, FIN, RST.
     "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_the_limit_does_not_leave"),
     "ack": bpf(
@@ -145,8 +157,8 @@ REMOVALS: dict[str, Removal] = {
     # Whoever dies is silent for as long as it takes until nobody listens.
     "linger": Removal(
         "host/bpf/src/linger.rs",
-        "let mut left = LINGER;",
-        "let mut left = 0;",
+        "1000 * i64::from(LINGER)",
+        "0",
         (LINGERS,),
     ),
     "linger-told": Removal(

@@ -1,5 +1,5 @@
 //! Links that stay for a moment when the process has died, so that what its kernel says at its end is held to limits too: the
-//! FINs of sockets that the process had. The programs are told.
+//! FINs of sockets that the process had. The programs are told, and the next process has what they knew of connections.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -18,16 +18,24 @@ const END: Duration = Duration::from_secs(1);
 pub(crate) struct Linger(UnixStream);
 
 impl Linger {
-    /// With whatever else is to stay as long; `dead` is a map of one number, which becomes 1 when this process has died.
-    pub(crate) fn new(links: &[BorrowedFd<'_>], dead: BorrowedFd<'_>) -> io::Result<Linger> {
+    /// With whatever else is to stay as long; `dead` is a map of one number, which becomes 1 when this process has died. From then on
+    /// whoever of the same user connects to the listening socket of `legacy` is given the descriptor beside it.
+    pub(crate) fn new(
+        links: &[BorrowedFd<'_>],
+        dead: BorrowedFd<'_>,
+        legacy: Option<[BorrowedFd<'_>; 2]>,
+    ) -> io::Result<Linger> {
         let (read, write) = UnixStream::pair()?;
         let (read_fd, dead) = (read.as_raw_fd(), dead.as_raw_fd());
-        let mut kept: Vec<RawFd> = links.iter().map(AsRawFd::as_raw_fd).chain([read_fd, dead]).collect();
+        let legacy = legacy.map(|both| both.map(|fd| fd.as_raw_fd()));
+        let all =
+            links.iter().map(AsRawFd::as_raw_fd).chain([read_fd, dead]).chain(legacy.into_iter().flatten());
+        let mut kept: Vec<RawFd> = all.collect();
         kept.sort_unstable();
         // SAFETY: the child calls nothing but system calls, on memory that was there before.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
-            0 => stay(&kept, read_fd, dead),
+            0 => stay(&kept, read_fd, dead, legacy),
             child => {
                 let mut status = 0;
                 // SAFETY: `status` is there. The child ends at once; its own child is nobody's to wait for.
@@ -40,10 +48,10 @@ impl Linger {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl Linger {
     /// What it sees when this process is killed.
-    fn killed(self) {
+    pub(crate) fn killed(&self) {
         self.0.shutdown(std::net::Shutdown::Both).unwrap();
     }
 }
@@ -59,7 +67,7 @@ impl Drop for Linger {
 }
 
 /// The child: its own child waits, and it ends.
-fn stay(kept: &[RawFd], read: RawFd, dead: RawFd) -> ! {
+fn stay(kept: &[RawFd], read: RawFd, dead: RawFd, legacy: Option<[RawFd; 2]>) -> ! {
     // SAFETY: as above; all of these are system calls, the buffer is there, and descriptors that are closed are used by nobody.
     unsafe {
         if libc::fork() != 0 {
@@ -83,11 +91,59 @@ fn stay(kept: &[RawFd], read: RawFd, dead: RawFd) -> ! {
         }
         let (first, set) = (0u32, 1u32);
         bpf_map_update_elem(dead, (&raw const first).cast(), (&raw const set).cast(), 0);
-        let mut left = LINGER;
-        while left > 0 {
-            left = libc::sleep(left);
+        let until = milliseconds() + 1000 * i64::from(LINGER);
+        while milliseconds() < until {
+            match legacy {
+                Some(legacy) => bequeath(legacy, until - milliseconds()),
+                None => _ = libc::usleep(10_000),
+            }
         }
         libc::_exit(0);
+    }
+}
+
+/// Of the clock.
+unsafe fn milliseconds() -> i64 {
+    // SAFETY: the structure is there.
+    unsafe {
+        let mut now: libc::timespec = core::mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
+        now.tv_sec * 1000 + now.tv_nsec / 1_000_000
+    }
+}
+
+/// Waits so long for who connects, and gives it the descriptor if it is of the same user.
+unsafe fn bequeath([name, map]: [RawFd; 2], longest: i64) {
+    // SAFETY: nothing but system calls, on memory that is there; the message's parts have room where the macros say.
+    unsafe {
+        let mut on = libc::pollfd { fd: name, events: libc::POLLIN, revents: 0 };
+        if libc::poll(&raw mut on, 1, longest.clamp(0, 1000) as libc::c_int) <= 0 {
+            return;
+        }
+        let to = libc::accept4(name, core::ptr::null_mut(), core::ptr::null_mut(), libc::SOCK_CLOEXEC);
+        if to < 0 {
+            // Whatever it is, not again at once.
+            libc::usleep(10_000);
+            return;
+        }
+        let mut who: libc::ucred = core::mem::zeroed();
+        let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+        let known =
+            libc::getsockopt(to, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut who).cast(), &raw mut length);
+        if known == 0 && who.uid == libc::geteuid() {
+            let (mut octet, mut space) = (0u8, [0u64; 8]);
+            let mut data = libc::iovec { iov_base: (&raw mut octet).cast(), iov_len: 1 };
+            let mut message: libc::msghdr = core::mem::zeroed();
+            (message.msg_iov, message.msg_iovlen) = (&raw mut data, 1);
+            message.msg_control = space.as_mut_ptr().cast();
+            message.msg_controllen = libc::CMSG_SPACE(size_of::<RawFd>() as u32) as _;
+            let header = libc::CMSG_FIRSTHDR(&raw const message);
+            ((*header).cmsg_level, (*header).cmsg_type) = (libc::SOL_SOCKET, libc::SCM_RIGHTS);
+            (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as _;
+            libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(map);
+            libc::sendmsg(to, &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        }
+        libc::close(to);
     }
 }
 
@@ -127,7 +183,7 @@ mod tests {
             let value = || dead.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
             assert_eq!(value(), 0u32.to_ne_bytes());
             let fds: Vec<_> = links.iter().map(AsFd::as_fd).collect();
-            let linger = Linger::new(&fds, dead.as_fd()).unwrap();
+            let linger = Linger::new(&fds, dead.as_fd(), None).unwrap();
             if killed {
                 linger.killed();
                 drop(links);
@@ -155,7 +211,7 @@ mod tests {
         let dead = map(&object, ".data.dead").unwrap();
         for _ in 0..20 {
             let (kept, mut other) = UnixStream::pair().unwrap();
-            let linger = Linger::new(&[kept.as_fd()], dead.as_fd()).unwrap();
+            let linger = Linger::new(&[kept.as_fd()], dead.as_fd(), None).unwrap();
             drop((linger, kept));
             other.set_nonblocking(true).unwrap();
             assert_eq!(other.read(&mut [0]).expect("an end"), 0);

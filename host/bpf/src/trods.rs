@@ -4,10 +4,11 @@ mod layout;
 mod presence;
 mod stamped;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
@@ -156,8 +157,9 @@ pub struct Trods {
     links: Vec<OwnedFd>,
     linger: Option<Linger>,
     /// That these programs are where they are ([`presence`]).
-    present: Option<UnixDatagram>,
+    present: Option<UnixListener>,
     follows: bool,
+    former: Vec<OwnedFd>,
     dying: Option<Dying>,
     services: MapHandle,
     leases: MapHandle,
@@ -228,6 +230,7 @@ impl Trods {
             linger: None,
             present: None,
             follows: false,
+            former: Vec::new(),
             dying: None,
             services,
             leases,
@@ -252,16 +255,17 @@ impl Trods {
     pub fn attach(&mut self, index: u32) -> Result<(), Error> {
         self.detach();
         let fail = |operation| move |source| Error::Os { operation, source };
-        (self.present, self.follows) = presence::claim(index).map_err(fail("a name of programs"))?;
+        let claim = presence::claim(index).map_err(fail("a name of programs"))?;
+        (self.present, self.follows, self.former) = (claim.own, claim.follows, claim.former);
         for (name, kind) in [("trods_egress", BPF_TCX_EGRESS), ("trods_ingress", BPF_TCX_INGRESS)] {
             let link = attach(&self.program(name)?, index, kind, 0);
             self.links.push(link.map_err(|source| Error::Os { operation: "BPF_LINK_CREATE (tcx)", source })?);
         }
         // With it what the kernel closes when this process dies is known for what it is.
         let links = self.links.iter().map(AsFd::as_fd).chain(self.dying.as_ref().map(Dying::link));
-        let links = links.chain(self.present.as_ref().map(AsFd::as_fd));
-        let dead = map(&self.object, ".data.dead")?;
-        let linger = Linger::new(&links.collect::<Vec<_>>(), dead.as_fd()).map_err(fail("fork"))?;
+        let (dead, stamped) = (map(&self.object, ".data.dead")?, map(&self.object, "stamped")?);
+        let legacy = self.present.as_ref().map(|present| [present.as_fd(), stamped.as_fd()]);
+        let linger = Linger::new(&links.collect::<Vec<_>>(), dead.as_fd(), legacy).map_err(fail("fork"))?;
         self.linger = Some(linger);
         let watched = map(&self.object, ".data.watched")?;
         update(&watched, &0u32.to_ne_bytes(), &index.to_ne_bytes(), MapFlags::ANY)?;
@@ -276,6 +280,22 @@ impl Trods {
     #[must_use]
     pub fn follows(&self) -> bool {
         self.follows
+    }
+
+    /// The connections whose timestamps those of a process made that died, as they are while they are read, as long as they are there.
+    #[must_use]
+    pub fn formers(&self) -> HashMap<FlowKey, Stamped> {
+        self.former.iter().flat_map(|map| stamped::all_of(map.as_fd())).collect()
+    }
+
+    /// Leaves them as a process does that is killed.
+    #[cfg(feature = "testing")]
+    pub fn killed(&mut self) {
+        if let Some(linger) = self.linger.take() {
+            linger.killed();
+            std::mem::forget(linger);
+        }
+        self.detach();
     }
 
     /// Takes them off.

@@ -136,19 +136,6 @@ pub fn set_timestamp(stream: &TcpStream, value: u32) -> Result<(), RepairError> 
     done
 }
 
-/// From now on what is written counts as sent, though nothing is sent, or no longer: what the peer has, or may have, of another host's
-/// is acknowledged then as if it had been ours. Nobody may read from the stream or write to it at the same time.
-///
-/// # Errors
-/// As of [`restore`].
-pub fn set_sent(stream: &TcpStream, sent: bool) -> Result<(), RepairError> {
-    if !sent {
-        return off(stream);
-    }
-    set(stream, libc::TCP_REPAIR, &[ON], "TCP_REPAIR")?;
-    set(stream, libc::TCP_REPAIR_QUEUE, &[SEND_QUEUE], "TCP_REPAIR_QUEUE")
-}
-
 /// Octets that were written and are not acknowledged, FIN among them.
 ///
 /// # Errors

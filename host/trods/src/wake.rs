@@ -36,8 +36,6 @@ pub struct Place {
     /// It answers a probe, and so has all that was on its way to it before: else more may come, and it is somewhere else
     /// then. Clients that send no duplicate SACK (RFC 2883) never say so.
     pub fresh: bool,
-    /// Octets from `ack` on up to the last one that it has, behind a hole.
-    pub sacked: u32,
     /// The next octet that it awaits.
     pub ack: u32,
     /// Octets from there that it takes.
@@ -175,11 +173,8 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     }
     let shift = record.handshake.scales.map_or(0, |(theirs, _)| theirs);
     let blocks = header.options.sack.blocks();
-    let left = record.passed().wrapping_sub(header.ack);
-    let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack)).filter(|further| *further <= left);
     Told::Waits(Place {
         fresh: blocks.first() == Some(&(probed(record), probed(record).wrapping_add(1))),
-        sacked: ends.max().unwrap_or(0),
         ack: header.ack,
         window: u32::from(header.window) << shift,
         seq: header.seq,

@@ -184,6 +184,7 @@ static __always_inline bool open_flow(const struct segment *s)
 }
 
 #include "members.h"
+#include "beyond.h"
 #include "ts.h"
 
 SEC("tcx/ingress")
@@ -261,6 +262,8 @@ int trods_ingress(struct __sk_buff *skb)
 		mention(&s, EVENT_ENDED, 0, s.seq);
 	if ((s.length || s.flags & FIN) && !copy_data(skb, &s))
 		goto lost;
+	if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s))
+		return DROP;
 	return NEXT;
 lost:
 	count(COUNT_LOST);

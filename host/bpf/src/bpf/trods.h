@@ -97,6 +97,7 @@ struct limits {
 enum limits_flags {
 	LIMITS_RECORDED = 1 << 0, /* a record of it is stored */
 	LIMITS_AWAITED = 1 << 1, /* the kernel is about to have its socket */
+	LIMITS_ADOPTED = 1 << 2, /* another replica had it before */
 };
 
 /* Maps that are empty on a good day. */

@@ -13,6 +13,7 @@
 #ifndef TS_H
 #define TS_H
 
+#include "beyond.h"
 #include "ts_maps.h"
 #include "ts_handshake.h"
 #include "ts_object.h"
@@ -228,17 +229,17 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	/* Where another member handed it on it is not from where the answer has to go. */
 	if (is_owed(s, st) && is_first_hand(skb, lease) && !reflect(skb, s, st))
 		return DROP;
-	if (words == RECORDS) {
-		/* Who limits it forgets it. */
-		if (ends_stamped(s, st))
-			bpf_map_delete_elem(&stamped, &s->key);
-		return limits ? PASS : NEXT;
-	}
+	bool is_limited = words == RECORDS && limits;
+	/* What is recorded is bound behind this. */
+	if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s))
+		return DROP;
 	if (ends_stamped(s, st)) {
-		bpf_map_delete_elem(&flows, &s->key);
+		/* Who limits it forgets it. */
+		if (words != RECORDS)
+			bpf_map_delete_elem(&flows, &s->key);
 		bpf_map_delete_elem(&stamped, &s->key);
 	}
-	return NEXT;
+	return is_limited ? PASS : NEXT;
 }
 
 #endif

@@ -10,7 +10,7 @@ pub const EVENT_OCTETS: usize = 2048;
 /// `struct event` without its octets.
 const EVENT_HEADER: usize = KEY + 4 + 4 + 2 + 1 + 1;
 /// Octets of `struct flow_key`.
-const KEY: usize = 36;
+pub(super) const KEY: usize = 36;
 const EVENT_HAS_FIN: u8 = 1 << 0;
 const EVENT_OF_DEAD: u8 = 1 << 1;
 const HAS_FIN: u32 = 1 << 0;
@@ -19,6 +19,7 @@ const HAS_FIN_OF_DEAD: u32 = 1 << 1;
 pub(super) const LIMITS: usize = 28;
 const RECORDED: u32 = 1 << 0;
 const AWAITED: u32 = 1 << 1;
+const ADOPTED: u32 = 1 << 2;
 /// Of `enum happened`.
 pub(super) const HAPPENED_PIN: u32 = 1;
 /// Octets of [`What::Unnamed`].
@@ -127,6 +128,8 @@ pub struct Limits {
     pub recorded: bool,
     /// The kernel is about to have its socket: what its client says until then is dropped.
     pub awaited: bool,
+    /// Another replica had it before: its client may acknowledge more than was sent here.
+    pub adopted: bool,
 }
 
 impl Limits {
@@ -138,7 +141,9 @@ impl Limits {
             self.fin_at.map_or(0, |_| if self.closes { HAS_FIN | HAS_FIN_OF_DEAD } else { HAS_FIN }),
             self.first,
             self.acked,
-            if self.recorded { RECORDED } else { 0 } | if self.awaited { AWAITED } else { 0 },
+            if self.recorded { RECORDED } else { 0 }
+                | if self.awaited { AWAITED } else { 0 }
+                | if self.adopted { ADOPTED } else { 0 },
         ];
         let mut octets = [0; LIMITS];
         for (to, word) in octets.chunks_exact_mut(4).zip(words) {
@@ -155,7 +160,7 @@ impl Limits {
         };
         let fin_at = (word(3) != 0).then_some(word(2));
         let closes = word(3) & HAS_FIN_OF_DEAD != 0;
-        let (recorded, awaited) = (word(6) & RECORDED != 0, word(6) & AWAITED != 0);
+        let flag = |flag| word(6) & flag != 0;
         Limits {
             ack: word(0),
             data: word(1),
@@ -163,8 +168,9 @@ impl Limits {
             closes,
             first: word(4),
             acked: word(5),
-            recorded,
-            awaited,
+            recorded: flag(RECORDED),
+            awaited: flag(AWAITED),
+            adopted: flag(ADOPTED),
         }
     }
 }
@@ -303,9 +309,10 @@ mod tests {
     #[test]
     fn limits_are_read_as_they_were_written() {
         for (fin_at, closes) in [(None, false), (Some(0), false), (Some(u32::MAX), true)] {
-            for (recorded, awaited) in [(false, true), (true, false)] {
-                let limits =
-                    Limits { ack: 1, data: 2, fin_at, closes, first: 3, acked: 4, recorded, awaited };
+            for n in 0..8 {
+                let [recorded, awaited, adopted] = [1, 2, 4].map(|flag| n & flag != 0);
+                let first = Limits { ack: 1, data: 2, fin_at, closes, first: 3, ..Limits::default() };
+                let limits = Limits { acked: 4, recorded, awaited, adopted, ..first };
                 assert_eq!(Limits::decode(&limits.encode()), limits);
             }
         }

@@ -2,7 +2,11 @@
 //! responses, and what it reads and writes of connections.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
+use libbpf_rs::libbpf_sys::{
+    bpf_map_get_info_by_fd, bpf_map_get_next_key, bpf_map_info, bpf_map_lookup_elem,
+};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 
 use super::layout::{self, FlowKey};
@@ -307,6 +311,34 @@ impl Stamps {
             }
         }
     }
+}
+
+/// All connections of a map of another process's, if it is one as these programs have.
+pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
+    let map = map.as_raw_fd();
+    let mut info = bpf_map_info::default();
+    let mut length = size_of::<bpf_map_info>() as u32;
+    // SAFETY: the structure is there, of the length that is told.
+    let known = unsafe { bpf_map_get_info_by_fd(map, &raw mut info, &raw mut length) };
+    let mut all = Vec::new();
+    if known != 0 || (info.key_size as usize, info.value_size as usize) != (layout::KEY, STAMPED) {
+        return all;
+    }
+    let (mut before, mut key, mut value) = (None, [0; layout::KEY], [0; STAMPED]);
+    while all.len() < info.max_entries as usize {
+        let last = before.as_ref().map_or(std::ptr::null(), |key: &[u8; layout::KEY]| key.as_ptr());
+        // SAFETY: keys and values have the sizes of the map's; no key asks for the first one.
+        let found = unsafe { bpf_map_get_next_key(map, last.cast(), key.as_mut_ptr().cast()) };
+        if found != 0 {
+            break;
+        }
+        // SAFETY: as above. One that is gone by now is none.
+        if unsafe { bpf_map_lookup_elem(map, key.as_ptr().cast(), value.as_mut_ptr().cast()) } == 0 {
+            all.extend(FlowKey::read(&key).map(|key| (key, Stamped::decode(&value))));
+        }
+        before = Some(key);
+    }
+    all
 }
 
 fn head_key(table: u32, target: &[u8]) -> [u8; 16] {

@@ -836,4 +836,5 @@ fn what_is_not_a_segment_of_a_service_passes() {
     }
 }
 
+mod beyond;
 mod stamped;

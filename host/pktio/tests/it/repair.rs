@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::repair::{Connection, check, restore, set_sent, set_timestamp, unacknowledged};
+use rivulet_pktio::repair::{Connection, check, restore, set_timestamp, unacknowledged};
 use rivulet_pktio::testing::{Netns, eventually};
 
 const A: &str = "127.0.0.1:8000";
@@ -116,10 +116,6 @@ fn a_listener_gets_the_port_beside_it() {
     assert!(listens());
     set_timestamp(&one, 0x2c0_0000).unwrap();
     assert!(listens(), "another clock");
-    set_sent(&one, true).unwrap();
-    assert!(listens(), "what is written counts as sent");
-    set_sent(&one, false).unwrap();
-    assert!(listens(), "and no longer");
 }
 
 #[test]

@@ -44,15 +44,16 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
     (leave, follow)
 }
 
-/// Of one place in a pool: what leaves this replica of what timestamps name, without a store.
+/// Of one place in a pool: who goes on with what timestamps name here, and whether that leaves this replica without a store.
 pub(super) fn named(place: &Place) -> Vec<LeaveNamed> {
     let Ok(own) = u8::try_from(place.member.replica) else { return Vec::new() };
-    let without = place.services.iter().filter(|s| objects(s).is_some() && kept(s).is_none());
     let leave = |service: &Service| {
         let owner = owner(service.slots.clone()?, Arc::clone(&place.takers));
-        Some(LeaveNamed { services: service.sockets().collect(), to: heir(owner, own, place.member.tor_mac) })
+        let drains = kept(service).is_none() && is_drained(service, own);
+        let to = heir(owner, own, place.member.tor_mac);
+        Some(LeaveNamed { services: service.sockets().collect(), drains, to })
     };
-    without.filter(|service| is_drained(service, own)).filter_map(leave).collect()
+    place.services.iter().filter(|service| objects(service).is_some()).filter_map(leave).collect()
 }
 
 /// The other members that are drained, of some service: bit r is replica r.
@@ -140,16 +141,16 @@ mod tests {
         let mut place = place([(0, 1), (2, 1)]);
         assert!(named(&place).is_empty(), "it has no list");
         place.services[0].trods.as_mut().unwrap().objects = Some("/list".into());
-        assert!(named(&place).is_empty(), "it has a store");
+        assert!(!named(&place)[0].drains, "it has a store");
         place.services[0].trods.as_mut().unwrap().store.clear();
         let leave = named(&place);
-        assert!(of(&place, 9).0.is_empty() && leave.len() == 1);
+        assert!(of(&place, 9).0.is_empty() && leave.len() == 1 && leave[0].drains);
         let (client, to) = ("192.0.2.7:1".parse().unwrap(), leave[0].services[0]);
         assert!((leave[0].to)(client, to).is_some_and(|pin| pin.holder != 1));
         place.takers.store(0b010, Ordering::Relaxed);
         assert_eq!((leave[0].to)(client, to), None, "nobody else takes it");
         place.services[0].slots.as_mut().unwrap().pairs = Arc::new([Slot { first: 1, second: 0 }]);
-        assert!(named(&place).is_empty(), "it is not drained");
+        assert!(!named(&place)[0].drains, "it is not drained");
     }
 
     #[test]

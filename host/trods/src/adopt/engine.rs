@@ -16,7 +16,6 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use super::origin::Ends;
 use super::{AdoptConfig, Adoption, Refusal, Turn};
 use crate::record::{Record, Tuple};
-use crate::wake::Prober;
 
 /// Between looks at who waited long enough.
 const LOOK: Duration = Duration::from_millis(50);
@@ -54,7 +53,6 @@ struct Shared {
 #[derive(Debug)]
 pub struct Adopters {
     send: Sender<Adoption>,
-    prober: Arc<Prober>,
     wake: Arc<OwnedFd>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -83,17 +81,18 @@ impl Adopters {
             spare: None,
         };
         let thread = std::thread::Builder::new().name("adopters".into()).spawn(move || engine.run())?;
-        Ok(Adopters { send, prober: Arc::new(Prober::open()?), wake, shared, thread: Some(thread) })
+        Ok(Adopters { send, wake, shared, thread: Some(thread) })
     }
 
     /// Has the kernel take a connection over, in the calling thread's network namespace, and goes on with it. The record is
     /// one that is not unprotected, and must be stored under this replica's name before; `connection` is what
-    /// [`wake::connection`](crate::wake::connection) makes of it, `sacked` what its [`Place`](crate::wake::Place) says.
+    /// [`wake::connection`](crate::wake::connection) makes of it. What its client has behind holes is sent once more: the programs
+    /// bound what it acknowledges to that (`host/bpf/src/bpf/beyond.h`).
     ///
     /// # Errors
     /// [`RepairError`]: the kernel does not.
-    pub fn adopt(&self, record: Record, connection: &Connection, sacked: u32) -> Result<(), RepairError> {
-        let adoption = Adoption::begin(record, connection, sacked, self.prober.clone(), Instant::now())?;
+    pub fn adopt(&self, record: Record, connection: &Connection) -> Result<(), RepairError> {
+        let adoption = Adoption::begin(record, connection, Instant::now())?;
         self.shared.adopted.fetch_add(1, Ordering::Relaxed);
         if self.send.send(adoption).is_err() {
             return Err(RepairError {

@@ -14,10 +14,9 @@ mod origin;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use rivulet_pktio::repair::{Connection, RepairError, restore, set_sent};
+use rivulet_pktio::repair::{Connection, RepairError, restore};
 use rustix::net::sockopt;
 
 use self::again::Again;
@@ -25,7 +24,6 @@ use self::identity::same;
 use self::origin::{Origin, Pipe};
 use crate::head::{self, MAX_HEAD};
 use crate::record::{Body, MAX_WHOLE, Record, Tuple};
-use crate::wake::Prober;
 
 pub use engine::{Adopters, Counts, Outcome};
 pub use identity::Refusal;
@@ -34,8 +32,6 @@ pub use identity::Refusal;
 const MAX_WAITING: usize = 16_384;
 /// Pieces of a body, a pipe's worth each, that one connection moves before others have their turn.
 const MAX_PIECES: usize = 16;
-/// Octets of room for what counts as sent, at least.
-const MIN_ROOM: usize = 4 << 20;
 /// After an attempt that did not reach the server the next one waits so long.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -89,9 +85,6 @@ pub(crate) struct Adoption {
     at: usize,
     offset: u64,
     client: TcpStream,
-    /// So many of the next octets count as sent: the client has some of them, behind a hole.
-    sent: usize,
-    prober: Arc<Prober>,
     origin: Option<Origin>,
     /// Connections to the server so far.
     origins: u32,
@@ -120,22 +113,8 @@ enum Stop {
 impl Adoption {
     /// Has the kernel take the connection over in the calling thread's network namespace. The service's address must stand
     /// there, and the record must not be unprotected.
-    pub fn begin(
-        record: Record,
-        connection: &Connection,
-        sacked: u32,
-        prober: Arc<Prober>,
-        now: Instant,
-    ) -> Result<Adoption, RepairError> {
+    pub fn begin(record: Record, connection: &Connection, now: Instant) -> Result<Adoption, RepairError> {
         let client = restore(connection, None)?;
-        if sacked > 0 {
-            // Or the kernel would take acknowledgements behind the hole for somebody else's. None of it is sent before all of
-            // it is there, so there must be room.
-            let room = MIN_ROOM.max(2 * sacked as usize);
-            let forced = sockopt::set_socket_send_buffer_size_force(&client, room);
-            forced.map_err(|e| RepairError { step: "SO_SNDBUFFORCE", source: e.into() })?;
-            set_sent(&client, true)?;
-        }
         let of = |step| move |source| RepairError { step, source };
         client.set_nonblocking(true).map_err(of("O_NONBLOCK"))?;
         client.set_nodelay(true).map_err(of("TCP_NODELAY"))?;
@@ -158,8 +137,6 @@ impl Adoption {
             at,
             offset,
             client,
-            sent: sacked as usize,
-            prober,
             origin: None,
             origins: 0,
             pipe: Pipe::default(),
@@ -192,7 +169,7 @@ impl Adoption {
         loop {
             // Others have their turn too; the server's descriptor says at once that there is more.
             let is_all_read = self.origin.as_ref().is_none_or(|origin| origin.input().is_empty());
-            if matches!(self.step, Step::Body(1..)) && self.sent == 0 && self.pipe.filled() == 0
+            if matches!(self.step, Step::Body(1..)) && self.pipe.filled() == 0
                 || self.step == Step::Again && is_all_read
             {
                 pieces += 1;
@@ -272,20 +249,6 @@ impl Adoption {
             Step::Body(0) => {
                 (self.offset, self.step) = (self.record.responses[self.at].length, Step::Next);
                 Ok(())
-            }
-            Step::Body(unread) if self.sent > 0 => {
-                let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
-                let most = MAX_WAITING.min(usize::try_from(unread).unwrap_or(usize::MAX));
-                origin.fill(most).map_err(|_| Stop::Origin)?;
-                let count = origin.input().len().min(most);
-                self.out.extend_from_slice(&origin.input()[..count]);
-                origin.consume(count);
-                self.step = Step::Body(unread - count as u64);
-                match count {
-                    0 if origin.is_ended() => Err(Stop::Origin),
-                    0 => Err(Stop::Waits),
-                    _ => Ok(()),
-                }
             }
             Step::Body(unread) => {
                 let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
@@ -455,17 +418,9 @@ impl Adoption {
     /// Writes what waits for the client, all of it.
     fn flush_client(&mut self, now: Instant) -> Result<(), Stop> {
         while !self.out.is_empty() {
-            let most = if self.sent > 0 { self.sent } else { usize::MAX };
-            let count =
-                self.client.write(&self.out[..self.out.len().min(most)]).map_err(|e| stop_client(&e))?;
+            let count = self.client.write(&self.out).map_err(|e| stop_client(&e))?;
             self.out.drain(..count);
             self.active = now;
-            if self.sent > 0 {
-                self.sent -= count;
-                if self.sent == 0 {
-                    self.fill_hole()?;
-                }
-            }
         }
         while self.pipe.filled() > 0 {
             self.pipe.write(&self.client).map_err(|e| stop_client(&e))?;
@@ -490,24 +445,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// All that the client has behind its hole counts as sent: from its answer the kernel sees what it lacks.
-    fn fill_hole(&mut self) -> Result<(), Stop> {
-        set_sent(&self.client, false).map_err(|_| Stop::Client)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_millis() as u64);
-        if let Err(e) = self.prober.send(&self.record, now) {
-            // The kernel's own clock does the same, later.
-            tracing::debug!("a client with a hole is not asked about it: {e}");
-        }
-        Ok(())
-    }
-
     fn refuse(&mut self, refusal: Refusal) -> Turn {
-        // While octets count as sent nothing is sent at all.
-        if self.sent > 0
-            && let Err(e) = set_sent(&self.client, false)
-        {
-            tracing::debug!("a client that is to be reset: {e}");
-        }
         // The kernel says it, where the client is, when the socket is closed.
         if let Err(e) = sockopt::set_socket_linger(&self.client, Some(Duration::ZERO)) {
             tracing::debug!("a client that is to be reset: {e}");

@@ -119,8 +119,8 @@ impl Connection {
         let closes = self.flow.closes() || self.leaves;
         // An end of the server's may be its death; it is asked again for what the client lacks.
         let fin_at = fin_at.filter(|_| closes || !self.adopted);
-        let Connection { first, stored: recorded, awaited, .. } = *self;
-        rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first, acked, recorded, awaited }
+        let Connection { first, stored: recorded, awaited, adopted, .. } = *self;
+        rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first, acked, recorded, awaited, adopted }
     }
 
     /// Whether the connection is over with this.

@@ -67,8 +67,6 @@ pub struct Hold {
     programs: Trods,
     tap: Tap,
     out: Out,
-    /// Past all programs, once that is needed.
-    past: Option<Out>,
     aborter: Aborter,
     interface: Interface,
     index: u32,
@@ -121,9 +119,8 @@ impl Hold {
         let aborter = Aborter::open(interface.netns())?;
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
-        let (past, spare) = (None, Vec::new());
-        let (held, dropped) = (0, 0);
-        Ok(Hold { programs, tap, out, past, aborter, interface, index, mac, scratch, spare, held, dropped })
+        let (spare, held, dropped) = (Vec::new(), 0, 0);
+        Ok(Hold { programs, tap, out, aborter, interface, index, mac, scratch, spare, held, dropped })
     }
 
     /// The interface of that name may be another one: then the programs go there. True if they did.
@@ -137,7 +134,6 @@ impl Hold {
             return Ok(false);
         }
         self.out.0.reopen()?;
-        self.past = None;
         let programs = &mut self.programs;
         in_netns(self.interface.netns(), || programs.attach(index))??;
         self.index = index;
@@ -232,22 +228,6 @@ impl Hold {
         {
             tracing::debug!(error = %e, "what a client said before is not heard");
         }
-    }
-
-    /// Sends a client a packet past these programs, and those of a process that died, whatever they would let leave.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn send_past(&mut self, key: &FlowKey, tor: [u8; 6], packet: &[u8]) -> Result<(), HoldError> {
-        let Some(frame) = self.framed(key, tor, packet) else { return Ok(()) };
-        let past = match &mut self.past {
-            Some(past) => past,
-            none => {
-                none.insert(Out(AfPacket::open(&self.interface, Config { qdisc_bypass: true, ..config() })?))
-            }
-        };
-        past.transmit(&[rivulet_pktio::TxFrame::new(&frame)]);
-        Ok(())
     }
 
     fn framed(&self, key: &FlowKey, to: [u8; 6], packet: &[u8]) -> Option<Vec<u8>> {

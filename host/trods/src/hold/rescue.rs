@@ -77,8 +77,6 @@ pub struct Heard {
     pub record: Record,
     /// The socket that goes on with it.
     pub connection: Connection,
-    /// Octets that the client has behind a hole.
-    pub sacked: u32,
     /// What the programs make of its timestamps, if they do.
     pub stamped: Option<Stamped>,
 }
@@ -374,7 +372,7 @@ impl Rescue {
                 let connection = wake::connection(&record, &place, now_ms);
                 let stamped = ts::recorded(&record, &segment);
                 let record = record.taken_over(&connection, now_ms);
-                Some(Heard { record, connection, sacked: place.sacked, stamped })
+                Some(Heard { record, connection, stamped })
             }
             // Parked until it is given up: nobody is there to be reset.
             Told::Gone | Told::Nothing => None,

@@ -228,7 +228,7 @@ impl Body {
 
     /// A connection goes on here, whose client said where it is.
     fn go_on(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
-        let Heard { record, connection, sacked, stamped } = heard;
+        let Heard { record, connection, stamped } = heard;
         // Parked as it is, what the kernel says at this does not leave.
         self.watch.abandon(key)?;
         if let Some(stamped) = stamped {
@@ -243,7 +243,7 @@ impl Body {
         // What it says has the kernel's timestamps, as all that the programs translate.
         let handshake = Handshake { stamps: None, ..record.handshake };
         let record = Record { handshake, ..record.clone() };
-        self.adopters(record.tuple.service)?.adopt(record, connection, *sacked)?;
+        self.adopters(record.tuple.service)?.adopt(record, connection)?;
         self.watch.begin(key)?;
         tracing::debug!(client = %key.client(), "adopted");
         self.watch.hold().programs().unpark(key)?;
@@ -257,7 +257,7 @@ impl Body {
         let Some(names) = &mut self.names else { return Ok(()) };
         names.adopt(key, found, self.watch.hold().programs())?;
         let adopters = self.adopters(found.record.tuple.service)?;
-        adopters.adopt(found.record.clone(), &found.connection, found.sacked)?;
+        adopters.adopt(found.record.clone(), &found.connection)?;
         tracing::debug!(client = %key.client(), object = found.stamped.object, "adopted");
         self.watch.hold().programs().unpark(key)?;
         self.watch.hold().programs().unpin(key)?;
@@ -345,7 +345,7 @@ impl Body {
             *settles = Some(Instant::now() + ts::HUNT);
         }
         if let Some(names) = &mut self.names {
-            names.ask_formers(formers.ended, Instant::now());
+            names.leave_formers(formers.ended, Instant::now());
         }
         Ok(())
     }

@@ -1,5 +1,8 @@
 //! What timestamps name when a replica drains (`docs/moves.md`). Where there is a store it is recorded, and moves by its record; where
 //! there is none this replica falls silent and tells who is to go on with it, which asks the client, as behind a death.
+//!
+//! What a process had that died here a moment ago the next one leaves in the same words: of what was named last nobody else may know, and
+//! a client that only receives would never speak by itself.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,17 +20,19 @@ const AT_ONCE: usize = 256;
 const AGAIN: Duration = Duration::from_millis(20);
 const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// Services without a store that a replica is to be left by.
+/// Services whose connections timestamps name, and who goes on with them elsewhere.
 pub struct LeaveNamed {
     /// Whose connections.
     pub services: Vec<SocketAddr>,
+    /// They have no store, and this replica is to be left by all. Else it is by what the process before it had.
+    pub drains: bool,
     /// Who goes on with a connection, by client and service.
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
 }
 
 impl std::fmt::Debug for LeaveNamed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LeaveNamed({:?})", self.services)
+        write!(f, "LeaveNamed({:?}, {})", self.services, self.drains)
     }
 }
 
@@ -47,7 +52,8 @@ pub(super) struct Leaving {
 #[derive(Debug)]
 struct Left {
     hint: Hint,
-    to: Pin,
+    /// None as long as it is not known who gets what its client sends.
+    to: Option<Pin>,
     since: Instant,
 }
 
@@ -65,11 +71,11 @@ pub(super) fn is_movable(stamped: &Stamped) -> bool {
 }
 
 impl Names {
-    /// These services are left from now on, and no others.
+    /// Connections go on so elsewhere from now on, and in no other way.
     pub fn set_leaves(&mut self, leaves: Vec<LeaveNamed>, now: Instant) {
         let leaving = &mut self.leaving;
         let rounds = leaving.rounds.take().unwrap_or_else(|| Rounds::begin(now));
-        leaving.rounds = (!leaves.is_empty()).then_some(rounds);
+        leaving.rounds = leaves.iter().any(|leave| leave.drains).then_some(rounds);
         leaving.leaves = leaves;
     }
 
@@ -77,6 +83,13 @@ impl Names {
     /// gone on with them.
     pub fn moves(&self) -> (u64, u64) {
         (self.leaving.moved, self.leaving.movable + self.leaving.left.len() as u64)
+    }
+
+    /// What a process knew of connections that died here, and whose sockets were ended.
+    pub fn leave_formers(&mut self, formers: Vec<(FlowKey, Stamped)>, now: Instant) {
+        for (key, stamped) in formers.into_iter().filter(|(_, stamped)| is_movable(stamped)) {
+            self.leaving.left.insert(key, Left { hint: hint(&stamped), to: None, since: now });
+        }
     }
 
     /// Leaves some connections.
@@ -91,7 +104,8 @@ impl Names {
             *movable = 0;
             watch.hold().programs().stamps().each(|key, stamped| {
                 *movable += u64::from(is_movable(&stamped));
-                let is_left = || leaves.iter().any(|leave| leave.services.contains(&key.service()));
+                let is_its = |leave: &LeaveNamed| leave.drains && leave.services.contains(&key.service());
+                let is_left = || leaves.iter().any(is_its);
                 if stamped.phase == Phase::Echoed && is_left() {
                     keys.push(key);
                 }
@@ -119,7 +133,7 @@ impl Names {
             tracing::debug!(client = %key.client(), holder = to.holder, "left");
             let hint = hint(&stamped);
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
-            self.leaving.left.insert(key, Left { hint, to, since: now });
+            self.leaving.left.insert(key, Left { hint, to: Some(to), since: now });
             self.leaving.moved += 1;
             // It was counted a moment ago, and is among those now of which nobody has said to go on.
             self.leaving.movable = self.leaving.movable.saturating_sub(1);
@@ -141,13 +155,16 @@ impl Names {
             }
             let (hint, before) = (left.hint, left.to);
             let Some(to) = self.leaving.heir(&key) else {
-                self.lost.look_for(key, Some(hint), None, now, programs)?;
-                self.leaving.left.remove(&key);
+                // Who may not speak knows nobody, or is not whom its client speaks to.
+                if watch.speaks(&key.service()) {
+                    self.lost.look_for(key, Some(hint), None, now, programs)?;
+                    self.leaving.left.remove(&key);
+                }
                 continue;
             };
-            if to != before {
+            if before != Some(to) {
                 programs.pin(&key, to)?;
-                self.leaving.left.entry(key).and_modify(|left| left.to = to);
+                self.leaving.left.entry(key).and_modify(|left| left.to = Some(to));
             }
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::{FlowKey, Generation, Pin, Stamped, Trods};
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
-use rivulet_plain::{CookieKey, Header, Options, Segment, Stamps, object_isn};
+use rivulet_plain::{Header, Options, Segment, Stamps, object_isn};
 
 use super::hints::Hint;
 use super::read::{Found, Reading, Told, read};
@@ -24,8 +24,8 @@ const FRESH: Duration = Duration::from_millis(200);
 const GIVE_UP: Duration = Duration::from_secs(60);
 const LEAVE: Duration = Duration::from_secs(5);
 /// Clients that are probed at once, and between two such times.
-pub(super) const BURST: u32 = 16;
-pub(super) const PACE: Duration = Duration::from_millis(2);
+const BURST: u32 = 16;
+const PACE: Duration = Duration::from_millis(2);
 /// What no client has sent so far ahead: an acknowledgement that it takes for an old one.
 const OLD: u32 = 4096;
 /// Connections that are looked for at a time.
@@ -193,25 +193,19 @@ impl LostOnes {
     }
 }
 
-/// Asks a client of which others told.
+/// Asks a client of which others told: one octet that it had with the SYN-ACK, under each key, with timestamps of which one is not too old
+/// for it.
 fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::Result<()> {
     let odd = hint.base >> 24 & 1 != 0;
-    let keys = with.keys.iter().filter(|(_, of)| *of == odd).map(|(isn_key, _)| *isn_key);
-    let packets = probes(key, keys, hint.client_next, hint.base).map_err(io::Error::other)?;
-    packets.iter().try_for_each(|packet| prober.send_packet(key.client(), packet))
-}
-
-/// One octet that a client had with the SYN-ACK, under each key, with timestamps of which one is not too old for it: an index, and what stands
-/// in `base`.
-pub(super) fn probes(
-    key: &FlowKey,
-    keys: impl Iterator<Item = CookieKey>,
-    client_next: u32,
-    base: u32,
-) -> Result<Vec<Vec<u8>>, BuildError> {
-    let isns = keys.map(|isn_key| object_isn(isn_key, key.client(), key.service()));
-    let values = |isn| PROBED.map(|index| (isn, base | u32::from(index) << 27));
-    isns.flat_map(values).map(|(isn, value)| packet(key, client_next, isn, value)).collect()
+    for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {
+        let isn = object_isn(*isn_key, key.client(), key.service());
+        for index in PROBED {
+            let value = hint.base | u32::from(index) << 27;
+            let packet = packet(key, hint.client_next, isn, value).map_err(io::Error::other)?;
+            prober.send_packet(key.client(), &packet)?;
+        }
+    }
+    Ok(())
 }
 
 /// What a probe acknowledges.

@@ -6,7 +6,6 @@
 
 mod absences;
 mod ask;
-mod formers;
 pub mod hints;
 mod leave;
 mod lost;
@@ -27,7 +26,6 @@ use rivulet_bpf::trods::{FlowKey, Issuer, Limits, Phase, Stamped, Trods};
 use rivulet_pktio::in_netns;
 use rivulet_plain::{CookieKey, NOBODYS};
 
-use self::formers::Questions;
 use self::hints::{Hint, Hints, Peers};
 use self::leave::Leaving;
 use self::lost::LostOnes;
@@ -106,7 +104,6 @@ pub(crate) struct Names {
     ending: HashSet<FlowKey>,
     told_at: Instant,
     leaving: Leaving,
-    questions: Questions,
     tables: u32,
     ask: Sender<Asked>,
     asked: Receiver<Asked>,
@@ -132,7 +129,6 @@ impl Names {
             ending: HashSet::new(),
             told_at: Instant::now(),
             leaving: Leaving::default(),
-            questions: Questions::default(),
             tables: 0,
             ask,
             asked,
@@ -215,6 +211,7 @@ impl Names {
             closes,
             first,
             acked: ack,
+            adopted: true,
             ..Limits::default()
         };
         programs.free(key)?;
@@ -281,7 +278,6 @@ impl Names {
             self.look(now, &speaks, watch.hold().programs())?;
         }
         self.leave(now, watch)?;
-        self.ask_due(now, watch);
         self.hints.flush();
         for Ended { key, of_dead, is_reset } in ended {
             if of_dead {

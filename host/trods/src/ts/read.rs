@@ -39,8 +39,6 @@ pub(crate) struct Reading<'a> {
 pub(crate) struct Found {
     pub record: Record,
     pub connection: Connection,
-    /// Octets behind a hole.
-    pub sacked: u32,
     pub stamped: Stamped,
     /// It answers a probe: nothing else is on its way to the client.
     pub fresh: bool,
@@ -140,11 +138,8 @@ pub(crate) fn read(
     if !blocks.iter().all(is_within) {
         return Told::Nothing;
     }
-    let ends = blocks.iter().map(|(_, to)| to.wrapping_sub(header.ack));
-    let ends = ends.filter(|further| *further <= left && !asks_again);
     let place = Place {
         fresh: blocks.first() == Some(&(isn, isn.wrapping_add(1))),
-        sacked: ends.max().unwrap_or(0),
         ack: header.ack,
         window: u32::from(header.window) << stamp.scale.shift(),
         seq: header.seq,
@@ -164,7 +159,7 @@ pub(crate) fn read(
         echo: stamp.index,
     };
     let connection = wake::connection(&record, &place, now_ms);
-    Told::Found(Box::new(Found { record, connection, sacked: place.sacked, stamped, fresh: place.fresh }))
+    Told::Found(Box::new(Found { record, connection, stamped, fresh: place.fresh }))
 }
 
 /// The record of a connection whose response timestamps name, and whose client has acknowledged this: what it lacks of the
@@ -494,13 +489,13 @@ mod tests {
             client.header.options.sack.push((ack.wrapping_add(from), ack.wrapping_add(to)));
             client.hint.as_mut().unwrap().object = object;
             match client.told() {
-                Told::Found(found) => Some((found.stamped.object, found.stamped.phase, found.sacked)),
+                Told::Found(found) => Some((found.stamped.object, found.stamped.phase)),
                 _ => None,
             }
         };
         let end = head + 100_000;
-        assert_eq!(bound(1448, 2896, 1), Some((1, Phase::Setup, 0)));
-        assert_eq!(bound(head, end, 1), Some((1, Phase::Setup, 0)));
+        assert_eq!(bound(1448, 2896, 1), Some((1, Phase::Setup)));
+        assert_eq!(bound(head, end, 1), Some((1, Phase::Setup)));
         assert_eq!(bound(head - 1, end, 1), None, "of the head");
         assert_eq!(bound(head, end + 1, 1), None, "behind the end");
         assert_eq!([0, 2].map(|object| bound(1448, 2896, object)), [None, None], "nobody told of it");

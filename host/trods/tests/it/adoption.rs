@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
+use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::adopt::{Adopters, Counts, Outcome, Refusal};
 use rivulet_trods::record::{Body, Response};
@@ -101,7 +102,7 @@ fn rest(client: &mut TcpStream, length: usize) -> Vec<u8> {
 
 #[test]
 fn curl_goes_on_byte_for_byte() {
-    let Some(rack) = Rack::new() else { return };
+    let Some(rack) = Rack::new().filter(|_| !skipped(Feature::Tcx)) else { return };
     let size = 12 << 20;
     std::fs::write(rack.www.path().join("big.bin"), object("big", size)).unwrap();
     let other = tempfile::tempdir().unwrap();
@@ -116,6 +117,8 @@ fn curl_goes_on_byte_for_byte() {
     rack.cut();
     let record = rack.flows().values().find_map(|seen| seen.record.clone()).unwrap();
     let (adopters, ends) = rack.adopters(PATIENCE);
+    // What was on its way has left holes.
+    let _programs = rack.programs(&record);
     rack.adopt(&adopters, record);
     eventually("the end of the download", || !curl.lives());
     assert!(curl.0.wait().unwrap().success());

@@ -5,17 +5,18 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Pin, Trods};
+use rivulet_bpf::trods::{FlowKey, Phase, Pin, Stamped, Trods};
 use rivulet_pktio::abort::Aborter;
 use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_pktio::{LinkInfo, in_netns};
+use rivulet_trods::lease::clock;
 use rivulet_trods::replica::Replica;
 use rivulet_trods::ts::LeaveNamed;
 use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
 use rustix::net::sockopt::{set_socket_keepalive, set_socket_reuseaddr, set_tcp_keepidle};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
-use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR};
+use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR, goes_on_behind_holes};
 
 /// A rig whose replicas know what their servers have: these files, of so many octets.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
@@ -199,6 +200,12 @@ fn holes_and_wide_windows_are_gone_through() {
 }
 
 #[test]
+fn what_a_client_has_behind_holes_is_in_nobodys_way() {
+    let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
+    goes_on_behind_holes(&rig, &content(&rig, "large"), || rig.tell_named(1, 1));
+}
+
+#[test]
 fn what_is_not_in_the_table_is_as_it_ever_was() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
     rig.file("other", 5000);
@@ -333,10 +340,11 @@ fn what_is_withheld_halves_no_window() {
     assert!(told.contains(" reno ") && !told.contains(" ssthresh:"), "{told}");
 }
 
-/// The first replica is left by its connections, to this one; nobody: it is not any more.
-fn leave(rig: &Rig, holder: Option<u8>) {
+/// The first replica is left by its connections, or those of the process before, to this one; nobody: it is not any more.
+fn leave(rig: &Rig, holder: Option<u8>, drains: bool) {
     let to = holder.map(|holder| LeaveNamed {
         services: vec![SERVICE.parse().unwrap()],
+        drains,
         to: Box::new(move |_, _| Some(Pin { tor: TOR, holder })),
     });
     rig.hosts[0].replica.leave(vec![], to.into_iter().collect());
@@ -370,7 +378,7 @@ fn what_a_drained_replica_has_goes_on_elsewhere() {
         if is_lost {
             second.netns.run(&format!("nft add rule ip t in udp dport {PORT} drop"));
         }
-        leave(&rig, Some(2));
+        leave(&rig, Some(2), true);
         rig.steer("replace", 2);
         eventually("it has left", || first.replica.counts().moved == 2);
         if is_lost {
@@ -395,10 +403,10 @@ fn what_nobody_went_on_with_comes_back() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
     eventually("a third of it", || rig.got() > 7_000_000);
-    leave(&rig, Some(3));
+    leave(&rig, Some(3), true);
     let counts = || rig.hosts[0].replica.counts();
     eventually("it has left", || counts().moved == 1);
-    leave(&rig, None);
+    leave(&rig, None, true);
     let status = curl.0.wait().unwrap();
     assert!(status.success(), "{status}: {} octets", rig.got());
     assert!(got(&rig) == content(&rig, "large"));
@@ -441,7 +449,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
             second.run("nft add chain ip t in { type filter hook input priority 0 ; }");
             second.run(&format!("nft add rule ip t in ip saddr 10.8.1.1 udp dport {PORT} drop"));
         }
-        let mut stream = begun(&rig);
+        let (third, mut stream) = Third::begin(&rig);
         // A reset that is where a client with nothing under way is would end it.
         let mut idle = connected(&rig);
         ask(&rig, &mut idle);
@@ -464,8 +472,13 @@ fn what_a_process_had_that_died_is_left_to_others() {
             assert_eq!(stream.read_to_end(&mut rest).unwrap_err().kind(), ErrorKind::WouldBlock);
             rig.steer("replace", 2);
             rig.tell_named(1, 1);
+            // It died between naming it and telling others.
+            programs.stamps().put(&third.key, &third.stamped()).unwrap();
+            programs.killed();
+            rig.hosts[1].netns.run("nft delete table ip t");
         }
         rig.another(&plan);
+        leave(&rig, Some(2), false);
         eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
         assert_eq!(aborter.established(service).unwrap().len(), if died { 0 } else { 2 });
         assert!(rig.hosts[0].replica.is_settling());
@@ -509,6 +522,27 @@ impl Third {
             told.is_some()
         });
         (Third { hints, key, hint: told.unwrap() }, stream)
+    }
+
+    /// What the programs have that named it.
+    fn stamped(&self) -> Stamped {
+        let Hint { client_next, base, object, generation, .. } = self.hint;
+        let (phase, adopted, client_fin) = (Phase::Echoed, false, false);
+        let (heard, isn, total, index, echo) = (clock(), 0, 0, 0, 0);
+        Stamped {
+            heard,
+            isn,
+            client_next,
+            base,
+            object,
+            total,
+            phase,
+            client_fin,
+            adopted,
+            generation,
+            index,
+            echo,
+        }
     }
 
     /// It went on with it.

@@ -276,6 +276,36 @@ fn a_download_goes_on_from_another_replica() {
     }
 }
 
+/// A download goes on whose replica dies when its client has octets behind more holes than SACK blocks tell of.
+pub fn goes_on_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("a third of it", || rig.got() > 7_000_000);
+    rig.router.run("nft add table ip t");
+    rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+    rig.router.run("nft add rule ip t f tcp sport 8080 numgen inc mod 20 == 19 counter drop");
+    let lost = || {
+        let said = rig.router.run("nft list chain ip t f");
+        let (_, count) = said.split_once("counter packets ").unwrap();
+        count.split(' ').next().unwrap().parse::<u32>().unwrap()
+    };
+    eventually("some are lost", || lost() > 20);
+    rig.router.ip("link set x1 down");
+    rig.router.run("nft delete table ip t");
+    rig.steer("replace", 2);
+    tell();
+    let status = curl.0.wait().unwrap();
+    assert!(status.success(), "{status}: {} octets", rig.got());
+    assert!(fs::read(rig.files.path().join("got")).unwrap() == content);
+    eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
+}
+
+#[test]
+fn what_a_client_has_behind_holes_is_in_nobodys_way() {
+    let Some(rig) = Rig::new(&Plan::default()) else { return };
+    let content = rig.file("large", 20_000_000);
+    goes_on_behind_holes(&rig, &content, || rig.tell(1, 1));
+}
+
 #[test]
 fn nginx_dies_and_the_download_goes_on_elsewhere() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };

@@ -60,21 +60,21 @@ fn a_probe_is_old_data_with_a_new_timestamp() {
 fn an_answer_says_where_the_client_is() {
     let record = record();
     let mut header = answer(&record);
-    let place = Place { fresh: false, sacked: 0, ack: header.ack, window: 10 << 7, seq: header.seq };
+    let place = Place { fresh: false, ack: header.ack, window: 10 << 7, seq: header.seq };
     assert_eq!(told(&record, &header), Told::Waits(place));
     // What it has behind a hole; what nobody can have is left out.
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
     header.options.sack.push((header.ack, record.passed().wrapping_add(1)));
-    assert_eq!(told(&record, &header), Told::Waits(Place { sacked: 200, ..place }));
+    assert_eq!(told(&record, &header), Told::Waits(place));
     // It names the probe's octet.
     let mut header = answer(&record);
     let old = record.response_at.wrapping_sub(1);
     header.options.sack.push((old, record.response_at));
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
-    assert_eq!(told(&record, &header), Told::Waits(Place { fresh: true, sacked: 200, ..place }));
+    assert_eq!(told(&record, &header), Told::Waits(Place { fresh: true, ..place }));
     // And sent something that nobody stored.
     header.seq = header.seq.wrapping_add(300);
-    let place = Place { fresh: true, sacked: 200, seq: header.seq, ..place };
+    let place = Place { fresh: true, seq: header.seq, ..place };
     assert_eq!(told(&record, &header), Told::Waits(place));
 }
 
@@ -84,8 +84,7 @@ fn whoever_takes_less_than_two_segments_gets_shorter_ones() {
     let record = record();
     assert_eq!(record.handshake.mss, 1460);
     let mss = |window| {
-        let place =
-            Place { fresh: true, sacked: 0, ack: record.passed(), window, seq: record.acknowledged() };
+        let place = Place { fresh: true, ack: record.passed(), window, seq: record.acknowledged() };
         wake::connection(&record, &place, LATER).mss
     };
     for (window, segment) in
@@ -108,8 +107,7 @@ fn a_client_that_knows_nothing_of_it_says_so() {
 #[test]
 fn whoever_goes_on_counts_more_than_whoever_it_goes_on_from() {
     let mut cut_off = record();
-    let place =
-        Place { fresh: true, sacked: 0, ack: cut_off.passed(), window: 1000, seq: cut_off.acknowledged() };
+    let place = Place { fresh: true, ack: cut_off.passed(), window: 1000, seq: cut_off.acknowledged() };
     let adopt = |record: &Record, now| record.clone().taken_over(&wake::connection(record, &place, now), now);
     let adopted = adopt(&cut_off, LATER);
     let again = adopt(&adopted, LATER + 1);

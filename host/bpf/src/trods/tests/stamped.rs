@@ -27,11 +27,11 @@ fn stamps(value: u32, echo: u32) -> Vec<u8> {
 
 /// What passed a program: the verdict, TSval, TSecr, acknowledgement and flags.
 #[derive(Debug, PartialEq)]
-struct Passed {
+pub(super) struct Passed {
     verdict: i32,
     value: u32,
     echo: u32,
-    ack: u32,
+    pub(super) ack: u32,
     flags: u8,
 }
 
@@ -43,7 +43,11 @@ fn issuing() -> Option<Trods> {
 
 impl Rig {
     fn stamped() -> Option<Rig> {
-        Some(Rig::of(issuing()?, "192.0.2.7:1025", "10.9.0.1:80").issuing())
+        Rig::stamped_at("192.0.2.7:1025", "10.9.0.1:80")
+    }
+
+    pub(super) fn stamped_at(client: &str, service: &str) -> Option<Rig> {
+        Some(Rig::of(issuing()?, client, service).issuing())
     }
 
     /// With a service whose connections are stamped, and one thing in its table.
@@ -69,7 +73,7 @@ impl Rig {
         assert!(self.trods.set_limits(&self.key(), &Limits { ack, data, recorded: true, ..now }).unwrap());
     }
 
-    fn put(&self, change: impl FnOnce(&mut Stamped)) {
+    pub(super) fn put(&self, change: impl FnOnce(&mut Stamped)) {
         let mut stamped = Stamped {
             heard: 0,
             isn: SERVER_ISN,
@@ -120,7 +124,7 @@ impl Rig {
     }
 
     /// Of the client, that echoes this.
-    fn says(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
+    pub(super) fn says(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
         let (from, to, options, data) = (self.client, self.service, stamps(5, echo), data.to_vec());
         self.through("trods_ingress", &Segment { from, to, seq, ack, flags, options, data })

@@ -79,8 +79,8 @@ pub struct Ended {
 pub struct Formers {
     /// There are some: others have to go on with them first.
     pub any: bool,
-    /// Those that were ended without a word, since it died.
-    pub ended: Vec<FlowKey>,
+    /// What it knew of those that were ended without a word, since it died.
+    pub ended: Vec<(FlowKey, Stamped)>,
 }
 
 /// A service whose connections are watched.
@@ -207,6 +207,7 @@ impl<K: Keeper> Watch<K> {
         let mut formers = Formers::default();
         // What these services had before is that process's. Of others it is the kernel's own, and goes on.
         let follows = !services.is_empty() && std::mem::take(&mut self.follows);
+        let known = if follows { self.hold.programs.formers() } else { HashMap::new() };
         let gone: Vec<SocketAddr> = self
             .services
             .keys()
@@ -240,7 +241,7 @@ impl<K: Keeper> Watch<K> {
                         tracing::debug!(%client, "left to others: its process died");
                         let key = FlowKey::new(client, *service);
                         self.hold.silence(&key)?;
-                        formers.ended.push(key);
+                        formers.ended.extend(known.get(&key).map(|stamped| (key, *stamped)));
                     } else {
                         tracing::debug!(%client, "unprotected: it began before");
                         *self.status.unprotected.entry(Reason::Unseen).or_default() += 1;

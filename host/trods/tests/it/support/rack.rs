@@ -13,9 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rivulet_bpf::trods::{FlowKey, Lease, Limits, Trods};
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually};
-use rivulet_pktio::{AfPacket, Config, PacketIo, in_netns};
+use rivulet_pktio::{AfPacket, Config, Interface, LinkInfo, PacketIo, in_netns};
 use rivulet_plain::Segment;
 use rivulet_trods::adopt::{AdoptConfig, Adopters, Outcome};
 use rivulet_trods::wake::{self, Place, Prober, Told};
@@ -287,13 +288,33 @@ impl Rack {
         place.unwrap()
     }
 
+    /// The programs at the second replica, which hold a connection to nothing, and see to what its client had behind holes.
+    pub fn programs(&self, record: &Record) -> Trods {
+        let mut programs = Trods::load().unwrap();
+        let interface = Interface::new(Some(self.r2.name()), "eth0").unwrap();
+        let index = LinkInfo::of(&interface).unwrap().index;
+        in_netns(Some(self.r2.name()), || programs.attach(index)).unwrap().unwrap();
+        let Tuple { client, service } = record.tuple;
+        programs.leases().unwrap().set(0, Lease { until: u64::MAX, ..Lease::default() }).unwrap();
+        programs.protect(service, 0).unwrap();
+        let far = 1 << 30;
+        let limits = Limits {
+            ack: record.acknowledged().wrapping_add(far),
+            data: record.response_at.wrapping_add(far),
+            first: record.response_at,
+            acked: record.response_at,
+            adopted: true,
+            ..Limits::default()
+        };
+        programs.insert(&FlowKey::new(client, service), &limits).unwrap();
+        programs
+    }
+
     /// Adopts a connection that is cut off, and lets its packets through.
     pub fn adopt(&self, adopters: &Adopters, record: Record) -> Place {
         let place = self.probe(&record);
         let connection = wake::connection(&record, &place, now_ms());
-        in_netns(Some(self.r2.name()), || adopters.adopt(record, &connection, place.sacked))
-            .unwrap()
-            .unwrap();
+        in_netns(Some(self.r2.name()), || adopters.adopt(record, &connection)).unwrap().unwrap();
         self.r2.run("nft flush chain ip t i");
         place
     }
