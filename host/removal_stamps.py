@@ -35,11 +35,14 @@ FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
     # What a client had behind holes it acknowledges before it was sent here.
-    "ts-beyond": bpf(
+    "ts-beyond": Removal(
+        "host/bpf/src/bpf/ts.h",
         "if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s))",
         "if (0)",
-        "beyond::so_is_whose_timestamps_are_made_here",
-        file="ts.h",
+        (
+            "bpf:trods::tests::beyond::so_is_whose_timestamps_are_made_here",
+            "it:stamps::what_a_client_has_behind_holes_is_in_nobodys_way",
+        ),
     ),
     "ts-acknowledged-first": stamps(
         "return is_first ? st->client_next : limits->ack;", "return st->client_next;", NAMED
