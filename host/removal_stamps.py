@@ -37,7 +37,7 @@ REMOVALS: dict[str, Removal] = {
     # What a client had behind holes it acknowledges before it was sent here.
     "ts-beyond": Removal(
         "host/bpf/src/bpf/ts.h",
-        "if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s))",
+        "if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))",
         "if (0)",
         (
             "bpf:trods::tests::beyond::so_is_whose_timestamps_are_made_here",
@@ -256,6 +256,13 @@ REMOVALS: dict[str, Removal] = {
         "if known == 0 && who.uid == libc::geteuid() {",
         "if known == 0 {",
         (f"bpf:trods::presence::tests::{GIVEN}",),
+    ),
+    # Nobody is waited for who accepts nobody.
+    "ts-former-waits": Removal(
+        "host/bpf/src/trods/presence.rs",
+        "    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;\n    let from",
+        "    let flags = SocketFlags::CLOEXEC;\n    let from",
+        ("bpf:trods::presence::tests::nobody_is_waited_for_who_takes_nobody",),
     ),
     # Who takes the programs off, and loads others, follows nobody who died.
     "ts-former-own": Removal(

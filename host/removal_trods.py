@@ -41,6 +41,8 @@ def answer(old: str, new: str = "") -> Removal:
 
 
 BEYOND_GOES_ON = "it:survive::what_a_client_has_behind_holes_is_in_nobodys_way"
+BEYOND_ENDED = "beyond::who_had_its_end_behind_a_hole_is_not_over_before_it_was_said_here"
+BEYOND_FREED = "beyond::who_is_held_to_nothing_any_more_is_bound_all_the_same"
 BEYOND = "beyond::who_had_more_behind_holes_is_heard_to_have_what_was_sent"
 FIRST = "the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied"
 DEAD = "what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would"
@@ -66,9 +68,11 @@ AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_other
 
 REMOVALS: dict[str, Removal] = {
     # What a client had behind holes it acknowledges before it was sent here.
-    "beyond": bpf("if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s))", "if (0)", BEYOND),
+    "beyond": bpf("if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s, &heard))", "if (0)", BEYOND),
+    "beyond-ended": bpf("heard == limits->fin + 1", "s.ack == limits->fin + 1", BEYOND_ENDED),
+    "beyond-freed": bpf("bound_freed(skb, &s) ? NEXT : DROP", "NEXT", BEYOND_FREED),
     "beyond-adopted": bpf("if (limits->flags & LIMITS_ADOPTED && ", "if (", BEYOND),
-    "beyond-most": bpf("beyond > BEYOND_MOST || ", "", BEYOND, file="beyond.h"),
+    "beyond-most": bpf("if (!beyond || beyond > BEYOND_MOST)", "if (!beyond)", BEYOND, file="beyond.h"),
     "beyond-told": trods(
         "hold/connection.rs",
         "awaited, adopted, .. } = *self",

@@ -168,6 +168,7 @@ pub struct Trods {
     pins: MapHandle,
     died: MapHandle,
     withheld: MapHandle,
+    freed: MapHandle,
     happened: MapHandle,
     stamps: Stamps,
     issues: bool,
@@ -221,7 +222,7 @@ impl Trods {
         let ring = builder.build().map_err(Error::of("reading events"))?;
         let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
         let (orphans, pins, withheld) = (handle("orphans")?, handle("pins")?, handle("withheld")?);
-        let (died, happened) = (handle("dying")?, handle("happened")?);
+        let (died, happened, freed) = (handle("dying")?, handle("happened")?, handle("freed")?);
         let stamps = Stamps::of(&object)?;
         Ok(Trods {
             object,
@@ -239,6 +240,7 @@ impl Trods {
             pins,
             died,
             withheld,
+            freed,
             happened,
             stamps,
             issues,
@@ -282,10 +284,11 @@ impl Trods {
         self.follows
     }
 
-    /// The connections whose timestamps those of a process made that died, as they are while they are read, as long as they are there.
+    /// The connections whose timestamps those of a process made that died, as they are while they are read. None where this was called before.
     #[must_use]
-    pub fn formers(&self) -> HashMap<FlowKey, Stamped> {
-        self.former.iter().flat_map(|map| stamped::all_of(map.as_fd())).collect()
+    pub fn formers(&mut self) -> HashMap<FlowKey, Stamped> {
+        // Their maps are gone with this.
+        std::mem::take(&mut self.former).iter().flat_map(|map| stamped::all_of(map.as_fd())).collect()
     }
 
     /// Leaves them as a process does that is killed.
@@ -397,6 +400,16 @@ impl Trods {
     /// The system's.
     pub fn free(&self, key: &FlowKey) -> Result<(), Error> {
         delete(&self.flows, key.octets())
+    }
+
+    /// An adopted connection is free from now on: what its client may acknowledge that was not sent here is seen to all the same.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn free_adopted(&self, key: &FlowKey) -> Result<(), Error> {
+        self.happens(layout::HAPPENED_FREED)?;
+        update(&self.freed, key.octets(), &[1], MapFlags::ANY)?;
+        self.free(key)
     }
 
     /// Takes the last segment without data that was not let through: a frame of which the TCP checksum may be missing.

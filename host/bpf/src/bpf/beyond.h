@@ -11,14 +11,18 @@
 #include "members.h"
 
 /* No client has more behind its holes, octets; beyond it is a word of whoever does not know the numbers (RFC 5961, section 5). */
-#define BEYOND_MOST (1U << 24)
+#define BEYOND_MOST (1U << 26)
 
-/* The kernel hears that the client has all that was sent: what that has more it gets once more. False: half done. */
-static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segment *s)
+/*
+ * The kernel hears that the client has all that was sent, and `heard` is what it hears: what that has more it gets once more. False: half
+ * done.
+ */
+static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segment *s, __u32 *heard)
 {
 	struct bpf_tcp_sock *tcp = NULL;
 	__u32 sent = s->ack;
 
+	*heard = s->ack;
 	if (!(s->flags & ACK) || s->flags & RST)
 		return true;
 	struct bpf_sock *sk = find_socket(skb, s);
@@ -31,7 +35,18 @@ static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segmen
 	bpf_sk_release(sk);
 	/* Of what was acknowledged long ago it is more, too. */
 	__u32 beyond = s->ack - sent;
-	return !beyond || beyond > BEYOND_MOST || clamp_ack(skb, s, sent);
+	if (!beyond || beyond > BEYOND_MOST)
+		return true;
+	*heard = sent;
+	return clamp_ack(skb, s, sent);
+}
+
+/* Of one that is held to nothing any more, as its next request cannot be recorded. */
+static __always_inline bool bound_freed(struct __sk_buff *skb, const struct segment *s)
+{
+	__u32 heard;
+
+	return !has_happened(HAPPENED_FREED) || !bpf_map_lookup_elem(&freed, &s->key) || bound_ack(skb, s, &heard);
 }
 
 #endif

@@ -227,7 +227,7 @@ int trods_ingress(struct __sk_buff *skb)
 		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
 		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
 			if (s.flags & RST || has_socket(skb, &s))
-				return NEXT;
+				return bound_freed(skb, &s) ? NEXT : DROP;
 			if (!issuer)
 				return second_chance(skb, &s, lease);
 			skb->mark = UNKNOWN;
@@ -247,7 +247,11 @@ int trods_ingress(struct __sk_buff *skb)
 	}
 	/* Nobody hands it on (host/rivulet/src/second_chance.rs). */
 	skb->mark = KNOWN;
-	bool ended = s.flags & ACK && limits->has_fin && s.ack == limits->fin + 1;
+	__u32 heard = s.ack;
+	if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s, &heard))
+		return DROP;
+	/* Whose end it had from another replica is not over here before the kernel has said it, too. */
+	bool ended = s.flags & ACK && limits->has_fin && heard == limits->fin + 1;
 	/* What was not let through is not acknowledged. */
 	bool acks = s.flags & ACK && after(s.ack, limits->acked) && !after(s.ack, limits->data + !!limits->has_fin);
 	if ((acks || ended || s.length || s.flags & (FIN | RST)) && !is_intact(skb, &s))
@@ -262,8 +266,6 @@ int trods_ingress(struct __sk_buff *skb)
 		mention(&s, EVENT_ENDED, 0, s.seq);
 	if ((s.length || s.flags & FIN) && !copy_data(skb, &s))
 		goto lost;
-	if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s))
-		return DROP;
 	return NEXT;
 lost:
 	count(COUNT_LOST);

@@ -24,6 +24,8 @@
 #define MAX_DYING (1 << 16)
 /* Connections of which a segment without data was withheld lately. */
 #define MAX_WITHHELD (1 << 14)
+/* Adopted connections that are held to nothing any more; the oldest gives way. */
+#define MAX_FREED (1 << 14)
 /* Octets of all copies that wait to be read. */
 #define NAMED_SIZE (1 << 18)
 #define EVENTS_SIZE (4 << 20)
@@ -105,6 +107,7 @@ enum happened {
 	HAPPENED_DEATH, /* dying */
 	HAPPENED_PIN, /* pins */
 	HAPPENED_WITHHELD, /* withheld */
+	HAPPENED_FREED, /* freed */
 	HAPPENED,
 };
 

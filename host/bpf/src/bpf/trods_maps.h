@@ -65,6 +65,13 @@ struct {
 } withheld SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_FREED);
+	__type(key, struct flow_key);
+	__type(value, __u8);
+} freed SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, EVENTS_SIZE);
 } events SEC(".maps");

@@ -231,7 +231,8 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return DROP;
 	bool is_limited = words == RECORDS && limits;
 	/* What is recorded is bound behind this. */
-	if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s))
+	__u32 heard;
+	if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))
 		return DROP;
 	if (ends_stamped(s, st)) {
 		/* Who limits it forgets it. */

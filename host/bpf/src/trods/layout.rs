@@ -22,6 +22,7 @@ const AWAITED: u32 = 1 << 1;
 const ADOPTED: u32 = 1 << 2;
 /// Of `enum happened`.
 pub(super) const HAPPENED_PIN: u32 = 1;
+pub(super) const HAPPENED_FREED: u32 = 3;
 /// Octets of [`What::Unnamed`].
 const UNNAMED: usize = 16;
 

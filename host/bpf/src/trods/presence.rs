@@ -6,10 +6,16 @@ use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::Duration;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::time::{Duration, Instant};
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, socket_with,
+};
+use rustix::process::geteuid;
 
 /// Names that an interface's programs may have: one for those that are there, others for as many processes as die within seconds.
 const NAMES: u32 = 8;
@@ -32,43 +38,69 @@ pub(super) struct Claim {
 /// # Errors
 /// The system's.
 pub(super) fn claim(index: u32) -> io::Result<Claim> {
-    let mut claim = Claim::default();
+    let (mut claim, until) = (Claim::default(), Instant::now() + PATIENCE);
     for n in 0..NAMES {
-        let name = SocketAddr::from_abstract_name(format!("rivulet-trods-{index}-{n}"))?;
-        match UnixListener::bind_addr(&name) {
-            Ok(socket) if claim.own.is_none() => claim.own = Some(socket),
-            Ok(_) => {}
-            Err(e) if e.kind() == ErrorKind::AddrInUse => {
-                claim.follows = true;
-                match inherit(&name) {
-                    Ok(map) => claim.former.extend(map),
-                    Err(e) => tracing::debug!(error = %e, "what a process had that died is not known"),
-                }
+        let name = format!("rivulet-trods-{index}-{n}");
+        match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
+            Ok(socket) if claim.own.is_none() => {
+                // Whoever keeps it waits for nobody in it.
+                socket.set_nonblocking(true)?;
+                claim.own = Some(socket);
             }
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::AddrInUse => match inherit(&name, until) {
+                // A name says nothing of programs that another user has.
+                Ok(Former::Strangers) => {}
+                Ok(Former::Own(map)) => {
+                    claim.follows = true;
+                    claim.former.extend(map);
+                }
+                Err(e) => {
+                    claim.follows = true;
+                    tracing::debug!(error = %e, "what a process had that died is not known");
+                }
+            },
             Err(e) => return Err(e),
         }
     }
     Ok(claim)
 }
 
-/// What whoever died gives.
-fn inherit(name: &SocketAddr) -> io::Result<Option<OwnedFd>> {
-    let from = UnixStream::connect_addr(name)?;
-    from.set_read_timeout(Some(PATIENCE))?;
+/// Whose a name is.
+enum Former {
+    Strangers,
+    /// This user's, and what whoever died gives.
+    Own(Option<OwnedFd>),
+}
+
+/// What whoever died gives, until then, if it was of this user. Nobody is waited for who accepts nobody.
+fn inherit(name: &str, until: Instant) -> io::Result<Former> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let from = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&from, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    if socket_peercred(&from)?.uid != geteuid() {
+        return Ok(Former::Strangers);
+    }
+    let left =
+        Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(io::Error::other)?;
+    poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&left))?;
     let (mut octet, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut with = RecvAncillaryBuffer::new(&mut space);
     recvmsg(&from, &mut [IoSliceMut::new(&mut octet)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
-    Ok(with.drain().find_map(|message| match message {
+    let map = with.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
-    }))
+    });
+    Ok(Former::Own(map))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
 
-    use super::claim;
+    use rustix::net::{bind, listen};
+
+    use super::*;
     use crate::kernel::{Feature, skipped};
     use crate::linger::Linger;
     use crate::object::{load, map, object, open};
@@ -98,7 +130,7 @@ mod tests {
         assert_eq!(found_by(0, index), (true, 0), "it lives");
         linger.killed();
         assert_eq!(found_by(0, index), (true, 1));
-        assert_eq!(found_by(65_534, index), (true, 0));
+        assert_eq!(found_by(65_534, index), (false, 0), "a stranger's");
         assert_eq!(found_by(0, index), (true, 1));
     }
 
@@ -118,5 +150,20 @@ mod tests {
         assert!(of().follows);
         drop(third);
         assert!(!of().follows);
+    }
+
+    #[test]
+    fn nobody_is_waited_for_who_takes_nobody() {
+        let index = u32::MAX - 2;
+        let address =
+            SocketAddrUnix::new_abstract_name(format!("rivulet-trods-{index}-5").as_bytes()).unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let other = socket();
+        bind(&other, &address).unwrap();
+        listen(&other, 0).unwrap();
+        let asking: Vec<_> =
+            std::iter::from_fn(|| Some(socket()).filter(|s| connect(s, &address).is_ok())).collect();
+        assert!(claim(index).unwrap().follows, "behind {}", asking.len());
     }
 }

@@ -325,7 +325,8 @@ pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
         return all;
     }
     let (mut before, mut key, mut value) = (None, [0; layout::KEY], [0; STAMPED]);
-    while all.len() < info.max_entries as usize {
+    // Behind one that is gone by now it begins anew.
+    for _ in 0..info.max_entries {
         let last = before.as_ref().map_or(std::ptr::null(), |key: &[u8; layout::KEY]| key.as_ptr());
         // SAFETY: keys and values have the sizes of the map's; no key asks for the first one.
         let found = unsafe { bpf_map_get_next_key(map, last.cast(), key.as_mut_ptr().cast()) };

@@ -16,7 +16,8 @@ use crate::hold::{AT_A_TIME, HoldError, Keeper, Rounds, Watch, now_ms};
 
 /// Connections that are recorded at once: the store has others to keep.
 const AT_ONCE: usize = 256;
-/// So often it is said again what was left, until somebody says to have gone on with it, and for so long at most.
+/// So often it is said again what was left, until somebody says to have gone on with it, and less and less often, after an eighth of the time
+/// since; for so long at most.
 const AGAIN: Duration = Duration::from_millis(20);
 const GIVE_UP: Duration = Duration::from_secs(60);
 
@@ -55,6 +56,7 @@ struct Left {
     /// None as long as it is not known who gets what its client sends.
     to: Option<Pin>,
     since: Instant,
+    again_at: Instant,
 }
 
 impl Leaving {
@@ -88,7 +90,7 @@ impl Names {
     /// What a process knew of connections that died here, and whose sockets were ended.
     pub fn leave_formers(&mut self, formers: Vec<(FlowKey, Stamped)>, now: Instant) {
         for (key, stamped) in formers.into_iter().filter(|(_, stamped)| is_movable(stamped)) {
-            self.leaving.left.insert(key, Left { hint: hint(&stamped), to: None, since: now });
+            self.leaving.left.insert(key, Left { hint: hint(&stamped), to: None, since: now, again_at: now });
         }
     }
 
@@ -133,7 +135,7 @@ impl Names {
             tracing::debug!(client = %key.client(), holder = to.holder, "left");
             let hint = hint(&stamped);
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
-            self.leaving.left.insert(key, Left { hint, to: Some(to), since: now });
+            self.leaving.left.insert(key, Left { hint, to: Some(to), since: now, again_at: now + AGAIN });
             self.leaving.moved += 1;
             // It was counted a moment ago, and is among those now of which nobody has said to go on.
             self.leaving.movable = self.leaving.movable.saturating_sub(1);
@@ -147,13 +149,16 @@ impl Names {
         let keys: Vec<FlowKey> = self.leaving.left.keys().copied().collect();
         for key in keys {
             let left = &self.leaving.left[&key];
+            if left.again_at > now {
+                continue;
+            }
             let is_gone_on = self.hints.holder(&key).is_some_and(|(_, hint)| hint.is_after(&left.hint));
             let is_another = programs.stamps().get(&key)?.is_some();
             if is_gone_on || is_another || now >= left.since + GIVE_UP {
                 self.leaving.left.remove(&key);
                 continue;
             }
-            let (hint, before) = (left.hint, left.to);
+            let Left { hint, to: before, since, .. } = *left;
             let Some(to) = self.leaving.heir(&key) else {
                 // Who may not speak knows nobody, or is not whom its client speaks to.
                 if watch.speaks(&key.service()) {
@@ -164,8 +169,9 @@ impl Names {
             };
             if before != Some(to) {
                 programs.pin(&key, to)?;
-                self.leaving.left.entry(key).and_modify(|left| left.to = Some(to));
             }
+            let again_at = now + AGAIN.max(now.saturating_duration_since(since) / 8);
+            self.leaving.left.insert(key, Left { hint, to: Some(to), since, again_at });
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
         }
         Ok(())

@@ -451,7 +451,10 @@ impl<K: Keeper> Watch<K> {
                 tracing::debug!(client = %key.client(), ?reason, "unprotected");
                 *self.status.unprotected.entry(reason).or_default() += 1;
                 if let Some(connection) = self.connections.remove(key) {
-                    self.hold.programs.free(key)?;
+                    match connection.adopted {
+                        true => self.hold.programs.free_adopted(key)?,
+                        false => self.hold.programs.free(key)?,
+                    }
                     for frame in connection.held {
                         self.hold.send(frame);
                     }
