@@ -294,10 +294,7 @@ impl Trods {
     /// Leaves them as a process does that is killed.
     #[cfg(feature = "testing")]
     pub fn killed(&mut self) {
-        if let Some(linger) = self.linger.take() {
-            linger.killed();
-            std::mem::forget(linger);
-        }
+        self.linger.iter().for_each(Linger::killed);
         self.detach();
     }
 

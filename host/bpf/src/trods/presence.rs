@@ -40,7 +40,7 @@ pub(super) struct Claim {
 pub(super) fn claim(index: u32) -> io::Result<Claim> {
     let (mut claim, until) = (Claim::default(), Instant::now() + PATIENCE);
     for n in 0..NAMES {
-        let name = format!("rivulet-trods-{index}-{n}");
+        let name = name(index, n);
         match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
             Ok(socket) if claim.own.is_none() => {
                 // Whoever keeps it waits for nobody in it.
@@ -64,6 +64,10 @@ pub(super) fn claim(index: u32) -> io::Result<Claim> {
         }
     }
     Ok(claim)
+}
+
+fn name(index: u32, n: u32) -> String {
+    format!("rivulet-trods-{index}-{n}")
 }
 
 /// Whose a name is.
@@ -97,7 +101,9 @@ fn inherit(name: &str, until: Instant) -> io::Result<Former> {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::sync::mpsc::channel;
 
+    use rivulet_pktio::testing;
     use rustix::net::{bind, listen};
 
     use super::*;
@@ -155,8 +161,7 @@ mod tests {
     #[test]
     fn nobody_is_waited_for_who_takes_nobody() {
         let index = u32::MAX - 2;
-        let address =
-            SocketAddrUnix::new_abstract_name(format!("rivulet-trods-{index}-5").as_bytes()).unwrap();
+        let address = SocketAddrUnix::new_abstract_name(name(index, 5).as_bytes()).unwrap();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         let other = socket();
@@ -164,6 +169,8 @@ mod tests {
         listen(&other, 0).unwrap();
         let asking: Vec<_> =
             std::iter::from_fn(|| Some(socket()).filter(|s| connect(s, &address).is_ok())).collect();
-        assert!(claim(index).unwrap().follows, "behind {}", asking.len());
+        let (send, claimed) = channel();
+        std::thread::spawn(move || send.send(claim(index).unwrap().follows));
+        assert!(claimed.recv_timeout(testing::PATIENCE).unwrap(), "behind {}", asking.len());
     }
 }

@@ -4,10 +4,8 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use libbpf_rs::libbpf_sys::{
-    bpf_map_get_info_by_fd, bpf_map_get_next_key, bpf_map_info, bpf_map_lookup_elem,
-};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
+use libbpf_rs::libbpf_sys::{bpf_map_get_next_key, bpf_map_lookup_elem};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, Object};
 
 use super::layout::{self, FlowKey};
 use super::{delete, update};
@@ -315,15 +313,12 @@ impl Stamps {
 
 /// All connections of a map of another process's, if it is one as these programs have.
 pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
-    let map = map.as_raw_fd();
-    let mut info = bpf_map_info::default();
-    let mut length = size_of::<bpf_map_info>() as u32;
-    // SAFETY: the structure is there, of the length that is told.
-    let known = unsafe { bpf_map_get_info_by_fd(map, &raw mut info, &raw mut length) };
     let mut all = Vec::new();
-    if known != 0 || (info.key_size as usize, info.value_size as usize) != (layout::KEY, STAMPED) {
+    let Ok(MapInfo { info, .. }) = MapInfo::new(map) else { return all };
+    if (info.key_size as usize, info.value_size as usize) != (layout::KEY, STAMPED) {
         return all;
     }
+    let map = map.as_raw_fd();
     let (mut before, mut key, mut value) = (None, [0; layout::KEY], [0; STAMPED]);
     // Behind one that is gone by now it begins anew.
     for _ in 0..info.max_entries {
