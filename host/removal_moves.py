@@ -90,6 +90,12 @@ REMOVALS = {
     "moves-silent": moves(
         "rivulet/src/agent/plain.rs", "if !ready && self.predecessor.is_some() {", "if false {", HEARD
     ),
+    "moves-waits": moves(
+        "rivulet/src/agent/trods.rs",
+        "self.waits || replica.is_settling()",
+        "replica.is_settling()",
+        "agent:agent::moves::tests::while_another_process_is_heard_an_agent_is_not_ready",
+    ),
     # That no kernel resets what another replica has.
     "moves-rules": moves(
         "rivulet/src/agent/stand_in.rs",

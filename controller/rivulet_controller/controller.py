@@ -30,6 +30,7 @@ from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
 from .rack_file import parse
+from .returning import Returning
 from .state import Decision, OutOfNumbers, State
 from .store import Store, StoreError
 from .supervise import Loop
@@ -102,6 +103,7 @@ class Controller:
             chronicle.excluded,
         )  # fmt: skip
         self.lookout = Lookout(self.fleet, chronicle, self._spare)
+        self.returning = Returning(self.agents.agents)
         self.loop = Loop("the controller", self.reconcile, TICK_S)
         self.clock = SteadyClock()
         self._store = store
@@ -322,7 +324,7 @@ class Controller:
         return frozenset(name for name, decision in self.state.decisions.items() if decision.draining)
 
     def _away(self) -> frozenset[str]:
-        return self.draining() | self.lookout.left_out()
+        return self.draining() | self.lookout.left_out() | self.returning.awaited()
 
     async def decide(self, replica: str, draining: bool | None = None, weight: int | None = None) -> None:
         """An operator's decision about a replica; None leaves that part as it is, weight -1 is the file's again.
@@ -345,6 +347,8 @@ class Controller:
             raise
         if draining is False:
             self.lookout.take_back(replica)
+            if old.draining:
+                self.returning.take_back(replica)
         self._spare()
 
     def rotate(self, service: str, kinds: frozenset[Kind]) -> None:
@@ -364,7 +368,7 @@ class Controller:
         agent = self.agents.agents.get(replica)
         readmitted = self.fleet.readmitted(replica)
         return self.fleet.health.view(
-            replica, agent, replica in self.draining(), place.maintenance, readmitted,
+            replica, agent, replica in self.draining() | self.returning.awaited(), place.maintenance, readmitted,
             self.lookout.words(replica), replica in self.lookout.left_out(),
         )  # fmt: skip
 
@@ -622,6 +626,8 @@ class Controller:
         """One round. Raises StoreError; then nobody was told anything."""
         began = time.monotonic()
         self._note_agents()
+        if self.returning.look():
+            self._rack.draining = self._away()
         self._tick_rings()
         # Keys of a service that is gone go with its last entry, not before: a change may still be refused.
         if self.fleet.converged():

@@ -103,10 +103,14 @@ fn heir(
 mod tests {
     use std::time::Duration;
 
+    use rivulet_bpf::kernel::{Feature, skipped};
     use rivulet_packet::slot::Slot;
+    use rivulet_pktio::testing::Netns;
+    use rivulet_trods::Wake;
     use rivulet_trods::lease::Term;
 
     use super::*;
+    use crate::agent::trods::Guard;
     use crate::agent::trods::tests::service;
 
     const ALL: u64 = 0b111;
@@ -163,5 +167,26 @@ mod tests {
             (leave[0].to)(client, to).map(|pin| pin.holder)
         };
         assert_eq!([holder(ALL), holder(0b110), holder(0b010), holder(0)], [Some(0), Some(2), None, None]);
+    }
+    /// The controller gives no connections to it before: nobody here would know whose they are.
+    #[test]
+    fn while_another_process_is_heard_an_agent_is_not_ready() {
+        if skipped(Feature::Tcx) {
+            return;
+        }
+        let (Some(tor), Some(replica)) = (Netns::new("waits-t"), Netns::new("waits-r")) else { return };
+        tor.veth("c0", &replica, "r0");
+        let asks = |waits| {
+            let mut guard = Guard::new(&replica.interface("r0"), 9, Wake::Server, waits);
+            let mut asks = vec![guard.is_asking()];
+            guard.replace(&[service()]);
+            assert_eq!(guard.trouble(), None);
+            asks.push(guard.is_asking());
+            guard.replace(&[]);
+            asks.push(guard.is_asking());
+            asks
+        };
+        assert_eq!(asks(true), [false, true, false], "nothing is protected yet");
+        assert_eq!(asks(false), [false; 3], "the ToR has not heard it: it gets none");
     }
 }

@@ -240,9 +240,10 @@ impl Guard {
     }
 
     /// Whether it is being asked what others hold: before that is known clients are not to come here again. Where they do, it
-    /// is asked once more, and they wait. Or whether others are to go on first with what the process before this one named.
+    /// is asked once more, and they wait. Or whether others are to go on first with what the process before this one named, or
+    /// nothing is protected yet, since another process is heard.
     pub(super) fn is_asking(&self) -> bool {
-        if self.replica.as_ref().is_some_and(Replica::is_settling) {
+        if self.replica.as_ref().is_some_and(|replica| self.waits || replica.is_settling()) {
             return true;
         }
         let asking = |place: &Place| place.term.away().is_some_and(|absence| absence == place.asked);
