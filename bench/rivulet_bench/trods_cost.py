@@ -25,6 +25,8 @@ CLIENTS = 64
 MOST_PLAIN = 14_000
 """Longer answers do not fit into a first window, and clients without sockets acknowledge at the end."""
 CALM_S = 2.0
+REPORTED_S = 1.0
+"""By then its agent has said of a connection that it was protected: it reports every half second."""
 LESS = 0.70
 BULK = 100_000_000
 BULK_LESS = 0.95
@@ -108,7 +110,7 @@ def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[st
     # Less what is done anyway.
     part = used["at"] / idle["at"]
     spent = {name: max(0.0, value - part * idle[name]) for name, value in used.items() if name not in ("at", "load")}
-    time.sleep(0.3)
+    time.sleep(REPORTED_S)
     after = rig.trods() if kind == "kv" else {}
     return {
         "kind": kind,

@@ -310,7 +310,13 @@ impl Trods {
     /// # Errors
     /// What the kernel lacks or refuses; then all pass for ended by their process.
     pub fn see_deaths(&mut self, namespace: u32) -> Result<(), Error> {
-        let shared = [("flows", &self.flows), ("dying", &self.died), ("happened", &self.happened)];
+        let stamped = self.stamps.map();
+        let shared = [
+            ("flows", &self.flows),
+            ("stamped", stamped),
+            ("dying", &self.died),
+            ("happened", &self.happened),
+        ];
         self.dying = Some(Dying::load(namespace, &shared)?);
         Ok(())
     }
@@ -360,13 +366,28 @@ impl Trods {
     /// # Errors
     /// It has some, or there is no room.
     pub fn insert(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
-        // Of a socket that this host had before: what it said last, its FIN maybe, is not said by the one to come, nor is it that one's
-        // process that died. The program does the same where a handshake begins one.
         if self.limits(key)?.is_none() {
-            self.take_withheld(key)?;
-            delete(&self.died, key.octets())?;
+            self.forget_former(key)?;
         }
         update(&self.flows, key.octets(), &limits.encode(), MapFlags::NO_EXIST)
+    }
+
+    /// Of a socket that this host had before: what it said last, its FIN maybe, is not said by the one to come, nor is it that one's
+    /// process that died. The program does the same where a handshake begins one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn forget_former(&self, key: &FlowKey) -> Result<(), Error> {
+        self.take_withheld(key)?;
+        delete(&self.died, key.octets())
+    }
+
+    /// Limits of a connection that its timestamps named until now; they count as soon as it is [`Phase::Recorded`].
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn insert_recorded(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
+        update(&self.flows, key.octets(), &limits.encode(), MapFlags::ANY)
     }
 
     /// Other limits of a connection. False: it has none any more.
@@ -381,7 +402,7 @@ impl Trods {
         }
     }
 
-    /// What limits a connection has.
+    /// What limits a connection has that the process records, or is to record.
     ///
     /// # Errors
     /// The system's.

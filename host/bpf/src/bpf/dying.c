@@ -92,7 +92,8 @@ int trods_dying(unsigned long long *context)
 	/* Of one that is closed at once, as with words that were not read, the kernel has given back the port. */
 	if (bpf_probe_read_kernel(&key.service_port, sizeof(key.service_port), &((const struct inet_sock *)sk)->inet_sport))
 		return 0;
-	if (bpf_map_lookup_elem(&flows, &key)) {
+	struct stamped *st = bpf_map_lookup_elem(&stamped, &key);
+	if (st ? limits_of(&key, st) : bpf_map_lookup_elem(&flows, &key)) {
 		happens(HAPPENED_DEATH);
 		bpf_map_update_elem(&dying, &key, &one, BPF_ANY);
 	}

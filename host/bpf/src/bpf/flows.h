@@ -4,6 +4,7 @@
 #define FLOWS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -17,6 +18,26 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct limits);
 } flows SEC(".maps");
+
+/* Connections whose timestamps are made here (ts.h), with limits of their own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, struct flow_key);
+	__type(value, struct stamped);
+} stamped SEC(".maps");
+
+/*
+ * Which limits such a connection has, if any. One that is recorded is the process's, which knows nothing of timestamps; all others are in
+ * one map, since each that is looked into is in no processor's cache.
+ */
+static __always_inline struct limits *limits_of(const struct flow_key *key, struct stamped *st)
+{
+	if (st->phase == STAMPED_RECORDED)
+		return bpf_map_lookup_elem(&flows, key);
+	return st->phase == STAMPED_FREE ? NULL : &st->limits;
+}
 
 /* Those whose process died. */
 struct {

@@ -17,6 +17,8 @@
 #include "trods.h"
 
 #define TCP_HEADER 20
+/* Where a header may begin that is not looked for with the kernel's help. */
+#define HEADERS_MAX 255
 #define MAX_SEGMENT 0x10000
 /* What bpf_csum_diff takes at once. */
 #define CSUM_OCTETS 512
@@ -41,6 +43,23 @@ struct segment {
 	__u8 flags;
 };
 
+/*
+ * Whole words of a header. Nearly always they lie in the part of the frame that can be read at once, and a call costs as much as all that
+ * is done with what it brings.
+ */
+static __always_inline bool load_words(struct __sk_buff *skb, __u32 at, void *to, __u32 octets)
+{
+	const void *data = (const void *)(long)skb->data, *end = (const void *)(long)skb->data_end;
+
+	/* The verifier has to see it at the sum. */
+	asm volatile("" : "+r"(at));
+	if (at > HEADERS_MAX || data + at + octets > end)
+		return !bpf_skb_load_bytes(skb, at, to, octets);
+	for (__u32 n = 0; n < octets / sizeof(__u32); n++)
+		((__u32 *)to)[n] = ((const __u32 *)(data + at))[n];
+	return true;
+}
+
 static __always_inline bool after(__u32 a, __u32 b)
 {
 	return (__s32)(a - b) > 0;
@@ -57,7 +76,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		struct iphdr ip;
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)))
+		if (!load_words(skb, ETH_HLEN, &ip, sizeof(ip)))
 			return false;
 		if (ip.protocol != IPPROTO_TCP || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET)
 			return false;
@@ -70,7 +89,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 			whole = skb->len;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
 		struct ipv6hdr ip;
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
+		if (!load_words(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP)
 			return false;
 		s->tcp = ETH_HLEN + sizeof(ip);
 		copy_address(s->key.client, from_client ? &ip.saddr : &ip.daddr);
@@ -81,7 +100,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 	} else {
 		return false;
 	}
-	if (bpf_skb_load_bytes(skb, s->tcp, &tcp, sizeof(tcp)))
+	if (!load_words(skb, s->tcp, &tcp, sizeof(tcp)))
 		return false;
 	s->key.client_port = from_client ? tcp.source : tcp.dest;
 	s->key.service_port = from_client ? tcp.dest : tcp.source;
@@ -140,8 +159,10 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		if (padded > CSUM_OCTETS)
 			return false;
 		sum = bpf_csum_diff(NULL, 0, (void *)octets, padded, sum);
-		if (left <= CSUM_OCTETS)
-			return fold(sum) == 0xffff;
+		if (left > CSUM_OCTETS)
+			continue;
+		/* The kernel need not look again. */
+		return fold(sum) == 0xffff && !bpf_csum_level(skb, BPF_CSUM_LEVEL_INC);
 	}
 	return false;
 }

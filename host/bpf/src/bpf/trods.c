@@ -312,9 +312,9 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
  * second, since the ToR sends clients here as soon as it excludes another replica, and this one hears of it later. What a client
  * asks again a second later it is told.
  */
-static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease)
+static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now)
 {
-	__u64 now = bpf_ktime_get_ns(), *first;
+	__u64 *first;
 
 	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
 	if (s->flags & ACK && s->seq)
@@ -332,16 +332,16 @@ static __always_inline bool refuses_early(const struct segment *s, const struct 
  * A segment of a connection that has no limits. A RST that was withheld and is sent now ends one that the process gave up: the
  * client is to hear it, however soon after the exclusion of a replica.
  */
-static __always_inline int egress_free(struct __sk_buff *skb, const struct segment *s, const struct lease *lease)
+static __always_inline int egress_free(struct __sk_buff *skb, const struct segment *s, const struct lease *lease, __u64 now)
 {
 	if (s->flags & SYN) {
 		note_syn(skb, s, false);
-	} else if (bpf_ktime_get_ns() >= lease->until || find_pin(&s->key)) {
+	} else if (now >= lease->until || find_pin(&s->key)) {
 		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
 		count(COUNT_MUTED);
 		return swallow();
 	} else if (s->flags & RST && skb->mark != RELEASED &&
-		   (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease))) {
+		   (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now))) {
 		count(COUNT_RESETS);
 		return swallow();
 	}
@@ -363,13 +363,13 @@ static __always_inline bool may_end(const struct limits *limits, const struct se
 
 /* What a server says: whether it may leave, perhaps changed. */
 static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, const struct service *service,
-				 const struct lease *lease, struct stamped *st, struct scratch *at)
+				 const struct lease *lease, struct stamped *st, struct scratch *at, __u64 now)
 {
 	struct segment s = *seg;
-	struct limits *limits = bpf_map_lookup_elem(&flows, &s.key);
+	struct limits *limits = st ? limits_of(&s.key, st) : bpf_map_lookup_elem(&flows, &s.key);
 	if (!limits)
-		return egress_free(skb, &s, lease);
-	if (bpf_ktime_get_ns() >= lease->until) {
+		return egress_free(skb, &s, lease, now);
+	if (now >= lease->until) {
 		count(COUNT_MUTED);
 		return swallow();
 	}
@@ -390,7 +390,7 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 	}
 	if (s.length && after(end, limits->data)) {
 		bool is_recorded = !st || st->phase == STAMPED_RECORDED;
-		enum next_words words = is_recorded ? RECORDS : may_leave(skb, &s, st, limits, service, at);
+		enum next_words words = is_recorded ? RECORDS : may_leave(skb, &s, st, service, at);
 		if (words == FREES)
 			return NEXT;
 		if (words == RETRIES)
@@ -451,8 +451,9 @@ int trods_egress(struct __sk_buff *skb)
 			return NEXT;
 		st = s.flags & SYN ? NULL : bpf_map_lookup_elem(&stamped, &s.key);
 	}
-	int verdict = judge(skb, &s, service, lease, st, at);
-	return st && verdict == NEXT ? stamp(skb, &s, st, at) : verdict;
+	__u64 now = bpf_ktime_get_ns();
+	int verdict = judge(skb, &s, service, lease, st, at, now);
+	return st && verdict == NEXT ? stamp(skb, &s, st, at, now) : verdict;
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -239,9 +239,10 @@ struct stamped {
 	__u8 flags;
 	__u8 index;
 	__u8 echo; /* the newest index that came back */
+	struct limits limits; /* before STAMPED_FREE; of one that is recorded they are in `flows` */
 	__u32 originals[32]; /* of each index the kernel's newest value */
 	__be16 owed; /* the window of what the client was not acknowledged; 0: nothing is kept back */
-	__u16 pad[3];
+	__u16 pad;
 };
 
 /* What is counted, segments unless it says otherwise. */

@@ -20,14 +20,13 @@
 #include "ts_reflect.h"
 
 /* What a client's segment echoes: given back to the kernel as its own. */
-static __always_inline void hear_echo(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-				      struct limits *limits, struct scratch *at)
+static __always_inline void hear_echo(struct __sk_buff *skb, const struct segment *s, struct stamped *st, struct scratch *at)
 {
 	__be32 before;
 	__u32 where = stamps_at(skb, s, at);
 
 	st->heard = bpf_ktime_get_ns();
-	if (!where || bpf_skb_load_bytes(skb, s->tcp + where + 4, &before, sizeof(before)))
+	if (!where || !load_words(skb, s->tcp + where + 4, &before, sizeof(before)))
 		return;
 	__u32 echo = bpf_ntohl(before), index = echo >> STAMP_INDEX;
 	if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))
@@ -36,8 +35,7 @@ static __always_inline void hear_echo(struct __sk_buff *skb, const struct segmen
 	put_word(skb, s, where + 4, before, bpf_htonl(st->originals[index & (INDICES - 1)]));
 	if (st->phase == STAMPED_NAMED && (echo & STAMP_OBJECT) == st->object) {
 		st->phase = STAMPED_ECHOED;
-		if (limits)
-			limits->ack = st->client_next;
+		st->limits.ack = st->client_next;
 	}
 }
 
@@ -52,15 +50,16 @@ static __always_inline void hear_ends(const struct segment *s, struct stamped *s
 
 /* A client's segment of a connection whose timestamps are made here, whose sum is right or of no account. */
 static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-						    struct limits *limits, const struct service *service,
-						    const struct issuer *issuer, struct scratch *at)
+						    const struct service *service, const struct issuer *issuer,
+						    struct scratch *at)
 {
+	struct limits *limits = &st->limits;
 	__u32 first = st->isn + 1;
 	enum next_words words = NAMES;
 	bool is_ack = s->flags & ACK;
 
-	hear_echo(skb, s, st, limits, at);
-	if (limits && is_ack && after(s->ack, limits->acked) && !after(s->ack, limits->data + 1)) {
+	hear_echo(skb, s, st, at);
+	if (st->phase != STAMPED_FREE && is_ack && after(s->ack, limits->acked) && !after(s->ack, limits->data + 1)) {
 		limits->acked = s->ack;
 		/* What is behind half of all numbers would seem to lie in front. */
 		__u32 reach = s->ack - first + DATA_AHEAD;
@@ -73,19 +72,19 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 	bool is_named = st->phase >= STAMPED_NAMED, has_all = is_named && s->ack - first >= st->total;
 	if (s->length && st->phase != STAMPED_FREE) {
 		if (st->phase == STAMPED_SETUP && s->seq == st->client_next)
-			words = take_request(skb, s, st, limits, service, issuer, at);
+			words = take_request(skb, s, st, service, issuer, at);
 		else if (after(s->seq + s->length, st->client_next) && is_named && !has_all)
 			/* No record says the head of the first response. */
-			set_free(st, &s->key, COUNT_SECOND);
+			set_free(st, COUNT_SECOND);
 		else if (after(s->seq + s->length, st->client_next))
-			words = go_unnamed(s, st, limits, service, is_named ? COUNT_SECOND : COUNT_ASKING, at);
+			words = go_unnamed(s, st, service, is_named ? COUNT_SECOND : COUNT_ASKING, at);
 	}
 	/* Then it is all to come again, or the process's. */
 	if (words == RETRIES || words == RECORDS)
 		return words;
 	/* With nothing under way there is nothing to go on with. */
 	if (s->flags & FIN && !is_bound(st) && (st->phase == STAMPED_SETUP || (st->phase >= STAMPED_NAMED && has_all)))
-		set_free(st, &s->key, COUNTERS);
+		set_free(st, COUNTERS);
 	return words;
 }
 
@@ -100,27 +99,26 @@ static __always_inline bool ends_stamped(const struct segment *s, const struct s
 
 /* Data beyond the limit: what does not begin a response that is known is recorded, or leaves, and nobody can go on with it. */
 static __always_inline enum next_words may_leave(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-						 struct limits *limits, const struct service *service,
-						 struct scratch *at)
+						 const struct service *service, struct scratch *at)
 {
 	__u32 why = st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING;
 
 	/* Nobody would tell others of it: its client asks again, and is heard by one of those. */
 	if (dead && st->phase == STAMPED_ASKED)
 		return RETRIES;
-	if (st->phase == STAMPED_ASKED && s->seq == limits->first) {
-		if (!name_response(skb, s, st, limits, at))
-			return go_unnamed(s, st, limits, service, COUNT_HEAD, at);
-		if (!after(s->seq + s->length, limits->data))
+	if (st->phase == STAMPED_ASKED && s->seq == st->limits.first) {
+		if (!name_response(skb, s, st, at))
+			return go_unnamed(s, st, service, COUNT_HEAD, at);
+		if (!after(s->seq + s->length, st->limits.data))
 			return NAMES;
 		why = COUNT_SECOND;
 	}
 	/* What is in front of it has not left. */
 	if (st->phase == STAMPED_ASKED && service->records)
-		return go_unnamed(s, st, limits, service, COUNT_HEAD, at);
+		return go_unnamed(s, st, service, COUNT_HEAD, at);
 	if (is_bound(st))
 		return RETRIES;
-	set_free(st, &s->key, why);
+	set_free(st, why);
 	return FREES;
 }
 
@@ -135,13 +133,13 @@ static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const str
 }
 
 /* Puts our timestamp into what leaves. */
-static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s, struct stamped *st, struct scratch *at)
+static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s, struct stamped *st, struct scratch *at,
+				 __u64 now)
 {
-	__u64 now = bpf_ktime_get_ns();
 	__u32 where = stamps_at(skb, s, at);
 	__be32 before;
 
-	if (!where || bpf_skb_load_bytes(skb, s->tcp + where, &before, sizeof(before)))
+	if (!where || !load_words(skb, s->tcp + where, &before, sizeof(before)))
 		return NEXT;
 	if (now - st->since >= INDEX_STEP && ((st->index - st->echo) & (INDICES - 1)) < AHEAD) {
 		st->index = (st->index + 1) % INDICES;
@@ -202,25 +200,23 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 			return DROP;
 	}
 	bool is_recorded = st->phase == STAMPED_RECORDED;
-	struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
+	struct limits *limits = is_recorded ? limits_of(&s->key, st) : NULL;
 	if (is_recorded && s->flags & RST)
 		return limits ? PASS : NEXT;
 	if (s->flags & RST) {
 		mention(s, EVENT_RESET, 0, s->seq);
-		if (s->seq == st->client_next) {
-			bpf_map_delete_elem(&flows, &s->key);
+		if (s->seq == st->client_next)
 			bpf_map_delete_elem(&stamped, &s->key);
-		}
 		return NEXT;
 	}
 	enum next_words words = RECORDS;
 	/* What is not heard yet stays as it is. */
-	if (is_recorded && limits && limits->flags & LIMITS_AWAITED)
+	if (limits && limits->flags & LIMITS_AWAITED)
 		return PASS;
 	if (is_recorded)
-		hear_echo(skb, s, st, NULL, at);
+		hear_echo(skb, s, st, at);
 	else
-		words = hear_stamped(skb, s, st, limits, service, issuer, at);
+		words = hear_stamped(skb, s, st, service, issuer, at);
 	if (words == RETRIES) {
 		count(COUNT_LOST);
 		return DROP;
@@ -229,17 +225,13 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	/* Where another member handed it on it is not from where the answer has to go. */
 	if (is_owed(s, st) && is_first_hand(skb, lease) && !reflect(skb, s, st))
 		return DROP;
-	bool is_limited = words == RECORDS && limits;
+	bool is_limited = words == RECORDS && (limits || !is_recorded);
 	/* What is recorded is bound behind this. */
 	__u32 heard;
 	if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))
 		return DROP;
-	if (ends_stamped(s, st)) {
-		/* Who limits it forgets it. */
-		if (words != RECORDS)
-			bpf_map_delete_elem(&flows, &s->key);
+	if (ends_stamped(s, st))
 		bpf_map_delete_elem(&stamped, &s->key);
-	}
 	return is_limited ? PASS : NEXT;
 }
 

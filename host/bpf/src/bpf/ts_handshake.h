@@ -210,12 +210,11 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 					  struct scratch *at)
 {
 	struct stamped *st = &at->stamped;
-	struct limits limits = { .ack = s->seq, .data = s->ack, .first = s->ack, .acked = s->ack };
 	__be32 stamps[2];
 	__u32 where = stamps_at(skb, s, at);
 	bool is_there;
 
-	if (!where || bpf_skb_load_bytes(skb, s->tcp + where, stamps, sizeof(stamps)) ||
+	if (!where || !load_words(skb, s->tcp + where, stamps, sizeof(stamps)) ||
 	    bpf_ntohl(stamps[1]) != made->value)
 		return false;
 	struct bpf_sock *listener = find_listener(skb, s, &is_there);
@@ -244,14 +243,11 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	st->client_next = s->seq;
 	st->base = made->value;
 	st->originals[0] = made->at / NS_PER_MS;
+	st->limits.ack = s->seq;
+	st->limits.data = st->limits.first = st->limits.acked = s->ack;
 	forget_former(&s->key);
-	/*
-	 * Whoever finds the one finds the other. What cannot be remembered goes on with the kernel's timestamps, which are less than
-	 * ours would be: nobody has seen any.
-	 */
-	if (bpf_map_update_elem(&flows, &s->key, &limits, BPF_ANY) ||
-	    bpf_map_update_elem(&stamped, &s->key, st, BPF_ANY)) {
-		bpf_map_delete_elem(&flows, &s->key);
+	/* What cannot be remembered goes on with the kernel's timestamps, which are less than ours would be: nobody has seen any. */
+	if (bpf_map_update_elem(&stamped, &s->key, st, BPF_ANY)) {
 		count(COUNT_FULL_ISSUED);
 		return false;
 	}

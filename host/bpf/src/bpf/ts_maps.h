@@ -69,14 +69,6 @@ struct {
 	__type(value, struct issued);
 } issued SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, MAX_FLOWS);
-	__type(key, struct flow_key);
-	__type(value, struct stamped);
-} stamped SEC(".maps");
-
 _Static_assert(sizeof(struct event) == EVENT_HEADER + EVENT_OCTETS, "events without their octets");
 
 /* Connections that timestamps name from now on. Whoever tells others of them looks every other millisecond: nobody is woken. */
@@ -170,7 +162,7 @@ static __always_inline __u32 stamps_at(struct __sk_buff *skb, const struct segme
 	struct options o = {};
 
 	/* Where nearly all have them (RFC 7323, appendix A). */
-	if (s->header >= TCP_HEADER + 12 && !bpf_skb_load_bytes(skb, s->tcp + TCP_HEADER, &begins, sizeof(begins)) &&
+	if (s->header >= TCP_HEADER + 12 && load_words(skb, s->tcp + TCP_HEADER, &begins, sizeof(begins)) &&
 	    begins == bpf_htonl(OF(1, 1, 8, 10)))
 		return TCP_HEADER + 4;
 	read_options(skb, s, at, &o);

@@ -61,13 +61,12 @@ static __always_inline __u64 sum_words(const __u8 *octets, __u32 length)
 }
 
 /* Nobody can go on with the connection any more, and timestamps say so; why is counted, unless it is over anyway. */
-static __always_inline void set_free(struct stamped *st, const struct flow_key *key, __u32 why)
+static __always_inline void set_free(struct stamped *st, __u32 why)
 {
 	if (st->phase == STAMPED_FREE)
 		return;
 	st->object = NOBODYS;
 	st->phase = STAMPED_FREE;
-	bpf_map_delete_elem(&flows, key);
 	if (why < COUNTERS)
 		count(why);
 }
@@ -79,49 +78,55 @@ static __always_inline bool is_bound(const struct stamped *st)
 }
 
 /* Gives a connection to the process, which is told what it was not yet. Nothing of what follows was acknowledged, or has left. */
-static __always_inline bool hand_over(const struct segment *s, struct stamped *st, struct limits *limits, struct scratch *at)
+static __always_inline enum next_words hand_over(const struct segment *s, struct stamped *st, struct scratch *at)
 {
 	bool is_named = st->phase == STAMPED_NAMED || st->phase == STAMPED_ECHOED, is_asked = st->phase == STAMPED_ASKED;
-	__u32 next = is_named ? st->client_next : limits->ack;
-	__u32 end = limits->first + (is_named ? st->total : 0);
-	__u32 words[4] = { st->isn, st->base, end, st->flags & STAMPED_ADOPTED };
+	struct limits limits = st->limits;
+	__u32 words[4] = { st->isn, st->base, limits.first + (is_named ? st->total : 0), st->flags & STAMPED_ADOPTED };
 
+	if (is_named)
+		limits.ack = st->client_next;
+	limits.data = words[2];
+	limits.has_fin = 0;
+	/* The process is to find them. */
+	if (bpf_map_update_elem(&flows, &s->key, &limits, BPF_ANY))
+		return FREES;
 	__builtin_memcpy(at->event.octets, words, sizeof(words));
-	if (!tell(&at->event, s, EVENT_UNNAMED, 0, next, sizeof(words)))
-		return false;
-	limits->ack = next;
-	limits->data = end;
-	limits->has_fin = 0;
+	if (!tell(&at->event, s, EVENT_UNNAMED, 0, limits.ack, sizeof(words))) {
+		bpf_map_delete_elem(&flows, &s->key);
+		return RETRIES;
+	}
 	st->phase = STAMPED_RECORDED;
 	struct event *request = is_asked ? bpf_map_lookup_elem(&requests, &s->key) : NULL;
 	if (!request)
-		return true;
+		return RECORDS;
 	__u32 length = request->length;
 	asm volatile("" : "+r"(length));
 	/* Where there is no room for it the client sends it again. */
 	if (length <= REQUEST_MAX)
 		bpf_ringbuf_output(&events, request, EVENT_HEADER + length, 0);
-	return true;
+	return RECORDS;
 }
 
 /* Timestamps cannot name what follows: it is recorded where the service has a store. Why not is counted elsewhere. */
-static __always_inline enum next_words go_unnamed(const struct segment *s, struct stamped *st, struct limits *limits,
-						  const struct service *service, __u32 why, struct scratch *at)
+static __always_inline enum next_words go_unnamed(const struct segment *s, struct stamped *st, const struct service *service,
+						  __u32 why, struct scratch *at)
 {
 	if (st->phase == STAMPED_FREE)
 		return FREES;
 	if (is_bound(st))
 		return RETRIES;
-	if (service->records && limits)
-		return hand_over(s, st, limits, at) ? RECORDS : RETRIES;
-	set_free(st, &s->key, why);
+	enum next_words words = service->records ? hand_over(s, st, at) : FREES;
+	if (words != FREES)
+		return words;
+	set_free(st, service->records ? COUNT_FULL_ISSUED : why);
 	return FREES;
 }
 
 /* The client's first octets: whether they are a request for something in the table. */
 static __always_inline enum next_words take_request(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-						    struct limits *limits, const struct service *service,
-						    const struct issuer *issuer, struct scratch *at)
+						    const struct service *service, const struct issuer *issuer,
+						    struct scratch *at)
 {
 	__u32 length = s->length;
 	struct asked asked = { .octets = at->event.octets, .target = 0xcbf29ce484222325ULL, .in_target = true };
@@ -130,17 +135,17 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	if (length < 5 || length > REQUEST_MAX ||
 	    bpf_skb_load_bytes(skb, s->tcp + s->header, at->event.octets, length) ||
 	    *(__u32 *)at->event.octets != bpf_htonl(OF('G', 'E', 'T', ' ')))
-		return go_unnamed(s, st, limits, service, COUNT_ASKING, at);
+		return go_unnamed(s, st, service, COUNT_ASKING, at);
 	asked.length = length;
 	bpf_loop(REQUEST_MAX, read_octet, &asked, 0);
 	if (asked.ends != length)
-		return go_unnamed(s, st, limits, service, COUNT_ASKING, at);
+		return go_unnamed(s, st, service, COUNT_ASKING, at);
 	if (asked.has_fields)
-		return go_unnamed(s, st, limits, service, COUNT_FIELDS, at);
+		return go_unnamed(s, st, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = asked.target };
 	struct heads *found = bpf_map_lookup_elem(&heads, &key);
 	if (!found)
-		return go_unnamed(s, st, limits, service, COUNT_UNLISTED, at);
+		return go_unnamed(s, st, service, COUNT_UNLISTED, at);
 	if (service->records) {
 		/* Its response may have another head. */
 		write_event(&at->event, s, EVENT_REQUEST, s->flags & FIN ? EVENT_HAS_FIN : 0, s->seq, length);
@@ -155,8 +160,9 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 
 /* Whether the head at the beginning of the response is the table's; then timestamps name it. */
 static __always_inline bool name_response(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
-					  struct limits *limits, struct scratch *at)
+					  struct scratch *at)
 {
+	struct limits *limits = &st->limits;
 	struct head_key key = { .table = st->table, .target = st->target };
 	struct heads *found = bpf_map_lookup_elem(&heads, &key);
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libbpf_rs::libbpf_sys::{bpf_map_get_next_key, bpf_map_lookup_elem};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, Object};
 
-use super::layout::{self, FlowKey};
+use super::layout::{self, FlowKey, LIMITS, Limits};
 use super::{delete, update};
 use crate::Error;
 use crate::object::map;
@@ -20,9 +20,9 @@ pub const HEAD_MAX: usize = 1024;
 pub const DATE: usize = 29;
 /// Heads that a target may have.
 pub const HEADS: usize = 2;
-/// Octets of `struct stamped`, and where its originals begin.
-const STAMPED: usize = 56 + 4 * 32 + 8;
-const ORIGINALS: usize = 56;
+/// Octets of `struct stamped`, and where its limits begin.
+const STAMPED: usize = HEAD + LIMITS + 4 * 32 + 4;
+const HEAD: usize = 56;
 const CLIENT_FIN: u8 = 1 << 0;
 const ADOPTED: u8 = 1 << 2;
 /// Above the flags: how often a connection was gone on with.
@@ -173,6 +173,8 @@ pub struct Stamped {
     pub index: u8,
     /// The newest that came back.
     pub echo: u8,
+    /// What it is held to before [`Phase::Free`]; of one that is recorded [`Trods::limits`](super::Trods::limits) has them.
+    pub limits: Limits,
 }
 
 impl Stamped {
@@ -188,13 +190,13 @@ impl Stamped {
             | if self.adopted { ADOPTED } else { 0 }
             | self.generation.number() << GENERATION;
         (octets[54], octets[55]) = (self.index, self.echo);
+        octets[HEAD..HEAD + LIMITS].copy_from_slice(&self.limits.encode());
         octets
     }
 
     fn decode(octets: &[u8; STAMPED]) -> Stamped {
-        let word = |n: usize| {
-            octets[24 + 4 * n..ORIGINALS].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word))
-        };
+        let word =
+            |n: usize| octets[24 + 4 * n..HEAD].first_chunk().map_or(0, |word| u32::from_ne_bytes(*word));
         Stamped {
             heard: octets[8..].first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets)),
             isn: word(1),
@@ -215,6 +217,7 @@ impl Stamped {
             generation: Generation::new(octets[53] >> GENERATION),
             index: octets[54],
             echo: octets[55],
+            limits: octets[HEAD..].first_chunk().map(Limits::decode).unwrap_or_default(),
         }
     }
 }
@@ -232,6 +235,10 @@ impl Stamps {
         let handle =
             |name| MapHandle::try_from(&map(object, name)?).map_err(Error::of("BPF_OBJ_GET_INFO_BY_FD"));
         Ok(Stamps { issuers: handle("issuers")?, heads: handle("heads")?, stamped: handle("stamped")? })
+    }
+
+    pub(super) fn map(&self) -> &MapHandle {
+        &self.stamped
     }
 
     /// Sets the issuer of a number from 1 on.

@@ -458,20 +458,27 @@ fn the_kernel_tells_whose_process_died() {
     let (closes, dies) = ("read x <&3; exec 3>&-", "read x <&3; kill -9 $$");
     // With words that were not read the connection is closed at once.
     let (read, unread) = (b"go\n".as_slice(), b"go\nand".as_slice());
-    for (of_server, script, words, died) in [
-        (true, closes, read, false),
-        (true, dies, read, true),
-        (true, closes, unread, false),
-        (true, dies, unread, true),
-        (false, dies, read, false),
+    let ways: [fn(&Trods, &FlowKey); 3] = [
+        |trods, key| trods.insert(key, &Limits::default()).unwrap(),
+        |trods, key| stamped::put(trods, key, Phase::Named),
+        |trods, key| stamped::put(trods, key, Phase::Free),
+    ];
+    for (way, of_server, script, words, died) in [
+        (0, true, closes, read, false),
+        (0, true, dies, read, true),
+        (0, true, closes, unread, false),
+        (0, true, dies, unread, true),
+        (0, false, dies, read, false),
+        (1, true, closes, read, false),
+        (1, true, dies, read, true),
+        (2, true, dies, read, false),
     ] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let service = listener.local_addr().unwrap();
         let client = std::net::TcpStream::connect(service).unwrap();
         let (server, _) = listener.accept().unwrap();
         let key = FlowKey::new(client.local_addr().unwrap(), service);
-        let limits = Limits::default();
-        rig.trods.insert(&key, &limits).unwrap();
+        ways[way](&rig.trods, &key);
         let (its, mut ours) = if of_server { (server, client) } else { (client, server) };
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", &format!("exec 3<&0 0</dev/null; {script}; true")]).stdin(OwnedFd::from(its));
@@ -482,7 +489,7 @@ fn the_kernel_tells_whose_process_died() {
         assert_eq!(std::io::Read::read(&mut ours, &mut [0; 8]).unwrap_or(0), 0);
         child.wait().unwrap();
         let found = dying.lookup(key.octets(), MapFlags::ANY).unwrap();
-        assert_eq!(found.is_some(), died, "{script}, {words:?}, of the server: {of_server}");
+        assert_eq!(found.is_some(), died, "{way}, {script}, {words:?}, of the server: {of_server}");
     }
     // What a listener's process had not accepted when it died.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -123,8 +123,8 @@ impl Names {
             let programs = watch.hold().programs();
             // It may have changed while the others were looked at.
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
-            let (Some(stamped), Some(limits)) = (stamped, programs.limits(&key)?) else { continue };
-            let is_under_way = limits.acked.wrapping_sub(stamped.isn.wrapping_add(1)) < stamped.total;
+            let Some(stamped) = stamped else { continue };
+            let is_under_way = stamped.limits.acked.wrapping_sub(stamped.isn.wrapping_add(1)) < stamped.total;
             if (is_under_way && is_early) || !watch.speaks(&key.service()) {
                 continue;
             }
@@ -194,11 +194,11 @@ impl Names {
             let programs = watch.hold().programs();
             // It may have changed while the others were looked at.
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
-            let (Some(stamped), Some(limits)) = (stamped, programs.limits(&key)?) else { continue };
+            let Some(stamped) = stamped else { continue };
             let record = reading(&self.services, &self.at, &key)
-                .and_then(|with| read::named(&key, &stamped, limits.acked, with, now_ms()));
+                .and_then(|with| read::named(&key, &stamped, stamped.limits.acked, with, now_ms()));
             if let Some(record) = record {
-                watch.record(&record, &stamped, limits.acked)?;
+                watch.record(&record, &stamped)?;
                 room -= 1;
             }
         }

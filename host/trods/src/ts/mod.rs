@@ -214,9 +214,8 @@ impl Names {
             adopted: true,
             ..Limits::default()
         };
-        programs.free(key)?;
-        programs.insert(key, &limits)?;
-        programs.stamps().put(key, &Stamped { heard: clock(), ..stamped })?;
+        programs.forget_former(key)?;
+        programs.stamps().put(key, &Stamped { heard: clock(), limits, ..stamped })?;
         self.ending.remove(key);
         self.hints.forget(key);
         self.tell(key, &stamped);

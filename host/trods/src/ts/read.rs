@@ -1,7 +1,7 @@
 //! What a client's segment alone tells of a connection that another replica had: the object from the timestamp that it echoes,
 //! how far it has that from what it acknowledges, and where it goes on.
 
-use rivulet_bpf::trods::{FlowKey, Generation, Phase, Stamped};
+use rivulet_bpf::trods::{FlowKey, Generation, Limits, Phase, Stamped};
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::repair::Connection;
 use rivulet_plain::{CookieKey, NOBODYS, ObjectStamp, Segment, object_isn};
@@ -157,6 +157,7 @@ pub(crate) fn read(
         generation: hint.map(|hint| hint.generation).unwrap_or_default().next(),
         index: (stamp.index + AHEAD) % 32,
         echo: stamp.index,
+        limits: Limits::default(),
     };
     let connection = wake::connection(&record, &place, now_ms);
     Told::Found(Box::new(Found { record, connection, stamped, fresh: place.fresh }))
@@ -238,6 +239,7 @@ pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped
         generation: Generation::default(),
         index: (stamp.index + AHEAD) % 32,
         echo: stamp.index,
+        limits: Limits::default(),
     })
 }
 

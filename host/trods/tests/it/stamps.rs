@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rivulet_bpf::trods::{FlowKey, Phase, Pin, Stamped, Trods};
+use rivulet_bpf::trods::{FlowKey, Limits, Phase, Pin, Stamped, Trods};
 use rivulet_pktio::abort::Aborter;
 use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_pktio::{LinkInfo, in_netns};
@@ -542,6 +542,7 @@ impl Third {
             generation,
             index,
             echo,
+            limits: Limits::default(),
         }
     }
 

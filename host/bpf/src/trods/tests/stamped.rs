@@ -41,6 +41,30 @@ fn issuing() -> Option<Trods> {
     (!missing).then(|| Trods::load_issuing().unwrap_or_else(|e| panic!("{e}")))
 }
 
+/// Nothing was asked.
+fn begun() -> Stamped {
+    Stamped {
+        heard: 0,
+        isn: SERVER_ISN,
+        client_next: CLIENT,
+        base: BASE,
+        object: 0,
+        total: 0,
+        phase: Phase::Setup,
+        client_fin: false,
+        adopted: false,
+        generation: Generation::default(),
+        index: 0,
+        echo: 0,
+        limits: Limits::default(),
+    }
+}
+
+/// A connection so far.
+pub(super) fn put(trods: &Trods, key: &FlowKey, phase: Phase) {
+    trods.stamps().put(key, &Stamped { phase, ..begun() }).unwrap();
+}
+
 impl Rig {
     fn stamped() -> Option<Rig> {
         Rig::stamped_at("192.0.2.7:1025", "10.9.0.1:80")
@@ -74,25 +98,11 @@ impl Rig {
     }
 
     pub(super) fn put(&self, change: impl FnOnce(&mut Stamped)) {
-        let mut stamped = Stamped {
-            heard: 0,
-            isn: SERVER_ISN,
-            client_next: CLIENT,
-            base: BASE,
-            object: 0,
-            total: 0,
-            phase: Phase::Setup,
-            client_fin: false,
-            adopted: false,
-            generation: Generation::default(),
-            index: 0,
-            echo: 0,
-        };
+        let mut stamped = begun();
         change(&mut stamped);
-        self.trods.stamps().put(&self.key(), &stamped).unwrap();
         self.trods.free(&self.key()).unwrap();
         let end = stamped.total;
-        let limits = Limits {
+        stamped.limits = Limits {
             ack: stamped.client_next,
             data: SERVER.wrapping_add(end),
             fin_at: (end > 0).then(|| SERVER.wrapping_add(end)),
@@ -101,7 +111,10 @@ impl Rig {
             acked: SERVER,
             ..Limits::default()
         };
-        self.trods.insert(&self.key(), &limits).unwrap();
+        self.trods.stamps().put(&self.key(), &stamped).unwrap();
+        if stamped.phase == Phase::Recorded {
+            self.trods.insert(&self.key(), &stamped.limits).unwrap();
+        }
     }
 
     fn now(&self) -> Stamped {
@@ -479,7 +492,7 @@ fn a_connection_is_forgotten_when_both_ends_are_done() {
     // The client ends it first.
     rig.put(whole);
     rig.says(FIN | ACK, 0, total, BASE | OBJECT, &[]);
-    assert_eq!(rig.trods.limits(&rig.key()).unwrap(), None);
+    assert_eq!(rig.now().phase, Phase::Free);
     assert_eq!(rig.answers(FIN | ACK, total, 1, KERNEL, &[]).ack, 1);
     assert!(there(&rig).is_some());
     rig.says(ACK, 1, total + 1, BASE | OBJECT, &[]);
@@ -593,10 +606,11 @@ fn a_client_whose_socket_is_not_there_yet_is_heard_later() {
     rig.records();
     for phase in [Phase::Recorded, Phase::Setup] {
         rig.put(|st| st.phase = phase);
-        let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
+        let limits = rig.now().limits;
         if phase == Phase::Setup {
             // The kernel made its handshake.
             rig.trods.stamps().forget(&rig.key()).unwrap();
+            rig.trods.insert(&rig.key(), &limits).unwrap();
         }
         for (awaited, verdict) in [(true, DROP), (false, NEXT)] {
             rig.trods.set_limits(&rig.key(), &Limits { awaited, ..limits }).unwrap();

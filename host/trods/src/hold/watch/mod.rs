@@ -339,7 +339,7 @@ impl<K: Keeper> Watch<K> {
     ///
     /// # Errors
     /// The system's.
-    pub fn record(&mut self, record: &Record, stamped: &Stamped, acked: u32) -> Result<(), HoldError> {
+    pub fn record(&mut self, record: &Record, stamped: &Stamped) -> Result<(), HoldError> {
         let Tuple { client, service } = record.tuple;
         let key = FlowKey::new(client, service);
         let settings = self.services.get(&service).map(|s| s.settings).unwrap_or_default();
@@ -348,8 +348,8 @@ impl<K: Keeper> Watch<K> {
         // What the programs may have said meanwhile is not ahead of this.
         let ahead = u32::from(stamped.index.wrapping_sub(stamped.echo) % 32) < MAX_AHEAD;
         let index = (stamped.index + u8::from(ahead)) % 32;
+        self.hold.programs.insert_recorded(&key, &connection.limits(stamped.limits.acked))?;
         self.hold.programs.stamps().put(&key, &Stamped { phase: Phase::Recorded, index, ..*stamped })?;
-        self.hold.programs.set_limits(&key, &connection.limits(acked))?;
         self.connections.insert(key, connection);
         self.actions.extend(self.said.drain(..).map(|action| (key, action)));
         self.act()
