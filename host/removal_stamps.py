@@ -58,6 +58,8 @@ REMOVALS: dict[str, Removal] = {
     "ts-reflected-all": stamps(" && s->ack - st->isn - 1 >= st->total", "", REFLECTED, file="ts_reflect.h"),
     "ts-reflected-echoed": stamps("st->phase == STAMPED_ECHOED && ", "", REFLECTED, file="ts_reflect.h"),
     "ts-reflected-told": stamps("\t\tst->owed = 0;", "\t\t;", REFLECTED, file="trods.c"),
+    "ts-reflected-once": stamps("if (st && !st->told)", "if (st)", REFLECTED, file="trods.c"),
+    "ts-first-whole": stamps(" && skb->gso_segs <= 1", "", REFLECTED),
     "ts-reflected-whole": stamps(
         "return turn(skb) && !bpf_skb_store_bytes(skb, s->tcp, &said, sizeof(said), 0);",
         "return true;",

@@ -414,7 +414,7 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 	if (st && s.flags & ACK && !after(st->client_next, s.ack))
 		st->owed = 0;
 	if (s.flags & ACK && after(s.ack, ack)) {
-		if (st)
+		if (st && !st->told)
 			owe(skb, &s, st);
 		if (!s.length && !(s.flags & FIN)) {
 			count(COUNT_ACKS);

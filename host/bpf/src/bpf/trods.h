@@ -242,7 +242,8 @@ struct stamped {
 	struct limits limits; /* before STAMPED_FREE; of one that is recorded they are in `flows` */
 	__u32 originals[32]; /* of each index the kernel's newest value */
 	__be16 owed; /* the window of what the client was not acknowledged; 0: nothing is kept back */
-	__u16 pad;
+	__u8 told; /* its request was acknowledged in the first segment: who has all has that */
+	__u8 pad;
 };
 
 /* What is counted, segments unless it says otherwise. */

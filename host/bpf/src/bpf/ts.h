@@ -123,13 +123,16 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 }
 
 /* How far the client may be acknowledged by a segment. */
-static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const struct segment *s, const struct stamped *st,
+static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 					  const struct limits *limits)
 {
 	/* What the client takes up first it takes the timestamp from, if it comes as one. */
 	bool is_first = st->phase == STAMPED_NAMED && s->length && s->seq == limits->first && skb->gso_segs <= 1;
 
-	return is_first ? st->client_next : limits->ack;
+	if (!is_first)
+		return limits->ack;
+	st->told = s->flags & ACK && !after(st->client_next, s->ack);
+	return st->client_next;
 }
 
 /* Puts our timestamp into what leaves. */

@@ -16,6 +16,9 @@ const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 /// What leaves for an interface that is not there.
 const SWALLOWED: i32 = REDIRECT;
+/// Octets of `struct __sk_buff`, and where `gso_segs` is.
+const SKB: usize = 192;
+const GSO_SEGS: usize = 164;
 /// Of `enum happened`.
 const HAPPENED_DEATH: u32 = 0;
 
@@ -131,9 +134,21 @@ impl Rig {
     }
 
     fn run(&self, program: &'static str, frame: &[u8]) -> (i32, Vec<u8>) {
+        self.run_cut(program, frame, 0)
+    }
+
+    /// One that is cut into so many segments as it leaves.
+    fn run_cut(&self, program: &'static str, frame: &[u8], segments: u32) -> (i32, Vec<u8>) {
         let program = self.trods.object.progs_mut().find(|p| p.name() == program).unwrap();
         let mut out = vec![0; frame.len() + 256];
-        let input = Input { data_in: Some(frame), data_out: Some(&mut out), ..Input::default() };
+        let mut skb = [0; SKB];
+        skb[GSO_SEGS..GSO_SEGS + 4].copy_from_slice(&segments.to_ne_bytes());
+        let input = Input {
+            context_in: Some(&mut skb),
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ..Input::default()
+        };
         let output = program.test_run(input).unwrap_or_else(|e| panic!("{} octets: {e}", frame.len()));
         (output.return_value as i32, output.data.unwrap().to_vec())
     }

@@ -121,9 +121,9 @@ impl Rig {
         self.trods.stamps().get(&self.key()).unwrap().unwrap()
     }
 
-    fn through(&self, program: &'static str, segment: &Segment) -> Passed {
+    fn through(&self, program: &'static str, segment: &Segment, cut: u32) -> Passed {
         let frame = segment.frame();
-        let (verdict, out) = self.run(program, &frame);
+        let (verdict, out) = self.run_cut(program, &frame, cut);
         let tcp = &out[34..];
         let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
         let changed =
@@ -140,14 +140,19 @@ impl Rig {
     pub(super) fn says(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
         let (from, to, options, data) = (self.client, self.service, stamps(5, echo), data.to_vec());
-        self.through("trods_ingress", &Segment { from, to, seq, ack, flags, options, data })
+        self.through("trods_ingress", &Segment { from, to, seq, ack, flags, options, data }, 0)
     }
 
     /// Of the server, at this time of the kernel's.
     fn answers(&self, flags: u8, seq: u32, ack: u32, at: u32, data: &[u8]) -> Passed {
+        self.answers_cut(flags, seq, ack, at, data, 0)
+    }
+
+    /// The same, cut into so many as it leaves.
+    fn answers_cut(&self, flags: u8, seq: u32, ack: u32, at: u32, data: &[u8], cut: u32) -> Passed {
         let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT.wrapping_add(ack));
         let (from, to, options, data) = (self.service, self.client, stamps(at, 5), data.to_vec());
-        self.through("trods_egress", &Segment { from, to, seq, ack, flags, options, data })
+        self.through("trods_egress", &Segment { from, to, seq, ack, flags, options, data }, cut)
     }
 
     fn unnamed(&self) -> Unnamed {
@@ -305,11 +310,11 @@ fn who_has_all_is_told_by_its_own_word_that_its_request_came() {
         rig.put(|_| {});
         rig.says(ACK, 0, 0, BASE, GET);
         rig.answers(ACK, 0, end, KERNEL, &[]);
-        let first = rig.answers(ACK, 0, end, KERNEL, &response());
+        // Of several the first one may not be the one that is taken up first.
+        let first = rig.answers_cut(ACK, 0, end, KERNEL, &response(), if is_long { 2 } else { 1 });
+        assert_eq!(first.ack, if is_long { 0 } else { end });
         // One that does not come as the first is not taken up as that.
-        if is_long {
-            assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
-        }
+        assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
         first.value
     };
     let has = |octets, echo| {
