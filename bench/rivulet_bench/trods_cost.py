@@ -77,13 +77,18 @@ def rates(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
     for size in SIZES:
         rig.put(size)
     calm_busy = 0.0
-    for repetition, kind in turns(repetitions):
-        calm = Clock(rig, kind)
-        time.sleep(CALM_S)
-        idle = calm.stop()
-        calm_busy = max(calm_busy, *(idle[core] / idle["at"] for core in ("server_core", "other_core")))
-        for size in SIZES:
-            rows.append({"repetition": repetition, **_rate(rig, kind, size, seconds, idle)})
+    for repetition in range(repetitions):
+        kinds = [kind for r, kind in turns(repetitions) if r == repetition]
+        idle: dict[str, dict[str, float]] = {}
+        for kind in kinds:
+            calm = Clock(rig, kind)
+            time.sleep(CALM_S)
+            idle[kind] = calm.stop()
+            at = idle[kind]["at"]
+            calm_busy = max(calm_busy, *(idle[kind][core] / at for core in ("server_core", "other_core")))
+        # Those that are compared right behind each other: what else the machine has to do changes within seconds.
+        for size, kind in ((size, kind) for size in SIZES for kind in kinds):
+            rows.append({"repetition": repetition, **_rate(rig, kind, size, seconds, idle[kind])})
             row = rows[-1]
             print(
                 f"{size:6} bytes  {kind:6}{row['per_second']:9,.0f} requests/s, nginx's core {row['core_us']:6.1f} us"

@@ -25,7 +25,8 @@ static __always_inline void hear_echo(struct __sk_buff *skb, const struct segmen
 	__be32 before;
 	__u32 where = stamps_at(skb, s, at);
 
-	st->heard = bpf_ktime_get_ns();
+	/* Seconds count. */
+	st->heard = bpf_ktime_get_coarse_ns();
 	if (!where || !load_words(skb, s->tcp + where + 4, &before, sizeof(before)))
 		return;
 	__u32 echo = bpf_ntohl(before), index = echo >> STAMP_INDEX;
