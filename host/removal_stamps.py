@@ -31,6 +31,7 @@ NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
 DONE = "whoever_is_done_with_it_is_not_gone_on_with"
 NOT_ASKED = "who_is_gone_is_not_asked_again"
 GIVEN = "what_a_process_had_that_died_its_own_user_is_given"
+DYING = "the_kernel_tells_whose_process_died"
 FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
@@ -45,9 +46,9 @@ REMOVALS: dict[str, Removal] = {
         ),
     ),
     "ts-acknowledged-first": stamps(
-        "return is_first ? st->client_next : limits->ack;", "return st->client_next;", NAMED
+        "\tif (!is_first)\n\t\treturn limits->ack;\n", "", NAMED
     ),
-    "ts-echo-first": stamps("limits->ack = st->client_next;", "", NAMED),
+    "ts-echo-first": stamps("st->limits.ack = st->client_next;", "", NAMED),
     "ts-untold": stamps(
         "if (dead && st->phase == STAMPED_ASKED)",
         "if (0)",
@@ -60,6 +61,9 @@ REMOVALS: dict[str, Removal] = {
     "ts-reflected-told": stamps("\t\tst->owed = 0;", "\t\t;", REFLECTED, file="trods.c"),
     "ts-reflected-once": stamps("if (st && !st->told)", "if (st)", REFLECTED, file="trods.c"),
     "ts-first-whole": stamps(" && skb->gso_segs <= 1", "", REFLECTED),
+    # Whose process died, and what is held to nothing.
+    "ts-dying": bpf("st ? limits_of(&key, st) : bpf", "bpf", DYING, file="dying.c"),
+    "ts-dying-free": bpf("st->phase == STAMPED_FREE ? NULL : &st->limits", "&st->limits", DYING, file="flows.h"),
     "ts-reflected-whole": stamps(
         "return turn(skb) && !bpf_skb_store_bytes(skb, s->tcp, &said, sizeof(said), 0);",
         "return true;",
@@ -120,7 +124,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     # What timestamps cannot name, where there is a store.
     "ts-held": stamps(
-        "if (service->records && limits)", "if (service->records == 2 && limits)", HELD_UNNAMED, file="ts_object.h"
+        "service->records ? hand_over(", "service->records == 2 ? hand_over(", HELD_UNNAMED, file="ts_object.h"
     ),
     "ts-recorded-nobodys": stamps("if (!limits || limits->flags & LIMITS_RECORDED)", "if (!limits)", HELD_UNNAMED),
     "ts-recorded-later": stamps(
@@ -140,7 +144,7 @@ REMOVALS: dict[str, Removal] = {
         file="ts_object.h",
     ),
     "awaited-untouched": bpf(
-        "if (is_recorded && limits && limits->flags & LIMITS_AWAITED)",
+        "if (limits && limits->flags & LIMITS_AWAITED)",
         "if (0)",
         "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
         file="ts.h",
@@ -175,8 +179,8 @@ REMOVALS: dict[str, Removal] = {
     ),
     "ts-record-stamps": trods(
         "ts/read.rs",
-        "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n    })",
-        "index: 0,\n        echo: 0,\n    })",
+        "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n        limits: Limits::default(),\n    })",
+        "index: 0,\n        echo: 0,\n        limits: Limits::default(),\n    })",
         "it:both::what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can",
     ),
     "ts-record-key": named(
@@ -345,7 +349,7 @@ REMOVALS: dict[str, Removal] = {
         file="dying.c",
     ),
     "ts-bound-asked": stamps(
-        "if (is_bound(st))\n\t\treturn RETRIES;\n\tif (service", "if (service", BOUND, file="ts_object.h"
+        "if (is_bound(st))\n\t\treturn RETRIES;\n\tenum next_words", "enum next_words", BOUND, file="ts_object.h"
     ),
     "ts-bound-spoken": stamps("if (is_bound(st))\n\t\treturn RETRIES;\n\tset_free", "set_free", BOUND),
     "ts-bound-head": stamps("if (is_bound(st) && st->object != head->object)", "if (0)", BOUND, file="ts_object.h"),

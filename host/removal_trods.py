@@ -104,14 +104,14 @@ REMOVALS: dict[str, Removal] = {
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
     "rst-settling": bpf("if (now < lease->settling)", "if (0)", RESET),
-    "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease))",
-                      "refuses_early(s, lease)", RESET),
+    "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now))",
+                      "refuses_early(s, lease, now)", RESET),
     "rst-unknown": bpf(
-        " || refuses_early(s, lease)", "", "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first"
+        " || refuses_early(s, lease, now)", "", "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first"
     ),
     # Who may speak.
-    "lease": bpf("if (bpf_ktime_get_ns() >= lease->until) {", "if (0) {", LEASE),
-    "lease-unknown": bpf("if (bpf_ktime_get_ns() >= lease->until || ", "if (", LEASE),
+    "lease": bpf("if (now >= lease->until) {", "if (0) {", LEASE),
+    "lease-unknown": bpf("if (now >= lease->until || ", "if (", LEASE),
     "pin-muted": bpf("lease->until || find_pin(&s->key)", "lease->until", HELD_BY_OTHERS),
     "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
     "pin-one-hop": bpf(
