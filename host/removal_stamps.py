@@ -45,9 +45,7 @@ REMOVALS: dict[str, Removal] = {
             "it:stamps::what_a_client_has_behind_holes_is_in_nobodys_way",
         ),
     ),
-    "ts-acknowledged-first": stamps(
-        "\tif (!is_first)\n\t\treturn limits->ack;\n", "", NAMED
-    ),
+    "ts-acknowledged-first": stamps("\tif (!is_first)\n\t\treturn limits->ack;\n", "", NAMED),
     "ts-echo-first": stamps("st->limits.ack = st->client_next;", "", NAMED),
     "ts-untold": stamps(
         "if (dead && st->phase == STAMPED_ASKED)",
