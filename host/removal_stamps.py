@@ -59,6 +59,18 @@ REMOVALS: dict[str, Removal] = {
     "ts-reflected-told": stamps("\t\tst->owed = 0;", "\t\t;", REFLECTED, file="trods.c"),
     "ts-reflected-once": stamps("if (st && !st->told)", "if (st)", REFLECTED, file="trods.c"),
     "ts-first-whole": stamps(" && skb->gso_segs <= 1", "", REFLECTED),
+    # What is not of this connection any more.
+    "ts-kernels-handshake": bpf(
+        "\t\tif (s.flags & SYN)\n\t\t\tbpf_map_delete_elem(&stamped, &s.key);\n",
+        "",
+        "stamped::the_kernels_own_handshake_ends_what_was_between_its_ports",
+    ),
+    "ts-record-echoed": Removal(
+        "host/bpf/src/trods.rs",
+        "is_none_or(|now| now.phase != Phase::Echoed)",
+        "is_none()",
+        ("bpf:trods::tests::stamped::what_is_not_as_it_was_is_not_recorded",),
+    ),
     # Whose process died, and what is held to nothing.
     "ts-dying": bpf("st ? limits_of(&key, st) : bpf", "bpf", DYING, file="dying.c"),
     "ts-dying-free": bpf("st->phase == STAMPED_FREE ? NULL : &st->limits", "&st->limits", DYING, file="flows.h"),

@@ -99,6 +99,14 @@ class Agent:
         """Incarnation of its records, as it last reported; 0: none so far."""
         return self.report.trods.incarnation if self.report is not None else 0
 
+    @property
+    def asks(self) -> bool:
+        """Whether it does not know yet whose connections others hold, or what it is to serve."""
+        if self.report is None or not self.plain:
+            return True
+        # Whoever protects nothing yet is to; whoever cannot says that it is not ready, to the ToR too.
+        return self.report.trods.asks if self.report.HasField("trods") else not self.report.ready
+
     def note(self, report: agent_pb2.Report) -> None:
         """Takes a report in: what is in force decides which keys this agent holds."""
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
@@ -202,9 +210,10 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             return
 
 
-def _weighty(agent: Agent) -> tuple[Held, Plain, bool | None, int, int]:
+def _weighty(agent: Agent) -> tuple[Held, Plain, bool | None, bool, int, int]:
     """What of an agent's report needs a round of the controller's loop when it changes."""
-    return agent.held, agent.plain, agent.report.ready if agent.report else None, agent.content, agent.records
+    ready = agent.report.ready if agent.report else None
+    return agent.held, agent.plain, ready, agent.asks, agent.content, agent.records
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

@@ -79,7 +79,7 @@ class Contents:
         asked = float("-inf") if content.version else self._awaited.setdefault(service.name, clock)
         maintained = {replica.name for replica in self._rack.config.replicas if replica.maintenance}
         names = [name for name in service.replicas if name not in maintained]
-        voters = [name for name in names if name not in self._rack.draining] or names
+        voters = [name for name in names if name not in self._rack.draining - self._rack.returning] or names
         has = {name: agents[name].content for name in voters if name in agents and agents[name].content}
         since = (
             max(agents[name].connected_at, asked) if name in agents else absent[name]

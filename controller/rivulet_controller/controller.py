@@ -103,7 +103,7 @@ class Controller:
             chronicle.excluded,
         )  # fmt: skip
         self.lookout = Lookout(self.fleet, chronicle, self._spare)
-        self.returning = Returning(self.agents.agents)
+        self.returning = Returning(self.agents.agents, self._left_at)
         self.loop = Loop("the controller", self.reconcile, TICK_S)
         self.clock = SteadyClock()
         self._store = store
@@ -139,6 +139,7 @@ class Controller:
         """
         self._rack.state = State(await asyncio.to_thread(self._store.load))
         self._began = time.monotonic()
+        self.returning.forget()
         kept = self._kept()
         if kept is not None:
             self._rack.config = with_local_parts(parse(kept, "the configuration in the state"), self.local)
@@ -278,7 +279,7 @@ class Controller:
     def plan(self, config: Config) -> dict[str, list[str]]:
         """What a configuration would write to each switch, as lines. Raises SwitchError, OutOfNumbers."""
         state = self.state.copy()
-        trial = Rack(config, state, number(config, state), self._rack.draining, self._rack.strangers)
+        trial = Rack(config, state, number(config, state), self._rack.draining, strangers=self._rack.strangers)
         assign(config, state, trial.numbers)
         for service in config.services:
             # As it will be in the end, however long it takes to get there.
@@ -324,7 +325,12 @@ class Controller:
         return frozenset(name for name, decision in self.state.decisions.items() if decision.draining)
 
     def _away(self) -> frozenset[str]:
-        return self.draining() | self.lookout.left_out() | self.returning.awaited()
+        away = self.draining() | self.lookout.left_out()
+        self._rack.returning = self.returning.awaited(away, [service.replicas for service in self.config.services])
+        return away | self._rack.returning
+
+    def _left_at(self, replica: str) -> float | None:
+        return self._gone.get(replica, time.monotonic() if replica in self._there else None)
 
     async def decide(self, replica: str, draining: bool | None = None, weight: int | None = None) -> None:
         """An operator's decision about a replica; None leaves that part as it is, weight -1 is the file's again.
@@ -347,7 +353,9 @@ class Controller:
             raise
         if draining is False:
             self.lookout.take_back(replica)
-            if old.draining:
+            modes = self.state.modes
+            served = [modes.get(s.name, settled(s.plain)) for s in self.config.services if replica in s.replicas]
+            if old.draining and any(mode.replicas == "trods" for mode in served):
                 self.returning.take_back(replica)
         self._spare()
 
@@ -368,7 +376,7 @@ class Controller:
         agent = self.agents.agents.get(replica)
         readmitted = self.fleet.readmitted(replica)
         return self.fleet.health.view(
-            replica, agent, replica in self.draining() | self.returning.awaited(), place.maintenance, readmitted,
+            replica, agent, replica in self.draining() | self._rack.returning, place.maintenance, readmitted,
             self.lookout.words(replica), replica in self.lookout.left_out(),
         )  # fmt: skip
 

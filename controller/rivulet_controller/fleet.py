@@ -59,7 +59,9 @@ class Rack:
     state: State
     numbers: Numbers
     draining: frozenset[str] = frozenset()
-    """Replicas that get nothing new: an operator drains them, or they are mute and left out."""
+    """Replicas that get nothing new: an operator drains them, they are mute and left out, or they return."""
+    returning: frozenset[str] = frozenset()
+    """Those of these that get nothing new for a moment (returning.py)."""
     strangers: dict[str, frozenset[str]] = field(default_factory=dict)
     """By service, replicas that get nothing new of it: they have other content than the one in force."""
 

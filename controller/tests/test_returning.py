@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, running, until
-from sample_rack import NAMES
+from sample_rack import NAMES, RACK
 
 from rivulet_controller.agents import Agent
+from rivulet_controller.controller import Controller
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
-from rivulet_controller.returning import Returning
+from rivulet_controller.returning import STANDS_S, Returning
+
+TRODS = RACK.replace(
+    "    replicas: [r1, r2, r3]\n", "    replicas: [r1, r2, r3]\n    plain: trods\n    trods: {objects: /l}\n"
+)
 
 
 @pytest.fixture
@@ -28,33 +34,81 @@ def has_first(switch: FakeSwitch) -> bool:
     return any("first=0x0" in line for line in switch.lines() if "slots[" in line)
 
 
-def test_who_is_awaited_is_so_until_its_agent_is_ready_or_gone() -> None:
+def says(asks: bool, version: int = 1, ready: bool = True) -> agent_pb2.Report:
+    """What an agent reports."""
+    return agent_pb2.Report(version_in_force=version, ready=ready, trods=agent_pb2.TrodsStatus(asks=asks))
+
+
+def registered() -> Agent:
+    """An agent that was told what it serves."""
+    agent = Agent("r1", 7, bytes(6), "test", time.monotonic())
+    agent.send(agent_pb2.Update(version=1, services=[agent_pb2.Service(name="web")]))
+    return agent
+
+
+def test_who_is_awaited_is_so_until_its_agent_knows_what_others_hold() -> None:
     agents: dict[str, Agent] = {}
-    returning = Returning(agents)
+    left: dict[str, float] = {}
+    returning = Returning(agents, left.get)
+    awaited = lambda: returning.awaited(frozenset(), [("r1", "r2")])  # noqa: E731
     returning.take_back("r1")
-    assert not returning.awaited(), "no agent says anything"
-    agents["r1"] = Agent("r1", 7, bytes(6), "test", time.monotonic())
-    assert not returning.awaited() and not returning.look(), "nobody took it back since"
+    assert not awaited(), "there never was an agent"
+    agents["r1"] = registered()
+    assert not awaited() and not returning.look(), "nobody took it back since"
     returning.take_back("r1")
-    assert returning.awaited() == {"r1"} and not returning.look()
-    agents["r1"].note(agent_pb2.Report(ready=False))
-    assert not returning.look() and returning.awaited() == {"r1"}
-    agents["r1"].note(agent_pb2.Report(ready=True))
-    assert returning.look() and not returning.awaited()
-    agents["r1"].note(agent_pb2.Report(ready=False))
-    assert not returning.look() and not returning.awaited(), "that is for heartbeats to say"
-    returning.take_back("r1")
-    del agents["r1"]
-    assert returning.look() and not returning.awaited()
+    assert awaited() == {"r1"} and not returning.look(), "it has said nothing"
+    agents["r1"].note(says(asks=False, version=0))
+    assert not returning.look() and awaited() == {"r1"}, "it does not serve yet"
+    agents["r1"].note(agent_pb2.Report(version_in_force=1, ready=False))
+    assert not returning.look() and awaited() == {"r1"}, "it protects nothing yet"
+    agents["r1"].note(says(asks=True))
+    assert not returning.look() and awaited() == {"r1"}
+    agents["r1"].note(says(asks=False, ready=False))
+    assert returning.look() and not awaited(), "whether it is ready is for heartbeats to say"
+    agents["r1"].note(says(asks=True))
+    assert not returning.look() and not awaited(), "it takes clients already"
 
 
-async def test_slots_name_a_replica_first_again_once_its_agent_is_ready(switch: FakeSwitch, tmp_path: Path) -> None:
-    async with running(switch, tmp_path) as controller, FakeAgent(f"unix:{tmp_path}/agents", "r1") as agent:
+def test_an_agent_that_is_restarted_is_awaited() -> None:
+    agents: dict[str, Agent] = {}
+    left = {"r1": time.monotonic()}
+    returning = Returning(agents, left.get)
+    returning.take_back("r1")
+    assert returning.awaited(frozenset(), [("r1", "r2")]) == {"r1"}
+    left["r1"] -= STANDS_S
+    assert returning.look() and not returning.awaited(frozenset(), [("r1", "r2")]), "it does not come"
+    left["r1"] += STANDS_S
+    returning.take_back("r1")
+    returning.forget()
+    assert not returning.awaited(frozenset(), [("r1", "r2")])
+
+
+def test_nobody_is_waited_for_where_nobody_else_stays() -> None:
+    returning = Returning({"r1": registered(), "r2": registered()}, {}.get)
+    returning.take_back("r1")
+    awaited = lambda away, *pools: returning.awaited(frozenset(away), pools)  # noqa: E731
+    assert awaited((), ("r1", "r2")) == {"r1"}
+    assert not awaited(("r2",), ("r1", "r2"))
+    assert not awaited(("r2",), ("r1", "r2", "r3"), ("r1", "r2")), "one of its pools"
+    assert awaited(("r2",), ("r1", "r2", "r3"), ("r2",)) == {"r1"}
+    returning.take_back("r2")
+    assert not awaited((), ("r1", "r2")) and awaited((), ("r1", "r2", "r3")) == {"r1", "r2"}
+
+
+@asynccontextmanager
+async def upgraded(switch: FakeSwitch, folder: Path, text: str = TRODS) -> AsyncIterator[tuple[Controller, FakeAgent]]:
+    """r1 is drained, and its next agent has not asked yet whose connections others hold."""
+    async with running(switch, folder, text) as controller, FakeAgent(f"unix:{folder}/agents", "r1") as agent:
         await until(lambda: as_described(controller, switch), "first apply")
         await controller.decide("r1", draining=True)
         await until(lambda: not has_first(switch), "drained")
-        agent.ready = False
-        await until(lambda: not controller.view("r1").ready, "it is another one")
+        agent.trods = agent_pb2.TrodsStatus(asks=True)
+        await until(lambda: controller.agents.agents["r1"].asks, "it is another one")
+        yield controller, agent
+
+
+async def test_slots_name_a_replica_first_again_once_its_agent_knows(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with upgraded(switch, tmp_path) as (controller, agent):
         await controller.decide("r1", draining=False)
         reconciled = controller.reconciles
         controller.wake()
@@ -62,27 +116,36 @@ async def test_slots_name_a_replica_first_again_once_its_agent_is_ready(switch: 
         assert not has_first(switch) and controller.draining() == frozenset()
         given = agent.newest.services[0].slots[::2]
         assert given and 0 not in given, "agents are told the same"
-        agent.ready = True
-        await until(lambda: has_first(switch), "it is ready")
+        # It drains again before it is ready.
+        await controller.decide("r1", draining=True)
+        agent.trods = agent_pb2.TrodsStatus(asks=False)
+        await until(lambda: not controller.agents.agents["r1"].asks, "it knows")
+        assert not has_first(switch), "an operator drains it"
+        agent.trods = agent_pb2.TrodsStatus(asks=True)
+        await until(lambda: controller.agents.agents["r1"].asks, "another one")
+        await controller.decide("r1", draining=False)
+        assert not has_first(switch)
+        agent.trods = agent_pb2.TrodsStatus(asks=False)
+        await until(lambda: has_first(switch), "it knows what others hold")
         await until(lambda: 0 in agent.newest.services[0].slots[::2], "agents hear of it")
 
 
-async def test_nobody_awaits_an_agent_that_is_gone(switch: FakeSwitch, tmp_path: Path) -> None:
-    async with running(switch, tmp_path) as controller:
-        async with FakeAgent(f"unix:{tmp_path}/agents", "r1") as agent:
-            agent.ready = False
-            await until(lambda: "r1" in controller.agents.agents, "registered")
-            await controller.decide("r1", draining=True)
-            await until(lambda: not has_first(switch), "drained")
-            await controller.decide("r1", draining=False)
-            assert controller.returning.awaited() == {"r1"}
-            # It was drained before it was ready, and is again.
-            await controller.decide("r1", draining=True)
-            agent.ready = True
-            await until(lambda: not controller.returning.awaited(), "it is ready")
-            assert not has_first(switch), "an operator drains it"
-            agent.ready = False
-            await until(lambda: not controller.view("r1").ready, "it is not any more")
-            await controller.decide("r1", draining=False)
-            assert not has_first(switch)
-        await until(lambda: has_first(switch), "its agent is gone")
+async def test_who_is_awaited_has_a_vote_about_content(switch: FakeSwitch, tmp_path: Path) -> None:
+    others = [FakeAgent(f"unix:{tmp_path}/agents", name) for name in ("r2", "r3")]
+    async with upgraded(switch, tmp_path) as (controller, agent), others[0], others[1]:
+        in_force = lambda: controller.state.contents["web"].version  # noqa: E731
+        await until(lambda: in_force() == 1, "all have it")
+        agent.content = others[0].content = 2
+        await until(lambda: {a.content for a in controller.agents.agents.values()} == {1, 2}, "two have another one")
+        controller.wake()
+        await until(lambda: as_described(controller, switch), "r1 has no say")
+        assert in_force() == 1
+        await controller.decide("r1", draining=False)
+        await until(lambda: in_force() == 2, "two of three have it")
+        assert controller.returning.awaited(frozenset(), []) == {"r1"}
+
+
+async def test_without_trods_nobody_is_awaited(switch: FakeSwitch, tmp_path: Path) -> None:
+    async with upgraded(switch, tmp_path, RACK) as (controller, _):
+        await controller.decide("r1", draining=False)
+        await until(lambda: has_first(switch), "at once")

@@ -50,6 +50,8 @@ pub struct TrodsCounts {
     pub moved: u64,
     /// Connections that are watched now: while it drains, those that are still to move.
     pub watched: u64,
+    /// It does not know yet what others hold: what their clients say would be lost on it.
+    pub asks: bool,
 }
 
 impl From<&TrodsCounts> for TrodsStatus {
@@ -66,6 +68,7 @@ impl From<&TrodsCounts> for TrodsStatus {
             refused: counts.refused,
             moved: counts.moved,
             watched: counts.watched,
+            asks: counts.asks,
         }
     }
 }

@@ -382,12 +382,21 @@ impl Trods {
         delete(&self.died, key.octets())
     }
 
-    /// Limits of a connection that its timestamps named until now; they count as soon as it is [`Phase::Recorded`].
+    /// Has a connection that its timestamps name recorded from now on, under these limits. False: it is not as it was any more.
     ///
     /// # Errors
     /// There is no room.
-    pub fn insert_recorded(&self, key: &FlowKey, limits: &Limits) -> Result<(), Error> {
-        update(&self.flows, key.octets(), &limits.encode(), MapFlags::ANY)
+    pub fn record(&self, key: &FlowKey, stamped: &Stamped, limits: &Limits) -> Result<bool, Error> {
+        if self.stamps.get(key)?.is_none_or(|now| now.phase != Phase::Echoed) {
+            return Ok(false);
+        }
+        // They count from the phase on.
+        update(&self.flows, key.octets(), &limits.encode(), MapFlags::ANY)?;
+        let done = self.stamps.replace(key, stamped);
+        if !matches!(done, Ok(true)) {
+            self.free(key)?;
+        }
+        done
     }
 
     /// Other limits of a connection. False: it has none any more.

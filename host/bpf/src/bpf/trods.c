@@ -446,7 +446,9 @@ int trods_egress(struct __sk_buff *skb)
 		return swallow();
 	}
 	if (ISSUES && service->issuer) {
-		/* Ours, or of a connection that is not protected. */
+		/* The kernel's own: what is left of another connection between these ports is over. */
+		if (s.flags & SYN)
+			bpf_map_delete_elem(&stamped, &s.key);
 		if (s.flags & SYN && !service->records)
 			return NEXT;
 		st = s.flags & SYN ? NULL : bpf_map_lookup_elem(&stamped, &s.key);

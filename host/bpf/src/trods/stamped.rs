@@ -299,6 +299,15 @@ impl Stamps {
         update(&self.stamped, key.octets(), &stamped.encode(), MapFlags::ANY)
     }
 
+    /// What is known of a connection is this now. False: it is over.
+    pub(super) fn replace(&self, key: &FlowKey, stamped: &Stamped) -> Result<bool, Error> {
+        match self.stamped.update(key.octets(), &stamped.encode(), MapFlags::EXIST) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::of("BPF_MAP_UPDATE_ELEM")(e)),
+        }
+    }
+
     /// They make none any more.
     ///
     /// # Errors

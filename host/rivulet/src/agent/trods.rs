@@ -261,6 +261,7 @@ impl Guard {
             refused: counts.refused,
             moved: counts.moved,
             watched: counts.watched + counts.named,
+            asks: self.is_asking(),
         })
     }
 }

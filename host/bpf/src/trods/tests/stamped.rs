@@ -605,6 +605,35 @@ fn a_second_request_is_recorded_where_that_can_be() {
     assert_eq!((rig.told(), rig.unnamed().second, rig.now().phase), (vec![], 1, Phase::Free));
 }
 
+/// Its end was not seen, and the next one between its ports has a handshake of the kernel's.
+#[test]
+fn the_kernels_own_handshake_ends_what_was_between_its_ports() {
+    let Some(rig) = Rig::stamped() else { return };
+    for records in [false, true] {
+        rig.trods.issue(rig.service, 3, 2, records).unwrap();
+        rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, 9000));
+        assert_eq!(rig.answers(SYN | ACK, 5000, 0, KERNEL, &[]).verdict, NEXT);
+        assert_eq!(rig.trods.stamps().get(&rig.key()).unwrap(), None);
+    }
+}
+
+#[test]
+fn what_is_not_as_it_was_is_not_recorded() {
+    let Some(rig) = Rig::stamped() else { return };
+    for phase in [None, Some(Phase::Free), Some(Phase::Echoed)] {
+        rig.put(|st| st.phase = phase.unwrap_or(Phase::Echoed));
+        let before = rig.now();
+        if phase.is_none() {
+            rig.trods.stamps().forget(&rig.key()).unwrap();
+        }
+        let recorded = Stamped { phase: Phase::Recorded, ..before };
+        let is_so = rig.trods.record(&rig.key(), &recorded, &before.limits).unwrap();
+        assert_eq!(is_so, phase == Some(Phase::Echoed));
+        assert_eq!(rig.trods.limits(&rig.key()).unwrap().is_some(), is_so);
+        assert_eq!(rig.trods.stamps().get(&rig.key()).unwrap().is_some(), phase.is_some());
+    }
+}
+
 #[test]
 fn a_client_whose_socket_is_not_there_yet_is_heard_later() {
     let Some(mut rig) = Rig::stamped() else { return };

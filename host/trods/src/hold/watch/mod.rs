@@ -348,8 +348,12 @@ impl<K: Keeper> Watch<K> {
         // What the programs may have said meanwhile is not ahead of this.
         let ahead = u32::from(stamped.index.wrapping_sub(stamped.echo) % 32) < MAX_AHEAD;
         let index = (stamped.index + u8::from(ahead)) % 32;
-        self.hold.programs.insert_recorded(&key, &connection.limits(stamped.limits.acked))?;
-        self.hold.programs.stamps().put(&key, &Stamped { phase: Phase::Recorded, index, ..*stamped })?;
+        let stamped = Stamped { phase: Phase::Recorded, index, ..*stamped };
+        if !self.hold.programs.record(&key, &stamped, &connection.limits(stamped.limits.acked))? {
+            // It ended, or its client said more than is known of.
+            self.said.clear();
+            return Ok(());
+        }
         self.connections.insert(key, connection);
         self.actions.extend(self.said.drain(..).map(|action| (key, action)));
         self.act()
