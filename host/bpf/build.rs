@@ -60,8 +60,6 @@ fn compile(source: &Path, object: &Path) -> Result<(), String> {
     let out = Command::new(&clang)
         // JMP32 and 32-bit arithmetic (v3): Linux 5.1.
         .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
-        // Headers are read as words, as in the kernel.
-        .arg("-fno-strict-aliasing")
         .arg(format!("-ffile-prefix-map={}=host/bpf", env::var("CARGO_MANIFEST_DIR").unwrap_or_default()))
         .args(["-I", &libbpf, &format!("-ffile-prefix-map={libbpf}=libbpf")])
         // linux/*.h include asm/*.h, which lie in the folder of the architecture.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rivulet_cm::{Error as Refusal, Key, MAX_BULK, Status, Thresholds, Update};
 
@@ -125,19 +126,14 @@ impl Client {
         if !(1..=65_535).contains(&mtu) {
             return Err(Refusal::Mtu.into());
         }
-        for _ in 0..TRIES {
+        let opening = again(what, || {
             let mut opening = Opening::new(self.id, key, mtu);
             self.calls.open(&mut opening).map_err(Error::of(what))?;
-            if opening.result == -libc::EAGAIN {
-                std::thread::yield_now();
-                continue;
-            }
-            Error::check(what, opening.result)?;
-            let flow = FlowId(opening.flow);
-            self.flows.insert(flow);
-            return Ok(flow);
-        }
-        Err(Error::of(what)(io::Error::from_raw_os_error(libc::EAGAIN)))
+            Ok((opening.result, opening))
+        })?;
+        let flow = FlowId(opening.flow);
+        self.flows.insert(flow);
+        Ok(flow)
     }
 
     fn one(&mut self, what: &'static str, flow: FlowId, of: Operation, v: [u64; 4]) -> Result<Op, Error> {
@@ -165,15 +161,8 @@ impl Client {
     pub fn close(&mut self, flow: FlowId) -> Result<(), Error> {
         self.flows.remove(&flow);
         let what = "cm_close";
-        for _ in 0..TRIES {
-            let op = self.one(what, flow, Operation::Close, [0; 4])?;
-            if op.result != -libc::EAGAIN {
-                return Error::check(what, op.result);
-            }
-            // It goes into another macroflow at this moment.
-            std::thread::yield_now();
-        }
-        Err(Error::of(what)(io::Error::from_raw_os_error(libc::EAGAIN)))
+        // It may go into another macroflow at this moment.
+        again(what, || self.one(what, flow, Operation::Close, [0; 4]).map(|op| (op.result, ())))
     }
 
     /// Bytes of payload of a flow's largest packets (`cm_mtu`).
@@ -225,7 +214,9 @@ impl Client {
     }
 
     fn moved(&mut self, flow: FlowId, to: u64) -> Result<MacroflowId, Error> {
-        let [found, requests, ..] = self.plain("cm_setmacroflow", flow, Operation::Move, [to, 0, 0, 0])?;
+        let what = "cm_setmacroflow";
+        let [found, requests, ..] =
+            again(what, || self.one(what, flow, Operation::Move, [to, 0, 0, 0]).map(|op| (op.result, op.v)))?;
         if requests > 0 {
             self.request(flow, requests as u32)?;
         }
@@ -403,6 +394,23 @@ impl Drop for Client {
 fn parse(event: &[u8; EVENT]) -> Option<(FlowId, u32)> {
     let flow = u64::from_ne_bytes(*event.first_chunk()?);
     Some((FlowId(flow), u32::from_ne_bytes(*event[8..].first_chunk()?)))
+}
+
+/// What `call` gives beside 0. -EAGAIN: what it needs is gone in a moment, or there then, as memory that the kernel allocates without
+/// taking locks.
+fn again<T>(what: &'static str, mut call: impl FnMut() -> Result<(i32, T), Error>) -> Result<T, Error> {
+    for tried in 0..TRIES {
+        let (result, given) = call()?;
+        if result != -libc::EAGAIN {
+            return Error::check(what, result).map(|()| given);
+        }
+        if tried < TRIES / 10 {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Err(Error::of(what)(io::Error::from_raw_os_error(libc::EAGAIN)))
 }
 
 fn requested(op: &Op) -> Result<(), Error> {

@@ -141,11 +141,9 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	flow.place.key.of.dscp = o->dscp;
 	flow.place.flow = *number = __sync_fetch_and_add(count, 1) + 1;
 
-	e = make(&flow.place.key, user);
-	if (!e) {
-		result = -ENOSPC;
+	e = make(&flow.place.key, user, &result);
+	if (!e)
 		goto fail;
-	}
 	bpf_spin_lock(&e->lock);
 	if (e->gone) {
 		/* It is deleted at this moment. */

@@ -13,6 +13,7 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 {
 	__u64 now = bpf_ktime_get_ns(), netns = moved->place.key.of.netns, *count;
 	__u32 zero = 0, at;
+	int result;
 	struct cm_share_key *known;
 	struct cm_user *user;
 	struct cm_shared *e;
@@ -32,9 +33,9 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 		if (!count || !user)
 			return -ENOENT;
 		moved->place.key.apart = *to = __sync_fetch_and_add(count, 1) + 1;
-		e = make(&moved->place.key, user);
+		e = make(&moved->place.key, user, &result);
 		if (!e)
-			return -ENOSPC;
+			return result;
 		if (bpf_map_update_elem(&numbered, to, &moved->place.key, BPF_ANY))
 			return -ENOSPC;
 	}

@@ -16,14 +16,31 @@ static __always_inline struct cm_shared *find(const struct cm_place *place)
 	return e && e->generation == place->generation ? e : 0;
 }
 
-/* The macroflow of a new flow. */
-static __always_inline struct cm_shared *make(struct cm_share_key *key, struct cm_user *user)
+/*
+ * One whose timer could not be had goes again, unless somebody else has begun it: nobody would forget it. Newer kernels (6.18) allocate
+ * timers without taking locks, which fails now and then for no lack of memory.
+ */
+static __always_inline int unmake(struct cm_share_key *key, struct cm_user *user, struct cm_shared *e)
+{
+	bpf_spin_lock(&e->lock);
+	int unused = !e->generation && !e->gone;
+	if (unused)
+		e->gone = 1;
+	bpf_spin_unlock(&e->lock);
+	if (unused && !bpf_map_delete_elem(&shares, key))
+		less(&user->shares);
+	return unused;
+}
+
+/* The macroflow of a new flow; none: `result` says why. */
+static __always_inline struct cm_shared *make(struct cm_share_key *key, struct cm_user *user, int *result)
 {
 	struct cm_shared *e = bpf_map_lookup_elem(&shares, key);
 	__u32 zero = 0;
 	struct blank *new;
 	__u64 armed;
 
+	*result = -ENOSPC;
 	if (e)
 		return e;
 	new = bpf_map_lookup_elem(&blank, &zero);
@@ -31,8 +48,12 @@ static __always_inline struct cm_shared *make(struct cm_share_key *key, struct c
 		return bpf_map_lookup_elem(&shares, key);
 	__sync_fetch_and_add(&user->shares, 1);
 	e = bpf_map_lookup_elem(&shares, key);
-	if (!e || bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC))
+	if (!e)
 		return e;
+	if (bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC)) {
+		*result = -EAGAIN;
+		return unmake(key, user, e) ? 0 : e;
+	}
 	bpf_timer_set_callback(&e->timer, fire);
 	/* Somebody else may have found it before it could be set. */
 	bpf_spin_lock(&e->lock);

@@ -9,9 +9,6 @@
 #include "calls_maps.h"
 #include "task.h"
 
-/* Nanoseconds. */
-#define DELETE_AGAIN 1000000ULL
-
 static __always_inline int less(__u32 *count)
 {
 	return __sync_fetch_and_add(count, (__u32)-1);
@@ -235,15 +232,11 @@ static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 	walk.turned = e->s.turn && e->s.turn <= now;
 	bpf_spin_unlock(&e->lock);
 	if (gone) {
-		bpf_map_delete_elem(&numbered, &number);
-		/* The kernel gives up a lock that somebody holds for long, as where the host takes the processor from who has it. */
-		if (bpf_map_delete_elem(map, key)) {
-			bpf_timer_start(&e->timer, DELETE_AGAIN, 0);
-			return 0;
-		}
 		user = bpf_map_lookup_elem(&users, &uid);
 		if (user)
 			less(&user->shares);
+		bpf_map_delete_elem(&numbered, &number);
+		bpf_map_delete_elem(map, key);
 		return 0;
 	}
 	if (forget)

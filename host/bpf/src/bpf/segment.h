@@ -43,6 +43,9 @@ struct segment {
 	__u8 flags;
 };
 
+/* Of whatever lies there. */
+typedef __u32 __attribute__((may_alias)) word;
+
 /*
  * Whole words of a header. Nearly always they lie in the part of the frame that can be read at once, and a call costs as much as all that
  * is done with what it brings.
@@ -55,8 +58,8 @@ static __always_inline bool load_words(struct __sk_buff *skb, __u32 at, void *to
 	asm volatile("" : "+r"(at));
 	if (at > HEADERS_MAX || data + at + octets > end)
 		return !bpf_skb_load_bytes(skb, at, to, octets);
-	for (__u32 n = 0; n < octets / sizeof(__u32); n++)
-		((__u32 *)to)[n] = ((const __u32 *)(data + at))[n];
+	for (__u32 n = 0; n < octets / sizeof(word); n++)
+		((word *)to)[n] = ((const word *)(data + at))[n];
 	return true;
 }
 
