@@ -8,6 +8,7 @@
  * stay TCP's own. A connection for which there is no macroflow, since the table is full, is Reno's.
  */
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -209,14 +210,16 @@ static __noinline void make(struct cm_key *key, __u32 mss, __u64 now)
 	e->key = *key;
 	e->generation = now;
 	bpf_spin_unlock(&e->lock);
-	failed = bpf_map_update_elem(&destinations, key, &number, BPF_NOEXIST);
+	/* There is a timer already where another destination had the number before. Since Linux 6.18 there may be no
+	 * memory for one at this moment; without it the macroflow would be kept for good. */
+	failed = bpf_timer_init(&e->timer, &macroflows, CLOCK_MONOTONIC);
+	if (!failed || failed == -EBUSY)
+		failed = bpf_map_update_elem(&destinations, key, &number, BPF_NOEXIST);
 	if (failed) {
 		e->generation = 0;
 		give_number(e, number);
 		return;
 	}
-	/* It is there already where another destination had the number before. */
-	bpf_timer_init(&e->timer, &macroflows, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&e->timer, forget);
 	bpf_timer_start(&e->timer, CM_FORGET, 0);
 }
