@@ -26,7 +26,7 @@ BLOCKS = "blocks_cost_nothing"
 
 REMOVALS = {
     # A change of replica.
-    "large-stale": large("sender.rs", "if at > self.nxt {", "if false {", BLOCKS),
+    "large-stale": large("sender.rs", "if !self.has_sent(at) {", "if false {", BLOCKS),
     "large-back": large(
         "sender.rs",
         "let repair = repair || from / CELL <= self.repaired / CELL && self.repaired > 0;",
@@ -50,7 +50,7 @@ REMOVALS = {
         "sender.rs",
         "over: None });\n        self.urgent = true;",
         "over: None });",
-        "others_ask_for_who_died",
+        "plains:others::others_ask_for_who_died",
     ),
     "large-still": large(
         "sender.rs",
@@ -77,7 +77,35 @@ REMOVALS = {
         "plain:large::entry::tests::who_asks_leaves_the_client_something_to_repeat",
     ),
     "large-asks-on": large(
-        "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "others_ask_on_a_slow_path"
+        "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::others_ask_on_a_slow_path"
+    ),
+    "large-asks-at-once": large(
+        "sender.rs", "if !self.is_silent() ||", "if true ||", "plains:others::others_ask_on_a_slow_path"
+    ),
+    # What a client is left to repeat.
+    "large-user-timeout": large(
+        "mod.rs", "if self.others.remember(shared, now) {", "if false {", "plains:others::a_user_timeout_is_no_end"
+    ),
+    "large-others": large(
+        "others.rs",
+        "!crowded && since <= shared &&",
+        "!crowded &&",
+        "plain:large::others::tests::what_died_remembers_nothing",
+    ),
+    "large-others-steady": large(
+        "others.rs",
+        "const STEADY: Time = 10_000_000;",
+        "const STEADY: Time = 0;",
+        "plains:others::where_many_die_something_is_left_to_repeat",
+    ),
+    "large-others-alone": large(
+        "mod.rs",
+        "(!speaks).then_some(now)",
+        "Some(now)",
+        "plains:others::who_is_left_alone_does_not_count_the_dead",
+    ),
+    "large-others-crowded": large(
+        "mod.rs", "self.others.forget(now);", "", "plains:others::who_forgot_does_not_count_itself"
     ),
     "large-acknowledges": large(
         "entry.rs", "if self.unanswered > 0 &&", "if false &&", "plains:stacks::smoltcp_gets_large_answers"

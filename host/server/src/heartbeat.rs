@@ -30,6 +30,8 @@ const RENEW: u64 = 1_000_000;
 
 /// Heartbeats whose time of leaving is remembered: a hundred times what the bound of a rack has room for.
 const REMEMBERED: usize = 256;
+/// After so long without an answer, microseconds, who is alive is not known.
+const FORGETS: u64 = 1_000_000;
 
 /// The beat of one place in a pool.
 #[derive(Debug)]
@@ -163,7 +165,12 @@ impl Beat {
         // One that came so late that it is not known any more was not sent later than all that are.
         let (last, sent) = self.sent[answer.sequence as usize % REMEMBERED];
         let sent = if last == number { sent } else { 0 };
-        right.then_some(Live { number, tor_id, settled, alive, plain, sent, at: now })
+        let after =
+            before.filter(|before| settled && before.settled && now.saturating_sub(before.at) < FORGETS);
+        let since = after.filter(|before| before.alive == alive).map_or(now, |before| before.since);
+        let died = after.map_or(0, |before| before.alive & !alive).count_ones();
+        let died = before.map_or(0, |before| before.died).wrapping_add(died);
+        right.then_some(Live { number, tor_id, settled, alive, plain, sent, at: now, since, died })
     }
 }
 
@@ -185,6 +192,18 @@ pub struct Live {
     pub sent: u64,
     /// When the answer came, of the same clock.
     pub at: u64,
+    /// Since when all answers said that these are alive, of the same clock.
+    pub since: u64,
+    /// How many have died so far.
+    pub died: u32,
+}
+
+impl Live {
+    /// Since when the same replicas are alive, `own` and others, as far as is known at `now`.
+    pub(crate) fn others_since(&self, own: u16, now: u64) -> Option<u64> {
+        let others = self.alive & !1u64.checked_shl(own.into()).unwrap_or(0);
+        (self.settled && others != 0 && now < self.at + FORGETS).then_some(self.since)
+    }
 }
 
 /// Where incarnation and sequence begin: above all that any process of this replica sent before, as long as the host's clock
@@ -389,6 +408,28 @@ mod tests {
         }
         assert!(beat.answered(&answer(&late, |_| {}, key(6), None), 600_000));
         assert_eq!(beat.live().unwrap().sent, 0);
+    }
+
+    #[test]
+    fn it_is_known_for_how_long_the_same_others_are_alive() {
+        let mut beat = beat();
+        let mut hear = |now: u64, alive: u64, settled: bool| {
+            let sent = read(&beat.frame(now, OWN, true, 0, 0).unwrap());
+            let change = |a: &mut Answer| (a.alive, a.settled) = (alive, settled);
+            assert!(beat.answered(&answer(&sent, change, key(5), None), now + 100));
+            let live = beat.live().unwrap();
+            (live.others_since(0, now + 100), live.died)
+        };
+        assert_eq!(hear(100_000, 0b111, false), (None, 0), "the ToR does not know");
+        assert_eq!(hear(200_000, 0b111, true), (Some(200_100), 0));
+        assert_eq!(hear(300_000, 0b111, true), (Some(200_100), 0));
+        assert_eq!(hear(400_000, 0b101, true), (Some(400_100), 1), "one died");
+        assert_eq!(hear(500_000, 0b111, true), (Some(500_100), 1), "and is back");
+        assert_eq!(hear(600_000, 0b001, true), (None, 3), "alone");
+        assert_eq!(hear(700_000, 0b011, true), (Some(700_100), 3));
+        // Whoever died meanwhile may be back.
+        assert_eq!(hear(700_000 + FORGETS, 0b011, true), (Some(700_100 + FORGETS), 3));
+        assert_eq!(beat.live().unwrap().others_since(0, 700_100 + 2 * FORGETS), None, "no answers");
     }
 
     #[test]

@@ -201,6 +201,8 @@ impl Shared {
                 Some(_) => {
                     // Those to the last heartbeats came meanwhile.
                     self.receive(&mut state.beats, &mut sender, now);
+                    let (since, died) = others(&state.beats, now);
+                    seats.set_others(since, died);
                     state.beats.iter_mut().for_each(|b| self.send(b, &mut sender, interface, seats, now))
                 }
             }
@@ -243,6 +245,17 @@ impl Shared {
         }
         self.sent.fetch_add(sent, Ordering::Relaxed);
     }
+}
+
+/// Since when no replica beside this one came or went, and how many have died so far, by what all ToRs say.
+fn others(beats: &[Beating], now: u64) -> (Option<u64>, u32) {
+    let lives = beats.iter().flat_map(|b| {
+        let beyond = b.beacons.iter().filter_map(|beacon| beacon.live.as_ref());
+        b.beat.live().into_iter().chain(beyond).map(|live| (live, b.beat.member().replica))
+    });
+    let said = lives.map(|(live, own)| (live.others_since(own, now), live.died));
+    let all = said.reduce(|a, b| (a.0.zip(b.0).map(|(one, other)| one.max(other)), a.1.wrapping_add(b.1)));
+    all.unwrap_or((None, 0))
 }
 
 fn elapsed(since: Instant) -> u64 {

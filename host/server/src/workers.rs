@@ -27,11 +27,39 @@ struct Seat {
 /// A path to a client that takes packets of so many octets at most.
 type Path = (IpAddr, u16);
 
+/// What the thread of the heartbeats knows of the other replicas.
+#[derive(Debug)]
+struct Others {
+    /// Since when the same ones are alive, microseconds; [`UNKNOWN`]: there are none, or that is not known.
+    since: AtomicU64,
+    /// How many have died so far.
+    died: AtomicU32,
+}
+
+const UNKNOWN: u64 = u64::MAX;
+
 /// All seats of a replica.
 #[derive(Clone, Debug)]
-pub(crate) struct Seats(Arc<[Seat]>);
+pub(crate) struct Seats(Arc<[Seat]>, Arc<Others>);
 
 impl Seats {
+    fn new(count: usize) -> Seats {
+        let others = Others { since: AtomicU64::new(UNKNOWN), died: AtomicU32::new(0) };
+        Seats((0..count).map(|_| Seat::default()).collect(), others.into())
+    }
+
+    /// Since when the same other replicas are alive, microseconds, and how many have died so far.
+    pub fn set_others(&self, since: Option<u64>, died: u32) {
+        self.1.since.store(since.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        self.1.died.store(died, Ordering::Relaxed);
+    }
+
+    /// What [`Seats::set_others`] said last.
+    pub fn others(&self) -> (Option<u64>, u32) {
+        let since = self.1.since.load(Ordering::Relaxed);
+        (Some(since).filter(|since| *since != UNKNOWN), self.1.died.load(Ordering::Relaxed))
+    }
+
     /// Requests in the last batches of all.
     pub fn load(&self) -> usize {
         self.0.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
@@ -63,12 +91,12 @@ impl Place {
     /// The only place.
     pub fn alone() -> Place {
         let (_, told) = sync_channel(0);
-        Place { seats: Seats([Seat::default()].into()), index: 0, others: Vec::new(), told }
+        Place { seats: Seats::new(1), index: 0, others: Vec::new(), told }
     }
 
     /// So many places, the leader's first.
     pub fn all(count: usize) -> Vec<Place> {
-        let seats = Seats((0..count).map(|_| Seat::default()).collect());
+        let seats = Seats::new(count);
         let (to, told): (Vec<_>, Vec<_>) = (0..count).map(|_| sync_channel(MAX_TOLD)).unzip();
         let others = |index| {
             let others = to.iter().enumerate().filter(move |(other, _)| *other != index);

@@ -32,6 +32,8 @@ pub(super) struct Entry<W> {
     pub(super) asked: u32,
     /// How often it was asked for an answer since it was heard last.
     pub(super) unanswered: u32,
+    /// When another replica was last seen to have it.
+    pub(super) shared: Option<u64>,
     pub(super) of: Download,
     pub(super) answer: Answer,
     /// Octets of the answer's head, and of all.
@@ -63,6 +65,11 @@ impl<W: Copy> Entry<W> {
             self.header.ack = self.header.ack.wrapping_add(acknowledged_by_asking(self.unanswered, left));
         }
         self.unanswered += 1;
+    }
+
+    /// When another replica was last seen to have it, now that the client has so much.
+    pub(super) fn shared_by(&self, at: u32, now: u64) -> Option<u64> {
+        if self.sender.has_sent(at) { self.shared } else { Some(now) }
     }
 
     /// Is sent before all else.

@@ -12,6 +12,7 @@ mod allowance;
 mod board;
 mod clock;
 mod entry;
+mod others;
 mod packet;
 mod sender;
 mod stamp;
@@ -29,6 +30,7 @@ use crate::small::{ACK, FIN_ACK, Reason, Site};
 use crate::stamp::{Scale, Stamp};
 use allowance::Allowance;
 use entry::{Entry, WITHHELD, header_of, sacked};
+use others::Others;
 use sender::{Due, Heard, Sender};
 
 pub use packet::Packet;
@@ -50,6 +52,7 @@ pub struct Downloads<W> {
     deadlines: Box<[u64]>,
     next_deadline: u64,
     allowance: Allowance,
+    others: Others,
     /// The places that have more to send, maybe: those that were heard, in order.
     active: VecDeque<usize>,
     /// Answers without data.
@@ -57,6 +60,8 @@ pub struct Downloads<W> {
 }
 
 const NEVER: u64 = u64::MAX;
+/// Between two of the questions after a death, microseconds: a segment each, of thousands of connections maybe.
+const APART: u64 = 50;
 /// Answers without data that may wait.
 const SAID: usize = 64;
 
@@ -70,6 +75,7 @@ impl<W: Copy> Downloads<W> {
             deadlines: vec![NEVER; size].into(),
             next_deadline: NEVER,
             allowance: Allowance::new(),
+            others: Others::UNKNOWN,
             active: VecDeque::with_capacity(size),
             say: VecDeque::with_capacity(SAID),
         }
@@ -78,6 +84,23 @@ impl<W: Copy> Downloads<W> {
     /// Forgets everything.
     pub fn clear(&mut self) {
         *self = Downloads::new(self.places.len());
+    }
+
+    /// Since when the same other replicas are alive, microseconds; none where there are none, or that is not known. Only then is a client
+    /// left without anything to repeat.
+    pub fn know_others(&mut self, since: Option<u64>) {
+        self.others.know(since);
+    }
+
+    /// A replica has died: who is silent here may have been with it, and is asked, one after the other.
+    pub fn ask_for_who_died(&mut self, now: u64) {
+        let mut at = now;
+        for (place, deadline) in self.places.iter_mut().zip(&mut self.deadlines) {
+            let Some(asked) = place.as_mut().and_then(|entry| entry.sender.ask_again(at)) else { continue };
+            *deadline = asked;
+            self.next_deadline = self.next_deadline.min(asked);
+            at += APART;
+        }
     }
 
     /// Octets that it takes, however many connections there are.
@@ -148,6 +171,7 @@ impl<W: Copy> Downloads<W> {
             header: header_of(segment, header.ack, header.seq),
             asked: segment.end(),
             unanswered: 0,
+            shared: None,
             of,
             answer: asked.answer,
             head,
@@ -163,7 +187,7 @@ impl<W: Copy> Downloads<W> {
             ahead: ArrayVec::new(),
             active: false,
         };
-        let n = self.place(flow);
+        let n = self.place(flow, now);
         self.places[n] = Some(entry);
         self.route(n, site, path, way);
         self.touched(n, now);
@@ -204,12 +228,21 @@ impl<W: Copy> Downloads<W> {
         let nudge = segment.speaks();
         let heard = Heard { at, beyond: &beyond, twice, repair: stamp.repair, window, told, nudge };
         let base = header.ack.wrapping_sub(at);
-        // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
-        let speaks = !segment.payload.is_empty();
-        let ack = if speaks { header.seq.wrapping_add(1) } else { header.seq.wrapping_sub(WITHHELD) };
         let known = known.filter(|n| {
             self.places[*n].as_ref().is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
         });
+        let speaks = !segment.payload.is_empty();
+        // Who repeats its request lost whom it was with.
+        let before = known.and_then(|n| self.places[n].as_ref());
+        let shared = before.map_or((!speaks).then_some(now), |entry| entry.shared_by(at, now));
+        let ack = if self.others.remember(shared, now) {
+            segment.end()
+        } else if speaks {
+            // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
+            header.seq.wrapping_add(1)
+        } else {
+            header.seq.wrapping_sub(WITHHELD)
+        };
         let n = match known {
             Some(n) => {
                 if let Some(entry) = &mut self.places[n] {
@@ -219,12 +252,13 @@ impl<W: Copy> Downloads<W> {
                 n
             }
             None => {
-                let n = self.place(flow);
+                let n = self.place(flow, now);
                 self.places[n] = Some(Entry {
                     flow: *flow,
                     header: header_of(segment, base, ack),
                     asked: segment.end(),
                     unanswered: 0,
+                    shared,
                     of: stamp.of,
                     answer,
                     head,
@@ -247,7 +281,7 @@ impl<W: Copy> Downloads<W> {
             if speaks || (ack.wrapping_sub(entry.header.ack) as i32) > 0 {
                 (entry.header.ack, entry.asked) = (ack, segment.end());
             }
-            entry.unanswered = 0;
+            (entry.unanswered, entry.shared) = (0, shared);
             entry.header.options.stamps = Some(Stamps { value: 0, echo: stamps.value });
             entry.echoed = stamps.echo;
             if speaks {
@@ -437,11 +471,15 @@ impl<W: Copy> Downloads<W> {
     }
 
     /// The place of a connection: its own, a free one, or that of whom nothing was heard for longest.
-    fn place(&mut self, flow: &Flow) -> usize {
+    fn place(&mut self, flow: &Flow, now: u64) -> usize {
         let n = self.find(flow).or_else(|| {
             self.bucket(flow).min_by_key(|n| self.places[*n].as_ref().map_or(0, |entry| entry.used + 1))
         });
         let n = n.unwrap_or(0);
+        // Who does not answer here is with another replica, if with any.
+        if self.places[n].as_ref().is_some_and(|entry| entry.flow != *flow && !entry.sender.is_silent()) {
+            self.others.forget(now);
+        }
         self.forget(n);
         n
     }

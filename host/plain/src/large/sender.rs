@@ -176,6 +176,11 @@ impl Sender {
         self.nxt == self.una
     }
 
+    /// The client was asked, and did not answer here.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.backoff > 0
+    }
+
     pub(crate) fn cwnd(&self) -> u32 {
         self.window.octets()
     }
@@ -183,6 +188,11 @@ impl Sender {
     /// Octets that the client has in order.
     pub(crate) fn una(&self) -> u32 {
         self.una
+    }
+
+    /// Whether nobody else can have sent what brought the client here, as far as is known.
+    pub(crate) fn has_sent(&self, at: u32) -> bool {
+        at <= self.nxt
     }
 
     /// Octets that are taken to be under way.
@@ -198,7 +208,7 @@ impl Sender {
         if at > self.end {
             return 0;
         }
-        if at > self.nxt {
+        if !self.has_sent(at) {
             // Others sent meanwhile: what is known here, but for the path, is of before.
             let (clock, overtakes) = (self.clock.clone(), self.overtakes);
             *self = Sender { clock, overtakes, ..Sender::resume(self.class, self.end - 1, heard, now) };
@@ -352,6 +362,16 @@ impl Sender {
     pub(crate) fn deadline(&self) -> Option<Time> {
         let sooner = [self.suspect.map(|(_, at)| at), self.probe.and_then(|probe| probe.over)];
         Some(sooner.into_iter().flatten().fold(self.deadline?, Time::min))
+    }
+
+    /// Who did not answer is asked again at `at` already, and that does not count. When that is, if anything changes.
+    pub(crate) fn ask_again(&mut self, at: Time) -> Option<Time> {
+        if !self.is_silent() || self.deadline.is_none_or(|deadline| deadline <= at) {
+            return None;
+        }
+        self.backoff -= 1;
+        self.deadline = Some(at);
+        self.deadline()
     }
 
     /// The deadline has come. How often on end the client was silent, if it was.

@@ -8,15 +8,15 @@ use crate::support::client::{Client, Nature};
 use crate::support::path::{Fate, Node, Passed, Path, Server, Way};
 use crate::support::{bodies, content, get, site_of};
 
-fn nodes(count: usize, size: usize) -> Vec<Node> {
+pub(crate) fn nodes(count: usize, size: usize) -> Vec<Node> {
     (0..count).map(|_| Node::new(site_of(&[size]))).collect()
 }
 
-fn client(nature: Nature, isn: u32, size: usize) -> Client {
+pub(crate) fn client(nature: Nature, isn: u32, size: usize) -> Client {
     Client::new(nature, 4000, isn, &[get(size, "")])
 }
 
-fn complete(client: &Client, size: usize, what: &str) {
+pub(crate) fn complete(client: &Client, size: usize, what: &str) {
     assert!(client.is_done(), "{what}: stuck with {} of {size} octets", client.stream.len());
     assert!(bodies(&client.stream) == [content(size)], "{what}: other octets");
 }
@@ -62,7 +62,7 @@ fn every_pattern_of_first_packets() {
 
 /// How replicas are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Grain {
+pub(crate) enum Grain {
     /// One for all.
     Flow,
     /// By so many octets, a power of two.
@@ -78,7 +78,7 @@ fn acknowledged(packet: &[u8], base: &mut Option<u32>) -> u32 {
 }
 
 /// Of three replicas; who is dead is not chosen.
-fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], u64) -> Option<usize> {
+pub(crate) fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], u64) -> Option<usize> {
     let (mut base, mut dice) = (None, Dice(seed));
     move |packet, nodes, _| {
         let at = acknowledged(packet, &mut base);
@@ -159,42 +159,14 @@ fn random_transfers() {
     }
 }
 
-/// A path of 100 Mb/s, 10 ms, a queue of 100 packets.
-fn transfer(size: usize, grain: Grain, lost: u64, seed: u64, kills: &[u64]) -> (Passed, usize) {
+/// Over a path of 100 Mb/s, 10 ms, a queue of 100 packets.
+fn transfer(size: usize, grain: Grain, lost: u64, seed: u64) -> (Passed, usize) {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
-    over(&path, Nature { buffer: 3_000_000, ..Nature::default() }, size, grain, lost, seed, kills)
-}
-
-fn over(
-    path: &Path,
-    nature: Nature,
-    size: usize,
-    grain: Grain,
-    lost: u64,
-    seed: u64,
-    kills: &[u64],
-) -> (Passed, usize) {
     let mut nodes = nodes(3, size);
-    let mut client = client(nature, 77, size);
+    let mut client = client(Nature { buffer: 3_000_000, ..Nature::default() }, 77, size);
     let mut fates = Dice(seed);
     let mut fate = |_, _| if fates.below(1000) < lost { Fate::Lost } else { Fate::Arrives };
-    let (mut choose, mut kills) = (choose(grain, 5), kills.iter().copied().peekable());
-    // Who is killed gets his packets until the ToR knows, 50 ms later.
-    let (mut dying, mut dead) = (None, None);
-    let passed = path.run(&mut client, &mut nodes, &mut fate, &mut |packet, nodes, now| {
-        if let Some((_, victim)) = dying.take_if(|(time, _)| *time <= now) {
-            dead = Some(victim);
-        }
-        let chosen = choose(packet, nodes, now)?;
-        if kills.next_if(|kill| *kill <= now).is_some() {
-            nodes[chosen].downloads.clear();
-            (dying, dead) = (Some((now + 50_000, chosen)), None);
-        }
-        match dying {
-            Some((_, victim)) if chosen == victim => None,
-            _ => Some(if dead == Some(chosen) { (chosen + 1) % 3 } else { chosen }),
-        }
-    });
+    let passed = path.run(&mut client, &mut nodes, &mut fate, &mut choose(grain, 5));
     complete(&client, size, &format!("{grain:?} {lost}"));
     (passed, client.paws)
 }
@@ -208,7 +180,7 @@ fn blocks_cost_nothing() {
     for (lost, seeds) in [(0, 0..1), (1, 0..4), (10, 0..4)] {
         let time = |grain| -> u64 {
             let passed = seeds.clone().map(|seed| {
-                let (passed, paws) = transfer(size, grain, lost, seed, &[]);
+                let (passed, paws) = transfer(size, grain, lost, seed);
                 // A repair of one replica may come behind new data of another, in a cell of the same time.
                 assert!(passed.octets < size * 108 / 100 && paws < 16, "{grain:?} {lost}: {passed:?} {paws}");
                 passed.time
@@ -222,7 +194,7 @@ fn blocks_cost_nothing() {
         }
     }
     // The queue is full once, at the end of slow start.
-    assert!(transfer(size, Grain::Flow, 0, 9, &[]).0.time < 2_000_000);
+    assert!(transfer(size, Grain::Flow, 0, 9).0.time < 2_000_000);
 }
 
 /// Slow start's end on a long path loses every other packet of a thousand: what the client has are as many ranges. With
@@ -236,26 +208,6 @@ fn a_long_queue_that_overflows_is_mended() {
     let passed = path.run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut |_, _, _| Some(0));
     complete(&client, size, "a long queue");
     assert!(passed.overflowed > 500 && passed.time < 2_000_000, "{passed:?}");
-}
-
-/// The client is silent when its replica has died; who had it before asks it, and it answers to another one.
-#[test]
-fn others_ask_for_who_died() {
-    let (passed, _) = transfer(20_000_000, Grain::Block(1 << 20), 0, 9, &[300_000, 700_000, 1_100_000]);
-    // The bound of the exclusion, and at worst the second pause of who had the block before.
-    assert!(passed.stall < 600_000, "{passed:?}");
-}
-
-/// On a slow path a block takes most of a minute, and who had an earlier one has been silent for as long. The client's own repetitions are
-/// further apart by then: this one has none.
-#[test]
-fn others_ask_on_a_slow_path() {
-    let second = 1_000_000;
-    let path = Path { delay: 5_000, rate: 100_000, queue: 2, ..Path::default() };
-    let nature = Nature { buffer: 3_000_000, rto: 3_600_000, ..Nature::default() };
-    let kills = [80, 120, 160].map(|at| at * second);
-    let (passed, _) = over(&path, nature, 20_000_000, Grain::Block(1 << 22), 0, 9, &kills);
-    assert!(passed.stall < 60 * second, "{passed:?}");
 }
 
 /// Where nothing comes for more than two round trips, and then all of it, nothing is lost, also where everything under way is of the kind

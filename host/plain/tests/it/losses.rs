@@ -103,6 +103,8 @@ fn transfers(seeds: std::ops::Range<u64>, memory: Memory) -> Vec<u64> {
             delayed: [1, 2, 16][dice.below(3) as usize],
             compressed: [0, 44][dice.below(2) as usize],
             dsack: dice.below(2) == 0,
+            user_timeout: None,
+            keepalive: None,
         };
         let requests = if stamps { 1 + dice.below(4) as usize } else { 1 };
         let sizes: Vec<usize> = (0..requests).map(|_| SIZES[dice.below(10) as usize]).collect();

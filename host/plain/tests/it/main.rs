@@ -9,6 +9,7 @@ mod large;
 mod liars;
 mod losses;
 mod memory;
+mod others;
 mod rates;
 mod relay;
 mod stacks;

@@ -209,7 +209,8 @@ clients! {
         ..CLIENT
     }, SIZE, 2;
     tiny_buffer: Client { program: "python3", args: "{programs}/get.py --buffer 4096 {host} /file {out}", ..CLIENT }, SIZE, 2;
-    // A machine that stands still for seconds is no server that does. (What takes longer than the timeout breaks: docs/plain.md.)
+    // A machine that stands still for seconds is no server that does. What takes longer than the timeout needs a ToR that tells of deaths:
+    // mininet/tests/test_user_timeout.py.
     user_timeout: Client {
         program: "python3", args: "{programs}/get.py --user-timeout 20000 --rate 4e6 {host} /file {out}", ..CLIENT
     }, SIZE, 2;

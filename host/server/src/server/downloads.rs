@@ -122,6 +122,21 @@ impl Server {
         }
     }
 
+    /// Tells the large answers what is known of the other replicas.
+    pub(super) fn tell_of_others(&mut self) {
+        let (since, died) = self.place.seats().others();
+        let died = died != std::mem::replace(&mut self.died, died);
+        let now = self.now();
+        for running in &mut self.running {
+            let Some(Door::Objects(objects)) = &mut running.plain else { continue };
+            let Some(downloads) = &mut objects.downloads else { continue };
+            downloads.know_others(since);
+            if died {
+                downloads.ask_for_who_died(now);
+            }
+        }
+    }
+
     /// When that is next, microseconds; 0 if there is something to send that found no room.
     pub(super) fn downloads_due(&self) -> Option<u64> {
         let doors = self.running.iter().filter_map(|running| match &running.plain {

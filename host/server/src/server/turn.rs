@@ -29,6 +29,8 @@ const MAX_BATCHES: usize = 8;
 const LONG: u64 = 10_000;
 /// How long frames tell when they came after the last time that there was no room, microseconds.
 const CALM: u64 = 1_000_000;
+/// How long it is not seen that another replica has died, while clients of large answers are remembered.
+const WATCH: Duration = Duration::from_millis(20);
 /// How long an event that is taken up again waits for room, microseconds.
 const PATIENCE: u64 = 100_000;
 
@@ -37,6 +39,8 @@ impl Server {
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         let due = self.downloads_due();
         let due = due.map(|due| Duration::from_micros(due.saturating_sub(self.now())));
+        // Nothing wakes who waits when another replica dies, whose clients are asked then.
+        let longest = if due.is_some() { longest.min(WATCH) } else { longest };
         self.wait(
             !self.waiting.is_empty() || due == Some(Duration::ZERO),
             due.map_or(longest, |due| due.min(longest)),
@@ -45,6 +49,7 @@ impl Server {
             self.flush();
         }
         self.look();
+        self.tell_of_others();
         self.adopter.tidy(elapsed(self.started));
         while let Some((client, mtu)) = self.place.told() {
             self.paths.learn(client, mtu, self.now());

@@ -35,6 +35,10 @@ pub struct Nature {
     pub compressed: u32,
     /// It tells what came twice (RFC 2883).
     pub dsack: bool,
+    /// It gives up if not all is acknowledged so long after it first repeated something, milliseconds (RFC 5482, as Linux has it).
+    pub user_timeout: Option<u64>,
+    /// When nothing came for so long it asks whether the server is there (RFC 9293 section 3.8.4), milliseconds.
+    pub keepalive: Option<u64>,
 }
 
 /// Milliseconds until what was held back is acknowledged.
@@ -58,6 +62,8 @@ impl Default for Nature {
             delayed: 1,
             compressed: 0,
             dsack: false,
+            user_timeout: None,
+            keepalive: None,
         }
     }
 }
@@ -95,6 +101,8 @@ pub struct Client {
     repeats: Option<u64>,
     /// When it acknowledges what it has not yet.
     acknowledges: Option<u64>,
+    /// When it asks whether the server is there.
+    probes: Option<u64>,
     /// Segments in order, and acknowledgements of the same octet, since it acknowledged last.
     unsaid: u32,
     same: u32,
@@ -102,6 +110,9 @@ pub struct Client {
     /// What came twice, until it is told.
     twice: Option<(u32, u32)>,
     backoff: u32,
+    /// When something was first repeated since all was acknowledged.
+    repeated: Option<u64>,
+    pub gave_up: bool,
     /// Responses that the application waits for before it sends the next request: their octets.
     pub got: usize,
     /// Segments with something new that their timestamps had thrown away.
@@ -136,11 +147,14 @@ impl Client {
             clock: isn ^ 0x5555_5555,
             repeats: None,
             acknowledges: None,
+            probes: None,
             unsaid: 0,
             same: 0,
             held: 0,
             twice: None,
             backoff: 0,
+            repeated: None,
+            gave_up: false,
             got: 0,
             paws: 0,
             retransmissions: 0,
@@ -156,7 +170,7 @@ impl Client {
 
     /// When it speaks up by itself.
     pub fn timer(&self) -> Option<u64> {
-        self.repeats.into_iter().chain(self.acknowledges).min()
+        self.repeats.into_iter().chain(self.acknowledges).chain(self.probes).min()
     }
 
     /// The server said that there is no more.
@@ -257,13 +271,20 @@ impl Client {
     }
 
     fn arm(&mut self, now: u64) {
-        self.repeats = Some(now + (self.nature.rto << self.backoff.min(9)));
+        let pause = self.nature.rto << self.backoff.min(9);
+        let left =
+            self.nature.user_timeout.zip(self.repeated).map(|(all, since)| (since + all).saturating_sub(now));
+        self.repeats = Some(now + left.map_or(pause, |left| pause.min(left.max(4))));
     }
 
     /// The time of [`timer`](Self::timer) has come.
     pub fn fire(&mut self, now: u64) -> Vec<Vec<u8>> {
         if self.acknowledges.is_some() && self.acknowledges == self.timer() {
             return vec![self.packet(now, self.nxt, TcpFlags::ACK, &[])];
+        }
+        if self.probes.is_some() && self.probes == self.timer() {
+            self.probes = self.nature.keepalive.map(|pause| now + pause);
+            return vec![self.packet(now, self.nxt.wrapping_sub(1), TcpFlags::ACK, &[])];
         }
         self.repeats = None;
         self.backoff += 1;
@@ -272,6 +293,11 @@ impl Client {
             return vec![self.packet(now, self.una, TcpFlags::SYN, &[])];
         }
         if self.una == self.nxt {
+            return Vec::new();
+        }
+        let since = *self.repeated.get_or_insert(now);
+        if self.nature.user_timeout.is_some_and(|all| now >= since + all) {
+            self.gave_up = true;
             return Vec::new();
         }
         self.retransmissions += 1;
@@ -294,9 +320,10 @@ impl Client {
         assert!(!segment.has(TcpFlags::RST), "nothing here is reset");
         let header = segment.header;
         let mut out = Vec::new();
-        if self.state == State::Closed {
+        if self.state == State::Closed || self.gave_up {
             return out;
         }
+        self.probes = self.nature.keepalive.map(|pause| now + pause);
         if self.state == State::Opening {
             assert!(segment.has(TcpFlags::SYN | TcpFlags::ACK) && header.ack == self.nxt);
             assert_eq!(header.options.scale.is_some(), self.nature.stamps && self.nature.shift.is_some());
@@ -335,8 +362,15 @@ impl Client {
             let n = (acked as usize).min(self.unacked.len());
             self.unacked.drain(..n);
             self.una = header.ack;
-            self.backoff = 0;
-            if self.una == self.nxt { self.repeats = None } else { self.arm(now) }
+            // A part of a segment that was sent twice says nothing of the round trip: Linux' pauses stay as long as they are.
+            if self.una == self.nxt || acked as usize >= self.nature.segment {
+                self.backoff = 0;
+            }
+            if self.una == self.nxt {
+                (self.repeats, self.repeated) = (None, None);
+            } else {
+                self.arm(now);
+            }
         }
         let (before, holes) = (self.rcv_nxt, !self.early.is_empty());
         self.note_twice(&segment);
@@ -359,7 +393,7 @@ impl Client {
         self.speak(now, &mut out);
         if self.fin_sent && self.una == self.nxt && self.had_fin() {
             self.state = State::Closed;
-            (self.repeats, self.acknowledges) = (None, None);
+            (self.repeats, self.acknowledges, self.probes) = (None, None, None);
         }
         out
     }

@@ -72,11 +72,13 @@ pub struct Node {
     pub site: Site,
     pub downloads: Downloads<()>,
     pub alive: bool,
+    /// When the ToR tells that one of the others died.
+    pub learns: Option<u64>,
 }
 
 impl Node {
     pub fn new(site: Site) -> Node {
-        Node { site: Site { large: true, ..site }, downloads: Downloads::new(64), alive: true }
+        Node { site: Site { large: true, ..site }, downloads: Downloads::new(64), alive: true, learns: None }
     }
 }
 
@@ -105,6 +107,10 @@ impl Server for Node {
 
     fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
+        if self.learns.take_if(|time| *time <= now).is_some() {
+            self.downloads.know_others(Some(now));
+            self.downloads.ask_for_who_died(now);
+        }
         while let Some(packet) = self.downloads.next(&self.site, now) {
             let mut octets = vec![0; packet.length()];
             assert_eq!(packet.write(&mut octets), Ok(octets.len()));
@@ -115,7 +121,7 @@ impl Server for Node {
     }
 
     fn deadline(&self) -> Option<u64> {
-        self.downloads.deadline()
+        self.downloads.deadline().into_iter().chain(self.learns).min()
     }
 }
 
@@ -184,6 +190,8 @@ impl Path {
             if arrives == Some(time) {
                 let (_, (way, packet)) = events.pop_first().unwrap();
                 match way {
+                    // Another client's.
+                    Way::ToClient if Segment::parse(&packet).unwrap().header.dst != client.addr => {}
                     Way::ToClient => {
                         let out = client.receive(now / 1000, &packet);
                         said.extend(out.into_iter().map(|p| (Way::ToServer, p)));

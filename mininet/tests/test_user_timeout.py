@@ -1,0 +1,61 @@
+"""A client with TCP_USER_TIMEOUT, through a whole rack and the death of who serves it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rivulet_demo.scenario import Parameters, standing_rack
+from rivulet_demo.spec import SERVICE_V4, STATELESS_PORT
+from rivulet_lab import built
+
+SIZE_MB, RATE_MBIT = 16.0, 4.0
+"""More than thirty seconds; a block, which one replica sends, takes two."""
+TIMEOUT_S = 25.0
+"""Ten of them nobody may have died for; a machine that stands still may make it twenty."""
+KILL_S = 27.0
+PATIENCE_S = 180.0
+CLIENT = """
+import socket, sys
+connection = socket.socket()
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(sys.argv[4]))
+connection.connect((sys.argv[1], int(sys.argv[2])))
+connection.sendall(b"GET /file.bin HTTP/1.1\\r\\nHost: files\\r\\nConnection: close\\r\\n\\r\\n")
+came = b"".join(iter(lambda: connection.recv(65536), b""))
+open(sys.argv[3], "wb").write(came.partition(b"\\r\\n\\r\\n")[2])
+"""
+
+usable = os.geteuid() == 0 and built("rivulet", "rivulet-switch", "rivulet-wire")
+pytestmark = pytest.mark.skipif(not usable, reason="needs root and the binaries (make build)")
+
+
+def test_a_user_timeout_that_is_over_ends_no_download(tmp_path: Path) -> None:
+    values = Parameters(
+        rate_mbit=RATE_MBIT, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=tmp_path, live=False
+    )
+    rack = {"services": (("files", STATELESS_PORT, "stateless"),), "serve": ("--large",)}
+    # What is slow here is the machine: a replica that it holds up is not to be taken for dead.
+    with standing_rack("user-timeout", values, liveness_ms=200.0, heartbeat_ms=20.0, **rack) as standing:
+        place, came = standing.rack.spaces["c1"], tmp_path / "came"
+        words = [SERVICE_V4, str(STATELESS_PORT), str(came), str(int(TIMEOUT_S * 1000))]
+        client = standing.rack.start("client", [sys.executable, "-c", CLIENT, *words], place)
+        began, died = time.monotonic(), False
+        while client.running():
+            now = time.monotonic() - began
+            assert now < PATIENCE_S, "it neither ends nor goes on"
+            if now > KILL_S and not died:
+                # Who serves it now.
+                before = standing.watch.view
+                time.sleep(0.2)
+                after = standing.watch.view
+                assert before is not None and after is not None
+                standing.kill(max(after.packets, key=lambda name: after.packets[name] - before.packets[name]))
+                died = True
+            time.sleep(0.05)
+        assert died, "it ended before anybody died:\n" + client.last_lines()
+        assert came.exists(), "it broke:\n" + client.last_lines()
+        assert came.read_bytes() == (tmp_path / "www" / "file.bin").read_bytes(), "other octets"
