@@ -104,6 +104,9 @@ REMOVALS = {
         "Some(now)",
         "plains:others::who_is_left_alone_does_not_count_the_dead",
     ),
+    "large-others-less": large(
+        "mod.rs", " || stamp.all || ", " || ", "plains:others::who_is_back_acknowledges_no_less"
+    ),
     "large-others-crowded": large(
         "mod.rs", "self.others.forget(now);", "", "plains:others::who_forgot_does_not_count_itself"
     ),

@@ -151,12 +151,12 @@ def test_answers_and_the_kernels(tmp_path: Path) -> None:
 def test_large_answers(tmp_path: Path) -> None:
     answers = VECTORS["large"]
     frames = [segment(stamps=(answer["value"], 5)) for answer in answers]
-    fields = ("value", "kind", "slot", "window", "object", "scale", "start")
+    fields = ("value", "kind", "slot", "window", "all", "object", "scale", "start")
     for answer, row in zip(answers, dissect(tmp_path, frames, *fields), strict=True):
-        value, kind, slot, window, number, scale, start = row
+        value, kind, slot, window, everything, number, scale, start = row
         assert (int(value, 16), int(kind), start) == (answer["value"], 2 if answer["repair"] else 1, "")
         assert (int(slot), int(window)) == (answer["at"] >> 16 & 0xFF, answer["window"])
-        assert int(number) == answer["object"]
+        assert (bool(int(everything)), int(number)) == (answer["all"], answer["object"])
         assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
 
 

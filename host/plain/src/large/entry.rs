@@ -32,6 +32,8 @@ pub(super) struct Entry<W> {
     pub(super) asked: u32,
     /// How often it was asked for an answer since it was heard last.
     pub(super) unanswered: u32,
+    /// All that the client says is acknowledged.
+    pub(super) all: bool,
     /// When another replica was last seen to have it.
     pub(super) shared: Option<u64>,
     pub(super) of: Download,
@@ -114,7 +116,7 @@ impl<W: Copy> Entry<W> {
         if due.repair && self.again.0 == cell {
             window = window.max(self.again.1);
         }
-        let stamp = LargeStamp { slot: cell as u8, repair: due.repair, window, of: self.of };
+        let stamp = LargeStamp { slot: cell as u8, repair: due.repair, window, all: self.all, of: self.of };
         let value = stamp.value();
         if (value.wrapping_sub(self.echoed) as i32) < 0 { self.echoed } else { value }
     }

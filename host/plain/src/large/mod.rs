@@ -171,6 +171,7 @@ impl<W: Copy> Downloads<W> {
             header: header_of(segment, header.ack, header.seq),
             asked: segment.end(),
             unanswered: 0,
+            all: false,
             shared: None,
             of,
             answer: asked.answer,
@@ -235,7 +236,9 @@ impl<W: Copy> Downloads<W> {
         // Who repeats its request lost whom it was with.
         let before = known.and_then(|n| self.places[n].as_ref());
         let shared = before.map_or((!speaks).then_some(now), |entry| entry.shared_by(at, now));
-        let ack = if self.others.remember(shared, now) {
+        // Once somebody has, all do.
+        let all = before.is_some_and(|entry| entry.all) || stamp.all || self.others.remember(shared, now);
+        let ack = if all {
             segment.end()
         } else if speaks {
             // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
@@ -258,6 +261,7 @@ impl<W: Copy> Downloads<W> {
                     header: header_of(segment, base, ack),
                     asked: segment.end(),
                     unanswered: 0,
+                    all,
                     shared,
                     of: stamp.of,
                     answer,
@@ -281,7 +285,7 @@ impl<W: Copy> Downloads<W> {
             if speaks || (ack.wrapping_sub(entry.header.ack) as i32) > 0 {
                 (entry.header.ack, entry.asked) = (ack, segment.end());
             }
-            (entry.unanswered, entry.shared) = (0, shared);
+            (entry.unanswered, entry.all, entry.shared) = (0, all, shared);
             entry.header.options.stamps = Some(Stamps { value: 0, echo: stamps.value });
             entry.echoed = stamps.echo;
             if speaks {

@@ -1,7 +1,7 @@
 //! The timestamp of a segment of a large answer: where it stands, what is sent, and how wide the window was.
 //!
 //! ```text
-//! slot 8 | kind 2 | window 6 | object 11 | check 2 | scale 3
+//! slot 8 | kind 2 | window 6 | all 1 | object 10 | check 2 | scale 3
 //! ```
 //!
 //! The slot is the position of the segment's first octet in cells of 64 kB, so that values grow along a connection (PAWS), also
@@ -20,7 +20,9 @@ pub(crate) const CELLS: u32 = 120;
 /// Octets of the longest large answer.
 pub const MAX_LARGE: u32 = 1 << 30;
 /// How many large objects timestamps tell apart.
-pub const MAX_LARGE_OBJECTS: usize = 1 << 11;
+pub const MAX_LARGE_OBJECTS: usize = 1 << 10;
+/// The bit of [`LargeStamp::all`].
+const ALL: u32 = 1 << 15;
 /// Bits of the check.
 const CHECK: u32 = 3;
 /// What the check's hash has in front of it, so that it is not another one's.
@@ -51,6 +53,9 @@ pub struct LargeStamp {
     pub repair: bool,
     /// The window's number ([`window_of`]), six bits.
     pub window: u8,
+    /// The segment acknowledges all that the client has said, and so does what is sent from then on: of a segment whose acknowledgement is
+    /// behind one that they had there are clients that take nothing, and Linux echoes it only if it came in order.
+    pub all: bool,
     /// What is sent.
     pub of: Download,
 }
@@ -89,11 +94,12 @@ impl LargeStamp {
             _ => return None,
         };
         let of = Download {
-            object: (value >> 5 & 0x7ff) as u16,
+            object: (value >> 5 & 0x3ff) as u16,
             check: (value >> 3 & CHECK) as u8,
             scale: Scale::numbered(value),
         };
-        Some(LargeStamp { slot: (value >> 24) as u8, repair, window: (value >> 16 & 63) as u8, of })
+        let (slot, window, all) = ((value >> 24) as u8, (value >> 16 & 63) as u8, value & ALL != 0);
+        Some(LargeStamp { slot, repair, window, all, of })
     }
 
     /// The value.
@@ -102,7 +108,8 @@ impl LargeStamp {
         u32::from(self.slot) << 24
             | (1 + u32::from(self.repair)) << 22
             | u32::from(self.window & 63) << 16
-            | u32::from(self.of.object & 0x7ff) << 5
+            | if self.all { ALL } else { 0 }
+            | u32::from(self.of.object & 0x3ff) << 5
             | u32::from(self.of.check) << 3
             | u32::from(self.of.scale.number())
     }
@@ -182,17 +189,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(slot: u8, repair: bool, window in 0u8..64, object in 0u16..2048, shift in 0u8..15, port: u16) {
+        fn what_is_written_is_read(slot: u8, repair: bool, window in 0u8..64, all: bool, object in 0u16..1024, shift in 0u8..15, port: u16) {
             let of = Download::new(&flow(port), &keys(), 7, object, Scale::of(shift));
-            let stamp = LargeStamp { slot, repair, window, of };
+            let stamp = LargeStamp { slot, repair, window, all, of };
             prop_assert_eq!(LargeStamp::parse(stamp.value()), Some(stamp));
             prop_assert_eq!(Stamp::parse(stamp.value()), Stamp::Large);
             // A segment that is sent again is above those of its cell, and below the next cell's.
-            let again = LargeStamp { repair: true, window: 0, ..stamp };
-            let steady = LargeStamp { repair: false, window: 63, ..stamp };
+            let again = LargeStamp { repair: true, window: 0, all: false, ..stamp };
+            let steady = LargeStamp { repair: false, window: 63, all: true, ..stamp };
             prop_assert!(steady.value() < again.value());
-            let next = LargeStamp { slot: slot.wrapping_add(1), repair: false, window: 0, ..stamp };
-            let highest = LargeStamp { window: 63, ..again };
+            let (some, everything) = (LargeStamp { all: false, ..stamp }, LargeStamp { all: true, ..stamp });
+            prop_assert!(some.value() < everything.value());
+            let next = LargeStamp { slot: slot.wrapping_add(1), repair: false, window: 0, all: false, ..stamp };
+            let highest = LargeStamp { window: 63, all: true, ..again };
             prop_assert!(next.value().wrapping_sub(highest.value()) < 1 << 31);
         }
 
@@ -212,7 +221,7 @@ mod tests {
             let key = if before { keys.others[0].unwrap() } else { keys.current };
             let only = CookieKeys { current: key, others: [None; 2] };
             let of = Download::new(&flow(port), &only, 9, 5, Scale::of(7));
-            let stamp = LargeStamp { slot: 0, repair: false, window: 0, of };
+            let stamp = LargeStamp { slot: 0, repair: false, window: 0, all: false, of };
             let isn = flow(port).stamped(key, class);
             let found = |at: u32, keys| stamp.place(&flow(port), keys, 9, isn.wrapping_add(1 + at), length);
             prop_assert_eq!(found(at, &only), Some((class, at, false)));

@@ -105,6 +105,7 @@ fn transfers(seeds: std::ops::Range<u64>, memory: Memory) -> Vec<u64> {
             dsack: dice.below(2) == 0,
             user_timeout: None,
             keepalive: None,
+            strict: false,
         };
         let requests = if stamps { 1 + dice.below(4) as usize } else { 1 };
         let sizes: Vec<usize> = (0..requests).map(|_| SIZES[dice.below(10) as usize]).collect();

@@ -105,6 +105,27 @@ fn a_user_timeout_is_no_end() {
     assert!(through(&SLOW, 1 << 20, nature, &Deaths::default()).0.gave_up, "the timeout is one");
 }
 
+/// Who is back was not there when all was acknowledged, and acknowledges no less: the timestamp says so.
+#[test]
+fn who_is_back_acknowledges_no_less() {
+    let path = Path { delay: 5_000, rate: 900_000, queue: 10, ..Path::default() };
+    let mut nodes = nodes(2, SIZE);
+    nodes.iter_mut().for_each(|node| node.downloads.know_others(Some(0)));
+    let nature = Nature { strict: true, rto: SILENT, buffer: 3_000_000, ..Nature::default() };
+    let (mut client, mut choose, mut back) =
+        (client(nature, 77, SIZE), choose(Grain::Block(1 << 20), 5), false);
+    let passed = path.run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut |packet, nodes, now| {
+        if now < 11 * SECOND {
+            return choose(packet, nodes, now);
+        }
+        if !std::mem::replace(&mut back, true) {
+            nodes[1].downloads.clear();
+        }
+        Some(1)
+    });
+    complete(&client, SIZE, &format!("{passed:?}"));
+}
+
 /// Where replicas died a moment ago nobody knows who remembers, so something is left to be repeated: once all have died nobody else speaks.
 #[test]
 fn where_many_die_something_is_left_to_repeat() {

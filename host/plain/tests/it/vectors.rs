@@ -57,19 +57,20 @@ fn render() -> String {
                     "{{{lead}, \"minute\": {minute}, \"first\": {first}, \"shift\": {shift}, \"value\": {value}}}"
                 ));
             }
-            for (object, shift, version, at, repair, cwnd) in [
-                (0u16, 0u8, 1u32, 0u32, false, 14_480u32),
-                (0x7ff, 14, u32::MAX, 1 << 30, true, 1 << 20),
-                (0x2a5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000),
+            for (object, shift, version, at, repair, cwnd, all) in [
+                (0u16, 0u8, 1u32, 0u32, false, 14_480u32, false),
+                (0x3ff, 14, u32::MAX, 1 << 30, true, 1 << 20, true),
+                (0x2a5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000, false),
             ] {
                 let (cell, scale) = (at >> 16, Scale::of(shift));
                 let of = Download::new(&flow, &ring, version, object, scale);
-                let stamp = LargeStamp { slot: cell as u8, repair, window: window_number(cwnd, cell), of };
+                let (slot, window) = (cell as u8, window_number(cwnd, cell));
+                let stamp = LargeStamp { slot, repair, window, all, of };
                 let (value, window) = (stamp.value(), window_of(stamp.window));
                 assert_eq!(LargeStamp::parse(value), Some(stamp));
                 large.push(format!(
                     "{{{lead}, \"object\": {object}, \"shift\": {shift}, \"version\": {version}, \"at\": {at}, \
-                     \"repair\": {repair}, \"cwnd\": {cwnd}, \"window\": {window}, \"value\": {value}}}"
+                     \"repair\": {repair}, \"cwnd\": {cwnd}, \"all\": {all}, \"window\": {window}, \"value\": {value}}}"
                 ));
             }
             for (stamped, more) in [

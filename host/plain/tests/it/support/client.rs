@@ -39,6 +39,8 @@ pub struct Nature {
     pub user_timeout: Option<u64>,
     /// When nothing came for so long it asks whether the server is there (RFC 9293 section 3.8.4), milliseconds.
     pub keepalive: Option<u64>,
+    /// It takes nothing with an acknowledgement that is behind one that it had (smoltcp; Linux echoes it only if it came in order).
+    pub strict: bool,
 }
 
 /// Milliseconds until what was held back is acknowledged.
@@ -64,6 +66,7 @@ impl Default for Nature {
             dsack: false,
             user_timeout: None,
             keepalive: None,
+            strict: false,
         }
     }
 }
@@ -321,6 +324,9 @@ impl Client {
         let header = segment.header;
         let mut out = Vec::new();
         if self.state == State::Closed || self.gave_up {
+            return out;
+        }
+        if self.nature.strict && self.state == State::Open && (header.ack.wrapping_sub(self.una) as i32) < 0 {
             return out;
         }
         self.probes = self.nature.keepalive.map(|pause| now + pause);
