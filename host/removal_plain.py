@@ -82,6 +82,12 @@ REMOVALS = {
     "large-asks-at-once": large(
         "sender.rs", "if !self.is_silent() ||", "if true ||", "plains:others::others_ask_on_a_slow_path"
     ),
+    "large-asks-told": large(
+        "mod.rs",
+        "if self.others.know(since, died) {",
+        "if self.others.know(since, died) && false {",
+        "plains:others::others_ask_on_a_slow_path",
+    ),
     # What a client is left to repeat.
     "large-user-timeout": large(
         "mod.rs", " || self.others.remember(shared, now);", ";", "plains:others::a_user_timeout_is_no_end"

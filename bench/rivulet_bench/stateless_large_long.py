@@ -97,8 +97,7 @@ def _strike(standing: Standing, running: Any, live: Path) -> int:
                 back.append((now + AWAY_S, name))
                 kills += 1
         elif now >= next_kill and len(standing.replicas.alive()) == 3 and views:
-            old, new = views[0], views[-1]
-            standing.kill(max(standing.replicas.alive(), key=lambda name: new.packets[name] - old.packets[name]))
+            standing.kill(views[-1].busiest(views[0], standing.replicas.alive()))
             kills, next_kill = kills + 1, now + dice.uniform(0.5, 1.5) * KILLS_S
             back.append((now + AWAY_S, standing.marks[-1][2]))
         time.sleep(0.02)

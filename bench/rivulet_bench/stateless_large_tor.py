@@ -81,8 +81,7 @@ def _download(standing: Standing, name: str, address: str, wanted: int) -> Json:
             first = now
         if first and at and now - first >= at[0]:
             at.pop(0)
-            old, new = views[0], views[-1]
-            victim = max(standing.replicas.alive(), key=lambda r: new.packets[r] - old.packets[r])
+            victim = views[-1].busiest(views[0], standing.replicas.alive())
             standing.kill(victim)
             back.append((now + AWAY_S, victim))
         if back and now >= back[0][0]:

@@ -110,6 +110,10 @@ class SwitchView:
         """Whether the switch sends this replica nothing now."""
         return self.exclusions.get(name, 0) > self.returns.get(name, 0)
 
+    def busiest(self, before: SwitchView, names: list[str]) -> str:
+        """Which of these replicas the switch has sent the most packets since `before`."""
+        return max(names, key=lambda name: self.packets[name] - before.packets[name])
+
 
 class Watch:
     """Reads the switch's counters, which needs no arbitration and so disturbs no controller.

@@ -19,15 +19,7 @@ TIMEOUT_S = 25.0
 """Ten of them nobody may have died for; a machine that stands still may make it twenty."""
 KILL_S = 27.0
 PATIENCE_S = 180.0
-CLIENT = """
-import socket, sys
-connection = socket.socket()
-connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(sys.argv[4]))
-connection.connect((sys.argv[1], int(sys.argv[2])))
-connection.sendall(b"GET /file.bin HTTP/1.1\\r\\nHost: files\\r\\nConnection: close\\r\\n\\r\\n")
-came = b"".join(iter(lambda: connection.recv(65536), b""))
-open(sys.argv[3], "wb").write(came.partition(b"\\r\\n\\r\\n")[2])
-"""
+CLIENT = Path(__file__).parents[2] / "host" / "rivulet" / "tests" / "programs" / "get.py"
 
 usable = os.geteuid() == 0 and built("rivulet", "rivulet-switch", "rivulet-wire")
 pytestmark = pytest.mark.skipif(not usable, reason="needs root and the binaries (make build)")
@@ -41,8 +33,9 @@ def test_a_user_timeout_that_is_over_ends_no_download(tmp_path: Path) -> None:
     # What is slow here is the machine: a replica that it holds up is not to be taken for dead.
     with standing_rack("user-timeout", values, liveness_ms=200.0, heartbeat_ms=20.0, **rack) as standing:
         place, came = standing.rack.spaces["c1"], tmp_path / "came"
-        words = [SERVICE_V4, str(STATELESS_PORT), str(came), str(int(TIMEOUT_S * 1000))]
-        client = standing.rack.start("client", [sys.executable, "-c", CLIENT, *words], place)
+        options = ["--port", str(STATELESS_PORT), "--user-timeout", f"{TIMEOUT_S * 1000:.0f}"]
+        command = [sys.executable, str(CLIENT), *options, SERVICE_V4, "/file.bin", str(came)]
+        client = standing.rack.start("client", command, place)
         began, died = time.monotonic(), False
         while client.running():
             now = time.monotonic() - began
@@ -53,9 +46,11 @@ def test_a_user_timeout_that_is_over_ends_no_download(tmp_path: Path) -> None:
                 time.sleep(0.2)
                 after = standing.watch.view
                 assert before is not None and after is not None
-                standing.kill(max(after.packets, key=lambda name: after.packets[name] - before.packets[name]))
+                standing.kill(after.busiest(before, standing.replicas.alive()))
                 died = True
             time.sleep(0.05)
         assert died, "it ended before anybody died:\n" + client.last_lines()
-        assert came.exists(), "it broke:\n" + client.last_lines()
-        assert came.read_bytes() == (tmp_path / "www" / "file.bin").read_bytes(), "other octets"
+        assert came.exists(), "it never began:\n" + client.last_lines()
+        assert came.read_bytes() == (tmp_path / "www" / "file.bin").read_bytes(), (
+            "other octets:\n" + client.last_lines()
+        )

@@ -201,7 +201,8 @@ pub struct Live {
 impl Live {
     /// Since when the same replicas are alive, `own` and others, as far as is known at `now`.
     pub(crate) fn others_since(&self, own: u16, now: u64) -> Option<u64> {
-        let others = self.alive & !1u64.checked_shl(own.into()).unwrap_or(0);
+        // Below 64, as `Service::check` has seen.
+        let others = self.alive & !(1 << own);
         (self.settled && others != 0 && now < self.at + FORGETS).then_some(self.since)
     }
 }

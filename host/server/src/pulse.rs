@@ -253,11 +253,28 @@ fn others(beats: &[Beating], now: u64) -> (Option<u64>, u32) {
         let beyond = b.beacons.iter().filter_map(|beacon| beacon.live.as_ref());
         b.beat.live().into_iter().chain(beyond).map(|live| (live, b.beat.member().replica))
     });
-    let said = lives.map(|(live, own)| (live.others_since(own, now), live.died));
-    let all = said.reduce(|a, b| (a.0.zip(b.0).map(|(one, other)| one.max(other)), a.1.wrapping_add(b.1)));
-    all.unwrap_or((None, 0))
+    by_all(lives.map(|(live, own)| (live.others_since(own, now), live.died)))
+}
+
+fn by_all(said: impl Iterator<Item = (Option<u64>, u32)>) -> (Option<u64>, u32) {
+    said.reduce(|(a, died), (b, more)| (a.zip(b).map(|(a, b)| a.max(b)), died.wrapping_add(more)))
+        .unwrap_or((None, 0))
 }
 
 fn elapsed(since: Instant) -> u64 {
     since.elapsed().as_micros() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_last_where_all_tors_say_so() {
+        let known = |said: &[(Option<u64>, u32)]| by_all(said.iter().copied());
+        assert_eq!(known(&[]), (None, 0));
+        assert_eq!(known(&[(Some(7), 2)]), (Some(7), 2));
+        assert_eq!(known(&[(Some(7), 2), (Some(9), 0), (Some(8), 1)]), (Some(9), 3));
+        assert_eq!(known(&[(Some(7), u32::MAX), (None, 2)]), (None, 1));
+    }
 }

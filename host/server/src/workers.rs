@@ -40,40 +40,43 @@ const UNKNOWN: u64 = u64::MAX;
 
 /// All seats of a replica.
 #[derive(Clone, Debug)]
-pub(crate) struct Seats(Arc<[Seat]>, Arc<Others>);
+pub(crate) struct Seats {
+    seats: Arc<[Seat]>,
+    others: Arc<Others>,
+}
 
 impl Seats {
     fn new(count: usize) -> Seats {
         let others = Others { since: AtomicU64::new(UNKNOWN), died: AtomicU32::new(0) };
-        Seats((0..count).map(|_| Seat::default()).collect(), others.into())
+        Seats { seats: (0..count).map(|_| Seat::default()).collect(), others: others.into() }
     }
 
     /// Since when the same other replicas are alive, microseconds, and how many have died so far.
     pub fn set_others(&self, since: Option<u64>, died: u32) {
-        self.1.since.store(since.unwrap_or(UNKNOWN), Ordering::Relaxed);
-        self.1.died.store(died, Ordering::Relaxed);
+        self.others.since.store(since.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        self.others.died.store(died, Ordering::Relaxed);
     }
 
     /// What [`Seats::set_others`] said last.
     pub fn others(&self) -> (Option<u64>, u32) {
-        let since = self.1.since.load(Ordering::Relaxed);
-        (Some(since).filter(|since| *since != UNKNOWN), self.1.died.load(Ordering::Relaxed))
+        let since = self.others.since.load(Ordering::Relaxed);
+        (Some(since).filter(|since| *since != UNKNOWN), self.others.died.load(Ordering::Relaxed))
     }
 
     /// Requests in the last batches of all.
     pub fn load(&self) -> usize {
-        self.0.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
+        self.seats.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
     }
 
     /// Services whose keys somebody found to be old, a bit each.
     pub fn behind(&self) -> u64 {
-        self.0.iter().fold(0, |all, seat| all | seat.behind.load(Ordering::Relaxed))
+        self.seats.iter().fold(0, |all, seat| all | seat.behind.load(Ordering::Relaxed))
     }
 
     /// For how long a worker has been at one thing, microseconds: the longest of all. One that hangs is told by this.
     pub fn oldest(&self, now: u64) -> u64 {
         let since =
-            self.0.iter().map(|seat| seat.busy_since.load(Ordering::Relaxed)).filter(|since| *since != 0);
+            self.seats.iter().map(|seat| seat.busy_since.load(Ordering::Relaxed)).filter(|since| *since != 0);
         since.map(|since| now.saturating_sub(since)).max().unwrap_or(0)
     }
 }
@@ -108,7 +111,7 @@ impl Place {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.seats.0.len()
+        self.seats.seats.len()
     }
 
     /// The one that sends heartbeats and sets up what a replica needs once.
@@ -117,7 +120,7 @@ impl Place {
     }
 
     fn own(&self) -> &Seat {
-        &self.seats.0[self.index]
+        &self.seats.seats[self.index]
     }
 
     /// Works from `now` on, or waits.

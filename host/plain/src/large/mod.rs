@@ -86,14 +86,16 @@ impl<W: Copy> Downloads<W> {
         *self = Downloads::new(self.places.len());
     }
 
-    /// Since when the same other replicas are alive, microseconds; none where there are none, or that is not known. Only then is a client
-    /// left without anything to repeat.
-    pub fn know_others(&mut self, since: Option<u64>) {
-        self.others.know(since);
+    /// Since when the same other replicas are alive, microseconds, none where there are none, or that is not known; and how many have died so
+    /// far. Only where others last is a client left without anything to repeat; where one has died, who is silent here is asked.
+    pub fn know_others(&mut self, since: Option<u64>, died: u32, now: u64) {
+        if self.others.know(since, died) {
+            self.ask_for_who_died(now);
+        }
     }
 
-    /// A replica has died: who is silent here may have been with it, and is asked, one after the other.
-    pub fn ask_for_who_died(&mut self, now: u64) {
+    /// Who is silent here may have been with a replica that has died: they are asked, one after the other.
+    fn ask_for_who_died(&mut self, now: u64) {
         let mut at = now;
         for (place, deadline) in self.places.iter_mut().zip(&mut self.deadlines) {
             let Some(asked) = place.as_mut().and_then(|entry| entry.sender.ask_again(at)) else { continue };

@@ -15,16 +15,19 @@ const CROWDED: Time = 3_600_000_000;
 pub(super) struct Others {
     /// Since when the same replicas are alive, this one not alone; none if that is not so, or not known.
     since: Option<Time>,
+    /// How many have died so far.
+    died: u32,
     /// When this replica last forgot a connection that it had, for want of room: who comes next may be that one.
     forgot: Option<Time>,
 }
 
 impl Others {
-    pub(super) const UNKNOWN: Others = Others { since: None, forgot: None };
+    pub(super) const UNKNOWN: Others = Others { since: None, died: 0, forgot: None };
 
-    /// The same others are alive since then; none if that is not known.
-    pub(super) fn know(&mut self, since: Option<Time>) {
+    /// The same others are alive since then, none if that is not known, and so many have died so far; whether these are others than before.
+    pub(super) fn know(&mut self, since: Option<Time>, died: u32) -> bool {
         self.since = since;
+        std::mem::replace(&mut self.died, died) != died
     }
 
     /// A connection found no room any more that was with this replica.
@@ -48,7 +51,7 @@ mod tests {
     fn what_died_remembers_nothing() {
         let mut others = Others::UNKNOWN;
         assert!(!others.remember(Some(50_000_000), 60_000_000), "nobody is known");
-        others.know(Some(20_000_000));
+        assert!(!others.know(Some(20_000_000), 0));
         assert!(others.remember(Some(25_000_000), 30_000_000));
         assert!(!others.remember(Some(25_000_000), 29_999_999), "somebody died a moment ago");
         assert!(!others.remember(Some(19_999_999), 60_000_000), "who had it may have died since");
@@ -56,7 +59,7 @@ mod tests {
         others.forget(30_000_000);
         assert!(!others.remember(Some(31_000_000), 3_629_999_999), "it may have been this one that had it");
         assert!(others.remember(Some(31_000_000), 3_630_000_000));
-        others.know(None);
+        assert!(others.know(None, 1) && !others.know(None, 1));
         assert!(!others.remember(Some(31_000_000), 3_630_000_000));
     }
 }

@@ -21,8 +21,6 @@ pub(crate) const CELLS: u32 = 120;
 pub const MAX_LARGE: u32 = 1 << 30;
 /// How many large objects timestamps tell apart.
 pub const MAX_LARGE_OBJECTS: usize = 1 << 10;
-/// The bit of [`LargeStamp::all`].
-const ALL: u32 = 1 << 15;
 /// Bits of the check.
 const CHECK: u32 = 3;
 /// What the check's hash has in front of it, so that it is not another one's.
@@ -98,7 +96,7 @@ impl LargeStamp {
             check: (value >> 3 & CHECK) as u8,
             scale: Scale::numbered(value),
         };
-        let (slot, window, all) = ((value >> 24) as u8, (value >> 16 & 63) as u8, value & ALL != 0);
+        let (slot, window, all) = ((value >> 24) as u8, (value >> 16 & 63) as u8, value >> 15 & 1 == 1);
         Some(LargeStamp { slot, repair, window, all, of })
     }
 
@@ -108,7 +106,7 @@ impl LargeStamp {
         u32::from(self.slot) << 24
             | (1 + u32::from(self.repair)) << 22
             | u32::from(self.window & 63) << 16
-            | if self.all { ALL } else { 0 }
+            | u32::from(self.all) << 15
             | u32::from(self.of.object & 0x3ff) << 5
             | u32::from(self.of.check) << 3
             | u32::from(self.of.scale.number())

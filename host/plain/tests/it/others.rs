@@ -41,7 +41,7 @@ fn through(path: &Path, block: u32, nature: Nature, deaths: &Deaths) -> (Client,
     let Deaths { told, one, all } = deaths;
     let mut nodes = nodes(3, SIZE);
     if *told {
-        nodes.iter_mut().for_each(|node| node.downloads.know_others(Some(0)));
+        nodes.iter_mut().for_each(|node| node.downloads.know_others(Some(0), 0, 0));
     }
     let mut client = client(Nature { buffer: 3_000_000, ..nature }, 77, SIZE);
     let mut choose = choose(Grain::Block(block), 5);
@@ -94,6 +94,35 @@ fn others_ask_on_a_slow_path() {
     }
 }
 
+/// How long the client of one death gets nothing new, over many moments of it: shortest, middle and longest, milliseconds. On a slow path
+/// the client repeats nothing. `cargo test --release -p rivulet-plain --test it stalls -- --ignored --nocapture` shows them.
+#[test]
+#[ignore = "long: a hundred and sixty downloads"]
+fn stalls_of_a_death() {
+    let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
+    let silent = Nature { rto: SILENT, ..Nature::default() };
+    let fast: Vec<u64> = (0..60).map(|n| 400_000 + n * 17_000).collect();
+    let slow: Vec<u64> = (0..20).map(|n| 80 * SECOND + n * 2_300_000).collect();
+    for (name, path, block, nature, deaths, bounds) in [
+        ("100 Mb/s", &path, 1 << 20, Nature::default(), fast, [600, 80]),
+        ("0.8 Mb/s", &SLOW, 1 << 22, silent, slow, [60_000, 300]),
+    ] {
+        for (told, bound) in [false, true].into_iter().zip(bounds) {
+            let stall = |at: &u64| {
+                let deaths = Deaths { told, one: vec![*at], all: None };
+                let (client, passed) = through(path, block, nature.clone(), &deaths);
+                complete(&client, SIZE, name);
+                passed.stall / 1000
+            };
+            let mut stalls: Vec<u64> = deaths.iter().map(stall).collect();
+            stalls.sort_unstable();
+            let (least, middle, most) = (stalls[0], stalls[stalls.len() / 2], stalls[stalls.len() - 1]);
+            println!("{name}, told: {told}, {} deaths: {least}, {middle}, {most} ms", stalls.len());
+            assert!(most < bound, "{name}, told: {told}: {stalls:?}");
+        }
+    }
+}
+
 /// Linux' timeout ends what is not acknowledged in time, all of it; a download takes four times as long.
 #[test]
 fn a_user_timeout_is_no_end() {
@@ -110,7 +139,7 @@ fn a_user_timeout_is_no_end() {
 fn who_is_back_acknowledges_no_less() {
     let path = Path { delay: 5_000, rate: 900_000, queue: 10, ..Path::default() };
     let mut nodes = nodes(2, SIZE);
-    nodes.iter_mut().for_each(|node| node.downloads.know_others(Some(0)));
+    nodes.iter_mut().for_each(|node| node.downloads.know_others(Some(0), 0, 0));
     let nature = Nature { strict: true, rto: SILENT, buffer: 3_000_000, ..Nature::default() };
     let (mut client, mut choose, mut back) =
         (client(nature, 77, SIZE), choose(Grain::Block(1 << 20), 5), false);
@@ -163,7 +192,7 @@ fn who_forgot_does_not_count_itself() {
     let mut nodes = nodes(2, SIZE);
     for node in &mut nodes {
         node.downloads = Downloads::new(4);
-        node.downloads.know_others(Some(0));
+        node.downloads.know_others(Some(0), 0, 0);
     }
     let mut client = client(Nature { buffer: 3_000_000, ..Nature::default() }, 77, SIZE);
     let mut crowd = (0..8).map(|n| Client::new(Nature::default(), 5000 + n, 7, &[get(SIZE, "")]));

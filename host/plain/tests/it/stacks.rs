@@ -222,7 +222,7 @@ fn smoltcp_gets_large_answers() {
         let mut replicas = Large([0, 1].map(|_| Node::new(site_of(&[size]))));
         // None, one or both know of the other: such a client takes nothing from one that acknowledges less than the other did.
         for node in replicas.0.iter_mut().take(seed as usize / 9 % 3) {
-            node.downloads.know_others(Some(0));
+            node.downloads.know_others(Some(0), 0, 0);
         }
         let stream = download(seed, size, true, buffer, seed % 8, &mut replicas);
         assert_eq!(bodies(&stream), [content(size)], "seed {seed}");

@@ -1,5 +1,5 @@
-"""`get.py [--buffer OCTETS] [--rate OCTETS] [--user-timeout MS] HOST PATH FILE`: a download by a socket of the kernel's that is
-set up so, read at that rate a second."""
+"""`get.py [--port PORT] [--buffer OCTETS] [--rate OCTETS] [--user-timeout MS] HOST PATH FILE`: a download by a socket of the
+kernel's that is set up so, read at that rate a second."""
 
 import argparse
 import socket
@@ -7,6 +7,7 @@ import sys
 import time
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int, default=80)
 parser.add_argument("--buffer", type=int, help="SO_RCVBUF")
 parser.add_argument("--rate", type=float, help="octets a second")
 parser.add_argument("--user-timeout", type=int, help="TCP_USER_TIMEOUT")
@@ -20,7 +21,7 @@ if options.buffer:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer)
 if options.user_timeout:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, options.user_timeout)
-connection.connect((options.host, 80))
+connection.connect((options.host, options.port))
 connection.sendall(f"GET {options.path} HTTP/1.1\r\nHost: {options.host}\r\nConnection: close\r\n\r\n".encode())
 head, began, got = b"", time.monotonic(), 0
 with open(options.file, "wb") as file:

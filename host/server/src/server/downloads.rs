@@ -124,15 +124,11 @@ impl Server {
 
     /// Tells the large answers what is known of the other replicas.
     pub(super) fn tell_of_others(&mut self) {
-        let (since, died) = self.place.seats().others();
-        let died = died != std::mem::replace(&mut self.died, died);
-        let now = self.now();
+        let ((since, died), now) = (self.place.seats().others(), self.now());
         for running in &mut self.running {
             let Some(Door::Objects(objects)) = &mut running.plain else { continue };
-            let Some(downloads) = &mut objects.downloads else { continue };
-            downloads.know_others(since);
-            if died {
-                downloads.ask_for_who_died(now);
+            if let Some(downloads) = &mut objects.downloads {
+                downloads.know_others(since, died, now);
             }
         }
     }

@@ -102,8 +102,6 @@ pub struct Server {
     turned: bool,
     /// Clients of large answers were heard, and not answered yet.
     heard: bool,
-    /// How many other replicas have died so far.
-    died: u32,
     /// Continuations travel as differences to what the client predicts.
     delta: bool,
     paths: Paths,
@@ -197,7 +195,6 @@ impl Server {
             held_back: false,
             turned: false,
             heard: false,
-            died: 0,
             delta: true,
             paths: Paths::default(),
             place,

@@ -39,11 +39,10 @@ impl Server {
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         let due = self.downloads_due();
         let due = due.map(|due| Duration::from_micros(due.saturating_sub(self.now())));
-        // Nothing wakes who waits when another replica dies, whose clients are asked then.
-        let longest = if due.is_some() { longest.min(WATCH) } else { longest };
         self.wait(
             !self.waiting.is_empty() || due == Some(Duration::ZERO),
-            due.map_or(longest, |due| due.min(longest)),
+            // Nothing wakes who waits when another replica dies, whose clients are asked then.
+            due.map_or(longest, |due| due.min(longest).min(WATCH)),
         );
         if self.io.pending() > 0 {
             self.flush();

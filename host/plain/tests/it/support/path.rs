@@ -74,11 +74,19 @@ pub struct Node {
     pub alive: bool,
     /// When the ToR tells that one of the others died.
     pub learns: Option<u64>,
+    /// How many have died so far.
+    pub died: u32,
 }
 
 impl Node {
     pub fn new(site: Site) -> Node {
-        Node { site: Site { large: true, ..site }, downloads: Downloads::new(64), alive: true, learns: None }
+        Node {
+            site: Site { large: true, ..site },
+            downloads: Downloads::new(64),
+            alive: true,
+            learns: None,
+            died: 0,
+        }
     }
 }
 
@@ -108,8 +116,8 @@ impl Server for Node {
     fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         if self.learns.take_if(|time| *time <= now).is_some() {
-            self.downloads.know_others(Some(now));
-            self.downloads.ask_for_who_died(now);
+            self.died += 1;
+            self.downloads.know_others(Some(now), self.died, now);
         }
         while let Some(packet) = self.downloads.next(&self.site, now) {
             let mut octets = vec![0; packet.length()];
