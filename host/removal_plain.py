@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of stateless TCP's large answers, for removal.py."""
+"""The defences of stateless TCP's large answers, and of its changes of mode and content, for removal.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ def large(file: str, old: str, new: str, *tests: str) -> Removal:
     return Removal(f"host/plain/src/large/{file}", old, new, named)
 
 
+def server(file: str, old: str, new: str, test: str) -> Removal:
+    """A test with the server in its process, of the program's."""
+    return Removal(f"host/server/src/server/{file}", old, new, (f"agents:{test}",))
+
+
 BLOCKS = "blocks_cost_nothing"
+BACK = "changing::what_neither_has_goes_back_to_the_tor_once"
 
 REMOVALS = {
     # A change of replica.
@@ -200,5 +206,26 @@ REMOVALS = {
         "        }\n"
         "        if let Some((header, way)) = self.say.pop_front() {",
         "plains:cut::nobody_is_asked_before_what_came_is_heard",
+    ),
+    # While plain TCP changes hands, and content.
+    "hands-kernels": server(
+        "downloads.rs",
+        "if !downloads.knows(segment) && kernels() {",
+        "if false && kernels() {",
+        "changing::what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it",
+    ),
+    "hands-held": server(
+        "plain.rs", "if !self.alone && kernel.held(segment) != Some(Held::Nothing) {", "if false {", BACK
+    ),
+    "hands-strays": server("plain.rs", "stamps.is_none() || !way.alone) =>", "stamps.is_none()) =>", BACK),
+    "hands-stamps": server("downloads.rs", "Some(Reason::Cookie | Reason::Stamp)", "Some(Reason::Cookie)", BACK),
+    "hands-resets": server(
+        "plain.rs", "if self.shared {\n            // Those", "if false {\n            // Those", BACK
+    ),
+    "content-large": server(
+        "plain.rs",
+        "true => flow.reaches(keys, header.ack),",
+        "true => false,",
+        "content::other_content_is_not_answered_from_and_its_connections_end",
     ),
 }

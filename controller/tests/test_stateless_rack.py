@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from netrack import SERVICE, NetRack, needs_rack
-from test_drain import troubles, whole
+from test_drain import long_flow, troubles, whole
 
 from rivulet_lab import Process
 
@@ -124,6 +124,33 @@ def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: N
     rack.yaml.write_text(rack.description())
     until_mode(rack, "kernel")
     assert whole(rack, flow, out), f"a kernel's connection of the change broke: {troubles(rack)}"
+
+
+@pytest.mark.parametrize("rack", ["embedded"], indirect=True)
+def test_kernels_connections_outlive_a_drain_while_plain_tcp_changes_hands(rack: NetRack) -> None:
+    """What the slots name another replica for goes back to the ToR from there, either way of the change."""
+    rack.until(rack.take_plain_tcp, "all take plain TCP")
+    flow, server, out = long_flow(rack)
+    describe(rack, "stateless", FOREVER)
+    until_mode(rack, "stateless, ToRs kernel, kernel drains")
+    rack.until(lambda: no_kernel(rack), "all serve so")
+    outlives_a_drain(rack, flow, server, out)
+    describe(rack, "stateless", SHORT)
+    until_mode(rack, "stateless")
+    describe(rack, "kernel", FOREVER)
+    until_mode(rack, "kernel, stateless drains")
+    rack.until(lambda: takes_over(rack), "the kernel has what begins")
+    outlives_a_drain(rack, *long_flow(rack))
+
+
+def outlives_a_drain(rack: NetRack, flow: Process, server: str, out: Path) -> None:
+    """Drains who serves a flow, which has to come whole, and takes him back."""
+    handed = count(rack, lambda: outcomes(rack, "HANDED_ON"))
+    rack.client.post(f"/api/replicas/{server}/drain")
+    rack.until(lambda: handed() > 0, "its segments take the way through the other replica")
+    assert flow.running(), "it must outlive the drain"
+    assert whole(rack, flow, out), f"a connection of {server}'s kernel broke: {troubles(rack)}"
+    rack.client.post(f"/api/replicas/{server}/undrain")
 
 
 def slow_flow(rack: NetRack) -> tuple[Process, str, Path]:

@@ -17,7 +17,6 @@
 //! Nothing here blocks: wait on [`AsFd::as_fd`] with poll or epoll, then [`PacketIo::recv`]. Nothing
 //! here grows: receive and transmit memory is set by [`Config`] when the interface is opened.
 
-pub mod abort;
 mod af_packet;
 mod checksum;
 mod choice;
@@ -34,6 +33,7 @@ mod netlink;
 mod pool;
 pub mod repair;
 pub mod route;
+pub mod sockets;
 pub mod tap;
 #[cfg(feature = "testing")]
 pub mod testing;

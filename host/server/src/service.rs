@@ -226,6 +226,12 @@ impl Service {
         self.plain == Plain::Stateless || self.drains == Plain::Stateless
     }
 
+    /// Whether the kernel has connections of its plain clients, and others are answered without state.
+    #[must_use]
+    pub fn changes_hands(&self) -> bool {
+        self.answers_plain() && self.plain != self.drains
+    }
+
     /// Whether plain connections outlive their replica: now, or those that began so.
     #[must_use]
     pub fn has_trods(&self) -> bool {

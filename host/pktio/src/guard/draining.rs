@@ -19,7 +19,8 @@ pub enum Share {
     None,
     /// Those of the connections that it has when this is installed. A SYN is none of theirs.
     Present,
-    /// All, but its resets do not go out: what has no socket here is answered elsewhere.
+    /// All, but its resets of what has no socket here do not go out: that is answered elsewhere. Those have no ACK (RFC 9293 section
+    /// 3.10.7.1), so one that has it does.
     Silent,
 }
 

@@ -141,6 +141,12 @@ impl<W: Copy> Downloads<W> {
         (self.next_deadline != NEVER).then_some(self.next_deadline)
     }
 
+    /// Whether something is remembered of this segment's connection.
+    #[must_use]
+    pub fn knows(&self, segment: &Segment<'_>) -> bool {
+        self.find(&Flow::new(segment.header.src, segment.header.dst)).is_some()
+    }
+
     /// A request for a large object on a fresh connection.
     pub fn begin(
         &mut self,

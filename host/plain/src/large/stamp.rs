@@ -61,7 +61,7 @@ pub struct LargeStamp {
 /// What is the same in all timestamps of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Download {
-    /// The number of the object among the large ones, eleven bits.
+    /// The number of the object among the large ones, ten bits.
     pub object: u16,
     /// The client's window scale.
     pub scale: Scale,

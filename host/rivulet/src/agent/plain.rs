@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rivulet_agent::Status;
-use rivulet_pktio::abort::Aborter;
+use rivulet_pktio::sockets::Sockets;
 use rivulet_pktio::{AfPacket, Interface, LinkInfo, PacketIo, TxFrame};
 use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::{Plain, Service};
@@ -293,7 +293,7 @@ fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
 
 /// Connections that stand, by local port.
 fn connections() -> HashMap<u16, u16> {
-    Aborter::open(None).and_then(|sockets| sockets.count()).unwrap_or_else(|e| {
+    Sockets::open(None).and_then(|sockets| sockets.count()).unwrap_or_else(|e| {
         tracing::debug!("connections are not counted: {e}");
         HashMap::new()
     })

@@ -18,6 +18,10 @@ use rivulet_transport::server::Refusal;
 
 use crate::rig::{Rig, SERVICE, request, url};
 
+/// Octets that a client's buffer, as it is set here, does not take.
+const LARGE: usize = 4 << 20;
+const BUFFER: &str = "net.ipv4.tcp_rmem=4096 131072 262144";
+
 /// Refuses Rivulet's clients.
 struct Nothing;
 
@@ -37,8 +41,10 @@ struct Said {
 }
 
 fn table() -> Table {
-    let object = Object { kind: "text/plain".into(), hash: [7; 16], body: (*b"small").into() };
-    Table::new(vec![("small".into(), Entry::Object(object))], false).unwrap()
+    let object =
+        |body: &[u8]| Entry::Object(Object { kind: "text/plain".into(), hash: [7; 16], body: body.into() });
+    let large = object(&vec![7; LARGE]);
+    Table::new(vec![("large".into(), large), ("small".into(), object(b"small"))], true).unwrap()
 }
 
 /// The service with this content in force, and cookies of epochs 1 to `newest`, which is in use.
@@ -106,6 +112,14 @@ fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
+/// A download that is under way: its client reads no more for now.
+fn download(rig: &Rig) -> TcpStream {
+    let mut stream = connect(rig);
+    stream.write_all(request("large").as_bytes()).unwrap();
+    stream.read_exact(&mut [0; 100_000]).unwrap();
+    stream
+}
+
 fn curl(rig: &Rig, seconds: &str) -> bool {
     let mut command = rig.client.command("curl");
     command.args(["-sS", "--max-time", seconds, &url("small")]);
@@ -118,6 +132,7 @@ fn curl(rig: &Rig, seconds: &str) -> bool {
 fn other_content_is_not_answered_from_and_its_connections_end() {
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
+    assert!(rig.client.command("sysctl").args(["-qw", BUFFER]).status().unwrap().success());
     let keys = KeySet::generate(1).unwrap();
     let version = table().version();
     let in_force = |version, epoch| Some(InForce { version, epoch });
@@ -126,6 +141,7 @@ fn other_content_is_not_answered_from_and_its_connections_end() {
     let config = Config { interface, services: vec![first], incarnation: 1, io: IoChoice::default() };
     let mut server = Server::open(&config).unwrap();
     assert_eq!(server.content(), None);
+    server.set_large(true);
     server.set_objects(Arc::new(table()));
     assert_eq!(server.content(), Some(version));
     let said = Said::default();
@@ -153,6 +169,7 @@ fn other_content_is_not_answered_from_and_its_connections_end() {
             rig.client.run(&format!("sysctl -qw net.ipv4.tcp_timestamps={stamps}"));
             become_ready(service(&keys, newest, in_force(version, newest - 1)), true);
             let mut connections = [connect(&rig), connect(&rig)];
+            let mut downloads: Vec<_> = (0..stamps).map(|_| download(&rig)).collect();
             if stamps == 1 {
                 ask(&mut connections[0]).unwrap();
             }
@@ -168,7 +185,12 @@ fn other_content_is_not_answered_from_and_its_connections_end() {
                 let error = ask(stream).expect_err("octets of two contents may come together");
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "timestamps {stamps}");
             }
-            eventually("both are counted", || said.refused.load(Ordering::Acquire) == before + 2);
+            // Its acknowledgements alone show that it is not over.
+            for stream in &mut downloads {
+                let error = std::io::copy(stream, &mut std::io::sink()).expect_err("it cannot go on");
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            }
+            eventually("all are counted", || said.refused.load(Ordering::Acquire) >= before + 2 + stamps);
             assert!(curl(&rig, "30"), "what begins is answered");
         }
     });

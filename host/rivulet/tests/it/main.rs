@@ -6,6 +6,7 @@ mod af_xdp;
 mod agent;
 mod attacks;
 mod back_end;
+mod changing;
 mod clients;
 mod cm;
 mod cm_kills;

@@ -3,7 +3,7 @@
 
 use rivulet_packet::{EthHeader, eth};
 use rivulet_pktio::{Backend, Checksum, IoError, PacketIo, Segmentation, SegmentationKind, TxFrame};
-use rivulet_plain::{Asked, Packet, Segment, is_under_way};
+use rivulet_plain::{Asked, Packet, Reason, Segment, is_under_way};
 
 use super::Server;
 use super::plain::{Door, Objects};
@@ -15,14 +15,43 @@ pub(crate) struct Back {
     pub(super) ether_type: u16,
 }
 
+/// What a segment is to the large answers.
+pub(super) enum Heard {
+    /// Nothing: it is to be judged.
+    Not,
+    /// Of one of their clients. There may be something to send.
+    Taken,
+    /// It looks like one of those, and is none.
+    Nobodys,
+    /// It looks like one of those, and is the kernel's.
+    Kernels,
+}
+
 impl Objects {
-    /// Whether a segment is taken for that of a large answer's client; there may be something to send.
-    pub(super) fn hear(&mut self, segment: &Segment<'_>, path: Option<u16>, back: Back, now: u64) -> bool {
-        let Some(downloads) = self.downloads.as_mut().filter(|_| is_under_way(segment)) else { return false };
-        if let Some(reason) = downloads.hear(&self.replica.site, segment, path, back, now) {
+    /// Takes a segment that looks like one of a large answer's client. `kernels`: whether the kernel here has its connection, asked of those
+    /// that are not known.
+    pub(super) fn hear(
+        &mut self,
+        segment: &Segment<'_>,
+        path: Option<u16>,
+        back: Back,
+        now: u64,
+        kernels: impl FnOnce() -> bool,
+    ) -> Heard {
+        let Some(downloads) = self.downloads.as_mut().filter(|_| is_under_way(segment)) else {
+            return Heard::Not;
+        };
+        if !downloads.knows(segment) && kernels() {
+            return Heard::Kernels;
+        }
+        let refused = downloads.hear(&self.replica.site, segment, path, back, now);
+        if let Some(reason) = refused {
             tracing::trace!(client = %segment.header.src, ?reason, "a large answer");
         }
-        true
+        match refused {
+            Some(Reason::Cookie | Reason::Stamp) => Heard::Nobodys,
+            _ => Heard::Taken,
+        }
     }
 
     /// Begins a large answer.

@@ -4,6 +4,7 @@
 //! the next except soft state that may be dropped at any time.
 
 mod downloads;
+mod kernel;
 mod plain;
 mod turn;
 
@@ -114,6 +115,7 @@ pub struct Server {
     exchanges: Option<Exchanges>,
     /// Connections of plain clients that the kernel's TCP has taken over.
     adopter: Adopter,
+    kernel: kernel::Kernel,
     /// What is remembered of plain clients' answers.
     memory: plain::Memory,
 }
@@ -203,6 +205,7 @@ impl Server {
             content: None,
             exchanges: None,
             adopter: Adopter::default(),
+            kernel: kernel::Kernel::default(),
             memory: plain::Memory { ring: true, large: false },
         };
         server.replace(config.services.clone())?;
@@ -370,6 +373,8 @@ impl Server {
     }
 
     fn prepare_to_adopt(&mut self) {
+        let changes = self.services().any(Service::changes_hands);
+        self.kernel.prepare(changes, self.io.interface().netns());
         if self.services().any(Service::answers_plain) {
             self.adopter.prepare(self.io.interface().netns());
         }

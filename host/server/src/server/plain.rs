@@ -3,13 +3,15 @@
 
 use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
+use rivulet_pktio::sockets::Held;
 use rivulet_pktio::{Backend, PacketIo};
 use rivulet_plain::{
     Cause, CookieKeys, Downloads, Flow, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict,
-    refusal,
+    is_under_way, refusal,
 };
 
-use super::downloads::Back;
+use super::downloads::{Back, Heard};
+use super::kernel::Kernel;
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
 use crate::back_end::Answered;
@@ -127,7 +129,7 @@ struct Way {
     ether_type: u16,
     /// The kernel has each segment too: what is its affair needs no refusal.
     shared: bool,
-    /// No kernel here has connections of its own: what is nobody's is nobody's.
+    /// No kernel has connections that began with it: what is nobody's is nobody's.
     alone: bool,
     /// The frame is the ToR's own.
     from_tor: bool,
@@ -135,12 +137,17 @@ struct Way {
     unserved: Unserved,
 }
 
-/// Whether a segment acknowledges within the reach of one of these cookies.
+/// Whether a segment acknowledges within the reach of one of these cookies, and there is more to its connection than that: it says something, or
+/// is in a large answer.
 fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
     let header = &segment.header;
     let flow = Flow::new(header.src, header.dst);
-    let reaches = |keys| flow.place(keys, header.ack, header.options.stamps.is_some()).is_some();
-    segment.has(TcpFlags::ACK) && segment.speaks() && keys.is_some_and(reaches)
+    let (stamped, large) = (header.options.stamps.is_some(), is_under_way(segment));
+    let reaches = |keys| match large {
+        true => flow.reaches(keys, header.ack),
+        false => segment.speaks() && flow.place(keys, header.ack, stamped).is_some(),
+    };
+    segment.has(TcpFlags::ACK) && keys.is_some_and(reaches)
 }
 
 /// How many hops a packet may still make.
@@ -200,10 +207,10 @@ impl Server {
         self.counters.plain += 1;
         // It has a packet socket's frames anyway.
         let has = way.shared && origin == Origin::Wire && self.io.backend() == Backend::AfPacket;
-        let (io, counters) = (self.io.as_mut(), &mut self.counters);
+        let (io, counters, kernel) = (self.io.as_mut(), &mut self.counters, &self.kernel);
         let over = match self.adopter.sort(packet, &segment, !verify, has) {
             Belongs::Free { over } => over,
-            Belongs::Stray => return way.stray(packet, &segment, io, counters),
+            Belongs::Stray => return way.stray(packet, &segment, kernel, io, counters),
             passed => return counters.pass(passed == Belongs::Passed),
         };
         // Before there is content, or beside another that is in force, others answer.
@@ -211,19 +218,26 @@ impl Server {
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
             Door::Objects(objects) => {
-                if objects.hear(&segment, path, way.to(), now) {
-                    self.heard = true;
-                    return;
+                let kernels = || !way.alone && kernel.held(&segment) == Some(Held::Connection);
+                match objects.hear(&segment, path, way.to(), now, kernels) {
+                    Heard::Taken => {
+                        self.heard = true;
+                        return;
+                    }
+                    Heard::Kernels => return counters.pass(true),
+                    Heard::Nobodys => Verdict::Drop(Reason::Cookie),
+                    Heard::Not => {
+                        let verdict = objects.replica.receive(&segment, minute, path);
+                        if let Verdict::Begin(asked) = &verdict {
+                            let asked = *asked;
+                            drop(verdict);
+                            objects.begin(&segment, &asked, path, way.to(), now);
+                            self.heard = true;
+                            return;
+                        }
+                        verdict
+                    }
                 }
-                let verdict = objects.replica.receive(&segment, minute, path);
-                if let Verdict::Begin(asked) = &verdict {
-                    let asked = *asked;
-                    drop(verdict);
-                    objects.begin(&segment, &asked, path, way.to(), now);
-                    self.heard = true;
-                    return;
-                }
-                verdict
             }
             Door::BackEnd(relay) => match relay.judge(&segment, minute) {
                 Judged::Drop(reason) => Verdict::Drop(reason),
@@ -245,16 +259,17 @@ impl Server {
         }
         match verdict {
             // What it has of an answer is of other content, so nothing is added to that.
-            Verdict::Drop(Reason::Cookie) if shows(running.former.as_ref(), &segment) => {
+            Verdict::Drop(Reason::Cookie) if way.alone && shows(running.former.as_ref(), &segment) => {
                 way.refuse(&segment, Unserved::Content, io, counters);
             }
-            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's.
+            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's. So is all
+            // that shows no cookie while kernels have connections that began with them.
             Verdict::Drop(Reason::Cookie)
-                if segment.header.options.stamps.is_none() && segment.has(TcpFlags::ACK) =>
+                if segment.has(TcpFlags::ACK) && (segment.header.options.stamps.is_none() || !way.alone) =>
             {
-                way.stray(packet, &segment, io, counters);
+                way.stray(packet, &segment, kernel, io, counters);
             }
-            Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, io, counters),
+            Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, kernel, io, counters),
             Verdict::Adopt(cause, handshake) => {
                 match self.adopter.adopt(packet, &segment, handshake, !verify) {
                     Ok(passed) => {
@@ -306,7 +321,7 @@ impl Way {
             ethernet: EthHeader { dst: tor.unwrap_or(from.src), src: mac, vlan: from.vlan },
             ether_type,
             shared: service.plain != Plain::Stateless,
-            alone: service.plain == Plain::Stateless && service.drains == Plain::Stateless,
+            alone: !service.changes_hands(),
             from_tor: tor == Some(from.src),
             unserved: Unserved::Later,
         }
@@ -343,16 +358,28 @@ impl Way {
 
     fn refuse(&self, segment: &Segment<'_>, why: Unserved, io: &mut dyn PacketIo, counters: &mut Counters) {
         tracing::debug!(client = %segment.header.src, ?why, "nothing for stateless TCP: refused");
-        self.say(&refusal(segment), io, counters);
+        let mut header = refusal(segment);
+        if self.shared {
+            // Those without ACK are the kernel's, and are held back: its sockets are not all there is (`Share::Silent`).
+            header.flags = TcpFlags(TcpFlags::RST | TcpFlags::ACK);
+        }
+        self.say(&header, io, counters);
         counters.refuse_plain(why);
     }
 
     /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
     /// knows who else may have it. What went that way already is refused. While plain TCP changes hands it may be the
-    /// kernel's, which knows.
-    fn stray(&self, packet: &[u8], segment: &Segment<'_>, io: &mut dyn PacketIo, counters: &mut Counters) {
-        if !self.alone {
-            return;
+    /// kernel's, which has it then.
+    fn stray(
+        &self,
+        packet: &[u8],
+        segment: &Segment<'_>,
+        kernel: &Kernel,
+        io: &mut dyn PacketIo,
+        counters: &mut Counters,
+    ) {
+        if !self.alone && kernel.held(segment) != Some(Held::Nothing) {
+            return counters.pass(true);
         }
         if !self.from_tor || hops(packet).is_none_or(|left| left <= 1) {
             return self.refuse(segment, Unserved::Stray, io, counters);

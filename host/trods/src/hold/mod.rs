@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use rivulet_bpf::trods::{Counters, Event, FlowKey, RELEASED, Trods};
 use rivulet_packet::{EthHeader, eth};
-use rivulet_pktio::abort::Aborter;
+use rivulet_pktio::sockets::Sockets;
 use rivulet_pktio::tap::{self, Tap};
 use rivulet_pktio::{AfPacket, Config, Interface, IoError, LinkInfo, OpenError, PacketIo, in_netns};
 
@@ -67,7 +67,7 @@ pub struct Hold {
     programs: Trods,
     tap: Tap,
     out: Out,
-    aborter: Aborter,
+    sockets: Sockets,
     interface: Interface,
     index: u32,
     mac: [u8; 6],
@@ -116,11 +116,11 @@ impl Hold {
             tracing::warn!("a server's process that dies alone ends its connections: {e}");
         }
         in_netns(interface.netns(), || programs.attach(index))??;
-        let aborter = Aborter::open(interface.netns())?;
+        let sockets = Sockets::open(interface.netns())?;
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
         let (spare, held, dropped) = (Vec::new(), 0, 0);
-        Ok(Hold { programs, tap, out, aborter, interface, index, mac, scratch, spare, held, dropped })
+        Ok(Hold { programs, tap, out, sockets, interface, index, mac, scratch, spare, held, dropped })
     }
 
     /// The interface of that name may be another one: then the programs go there. True if they did.
@@ -245,13 +245,13 @@ impl Hold {
 
     /// Has the kernel forget a connection.
     fn abort(&self, key: &FlowKey) -> Result<(), HoldError> {
-        self.aborter.abort(key.service(), key.client())?;
+        self.sockets.abort(key.service(), key.client())?;
         Ok(())
     }
 
     /// Has the kernel forget what an agent before this one had adopted: its sockets try to end what others go on with.
     fn abort_closing(&self, service: SocketAddr) -> Result<(), HoldError> {
-        let count = self.aborter.abort_closing(service)?;
+        let count = self.sockets.abort_closing(service)?;
         tracing::debug!(%service, count, "connections of another process");
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Hold {
 
     /// The clients of connections that the kernel has now.
     fn clients(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
-        Ok(self.aborter.established(service)?)
+        Ok(self.sockets.established(service)?)
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Limits, Phase, Pin, Stamped, Trods};
-use rivulet_pktio::abort::Aborter;
+use rivulet_pktio::sockets::Sockets;
 use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_pktio::{LinkInfo, in_netns};
 use rivulet_trods::lease::clock;
@@ -441,7 +441,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
         let Some(mut rig) = rig(&plan, &[("large", 20_000_000), ("small", 3000)]) else { return };
         let host = rig.hosts[0].netns.name().to_owned();
         let index = LinkInfo::of(&rig.hosts[0].netns.interface("r0")).unwrap().index;
-        let aborter = Aborter::open(Some(&host)).unwrap();
+        let sockets = Sockets::open(Some(&host)).unwrap();
         if !told {
             rig.router.ip("link set x1 address 02:00:00:00:00:01");
             let second = &rig.hosts[1].netns;
@@ -453,7 +453,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
         // A reset that is where a client with nothing under way is would end it.
         let mut idle = connected(&rig);
         ask(&rig, &mut idle);
-        assert_eq!(aborter.established(service).unwrap().len(), 2);
+        assert_eq!(sockets.established(service).unwrap().len(), 2);
         let mut rest = Vec::new();
         // Programs of another process, which are still there, and let nothing leave.
         let mut programs = Trods::load().unwrap();
@@ -480,7 +480,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
         rig.another(&plan);
         leave(&rig, Some(2), false);
         eventually("it has the table", || rig.hosts[0].replica.table(&service) != 0);
-        assert_eq!(aborter.established(service).unwrap().len(), if died { 0 } else { 2 });
+        assert_eq!(sockets.established(service).unwrap().len(), if died { 0 } else { 2 });
         assert!(rig.hosts[0].replica.is_settling());
         idle.set_nonblocking(true).unwrap();
         assert_eq!(idle.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "nobody is reset");

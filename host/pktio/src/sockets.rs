@@ -1,7 +1,7 @@
-//! Connections of the kernel's that are ended from outside the process that has them (`SOCK_DESTROY`, sock_diag(7)).
+//! Connections of the kernel's, looked at and ended from outside the process that has them (sock_diag(7), `SOCK_DESTROY`).
 //!
-//! The kernel looks a socket up as it does for a segment, so that where there is no connection it finds the listener. What was found
-//! is therefore asked for first, and destroyed by its cookie.
+//! The kernel looks a socket up as it does for a segment, so that where there is no connection it finds the listener. What is to be
+//! ended is therefore asked for first, and destroyed by its cookie.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,6 +18,7 @@ use crate::netlink::{NLM_F_ACK, ask, ask_with, dump, socket_of};
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 /// include/net/tcp_states.h
+const TIME_WAIT: u8 = 6;
 const LISTEN: u8 = 10;
 /// Those in which this end has sent its FIN and waits for it to be acknowledged: a bit each.
 const CLOSING: u32 = 1 << 4 | 1 << 9 | 1 << 11;
@@ -30,17 +31,28 @@ const STATE: usize = 1;
 const LOCAL_PORT: usize = 4;
 const COOKIE: usize = 44;
 
-/// Ends connections of one network namespace.
-#[derive(Debug)]
-pub struct Aborter(OwnedFd);
+/// What the kernel has between two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// No connection.
+    Nothing,
+    /// One that is over, whose last segments are waited for (TIME-WAIT, RFC 9293 section 3.3.2).
+    Remains,
+    /// A connection.
+    Connection,
+}
 
-impl Aborter {
+/// The TCP sockets of one network namespace.
+#[derive(Debug)]
+pub struct Sockets(OwnedFd);
+
+impl Sockets {
     /// For a network namespace (a name of `ip netns` or a path), or the calling thread's. To end a connection takes `CAP_NET_ADMIN`.
     ///
     /// # Errors
     /// The system's.
-    pub fn open(netns: Option<&str>) -> io::Result<Aborter> {
-        in_netns(netns, || socket_of(SOCK_DIAG)).map_err(io::Error::other)?.map(Aborter)
+    pub fn open(netns: Option<&str>) -> io::Result<Sockets> {
+        in_netns(netns, || socket_of(SOCK_DIAG)).map_err(io::Error::other)?.map(Sockets)
     }
 
     /// Ends the connection between these two ends: whoever has its socket gets an error, and the peer a RST where TCP sends one.
@@ -49,24 +61,41 @@ impl Aborter {
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`, `EOPNOTSUPP` of a kernel without `CONFIG_INET_DIAG_DESTROY`.
     pub fn abort(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
+        match self.find(local, remote)? {
+            Some((_, cookie)) => self.destroy(local, remote, &cookie),
+            None => Ok(false),
+        }
+    }
+
+    /// What there is between these two ends. Takes some microseconds.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn held(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Held> {
+        Ok(match self.find(local, remote)? {
+            None => Held::Nothing,
+            Some((TIME_WAIT, _)) => Held::Remains,
+            Some(_) => Held::Connection,
+        })
+    }
+
+    /// State and cookie of what there is between these two ends, a listener aside.
+    fn find(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<(u8, [u8; 8])>> {
         let found = match ask(&self.0, SOCK_DIAG_BY_FAMILY, &request(local, remote, u32::MAX, &NO_COOKIE)) {
-            Err(e) if is_absent(&e) => return Ok(false),
+            Err(e) if is_absent(&e) => return Ok(None),
             found => found?,
         };
-        let cookie = found.get(COOKIE..COOKIE + 8).and_then(|octets| octets.first_chunk());
+        let cookie = found.get(COOKIE..).and_then(|octets| octets.first_chunk());
         let (Some(state), Some(cookie)) = (found.get(STATE), cookie) else {
             return Err(io::ErrorKind::InvalidData.into());
         };
-        if *state == LISTEN {
-            return Ok(false);
-        }
-        self.destroy(local, remote, cookie)
+        Ok((*state != LISTEN).then_some((*state, *cookie)))
     }
 
     /// Ends the connections of this end whose FIN is not acknowledged: how many. Their processes have closed them, or are gone.
     ///
     /// # Errors
-    /// As of [`Aborter::abort`].
+    /// As of [`Sockets::abort`].
     pub fn abort_closing(&self, local: SocketAddr) -> io::Result<usize> {
         let mut count = 0;
         for (remote, cookie) in self.all(local, CLOSING)? {
@@ -181,7 +210,7 @@ mod tests {
             let local = listener.local_addr().unwrap();
             let mut client = TcpStream::connect(local).unwrap();
             let (mut server, remote) = listener.accept().unwrap();
-            let aborter = Aborter::open(None).unwrap();
+            let aborter = Sockets::open(None).unwrap();
             let nobody = SocketAddr::new(remote.ip(), 1);
             assert!(!aborter.abort(local, nobody).unwrap(), "there is none, but a listener");
             match aborter.abort(local, remote) {
@@ -200,6 +229,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_held_is_told_from_a_listener_and_from_what_is_over() {
+        for (listens, connects) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")]
+        {
+            // IPv6 may not be there.
+            let Ok(listener) = TcpListener::bind(listens) else { continue };
+            let local = SocketAddr::new(connects.parse().unwrap(), listener.local_addr().unwrap().port());
+            let client = TcpStream::connect(local).unwrap();
+            let remote = client.local_addr().unwrap();
+            let mut server = listener.accept().unwrap().0;
+            let sockets = Sockets::open(None).unwrap();
+            assert_eq!(sockets.held(local, SocketAddr::new(remote.ip(), 1)).unwrap(), Held::Nothing);
+            assert_eq!(sockets.held(local, remote).unwrap(), Held::Connection);
+            // Who closes first waits for what is late.
+            server.shutdown(std::net::Shutdown::Write).unwrap();
+            drop(client);
+            assert_eq!(server.read(&mut [0]).unwrap(), 0);
+            drop(server);
+            assert_eq!(sockets.held(local, remote).unwrap(), Held::Remains);
+        }
+    }
+
     /// A server that closed while its client takes nothing, and another connection beside it.
     #[test]
     fn what_is_closing_is_ended_and_nothing_else() {
@@ -214,7 +265,7 @@ mod tests {
         full.set_nonblocking(true).unwrap();
         while full.write(&[0; 65_536]).is_ok() {}
         drop(full);
-        let aborter = Aborter::open(None).unwrap();
+        let aborter = Sockets::open(None).unwrap();
         match aborter.abort_closing(local) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 eprintln!("SKIPPED: needs root");

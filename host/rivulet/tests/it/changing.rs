@@ -1,0 +1,208 @@
+//! A replica whose plain TCP changes hands: the kernel has connections, others are answered without state, and some are another replica's.
+//! A server in this process behind a ToR that is a socket. Needs root; skipped where namespaces cannot be made.
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rivulet_packet::segment::TcpFlags;
+use rivulet_pktio::testing::Netns;
+use rivulet_pktio::{AfPacket, Config as IoConfig, Interface, IoChoice, PacketIo, TxFrame, repair};
+use rivulet_plain::{
+    Class, CookieKey, CookieKeys, Download, Entry, Flow, Header, LargeStamp, Object, Options, Scale, Segment,
+    Stamps, Table,
+};
+use rivulet_server::keys::{CookieEpoch, KeySet, Secret};
+use rivulet_server::service::{Member, Plain, Service};
+use rivulet_server::{Application, Config, Minisocket, Server};
+use rivulet_transport::server::Refusal;
+
+const SERVICE: &str = "10.9.0.1:80";
+/// Where a client of a large answer is: a place at which segments may end, with a window that is told.
+const AT: u32 = 12_800;
+/// Behind what a socket of the kernel's has told.
+const RECEIVED: u32 = 30;
+
+/// Refuses Rivulet's clients.
+struct Nothing;
+
+impl Application for Nothing {
+    fn event(&mut self, _: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
+        Err(Refusal::User)
+    }
+}
+
+fn table() -> Table {
+    let object = Object { kind: "text/plain".into(), hash: [7; 16], body: vec![1; 1_000_000].into() };
+    Table::new(vec![("large".into(), Entry::Object(object))], true).unwrap()
+}
+
+/// A connection's acknowledgement and echo that look like those of a large answer's client.
+fn large(client: SocketAddr) -> (u32, u32) {
+    let flow = Flow::new(client, SERVICE.parse().unwrap());
+    let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };
+    let of = Download::new(&flow, &keys, table().version(), 0, Scale::of(8));
+    let stamp = LargeStamp { slot: 0, repair: false, window: 20, all: false, of };
+    (flow.stamped(keys.current, Class::of(1460).unwrap()).wrapping_add(1 + AT), stamp.value())
+}
+
+struct Rig {
+    server: Server,
+    tor: AfPacket,
+    mac: [u8; 6],
+    replica: [u8; 6],
+    _namespaces: [Netns; 2],
+}
+
+/// What a segment brought.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Brought {
+    /// Segments with data to the client.
+    answers: usize,
+    /// Resets of the connection.
+    resets: usize,
+    /// Segments of the client's, back to the ToR.
+    back: usize,
+    /// How many the kernel had.
+    passed: u64,
+}
+
+impl Rig {
+    /// The kernel has a connection with each of these clients already, or gets it, its next octet and timestamp as if it were a large answer.
+    fn new(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
+        let (tor, host) = (Netns::new("chg-t")?, Netns::new("chg-s")?);
+        tor.veth("c0", &host, "s0");
+        host.ip("addr add 10.88.0.2/24 dev s0");
+        host.ip("addr add 10.9.0.1/32 dev lo");
+        host.ip("route add default via 10.88.0.1");
+        let (mac, replica) = (tor.mac("c0"), host.mac("s0"));
+        let colons = mac.map(|octet| format!("{octet:02x}")).join(":");
+        host.ip(&format!("neigh add 10.88.0.1 lladdr {colons} dev s0"));
+        let sockets = clients.iter().map(|client| {
+            let (send_next, timestamp) = large(*client);
+            let connection = repair::Connection {
+                local: SERVICE.parse().unwrap(),
+                remote: *client,
+                send_next,
+                receive_next: RECEIVED,
+                send_window: 1 << 16,
+                receive_window: 1 << 16,
+                mss: 1460,
+                scales: Some((8, 0)),
+                sack: true,
+                timestamp: Some(timestamp),
+            };
+            repair::restore(&connection, Some(host.name())).unwrap()
+        });
+        let sockets = sockets.collect();
+        let cookie = CookieEpoch { epoch: 1, key: Secret([1; 8]) };
+        let keys = KeySet { cookie: vec![cookie], usable_cookie: 1, ..KeySet::generate(1).unwrap() };
+        let service = Service {
+            name: "www".into(),
+            addresses: vec!["10.9.0.1".parse().unwrap()],
+            port: 80,
+            keys,
+            member: Some(Member {
+                pool: 1,
+                replica: 0,
+                tor_mac: mac,
+                heartbeat: Duration::from_secs(5),
+                bound: Duration::from_secs(10),
+            }),
+            trust_tor: true,
+            plain,
+            drains,
+            horizon: Duration::from_secs(4),
+            tunnels: Vec::new(),
+            slots: None,
+            trods: None,
+            content: None,
+        };
+        let interface = Interface::new(Some(host.name()), "s0").unwrap();
+        let config = Config { interface, services: vec![service], incarnation: 1, io: IoChoice::default() };
+        let mut server = Server::open(&config).unwrap();
+        server.set_large(true);
+        server.set_objects(Arc::new(table()));
+        let tor_io = AfPacket::open(&tor.interface("c0"), IoConfig::default()).unwrap();
+        Some((Rig { server, tor: tor_io, mac, replica, _namespaces: [tor, host] }, sockets))
+    }
+
+    /// What a segment without data brings that comes from this Ethernet address.
+    fn bring(&mut self, from: [u8; 6], client: SocketAddr, ack: u32, echo: Option<u32>) -> Brought {
+        let header = Header {
+            src: client,
+            dst: SERVICE.parse().unwrap(),
+            seq: RECEIVED,
+            ack,
+            flags: TcpFlags(TcpFlags::ACK),
+            window: 1000,
+            options: Options { stamps: echo.map(|echo| Stamps { value: 5, echo }), ..Options::default() },
+        };
+        let mut packet = vec![0; header.length()];
+        header.finish(&mut packet, 0).unwrap();
+        let head = [&self.replica[..], &from, &[8, 0]].concat();
+        let before = self.server.counters().plain_passed;
+        let judged = self.server.counters().plain;
+        self.tor.send(&[TxFrame { body: &packet, ..TxFrame::new(&head) }]).unwrap();
+        let mut brought = Brought::default();
+        // What it brings is sent in the turn that takes it.
+        while self.server.counters().plain == judged {
+            self.server.turn(&mut Nothing, Duration::from_millis(5));
+        }
+        while let count @ 1.. = self.tor.recv().unwrap() {
+            for n in 0..count {
+                let Some(segment) = self.tor.frame(n).data.get(14..).and_then(|p| Segment::parse(p).ok())
+                else {
+                    continue;
+                };
+                brought.back += usize::from(segment.header.src == client);
+                if segment.header.dst == client {
+                    brought.resets += usize::from(segment.has(TcpFlags::RST));
+                    brought.answers += usize::from(!segment.payload.is_empty());
+                }
+            }
+        }
+        brought.passed = self.server.counters().plain_passed - before;
+        brought
+    }
+}
+
+const WAYS: [(Plain, Plain); 2] = [(Plain::Kernel, Plain::Stateless), (Plain::Stateless, Plain::Kernel)];
+
+#[test]
+fn what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it() {
+    let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
+    for (plain, drains) in WAYS {
+        let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
+        let mac = rig.mac;
+        let (ack, echo) = large(here);
+        let kernels = rig.bring(mac, here, ack, Some(echo));
+        assert_eq!(kernels, Brought { passed: 1, ..Brought::default() }, "{plain:?}");
+        // The same without a socket is one.
+        let (ack, echo) = large(elsewhere);
+        let ours = rig.bring(mac, elsewhere, ack, Some(echo));
+        assert!(ours.answers > 0 && ours.passed == 0 && ours.back == 0, "{plain:?}: {ours:?}");
+    }
+}
+
+#[test]
+fn what_neither_has_goes_back_to_the_tor_once() {
+    let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
+    // Of every kind of value, and none.
+    let echoes = [Some(5), Some(1 << 22 | 77), Some(2 << 22 | 77), Some(3 << 22 | 77), None];
+    for (plain, drains) in WAYS {
+        let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
+        let (mac, other) = (rig.mac, [2, 0, 0, 0, 0, 9]);
+        // Far from any cookie of the one key.
+        let far = large(elsewhere).0.wrapping_sub(1 << 20);
+        for echo in echoes {
+            let kernels = rig.bring(mac, here, large(here).0.wrapping_sub(1 << 20), echo);
+            assert_eq!(kernels, Brought { passed: 1, ..Brought::default() }, "{plain:?} {echo:?}");
+            let handed = rig.bring(mac, elsewhere, far, echo);
+            assert_eq!(handed, Brought { back: 1, ..Brought::default() }, "{plain:?} {echo:?}");
+            // Nobody else has it either.
+            let refused = rig.bring(other, elsewhere, far, echo);
+            assert_eq!(refused, Brought { resets: 1, ..Brought::default() }, "{plain:?} {echo:?}");
+        }
+    }
+}
