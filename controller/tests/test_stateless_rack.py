@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from netrack import SERVICE, NetRack, needs_rack
-from test_drain import long_flow, troubles, whole
+from test_drain import troubles, whole
 
 from rivulet_lab import Process
 
@@ -130,34 +130,37 @@ def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: N
 def test_kernels_connections_outlive_a_drain_while_plain_tcp_changes_hands(rack: NetRack) -> None:
     """What the slots name another replica for goes back to the ToR from there, either way of the change."""
     rack.until(rack.take_plain_tcp, "all take plain TCP")
-    flow, server, out = long_flow(rack)
+    handed = count(rack, lambda: outcomes(rack, "HANDED_ON"))
+    flow, server, out = slow_flow(rack, "400k")
     describe(rack, "stateless", FOREVER)
     until_mode(rack, "stateless, ToRs kernel, kernel drains")
-    rack.until(lambda: no_kernel(rack), "all serve so")
     outlives_a_drain(rack, flow, server, out)
+    assert handed() > 0, "its segments took the way through another replica"
+    rack.until(lambda: no_kernel(rack), "all serve so")
     describe(rack, "stateless", SHORT)
     until_mode(rack, "stateless")
     describe(rack, "kernel", FOREVER)
     until_mode(rack, "kernel, stateless drains")
     rack.until(lambda: takes_over(rack), "the kernel has what begins")
-    outlives_a_drain(rack, *long_flow(rack))
+    handed = count(rack, lambda: outcomes(rack, "HANDED_ON"))
+    outlives_a_drain(rack, *slow_flow(rack, "400k"))
+    assert handed() > 0, "its segments took the way through another replica"
 
 
 def outlives_a_drain(rack: NetRack, flow: Process, server: str, out: Path) -> None:
     """Drains who serves a flow, which has to come whole, and takes him back."""
-    handed = count(rack, lambda: outcomes(rack, "HANDED_ON"))
     rack.client.post(f"/api/replicas/{server}/drain")
-    rack.until(lambda: handed() > 0, "its segments take the way through the other replica")
+    rack.until(lambda: bool(rack.replica(server).get("draining")), "drained")
     assert flow.running(), "it must outlive the drain"
     assert whole(rack, flow, out), f"a connection of {server}'s kernel broke: {troubles(rack)}"
     rack.client.post(f"/api/replicas/{server}/undrain")
 
 
-def slow_flow(rack: NetRack) -> tuple[Process, str, Path]:
-    """A download by a kernel's TCP that lasts for a change, who serves it, and where it goes."""
+def slow_flow(rack: NetRack, rate: str = "200k") -> tuple[Process, str, Path]:
+    """A download by a kernel's TCP that lasts for a change, who serves it, and where it goes; `rate` in octets/s."""
     out = rack.folder / f"slow-{time.monotonic_ns()}"
     before = rack.accepted()
-    slowly = rack.curl("big", "--max-time", "120", "--limit-rate", "200k", "-o", str(out))
+    slowly = rack.curl("big", "--max-time", "120", "--limit-rate", rate, "-o", str(out))
     flow = rack.start(out.name, slowly, rack.spaces["c1"], stdout=None)
     rack.until(lambda: rack.accepted() != before and out.exists(), "somebody serves it")
     return flow, next(name for name, count in rack.accepted().items() if count != before[name]), out

@@ -117,8 +117,9 @@ pub(crate) fn dump(fd: &OwnedFd, kind: u16, body: &[u8], mut take: impl FnMut(&[
         while let (Some(len), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
             let body = rest.get(HEADER..len as usize).ok_or(io::ErrorKind::InvalidData)?;
             match i32::from(kind) {
-                libc::NLMSG_DONE => return Ok(()),
-                libc::NLMSG_ERROR => return outcome(body),
+                // It may have ended for want of what is asked for.
+                libc::NLMSG_DONE if body.is_empty() => return Ok(()),
+                libc::NLMSG_DONE | libc::NLMSG_ERROR => return outcome(body),
                 _ => take(body),
             }
             rest = rest.get((len as usize).next_multiple_of(4)..).unwrap_or_default();

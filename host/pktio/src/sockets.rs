@@ -55,6 +55,15 @@ impl Sockets {
         in_netns(netns, || socket_of(SOCK_DIAG)).map_err(io::Error::other)?.map(Sockets)
     }
 
+    /// Whether the kernel can be asked.
+    ///
+    /// # Errors
+    /// `ENOENT` of one that lacks `tcp_diag`, which has no socket whatever it is asked for; the system's.
+    pub fn check(&self) -> io::Result<()> {
+        let nobody = SocketAddr::from(([0; 4], 0));
+        dump(&self.0, SOCK_DIAG_BY_FAMILY, &request(nobody, nobody, 1 << LISTEN, &NO_COOKIE), |_| ())
+    }
+
     /// Ends the connection between these two ends: whoever has its socket gets an error, and the peer a RST where TCP sends one.
     /// False: there is none.
     ///
@@ -240,6 +249,7 @@ mod tests {
             let remote = client.local_addr().unwrap();
             let mut server = listener.accept().unwrap().0;
             let sockets = Sockets::open(None).unwrap();
+            sockets.check().unwrap();
             assert_eq!(sockets.held(local, SocketAddr::new(remote.ip(), 1)).unwrap(), Held::Nothing);
             assert_eq!(sockets.held(local, remote).unwrap(), Held::Connection);
             // Who closes first waits for what is late.
@@ -248,6 +258,20 @@ mod tests {
             assert_eq!(server.read(&mut [0]).unwrap(), 0);
             drop(server);
             assert_eq!(sockets.held(local, remote).unwrap(), Held::Remains);
+        }
+    }
+
+    /// As of a kernel without `tcp_diag`: to one question it says what it says where there is no socket, to the other it does not.
+    #[test]
+    fn a_protocol_that_the_kernel_cannot_be_asked_about_is_an_error() {
+        let (sockets, nobody) = (Sockets::open(None).unwrap(), SocketAddr::from(([127, 0, 0, 1], 9)));
+        let mut body = request(nobody, nobody, 1 << LISTEN, &NO_COOKIE);
+        body[1] = 253;
+        for told in [
+            ask(&sockets.0, SOCK_DIAG_BY_FAMILY, &body).map(drop),
+            dump(&sockets.0, SOCK_DIAG_BY_FAMILY, &body, |_| ()),
+        ] {
+            assert!(is_absent(&told.unwrap_err()));
         }
     }
 

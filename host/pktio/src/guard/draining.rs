@@ -19,8 +19,8 @@ pub enum Share {
     None,
     /// Those of the connections that it has when this is installed. A SYN is none of theirs.
     Present,
-    /// All, but its resets of what has no socket here do not go out: that is answered elsewhere. Those have no ACK (RFC 9293 section
-    /// 3.10.7.1), so one that has it does.
+    /// All, but its resets of what has no socket here do not go out: that is answered elsewhere. In answer to a segment of a connection they
+    /// have no ACK (RFC 9293 section 3.10.7.1); a reset that has it goes out.
     Silent,
 }
 

@@ -219,13 +219,10 @@ impl<W: Copy> Downloads<W> {
         let known_one = known.and_then(|n| self.places[n].as_ref()).filter(|entry| entry.of == stamp.of);
         let (answer, head, length) = match known_one {
             Some(entry) => (entry.answer, entry.head, entry.length),
-            None => {
-                let Some(answer) = Answer::large(stamp.of.object, &site.table) else {
-                    return Some(Reason::Stamp);
-                };
-                let (head, length) = answer.lengths(&site.table);
-                (answer, head, length)
-            }
+            None => match answer(site, &stamp) {
+                Some(found) => found,
+                None => return Some(Reason::Stamp),
+            },
         };
         let placed = stamp.place(flow, &site.keys, site.table.version(), header.ack, length);
         let Some((class, at, fin)) = placed else { return Some(Reason::Cookie) };
@@ -502,6 +499,26 @@ impl<W: Copy> Downloads<W> {
         }
         self.deadlines[n] = NEVER;
     }
+}
+
+/// The large answer that a timestamp names, octets of its head, and of all.
+fn answer(site: &Site, stamp: &LargeStamp) -> Option<(Answer, u32, u32)> {
+    let answer = Answer::large(stamp.of.object, &site.table)?;
+    let (head, length) = answer.lengths(&site.table);
+    Some((answer, head, length))
+}
+
+/// Whether echo and acknowledgement of a segment are such as the client of a large answer has, which others have by chance only.
+#[must_use]
+pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
+    let header = &segment.header;
+    let flow = Flow::new(header.src, header.dst);
+    let stamp = header.options.stamps.and_then(|stamps| LargeStamp::parse(stamps.echo));
+    stamp.is_some_and(|stamp| {
+        answer(site, &stamp).is_some_and(|(_, _, length)| {
+            stamp.place(&flow, &site.keys, site.table.version(), header.ack, length).is_some()
+        })
+    })
 }
 
 /// Whether a segment is one of a client of a large answer that is under way: its timestamp says so, or it has something of an answer without

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rivulet_packet::checksum::replace;
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::testing::Netns;
 use rivulet_pktio::{AfPacket, Config as IoConfig, Interface, IoChoice, PacketIo, TxFrame, repair};
@@ -51,6 +52,10 @@ struct Rig {
     tor: AfPacket,
     mac: [u8; 6],
     replica: [u8; 6],
+    /// Of what the ToR sends.
+    hops: u8,
+    /// Of what came back.
+    left: Option<u8>,
     _namespaces: [Netns; 2],
 }
 
@@ -124,7 +129,10 @@ impl Rig {
         server.set_large(true);
         server.set_objects(Arc::new(table()));
         let tor_io = AfPacket::open(&tor.interface("c0"), IoConfig::default()).unwrap();
-        Some((Rig { server, tor: tor_io, mac, replica, _namespaces: [tor, host] }, sockets))
+        Some((
+            Rig { server, tor: tor_io, mac, replica, hops: 60, left: None, _namespaces: [tor, host] },
+            sockets,
+        ))
     }
 
     /// What a segment without data brings that comes from this Ethernet address.
@@ -140,6 +148,13 @@ impl Rig {
         };
         let mut packet = vec![0; header.length()];
         header.finish(&mut packet, 0).unwrap();
+        let sum = replace(
+            u16::from_be_bytes([packet[10], packet[11]]),
+            &[packet[8], packet[9]],
+            &[self.hops, packet[9]],
+        );
+        packet[8] = self.hops;
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
         let head = [&self.replica[..], &from, &[8, 0]].concat();
         let before = self.server.counters().plain_passed;
         let judged = self.server.counters().plain;
@@ -151,11 +166,12 @@ impl Rig {
         }
         while let count @ 1.. = self.tor.recv().unwrap() {
             for n in 0..count {
-                let Some(segment) = self.tor.frame(n).data.get(14..).and_then(|p| Segment::parse(p).ok())
-                else {
-                    continue;
-                };
-                brought.back += usize::from(segment.header.src == client);
+                let data = self.tor.frame(n).data;
+                let Some(segment) = data.get(14..).and_then(|p| Segment::parse(p).ok()) else { continue };
+                if segment.header.src == client {
+                    brought.back += 1;
+                    self.left = data.get(14 + 8).copied();
+                }
                 if segment.header.dst == client {
                     brought.resets += usize::from(segment.has(TcpFlags::RST));
                     brought.answers += usize::from(!segment.payload.is_empty());
@@ -168,6 +184,13 @@ impl Rig {
 }
 
 const WAYS: [(Plain, Plain); 2] = [(Plain::Kernel, Plain::Stateless), (Plain::Stateless, Plain::Kernel)];
+/// Another replica's address.
+const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const NOTHING: Brought = Brought { answers: 0, resets: 0, back: 0, passed: 0 };
+const BACK: Brought = Brought { back: 1, ..NOTHING };
+const KERNELS: Brought = Brought { passed: 1, ..NOTHING };
+/// Longer than a packet may be ahead of its socket, or behind it.
+const LATER: Duration = Duration::from_millis(2);
 
 #[test]
 fn what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it() {
@@ -176,33 +199,73 @@ fn what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it() {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
         let mac = rig.mac;
         let (ack, echo) = large(here);
-        let kernels = rig.bring(mac, here, ack, Some(echo));
-        assert_eq!(kernels, Brought { passed: 1, ..Brought::default() }, "{plain:?}");
-        // The same without a socket is one.
+        assert_eq!(rig.bring(mac, here, ack, Some(echo)), KERNELS, "{plain:?}");
+        // Without a socket it is one, if it is not another replica's kernel's.
         let (ack, echo) = large(elsewhere);
-        let ours = rig.bring(mac, elsewhere, ack, Some(echo));
+        assert_eq!(rig.bring(mac, elsewhere, ack, Some(echo)), BACK, "{plain:?}");
+        let ours = rig.bring(OTHER, elsewhere, ack, Some(echo));
         assert!(ours.answers > 0 && ours.passed == 0 && ours.back == 0, "{plain:?}: {ours:?}");
+        // Known by now.
+        let ours = rig.bring(mac, elsewhere, ack, Some(echo));
+        assert!(ours.passed == 0 && ours.back == 0, "{plain:?}: {ours:?}");
     }
 }
 
 #[test]
 fn what_neither_has_goes_back_to_the_tor_once() {
-    let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
+    let ends = |port| SocketAddr::from(([10, 88, 0, 9], port));
+    let here = ends(40_001);
     // Of every kind of value, and none.
     let echoes = [Some(5), Some(1 << 22 | 77), Some(2 << 22 | 77), Some(3 << 22 | 77), None];
     for (plain, drains) in WAYS {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
-        let (mac, other) = (rig.mac, [2, 0, 0, 0, 0, 9]);
-        // Far from any cookie of the one key.
-        let far = large(elsewhere).0.wrapping_sub(1 << 20);
-        for echo in echoes {
-            let kernels = rig.bring(mac, here, large(here).0.wrapping_sub(1 << 20), echo);
-            assert_eq!(kernels, Brought { passed: 1, ..Brought::default() }, "{plain:?} {echo:?}");
-            let handed = rig.bring(mac, elsewhere, far, echo);
-            assert_eq!(handed, Brought { back: 1, ..Brought::default() }, "{plain:?} {echo:?}");
+        let mac = rig.mac;
+        for (echo, port) in echoes.into_iter().zip(40_010..) {
+            // Far from any cookie of the one key.
+            let far = |client| large(client).0.wrapping_sub(1 << 20);
+            for _ in 0..2 {
+                assert_eq!(rig.bring(mac, here, far(here), echo), KERNELS, "{plain:?} {echo:?}");
+                std::thread::sleep(LATER);
+            }
+            // The socket may be there a moment later, or have been there a moment ago.
+            let elsewhere = ends(port);
+            assert_eq!(rig.bring(mac, elsewhere, far(elsewhere), echo), KERNELS, "{plain:?} {echo:?}");
+            std::thread::sleep(LATER);
+            assert_eq!(rig.bring(mac, elsewhere, far(elsewhere), echo), BACK, "{plain:?} {echo:?}");
             // Nobody else has it either.
-            let refused = rig.bring(other, elsewhere, far, echo);
-            assert_eq!(refused, Brought { resets: 1, ..Brought::default() }, "{plain:?} {echo:?}");
+            let refused = rig.bring(OTHER, elsewhere, far(elsewhere), echo);
+            assert_eq!(refused, Brought { resets: 1, ..NOTHING }, "{plain:?} {echo:?}");
         }
+    }
+}
+
+/// With the address of a ToR that spreads, whatever came to it.
+#[test]
+fn what_was_handed_on_shows_it_by_its_hops() {
+    let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
+    let Some((mut rig, _)) = Rig::new(Plain::Stateless, Plain::Kernel, &[]) else { return };
+    let mac = rig.mac;
+    let (ack, echo) = large(elsewhere);
+    rig.hops = 5;
+    assert_eq!(rig.bring(mac, elsewhere, ack, Some(echo)), BACK);
+    assert_eq!(rig.left, Some(4), "of the hops");
+    rig.hops = 4;
+    assert!(rig.bring(mac, elsewhere, ack, Some(echo)).answers > 0);
+}
+
+/// What shows a cookie by chance goes to the other replica too, and if that one does not have it either it may be late: it is not reset.
+#[test]
+fn what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused() {
+    let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
+    // Within the reach, with the timestamp of an answer that begins behind it.
+    let ack = large(elsewhere).0;
+    let echo = Some(200 << 24);
+    for (plain, drains) in WAYS {
+        let Some((mut rig, _)) = Rig::new(plain, drains, &[]) else { return };
+        let mac = rig.mac;
+        assert_eq!(rig.bring(mac, elsewhere, ack, echo), KERNELS, "{plain:?}");
+        std::thread::sleep(LATER);
+        assert_eq!(rig.bring(mac, elsewhere, ack, echo), BACK, "{plain:?}");
+        assert_eq!(rig.bring(OTHER, elsewhere, ack, echo), NOTHING, "{plain:?}");
     }
 }

@@ -3,9 +3,10 @@
 
 use rivulet_packet::{EthHeader, eth};
 use rivulet_pktio::{Backend, Checksum, IoError, PacketIo, Segmentation, SegmentationKind, TxFrame};
-use rivulet_plain::{Asked, Packet, Reason, Segment, is_under_way};
+use rivulet_plain::{Asked, Packet, Reason, Segment, is_placed, is_under_way};
 
 use super::Server;
+use super::kernel::Kernel;
 use super::plain::{Door, Objects};
 
 /// Where a client's segments go.
@@ -25,31 +26,44 @@ pub(super) enum Heard {
     Nobodys,
     /// It looks like one of those, and is the kernel's.
     Kernels,
+    /// It may be one of those, and another replica's kernel may have it.
+    Elsewhere,
 }
 
 impl Objects {
-    /// Takes a segment that looks like one of a large answer's client. `kernels`: whether the kernel here has its connection, asked of those
-    /// that are not known.
+    /// Takes a segment that looks like one of a large answer's client. `kernel` may have its connection, while there are such; the others have
+    /// been asked if it was `handed` on.
     pub(super) fn hear(
         &mut self,
         segment: &Segment<'_>,
         path: Option<u16>,
         back: Back,
         now: u64,
-        kernels: impl FnOnce() -> bool,
+        kernel: Option<&Kernel>,
+        handed: bool,
     ) -> Heard {
         let Some(downloads) = self.downloads.as_mut().filter(|_| is_under_way(segment)) else {
             return Heard::Not;
         };
-        if !downloads.knows(segment) && kernels() {
-            return Heard::Kernels;
+        let site = &self.replica.site;
+        let unknown = kernel.filter(|_| !downloads.knows(segment));
+        if let Some(kernel) = unknown
+            && is_placed(site, segment)
+        {
+            if kernel.has(segment) {
+                return Heard::Kernels;
+            }
+            if !handed {
+                return Heard::Elsewhere;
+            }
         }
-        let refused = downloads.hear(&self.replica.site, segment, path, back, now);
+        let refused = downloads.hear(site, segment, path, back, now);
         if let Some(reason) = refused {
             tracing::trace!(client = %segment.header.src, ?reason, "a large answer");
         }
         match refused {
             Some(Reason::Cookie | Reason::Stamp) => Heard::Nobodys,
+            Some(Reason::Acknowledgement) if unknown.is_some() => Heard::Not,
             _ => Heard::Taken,
         }
     }

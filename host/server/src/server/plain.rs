@@ -3,7 +3,6 @@
 
 use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
-use rivulet_pktio::sockets::Held;
 use rivulet_pktio::{Backend, PacketIo};
 use rivulet_plain::{
     Cause, CookieKeys, Downloads, Flow, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict,
@@ -11,7 +10,6 @@ use rivulet_plain::{
 };
 
 use super::downloads::{Back, Heard};
-use super::kernel::Kernel;
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
 use crate::back_end::Answered;
@@ -131,8 +129,8 @@ struct Way {
     shared: bool,
     /// No kernel has connections that began with it: what is nobody's is nobody's.
     alone: bool,
-    /// The frame is the ToR's own.
-    from_tor: bool,
+    /// Another replica handed it on, or nobody does.
+    handed: bool,
     /// Why what is the kernel's is not handed to it.
     unserved: Unserved,
 }
@@ -156,11 +154,14 @@ fn hops(packet: &[u8]) -> Option<u8> {
     packet.get(at).copied()
 }
 
-/// Writes a packet that has come one hop further, so that none goes round for ever; false if it is not whole.
+/// Hops that are left to what is handed on: enough for the way to another replica, and it shows there that it was.
+const HANDED: u8 = 4;
+
+/// Writes a packet that has come one hop further, with few of them left, so that none goes round; false if it is not whole.
 fn hand_on(packet: &[u8], room: &mut [u8]) -> bool {
     let (Some(left), Some(room)) = (hops(packet), room.get_mut(..packet.len())) else { return false };
     room.copy_from_slice(packet);
-    let left = left.saturating_sub(1);
+    let left = left.saturating_sub(1).min(HANDED);
     match room {
         [version, .., _] if *version >> 4 != 4 => room[7] = left,
         [_, _, _, _, _, _, _, _, hops, protocol, high, low, ..] => {
@@ -199,7 +200,8 @@ impl Server {
             return;
         }
         let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
-        way.from_tor &= origin == Origin::Wire;
+        // What a ToR that spreads gives on from a replica has its own address.
+        way.handed |= origin != Origin::Wire || hops(packet).is_none_or(|left| left <= HANDED);
         if way.shared && segment.has(TcpFlags::SYN) {
             // What begins is the kernel's.
             return;
@@ -207,10 +209,13 @@ impl Server {
         self.counters.plain += 1;
         // It has a packet socket's frames anyway.
         let has = way.shared && origin == Origin::Wire && self.io.backend() == Backend::AfPacket;
-        let (io, counters, kernel) = (self.io.as_mut(), &mut self.counters, &self.kernel);
+        let (io, counters, kernel) = (self.io.as_mut(), &mut self.counters, &mut self.kernel);
         let over = match self.adopter.sort(packet, &segment, !verify, has) {
             Belongs::Free { over } => over,
-            Belongs::Stray => return way.stray(packet, &segment, kernel, io, counters),
+            Belongs::Stray if way.alone || kernel.lacks(&segment, now) => {
+                return way.stray(packet, &segment, io, counters);
+            }
+            Belongs::Stray => return counters.pass(true),
             passed => return counters.pass(passed == Belongs::Passed),
         };
         // Before there is content, or beside another that is in force, others answer.
@@ -218,13 +223,14 @@ impl Server {
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
             Door::Objects(objects) => {
-                let kernels = || !way.alone && kernel.held(&segment) == Some(Held::Connection);
-                match objects.hear(&segment, path, way.to(), now, kernels) {
+                let others = (!way.alone).then_some(&*kernel);
+                match objects.hear(&segment, path, way.to(), now, others, way.handed) {
                     Heard::Taken => {
                         self.heard = true;
                         return;
                     }
                     Heard::Kernels => return counters.pass(true),
+                    Heard::Elsewhere => return way.hand_on(packet, io, counters),
                     Heard::Nobodys => Verdict::Drop(Reason::Cookie),
                     Heard::Not => {
                         let verdict = objects.replica.receive(&segment, minute, path);
@@ -262,14 +268,26 @@ impl Server {
             Verdict::Drop(Reason::Cookie) if way.alone && shows(running.former.as_ref(), &segment) => {
                 way.refuse(&segment, Unserved::Content, io, counters);
             }
-            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's. So is all
-            // that shows no cookie while kernels have connections that began with them.
+            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's.
             Verdict::Drop(Reason::Cookie)
-                if segment.has(TcpFlags::ACK) && (segment.header.options.stamps.is_none() || !way.alone) =>
+                if way.alone && segment.header.options.stamps.is_none() && segment.has(TcpFlags::ACK) =>
             {
-                way.stray(packet, &segment, kernel, io, counters);
+                way.stray(packet, &segment, io, counters);
             }
-            Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, kernel, io, counters),
+            // So is all that shows no cookie while kernels have connections that began with them, or shows one by chance.
+            Verdict::Drop(reason @ (Reason::Cookie | Reason::Stamp))
+                if !way.alone && segment.has(TcpFlags::ACK) =>
+            {
+                match kernel.lacks(&segment, now) {
+                    true if way.handed && reason == Reason::Stamp => {}
+                    true => way.stray(packet, &segment, io, counters),
+                    false => counters.pass(true),
+                }
+            }
+            Verdict::Kernel(Cause::Adopted) if way.alone || kernel.lacks(&segment, now) => {
+                way.stray(packet, &segment, io, counters);
+            }
+            Verdict::Kernel(Cause::Adopted) => counters.pass(true),
             Verdict::Adopt(cause, handshake) => {
                 match self.adopter.adopt(packet, &segment, handshake, !verify) {
                     Ok(passed) => {
@@ -322,7 +340,7 @@ impl Way {
             ether_type,
             shared: service.plain != Plain::Stateless,
             alone: !service.changes_hands(),
-            from_tor: tor == Some(from.src),
+            handed: tor != Some(from.src),
             unserved: Unserved::Later,
         }
     }
@@ -368,22 +386,15 @@ impl Way {
     }
 
     /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
-    /// knows who else may have it. What went that way already is refused. While plain TCP changes hands it may be the
-    /// kernel's, which has it then.
-    fn stray(
-        &self,
-        packet: &[u8],
-        segment: &Segment<'_>,
-        kernel: &Kernel,
-        io: &mut dyn PacketIo,
-        counters: &mut Counters,
-    ) {
-        if !self.alone && kernel.held(segment) != Some(Held::Nothing) {
-            return counters.pass(true);
+    /// knows who else may have it. What went that way already is refused.
+    fn stray(&self, packet: &[u8], segment: &Segment<'_>, io: &mut dyn PacketIo, counters: &mut Counters) {
+        match self.handed {
+            true => self.refuse(segment, Unserved::Stray, io, counters),
+            false => self.hand_on(packet, io, counters),
         }
-        if !self.from_tor || hops(packet).is_none_or(|left| left <= 1) {
-            return self.refuse(segment, Unserved::Stray, io, counters);
-        }
+    }
+
+    fn hand_on(&self, packet: &[u8], io: &mut dyn PacketIo, counters: &mut Counters) {
         self.send(packet.len(), io, counters, |room| hand_on(packet, room));
         counters.plain_handed_on += 1;
     }
@@ -466,7 +477,10 @@ mod tests {
             assert!(hand_on(&packet, &mut on));
             // The header's checksum is right, or this would not be a segment.
             assert_eq!(Segment::parse(&on).unwrap().header, header);
-            assert_eq!(hops(&on), hops(&packet).map(|left| left - 1));
+            assert_eq!((hops(&packet), hops(&on)), (Some(64), Some(HANDED)));
+            let mut further = on.clone();
+            assert!(hand_on(&on, &mut further));
+            assert_eq!(hops(&further), Some(HANDED - 1));
             for short in 0..8 {
                 assert!(!hand_on(&packet[..short], &mut on), "{short}");
             }
