@@ -217,6 +217,9 @@ REMOVALS = {
     "hands-again": server("kernel.rs", "if place.0 != flow || age > REMEMBERED {", "if false {", BACK),
     "hands-strays": server("plain.rs", "true => way.stray(packet, &segment, io, counters),", "true => {}", BACK),
     "hands-stamps": server("downloads.rs", "Some(Reason::Cookie | Reason::Stamp)", "Some(Reason::Cookie)", BACK),
+    "hands-first": server(
+        "downloads.rs", "Some(Reason::Acknowledgement) if unknown.is_some() => Heard::Not,\n", "\n", BACK
+    ),
     "hands-resets": server(
         "plain.rs", "if self.shared {\n            // Those", "if false {\n            // Those", BACK
     ),

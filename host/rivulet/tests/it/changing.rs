@@ -54,6 +54,8 @@ struct Rig {
     replica: [u8; 6],
     /// Of what the ToR sends.
     hops: u8,
+    /// It has something beyond what it acknowledges.
+    sack: bool,
     /// Of what came back.
     left: Option<u8>,
     _namespaces: [Netns; 2],
@@ -130,14 +132,23 @@ impl Rig {
         server.set_objects(Arc::new(table()));
         let tor_io = AfPacket::open(&tor.interface("c0"), IoConfig::default()).unwrap();
         Some((
-            Rig { server, tor: tor_io, mac, replica, hops: 60, left: None, _namespaces: [tor, host] },
+            Rig {
+                server,
+                tor: tor_io,
+                mac,
+                replica,
+                hops: 60,
+                sack: false,
+                left: None,
+                _namespaces: [tor, host],
+            },
             sockets,
         ))
     }
 
     /// What a segment without data brings that comes from this Ethernet address.
     fn bring(&mut self, from: [u8; 6], client: SocketAddr, ack: u32, echo: Option<u32>) -> Brought {
-        let header = Header {
+        let mut header = Header {
             src: client,
             dst: SERVICE.parse().unwrap(),
             seq: RECEIVED,
@@ -146,6 +157,9 @@ impl Rig {
             window: 1000,
             options: Options { stamps: echo.map(|echo| Stamps { value: 5, echo }), ..Options::default() },
         };
+        if self.sack {
+            header.options.sack.push((ack.wrapping_add(1460), ack.wrapping_add(2920)));
+        }
         let mut packet = vec![0; header.length()];
         header.finish(&mut packet, 0).unwrap();
         let sum = replace(
@@ -221,6 +235,8 @@ fn what_neither_has_goes_back_to_the_tor_once() {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
         let mac = rig.mac;
         for (echo, port) in echoes.into_iter().zip(40_010..) {
+            // What one says of a large answer whose beginning it lacks.
+            rig.sack = echo == Some(5);
             // Far from any cookie of the one key.
             let far = |client| large(client).0.wrapping_sub(1 << 20);
             for _ in 0..2 {
@@ -246,9 +262,11 @@ fn what_was_handed_on_shows_it_by_its_hops() {
     let Some((mut rig, _)) = Rig::new(Plain::Stateless, Plain::Kernel, &[]) else { return };
     let mac = rig.mac;
     let (ack, echo) = large(elsewhere);
-    rig.hops = 5;
-    assert_eq!(rig.bring(mac, elsewhere, ack, Some(echo)), BACK);
-    assert_eq!(rig.left, Some(4), "of the hops");
+    for hops in [60, 5] {
+        rig.hops = hops;
+        assert_eq!(rig.bring(mac, elsewhere, ack, Some(echo)), BACK);
+        assert_eq!(rig.left, Some(4), "of {hops} hops");
+    }
     rig.hops = 4;
     assert!(rig.bring(mac, elsewhere, ack, Some(echo)).answers > 0);
 }
