@@ -28,10 +28,11 @@ def server(file: str, old: str, new: str, test: str) -> Removal:
 
 
 BLOCKS = "blocks_cost_nothing"
-BACK = "changing::what_neither_has_goes_back_to_the_tor_once"
-LARGE = "changing::what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it"
-LATE = "changing::what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused"
-HOPS = "changing::what_was_handed_on_shows_it_by_its_hops"
+BACK = "segments::what_neither_has_goes_back_to_the_tor_once"
+NO_CONTENT = "segments::who_has_no_content_keeps_nothing_from_others"
+LARGE = "segments::what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it"
+LATE = "segments::what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused"
+HOPS = "segments::what_was_handed_on_shows_it_by_its_hops"
 
 REMOVALS = {
     # A change of replica.
@@ -213,20 +214,27 @@ REMOVALS = {
     # While plain TCP changes hands, and content.
     "hands-kernels": server("downloads.rs", "if kernel.has(segment) {", "if false {", LARGE),
     "hands-elsewhere": server("downloads.rs", "if !handed {", "if false {", LARGE),
-    "hands-held": server("kernel.rs", "if self.held(segment) != Some(Held::Nothing) {", "if false {", BACK),
-    "hands-again": server("kernel.rs", "if place.0 != flow || age > REMEMBERED {", "if false {", BACK),
+    "hands-held": server("kernel.rs", "let held = self.held(segment);", "let held = Some(Held::Nothing);", BACK),
+    "hands-again": server("kernel.rs", "if place.0 != flow || age > REMEMBERED =>", "if false =>", BACK),
     "hands-strays": server("plain.rs", "true => way.stray(packet, &segment, io, counters),", "true => {}", BACK),
     "hands-stamps": server("downloads.rs", "Some(Reason::Cookie | Reason::Stamp)", "Some(Reason::Cookie)", BACK),
     "hands-first": server(
-        "downloads.rs", "Some(Reason::Acknowledgement) if unknown.is_some() => Heard::Not,\n", "\n", BACK
+        "downloads.rs",
+        "if lacks_the_beginning && !downloads.knows(segment) {",
+        "if false {",
+        "segments::the_first_segment_of_a_small_answer_is_mended",
     ),
+    "hands-left": server("way.rs", "is_under_way(segment) && hops", "false && hops", NO_CONTENT),
+    "hands-left-once": server("way.rs", "is_some_and(|left| left > 1)", "is_some()", NO_CONTENT),
+    "hands-left-to-it": server("way.rs", "&& !kernel.has(segment)", "", NO_CONTENT),
+    "hands-left-strays": server("way.rs", "false => kernel.lacks(segment, now),", "false => false,", NO_CONTENT),
     "hands-resets": server(
-        "plain.rs", "if self.shared {\n            // Those", "if false {\n            // Those", BACK
+        "way.rs", "if self.shared {\n            // Those", "if false {\n            // Those", BACK
     ),
     "hands-late": server("plain.rs", "if way.handed && reason == Reason::Stamp", "if false", LATE),
     "hands-by-chance": server("plain.rs", "reason @ (Reason::Cookie | Reason::Stamp)", "reason @ Reason::Cookie", LATE),
-    "hands-hops": server("plain.rs", "left.saturating_sub(1).min(HANDED)", "left.saturating_sub(1)", HOPS),
-    "hands-hops-seen": server("plain.rs", "is_none_or(|left| left <= HANDED)", "is_none_or(|left| left <= 1)", HOPS),
+    "hands-hops": server("way.rs", "left.saturating_sub(1).min(HANDED)", "left.saturating_sub(1)", HOPS),
+    "hands-hops-seen": server("way.rs", "is_none_or(|left| left <= HANDED)", "is_none_or(|left| left <= 1)", HOPS),
     "content-large": server(
         "plain.rs",
         "true => flow.reaches(keys, header.ack),",

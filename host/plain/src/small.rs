@@ -269,7 +269,8 @@ impl Talk<'_> {
                         }
                         other => other,
                     },
-                    Opened::No => Decision::Drop(Reason::Stamp),
+                    // Of what it says the beginning may be lost.
+                    Opened::No => Decision::Drop(Reason::Early),
                 };
             }
             Stamp::Answer(answering) => answering,

@@ -15,7 +15,7 @@ pub struct GetArgs {
     #[arg(required = true)]
     pub urls: Vec<String>,
 
-    /// Where to write, `-` for standard output; once for each URL, in their order [default: the URL's last part]
+    /// Where to write, `-` for standard output, also a device or a pipe; once for each URL, in their order [default: the URL's last part]
     #[arg(long, short, value_name = "FILE")]
     pub output: Vec<PathBuf>,
 

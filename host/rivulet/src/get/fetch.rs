@@ -240,6 +240,11 @@ impl<'a> Download<'a> {
         self.path == Path::new("-")
     }
 
+    /// It is a device, a pipe or the like, which is written to and not replaced.
+    fn to_device(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|there| !there.is_file() && !there.is_dir())
+    }
+
     fn part(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".part");
@@ -298,7 +303,7 @@ impl<'a> Download<'a> {
 
     /// Length and entity tag of what an interrupted download left.
     fn resume_point(&self) -> Option<(u64, String)> {
-        if !self.args.r#continue || self.to_stdout() {
+        if !self.args.r#continue || self.to_stdout() || self.to_device() {
             return None;
         }
         let length = std::fs::metadata(self.part()).ok()?.len();
@@ -397,6 +402,10 @@ impl<'a> Download<'a> {
         if self.to_stdout() {
             return Ok(Box::new(io::stdout()));
         }
+        if self.to_device() {
+            let device = OpenOptions::new().write(true).open(&self.path);
+            return Ok(Box::new(device.with_context(|| self.path.display().to_string())?));
+        }
         let part = self.part();
         let context = || part.display().to_string();
         let mut file: File = OpenOptions::new()
@@ -414,7 +423,7 @@ impl<'a> Download<'a> {
 
     /// The whole content is in the `.part` file: it gets its name.
     fn complete(&self) -> Result<(), Failure> {
-        if self.to_stdout() {
+        if self.to_stdout() || self.to_device() {
             return Ok(());
         }
         std::fs::rename(self.part(), &self.path)

@@ -1,6 +1,8 @@
 //! Downloads between network namespaces, byte for byte: `rivulet get`, unmodified programs, plain TCP in
 //! both directions. Needs root; skipped where namespaces cannot be made.
 
+use std::os::unix::fs::FileTypeExt;
+
 use crate::rig::{self, Rig, SERVICE, url};
 use rivulet_client::IoChoice;
 use rivulet_pktio::testing::eventually;
@@ -46,6 +48,28 @@ fn several_files_on_one_connection_and_what_the_server_refuses() {
         std::fs::remove_file(&out_a).unwrap();
         std::fs::remove_file(&out_b).unwrap();
     }
+}
+
+/// Whoever fetches to /dev/null still has one.
+#[test]
+fn a_device_is_written_to_and_not_replaced() {
+    let Some(rig) = Rig::new() else { return };
+    let _server = rig.serve(&[]);
+    let content = rig.file("file", 30_000);
+    let (device, pipe) = (rig.dir.path().join("null"), rig.dir.path().join("pipe"));
+    rig.client.run(&format!("mknod {} c 1 3", device.display()));
+    rig.client.run(&format!("mkfifo {}", pipe.display()));
+    let get = |to: &std::path::Path| rig.get(&["-q", "-c", "-o"]).arg(to).arg(url("file")).output().unwrap();
+    let is_null = || std::fs::metadata(&device).unwrap().file_type().is_char_device();
+    assert!(is_null() && get(&device).status.success() && is_null());
+    let got = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| std::fs::read(&pipe).unwrap());
+        assert!(get(&pipe).status.success());
+        reader.join().unwrap()
+    });
+    assert!(got == content);
+    let left = std::fs::read_dir(rig.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.filter(|name| name.to_string_lossy().contains(".part")).count(), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use rivulet_packet::{EthHeader, eth};
 use rivulet_pktio::{Backend, Checksum, IoError, PacketIo, Segmentation, SegmentationKind, TxFrame};
-use rivulet_plain::{Asked, Packet, Reason, Segment, is_placed, is_under_way};
+use rivulet_plain::{Asked, Packet, Reason, Segment, Stamp, is_placed, is_under_way};
 
 use super::Server;
 use super::kernel::Kernel;
@@ -45,9 +45,14 @@ impl Objects {
         let Some(downloads) = self.downloads.as_mut().filter(|_| is_under_way(segment)) else {
             return Heard::Not;
         };
+        let lacks_the_beginning =
+            segment.header.options.stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) != Stamp::Large);
+        if lacks_the_beginning && !downloads.knows(segment) {
+            return Heard::Not;
+        }
         let site = &self.replica.site;
-        let unknown = kernel.filter(|_| !downloads.knows(segment));
-        if let Some(kernel) = unknown
+        if let Some(kernel) = kernel
+            && !downloads.knows(segment)
             && is_placed(site, segment)
         {
             if kernel.has(segment) {
@@ -63,7 +68,6 @@ impl Objects {
         }
         match refused {
             Some(Reason::Cookie | Reason::Stamp) => Heard::Nobodys,
-            Some(Reason::Acknowledgement) if unknown.is_some() => Heard::Not,
             _ => Heard::Taken,
         }
     }

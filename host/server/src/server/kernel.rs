@@ -6,13 +6,13 @@ use std::hash::{BuildHasher, RandomState};
 use rivulet_pktio::sockets::{Held, Sockets};
 use rivulet_plain::Segment;
 
-/// Between two questions about a connection of which the kernel had nothing, microseconds. A packet is seen here before the kernel has made its
-/// socket, or after it has ended it, both by some microseconds.
+/// Between two questions about a connection of which the kernel had nothing, microseconds. A packet may be seen here some microseconds before the
+/// kernel has made its socket, and is seen when the kernel has ended it.
 const AGAIN: u64 = 1_000;
-/// For so long the first answer is remembered.
-const REMEMBERED: u64 = 60_000_000;
-/// Connections for which it is; one that finds another in its place takes it.
-const PLACES: usize = 1 << 12;
+/// For so long the last answer is remembered: longer than between two keep-alives.
+const REMEMBERED: u64 = 600_000_000;
+/// Connections for which it is, a megabyte; one that finds another in its place takes it.
+const PLACES: usize = 1 << 16;
 
 /// The kernel's connections, while there are some beside those without state.
 #[derive(Debug, Default)]
@@ -36,35 +36,35 @@ impl Kernel {
                 }
                 Err(e) => tracing::warn!(
                     error = %e,
-                    "while plain TCP changes hands, connections of the kernel's that come to another replica hang \
-                     (a kernel with tcp_diag tells whose they are)"
+                    "while plain TCP changes hands, connections of the kernel's that come to another replica hang, and large downloads \
+                     whose replica died (a kernel with tcp_diag tells whose they are)"
                 ),
             }
         }
     }
 
-    /// Whether it has the connection of a client's segment.
+    /// Whether it has the connection of a client's segment. It may, where that is not known.
     pub fn has(&self, segment: &Segment<'_>) -> bool {
-        self.held(segment) == Some(Held::Connection)
+        self.held(segment).is_none_or(|held| held == Held::Connection)
     }
 
     /// Whether it has nothing of it, and had nothing before. Never, where that is not known.
     pub fn lacks(&mut self, segment: &Segment<'_>, now: u64) -> bool {
-        if self.held(segment) != Some(Held::Nothing) {
-            return false;
-        }
+        let held = self.held(segment);
         let flow = self.hasher.hash_one((segment.header.src, segment.header.dst));
         let Some(place) = self.lacking.get_mut(flow as usize % PLACES) else { return false };
         let age = now.saturating_sub(place.1);
-        if place.0 != flow || age > REMEMBERED {
-            *place = (flow, now);
-            return false;
+        match held {
+            Some(Held::Nothing) if place.0 != flow || age > REMEMBERED => *place = (flow, now),
+            Some(Held::Nothing) if age >= AGAIN => {
+                place.1 = now - AGAIN;
+                return true;
+            }
+            // Another one between the same ports.
+            Some(Held::Connection) if place.0 == flow => *place = (0, 0),
+            _ => {}
         }
-        if age < AGAIN {
-            return false;
-        }
-        place.1 = now - AGAIN;
-        true
+        false
     }
 
     fn held(&self, segment: &Segment<'_>) -> Option<Held> {

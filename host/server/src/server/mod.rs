@@ -7,6 +7,7 @@ mod downloads;
 mod kernel;
 mod plain;
 mod turn;
+mod way;
 
 pub(crate) use plain::Door;
 

@@ -1,20 +1,20 @@
 //! The other door of the turn: segments of plain clients, answered without state or handed to the kernel's TCP
 //! (`docs/plain.md`).
 
-use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
-use rivulet_pktio::{Backend, PacketIo};
+use rivulet_pktio::Backend;
 use rivulet_plain::{
-    Cause, CookieKeys, Downloads, Flow, Header, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict,
-    is_under_way, refusal,
+    Cause, CookieKeys, Downloads, Flow, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict,
+    is_under_way,
 };
 
 use super::downloads::{Back, Heard};
+use super::way::Way;
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
 use crate::back_end::Answered;
-use crate::counters::{Counters, Unserved};
-use crate::service::{Plain, Service};
+use crate::counters::Unserved;
+use crate::service::Service;
 
 /// Large answers under way that are remembered, less than 5 kB each.
 const DOWNLOADS: usize = 1 << 12;
@@ -121,20 +121,6 @@ pub(super) fn mtu(link: u32) -> u16 {
     u16::try_from(link).unwrap_or(u16::MAX)
 }
 
-/// Where an answer goes.
-struct Way {
-    ethernet: EthHeader,
-    ether_type: u16,
-    /// The kernel has each segment too: what is its affair needs no refusal.
-    shared: bool,
-    /// No kernel has connections that began with it: what is nobody's is nobody's.
-    alone: bool,
-    /// Another replica handed it on, or nobody does.
-    handed: bool,
-    /// Why what is the kernel's is not handed to it.
-    unserved: Unserved,
-}
-
 /// Whether a segment acknowledges within the reach of one of these cookies, and there is more to its connection than that: it says something, or
 /// is in a large answer.
 fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
@@ -146,32 +132,6 @@ fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
         false => segment.speaks() && flow.place(keys, header.ack, stamped).is_some(),
     };
     segment.has(TcpFlags::ACK) && keys.is_some_and(reaches)
-}
-
-/// How many hops a packet may still make.
-fn hops(packet: &[u8]) -> Option<u8> {
-    let at = if packet.first()? >> 4 == 4 { 8 } else { 7 };
-    packet.get(at).copied()
-}
-
-/// Hops that are left to what is handed on: enough for the way to another replica, and it shows there that it was.
-const HANDED: u8 = 4;
-
-/// Writes a packet that has come one hop further, with few of them left, so that none goes round; false if it is not whole.
-fn hand_on(packet: &[u8], room: &mut [u8]) -> bool {
-    let (Some(left), Some(room)) = (hops(packet), room.get_mut(..packet.len())) else { return false };
-    room.copy_from_slice(packet);
-    let left = left.saturating_sub(1).min(HANDED);
-    match room {
-        [version, .., _] if *version >> 4 != 4 => room[7] = left,
-        [_, _, _, _, _, _, _, _, hops, protocol, high, low, ..] => {
-            let (old, new) = ([*hops, *protocol], [left, *protocol]);
-            [*high, *low] = replace(u16::from_be_bytes([*high, *low]), &old, &new).to_be_bytes();
-            *hops = left;
-        }
-        _ => return false,
-    }
-    true
 }
 
 impl Server {
@@ -200,8 +160,7 @@ impl Server {
             return;
         }
         let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
-        // What a ToR that spreads gives on from a replica has its own address.
-        way.handed |= origin != Origin::Wire || hops(packet).is_none_or(|left| left <= HANDED);
+        way.comes(origin, packet);
         if way.shared && segment.has(TcpFlags::SYN) {
             // What begins is the kernel's.
             return;
@@ -218,8 +177,14 @@ impl Server {
             Belongs::Stray => return counters.pass(true),
             passed => return counters.pass(passed == Belongs::Passed),
         };
-        // Before there is content, or beside another that is in force, others answer.
-        let Some(door) = &mut running.plain else { return };
+        let Some(door) = &mut running.plain else {
+            // Before there is content, or beside another that is in force, others answer.
+            let ends = segment.has(TcpFlags::SYN) || segment.has(TcpFlags::RST);
+            if !way.alone && segment.has(TcpFlags::ACK) && !ends {
+                way.leave(packet, &segment, kernel, now, io, counters);
+            }
+            return;
+        };
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
             Door::Objects(objects) => {
@@ -331,105 +296,9 @@ impl Server {
     }
 }
 
-impl Way {
-    /// The way back of a frame.
-    fn back(from: &EthHeader, ether_type: u16, service: &Service, mac: [u8; 6]) -> Way {
-        let tor = service.member.map(|member| member.tor_mac);
-        Way {
-            ethernet: EthHeader { dst: tor.unwrap_or(from.src), src: mac, vlan: from.vlan },
-            ether_type,
-            shared: service.plain != Plain::Stateless,
-            alone: !service.changes_hands(),
-            handed: tor != Some(from.src),
-            unserved: Unserved::Later,
-        }
-    }
-
-    fn to(&self) -> Back {
-        Back { ethernet: self.ethernet, ether_type: self.ether_type }
-    }
-
-    /// Has a packet written straight into the memory that is sent from.
-    fn send(
-        &self,
-        length: usize,
-        io: &mut dyn PacketIo,
-        counters: &mut Counters,
-        write: impl FnOnce(&mut [u8]) -> bool,
-    ) {
-        let lead = self.ethernet.length();
-        match io.reserve(lead + length) {
-            Some(room) => {
-                if self.ethernet.fill(room, self.ether_type) && write(&mut room[lead..]) {
-                    io.commit(lead + length);
-                } else {
-                    counters.unbuilt += 1;
-                }
-            }
-            None => counters.unsent += 1,
-        }
-    }
-
-    fn say(&self, header: &Header, io: &mut dyn PacketIo, counters: &mut Counters) {
-        self.send(header.length(), io, counters, |room| header.finish(room, 0).is_ok());
-    }
-
-    fn refuse(&self, segment: &Segment<'_>, why: Unserved, io: &mut dyn PacketIo, counters: &mut Counters) {
-        tracing::debug!(client = %segment.header.src, ?why, "nothing for stateless TCP: refused");
-        let mut header = refusal(segment);
-        if self.shared {
-            // Those without ACK are the kernel's, and are held back: its sockets are not all there is (`Share::Silent`).
-            header.flags = TcpFlags(TcpFlags::RST | TcpFlags::ACK);
-        }
-        self.say(&header, io, counters);
-        counters.refuse_plain(why);
-    }
-
-    /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
-    /// knows who else may have it. What went that way already is refused.
-    fn stray(&self, packet: &[u8], segment: &Segment<'_>, io: &mut dyn PacketIo, counters: &mut Counters) {
-        match self.handed {
-            true => self.refuse(segment, Unserved::Stray, io, counters),
-            false => self.hand_on(packet, io, counters),
-        }
-    }
-
-    fn hand_on(&self, packet: &[u8], io: &mut dyn PacketIo, counters: &mut Counters) {
-        self.send(packet.len(), io, counters, |room| hand_on(packet, room));
-        counters.plain_handed_on += 1;
-    }
-
-    fn carry_out(
-        &self,
-        verdict: Verdict<'_>,
-        segment: &Segment<'_>,
-        io: &mut dyn PacketIo,
-        counters: &mut Counters,
-    ) {
-        match verdict {
-            Verdict::Drop(reason) => tracing::trace!(client = %segment.header.src, ?reason, "plain"),
-            // Dealt with where it is remembered.
-            Verdict::Begin(_) => {}
-            Verdict::Say(header) => self.say(&header, io, counters),
-            Verdict::Answer(flight) => {
-                for piece in flight.pieces() {
-                    self.send(flight.length(piece), io, counters, |room| flight.write(piece, room).is_ok());
-                }
-                counters.plain_answered += 1;
-            }
-            Verdict::Kernel(cause) | Verdict::Adopt(cause, _) if self.shared => {
-                tracing::trace!(client = %segment.header.src, ?cause, "plain: the kernel's");
-            }
-            Verdict::Kernel(Cause::Syn) => self.refuse(segment, Unserved::Syn, io, counters),
-            Verdict::Kernel(_) | Verdict::Adopt(..) => self.refuse(segment, self.unserved, io, counters),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use rivulet_packet::TcpFlags;
-    use rivulet_plain::{CookieKey, Entry, Object, Options, Table};
+    use rivulet_plain::{CookieKey, Entry, Object, Table};
 
     use super::*;
 
@@ -457,33 +326,5 @@ mod tests {
         assert_eq!(room(&door), before);
         door.inherit(objects(2, 16));
         assert_eq!(room(&door), before);
-    }
-
-    #[test]
-    fn what_is_handed_on_has_come_a_hop_further() {
-        for (src, dst) in [("10.0.0.1:5", "10.9.0.1:80"), ("[fd00::1]:5", "[fd00:9::1]:80")] {
-            let header = Header {
-                src: src.parse().unwrap(),
-                dst: dst.parse().unwrap(),
-                seq: 1,
-                ack: 2,
-                flags: TcpFlags(TcpFlags::ACK),
-                window: 3,
-                options: Options::default(),
-            };
-            let mut packet = vec![0; header.length()];
-            header.finish(&mut packet, 0).unwrap();
-            let mut on = vec![0; packet.len()];
-            assert!(hand_on(&packet, &mut on));
-            // The header's checksum is right, or this would not be a segment.
-            assert_eq!(Segment::parse(&on).unwrap().header, header);
-            assert_eq!((hops(&packet), hops(&on)), (Some(64), Some(HANDED)));
-            let mut further = on.clone();
-            assert!(hand_on(&on, &mut further));
-            assert_eq!(hops(&further), Some(HANDED - 1));
-            for short in 0..8 {
-                assert!(!hand_on(&packet[..short], &mut on), "{short}");
-            }
-        }
     }
 }

@@ -1,5 +1,5 @@
-//! A replica whose plain TCP changes hands: the kernel has connections, others are answered without state, and some are another replica's.
-//! A server in this process behind a ToR that is a socket. Needs root; skipped where namespaces cannot be made.
+//! What single segments of plain clients bring, above all while plain TCP changes hands: the kernel has connections, others are answered without
+//! state, and some are another replica's. A server in this process behind a ToR that is a socket. Needs root; skipped where namespaces cannot be made.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -34,8 +34,10 @@ impl Application for Nothing {
 }
 
 fn table() -> Table {
-    let object = Object { kind: "text/plain".into(), hash: [7; 16], body: vec![1; 1_000_000].into() };
-    Table::new(vec![("large".into(), Entry::Object(object))], true).unwrap()
+    let object = |octets| {
+        Entry::Object(Object { kind: "text/plain".into(), hash: [7; 16], body: vec![1; octets].into() })
+    };
+    Table::new(vec![("large".into(), object(1_000_000)), ("small".into(), object(5000))], true).unwrap()
 }
 
 /// A connection's acknowledgement and echo that look like those of a large answer's client.
@@ -58,6 +60,8 @@ struct Rig {
     sack: bool,
     /// Of what came back.
     left: Option<u8>,
+    /// What came to the client last: headers, and how much data.
+    said: Vec<(Header, usize)>,
     _namespaces: [Netns; 2],
 }
 
@@ -75,8 +79,15 @@ struct Brought {
 }
 
 impl Rig {
-    /// The kernel has a connection with each of these clients already, or gets it, its next octet and timestamp as if it were a large answer.
+    /// With objects to answer from.
     fn new(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
+        let (mut rig, sockets) = Rig::open(plain, drains, clients)?;
+        rig.server.set_objects(Arc::new(table()));
+        Some((rig, sockets))
+    }
+
+    /// The kernel has a connection with each of these clients already, or gets it, its next octet and timestamp as if it were a large answer.
+    fn open(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
         let (tor, host) = (Netns::new("chg-t")?, Netns::new("chg-s")?);
         tor.veth("c0", &host, "s0");
         host.ip("addr add 10.88.0.2/24 dev s0");
@@ -129,7 +140,6 @@ impl Rig {
         let config = Config { interface, services: vec![service], incarnation: 1, io: IoChoice::default() };
         let mut server = Server::open(&config).unwrap();
         server.set_large(true);
-        server.set_objects(Arc::new(table()));
         let tor_io = AfPacket::open(&tor.interface("c0"), IoConfig::default()).unwrap();
         Some((
             Rig {
@@ -140,6 +150,7 @@ impl Rig {
                 hops: 60,
                 sack: false,
                 left: None,
+                said: Vec::new(),
                 _namespaces: [tor, host],
             },
             sockets,
@@ -160,8 +171,15 @@ impl Rig {
         if self.sack {
             header.options.sack.push((ack.wrapping_add(1460), ack.wrapping_add(2920)));
         }
+        self.exchange(from, &header, &[])
+    }
+
+    /// What a segment brings.
+    fn exchange(&mut self, from: [u8; 6], header: &Header, payload: &[u8]) -> Brought {
+        let client = header.src;
         let mut packet = vec![0; header.length()];
-        header.finish(&mut packet, 0).unwrap();
+        packet.extend_from_slice(payload);
+        header.finish(&mut packet, payload.len()).unwrap();
         let sum = replace(
             u16::from_be_bytes([packet[10], packet[11]]),
             &[packet[8], packet[9]],
@@ -174,6 +192,7 @@ impl Rig {
         let judged = self.server.counters().plain;
         self.tor.send(&[TxFrame { body: &packet, ..TxFrame::new(&head) }]).unwrap();
         let mut brought = Brought::default();
+        self.said.clear();
         // What it brings is sent in the turn that takes it.
         while self.server.counters().plain == judged {
             self.server.turn(&mut Nothing, Duration::from_millis(5));
@@ -187,6 +206,7 @@ impl Rig {
                     self.left = data.get(14 + 8).copied();
                 }
                 if segment.header.dst == client {
+                    self.said.push((segment.header, segment.payload.len()));
                     brought.resets += usize::from(segment.has(TcpFlags::RST));
                     brought.answers += usize::from(!segment.payload.is_empty());
                 }
@@ -286,4 +306,71 @@ fn what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused() {
         assert_eq!(rig.bring(mac, elsewhere, ack, echo), BACK, "{plain:?}");
         assert_eq!(rig.bring(OTHER, elsewhere, ack, echo), NOTHING, "{plain:?}");
     }
+}
+
+/// What is handed on to be asked for where nothing is answered goes on from there, once.
+#[test]
+fn who_has_no_content_keeps_nothing_from_others() {
+    let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
+    for (plain, drains) in WAYS {
+        let Some((mut rig, _socket)) = Rig::open(plain, drains, &[here]) else { return };
+        let mac = rig.mac;
+        for client in [here, elsewhere] {
+            let (ack, echo) = large(client);
+            for (hops, further) in [(3, Some(2)), (1, None)] {
+                (rig.hops, rig.left) = (hops, None);
+                let further = further.filter(|_| client == elsewhere);
+                let brought = rig.bring(OTHER, client, ack, Some(echo));
+                assert_eq!((brought.back, rig.left), (usize::from(further.is_some()), further), "{plain:?}");
+            }
+            rig.hops = 60;
+            let far = ack.wrapping_sub(1 << 20);
+            assert_eq!(rig.bring(mac, client, far, Some(5)), NOTHING, "{plain:?}");
+            std::thread::sleep(LATER);
+            let back = usize::from(client == elsewhere);
+            assert_eq!(rig.bring(mac, client, far, Some(5)), Brought { back, ..NOTHING }, "{plain:?}");
+        }
+    }
+}
+
+/// Where large answers are given, too, an acknowledgement of nothing with something beyond it may be of a small one.
+#[test]
+fn the_first_segment_of_a_small_answer_is_mended() {
+    let client = SocketAddr::from(([10, 88, 0, 9], 40_002));
+    let Some((mut rig, _)) = Rig::new(Plain::Stateless, Plain::Stateless, &[]) else { return };
+    let mac = rig.mac;
+    let syn = Header {
+        src: client,
+        dst: SERVICE.parse().unwrap(),
+        seq: 100,
+        ack: 0,
+        flags: TcpFlags(TcpFlags::SYN),
+        window: 60_000,
+        options: Options {
+            mss: Some(1460),
+            scale: Some(7),
+            sack_permitted: true,
+            stamps: Some(Stamps { value: 1, echo: 0 }),
+            ..Options::default()
+        },
+    };
+    rig.exchange(mac, &syn, &[]);
+    let [(welcome, 0)] = rig.said[..] else { panic!("{:?}", rig.said) };
+    let echo = welcome.options.stamps.unwrap().value;
+    let stamps = Some(Stamps { value: 2, echo });
+    let mut header = Header {
+        seq: 101,
+        ack: welcome.seq.wrapping_add(1),
+        flags: TcpFlags(TcpFlags::ACK),
+        window: 1000,
+        options: Options { stamps, ..Options::default() },
+        ..syn
+    };
+    let request = b"GET /small HTTP/1.1\r\nHost: h\r\n\r\n";
+    assert!(rig.exchange(mac, &header, request).answers > 2);
+    let [(first, _), (second, _), .., (last, length)] = rig.said[..] else { panic!("{:?}", rig.said) };
+    header.seq += request.len() as u32;
+    header.options.sack.push((second.seq, last.seq.wrapping_add(length as u32)));
+    assert_eq!(rig.exchange(mac, &header, &[]), Brought { answers: 1, ..NOTHING });
+    assert_eq!(rig.said[0].0.seq, first.seq);
 }
