@@ -214,9 +214,10 @@ REMOVALS = {
     # While plain TCP changes hands, and content.
     "hands-kernels": server("downloads.rs", "if kernel.has(segment) {", "if false {", LARGE),
     "hands-elsewhere": server("downloads.rs", "if !handed {", "if false {", LARGE),
+    "hands-asked": server("way.rs", "if !self.alone && !kernel.lacks(segment, now) {", "if false {", BACK),
     "hands-held": server("kernel.rs", "let held = self.held(segment);", "let held = Some(Held::Nothing);", BACK),
     "hands-again": server("kernel.rs", "if place.0 != flow || age > REMEMBERED =>", "if false =>", BACK),
-    "hands-strays": server("plain.rs", "true => way.stray(packet, &segment, io, counters),", "true => {}", BACK),
+    "hands-strays": server("plain.rs", "stamps.is_none() || !way.alone) =>", "stamps.is_none()) =>", BACK),
     "hands-stamps": server("downloads.rs", "Some(Reason::Cookie | Reason::Stamp)", "Some(Reason::Cookie)", BACK),
     "hands-first": server(
         "downloads.rs",
@@ -231,8 +232,8 @@ REMOVALS = {
     "hands-resets": server(
         "way.rs", "if self.shared {\n            // Those", "if false {\n            // Those", BACK
     ),
-    "hands-late": server("plain.rs", "if way.handed && reason == Reason::Stamp", "if false", LATE),
-    "hands-by-chance": server("plain.rs", "reason @ (Reason::Cookie | Reason::Stamp)", "reason @ Reason::Cookie", LATE),
+    "hands-late": server("plain.rs", "&& !(way.handed && kernel.lacks(&segment, now)) =>", "=>", LATE),
+    "hands-by-chance": server("plain.rs", "Verdict::Drop(Reason::Stamp)\n", "Verdict::Drop(Reason::Changed)\n", LATE),
     "hands-hops": server("way.rs", "left.saturating_sub(1).min(HANDED)", "left.saturating_sub(1)", HOPS),
     "hands-hops-seen": server("way.rs", "is_none_or(|left| left <= HANDED)", "is_none_or(|left| left <= 1)", HOPS),
     "content-large": server(

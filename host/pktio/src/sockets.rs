@@ -219,10 +219,10 @@ mod tests {
             let local = listener.local_addr().unwrap();
             let mut client = TcpStream::connect(local).unwrap();
             let (mut server, remote) = listener.accept().unwrap();
-            let aborter = Sockets::open(None).unwrap();
+            let sockets = Sockets::open(None).unwrap();
             let nobody = SocketAddr::new(remote.ip(), 1);
-            assert!(!aborter.abort(local, nobody).unwrap(), "there is none, but a listener");
-            match aborter.abort(local, remote) {
+            assert!(!sockets.abort(local, nobody).unwrap(), "there is none, but a listener");
+            match sockets.abort(local, remote) {
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                     eprintln!("SKIPPED: needs root");
                     return;
@@ -231,7 +231,7 @@ mod tests {
             }
             assert_eq!(server.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
             assert_eq!(client.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-            assert!(!aborter.abort(local, remote).unwrap(), "it is gone");
+            assert!(!sockets.abort(local, remote).unwrap(), "it is gone");
             // The listener goes on.
             TcpStream::connect(local).unwrap();
             listener.accept().unwrap();
@@ -289,17 +289,17 @@ mod tests {
         full.set_nonblocking(true).unwrap();
         while full.write(&[0; 65_536]).is_ok() {}
         drop(full);
-        let aborter = Sockets::open(None).unwrap();
-        match aborter.abort_closing(local) {
+        let sockets = Sockets::open(None).unwrap();
+        match sockets.abort_closing(local) {
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                 eprintln!("SKIPPED: needs root");
                 return;
             }
             count => assert_eq!(count.unwrap(), 1),
         }
-        assert_eq!(aborter.abort_closing(local).unwrap(), 0);
-        assert_eq!(aborter.established(local).unwrap(), [clients[1].local_addr().unwrap()]);
-        assert_eq!(aborter.count().unwrap().get(&local.port()), Some(&1));
+        assert_eq!(sockets.abort_closing(local).unwrap(), 0);
+        assert_eq!(sockets.established(local).unwrap(), [clients[1].local_addr().unwrap()]);
+        assert_eq!(sockets.count().unwrap().get(&local.port()), Some(&1));
         servers[0].write_all(b"x").unwrap();
         clients[1].read_exact(&mut [0]).unwrap();
     }

@@ -15,8 +15,6 @@ use core::net::SocketAddr;
 use rivulet_packet::nonce::half_sip_hash_words;
 use rivulet_packet::slot::address_words;
 
-use crate::large::MAX_LARGE;
-
 /// Octets of a bare connection's segments.
 pub const BARE_SEGMENT: u32 = 1024;
 /// Octets of the longest answer: what a bare cookie reaches.
@@ -190,12 +188,6 @@ impl Flow {
     pub(crate) fn distance_within(&self, keys: &CookieKeys, key: usize, ack: u32, reach: u32) -> Option<u32> {
         let distance = ack.wrapping_sub(1).wrapping_sub(keys.get(key)?.hash(&self.words) & !7);
         (distance < reach).then_some(distance)
-    }
-
-    /// Whether an acknowledgement is within a large answer's reach of one of the cookies.
-    #[must_use]
-    pub fn reaches(&self, keys: &CookieKeys, ack: u32) -> bool {
-        (0..3).any(|key| self.distance_within(keys, key, ack, MAX_LARGE + 16).is_some())
     }
 
     /// A hash of these words under one of the keys.

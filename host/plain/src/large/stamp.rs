@@ -19,6 +19,8 @@ pub(crate) const CELL: u32 = 1 << 16;
 pub(crate) const CELLS: u32 = 120;
 /// Octets of the longest large answer.
 pub const MAX_LARGE: u32 = 1 << 30;
+/// Octets behind the ISN that can be acknowledged: a large answer, and the last segment's.
+const REACH: u32 = MAX_LARGE + 16;
 /// How many large objects timestamps tell apart.
 pub const MAX_LARGE_OBJECTS: usize = 1 << 10;
 /// Bits of the check.
@@ -82,6 +84,14 @@ fn check(flow: &Flow, keys: &CookieKeys, key: usize, version: u32, object: u16, 
     (flow.sealed(keys, key, [DOMAIN ^ word, version]) & CHECK) as u8
 }
 
+impl Flow {
+    /// Whether an acknowledgement is within a large answer's reach of one of the cookies.
+    #[must_use]
+    pub fn reaches(&self, keys: &CookieKeys, ack: u32) -> bool {
+        (0..3).any(|key| self.distance_within(keys, key, ack, REACH).is_some())
+    }
+}
+
 impl LargeStamp {
     /// Reads a value; `None` if it is of another kind.
     #[must_use]
@@ -123,7 +133,7 @@ impl LargeStamp {
         length: u32,
     ) -> Option<(Class, u32, bool)> {
         (0..3).find_map(|key| {
-            let distance = flow.distance_within(keys, key, ack, MAX_LARGE + 16)?;
+            let distance = flow.distance_within(keys, key, ack, REACH)?;
             let (class, at, fin) = (Class::numbered(distance >> 1), distance & !7, distance & 1 != 0);
             let there =
                 if fin { at == length } else { at == length || at < length && is_boundary(class, at) };

@@ -171,10 +171,7 @@ impl Server {
         let (io, counters, kernel) = (self.io.as_mut(), &mut self.counters, &mut self.kernel);
         let over = match self.adopter.sort(packet, &segment, !verify, has) {
             Belongs::Free { over } => over,
-            Belongs::Stray if way.alone || kernel.lacks(&segment, now) => {
-                return way.stray(packet, &segment, io, counters);
-            }
-            Belongs::Stray => return counters.pass(true),
+            Belongs::Stray => return way.stray(packet, &segment, kernel, now, io, counters),
             passed => return counters.pass(passed == Belongs::Passed),
         };
         let Some(door) = &mut running.plain else {
@@ -233,26 +230,22 @@ impl Server {
             Verdict::Drop(Reason::Cookie) if way.alone && shows(running.former.as_ref(), &segment) => {
                 way.refuse(&segment, Unserved::Content, io, counters);
             }
-            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's.
+            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's. So is all that
+            // shows no cookie while kernels have connections that began with them, or shows one by chance.
             Verdict::Drop(Reason::Cookie)
-                if way.alone && segment.header.options.stamps.is_none() && segment.has(TcpFlags::ACK) =>
+                if segment.has(TcpFlags::ACK) && (segment.header.options.stamps.is_none() || !way.alone) =>
             {
-                way.stray(packet, &segment, io, counters);
+                way.stray(packet, &segment, kernel, now, io, counters);
             }
-            // So is all that shows no cookie while kernels have connections that began with them, or shows one by chance.
-            Verdict::Drop(reason @ (Reason::Cookie | Reason::Stamp))
-                if !way.alone && segment.has(TcpFlags::ACK) =>
+            // What nobody has may be late, and is not reset.
+            Verdict::Drop(Reason::Stamp)
+                if segment.has(TcpFlags::ACK)
+                    && !way.alone
+                    && !(way.handed && kernel.lacks(&segment, now)) =>
             {
-                match kernel.lacks(&segment, now) {
-                    true if way.handed && reason == Reason::Stamp => {}
-                    true => way.stray(packet, &segment, io, counters),
-                    false => counters.pass(true),
-                }
+                way.stray(packet, &segment, kernel, now, io, counters);
             }
-            Verdict::Kernel(Cause::Adopted) if way.alone || kernel.lacks(&segment, now) => {
-                way.stray(packet, &segment, io, counters);
-            }
-            Verdict::Kernel(Cause::Adopted) => counters.pass(true),
+            Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, kernel, now, io, counters),
             Verdict::Adopt(cause, handshake) => {
                 match self.adopter.adopt(packet, &segment, handshake, !verify) {
                     Ok(passed) => {

@@ -117,14 +117,19 @@ impl Way {
     }
 
     /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
-    /// knows who else may have it. What went that way already is refused.
+    /// knows who else may have it. What went that way already is refused. While plain TCP changes hands it is the kernel's unless that lacks it.
     pub(super) fn stray(
         &self,
         packet: &[u8],
         segment: &Segment<'_>,
+        kernel: &mut Kernel,
+        now: u64,
         io: &mut dyn PacketIo,
         counters: &mut Counters,
     ) {
+        if !self.alone && !kernel.lacks(segment, now) {
+            return counters.pass(true);
+        }
         match self.handed {
             true => self.refuse(segment, Unserved::Stray, io, counters),
             false => self.hand_on(packet, io, counters),
