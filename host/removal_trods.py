@@ -60,6 +60,8 @@ KNOWN = "agent:second_chance::tests::what_was_handed_on_stays_here_once_it_is_ad
 WITHHELD = "what_was_withheld_goes_with_its_connection"
 TAKES = "agent:agent::trods::tests::whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now"
 FORMER = "agent:agent::trods::tests::what_the_agent_before_had_is_looked_for_like_what_another_had"
+NUMBER = "agent:agent::incarnation::tests::no_process_has_the_number_of_one_before"
+HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
 OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
 ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
 ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
@@ -348,6 +350,21 @@ REMOVALS: dict[str, Removal] = {
     "gets-filter": trods(
         "hold/pins.rs", " && (absence.gets)(record.tuple.client, record.tuple.service)", "",
         "it:pins::whoever_asks_learns_who_holds_what_it_may_get",
+    ),
+    "incarnation-last": agent(
+        "second.max(last.saturating_add(1))", "second.max(last)", NUMBER, HEARD, file="agent/incarnation.rs"
+    ),
+    "incarnation-kept": agent(
+        "if let Err(e) = keep(&path, next) {",
+        "if let Err(e) = keep(&path, 0) {",
+        NUMBER,
+        file="agent/incarnation.rs",
+    ),
+    "incarnation-own": agent(
+        "incarnation::next(&args.socket, rivulet_server::incarnation())",
+        "{ let _ = incarnation::next; rivulet_server::incarnation() }",
+        HEARD,
+        file="agent/command.rs",
     ),
     "former": agent("looked_for.extend(self.services.iter().filter_map(former));", "", FORMER, OUTLIVES),
     "former-own": agent("(told != incarnation).then(||", "true.then(||", FORMER),

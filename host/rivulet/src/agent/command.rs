@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rivulet_agent::{Door, DoorConfig};
 use rivulet_pktio::Interface;
-use rivulet_server::incarnation;
 
 use super::args::{AgentArgs, user};
+use super::incarnation;
 use super::plain::PlainTcp;
 use super::stand_in::{self, Predecessor};
 use crate::process::{
@@ -30,7 +30,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let controllers = args.controller.controllers()?.context("--controller is missing")?;
     let interface = Interface::new(None, &args.interface)?;
     let link = rivulet_pktio::LinkInfo::of(&interface)?;
-    let incarnation = incarnation();
+    let incarnation = incarnation::next(&args.socket, rivulet_server::incarnation());
     let mut plain = match args.plain_tcp {
         true => {
             let (path, wake) = (args.health_path.clone(), args.wake.into());

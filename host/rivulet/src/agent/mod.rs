@@ -7,6 +7,7 @@
 
 mod args;
 mod command;
+mod incarnation;
 mod moves;
 mod plain;
 mod stand_in;
