@@ -65,6 +65,9 @@ HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted
 OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
 ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
 ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
+PART = "it:watch::a_segment_of_two_responses_leaves_as_far_as_it_may"
+PART_AGAIN = "trods:hold::connection::tests::what_comes_again_leaves_again_as_far_as_it_may"
+PART_CUT = "trods:hold::frame::tests::what_is_cut_is_two_segments_of_their_own"
 OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
@@ -400,6 +403,30 @@ REMOVALS: dict[str, Removal] = {
     ),
     "term-takes": trods("lease.rs", " || !taking || self.away()", " || self.away()", RESETS_NOBODY),
     "term-knows": trods("lease.rs", " || !taking || self.away().is_some()", " || !taking", RESETS_NOBODY),
+    # A frame that may leave in part.
+    "part-leaves": trods(
+        "hold/connection.rs",
+        "                    self.send_part(&mut frame, hold);\n                    self.held",
+        "                    self.held",
+        PART_AGAIN,
+        PART,
+    ),
+    "part-again": trods(
+        "hold/connection.rs",
+        "        self.send_part(&mut frame, hold);\n        if",
+        "        let _ = &mut frame;\n        if",
+        PART_AGAIN,
+    ),
+    "part-fin": trods("hold/frame.rs", "        if !self.fin {", "        if false {", PART_CUT),
+    "part-sum": trods("hold/frame.rs", "let _ = sum(&mut self.octets, self.checksum);", "", PART_CUT),
+    "part-patience": trods(
+        "flow/watched.rs",
+        "if is_late && !self.is_full {",
+        "if is_late {",
+        "it:cases::a_full_record_waits_for_the_client_though_the_server_was_late_before",
+        "it:model::a_death_at_any_step_loses_nothing",
+    ),
+    "part-read": trods("hold/connection.rs", "while self.read != self.flow.reads() {", "while false {", PART),
     # What no flow writes.
     "record-passed": field("passed > length"),
     "record-last": field("passed < length && !last"),

@@ -126,6 +126,16 @@ impl Flow {
         matches!(&self.state, State::Watched(watched) if watched.is_full)
     }
 
+    /// From where the server's octets are read, of which no more is kept than is stored of one response. Where this moves on, what
+    /// lay beyond that is to be given again.
+    #[must_use]
+    pub fn reads(&self) -> u32 {
+        match &self.state {
+            State::Watched(watched) => watched.reads(),
+            State::Opening | State::Over => 0,
+        }
+    }
+
     /// Octets from the client at `seq` (may repeat, come in any order, overlap); `fin` behind them. The segment's checksum
     /// has been verified.
     pub fn request(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {

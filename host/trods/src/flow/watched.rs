@@ -151,6 +151,10 @@ impl Watched {
         self.record.age()
     }
 
+    pub fn reads(&self) -> u32 {
+        self.server.start()
+    }
+
     pub fn closes(&self) -> bool {
         self.closing || self.client.is_ended()
     }
@@ -218,7 +222,10 @@ impl Watched {
 
     pub fn tick(&mut self) -> Result<(), Reason> {
         self.read_responses()?;
-        if self.incomplete.is_some_and(|since| self.now.saturating_sub(since) >= RESPONSE_PATIENCE) {
+        let is_late =
+            self.incomplete.is_some_and(|since| self.now.saturating_sub(since) >= RESPONSE_PATIENCE);
+        // A full record waits for the client, not for the server.
+        if is_late && !self.is_full {
             return Err(if self.asked.is_empty() { Reason::Unasked } else { Reason::Dynamic });
         }
         Ok(())

@@ -19,6 +19,8 @@ pub(super) struct Connection {
     pub first: u32,
     /// What may not leave yet, in the order in which it came.
     pub held: VecDeque<Frame>,
+    /// From where the flow read when it was given what is held.
+    read: u32,
     /// What the client sent: its end without a gap, and at all.
     next: u32,
     most: u32,
@@ -93,11 +95,13 @@ impl Connection {
 
     /// One whose server's data begin at `first`, and whose client sends `next`.
     fn of(flow: Flow, limits: Limits, first: u32, next: u32, now: u64) -> Connection {
+        let read = flow.reads();
         Connection {
             flow,
             limits,
             first,
             held: VecDeque::new(),
+            read,
             next,
             most: next,
             due: 0,
@@ -140,12 +144,35 @@ impl Connection {
                 self.came(seq, seq.wrapping_add(octets.len() as u32).wrapping_add(fin.into()));
                 self.flow.acknowledged(ack);
                 self.flow.request(seq, octets, fin, out);
+                self.read_held(out);
             }
             What::Fin { seq, .. } => {
                 self.fin = true;
                 self.flow.response(seq, &[], true, out);
             }
             _ => {}
+        }
+    }
+
+    /// A frame of the server's that may not leave is read, and what is held behind it.
+    pub fn answer(&mut self, frame: &Frame, out: &mut Vec<Action>) {
+        self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
+        self.read_held(out);
+    }
+
+    /// Its time has come.
+    pub fn tick(&mut self, now: u64, out: &mut Vec<Action>) {
+        self.flow.tick(now, out);
+        self.read_held(out);
+    }
+
+    /// What is held is read again as far as the flow went on, which keeps no more than a response.
+    fn read_held(&mut self, out: &mut Vec<Action>) {
+        while self.read != self.flow.reads() {
+            self.read = self.flow.reads();
+            for frame in &self.held {
+                self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
+            }
         }
     }
 
@@ -183,8 +210,9 @@ impl Connection {
         }
     }
 
-    /// Keeps a frame, unless it says what another one says.
-    pub fn keep(&mut self, frame: Frame, hold: &mut Hold) {
+    /// Keeps a frame, or what of it may not leave, unless it says what another one says.
+    pub fn keep(&mut self, mut frame: Frame, hold: &mut Hold) {
+        self.send_part(&mut frame, hold);
         if self.held.iter().any(|held| frame.is_within(held)) {
             hold.forget(frame);
         } else {
@@ -197,12 +225,24 @@ impl Connection {
         let before = self.held.len();
         for _ in 0..before {
             match self.held.pop_front() {
-                Some(frame) if after(frame.end(), self.limits.data) => self.held.push_back(frame),
+                Some(mut frame) if after(frame.end(), self.limits.data) => {
+                    self.send_part(&mut frame, hold);
+                    self.held.push_back(frame);
+                }
                 Some(frame) => hold.send(frame),
                 None => {}
             }
         }
         before - self.held.len()
+    }
+
+    /// Sends what may leave of a frame that may not leave as a whole. A client that lacked the end of a response would never make
+    /// room for the next one in the record.
+    fn send_part(&self, frame: &mut Frame, hold: &mut Hold) {
+        let data = self.limits.data;
+        if after(data, frame.seq()) && after(frame.end(), data) {
+            hold.send_until(frame, data);
+        }
     }
 }
 
@@ -213,7 +253,13 @@ fn after(a: u32, b: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rivulet_bpf::kernel::{Feature, skipped};
+    use rivulet_pktio::testing::{Netns, eventually};
+    use rivulet_pktio::{AfPacket, Config, PacketIo};
+    use rivulet_plain::Segment;
+
     use super::*;
+    use crate::hold::frame::tests::frame;
 
     /// A TCP header without options.
     fn header(seq: u32, flags: u8) -> Vec<u8> {
@@ -236,5 +282,48 @@ mod tests {
         {
             assert_eq!(connection.ends(&What::Reset { seq }), ends, "{seq}");
         }
+    }
+    /// What leaves of a frame may be lost, and its server's TCP sends all of it again.
+    #[test]
+    fn what_comes_again_leaves_again_as_far_as_it_may() {
+        if skipped(Feature::Tcx) {
+            return;
+        }
+        let (Some(client), Some(replica)) = (Netns::new("part-c"), Netns::new("part-r")) else { return };
+        client.veth("c0", &replica, "r0");
+        let mut hold = Hold::open(&replica.interface("r0")).unwrap();
+        let config = Config { promiscuous: true, ..Config::default() };
+        let mut io = AfPacket::open(&client.interface("c0"), config).unwrap();
+        let mut leave = |count: usize| {
+            let mut got = Vec::new();
+            eventually("what may leave", || {
+                for n in 0..io.recv().unwrap() {
+                    let octets = io.frame(n).data.to_vec();
+                    let segment = octets.get(14..).and_then(|packet| Segment::parse(packet).ok());
+                    got.extend(segment.map(|s| (s.header.seq, s.payload.to_vec())));
+                }
+                got.len() >= count
+            });
+            got
+        };
+        let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let record = crate::testing::idle(Tuple { client, service }, 500, 1);
+        let mut connection = Connection::adopted(&record, &Settings::default(), 0, &mut Vec::new());
+        connection.limits.data = 504;
+        let again = || frame(500, 0x10, b"0123456789");
+        let front = (500, b"0123".to_vec());
+        for _ in 0..3 {
+            connection.keep(again(), &mut hold);
+            assert_eq!(leave(1), std::slice::from_ref(&front));
+        }
+        assert_eq!(connection.held.len(), 1, "the same is held again");
+        assert_eq!(connection.release(&mut hold), 0);
+        connection.limits.data = 509;
+        assert_eq!(connection.release(&mut hold), 0);
+        assert_eq!(leave(1), [(504, b"45678".to_vec())]);
+        connection.limits.data = 510;
+        assert_eq!(connection.release(&mut hold), 1);
+        assert_eq!(leave(1), [(509, b"9".to_vec())]);
+        assert!(connection.held.is_empty());
     }
 }

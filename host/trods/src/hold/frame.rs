@@ -2,7 +2,7 @@
 
 use rivulet_bpf::trods::FlowKey;
 use rivulet_packet::checksum::Sum;
-use rivulet_packet::ip::TCP;
+use rivulet_packet::ip::{self, TCP};
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::tap::TapFrame;
 use rivulet_pktio::{Checksum, Segmentation, TxFrame};
@@ -77,6 +77,43 @@ impl Frame {
         not_before(self.seq, other.seq) && not_before(other.end(), self.end()) && (other.fin || !self.fin)
     }
 
+    /// Cuts off what lies before a sequence number, which is within the data; what is left stays. `buffer` becomes memory.
+    pub(super) fn cut(&mut self, at: u32, mut buffer: Vec<u8>) -> Frame {
+        let cut = self.data + at.wrapping_sub(self.seq) as usize;
+        buffer.clear();
+        buffer.extend_from_slice(&self.octets[..cut]);
+        let Frame { checksum, segmentation, key, seq, data, .. } = *self;
+        let mut front = Frame { octets: buffer, checksum, segmentation, key, seq, data, fin: false };
+        self.octets.drain(data..cut);
+        self.seq = at;
+        front.seal();
+        self.seal();
+        front
+    }
+
+    /// Writes what follows from sequence number, end and FIN: the headers are another frame's.
+    fn seal(&mut self) {
+        let packet = &mut self.octets[ETHERNET..];
+        let length = packet.len();
+        let start = if packet[0] >> 4 == 4 {
+            packet[2..4].copy_from_slice(&(length as u16).to_be_bytes());
+            packet[10..12].fill(0);
+            let sum = Sum::new().bytes(&packet[..ip::V4]).finish();
+            packet[10..12].copy_from_slice(&sum.to_be_bytes());
+            ip::V4
+        } else {
+            packet[4..6].copy_from_slice(&((length - ip::V6) as u16).to_be_bytes());
+            ip::V6
+        };
+        let tcp = &mut packet[start..];
+        tcp[4..8].copy_from_slice(&self.seq.to_be_bytes());
+        if !self.fin {
+            tcp[13] &= !TcpFlags::FIN;
+        }
+        // It was read as a segment, and is one.
+        let _ = sum(&mut self.octets, self.checksum);
+    }
+
     pub(super) fn octets(&self) -> &[u8] {
         &self.octets
     }
@@ -94,25 +131,35 @@ impl Frame {
 /// Writes the TCP checksum of a frame whose sender may have left it to the hardware. False: it is no segment.
 #[must_use]
 pub(super) fn complete(frame: &mut [u8]) -> bool {
+    sum(frame, Checksum::Unknown)
+}
+
+/// Writes the TCP checksum of a frame, or the part of the pseudo-header where the rest is left to the hardware.
+fn sum(frame: &mut [u8], checksum: Checksum) -> bool {
     let Some(packet) = frame.get(ETHERNET..) else { return false };
     let Ok(segment) = Segment::parse(packet) else { return false };
     let (src, dst) = (segment.header.src.ip(), segment.header.dst.ip());
-    let tcp = ETHERNET + rivulet_packet::ip::length(src);
     let end = ETHERNET + segment.packet_length();
-    frame[tcp + TCP_CHECKSUM..tcp + TCP_CHECKSUM + 2].fill(0);
-    let tcp_octets = &frame[tcp..end];
-    let sum = Sum::new().pseudo_header(src, dst, TCP, tcp_octets.len()).bytes(tcp_octets).finish();
-    frame[tcp + TCP_CHECKSUM..tcp + TCP_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+    let tcp = &mut frame[ETHERNET + ip::length(src)..end];
+    tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].fill(0);
+    let pseudo = Sum::new().pseudo_header(src, dst, TCP, tcp.len());
+    let sum = match checksum {
+        // `finish` gives the complement.
+        Checksum::Partial { .. } => !pseudo.finish(),
+        Checksum::Unknown | Checksum::Verified => pseudo.bytes(tcp).finish(),
+    };
+    tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
     true
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rivulet_plain::{Header, Options};
 
     use super::*;
 
-    fn octets(service: &str, client: &str, seq: u32, flags: u8, data: &[u8]) -> Vec<u8> {
+    /// A frame as it is read.
+    pub fn octets(service: &str, client: &str, seq: u32, flags: u8, data: &[u8]) -> Vec<u8> {
         let (src, dst) = (service.parse().unwrap(), client.parse().unwrap());
         let header =
             Header { src, dst, seq, ack: 7, flags: TcpFlags(flags), window: 9, options: Options::default() };
@@ -120,12 +167,51 @@ mod tests {
         packet.extend_from_slice(data);
         let length = header.finish(&mut packet, data.len()).unwrap();
         packet.truncate(length);
-        [&[2; 14][..], &packet].concat()
+        let ether_type = if src.is_ipv4() { [8, 0] } else { [0x86, 0xdd] };
+        [&[2; 12][..], &ether_type, &packet].concat()
     }
 
-    fn frame(seq: u32, flags: u8, data: &[u8]) -> Frame {
+    pub fn frame(seq: u32, flags: u8, data: &[u8]) -> Frame {
         let known = TapFrame { len: 0, checksum: Checksum::Unknown, segmentation: None };
         Frame::new(&octets("10.9.0.1:80", "192.0.2.7:1025", seq, flags, data), &known, vec![9; 3]).unwrap()
+    }
+
+    /// As the hardware finishes what is left to it: it sums all, the field too.
+    fn finished(frame: &Frame, service: &str) -> Vec<u8> {
+        let mut octets = frame.octets().to_vec();
+        let tcp = ETHERNET + ip::length(service.parse::<std::net::SocketAddr>().unwrap().ip());
+        let sum = Sum::new().bytes(&octets[tcp..]).finish();
+        octets[tcp + TCP_CHECKSUM..tcp + TCP_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+        octets
+    }
+
+    #[test]
+    fn what_is_cut_is_two_segments_of_their_own() {
+        for (service, client) in [("10.9.0.1:80", "192.0.2.7:1025"), ("[fd00:9::1]:80", "[2001:db8::7]:1025")]
+        {
+            let whole = octets(service, client, u32::MAX - 1, 0x19, b"HTTP/1.1");
+            for (length, checksum) in (1..8).flat_map(|length| {
+                [Checksum::Unknown, Checksum::Verified, Checksum::Partial { start: 34, offset: 16 }]
+                    .map(|checksum| (length, checksum))
+            }) {
+                let known = TapFrame { len: 0, checksum, segmentation: None };
+                let mut rest = Frame::new(&whole, &known, Vec::new()).unwrap();
+                let at = (u32::MAX - 1).wrapping_add(length as u32);
+                let front = rest.cut(at, vec![9; 5]);
+                let is_left = matches!(checksum, Checksum::Partial { .. });
+                for (frame, seq, data, flags) in [
+                    (&front, u32::MAX - 1, &b"HTTP/1.1"[..length], 0x18),
+                    (&rest, at, &b"HTTP/1.1"[length..], 0x19),
+                ] {
+                    let wanted = octets(service, client, seq, flags, data);
+                    let got = if is_left { finished(frame, service) } else { frame.octets().to_vec() };
+                    assert!(got == wanted, "{service} {length} {checksum:?}: {got:02x?}, not {wanted:02x?}");
+                    let says = (frame.seq(), frame.end(), frame.fin(), frame.data(), frame.key());
+                    let end = seq.wrapping_add(data.len() as u32);
+                    assert_eq!(says, (seq, end, flags & TcpFlags::FIN != 0, data, rest.key()));
+                }
+            }
+        }
     }
 
     #[test]

@@ -200,6 +200,14 @@ impl Hold {
         self.forget(frame);
     }
 
+    /// Sends what of a frame lies before a sequence number, which is within its data; the rest stays.
+    pub fn send_until(&mut self, frame: &mut Frame, at: u32) {
+        let front = frame.cut(at, self.spare.pop().unwrap_or_default());
+        // Its headers are there twice.
+        self.held += front.octets().len() - front.data().len();
+        self.send(front);
+    }
+
     /// Gives a frame up.
     pub fn forget(&mut self, frame: Frame) {
         self.held = self.held.saturating_sub(frame.octets().len());

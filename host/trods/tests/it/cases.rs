@@ -156,6 +156,27 @@ fn a_full_record_waits_for_the_client() {
 }
 
 #[test]
+fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
+    let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, &GET.repeat(9), false, out));
+    let one = [head(10), vec![7; 10]].concat();
+    let eight = 8 * one.len();
+    let frame = one.repeat(9);
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &frame[..eight + 9], false, out));
+    assert_eq!(record.responses.len(), 8);
+    assert_eq!(then, limits(CLIENT + 9 * N, at(eight as u64), None));
+    assert_eq!(after(|out| flow.tick(RESPONSE_PATIENCE - 1, out)), []);
+    // The rest of its head is there now, and there is no room for it.
+    assert_eq!(after(|out| flow.response(at(eight as u64), &frame[eight..], false, out)), []);
+    assert_eq!(after(|out| flow.tick(10 * RESPONSE_PATIENCE, out)), []);
+    flow.acknowledged(at(eight as u64));
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(10 * RESPONSE_PATIENCE + 1, out));
+    assert_eq!((record.responses.len(), record.response_at), (1, at(eight as u64)));
+    let end = at(9 * one.len() as u64);
+    assert_eq!(then, limits(CLIENT + 9 * N, end, Some(end)));
+}
+
+#[test]
 fn a_long_response_passes_by_stretches() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, GET, false, out));

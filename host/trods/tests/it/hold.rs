@@ -212,6 +212,56 @@ fn frames_are_held_as_large_as_they_were_made() {
 }
 
 #[test]
+fn what_may_leave_of_a_frame_leaves_and_the_rest_follows() {
+    for ipv6 in [false, true] {
+        let Some(mut rig) = Rig::new(ipv6) else { return };
+        let (mut client, mut server, key) = rig.connect();
+        client.write_all(REQUEST).unwrap();
+        server.read_exact(&mut [0; REQUEST.len()]).unwrap();
+        // What is left behind whole segments waits for the end.
+        rustix::net::sockopt::set_tcp_cork(&server, true).unwrap();
+        server.write_all(&body(10_000)).unwrap();
+        drop(server);
+        rig.until("ten thousand octets and an end", |rig| {
+            rig.frames.iter().map(|f| f.data().len()).sum::<usize>() >= 10_000
+                && rig.frames.iter().any(Frame::fin)
+        });
+        let ack = rig.hold.programs().limits(&key).unwrap().unwrap().ack;
+        let first = rig.hold.programs().limits(&key).unwrap().unwrap().first;
+        let mut got = Vec::new();
+        // One segment, several, and all that is left, to its end.
+        for may in [1, 700, 6000, 6001, 9999, 10_000] {
+            let is_all = may == 10_000;
+            rig.limit(&key, ack, may, Some(may).filter(|_| is_all));
+            let at = first.wrapping_add(may);
+            for mut frame in std::mem::take(&mut rig.frames) {
+                let (from, to) = (frame.seq().wrapping_sub(first), frame.end().wrapping_sub(first));
+                if to <= may {
+                    rig.hold.send(frame);
+                    continue;
+                }
+                let fin = frame.fin();
+                if from < may {
+                    rig.hold.send_until(&mut frame, at);
+                    assert_eq!((frame.seq(), frame.end().wrapping_sub(first), frame.fin()), (at, to, fin));
+                    assert_eq!(frame.data(), &body(10_000)[may as usize..to as usize]);
+                }
+                rig.frames.push(frame);
+            }
+            eventually("as much as may", || {
+                got.extend(at_hand(&mut client));
+                got.len() >= may as usize
+            });
+            assert!(got == body(10_000)[..may as usize], "{may}");
+        }
+        client.set_nonblocking(false).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(client.read(&mut [0]).unwrap(), 0, "its end");
+        assert_eq!(rig.hold.dropped(), 0);
+    }
+}
+
+#[test]
 fn more_than_there_is_room_for_is_dropped() {
     let Some(mut rig) = Rig::new(false) else { return };
     let (src, dst) = (rig.service, "10.7.0.1:1025".parse().unwrap());

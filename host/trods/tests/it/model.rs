@@ -219,12 +219,14 @@ impl World {
         let from = has + self.dice.below(answered - has + 1) * self.dice.below(2);
         let to = (from + 1 + self.dice.below(9000)).min(answered);
         if from < to {
-            let beyond = self.service_seq(to).wrapping_sub(self.limits.data) as i32 > 0;
-            if beyond {
+            // What may not leave is read, and the part that may is sent.
+            let may = self.limits.data.wrapping_sub(self.service_seq(0)) as usize;
+            if to > may {
                 self.held.truncate(7);
                 self.held.push_back((from, self.want[from..to].to_vec(), false, has));
-            } else if !self.lost() {
-                self.received.put(from, to);
+            }
+            if from < may && !self.lost() {
+                self.received.put(from, to.min(may));
             }
         }
         let allowed = self.limits.ack.wrapping_sub(self.client_seq(0)) as usize;

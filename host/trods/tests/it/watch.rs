@@ -267,6 +267,34 @@ fn requests_in_a_row_are_answered_in_their_order() {
     assert_eq!(rig.over().1, 1);
 }
 
+/// One segment of the server's ends a response for which the record has room and begins one for which there is none before the
+/// client has the former.
+#[test]
+fn a_segment_of_two_responses_leaves_as_far_as_it_may() {
+    let Some(mut rig) = Rig::new() else { return };
+    rig.nginx.0.kill().unwrap();
+    rig.nginx.0.wait().unwrap();
+    let listener = in_netns(Some(rig.replica.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap();
+    let mut stream = rig.connect();
+    let mut server = listener.accept().unwrap().0;
+    let requests = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(6);
+    stream.write_all(&requests).unwrap();
+    server.read_exact(&mut vec![0; requests.len()]).unwrap();
+    // Each is stored whole, and no two have room.
+    let body = |n: u8| (0..4040).map(|at| b'a' + (n + (at % 23) as u8) % 26).collect::<Vec<u8>>();
+    let head = b"HTTP/1.1 200 OK\r\nContent-Length: 4040\r\n\r\n";
+    let responses: Vec<u8> = (0..6).flat_map(|n| [&head[..], &body(n)].concat()).collect();
+    server.write_all(&responses).unwrap();
+    let mut got = vec![0; responses.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == responses);
+    assert_eq!(rig.status().0.unprotected, HashMap::new());
+    let most = rig.store.0.lock().unwrap().history.iter().map(|record| record.responses.len()).max();
+    assert_eq!(most, Some(1));
+    drop((stream, server));
+    assert_eq!(rig.over().1, 1);
+}
+
 #[test]
 fn what_cannot_be_protected_goes_on_unprotected() {
     let Some(rig) = Rig::new() else { return };

@@ -175,7 +175,7 @@ impl<K: Keeper> Watch<K> {
             connection.flow.acknowledged(limits.acked);
         }
         connection.flow.tick(now, &mut self.said);
-        connection.flow.response(frame.seq(), frame.data(), frame.fin(), &mut self.said);
+        connection.answer(&frame, &mut self.said);
         if connection.flow.ends_early() {
             connection.note_early(&key, &mut self.early);
         }

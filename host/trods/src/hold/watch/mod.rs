@@ -402,7 +402,7 @@ impl<K: Keeper> Watch<K> {
             {
                 connection.flow.acknowledged(limits.acked);
             }
-            connection.flow.tick(now, &mut self.said);
+            connection.tick(now, &mut self.said);
             if connection.flow.wants_acknowledgement() || !connection.held.is_empty() {
                 connection.ask_later(&key, now, &mut self.due);
             }
