@@ -61,13 +61,13 @@ WITHHELD = "what_was_withheld_goes_with_its_connection"
 TAKES = "agent:agent::trods::tests::whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now"
 FORMER = "agent:agent::trods::tests::what_the_agent_before_had_is_looked_for_like_what_another_had"
 NUMBER = "agent:agent::incarnation::tests::no_process_has_the_number_of_one_before"
-HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
 OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
 ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
 ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
 PART = "it:watch::a_segment_of_two_responses_leaves_as_far_as_it_may"
 PART_AGAIN = "trods:hold::connection::tests::what_comes_again_leaves_again_as_far_as_it_may"
 PART_CUT = "trods:hold::frame::tests::what_is_cut_is_two_segments_of_their_own"
+PART_MORE = "trods:hold::connection::tests::what_comes_when_there_is_room_is_read_behind_what_is_held"
 OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
@@ -355,7 +355,7 @@ REMOVALS: dict[str, Removal] = {
         "it:pins::whoever_asks_learns_who_holds_what_it_may_get",
     ),
     "incarnation-last": agent(
-        "second.max(last.saturating_add(1))", "second.max(last)", NUMBER, HEARD, file="agent/incarnation.rs"
+        "second.max(last.saturating_add(1))", "second.max(last)", NUMBER, file="agent/incarnation.rs"
     ),
     "incarnation-kept": agent(
         "if let Err(e) = keep(&path, next) {",
@@ -366,7 +366,7 @@ REMOVALS: dict[str, Removal] = {
     "incarnation-own": agent(
         "incarnation::next(&args.socket, rivulet_server::incarnation())",
         "{ let _ = incarnation::next; rivulet_server::incarnation() }",
-        HEARD,
+        OUTLIVES,
         file="agent/command.rs",
     ),
     "former": agent("looked_for.extend(self.services.iter().filter_map(former));", "", FORMER, OUTLIVES),
@@ -417,7 +417,9 @@ REMOVALS: dict[str, Removal] = {
         "        let _ = &mut frame;\n        if",
         PART_AGAIN,
     ),
-    "part-fin": trods("hold/frame.rs", "        if !self.fin {", "        if false {", PART_CUT),
+    "part-fin": trods("hold/frame.rs", "front.seal(TcpFlags::FIN);", "front.seal(0);", PART_CUT),
+    "part-cwr": trods("hold/frame.rs", "self.seal(CWR);", "self.seal(0);", PART_CUT),
+    "part-more": trods("hold/connection.rs", "self.read_held(Some(frame), out);", "self.read_held(None, out);", PART_MORE),
     "part-sum": trods("hold/frame.rs", "let _ = sum(&mut self.octets, self.checksum);", "", PART_CUT),
     "part-patience": trods(
         "flow/watched.rs",
@@ -425,6 +427,12 @@ REMOVALS: dict[str, Removal] = {
         "if is_late {",
         "it:cases::a_full_record_waits_for_the_client_though_the_server_was_late_before",
         "it:model::a_death_at_any_step_loses_nothing",
+    ),
+    "part-count": trods(
+        "flow/watched.rs",
+        "        if self.record.responses.len() >= MAX_RESPONSES {\n            self.is_full = true;\n",
+        "        if self.record.responses.len() >= MAX_RESPONSES {\n",
+        "it:cases::as_many_responses_as_a_record_has_wait_for_the_client_whatever_is_there_of_the_next",
     ),
     "part-read": trods("hold/connection.rs", "while self.read != self.flow.reads() {", "while false {", PART),
     # What no flow writes.

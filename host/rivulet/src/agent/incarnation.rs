@@ -3,6 +3,7 @@
 //! Records of connections are kept under it (`docs/trods-records.md`): with that of a process before it, a process would write over
 //! what that one had protected, and would not read it. The second of the start is not enough: a process that died at once is
 //! followed by another within the second, and a clock may be set back. So the last number is kept in a file beside the socket.
+//! One that cannot start again and again may run ahead of the clock, which is why heartbeats do not begin with it.
 
 use std::fs;
 use std::io;

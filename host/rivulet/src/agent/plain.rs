@@ -60,7 +60,8 @@ pub(super) struct PlainTcp {
     link: LinkInfo,
     looked: Instant,
     started: Instant,
-    incarnation: u32,
+    /// The second in which it began to beat.
+    began: u32,
     /// One a place in a pool, with the numbers of its services: ready while one of them is.
     beats: Vec<(Vec<u16>, Beat)>,
     board: Arc<Mutex<Board>>,
@@ -70,7 +71,8 @@ pub(super) struct PlainTcp {
 }
 
 impl PlainTcp {
-    /// Opens the interface for sending and starts to check. With `path` a GET of it must be answered.
+    /// Opens the interface for sending and starts to check. With `path` a GET of it must be answered. `incarnation`: of its
+    /// records; heartbeats begin by the clock, as those of serving processes do, which are heard in turn with them.
     pub(super) fn open(
         interface: &Interface,
         incarnation: u32,
@@ -92,8 +94,8 @@ impl PlainTcp {
         })?;
         let now = Instant::now();
         let guard = Guard::new(interface, incarnation, wake, predecessor.is_some());
-        let beats = Vec::new();
-        Ok(PlainTcp { io, link, looked: now, started: now, incarnation, beats, board, guard, predecessor })
+        let (beats, began) = (Vec::new(), rivulet_server::incarnation());
+        Ok(PlainTcp { io, link, looked: now, started: now, began, beats, board, guard, predecessor })
     }
 
     /// These are the services from now on.
@@ -112,7 +114,7 @@ impl PlainTcp {
             let same = before.iter().position(|(_, beat)| *beat.member() == member);
             let mut beat = match same.map(|at| before.swap_remove(at)) {
                 Some((_, beat)) => beat,
-                None => Beat::new(member, &service.keys, self.incarnation, now),
+                None => Beat::new(member, &service.keys, self.began, now),
             };
             beat.set_keys(&service.keys);
             self.beats.push((vec![service.keys.service], beat));

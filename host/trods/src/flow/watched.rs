@@ -374,6 +374,10 @@ impl Watched {
     fn read_response(&mut self) -> Result<bool, Reason> {
         let octets = self.server.octets();
         let Some(asked) = self.asked.front() else { return Ok(false) };
+        if self.record.responses.len() >= MAX_RESPONSES {
+            self.is_full = true;
+            return Ok(false);
+        }
         let Some(head) = head::response(octets, asked.method)? else { return Ok(false) };
         let rest = &octets[head.length..];
         let request = self.client.octets().get(..asked.length).unwrap_or_default();
@@ -418,9 +422,7 @@ impl Watched {
         // Its request leaves the queue, so the record grows by less than this.
         let size = self.record.size() - self.record.requests.len() + self.client.octets().len() - answered
             + response.size();
-        if self.record.responses.len() >= MAX_RESPONSES
-            || size > MAX_RECORD && !self.record.responses.is_empty()
-        {
+        if size > MAX_RECORD && !self.record.responses.is_empty() {
             self.is_full = true;
             return Ok(false);
         }

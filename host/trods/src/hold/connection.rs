@@ -8,7 +8,7 @@ use rivulet_bpf::trods::{FlowKey, What};
 use super::watch::{ASK, LOOK};
 use super::{Frame, Hold};
 use crate::flow::{Action, Flow, Limits, Settings};
-use crate::record::{Handshake, Record, Tuple};
+use crate::record::{Handshake, MAX_WHOLE, Record, Tuple};
 
 /// One connection.
 #[derive(Debug)]
@@ -144,7 +144,7 @@ impl Connection {
                 self.came(seq, seq.wrapping_add(octets.len() as u32).wrapping_add(fin.into()));
                 self.flow.acknowledged(ack);
                 self.flow.request(seq, octets, fin, out);
-                self.read_held(out);
+                self.read_held(None, out);
             }
             What::Fin { seq, .. } => {
                 self.fin = true;
@@ -154,23 +154,25 @@ impl Connection {
         }
     }
 
-    /// A frame of the server's that may not leave is read, and what is held behind it.
+    /// A frame of the server's that may not leave is read, as is what is held.
     pub fn answer(&mut self, frame: &Frame, out: &mut Vec<Action>) {
         self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
-        self.read_held(out);
+        self.read_held(Some(frame), out);
     }
 
     /// Its time has come.
     pub fn tick(&mut self, now: u64, out: &mut Vec<Action>) {
         self.flow.tick(now, out);
-        self.read_held(out);
+        self.read_held(None, out);
     }
 
-    /// What is held is read again as far as the flow went on, which keeps no more than a response.
-    fn read_held(&mut self, out: &mut Vec<Action>) {
+    /// What is held, or is about to be, is read again as far as the flow went on, which keeps no more than a response.
+    fn read_held(&mut self, more: Option<&Frame>, out: &mut Vec<Action>) {
         while self.read != self.flow.reads() {
             self.read = self.flow.reads();
-            for frame in &self.held {
+            let (from, to) = (self.read, self.read.wrapping_add(MAX_WHOLE as u32));
+            let in_reach = |frame: &&Frame| after(frame.end(), from) && after(to, frame.seq());
+            for frame in self.held.iter().chain(more).filter(in_reach) {
                 self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
             }
         }
@@ -325,5 +327,52 @@ mod tests {
         assert_eq!(connection.release(&mut hold), 1);
         assert_eq!(leave(1), [(509, b"9".to_vec())]);
         assert!(connection.held.is_empty());
+    }
+    /// A frame comes when the client has made room for what is held before it.
+    #[test]
+    fn what_comes_when_there_is_room_is_read_behind_what_is_held() {
+        let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let (settings, mut out) = (Settings::default(), Vec::new());
+        let (syn, syn_ack) = (header(0, 0x02), header(499, 0x12));
+        let mut connection =
+            Connection::new(Tuple { client, service }, &settings, &syn, &syn_ack, 0, &mut out);
+        let request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        connection.hear(500, &What::Request { seq: 1, octets: &request.repeat(24), fin: false }, &mut out);
+        out.clear();
+        // Stored whole, 900 octets each: a flow keeps less than five, a record has eight.
+        let response = [&b"HTTP/1.1 200 OK\r\nContent-Length: 861\r\n\r\n"[..], &[b'x'; 861]].concat();
+        let all = response.repeat(24);
+        // Keeps what is handed to the store, until nothing more is.
+        let kept = |connection: &mut Connection, out: &mut Vec<Action>| {
+            let mut last = None;
+            while !out.is_empty() {
+                for action in std::mem::take(out) {
+                    match action {
+                        Action::Store { ticket, record } => {
+                            last = Some((record.response_at, record.responses.len()));
+                            connection.flow.stored(ticket, true, out);
+                        }
+                        Action::Limits(_) => {}
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+            last
+        };
+        let at = |responses: usize| 500 + (responses * response.len()) as u32;
+        let held = frame(500, 0x10, &all[..14_480]);
+        connection.answer(&held, &mut out);
+        connection.held.push_back(held);
+        assert_eq!(kept(&mut connection, &mut out), Some((at(0), 8)));
+        // As much is acknowledged when the frame comes.
+        connection.flow.acknowledged(at(8));
+        connection.flow.tick(1, &mut out);
+        let more = frame(500 + 14_480, 0x10, &all[14_480..]);
+        connection.answer(&more, &mut out);
+        connection.held.push_back(more);
+        assert_eq!(kept(&mut connection, &mut out), Some((at(8), 8)));
+        connection.flow.acknowledged(at(16));
+        connection.tick(2, &mut out);
+        assert_eq!(kept(&mut connection, &mut out), Some((at(16), 8)));
     }
 }

@@ -10,7 +10,9 @@ use rivulet_plain::Segment;
 
 /// Octets of an Ethernet header. There is no tag in a frame that a local sender made.
 const ETHERNET: usize = 14;
-/// Where the checksum stands in a TCP header.
+/// Where flags and checksum stand in a TCP header, and a flag (RFC 3168 section 6.1.2).
+const TCP_FLAGS: usize = 13;
+const CWR: u8 = 0x80;
 const TCP_CHECKSUM: usize = 16;
 
 /// One TCP segment, as large as its sender made it, with its Ethernet header.
@@ -86,13 +88,14 @@ impl Frame {
         let mut front = Frame { octets: buffer, checksum, segmentation, key, seq, data, fin: false };
         self.octets.drain(data..cut);
         self.seq = at;
-        front.seal();
-        self.seal();
+        front.seal(TcpFlags::FIN);
+        // That the window was reduced the first part says.
+        self.seal(CWR);
         front
     }
 
-    /// Writes what follows from sequence number, end and FIN: the headers are another frame's.
-    fn seal(&mut self) {
+    /// Writes what follows from sequence number and end, without a flag: the headers are another frame's.
+    fn seal(&mut self, flag: u8) {
         let packet = &mut self.octets[ETHERNET..];
         let length = packet.len();
         let start = if packet[0] >> 4 == 4 {
@@ -107,9 +110,7 @@ impl Frame {
         };
         let tcp = &mut packet[start..];
         tcp[4..8].copy_from_slice(&self.seq.to_be_bytes());
-        if !self.fin {
-            tcp[13] &= !TcpFlags::FIN;
-        }
+        tcp[TCP_FLAGS] &= !flag;
         // It was read as a segment, and is one.
         let _ = sum(&mut self.octets, self.checksum);
     }
@@ -189,7 +190,15 @@ pub(super) mod tests {
     fn what_is_cut_is_two_segments_of_their_own() {
         for (service, client) in [("10.9.0.1:80", "192.0.2.7:1025"), ("[fd00:9::1]:80", "[2001:db8::7]:1025")]
         {
-            let whole = octets(service, client, u32::MAX - 1, 0x19, b"HTTP/1.1");
+            // `Header` writes no CWR.
+            let with_cwr = |mut octets: Vec<u8>| {
+                octets[ETHERNET
+                    + ip::length(service.parse::<std::net::SocketAddr>().unwrap().ip())
+                    + TCP_FLAGS] |= CWR;
+                assert!(complete(&mut octets));
+                octets
+            };
+            let whole = with_cwr(octets(service, client, u32::MAX - 1, 0x19, b"HTTP/1.1"));
             for (length, checksum) in (1..8).flat_map(|length| {
                 [Checksum::Unknown, Checksum::Verified, Checksum::Partial { start: 34, offset: 16 }]
                     .map(|checksum| (length, checksum))
@@ -204,6 +213,7 @@ pub(super) mod tests {
                     (&rest, at, &b"HTTP/1.1"[length..], 0x19),
                 ] {
                     let wanted = octets(service, client, seq, flags, data);
+                    let wanted = if seq == at { wanted } else { with_cwr(wanted) };
                     let got = if is_left { finished(frame, service) } else { frame.octets().to_vec() };
                     assert!(got == wanted, "{service} {length} {checksum:?}: {got:02x?}, not {wanted:02x?}");
                     let says = (frame.seq(), frame.end(), frame.fin(), frame.data(), frame.key());

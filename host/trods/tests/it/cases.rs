@@ -158,22 +158,43 @@ fn a_full_record_waits_for_the_client() {
 #[test]
 fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
     let mut flow = flow(&OPEN);
+    after(|out| flow.request(CLIENT, &GET.repeat(2), false, out));
+    // Both are stored whole, and not at once.
+    let one = [&b"HTTP/1.1 200 OK\r\nContent-Length: 4040\r\n\r\n"[..], &[7; 4040]].concat();
+    let (length, two) = (one.len(), one.repeat(2));
+    let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &two[..length + 9], false, out));
+    assert_eq!(record.responses.len(), 1);
+    assert_eq!(then, limits(CLIENT + 2 * N, at(length as u64), None));
+    assert!(!flow.wants_acknowledgement());
+    assert_eq!(after(|out| flow.tick(RESPONSE_PATIENCE - 1, out)), []);
+    // The rest is there now, and there is no room for it.
+    assert_eq!(after(|out| flow.response(at(length as u64), &two[length..], false, out)), []);
+    assert!(flow.wants_acknowledgement());
+    assert_eq!(after(|out| flow.tick(10 * RESPONSE_PATIENCE, out)), []);
+    flow.acknowledged(at(length as u64));
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(10 * RESPONSE_PATIENCE + 1, out));
+    assert_eq!((record.responses.len(), record.response_at), (1, at(length as u64)));
+    let end = at(two.len() as u64);
+    assert_eq!(then, limits(CLIENT + 2 * N, end, Some(end)));
+}
+
+/// The server can say no more than its window lets it, which the client has to acknowledge.
+#[test]
+fn as_many_responses_as_a_record_has_wait_for_the_client_whatever_is_there_of_the_next() {
+    let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, &GET.repeat(9), false, out));
     let one = [head(10), vec![7; 10]].concat();
     let eight = 8 * one.len();
     let frame = one.repeat(9);
-    let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &frame[..eight + 9], false, out));
+    let (record, _) = kept(&mut flow, |flow, out| flow.response(SERVICE, &frame[..eight + 9], false, out));
     assert_eq!(record.responses.len(), 8);
-    assert_eq!(then, limits(CLIENT + 9 * N, at(eight as u64), None));
-    assert_eq!(after(|out| flow.tick(RESPONSE_PATIENCE - 1, out)), []);
-    // The rest of its head is there now, and there is no room for it.
-    assert_eq!(after(|out| flow.response(at(eight as u64), &frame[eight..], false, out)), []);
+    assert!(flow.wants_acknowledgement());
     assert_eq!(after(|out| flow.tick(10 * RESPONSE_PATIENCE, out)), []);
     flow.acknowledged(at(eight as u64));
-    let (record, then) = kept(&mut flow, |flow, out| flow.tick(10 * RESPONSE_PATIENCE + 1, out));
+    assert_eq!(after(|out| flow.tick(10 * RESPONSE_PATIENCE, out)), []);
+    let (record, _) =
+        kept(&mut flow, |flow, out| flow.response(at(eight as u64), &frame[eight..], false, out));
     assert_eq!((record.responses.len(), record.response_at), (1, at(eight as u64)));
-    let end = at(9 * one.len() as u64);
-    assert_eq!(then, limits(CLIENT + 9 * N, end, Some(end)));
 }
 
 #[test]
