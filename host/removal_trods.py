@@ -419,7 +419,9 @@ REMOVALS: dict[str, Removal] = {
     ),
     "part-fin": trods("hold/frame.rs", "front.seal(TcpFlags::FIN);", "front.seal(0);", PART_CUT),
     "part-cwr": trods("hold/frame.rs", "self.seal(CWR);", "self.seal(0);", PART_CUT),
-    "part-more": trods("hold/connection.rs", "self.read_held(Some(frame), out);", "self.read_held(None, out);", PART_MORE),
+    "part-more": trods(
+        "hold/connection.rs", "self.read_held(Some(frame), out);", "self.read_held(None, out);", PART_MORE
+    ),
     "part-sum": trods("hold/frame.rs", "let _ = sum(&mut self.octets, self.checksum);", "", PART_CUT),
     "part-patience": trods(
         "flow/watched.rs",
