@@ -233,28 +233,22 @@ def options():
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
     s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 16)
     dial(s=s)
-    yield (
-        "kept",
-        [
-            s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
-            struct.unpack("ii", s.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)),
-            s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT),
-            s.getsockopt(socket.IPPROTO_IP, socket.IP_TOS),
-        ],
-    )
+    yield "kept", [
+        s.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        struct.unpack("ii", s.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)),
+        s.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT),
+        s.getsockopt(socket.IPPROTO_IP, socket.IP_TOS),
+    ]
     yield "tcp", [(name, s.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))) for name in names]
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
     yield "set", [s.getsockopt(socket.IPPROTO_TCP, n) for n in (socket.TCP_NODELAY, socket.TCP_KEEPCNT)]
-    yield (
-        "refused",
-        [
-            tell(s.setsockopt, socket.IPPROTO_TCP, socket.TCP_KEEPCNT, -1),
-            tell(s.setsockopt, socket.IPPROTO_TCP, 200, 1),
-            tell(s.getsockopt, socket.IPPROTO_TCP, 200),
-            tell(s.getsockopt, socket.SOL_SOCKET, 2000),
-        ],
-    )
+    yield "refused", [
+        tell(s.setsockopt, socket.IPPROTO_TCP, socket.TCP_KEEPCNT, -1),
+        tell(s.setsockopt, socket.IPPROTO_TCP, 200, 1),
+        tell(s.getsockopt, socket.IPPROTO_TCP, 200),
+        tell(s.getsockopt, socket.SOL_SOCKET, 2000),
+    ]
     # Encryption by the kernel, which a kernel may have for its own TCP, is not to be believed in.
     yield "tls", MODE == "tcp" or tell(s.setsockopt, socket.IPPROTO_TCP, 31, b"tls") in ("ENOTCONN", "ENOENT")
     yield "state", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -358,18 +352,15 @@ def connecting():
         return
     s = socket.socket()
     s.setblocking(False)
-    yield (
-        "silent",
-        [
-            tell(s.connect, (SILENT, PORT)),
-            tell(s.connect, (SILENT, PORT)),
-            tell(s.getpeername),
-            tell(s.send, b"x"),
-            tell(s.recv, 1),
-            state(s, wait=False),
-            s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0],
-        ],
-    )
+    yield "silent", [
+        tell(s.connect, (SILENT, PORT)),
+        tell(s.connect, (SILENT, PORT)),
+        tell(s.getpeername),
+        tell(s.send, b"x"),
+        tell(s.recv, 1),
+        state(s, wait=False),
+        s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0],
+    ]
     s = socket.socket()
     s.setblocking(False)
     opened = [s.connect_ex((HOST, PORT)) in (0, errno.EINPROGRESS)]

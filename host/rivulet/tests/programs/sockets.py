@@ -1,6 +1,6 @@
 """What a program expects of TCP sockets: run over kernel TCP, and over Rivulet, with the same result.
 
-sockets.py HOST PORT MODE      MODE: "tcp" (connect says what happened) or "early" (connect is done at once)
+    sockets.py HOST PORT MODE      MODE: "tcp" (connect says what happened) or "early" (connect is done at once)
 """
 
 import array
@@ -206,9 +206,7 @@ def families():
     assert os.waitpid(pid, 0)[1] == 0
     until(s, lambda d: d.endswith(b"\r\n\r\n"))
     code = "import socket,sys; s=socket.socket(fileno=0); s.sendall(sys.argv[1].encode()); print(s.getpeername())"
-    out = subprocess.run(
-        [sys.executable, "-c", code, HEAD.decode()], stdin=s, capture_output=True, text=True, check=True
-    )
+    out = subprocess.run([sys.executable, "-c", code, HEAD.decode()], stdin=s, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == str((HOST, PORT)), out.stdout
     copy = s.dup()
     s.close()
