@@ -285,6 +285,7 @@ mod tests {
             assert_eq!(connection.ends(&What::Reset { seq }), ends, "{seq}");
         }
     }
+
     /// What leaves of a frame may be lost, and its server's TCP sends all of it again.
     #[test]
     fn what_comes_again_leaves_again_as_far_as_it_may() {
@@ -328,6 +329,7 @@ mod tests {
         assert_eq!(leave(1), [(509, b"9".to_vec())]);
         assert!(connection.held.is_empty());
     }
+
     /// A frame comes when the client has made room for what is held before it.
     #[test]
     fn what_comes_when_there_is_room_is_read_behind_what_is_held() {
