@@ -9,11 +9,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::beside;
+
 /// Where the last number is kept.
 fn place(socket: &Path) -> PathBuf {
-    let mut path = socket.to_owned().into_os_string();
-    path.push(".incarnation");
-    path.into()
+    beside(socket, ".incarnation")
 }
 
 /// The number of a process that starts in this second and has this socket. Where the last one cannot be kept, what a process in

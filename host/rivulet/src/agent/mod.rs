@@ -5,6 +5,8 @@
 //! ready while the service accepts connections; elsewhere heartbeats come from the serving process alone. It protects such
 //! services' connections too, where they are to outlive their replica.
 
+use std::path::{Path, PathBuf};
+
 mod args;
 mod command;
 mod incarnation;
@@ -16,3 +18,10 @@ mod trods;
 pub use args::{AgentArgs, ControllerArgs};
 pub use command::run;
 pub use stand_in::{StandInArgs, run as stand_in};
+
+/// What an agent leaves for the next one stands beside its socket, under its name and a suffix.
+fn beside(socket: &Path, suffix: &str) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
+}

@@ -19,6 +19,7 @@ use rivulet_pktio::guard::Table;
 use rivulet_pktio::{Interface, PacketIo, TxFrame};
 use rivulet_server::heartbeat::FRAME;
 
+use super::beside;
 use super::plain::PlainTcp;
 
 /// For so long: an agent is upgraded and restarted in this time.
@@ -42,9 +43,7 @@ pub struct StandInArgs {
 
 /// Where the next agent finds who stands in for the one before.
 fn door(socket: &Path) -> PathBuf {
-    let mut path = socket.to_owned().into_os_string();
-    path.push(".stand-in");
-    path.into()
+    beside(socket, ".stand-in")
 }
 
 /// Leaves a process behind that sends heartbeats; none leaves this one after that. It sends them until the other is there, and

@@ -226,8 +226,7 @@ fn what_may_leave_of_a_frame_leaves_and_the_rest_follows() {
             rig.frames.iter().map(|f| f.data().len()).sum::<usize>() >= 10_000
                 && rig.frames.iter().any(Frame::fin)
         });
-        let ack = rig.hold.programs().limits(&key).unwrap().unwrap().ack;
-        let first = rig.hold.programs().limits(&key).unwrap().unwrap().first;
+        let Limits { ack, first, .. } = rig.hold.programs().limits(&key).unwrap().unwrap();
         let mut got = Vec::new();
         // One segment, several, and all that is left, to its end.
         for may in [1, 700, 6000, 6001, 9999, 10_000] {

@@ -177,6 +177,14 @@ impl Rig {
         stream
     }
 
+    /// A connection to a server of the test's own, in nginx's place.
+    fn connect_to_test(&mut self) -> (TcpStream, TcpStream) {
+        self.nginx.0.kill().unwrap();
+        self.nginx.0.wait().unwrap();
+        let listener = in_netns(Some(self.replica.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap();
+        (self.connect(), listener.accept().unwrap().0)
+    }
+
     fn status(&self) -> (Status, Counters) {
         self.said.lock().unwrap().clone()
     }
@@ -272,11 +280,7 @@ fn requests_in_a_row_are_answered_in_their_order() {
 #[test]
 fn a_segment_of_two_responses_leaves_as_far_as_it_may() {
     let Some(mut rig) = Rig::new() else { return };
-    rig.nginx.0.kill().unwrap();
-    rig.nginx.0.wait().unwrap();
-    let listener = in_netns(Some(rig.replica.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap();
-    let mut stream = rig.connect();
-    let mut server = listener.accept().unwrap().0;
+    let (mut stream, mut server) = rig.connect_to_test();
     let requests = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(6);
     stream.write_all(&requests).unwrap();
     server.read_exact(&mut vec![0; requests.len()]).unwrap();
@@ -400,11 +404,7 @@ fn a_server_that_is_killed_says_nothing() {
 #[test]
 fn a_server_that_gives_up_and_lives_is_heard() {
     let Some(mut rig) = Rig::new() else { return };
-    rig.nginx.0.kill().unwrap();
-    rig.nginx.0.wait().unwrap();
-    let listener = in_netns(Some(rig.replica.name()), || TcpListener::bind(SERVICE)).unwrap().unwrap();
-    let mut stream = rig.connect();
-    let mut server = listener.accept().unwrap().0;
+    let (mut stream, mut server) = rig.connect_to_test();
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     server.read_exact(&mut [0; 32]).unwrap();
     server.write_all(b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Length: 50000000\r\n\r\nhalf").unwrap();
