@@ -69,20 +69,26 @@ fi
 # rustup's own directory is looked into even if the login shell does not know it yet (the Makefile does so too).
 export PATH="$PATH:${CARGO_HOME:-$HOME/.cargo}/bin"
 floor=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-# Whether it runs, not whether it is there: rustup leaves a file called cargo where it has no toolchain. The toolchain is
-# that of rust-toolchain.toml.
+pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+# Runs cargo: rustup leaves a file called cargo even where the toolchain is missing. In this folder cargo is the pinned one.
 rust_is_enough() {
   local version
   version=$(cargo --version 2>/dev/null | cut -d' ' -f2)
   [[ -n $version && $(printf '%s\n' "$floor" "$version" | sort -V | head -n 1) == "$floor" ]]
 }
-if ! rust_is_enough && command -v rustup >/dev/null; then
-  say "bringing Rust to its stable release with rustup"
-  rustup -q toolchain install stable --no-self-update --profile minimal --component clippy --component rustfmt || true
-elif ! command -v cargo >/dev/null; then
+if ! command -v cargo >/dev/null; then
   say "installing Rust with rustup into ${RUSTUP_HOME:-$HOME/.rustup} (Debian's own is too old)"
   curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs \
-    | sh -s -- -y -q --no-modify-path --profile minimal --component clippy --component rustfmt || true
+    | sh -s -- -y -q --no-modify-path --default-toolchain none || true
+fi
+if ! rust_is_enough && command -v rustup >/dev/null; then
+  say "installing Rust $pinned with rustup"
+  rustup -q toolchain install "$pinned" --no-self-update --profile minimal --component clippy --component rustfmt || true
+  # Without a way to rustup's server, the stable release that is installed serves, if it is new enough.
+  if ! rust_is_enough && RUSTUP_TOOLCHAIN=stable rust_is_enough; then
+    say "Rust $pinned cannot be installed; this folder uses $(RUSTUP_TOOLCHAIN=stable cargo --version)"
+    rustup -q override set stable
+  fi
 fi
 rust_is_enough || {
   say "there is no Rust $floor or newer ($(cargo --version 2>&1 | head -n 1)): install it by hand, then run this again"

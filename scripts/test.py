@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs parts of the tests, one after the other; says how long each took, which tests are slow, and what failed.
 
-scripts/test.py PART...: `make test` and `make test-long` name theirs. The first part that fails is the last. The last
-line counts the tests of all parts. What is built is built once, in the profile `ci`, and every part runs those binaries
-(RIVULET_BIN). Parts that wait more than they compute run beside the others; what they print comes when they end. Needs
-nothing but Python.
+scripts/test.py PART...: `make test` and `make test-long` list their parts. A part that fails does not keep the others
+from running, except those that need what it makes (NEEDS). The last line counts the tests of all parts. The workspace
+is built once, in the profile `ci`, and every part runs those binaries (RIVULET_BIN). Parts that wait more than they
+compute run in lanes beside the others; their output is printed when the lane ends. Needs Python alone.
 """
 
 from __future__ import annotations
@@ -56,8 +56,17 @@ BESIDE = (("packages", "demos", "python"), ("ptf",))
 wait for clocks and links half of their time."""
 
 
+NEEDS = {
+    "setup": (),
+    "check": ("setup",),
+    "p4": ("setup",),
+    "build": ("setup",),
+}
+"""Parts that make what a part runs with. A part that is not listed runs the binaries: it needs `setup` and `build`."""
+
+
 class PartFailed(Exception):
-    """Says why."""
+    """The reason why a part failed."""
 
 
 @dataclass
@@ -90,6 +99,8 @@ class Run:
     outcomes: list[Outcome] = field(default_factory=list)
     times: list[Took] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+    """Parts that failed, and those that did not run because of them."""
     programs: list[tuple[str, Path, str]] = field(default_factory=list)
     """Test programs: name, folder of the crate, path."""
 
@@ -382,11 +393,13 @@ def main() -> int:
     for part in options.parts:
         if any(part in lane for lane in lanes):
             continue
+        if missing := needs_failed(run, part):
+            run.failed.add(part)
+            run.problems.append(f"{part} did not run: it needs {missing}, which failed")
+            continue
         if not beside and part in ("rust", "racks"):
             beside = [Beside(options, lane) for lane in lanes if lane]
         work(run, part)
-        if run.problems:
-            break
     for lane in beside:
         lane.join(run)
     if options.only and not (options.report or run.outcomes or run.problems):
@@ -405,13 +418,19 @@ def main() -> int:
     return 1 if run.problems or run.count("failed") else 0
 
 
+def needs_failed(run: Run, part: str) -> str:
+    """The part that this one needs and that failed or did not run; empty if there is none."""
+    return next((need for need in NEEDS.get(part, ("setup", "build")) if need in run.failed), "")
+
+
 def work(run: Run, part: str) -> None:
-    """One part; a problem of the run if it fails."""
+    """Runs one part. If the part fails, the run has a problem more."""
     print(f"\n=== {part}", flush=True)
     began, cpu = time.monotonic(), cpu_s()
     try:
         PARTS[part](run)
     except PartFailed as e:
+        run.failed.add(part)
         run.problems.append(f"{part} failed: {e}")
     run.times.append(Took(part, time.monotonic() - began, cpu_s() - cpu))
 
