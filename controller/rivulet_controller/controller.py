@@ -385,8 +385,8 @@ class Controller:
         rack = self._rack
         state = self.state
         return update(
-            self.config, replica, rack.numbers, state.rings, state.slots, rack.draining, state.modes,
-            state.incarnations, state.contents, rack.strangers,
+            self.config, replica, rack.numbers, state.rings, state.slots, self.weights(), rack.draining,
+            state.modes, state.incarnations, state.contents, rack.strangers,
         )  # fmt: skip
 
     # Keys

@@ -269,6 +269,21 @@ def _slot_set(number: int, pairs: Pairs) -> Fragment:
     )
 
 
+def flow_slots(
+    config: Config,
+    service: Service,
+    numbers: Numbers,
+    slots: Mapping[str, Pairs],
+    weights: Mapping[str, int],
+    away: frozenset[str],
+) -> Pairs:
+    """A service's slots for flows, with replicas that are `away` in second place: the same for switches and agents."""
+    indices = numbers.replicas[service.pool_name]
+    there = {indices[r.name]: weights[r.name] for r in config.replicas if r.name in indices and not r.maintenance}
+    gone = frozenset(indices[name] for name in away if indices.get(name) in there)
+    return drained(slots.get(service.name, ()), gone, there)
+
+
 @lru_cache(maxsize=4096)
 def _round_robin(size: int, weights: tuple[tuple[int, int], ...]) -> Pairs:
     return round_robin(size, dict(weights))
@@ -442,8 +457,9 @@ def desired(
             guarded.update(port for _, port, _ in sources)
         by_index, away = indices[service.pool_name], leaving[service.pool_name]
         known = numbers.replicas[service.pool_name]
-        away |= {known[name] for name in strangers.get(service.name, ())} & by_index.keys()
-        flows = drained(slots[service.name], away, by_index)
+        other_content = strangers.get(service.name, frozenset())
+        away |= {known[name] for name in other_content} & by_index.keys()
+        flows = flow_slots(config, service, numbers, slots, weights, draining | other_content)
         fragments[f"slots {service.name}"] = _slot_set(flow_set(number), flows)
         if service.policy == "round_robin":
             stay = {index: weight for index, weight in by_index.items() if index not in away}

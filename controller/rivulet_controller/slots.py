@@ -6,10 +6,16 @@ must move. Shares are exact to one slot (largest remainder).
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from .state import Pairs
+
+MAX_INDEX = 64
+"""Replica indices of a pool are below this (`MAX_MEMBERS` of config.py)."""
 
 
 def apportion(weights: Mapping[int, int], total: int) -> dict[int, int]:
@@ -67,10 +73,93 @@ def reassign(previous: Sequence[int | None], quotas: Mapping[int, int], seed: st
     return [index for index in result if index is not None]
 
 
+def balanced_seconds(
+    quotas: Mapping[int, int], weights: Mapping[int, int], before: Mapping[tuple[int, int], int], seed: str
+) -> dict[int, dict[int, int]]:
+    """How many slots of each first replica name each other replica second, exact to one slot in rows and columns.
+
+    Every replica is second of as many slots as its weight says, and each pair of replicas shares as many: so whatever
+    set of replicas is dead, one that is alive gets at most its own share more than its fair share of the rest
+    (docs/control-plane.md). `before` counts the pairs of now, which are kept where that leaves the counts exact.
+    """
+    rng = random.Random(f"{seed}/seconds")
+    whole = sum(weight for weight in weights.values() if weight > 0)
+    names = [index for index, weight in sorted(weights.items()) if weight > 0]
+    counts: dict[int, dict[int, int]] = {}
+    open_cells: dict[int, list[int]] = {}
+    missing: dict[int, int] = {}
+    wanted = dict.fromkeys(names, 0.0)
+    for first, quota in quotas.items():
+        rest = whole - weights[first]
+        others = [index for index in names if index != first]
+        counts[first] = {index: quota * weights[index] // rest for index in others}
+        open_cells[first] = [index for index in others if quota * weights[index] % rest]
+        missing[first] = quota - sum(counts[first].values()) if others else 0
+        for index in others:
+            wanted[index] += quota * weights[index] / rest - counts[first][index]
+    low = {index: math.floor(share + 1e-9) for index, share in wanted.items()}
+    high = {index: math.ceil(share - 1e-9) for index, share in wanted.items()}
+    column = dict.fromkeys(names, 0)
+    chosen: dict[int, set[int]] = {first: set() for first in quotas}
+    for first, count in missing.items():
+        for index in open_cells[first]:
+            had = before.get((first, index), 0) > counts[first][index]
+            if had and len(chosen[first]) < count and column[index] < high[index]:
+                chosen[first].add(index)
+                column[index] += 1
+    for first in rng.sample(sorted(missing), len(missing)):
+        free = [index for index in rng.sample(open_cells[first], len(open_cells[first])) if index not in chosen[first]]
+        free.sort(key=lambda index: column[index] - wanted[index])
+        for index in free[: missing[first] - len(chosen[first])]:
+            chosen[first].add(index)
+            column[index] += 1
+    while over := [index for index in names if column[index] > high[index]]:
+        if not _shift(chosen, open_cells, column, over, [i for i in names if column[i] < high[i]]):
+            break
+    while under := [index for index in names if column[index] < low[index]]:
+        if not _shift(chosen, open_cells, column, [i for i in names if column[i] > low[i]], under):
+            break
+    for first, extra in chosen.items():
+        for index in extra:
+            counts[first][index] += 1
+    return counts
+
+
+def _shift(
+    chosen: dict[int, set[int]],
+    open_cells: Mapping[int, list[int]],
+    column: dict[int, int],
+    sources: Sequence[int],
+    targets: Sequence[int],
+) -> bool:
+    """Moves one unit from a source column to a target column along a shortest path of rows; False if there is none."""
+    came: dict[int, tuple[int, int] | None] = dict.fromkeys(sources)
+    ends, queue = set(targets), deque(sources)
+    while queue:
+        at = queue.popleft()
+        if at in ends:
+            column[at] += 1
+            while (step := came[at]) is not None:
+                row, before = step
+                chosen[row].add(at)
+                chosen[row].discard(before)
+                at = before
+            column[at] -= 1
+            return True
+        for row, has in chosen.items():
+            if at in has:
+                for index in open_cells[row]:
+                    if index not in has and index not in came:
+                        came[index] = (row, at)
+                        queue.append(index)
+    return False
+
+
 def pair(previous: Pairs, size: int, weights: Mapping[int, int], seed: str) -> Pairs:
     """Firsts and seconds of `size` slots: seconds of each replica's slots are spread over the others by weight.
 
-    `previous` may have another size; its slots repeat or end. Nobody with a weight: replica 0, which is no member.
+    `previous` may have another size; its slots repeat or end. Without any weight above zero every slot names replica 0,
+    which is no member.
     """
     quotas = apportion(weights, size)
     if not quotas:
@@ -79,14 +168,16 @@ def pair(previous: Pairs, size: int, weights: Mapping[int, int], seed: str) -> P
         previous[slot % len(previous)] if previous else None for slot in range(size)
     ]
     firsts = reassign([old[0] if old else None for old in before], quotas, seed)
+    stayed = [old[1] if (old := before[slot]) and old[0] == first else None for slot, first in enumerate(firsts)]
+    kept = Counter((first, second) for first, second in zip(firsts, stayed, strict=True) if second is not None)
+    counts = balanced_seconds(quotas, weights, kept, seed)
     seconds = list(firsts)
     for index in quotas:
-        places = [slot for slot, first in enumerate(firsts) if first == index]
-        others = apportion({other: weight for other, weight in weights.items() if other != index}, len(places))
-        if not others:
+        if not counts[index]:
             continue
-        kept = [old[1] if (old := before[slot]) and old[0] == index else None for slot in places]
-        for slot, second in zip(places, reassign(kept, others, f"{seed}/{index}"), strict=True):
+        places = [slot for slot, first in enumerate(firsts) if first == index]
+        chosen = reassign([stayed[slot] for slot in places], counts[index], f"{seed}/{index}")
+        for slot, second in zip(places, chosen, strict=True):
             seconds[slot] = second
     return tuple(zip(firsts, seconds, strict=True))
 
@@ -94,26 +185,41 @@ def pair(previous: Pairs, size: int, weights: Mapping[int, int], seed: str) -> P
 def drained(pairs: Pairs, draining: frozenset[int], weights: Mapping[int, int]) -> Pairs:
     """The pairs with draining replicas moved from first to second place.
 
-    Where the second drains too, one that does not takes the first place. All draining: nobody is.
+    A slot whose second replica drains too goes to one that stays and has less than its share by weight: to the first
+    such one in an order of the slot's own, so that another drain moves few of these slots. If all drain, none does.
     """
-    stay = sorted(index for index, weight in weights.items() if weight > 0 and index not in draining)
+    stay = {index: weight for index, weight in sorted(weights.items()) if weight > 0 and index not in draining}
     if not stay or not draining:
         return pairs
-    result = []
-    for slot, (first, second) in enumerate(pairs):
-        if first in draining:
-            first, second = (second if second not in draining and second in stay else stay[slot % len(stay)]), first
+    result: list[tuple[int, int]] = []
+    load = dict.fromkeys(stay, 0)
+    for first, second in pairs:
+        if first in draining and second in stay:
+            first, second = second, first
+        if first in load:
+            load[first] += 1
         result.append((first, second))
+    share = apportion(stay, len(pairs))
+    for slot, (first, _) in enumerate(result):
+        if first not in draining:
+            continue
+        heir = next(index for index in _order(slot) if load.get(index, 0) < share.get(index, 0))
+        load[heir] += 1
+        result[slot] = (heir, first)
     return tuple(result)
 
 
+@cache
+def _order(slot: int) -> tuple[int, ...]:
+    """All replica indices in an order of the slot's own."""
+    return tuple(random.Random(slot).sample(range(MAX_INDEX), MAX_INDEX))
+
+
 def round_robin(size: int, weights: Mapping[int, int]) -> Pairs:
-    """Slots in smooth weighted order, for round robin by packet; seconds follow the same rule."""
+    """Slots in smooth weighted order, for round robin by packet; seconds are as even as those of `pair`."""
     quotas = apportion(weights, size)
     if not quotas:
         return ((0, 0),) * size
-    seconds = {}
-    for index, quota in quotas.items():
-        others = apportion({other: weight for other, weight in weights.items() if other != index}, quota)
-        seconds[index] = iter(smooth(others) if others else [index] * quota)
+    counts = balanced_seconds(quotas, weights, {}, "round robin")
+    seconds = {index: iter(smooth(row) if row else [index] * quotas[index]) for index, row in counts.items()}
     return tuple((first, next(seconds[first])) for first in smooth(quotas))

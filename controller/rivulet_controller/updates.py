@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from . import trods
-from .config import Affinity, Config, PlainMode, Service
+from .config import Affinity, Config, PlainMode
 from .content import Content
-from .desired import Numbers, slot_key
+from .desired import Numbers, flow_slots, slot_key
 from .keys import RACK_RING, KeyRing, Kind
 from .l2 import mac_int
 from .modes import Mode, settled
 from .pb.rivulet.agent.v1 import agent_pb2
-from .slots import drained
 from .state import Pairs
 
 PLAIN: Mapping[PlainMode, agent_pb2.Plain] = {
@@ -41,6 +40,7 @@ def update(
     numbers: Numbers,
     rings: Mapping[str, KeyRing],
     slots: Mapping[str, Pairs],
+    weights: Mapping[str, int],
     draining: frozenset[str],
     modes: Mapping[str, Mode] = MappingProxyType({}),
     incarnations: Mapping[str, int] = MappingProxyType({}),
@@ -49,9 +49,10 @@ def update(
 ) -> agent_pb2.Update:
     """The update for one replica, without a version. Raises KeyError if the configuration has no such replica.
 
-    `modes`: how plain TCP is served, by service, where that is on its way to what the configuration says;
-    `incarnations`: of replicas' records, as their agents reported last (TRODS); `contents`: what is in force where it
-    is served without state; `strangers`: who has other content than that, by service.
+    `weights`: the replicas' weights in force; `modes`: how plain TCP is served, by service, where that is on its way to
+    what the configuration says; `incarnations`: of replicas' records, as their agents reported last (TRODS);
+    `contents`: what is in force where it is served without state; `strangers`: replicas with other content than that,
+    by service.
     """
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
@@ -73,6 +74,8 @@ def update(
         indices = numbers.replicas[service.pool_name]
         records = trods.settings(config, service, indices, incarnations) if "trods" in (plain, drains) else None
         tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)
+        away = draining | strangers.get(service.name, frozenset())
+        flows = flow_slots(config, service, numbers, slots, weights, away)
         message.services.add(
             id=numbers.services[service.name],
             name=service.name,
@@ -102,11 +105,7 @@ def update(
             ],
             usable_cookie_epoch=cookie.epoch if cookie else 0,
             slot_key=slot_key(numbers, service),
-            slots=bytes(
-                index
-                for pair in _slots(config, service, numbers, slots, draining | strangers.get(service.name, frozenset()))
-                for index in pair
-            ),
+            slots=bytes(index for pair in flows for index in pair),
             affinity=AFFINITY[service.affinity],
             trods=records,
         )
@@ -114,13 +113,3 @@ def update(
             message.services[-1].content = contents[service.name].version
             message.services[-1].content_epoch = contents[service.name].epoch
     return message
-
-
-def _slots(
-    config: Config, service: Service, numbers: Numbers, slots: Mapping[str, Pairs], draining: frozenset[str]
-) -> Pairs:
-    """The slots for flows, as the switches have them (desired.py)."""
-    indices = numbers.replicas[service.pool_name]
-    there = {indices[r.name]: 1 for r in config.replicas if r.name in indices and not r.maintenance}
-    away = frozenset(indices[name] for name in draining if indices.get(name) in there)
-    return drained(slots.get(service.name, ()), away, there)

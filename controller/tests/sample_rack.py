@@ -99,7 +99,7 @@ def fragments(
 ) -> dict[str, Fragment]:
     """What a switch should hold, with fresh numbers, slots and usable keys."""
     state = state or State()
-    weights = {r.name: r.weight for r in rack.replicas}
+    weights = weights_of(rack)
     numbers = numbers_of(rack, state)
     replicas = numbers.replicas
     for service in rack.services:
@@ -121,6 +121,11 @@ def fragments(
         learned,
         path_mtus=path_mtus or {},
     )
+
+
+def weights_of(rack: Config) -> dict[str, int]:
+    """The weights that the configuration gives."""
+    return {r.name: r.weight for r in rack.replicas}
 
 
 def lines(parts: dict[str, Fragment]) -> set[str]:

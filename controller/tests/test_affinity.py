@@ -9,7 +9,7 @@ import pytest
 from browser import CHROMIUM, Browser
 from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
-from sample_rack import NAMES, RACK, config, fragments, numbers_of
+from sample_rack import NAMES, RACK, config, fragments, numbers_of, weights_of
 from test_page import rack_with_page
 
 from rivulet_controller.cli import _plain
@@ -57,7 +57,9 @@ def test_agents_are_told_whose_a_slot_is() -> None:
     for text, wanted in ((RACK, agent_pb2.AFFINITY_FLOW), (BY_CLIENT, agent_pb2.AFFINITY_CLIENT)):
         described, state = config(text), State()
         fragments(described, state=state)
-        told_now = update(described, "r1", numbers_of(described, state), state.rings, state.slots, frozenset())
+        told_now = update(
+            described, "r1", numbers_of(described, state), state.rings, state.slots, weights_of(described), frozenset()
+        )
         assert [service.affinity for service in told_now.services] == [wanted]
 
 

@@ -10,7 +10,7 @@ import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, connected, rack, running, until
-from sample_rack import LIVES, NAMES, RACK, config, fragments, held, numbers_of
+from sample_rack import LIVES, NAMES, RACK, config, fragments, held, numbers_of, weights_of
 
 from rivulet_controller.cli import _plain
 from rivulet_controller.content import Content, elect, step
@@ -77,7 +77,9 @@ def test_many_changes_leave_few_cookie_keys() -> None:
     for now in range(100):
         ring = ring.tick(now, LIVES, held, frozenset({Kind.COOKIE}))
     state.set_ring("web", ring)
-    told_now = update(rack_now, "r1", numbers_of(rack_now, state), state.rings, state.slots, frozenset()).services[0]
+    told_now = update(
+        rack_now, "r1", numbers_of(rack_now, state), state.rings, state.slots, weights_of(rack_now), frozenset()
+    ).services[0]
     epochs = [key.epoch for key in told_now.cookie_keys]
     assert len(ring.accepted(Kind.COOKIE)) > 90 and epochs == list(range(epochs[-1] - 7, epochs[-1] + 1))
     assert told_now.usable_cookie_epoch in epochs[-2:]

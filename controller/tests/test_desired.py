@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sample_rack import ARTIFACTS, LIVES, NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of
+from sample_rack import ARTIFACTS, LIVES, NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of, weights_of
 
 from rivulet_controller.config import Config
 from rivulet_controller.desired import ORDER, Tor, tor_of
@@ -44,6 +44,16 @@ def test_every_entry_encodes_against_the_committed_p4info(text: str) -> None:
             assert item.table in ORDER
             table = NAMES.schema.tables[item.table]
             assert item.default or {f.alias for f in table.match_fields} >= {name for name, _ in item.match}
+
+
+def test_agents_and_switches_agree_on_slots_while_replicas_drain() -> None:
+    rack, state = config(RACK), State()
+    away = frozenset({"r1", "r2"})
+    parts = fragments(rack, state=state, draining=away)
+    rows = {dict(i.match)["slot"]: dict(i.params) for i in parts["slots web"] if isinstance(i, Entry)}
+    told = update(rack, "r3", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), away).services[0]
+    assert list(told.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
+    assert {*told.slots[::2]} == {told.replica}
 
 
 def test_installation_order_names_every_table_that_the_controller_fills() -> None:
@@ -132,7 +142,7 @@ def test_agents_and_switches_choose_slots_alike() -> None:
     rows = {dict(i.match)["slot"]: dict(i.params) for i in parts["slots web"] if isinstance(i, Entry)}
     numbers = number(rack, state)
     numbers = dataclasses.replace(numbers, secret=bytes(range(32)))  # sample_rack's
-    told = update(rack, "r1", numbers, state.rings, state.slots, frozenset()).services[0]
+    told = update(rack, "r1", numbers, state.rings, state.slots, weights_of(rack), frozenset()).services[0]
     params = dict(configure.params)
     assert words(told.slot_key) == (params["slot_key0"], params["slot_key1"])
     assert list(told.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
@@ -224,7 +234,9 @@ def test_each_replica_shares_keys_of_its_own_with_the_tors() -> None:
     assert len({(row["k0"], row["k1"]) for row in rows["tor1"].values()}) == 6
     assert all(row["newest"] == 1 for row in rows["tor1"].values()), "none was replaced yet"
     remote = next(i for i in parts["tor2"] if isinstance(i, Entry) and i.action == "remote")
-    told = update(rack, "r1", numbers_of(rack, state), state.rings, state.slots, frozenset()).services[0]
+    told = update(
+        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset()
+    ).services[0]
     keys = {key.epoch: key for key in told.tor_keys}
     assert (sorted(keys), told.usable_tor_epoch) == ([1, 2], 1)
     assert words(keys[1].heartbeat) == (rows["tor1"][0, 1]["k0"], rows["tor1"][0, 1]["k1"])

@@ -9,7 +9,7 @@ import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
-from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, numbers_of
+from sample_rack import LIVES, NAMES, RACK, TWO_RACKS, config, fragments, held, lines, numbers_of, weights_of
 
 from rivulet_controller.controller import Controller
 from rivulet_controller.entry import Entry, Meter
@@ -37,7 +37,9 @@ def told(text: str, state: State) -> agent_pb2.Service:
     """What r1 is told of the service."""
     rack = config(text)
     fragments(rack, state=state)
-    return update(rack, "r1", numbers_of(rack, state), state.rings, state.slots, frozenset()).services[0]
+    return update(
+        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset()
+    ).services[0]
 
 
 @pytest.mark.parametrize(

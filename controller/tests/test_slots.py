@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 
@@ -11,6 +12,86 @@ from rivulet_controller.slots import apportion, drained, pair, round_robin, smoo
 def moved(before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]) -> int:
     """Slots whose first changed."""
     return sum(old[0] != new[0] for old, new in zip(before, after, strict=True))
+
+
+def loads(pairs: tuple[tuple[int, int], ...], alive: Collection[int]) -> dict[int, float]:
+    """Slots that each live replica has: first, else second, else an equal part of the slot (pick.p4, slot.rs)."""
+    found = dict.fromkeys(alive, 0.0)
+    neither = 0
+    for first, second in pairs:
+        if first in found or second in found:
+            found[first if first in found else second] += 1
+        else:
+            neither += 1
+    return {index: load + neither / len(found) for index, load in found.items()}
+
+
+SIZES = [(n, 128) for n in range(2, 65)] + [(n, size) for size in (256, 512, 1024) for n in (2, 3, 7, 16, 33, 48, 64)]
+
+
+@pytest.mark.parametrize(("replicas", "size"), SIZES)
+def test_survivors_share_evenly_whichever_replicas_die(replicas: int, size: int) -> None:
+    weights = dict.fromkeys(range(replicas), 1)
+    rng = random.Random(replicas * size)
+    for pairs in (pair((), size, weights, "web"), round_robin(size, weights)):
+        most = -(-size // replicas)
+        firsts, seconds = (Counter(place) for place in zip(*pairs, strict=True))
+        assert {*firsts.values()} | {*seconds.values()} <= {most, size // replicas, most - 1}
+        every = -(-most // (replicas - 1))
+        assert max(Counter(pairs).values()) <= every, "the death of one spreads over all others"
+        sets = [range(low) for low in range(1, replicas + 1)] + [range(low, replicas) for low in range(replicas)]
+        sets += [rng.sample(range(replicas), rng.randint(1, replicas)) for _ in range(40)]
+        for alive in sets:
+            fair = size / len(alive)
+            found = loads(pairs, alive)
+            assert sum(found.values()) == pytest.approx(size)
+            # Own slots and an equal part of the rest would be `fair`; more comes as second of dead ones alone.
+            assert max(found.values()) <= fair + most + 1, (len(alive), max(found.values()), fair)
+            assert min(found.values()) >= size // replicas
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(n, size) for n, size in SIZES if n in (3, 7, 16, 33, 64)])
+def test_replicas_that_stay_share_evenly_whichever_drain(replicas: int, size: int) -> None:
+    weights = dict.fromkeys(range(replicas), 1)
+    pairs = pair((), size, weights, "web")
+    most = -(-size // replicas)
+    rng = random.Random(replicas * size)
+    for _ in range(40):
+        stay = rng.sample(range(replicas), rng.randint(1, replicas))
+        draining = frozenset(range(replicas)) - {*stay}
+        found = Counter(first for first, _ in drained(pairs, draining, weights))
+        assert found.keys() == {*stay} and min(found.values()) >= size // replicas
+        assert max(found.values()) <= max(-(-size // len(stay)), 2 * most)
+        if len(stay) < replicas / 2:
+            assert max(found.values()) <= size / len(stay) + most
+
+
+def test_seconds_follow_weights_when_half_of_a_large_pool_is_dead() -> None:
+    rng = random.Random(5)
+    weights = {index: rng.randint(1, 4) for index in range(64)}
+    pairs = pair((), 1024, weights, "web")
+    whole = sum(weights.values())
+    seconds = Counter(second for _, second in pairs)
+    for index, weight in weights.items():
+        assert seconds[index] == pytest.approx(1024 * weight / whole, rel=0.25)
+
+
+def test_another_drain_moves_few_slots_of_the_first() -> None:
+    weights = dict.fromkeys(range(16), 1)
+    pairs = pair((), 1024, weights, "web")
+    before = drained(pairs, frozenset(range(6)), weights)
+    after = drained(pairs, frozenset(range(7)), weights)
+    assert sum(old[0] == 6 for old in before) == pytest.approx(1024 / 10, abs=24)
+    others = sum(old[0] != 6 != new[0] and old[0] != new[0] for old, new in zip(before, after, strict=True))
+    assert others <= 40, f"{others} of 1024"
+
+
+def test_a_new_member_moves_few_seconds() -> None:
+    before = pair((), 1024, dict.fromkeys(range(15), 1), "web")
+    after = pair(before, 1024, dict.fromkeys(range(16), 1), "web")
+    same_first = [(old, new) for old, new in zip(before, after, strict=True) if old[0] == new[0]]
+    assert len(same_first) == 960
+    assert sum(old[1] != new[1] for old, new in same_first) <= 64 + 32
 
 
 def test_shares_are_exact_to_one_slot_and_nobody_is_left_out() -> None:

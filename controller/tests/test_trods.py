@@ -9,7 +9,7 @@ import pytest
 from fake_agent import FakeAgent
 from fake_switch import FakeSwitch
 from harness import as_described, rack, running, until
-from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of
+from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of, weights_of
 
 from rivulet_controller.cli import _trods
 from rivulet_controller.config import Config, ConfigError
@@ -153,8 +153,9 @@ def told(rack: Config, mode: Mode | None = None, incarnations: dict[str, int] | 
     fragments(rack, state=state)
     modes = {"web": mode} if mode is not None else {}
     message = update(
-        rack, "r1", numbers_of(rack, state), state.rings, state.slots, frozenset(), modes, incarnations or {}
-    )
+        rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset(), modes,
+        incarnations or {},
+    )  # fmt: skip
     return message.services[0]
 
 
