@@ -1,8 +1,8 @@
 """The REST and WebSocket API, the page and the metrics: what `rivuletctl`, browsers and Prometheus talk to.
 
-Over a Unix socket its owner may do everything. Over the network a token says who asks and what they may (rights.py);
-without a token file, on loopback only, everybody may look and nobody may change. Every change is on record in the audit
-log before it is made. Changes need a header that no foreign web page can send.
+The Unix socket's owner may do everything. Over TCP a token says who asks and what they may (rights.py); without a
+token file, on loopback only, everybody may look and nobody may change. Every change is on record in the audit log
+before it is made. Changes need a header that no foreign web page can send.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .keys import Kind
 from .local import with_local_parts
 from .metrics import Metrics
 from .rack_file import parse
-from .rights import Caller, Role, Tokens
+from .rights import Caller, Listener, Role, Tokens, listener_of
 from .state import OutOfNumbers
 from .store import StoreError
 from .switch import SwitchError
@@ -110,12 +110,14 @@ class Live:
 
 
 def caller(request: Request) -> Caller:
-    """Who asks. Raises 401 for a token that is none, and without one where it is needed."""
+    """Who asks. Raises 400 for a TCP connection without a peer, 401 for a token that is none or is missing."""
     tokens: Tokens = request.app.state.tokens
     claimed = request.headers.get(CLIENT_HEADER, "")[:64] or "somebody"
-    if request.client is None:
-        # A Unix socket, which opens for the controller's own user and root only.
+    if listener_of(request.scope) is Listener.UNIX:
         return Caller(f"{claimed}@local", Role.APPLY)
+    if request.client is None:
+        # The client has reset the connection: the audit log could not name its address.
+        raise HTTPException(400, "this connection has no peer any more")
     peer = request.client.host
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if not token and not tokens.wanted:
@@ -169,11 +171,14 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     app.add_middleware(Bounded)
     metrics, live_text = Metrics(controller), Live(controller, audit)
 
+    def names_us(scope: Scope, host: str | None) -> bool:
+        return listener_of(scope) is Listener.UNIX or tokens.wanted or (host is not None and _is_loopback(host))
+
     @app.middleware("http")
     async def own_pages_only(request: Request, call_next: Any) -> Response:
         # Against DNS rebinding: without a token, only names of this machine are answered. And whatever another site's
         # page sends through a browser is refused before it costs anything.
-        if not tokens.wanted and not _own_host(request.headers.get("host", "")):
+        if not names_us(request.scope, request.headers.get("host")):
             return PlainTextResponse("this name is not ours", status_code=421)
         if _foreign(request.headers.get("origin"), request.headers.get("host", "")):
             return PlainTextResponse("not from another site's page", status_code=403)
@@ -378,14 +383,14 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.websocket("/api/live")
     async def live(socket: WebSocket) -> None:
-        """A snapshot each second. With tokens, the first message from the client is its token."""
-        host = socket.headers.get("host", "")
-        if _foreign(socket.headers.get("origin"), host) or (not tokens.wanted and not _own_host(host)):
+        """A snapshot each second. Over TCP with tokens, the first message from the client is its token."""
+        host = socket.headers.get("host")
+        if _foreign(socket.headers.get("origin"), host or "") or not names_us(socket.scope, host):
             await socket.close(4403)
             return
         await socket.accept()
         with suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-            if tokens.wanted and socket.client is not None:
+            if listener_of(socket.scope) is not Listener.UNIX and tokens.wanted:
                 async with asyncio.timeout(5.0):
                     token = await socket.receive_text()
                 if tokens.caller(token) is None:
@@ -398,11 +403,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     return app
 
 
-def _own_host(host: str) -> bool:
-    """Whether a Host header names this machine's loopback (or nothing, as over a Unix socket)."""
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine's loopback."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     name = name.strip("[]")
-    if name in ("", "localhost", "rivulet"):
+    if name == "localhost":
         return True
     try:
         return ipaddress.ip_address(name).is_loopback

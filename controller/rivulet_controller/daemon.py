@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import grp
+import ipaddress
 import logging
 import os
 import signal
@@ -21,13 +22,13 @@ import uvicorn
 from . import agents as agents_door
 from .api import make_app
 from .audit import Audit
-from .config import Config, ConfigError, Etcd
+from .config import Config, ConfigError, Etcd, is_local
 from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .rack_file import load_with_text
 from .ready import tell_ready
-from .rights import Tokens
+from .rights import AcceptedBy, Listener, Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
 from .supervise import Loop
@@ -240,11 +241,14 @@ async def serve_api(controller: Controller, config: Config) -> None:
     listeners = [_listener(address) for address, _ in doors]
     servers = [
         _Server(uvicorn.Config(
-            app, log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
+            AcceptedBy(app, Listener.UNIX if address.startswith("unix:") else Listener.TCP),
+            # A proxy's headers would put any address into the audit log.
+            proxy_headers=False,
+            log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=200,
             ssl_certfile=tls.certificate if tls else None, ssl_keyfile=tls.key if tls else None,
         ))
-        for _, tls in doors
+        for address, tls in doors
     ]  # fmt: skip
     for server in servers:
         server.config.load()
@@ -294,6 +298,10 @@ def _listener(address: str) -> socket.socket:
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, int(port)))
+        bound = ipaddress.ip_address(listener.getsockname()[0])
+        if is_local(address) and not bound.is_loopback:
+            listener.close()
+            raise ValueError(f"{address} is {bound} here, which is not this machine's loopback")
     listener.listen(128)
     listener.setblocking(False)
     return listener

@@ -1,4 +1,8 @@
-"""Who may do what through the API: roles of tokens, and what a door gives to whoever comes without one."""
+"""Who may do what through the API: the roles of tokens, and what each kind of listener grants without one.
+
+Rights come from the listener that accepted the connection. The connection's own facts grant nothing: its peer's address
+is missing, for example, once the peer has reset it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger("rivulet.rights")
 
@@ -24,6 +30,35 @@ class Role(enum.IntEnum):
     """Drain, weigh, rotate keys, kill in the lab."""
     APPLY = 3
     """Replace the configuration."""
+
+
+class Listener(enum.Enum):
+    """The kind of listener that accepted a connection."""
+
+    TCP = "tcp"
+    UNIX = "unix"
+    """A Unix socket that only the controller's own user and root can open."""
+
+
+LISTENER = "rivulet.listener"
+"""The key of an ASGI scope under which its `Listener` stands."""
+
+
+class AcceptedBy:
+    """An ASGI application as one listener serves it: each request carries that listener."""
+
+    def __init__(self, app: ASGIApp, listener: Listener) -> None:
+        self._app = app
+        self._listener = listener
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, LISTENER: self._listener}, receive, send)
+
+
+def listener_of(scope: Scope) -> Listener:
+    """The listener that accepted a request; TCP, which grants nothing by itself, where none is noted."""
+    found = scope.get(LISTENER)
+    return found if isinstance(found, Listener) else Listener.TCP
 
 
 @dataclass(frozen=True, slots=True)

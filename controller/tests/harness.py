@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from fake_switch import FakeSwitch
-from sample_rack import RACK, config, lines
+from sample_rack import NAMES, RACK, config, lines
 
 from rivulet_controller import agents as agents_door
 from rivulet_controller.controller import Controller
+from rivulet_controller.daemon import serve_api
 from rivulet_controller.store import SqliteStore
 
 
@@ -62,3 +65,33 @@ def connected(controller: Controller) -> bool:
 def problem(controller: Controller) -> str:
     """Why the session with the switch does not stand."""
     return controller.fleet.switches["tor1"].link.problem if "tor1" in controller.fleet.switches else ""
+
+
+@asynccontextmanager
+async def served(
+    tmp_path: Path, tokens: str = "", address: str = "", more: str = ""
+) -> AsyncIterator[tuple[Controller, str]]:
+    """The API as the daemon serves it: on a Unix socket, or at an address with a control socket beside it."""
+    socket = tmp_path / ("control.sock" if address else "api.sock")
+    listen = [f"api: '{address}', control: 'unix:{socket}'" if address else f"api: 'unix:{socket}'"]
+    if tokens:
+        (tmp_path / "tokens").write_text(tokens)
+        listen.append(f"api_token_file: {tmp_path}/tokens")
+    listen += [more] if more else []
+    text = RACK + f"listen: {{{', '.join(listen)}}}\nstate: {tmp_path}/state.db\n"
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        task = asyncio.create_task(serve_api(controller, controller.config))
+        await until(socket.exists, "listening")
+        try:
+            yield controller, address or f"unix:{socket}"
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def audit_records(folder: Path, name: str = "audit") -> list[dict[str, Any]]:
+    """The lines of an audit log; none before the first."""
+    file = folder / name
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

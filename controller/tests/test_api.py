@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import httpx
 import pytest
 from certificates import Authority
 from fake_switch import FakeSwitch
-from harness import as_described, rack, running, until
+from harness import as_described, audit_records, rack, running, served, until
 from ports import free_port
 from sample_rack import NAMES, RACK, config
 from typer.testing import CliRunner
@@ -26,8 +25,7 @@ from rivulet_controller.audit import Audit
 from rivulet_controller.client import ApiError, Client
 from rivulet_controller.config import ConfigError
 from rivulet_controller.controller import Controller
-from rivulet_controller.daemon import serve_api
-from rivulet_controller.rights import Tokens
+from rivulet_controller.rights import AcceptedBy, Listener, Tokens
 from rivulet_controller.store import SqliteStore
 
 ME = {"x-rivulet-client": "a test"}
@@ -44,15 +42,11 @@ async def api(
         await until(lambda: as_described(controller, switch), "first apply")
         client_at: Any = None if peer is None else (peer, 1)
         app = make_app(controller, Tokens(token_file if tokens else None), Audit(tmp_path / "audit"))
+        listener = AcceptedBy(app, Listener.UNIX if peer is None else Listener.TCP)
         async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, client=client_at), base_url="http://localhost"
+            transport=httpx.ASGITransport(listener, client=client_at), base_url="http://localhost"
         ) as client:
             yield controller, switch, client
-
-
-def audit(tmp_path: Path) -> list[dict[str, Any]]:
-    file = tmp_path / "audit"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def shares(held: set[str]) -> list[int]:
@@ -69,7 +63,7 @@ async def test_draining_by_the_api_moves_the_slots_and_is_on_record(tmp_path: Pa
         assert shown["r1"]["draining"] and not shown["r2"]["draining"]
         await client.post("/api/replicas/r1/undrain", headers=ME)
         await until(lambda: any("first=0x0" in line for line in switch.lines()), "slots back")
-        records = audit(tmp_path)
+        records = audit_records(tmp_path)
         assert [(r["who"], r["what"], r["replica"]) for r in records] == [
             ("a test@local", "drain", "r1"),
             ("a test@local", "undrain", "r1"),
@@ -95,11 +89,11 @@ async def test_unknown_names_are_404(tmp_path: Path) -> None:
             assert (await client.post(path, headers=ME)).status_code == 404
         assert (await client.post("/api/services/nobody/rotate", json={}, headers=ME)).status_code == 404
         assert (await client.get("/api/switches/nobody/entries")).status_code == 404
-        assert audit(tmp_path) == []
+        assert audit_records(tmp_path) == []
 
 
 async def test_a_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> None:
-    async with api(tmp_path) as (controller, _, client):
+    async with api(tmp_path, peer="127.0.0.1") as (controller, _, client):
         assert (await client.post("/api/replicas/r1/drain")).status_code == 403
         rebound = await client.get("/api/status", headers={"host": "evil.example"})
         assert rebound.status_code == 421 and "r1" not in rebound.text
@@ -108,7 +102,7 @@ async def test_a_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> Non
             headers={"origin": "http://evil.example", "access-control-request-method": "POST"},
         )
         assert "access-control-allow-origin" not in preflight.headers
-        assert controller.draining() == frozenset() and audit(tmp_path) == []
+        assert controller.draining() == frozenset() and audit_records(tmp_path) == []
 
 
 async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> None:
@@ -125,7 +119,7 @@ async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> 
         assert (await client.get("/api/status", headers=right)).status_code == 200
         assert (await client.post("/api/replicas/r1/drain", headers=ME)).status_code == 401
         assert (await client.post("/api/replicas/r1/drain", headers={**ME, **right})).status_code == 200
-        assert [r["who"] for r in audit(tmp_path)] == ["bob@127.0.0.1"]
+        assert [r["who"] for r in audit_records(tmp_path)] == ["bob@127.0.0.1"]
         (tmp_path / "tokens").write_text("alice:apply:sesame\n")
         assert (await client.get("/api/status", headers=right)).status_code == 401, "a token can be withdrawn"
 
@@ -147,7 +141,7 @@ async def test_killing_is_for_labs(tmp_path: Path) -> None:
     async with api(tmp_path, lab) as (_, _, client):
         assert (await client.post("/api/replicas/r2/kill", headers=ME)).status_code == 403, "it has no kill command"
         assert (await client.post("/api/replicas/r1/kill", headers=ME)).status_code == 200 and mark.exists()
-        assert [r["what"] for r in audit(tmp_path)] == ["kill"]
+        assert [r["what"] for r in audit_records(tmp_path)] == ["kill"]
 
 
 async def test_plan_tells_and_apply_does(tmp_path: Path) -> None:
@@ -166,7 +160,7 @@ async def test_plan_tells_and_apply_does(tmp_path: Path) -> None:
         assert (await client.post("/api/apply", content=changed, headers=ME)).status_code == 200
         await until(lambda: any("bound=0x61a8" in line for line in switch.lines()), "applied")
         assert (await client.get("/api/config")).text == changed
-        assert [r["what"] for r in audit(tmp_path)] == ["apply"]
+        assert [r["what"] for r in audit_records(tmp_path)] == ["apply"]
 
 
 async def test_a_broken_configuration_is_refused_with_its_lines(tmp_path: Path) -> None:
@@ -177,7 +171,7 @@ async def test_a_broken_configuration_is_refused_with_its_lines(tmp_path: Path) 
             assert answer.status_code == 422 and "slots: 15 is not a power of two" in answer.json()["detail"][0]
             assert (await client.post(path, content=b"\xff\xfe", headers=ME)).status_code == 422
             assert (await client.post(path, content=b"#" * (5 << 20), headers=ME)).status_code == 413
-        assert switch.lines() == before and audit(tmp_path) == []
+        assert switch.lines() == before and audit_records(tmp_path) == []
         assert controller.config == config(rack(switch))
 
 
@@ -223,30 +217,6 @@ async def test_the_trace_of_a_packet_says_why_it_is_gone(tmp_path: Path) -> None
             assert answer.status_code == 422, bad
 
 
-@asynccontextmanager
-async def served(
-    tmp_path: Path, tokens: str = "", address: str = "", more: str = ""
-) -> AsyncIterator[tuple[Controller, str]]:
-    """The API as the daemon serves it: on a Unix socket, or at an address with a control socket beside it."""
-    socket = tmp_path / ("control.sock" if address else "api.sock")
-    listen = [f"api: '{address}', control: 'unix:{socket}'" if address else f"api: 'unix:{socket}'"]
-    if tokens:
-        (tmp_path / "tokens").write_text(tokens)
-        listen.append(f"api_token_file: {tmp_path}/tokens")
-    listen += [more] if more else []
-    text = RACK + f"listen: {{{', '.join(listen)}}}\nstate: {tmp_path}/state.db\n"
-    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
-        await until(lambda: as_described(controller, switch), "first apply")
-        task = asyncio.create_task(serve_api(controller, controller.config))
-        await until(socket.exists, "listening")
-        try:
-            yield controller, address or f"unix:{socket}"
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-
 async def test_live_snapshots_over_a_socket_of_its_owner_only(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, address):
         assert os.stat(address.removeprefix("unix:")).st_mode & 0o077 == 0
@@ -286,7 +256,7 @@ async def test_each_role_may_what_it_may(tmp_path: Path, token: str, may: int) -
         for wants, answer in asked:
             expected = 200 if may >= wants else 401 if not token else 403
             assert answer.status_code == expected, (wants, answer.text)
-        assert len(audit(tmp_path)) == [0, 0, 3, 4][may]
+        assert len(audit_records(tmp_path)) == [0, 0, 3, 4][may]
         assert bool(controller.draining()) == (may >= 2)
         assert (controller.config.services[0].liveness == 0.025) == (may >= 3)
 
@@ -298,7 +268,7 @@ async def test_without_tokens_everybody_on_loopback_may_look_and_nobody_may_chan
             answer = await client.post(path, headers=ME, content=rack(switch))
             assert answer.status_code == 403 and "listen.control" in answer.text
         assert (await client.get("/api/status", headers={"authorization": "Bearer x"})).status_code == 401
-        assert controller.draining() == frozenset() and audit(tmp_path) == []
+        assert controller.draining() == frozenset() and audit_records(tmp_path) == []
 
 
 async def test_another_sites_page_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +320,7 @@ async def test_what_only_the_file_may_say_no_apply_says(tmp_path: Path) -> None:
                 said = "comes from the controller's own file"
                 assert answer.json()["detail"] == [f"config: {place}: {said}, not from here"]
         assert (await client.post("/api/replicas/r1/kill", headers=ME)).status_code == 403
-        assert not mark.exists() and audit(tmp_path) == [] and controller.config == config(good)
+        assert not mark.exists() and audit_records(tmp_path) == [] and controller.config == config(good)
 
 
 async def test_what_was_applied_is_in_force_until_the_file_changes(tmp_path: Path) -> None:
