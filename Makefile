@@ -58,6 +58,7 @@ check: setup protos ## format, lint and types; the committed P4 program is that 
 	python3 p4src/tools/artifact.py check
 	python3 host/removal.py --check
 	python3 ptf-tests/removal.py --check
+	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
 
@@ -142,6 +143,10 @@ bench-stateless: bench-servers
 .PHONY: bench-servers
 bench-servers: setup # knot and nsd, which are not started
 	@scripts/setup.sh --bench
+
+.PHONY: results
+results: setup ## write docs/results.md from bench/results; marks what was measured before a change of what it measures
+	$(PY) -m rivulet_bench.results
 
 .PHONY: rotation
 rotation: build ## seal keys every second, nonce keys every ten, under load for two minutes: nothing breaks, nothing is refused

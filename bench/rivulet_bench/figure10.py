@@ -7,14 +7,12 @@ all begin with a window of ten segments. The response time in round trips says w
 from __future__ import annotations
 
 import sys
-from typing import Any
 
+from .bars import Bar, judge
 from .host_rig import HostRig, Transport, host_rig
 from .plot import Points, lines
 from .rig import flags, plot_path
-from .stats import interval, save
-
-Json = dict[str, Any]
+from .stats import Json, interval, save
 
 SIZES = (1, 100, 1_000, 3_000, 10_000, 30_000, 100_000)
 KINDS: dict[str, tuple[Transport, tuple[str, ...]]] = {
@@ -24,6 +22,19 @@ KINDS: dict[str, tuple[Transport, tuple[str, ...]]] = {
     "tcp-fastopen": ("tcp-fastopen", ()),
 }
 RTT_MS = 10.0
+OF_TCP = 1.05
+"""Response time, of kernel TCP's with the same handshake: without a token of TCP's, with one of Fast Open's."""
+
+
+def bars(result: Json) -> list[Bar]:
+    """The response time of each size, of kernel TCP's in the same run."""
+    rtts = {(row["kind"], row["bytes"]): row["rtts"] for row in result["summary"]}
+    return [
+        Bar(f"{size:,} bytes: {ours}, of {theirs}'s time", rtts[ours, size] / rtts[theirs, size], OF_TCP, at_most=True)
+        for ours, theirs in (("rivulet", "tcp"), ("rivulet-token", "tcp-fastopen"))
+        for kind, size in rtts
+        if kind == ours
+    ]
 
 
 def fetch(rig: HostRig, kind: str, size: int, requests: int) -> Json:
@@ -82,8 +93,9 @@ def main() -> int:
     title = f"One client, a new connection for each object, {RTT_MS:g} ms"
     lines(plot_path("figure10"), series, "bytes of the object", "response time, round trips", title)
     setting = f"{title}, no rate limit; medians of {options.requests} requests a run"
-    print(save("figure10", {"setting": setting, "rtt_ms": RTT_MS, "summary": summary, "runs": rows}))
-    return 0
+    result = {"setting": setting, "rtt_ms": RTT_MS, "summary": summary, "runs": rows}
+    print(save("figure10", result))
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

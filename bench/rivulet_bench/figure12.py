@@ -9,21 +9,27 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from matplotlib import pyplot
 
+from .bars import Bar, judge
 from .host_rig import SERVER_CORE, HostRig, Transport, host_rig, shaped
 from .plot import LABELS
 from .profile import IDLE, ORDER, shares, start
 from .rig import finish, flags, plot_path
-from .stats import interval, save
-
-Json = dict[str, Any]
+from .stats import Json, interval, save
 
 RATE_MBIT = 1000.0
+OF_TCP = 0.95
+"""Rate of one connection on one core, of kernel TCP's."""
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
 COLOURS = ("#b23a48", "#0b6e4f", "#7fb8a4", "#e0b04a", "#4a6fa5", "#999999")
+
+
+def bars(result: Json) -> list[Bar]:
+    """The rate that one core gives one connection, of kernel TCP's in the same run."""
+    mbps = {row["transport"]: row["mbps"] for row in result["summary"]}
+    return [Bar("Mb/s of one connection, of kernel TCP", mbps["rivulet"] / mbps["tcp"], OF_TCP)]
 
 
 def sample(rig: HostRig, transport: Transport, seconds: float) -> Json:
@@ -80,8 +86,9 @@ def main() -> int:
         )
     title = "The server's core at 1 Gb/s, one connection"
     plot(plot_path("figure12"), summary, title)
-    print(save("figure12", {"setting": f"{title}, no soft state", "summary": summary, "runs": rows}))
-    return 0
+    result = {"setting": f"{title}, no soft state", "summary": summary, "runs": rows}
+    print(save("figure12", result))
+    return judge(bars(result))
 
 
 def plot(path: Path, summary: list[Json], title: str) -> None:

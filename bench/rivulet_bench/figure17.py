@@ -11,12 +11,24 @@ import sys
 
 from rivulet_demo.fairness import jain
 
+from .bars import Bar, judge
 from .plot import Points, lines
 from .rig import Setting, Transport, finish, flags, plot_path, put, rig, start_load
-from .stats import interval, save
+from .stats import Json, interval, save
 
 CONNECTIONS = (1, 2, 4, 8)
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
+JAIN = 0.98
+"""Jain's index of the two clients when packets are spread one by one: the reason to spread them."""
+
+
+def bars(result: Json) -> list[Bar]:
+    """Rivulet's fairness at each number of connections."""
+    return [
+        Bar(f"{row['connections']} connections: Jain's index of the clients", row["jain"], JAIN)
+        for row in result["summary"]
+        if row["transport"] == "rivulet"
+    ]
 
 
 def main() -> int:
@@ -61,8 +73,9 @@ def main() -> int:
         series[transport] = points
     title = "two clients, two servers of 50 Mb/s: Jain's index of the clients' shares"
     lines(plot_path("figure17"), series, "connections of each client", "Jain's index", title)
-    print(save("figure17", {"setting": title, "summary": summary, "runs": rows}))
-    return 0
+    result = {"setting": title, "summary": summary, "runs": rows}
+    print(save("figure17", result))
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import sys
 
+from .bars import Bar, judge
 from .plot import Points, lines
 from .rig import Setting, Transport, flags, load, plot_path, put, rig
-from .stats import interval, save
+from .stats import Json, interval, save
 
 CLIENTS = (1, 10, 100, 1000)
 WARM_S = 1.0
 """Slow start and, with many clients, the first rush."""
 
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
+OF_TCP = 0.97
+"""Share of kernel TCP's aggregate, at ten clients and more (the paper's section 8 has 0.9)."""
+
+
+def bars(result: Json) -> list[Bar]:
+    """The aggregate of many clients, of kernel TCP's in the same run."""
+    mbps = {(row["transport"], row["clients"]): row["mbps"] for row in result["summary"]}
+    return [
+        Bar(f"{clients:,} clients: aggregate, of kernel TCP", mbps["rivulet", clients] / mbps["tcp", clients], OF_TCP)
+        for transport, clients in mbps
+        if transport == "rivulet" and clients >= 10
+    ]
 
 
 def main() -> int:
@@ -52,8 +65,9 @@ def main() -> int:
         series[transport] = points
     title = f"500 kB files, a new connection each, {setting.rate_mbit:g} Mb/s, {setting.rtt_ms:g} ms"
     lines(plot_path("figure9"), series, "clients", "Mb/s of file bytes", title)
-    print(save("figure9", {"setting": title, "summary": summary, "runs": rows}))
-    return 0
+    result = {"setting": title, "summary": summary, "runs": rows}
+    print(save("figure9", result))
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

@@ -1,37 +1,58 @@
 """Writes docs/results.md from bench/results: every figure there is one that a bench wrote.
 
-python -m rivulet_bench.results
+python -m rivulet_bench.results [--check]: with --check it writes nothing and fails if a section is older than what it
+measures and the page does not say so.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from . import stateless_large
+from . import (
+    chaos,
+    cm,
+    figure9,
+    figure10,
+    figure11,
+    figure12,
+    figure16,
+    figure17,
+    host,
+    soak,
+    stateless,
+    stateless_large,
+    switch,
+    trods,
+)
+from .bars import Bar
 from .cm_words import cm_words
+from .freshness import is_stale, measured_at, unmarked
 from .plot import LABELS
 from .profile import ORDER
-from .stats import REPOSITORY, RESULTS
+from .stats import REPOSITORY, RESULTS, Json
 from .trods_words import trods_words
 from .words import table, times
 
-Json = dict[str, Any]
-
 
 def _transport(d: Json) -> str:
-    rows = [
-        ("server step, one range, one response", f"{d['server_step_ns']:.0f} ns", "1,000, aim 400"),
-        ("each further response", f"{d['server_further_response_ns']:.0f} ns", "400"),
-        ("instructions of a server step", f"{d['server_step_instructions']:,.0f}", ""),
-        ("allocations of a server step", d["server_step_allocations"], "0"),
-        ("client, a response", f"{d['client_step_ns']:.0f} ns", "1,000"),
-        ("header bytes, delta encoded", d["header_bytes"]["delta"]["total"], "80"),
-        ("header bytes, whole continuation", d["header_bytes"]["full"]["total"], "150"),
-    ]
-    return table(("what", "measured", "wanted at most"), rows)
+    return f"Clock: {d['clock']}. Instructions of a server step: {d['server_step_instructions']:,.0f}."
+
+
+def transport_bars(d: Json) -> list[Bar]:
+    """What a step of the transport may cost."""
+    rows = (
+        ("server step, one range, one response, ns", d["server_step_ns"], 1000),
+        ("each further response, ns", d["server_further_response_ns"], 400),
+        ("allocations of a server step", d["server_step_allocations"], 0),
+        ("client, a response, ns", d["client_step_ns"], 1000),
+        ("header bytes, delta encoded", d["header_bytes"]["delta"]["total"], 80),
+        ("header bytes, whole continuation", d["header_bytes"]["full"]["total"], 150),
+    )
+    return [Bar(what, measured, wanted, at_most=True) for what, measured, wanted in rows]
 
 
 def _switch(d: Json) -> str:
@@ -249,15 +270,10 @@ def _figure16(d: Json) -> str:
         stall, back, out = found["stall_ms"], found["recovered_ms"], found.get("exclusion_ms", {})
         cells = [stall["p50"], stall["p90"], stall["p99"], back["p50"], back["p90"], out.get("p50")]
         rows.append((name, found["kills"], found["broken"], *("–" if c is None else f"{c:g} ms" for c in cells)))
-    bounds = ", ".join(
-        f"{name.replace('_', ' ')} {'yes' if kept else 'no'}"
-        + (f" (at most {d['bounds'][name + '_ms']:g} ms)" if f"{name}_ms" in d["bounds"] else "")
-        for name, kept in d["kept"].items()
-    )
     rtt = d["rtt_ms"]
     return (
         f"{d['setting']}; round trip {rtt['idle']:g} ms idle, {rtt['under_load']:g} ms under load.\n\n"
-        f"{table(head, rows)}\n\nBounds kept: {bounds}."
+        f"{table(head, rows)}"
     )
 
 
@@ -266,16 +282,11 @@ def _figure17(d: Json) -> str:
     return f"{d['setting']}.\n\n" + table(("transport", "connections of each client", "Jain's index"), rows)
 
 
-KILLS = 1000
-"""Kills that the soak is to have."""
-
-
 def _soak(d: Json) -> str:
     stalls = ", ".join(f"{name} {value} ms" for name, value in d["stall_ms"].items())
     return (
         f"{d['kills']} kills over {d['downloads']} downloads, {d['broken']} broken. Longest time without a new in-order"
         f" byte in the second after a kill: {stalls}. Rows: `bench/results/soak.csv`."
-        + ("" if d["kills"] >= KILLS else f" Wanted: {KILLS:,} kills.")
     )
 
 
@@ -373,56 +384,122 @@ def _stateless(d: Json) -> str:
     )
 
 
-SECTIONS: tuple[tuple[str, str, str, Callable[[Json], str]], ...] = (
-    ("soak", "Kills at random moments of downloads", "make bench-soak", _soak),
-    ("chaos", "Chaos: everything fails, in turn", "make bench-chaos", _chaos),
-    ("figure9", "Figure 9: aggregate throughput", "make bench-figure9", _figure9),
-    ("figure10", "Figure 10: small objects, one client", "make bench-figure10", _figure10),
-    ("figure11", "Figure 11: memory of the server", "make bench-figure11", _figure11),
-    ("figure12", "Figure 12: the server's processor time", "make bench-figure12", _figure12),
-    ("figure16", "Figure 16: what a kill costs", "make bench-figure16", _figure16),
-    ("figure17", "Figure 17: fairness", "make bench-figure17", _figure17),
-    ("host", "The hosts", "make bench-host", _host),
-    ("stateless", "Stateless TCP", "make bench-stateless", _stateless),
-    ("stateless-large", "Stateless TCP, large downloads", "make bench-stateless-large", stateless_large.words),
-    ("trods", "TRODS", "make bench-trods", trods_words),
-    ("cm", "The Congestion Manager", "make bench-cm", cm_words),
-    ("switch", "The switch", "make bench-switch", _switch),
-    ("transport", "The transport", "make bench-transport", _transport),
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One bench on the page."""
+
+    name: str
+    """Of its JSON in bench/results, and of its make target."""
+    title: str
+    render: Callable[[Json], str]
+    bars: Callable[[Json], Sequence[Bar]]
+
+
+SECTIONS = (
+    Section("soak", "Kills at random moments of downloads", _soak, soak.bars),
+    Section("chaos", "Chaos: everything fails, in turn", _chaos, chaos.bars),
+    Section("figure9", "Figure 9: aggregate throughput", _figure9, figure9.bars),
+    Section("figure10", "Figure 10: small objects, one client", _figure10, figure10.bars),
+    Section("figure11", "Figure 11: memory of the server", _figure11, lambda d: figure11.bars(d["runs"])),
+    Section("figure12", "Figure 12: the server's processor time", _figure12, figure12.bars),
+    Section("figure16", "Figure 16: what a kill costs", _figure16, figure16.bars),
+    Section("figure17", "Figure 17: fairness", _figure17, figure17.bars),
+    Section("host", "The hosts", _host, host.bars),
+    Section("stateless", "Stateless TCP", _stateless, stateless.bars),
+    Section("stateless-large", "Stateless TCP, large downloads", stateless_large.words, stateless_large.bars),
+    Section("trods", "TRODS", trods_words, trods.bars),
+    Section("cm", "The Congestion Manager", cm_words, cm.bars),
+    Section("switch", "The switch", _switch, lambda d: switch.bars(d["summary"])),
+    Section("transport", "The transport", _transport, transport_bars),
 )
+PAGE = REPOSITORY / "docs" / "results.md"
+STALE = "**Stale:**"
 
 HEAD = """# Results
 
-Written by `python -m rivulet_bench.results` from the JSON in `bench/results/`; nothing here is typed by hand. Absolute
-figures are those of one small shared machine: read the ratios, and run the benches on yours. The simulator's figures
-are in [simulator.md](simulator.md), the control plane's in [control-plane.md](control-plane.md).
+Written by `make results` from the JSON in `bench/results/`; nothing here is typed by hand. Absolute figures are those
+of one small shared machine: read the ratios, and run the benches on yours. Each section ends with its bars: what was
+measured, what was wanted, and whether it was reached. A section marked stale was measured before a change of what it
+measures. The simulator's figures are in [simulator.md](simulator.md), those of the control plane in
+[control-plane.md](control-plane.md).
 """
 
 
 def main() -> int:
-    """Writes the page."""
+    """Writes the page, or checks that it marks what is stale."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a stale section is not marked")
+    options = parser.parse_args()
+    kept: dict[Section, Json] = {}
+    for section in SECTIONS:
+        path = RESULTS / f"{section.name}.json"
+        if path.exists():
+            kept[section] = json.loads(path.read_text())
+    stale = {section.title: is_stale(section.name, data) for section, data in kept.items()}
+    if options.check:
+        missing = unmarked(PAGE, stale, STALE)
+        for title in missing:
+            print(
+                f"docs/results.md: {title!r} is older than what it measures; `make results` marks it", file=sys.stderr
+            )
+        return 1 if missing else 0
     parts = [HEAD]
-    missing = [
-        f"{title} (`{command}`)" for name, title, command, _ in SECTIONS if not (RESULTS / f"{name}.json").exists()
-    ]
-    if missing:
-        parts.append("Not measured yet:\n\n" + "\n".join(f"- {line}" for line in missing) + "\n")
-    for name, title, command, render in SECTIONS:
-        path = RESULTS / f"{name}.json"
-        if not path.exists():
-            continue
-        data: Json = json.loads(path.read_text())
-        parts.append(f"## {title}\n\n`{command}`. Machine: {_machine(data.get('machine', {}))}.\n\n{render(data)}\n")
-        if path.with_suffix(".png").exists():
-            parts.append(f"![{title}](../bench/results/{name}.png)\n")
-    (REPOSITORY / "docs" / "results.md").write_text("\n".join(parts))
-    print(REPOSITORY / "docs" / "results.md")
+    if missing := [f"- {section.title} (`make bench-{section.name}`)" for section in SECTIONS if section not in kept]:
+        parts.append("Not measured yet:\n\n" + "\n".join(missing) + "\n")
+    parts.append(_missed({section.title: section.bars(data) for section, data in kept.items()}))
+    for section, data in kept.items():
+        head = f"`make bench-{section.name}`. {_machine(section.name, data)}."
+        if stale[section.title]:
+            head += f" {STALE} what it measures has changed since."
+        text = [f"## {section.title}", head, section.render(data), _bars_table(section.bars(data))]
+        if (RESULTS / f"{section.name}.png").exists():
+            text.append(f"![{section.title}](../bench/results/{section.name}.png)")
+        parts.append("\n\n".join(text) + "\n")
+    PAGE.write_text("\n".join(parts))
+    print(PAGE)
     return 0
 
 
-def _machine(machine: Json) -> str:
-    words = [str(machine[key]) for key in ("cpu", "kernel", "date") if machine.get(key)]
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _bars_table(bars: Sequence[Bar]) -> str:
+    rows = [
+        (bar.what, _figure(bar.measured), f"{'≤' if bar.at_most else '≥'} {_figure(bar.wanted)}", _reached(bar))
+        for bar in bars
+    ]
+    return table(("bar", "measured", "wanted", "reached"), rows) if rows else "No bar."
+
+
+def _reached(bar: Bar) -> str:
+    return "yes" if bar.reached else "**no**"
+
+
+def _missed(bars: dict[str, Sequence[Bar]]) -> str:
+    """The bars that were missed, by section."""
+    missed = {title: [bar for bar in found if not bar.reached] for title, found in bars.items()}
+    count, total = sum(map(len, missed.values())), sum(map(len, bars.values()))
+    rows = [
+        (title, bar.what, _figure(bar.measured), f"{'≤' if bar.at_most else '≥'} {_figure(bar.wanted)}")
+        for title, found in missed.items()
+        for bar in found
+    ]
+    return f"## Bars that are missed: {count} of {total}\n\n{table(('section', 'bar', 'measured', 'wanted'), rows)}\n"
+
+
+def _machine(name: str, data: Json) -> str:
+    """The date, the processor and the commit of the figures, and those of parts that were measured again."""
+    said = [_measured(data.get("machine", {}), measured_at(name, data))]
+    said += [f"part `{part}`: {_measured(machine, '')}" for part, machine in data.get("again", {}).items()]
+    return "; ".join(said)
+
+
+def _measured(machine: Json, commit: str) -> str:
+    words = [str(machine[key]) for key in ("date", "cpu", "kernel") if machine.get(key)]
     words.append(f"{machine.get('cores', '?')} cores")
+    if found := machine.get("commit") or commit:
+        words.append(f"commit {found}")
     if "load" in machine:
         words.append(f"load {machine['load']:.0f} from other work")
     return ", ".join(words)

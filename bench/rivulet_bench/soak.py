@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 import sys
 import time
@@ -19,8 +20,9 @@ from rivulet_demo.scenario import Standing
 from rivulet_demo.services import make_file
 from rivulet_lab import RackError
 
+from .bars import Bar, judge
 from .rig import BUILD, Setting, flags, rig
-from .stats import RESULTS, percentile, save
+from .stats import RESULTS, Json, percentile, save
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 RETURN_S = 0.5
@@ -30,6 +32,19 @@ START_S = 0.15
 """From the start of curl under `rivulet run` to its first byte, about."""
 
 PATIENCE_S = 120.0
+KILLS = 1000
+"""Kills that the claim needs."""
+STALL_P99_MS = 250.0
+"""Longest time without a new byte in the second after a kill, 99th percentile."""
+
+
+def bars(result: Json) -> list[Bar]:
+    """No download breaks, and what a kill costs is bounded."""
+    return [
+        Bar("kills", result["kills"], KILLS),
+        Bar("broken downloads", result["broken"], 0, at_most=True),
+        Bar("stall p99, ms", result["stall_ms"].get("p99", math.nan), STALL_P99_MS, at_most=True),
+    ]
 
 
 class Chaos:
@@ -106,9 +121,9 @@ def row(size: int, sha256: str, result: dict[str, Any], kills: list[float]) -> t
 
 
 def main() -> int:
-    """Runs until so many kills have hit downloads; 0 if none was broken."""
+    """Runs until so many kills have hit downloads; judges the bars."""
     parser = flags(__doc__ or "")
-    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--pause", type=float, default=1.0, help="mean seconds between kills in a long download")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1500.0, help="seconds after which it ends all the same")
@@ -152,7 +167,7 @@ def main() -> int:
         "seed": options.seed,
     }
     print(save("soak", summary), summary)
-    return 0 if not broken else 1
+    return judge(bars(summary))
 
 
 if __name__ == "__main__":

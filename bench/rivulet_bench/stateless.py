@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import stateless_cost, stateless_dns, stateless_floods, stateless_kills, stateless_loss
-from .bars import judge
+from .bars import Bar, judge
 from .host import nginx_version
 from .host_rig import SERVICE, host_rig
 from .rig import flags, plot_path
@@ -67,6 +67,12 @@ PARTS: dict[str, Callable[[Any], Json]] = {
 }
 
 
+def bars(result: Json) -> list[Bar]:
+    """Those of the parts that were run."""
+    parts = (stateless_cost, stateless_loss, stateless_kills, stateless_dns, stateless_floods)
+    return [bar for part in parts for bar in part.bars(result)]
+
+
 def main() -> int:
     """Runs it and writes bench/results/stateless.json and .png."""
     parser = flags(__doc__ or "", repetitions=3)
@@ -92,8 +98,7 @@ def main() -> int:
         print(save("stateless", result))
     else:
         print("not all was run: nothing is kept")
-    parts = (stateless_cost, stateless_loss, stateless_kills, stateless_dns, stateless_floods)
-    return judge([bar for part in parts for bar in part.bars(result)])
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from . import stateless_kills, stateless_large_long
 from . import stateless_large_cost as cost
 from . import stateless_large_tor as tor
 from . import stateless_large_wire as wire
-from .bars import judge
+from .bars import Bar, judge
 from .rig import flags
 from .stats import load, save, updated
 from .words import table
@@ -128,6 +128,12 @@ def words(result: Json) -> str:
     return "\n\n".join(said)
 
 
+def bars(result: Json) -> list[Bar]:
+    """Those of the parts that were run."""
+    found = wire.bars(result) + cost.bars(result) + tor.bars(result) + stateless_large_long.bars(result)
+    return found + stateless_kills.bars({"kills": result.get("many")})
+
+
 def main() -> int:
     """Runs it and writes bench/results/stateless-large.json."""
     parser = flags(__doc__ or "", repetitions=WHOLE)
@@ -145,9 +151,7 @@ def main() -> int:
             print(f"{part} is kept: {save('stateless-large', kept)}", flush=True)
     if not keep:
         print("not all was run: nothing is kept")
-    found = wire.bars(result) + cost.bars(result) + tor.bars(result) + stateless_large_long.bars(result)
-    found += stateless_kills.bars({"kills": result.get("many")})
-    return judge(found)
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

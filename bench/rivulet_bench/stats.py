@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "bench" / "results"
+Json = dict[str, Any]
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, the normal's.
 _T95 = (
@@ -54,7 +56,18 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
     }
+
+
+def commit() -> str:
+    """The commit that is measured, with a `+` if files differ from it; empty outside of a git work tree."""
+    git = ["git", "-C", str(REPOSITORY)]
+    found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    if found.returncode:
+        return ""
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], check=False).returncode != 0
+    return found.stdout.strip() + ("+" if changed else "")
 
 
 def load(name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import trods_cost, trods_crowd, trods_flood, trods_kills, trods_moves, trods_stall
-from .bars import judge
+from .bars import Bar, judge
 from .host import nginx_version
 from .rig import flags, plot_path
 from .stats import load, save, updated
@@ -63,6 +63,12 @@ PARTS: dict[str, Callable[[Any], Json]] = {
 }
 
 
+def bars(result: Json) -> list[Bar]:
+    """Those of the parts that were run."""
+    parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills, trods_moves)
+    return [bar for part in parts for bar in part.bars(result)]
+
+
 def main() -> int:
     """Runs it and writes bench/results/trods.json and .png."""
     parser = flags(__doc__ or "", repetitions=0)
@@ -97,8 +103,7 @@ def main() -> int:
         print("not all was run: nothing is kept")
     if options.stamps:
         return judge(trods_cost.bars(result, trods_cost.STAMPS) + trods_kills.bars(result))
-    parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills, trods_moves)
-    return judge([bar for part in parts for bar in part.bars(result)])
+    return judge(bars(result))
 
 
 def _is_full(options: Any) -> bool:
