@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import grpc
 
+from .admission import Admission, ByCertificate, ByUser, Nobody, Users
+from .agent_socket import AgentSocket
 from .keys import RACK_RING, Kind
 from .pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
 
@@ -40,6 +43,13 @@ Held = frozenset[tuple[str, Kind, int]]
 
 Plain = frozenset[tuple[str, int]]
 """How plain TCP is served, as (service name, number of the mode in agent.proto)."""
+
+
+class AgentListener(Protocol):
+    """What accepts agents."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Ends every connection; streams have `grace` seconds."""
 
 
 @dataclass(slots=True)
@@ -123,6 +133,8 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
 
     def __init__(self, make_update: Callable[[str], agent_pb2.Update], changed: Callable[[], None]) -> None:
         self.agents: dict[str, Agent] = {}
+        self.admission: Admission = Nobody()
+        """Which agent may be which replica; whoever listens sets it."""
         self._make_update = make_update
         self._changed = changed
 
@@ -147,13 +159,10 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
         if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `hello`")
         hello = first.hello
-        named = certified_names(context.auth_context())
-        if named is not None and hello.name not in named:
-            log.warning("an agent calls itself %r with a certificate for %s", hello.name, ", ".join(sorted(named)))
-            await context.abort(
-                grpc.StatusCode.PERMISSION_DENIED,
-                f"the certificate is not for {hello.name!r}: its common name or a DNS name must be the replica's",
-            )
+        refusal = self.admission.refusal(hello.name, context.peer(), context.auth_context())
+        if refusal:
+            log.warning("an agent is refused: %s", refusal[:TEXT_MAX])
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal[:TEXT_MAX])
             return
         try:
             update = self._make_update(hello.name)
@@ -222,28 +231,31 @@ async def _ended(task: asyncio.Future[Any]) -> None:
     await asyncio.wait({task})
 
 
-def certified_names(peer: Mapping[str, Iterable[bytes]]) -> set[str] | None:
-    """Whom the other side's certificate names; None where there is no TLS (a Unix socket, loopback).
-
-    Whoever registers as a replica gets its keys, so each needs a certificate of its own.
-    """
-    if b"ssl" not in peer.get("transport_security_type", ()):
-        return None
-    names = [*peer.get("x509_common_name", ()), *peer.get("x509_subject_alternative_name", ())]
-    return {name.decode(errors="replace") for name in names}
-
-
 async def serve(
-    server: AgentServer, address: str, credentials: grpc.ServerCredentials | None = None
-) -> grpc.aio.Server:
-    """Listens on `unix:PATH` or HOST:PORT (mutual TLS by `credentials`, or loopback)."""
+    server: AgentServer,
+    address: str,
+    credentials: grpc.ServerCredentials | None = None,
+    users: Callable[[], Users] = dict,
+    group: int | None = None,
+) -> AgentListener:
+    """Listens on `unix:PATH`, where `users` says which user may be which replica, or on HOST:PORT by mutual TLS.
+
+    Raises OSError, and ValueError for HOST:PORT without `credentials`.
+    """
     grpc_server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_MAX)])
     agent_pb2_grpc.add_AgentsServicer_to_server(server, grpc_server)  # type: ignore[no-untyped-call]
-    if credentials is not None:
-        bound = grpc_server.add_secure_port(address, credentials)
-    else:
-        bound = grpc_server.add_insecure_port(address)
-    if bound == 0 and not address.startswith("unix:"):
-        raise OSError(f"cannot listen for agents on {address}")
+    if address.startswith("unix:"):
+        by_user = ByUser(users)
+        server.admission = by_user
+        listener = AgentSocket(Path(address.removeprefix("unix:")), grpc_server, by_user, group)
+        await listener.start()
+        return listener
+    if credentials is None:
+        raise ValueError(f"listen.agents: {address} needs agents_tls")
+    server.admission = ByCertificate()
+    try:
+        grpc_server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen for agents on {address}: {error}") from None
     await grpc_server.start()
     return grpc_server

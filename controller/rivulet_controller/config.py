@@ -377,6 +377,7 @@ def is_local(address: str) -> bool:
         return host == "localhost"
 
 
+UserName = Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10})$")]
 ListenAddress = Annotated[str, Field(pattern=r"^(unix:.+|(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+)$")]
 
 
@@ -389,6 +390,10 @@ class Listen(_Model):
         pattern=r"^[a-z_][a-z0-9_-]{0,31}$",
         description="whose members may open the agents' Unix socket too",
     )
+    agents_users: dict[UserName, tuple[Name, ...]] = Field(
+        default_factory=dict,
+        description="which replicas processes of a user may be over the Unix socket; root's and the controller's, any",
+    )
     agents_tls: Tls | None = None
     api: ListenAddress = "127.0.0.1:8080"
     api_tls: ServerTls | None = None
@@ -400,8 +405,17 @@ class Listen(_Model):
     def _guarded(self) -> Listen:
         if self.agents_group is not None and not self.agents.startswith("unix:"):
             raise ValueError("agents_group: only a Unix socket has a group; beyond one, agents_tls says who may")
-        if not is_local(self.agents) and self.agents_tls is None:
-            raise ValueError("agents: keys cross this channel; beyond this machine it needs agents_tls")
+        if self.agents_users and self.agents_group is None:
+            raise ValueError("agents_users: name the group too whose members may open the socket (agents_group)")
+        if self.agents_group is not None and not self.agents_users:
+            raise ValueError(
+                "agents_group: say in agents_users which replica each of its users may be, as in"
+                " `agents_users: {rivulet-replica: [r1]}`"
+            )
+        if not self.agents.startswith("unix:") and self.agents_tls is None:
+            raise ValueError(
+                "agents: who registers as a replica is given its keys, so over TCP it needs agents_tls, on loopback too"
+            )
         if not is_local(self.api) and self.api_token_file is None:
             raise ValueError("api: beyond this machine it needs api_token_file")
         if not is_local(self.api) and self.api_tls is None:

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvicorn
 
 from . import agents as agents_door
@@ -192,25 +191,22 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def listen_for_agents(controller: Controller, config: Config) -> grpc.aio.Server:
-    """The door for agents where the configuration says. Raises ValueError, OSError."""
+async def listen_for_agents(controller: Controller, config: Config) -> agents_door.AgentListener:
+    """Listens for agents where the configuration says. Raises ValueError, OSError."""
     address, group = config.listen.agents, config.listen.agents_group
-    # A group that is not there is told before anything is open.
+    # A group that does not exist is reported before anything is open.
     number = None if group is None else _group(group)
     if address.startswith("unix:"):
         free_socket(Path(address.removeprefix("unix:")))
-    # Whoever can open it gets keys: never, not even for a moment, more than its owner and that group.
-    before = os.umask(0o177)
-    try:
-        server = await agents_door.serve(controller.agents, address, server_credentials(config.listen.agents_tls))
-    finally:
-        os.umask(before)
-    if number is not None:
-        path = address.removeprefix("unix:")
-        os.chown(path, -1, number)
-        os.chmod(path, 0o660)
+    listener = await agents_door.serve(
+        controller.agents,
+        address,
+        server_credentials(config.listen.agents_tls),
+        lambda: controller.local.listen.agents_users,
+        number,
+    )
     log.info("agents: listening on %s", address)
-    return server
+    return listener
 
 
 def _group(name: str) -> int:

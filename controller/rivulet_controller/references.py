@@ -43,6 +43,10 @@ def references(config: Config) -> Iterator[Mistake]:
     yield from _switch_references(config)
     yield from _whose(config)
     yield from trods.mistakes(config)
+    for user, replicas in config.listen.agents_users.items():
+        for place, name in enumerate(replicas):
+            if name not in names:
+                yield ("listen", "agents_users", user, place), f"there is no replica {name!r}"
     if len(config.services) > MAX_SERVICES:
         yield ("services",), f"{MAX_SERVICES} at most"
     if len({service.pool_name for service in config.services}) > MAX_POOLS:

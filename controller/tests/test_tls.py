@@ -17,6 +17,7 @@ from netrack import needs_rack
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import agents as agents_door
+from rivulet_controller.admission import ByCertificate
 from rivulet_controller.config import ConfigError, Tls
 from rivulet_controller.controller import Controller
 from rivulet_controller.rack_file import parse
@@ -36,6 +37,7 @@ async def door(folder: Path, authority: Authority) -> AsyncIterator[tuple[str, C
         controller = Controller(config(rack(switch)), store)
         await controller.start()
         server = grpc.aio.server()
+        controller.agents.admission = ByCertificate()
         agents_door.agent_pb2_grpc.add_AgentsServicer_to_server(controller.agents, server)  # type: ignore[no-untyped-call]
         tls = server_credentials(Tls(certificate=certificate, key=key, authority=authority.certificate))
         assert tls is not None
@@ -132,13 +134,13 @@ async def test_a_real_agent_comes_in_with_its_certificate_and_finds_the_leader(t
             lab.down()
 
 
-def test_beyond_this_machine_the_configuration_wants_tls(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rack\.yaml:\d+: listen: agents: keys cross this channel"):
-        parse(RACK + "listen: {agents: '10.0.0.5:9670'}\n", "rack.yaml")
+def test_over_tcp_agents_need_tls_on_loopback_too() -> None:
+    for bare in ("'10.0.0.5:9670'", "127.0.0.1:9670", "localhost:9670", "'[::1]:9670'"):
+        with pytest.raises(ConfigError, match=r"rack\.yaml:\d+: listen: agents: .* over TCP it needs agents_tls"):
+            parse(RACK + f"listen: {{agents: {bare}}}\n", "rack.yaml")
     files = "{certificate: a.pem, key: a.key, authority: b.pem}"
     parse(RACK + f"listen: {{agents: '10.0.0.5:9670', agents_tls: {files}}}\n")
-    for local in ("127.0.0.1:9670", "localhost:9670", "'[::1]:9670'", "unix:/run/x"):
-        parse(RACK + f"listen: {{agents: {local}}}\n")
+    parse(RACK + "listen: {agents: unix:/run/x}\n")
 
 
 async def test_the_session_with_a_switch_is_mutual_tls(tmp_path: Path) -> None:

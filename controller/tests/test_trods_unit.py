@@ -43,7 +43,9 @@ class UnitRack(PlainRack):
 
     def description(self) -> str:
         text = super().description()
-        return text.replace("listen: {", f"listen: {{agents_group: {GROUP}, ")
+        return text.replace(
+            "listen: {", f"listen: {{agents_group: {GROUP}, agents_users: {{{USER.pw_name}: [r1, r2, r3]}}, "
+        )
 
     def start_nginx(self, name: str) -> None:
         # At all addresses, as docs/operating.md has it.

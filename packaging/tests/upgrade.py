@@ -42,7 +42,8 @@ replicas:
 services:
   - {{name: files, addresses: [{SERVICE}], port: 80, replicas: [r1, r2], heartbeat: 20ms, liveness: 500ms}}
   - {{name: site, addresses: [{SITE}], port: 80, replicas: [r3], heartbeat: 20ms, liveness: 500ms}}
-listen: {{agents: "unix:/run/rivulet/agents.sock", agents_group: rivulet-agents, api: "127.0.0.1:8081",
+listen: {{agents: "unix:/run/rivulet/agents.sock", agents_group: rivulet-agents,
+  agents_users: {{rivulet-replica: [r1, r3]}}, api: "127.0.0.1:8081",
   control: "unix:/run/rivulet/control.sock"}}
 """
 

@@ -1,6 +1,5 @@
 //! Where controllers are, and what makes the way there safe.
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,9 +32,9 @@ pub enum AddressError {
     /// None, or too many.
     #[error("{0} controllers: at least one and at most {MAX_CONTROLLERS} can be named")]
     Count(usize),
-    /// Keys would cross a network in the clear.
+    /// Keys would come from, and go to, processes that prove nothing.
     #[error(
-        "{0}: keys cross this channel; beyond this machine it needs mutual TLS (authority, certificate and key)"
+        "{0}: keys cross this channel; over TCP it needs mutual TLS, on loopback too (authority, certificate and key)"
     )]
     Bare(String),
     /// A file of TLS.
@@ -54,8 +53,8 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// `unix:PATH` (a relative path is one from the present directory) or `HOST:PORT`, the latter beyond this
-    /// machine only with TLS. Checks everything, the files too.
+    /// `unix:PATH` (a relative path is one from the present directory), or `HOST:PORT` with TLS. Checks everything,
+    /// the files too.
     pub fn new(addresses: &[String], tls: Option<TlsFiles>) -> Result<Controllers, AddressError> {
         if addresses.is_empty() || addresses.len() > MAX_CONTROLLERS {
             return Err(AddressError::Count(addresses.len()));
@@ -86,9 +85,6 @@ impl Controllers {
         let malformed = |_| AddressError::Malformed(address.to_owned());
         let endpoint = match (address.strip_prefix("unix:"), &self.tls) {
             (Some(path), _) => Endpoint::from_shared(format!("unix://{path}")).map_err(malformed)?,
-            (None, None) if is_loopback(address) => {
-                Endpoint::from_shared(format!("http://{address}")).map_err(malformed)?
-            }
             (None, None) => return Err(AddressError::Bare(address.to_owned())),
             (None, Some(files)) => {
                 let config = ClientTlsConfig::new()
@@ -134,11 +130,6 @@ fn normal(address: &str) -> Result<String, AddressError> {
     Ok(address.to_owned())
 }
 
-fn is_loopback(address: &str) -> bool {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,9 +140,7 @@ mod tests {
 
     #[test]
     fn addresses_of_controllers() {
-        for good in
-            ["unix:/run/x.sock", "unix:x", "unix:../x y", "127.0.0.1:9559", "[::1]:9559", "localhost:1"]
-        {
+        for good in ["unix:/run/x.sock", "unix:x", "unix:../x y"] {
             one(good).unwrap_or_else(|e| panic!("{good}: {e}"));
         }
         for bad in [
@@ -174,9 +163,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_do_not_cross_a_network_in_the_clear() {
-        for far in ["192.0.2.1:1", "[fd00::1]:1", "controller.example:1"] {
-            assert!(matches!(one(far), Err(AddressError::Bare(_))), "{far}");
+    fn tcp_needs_tls_on_loopback_too() {
+        let far = ["192.0.2.1:1", "[fd00::1]:1", "controller.example:1"];
+        for tcp in far.into_iter().chain(["127.0.0.1:9559", "[::1]:9559", "localhost:1"]) {
+            assert!(matches!(one(tcp), Err(AddressError::Bare(_))), "{tcp}");
         }
         let files = |p: &str| TlsFiles { authority: p.into(), certificate: p.into(), key: p.into() };
         let missing = Controllers::new(&["192.0.2.1:1".into()], Some(files("/no/such/file")));

@@ -13,7 +13,7 @@ pub struct ControllerArgs {
     #[arg(long = "controller", value_name = "ADDRESS,...", value_delimiter = ',')]
     pub controllers: Vec<String>,
 
-    /// Who signs the controllers' certificates (PEM); beyond this machine TLS is a must, both ways
+    /// Who signs the controllers' certificates (PEM); over TCP mutual TLS is a must
     #[arg(long, value_name = "FILE", requires_all = ["tls_certificate", "tls_key"])]
     pub tls_authority: Option<PathBuf>,
 

@@ -1,0 +1,154 @@
+"""The agents' Unix socket: asks the kernel for each peer's user, and passes the connection's bytes on to gRPC.
+
+gRPC does not report the user at the other end of a Unix socket. So the connections are accepted here and relayed to the
+gRPC server, which listens in a private folder. The relay binds its end to a random name in that folder, gRPC reports
+the name as the peer, and `ByUser` finds the user by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import socket
+import struct
+import tempfile
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+
+from .admission import ByUser, replicas_of
+
+log = logging.getLogger("rivulet.agent_socket")
+
+USER_CONNECTIONS_MAX = 64
+"""Connections of one user at a time, other than root and the controller's own: an agent has one."""
+
+CONNECTIONS_MAX = 2048
+"""Connections at a time."""
+
+CHUNK_BYTES = 64 << 10
+"""Most bytes that a relay holds for each direction."""
+
+CREDENTIALS = struct.Struct("iII")
+"""struct ucred of unix(7): process, user, group."""
+
+NO_UID = 0xFFFF_FFFF
+"""What the kernel reports where there is no user."""
+
+
+class AgentSocket:
+    """Listens at a path; `start`, then `stop`."""
+
+    def __init__(self, path: Path, server: grpc.aio.Server, admission: ByUser, group: int | None = None) -> None:
+        """`server` must not have been started. `group` may open the socket beside its owner."""
+        self._path = path
+        self._server = server
+        self._admission = admission
+        self._group = group
+        self._folder = Path(tempfile.mkdtemp(prefix="rivulet-agents-"))
+        self._inner = self._folder / "grpc.sock"
+        self._relays: set[asyncio.Task[None]] = set()
+        self._open: Counter[int] = Counter()
+        self._accepting: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listens. Raises OSError."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._server.add_insecure_port(f"unix:{self._inner}")
+            await self._server.start()
+            # Never, not even for a moment, does it open for more than its owner and that group.
+            before = os.umask(0o177)
+            try:
+                listener.bind(str(self._path))
+            finally:
+                os.umask(before)
+            if self._group is not None:
+                os.chown(self._path, -1, self._group)
+                os.chmod(self._path, 0o660)
+            self._accepting = await asyncio.start_unix_server(self._accept, sock=listener, limit=CHUNK_BYTES)
+        except BaseException:
+            listener.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    async def stop(self, grace: float | None) -> None:
+        """Ends every connection; streams of agents have `grace` seconds."""
+        if self._accepting is not None:
+            self._accepting.close()
+        await self._server.stop(grace)
+        for relay in list(self._relays):
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):
+            self._path.unlink()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays.add(task)
+        uid = None
+        try:
+            uid = peer_uid(writer.get_extra_info("socket"))
+            self._open[uid] += 1
+            bounded = replicas_of(uid, {}) is not None
+            if (bounded and self._open[uid] > USER_CONNECTIONS_MAX) or self._open.total() > CONNECTIONS_MAX:
+                log.warning("uid %d has %d connections: another one is closed", uid, self._open[uid] - 1)
+                return
+            await self._relay(uid, reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            self._relays.discard(task)
+            if uid is not None:
+                self._open[uid] -= 1
+                self._open += Counter()
+
+    async def _relay(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes bytes both ways until either side ends."""
+        name = secrets.token_hex(16)
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        inner.setblocking(False)
+        own = self._folder / name
+        self._admission.connected[name] = uid
+        back = None
+        try:
+            inner.bind(str(own))
+            await asyncio.get_running_loop().sock_connect(inner, str(self._inner))
+            own.unlink()
+            answers, back = await asyncio.open_unix_connection(sock=inner, limit=CHUNK_BYTES)
+            ways = [asyncio.create_task(_pass_on(reader, back)), asyncio.create_task(_pass_on(answers, writer))]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            # The name goes before the connection that had it.
+            del self._admission.connected[name]
+            inner.close() if back is None else back.close()
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One direction, until its end."""
+    with suppress(OSError):
+        while data := await reader.read(CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user of the process that connected, by SO_PEERCRED. Raises OSError."""
+    answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    uid: int = CREDENTIALS.unpack(answer)[1]
+    if uid == NO_UID:
+        raise OSError("the kernel does not know the peer's user")
+    return uid
