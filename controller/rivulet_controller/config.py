@@ -7,7 +7,24 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from . import limits
+from .limits import IPAddress
+from .values import (
+    ENDPOINT,
+    MAX_ENDPOINT,
+    File,
+    HostAddress,
+    Mac,
+    Name,
+    PortNumber,
+    Rotation,
+    Seconds,
+    VlanId,
+    port_of,
+    within,
+)
 
 MAX_MEMBERS = 64
 """Members of a pool: the bitmap of excluded members has 64 bits (docs/dataplane.md)."""
@@ -24,8 +41,6 @@ MAX_NONCE_LIFE_S = 3600.0
 MAX_LIVE_SEAL_KEYS = 60
 """Seal keys accepted at a time: replicas hold them all, and epochs are 16 bits."""
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 class ConfigError(Exception):
     """The file cannot be used; `problems` has one line each, `FILE:LINE: field: what to do`."""
@@ -33,36 +48,6 @@ class ConfigError(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-
-
-def _mac(value: Any) -> Any:
-    if isinstance(value, int):
-        raise ValueError("write a MAC address in quotes (YAML takes 02:00:… for a number in base 60)")
-    if isinstance(value, str) and not re.fullmatch(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", value):
-        raise ValueError(f"{value!r} is not a MAC address such as 02:00:00:00:00:01")
-    if isinstance(value, str) and int(value[:2], 16) & 1:
-        raise ValueError(f"{value!r} is a group address: a machine has one whose first byte is even")
-    return value.lower() if isinstance(value, str) else value
-
-
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _seconds(value: Any) -> Any:
-    """A duration: a number of seconds, or a number with a unit (`2ms`, `20 min`)."""
-    if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", value)
-        if match is None or match[2] not in _UNITS:
-            raise ValueError(f"{value!r} is not a duration such as 20ms, 4s, 30min, 1h")
-        return float(match[1]) * _UNITS[match[2]]
-    return value
-
-
-Mac = Annotated[str, BeforeValidator(_mac)]
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-PortNumber = Annotated[int, Field(ge=1, le=509)]
-VlanId = Annotated[int, Field(ge=1, le=4094)]
 
 
 class _Model(BaseModel):
@@ -86,7 +71,7 @@ class Host(_Model):
     Without `mac` the controller finds it by ARP or neighbour discovery; without `vlan` it is the port's untagged one.
     """
 
-    ip: IPAddress
+    ip: HostAddress
     mac: Mac | None = None
     port: PortNumber
     vlan: VlanId | None = None
@@ -97,22 +82,22 @@ class Route(_Model):
     """A prefix beyond a neighbour: `via` is the address of one of the switch's hosts."""
 
     prefix: ipaddress.IPv4Network | ipaddress.IPv6Network
-    via: IPAddress
+    via: HostAddress
 
 
 class Tls(_Model):
     """Certificates of mutual TLS: ours, its key, and the authority that signs the other side's."""
 
-    certificate: Path
-    key: Path
-    authority: Path
+    certificate: File
+    key: File
+    authority: File
 
 
 class ServerTls(_Model):
     """A listener's certificate and its key."""
 
-    certificate: Path
-    key: Path
+    certificate: File
+    key: File
 
 
 PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -143,11 +128,11 @@ class SwitchConfig(_Model):
     """A ToR: where its P4Runtime server listens and what stands around it."""
 
     name: Name
-    address: str = Field(pattern=r"^(unix:.+|(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+)$")
-    device_id: int = Field(default=1, ge=0)
+    address: Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of)]
+    device_id: int = Field(default=1, ge=0, lt=1 << 64, description="of P4Runtime, 64 bits")
     number: int = Field(ge=1, le=255, description="upper half of the ToR id")
     mac: Mac
-    addresses: tuple[IPAddress, ...] = Field(min_length=1)
+    addresses: tuple[HostAddress, ...] = Field(min_length=1, max_length=64)
     ports: tuple[PortNumber, ...] = Field(min_length=1)
     vlans: tuple[Vlan, ...] = ()
     hosts: tuple[Host, ...] = ()
@@ -164,7 +149,7 @@ class SwitchConfig(_Model):
         le=1_000_000,
         description="of all links to clients together: told if the sketch is small for it",
     )
-    pipeline: Path | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
+    pipeline: File | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
 
     def untagged_vlan(self, port: int) -> int:
         """The VLAN of a port's untagged frames; 0 unless one is configured."""
@@ -192,7 +177,7 @@ class Replica(_Model):
     port: PortNumber
     vlan: VlanId | None = None
     mac: Mac | None = None
-    ip: IPAddress
+    ip: HostAddress
     mtu: int = Field(default=1500, ge=576, le=9216)
     weight: int = Field(default=1, ge=1, le=256)
     maintenance: bool = False
@@ -208,11 +193,11 @@ def store_place(server: str) -> tuple[IPAddress, int]:
     """Address and port of a server of a store. Raises ValueError."""
     host, colon, port = server.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    address = ipaddress.ip_address(host[1:-1] if bracketed else host)
-    if not colon or "%" in host or bracketed != (address.version == 6) or not re.fullmatch(r"[0-9]{1,5}", port):
+    address = limits.host_address(host[1:-1] if bracketed else host)
+    if not colon or bracketed != (address.version == 6) or not re.fullmatch(r"[0-9]{1,5}", port):
         raise ValueError("neither ADDRESS:PORT nor [ADDRESS]:PORT")
-    if address.is_unspecified or address.is_multicast or address.is_loopback or not 1 <= int(port) <= 65535:
-        raise ValueError("not one host's port, the same for all replicas")
+    if not 1 <= int(port) <= 65535:
+        raise ValueError("not a port")
     return address, int(port)
 
 
@@ -231,7 +216,9 @@ class Trods(_Model):
     """Where connections of `plain: trods` are recorded, and what becomes of them (docs/trods.md)."""
 
     store: tuple[Annotated[str, BeforeValidator(_store_server)], ...] = Field(
-        default=(), max_length=8, description="memcached, tried in this order; never a replica's own host alone"
+        default=(),
+        max_length=limits.STORES,
+        description="memcached, tried in this order; never a replica's own host alone",
     )
     objects: str | None = Field(
         default=None,
@@ -293,7 +280,7 @@ class Service(_Model):
     """Addresses and a port, and the replicas behind them."""
 
     name: Name
-    addresses: tuple[IPAddress, ...] = Field(min_length=1)
+    addresses: tuple[HostAddress, ...] = Field(min_length=1, max_length=limits.ADDRESSES)
     port: int = Field(ge=1, le=65535)
     replicas: tuple[Name, ...] = Field(min_length=1, max_length=MAX_MEMBERS)
     pool: Name | None = Field(default=None, description="services of one pool share replicas and liveness")
@@ -301,8 +288,8 @@ class Service(_Model):
     slots: int = Field(default=128, ge=1, le=1024)
     checks: Checks = Checks()
     meters: Meters = Meters()
-    heartbeat: Seconds = 0.002
-    liveness: Seconds = 0.020
+    heartbeat: Annotated[Seconds, within(*limits.HEARTBEAT_S)] = 0.002
+    liveness: Annotated[Seconds, within(limits.HEARTBEAT_S[0], limits.LIVENESS_S)] = 0.020
     plain: PlainMode = Field(
         default="kernel",
         description="clients of plain TCP: refused, the kernel's, answered from each packet alone (docs/plain.md), or"
@@ -328,7 +315,7 @@ class Service(_Model):
     def _sane(self) -> Service:
         if self.slots & (self.slots - 1):
             raise ValueError(f"slots: {self.slots} is not a power of two")
-        if self.liveness < 2 * self.heartbeat:
+        if round(self.liveness * 1e6) < 2 * round(self.heartbeat * 1e6):
             raise ValueError("liveness: must be at least two heartbeats, or one lost frame excludes a replica")
         return self
 
@@ -336,13 +323,13 @@ class Service(_Model):
 class Keys(_Model):
     """How keys rotate (docs/security.md)."""
 
-    seal_rotation: Seconds = 3600.0
-    nonce_rotation: Seconds = 1800.0
+    seal_rotation: Rotation = 3600.0
+    nonce_rotation: Rotation = 1800.0
     tor_rotation: Seconds = Field(default=86400.0, ge=60.0, description="of what replicas and ToRs share")
     cookie_rotation: Seconds = Field(
         default=43200.0, ge=60.0, le=86400.0, description="of stateless TCP; a cookie is good for one to two of these"
     )
-    horizon: Seconds = 4.0
+    horizon: Annotated[Seconds, within(*limits.HORIZON_S)] = 4.0
     resume: Seconds = 86400.0
 
     @model_validator(mode="after")
@@ -378,7 +365,7 @@ def is_local(address: str) -> bool:
 
 
 UserName = Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10})$")]
-ListenAddress = Annotated[str, Field(pattern=r"^(unix:.+|(\[[0-9a-fA-F:]+\]|[^:\s]+):[0-9]+)$")]
+ListenAddress = Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of)]
 
 
 class Listen(_Model):
@@ -397,8 +384,13 @@ class Listen(_Model):
     agents_tls: Tls | None = None
     api: ListenAddress = "127.0.0.1:8080"
     api_tls: ServerTls | None = None
-    api_token_file: Path | None = Field(default=None, description="who may what: NAME:ROLE:TOKEN a line")
-    control: str | None = Field(default=None, pattern=r"^unix:.+", description="the API for this machine's operators")
+    api_token_file: File | None = Field(default=None, description="who may what: NAME:ROLE:TOKEN a line")
+    control: str | None = Field(
+        default=None,
+        pattern=r"^unix:[^\x00]+$",
+        max_length=MAX_ENDPOINT,
+        description="the API for this machine's operators",
+    )
     lab: bool = Field(default=False, description="the page may kill replicas (`kill_command` of each)")
 
     @model_validator(mode="after")
@@ -453,7 +445,7 @@ class Config(_Model):
     keys: Keys = Keys()
     mute: Mute = Mute()
     listen: Listen = Listen()
-    state: Path = Path("/var/lib/rivulet/controller.db")
+    state: File = Path("/var/lib/rivulet/controller.db")
     etcd: Etcd | None = Field(default=None, description="instead of the state file, for several controllers")
 
     @model_validator(mode="after")

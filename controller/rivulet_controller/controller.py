@@ -109,6 +109,7 @@ class Controller:
         self._store = store
         self._working = asyncio.Lock()
         self._saving = asyncio.Lock()
+        self._changes: set[asyncio.Task[bool]] = set()
         self._rotate: dict[str, set[Kind]] = {}
         self._version = 0
         self._sent: dict[str, tuple[Agent, bytes]] = {}
@@ -204,8 +205,16 @@ class Controller:
     async def change(self, config: Config, who: str, text: str = "", applied: bool = False) -> bool:
         """Brings a new configuration into force; on a refusal the old one stays. Says whether it is in force.
 
-        `text` is the YAML. `applied`: it came through the API; otherwise it is the file's.
+        `text` is the YAML. `applied`: it came through the API; otherwise it is the file's. A caller that is cancelled,
+        as by a client that hangs up, does not stop it half way.
         """
+        task = asyncio.create_task(self._change(config, who, text, applied))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _change(self, config: Config, who: str, text: str, applied: bool) -> bool:
+        """`change`, to its end."""
         began = time.monotonic()
         async with self._working:
             old, before = self.config, self.state.copy()
@@ -220,8 +229,10 @@ class Controller:
                 problems = await self._enforce(config)
                 if problems:
                     await self._go_back(old, before)
-            except (StoreError, NamesError, OutOfNumbers) as error:
-                problems = [str(error)]
+            except Exception as error:
+                if not isinstance(error, (StoreError, NamesError, OutOfNumbers)):
+                    log.exception("configuration by %s cannot be brought into force", who)
+                problems = [str(error) or type(error).__name__]
                 await self._go_back(old, before)
             finally:
                 self.fleet.undecided = False

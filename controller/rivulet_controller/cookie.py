@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .config import IPAddress
 from .l2 import address_int
+from .limits import IPAddress
 
 Words = tuple[int, int]
 """The words of a HalfSipHash key."""

@@ -18,11 +18,12 @@ from typing import Any
 
 from .agents import Agent
 from .clock import OffsetEstimate, RackClock
-from .config import Config, IPAddress, SwitchConfig, is_local
+from .config import Config, SwitchConfig, is_local
 from .desired import Fragment, Numbers, Tor, desired, tor_of
 from .entry import Entry
 from .health import Health
 from .l2 import hop_name
+from .limits import IPAddress
 from .names import Names
 from .neighbours import Neighbours, answer, asker, question
 from .paths import Paths, too_big

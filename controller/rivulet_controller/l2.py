@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from .config import Config, Host, IPAddress, Replica, SwitchConfig
+from .config import Config, Host, Replica, SwitchConfig
 from .entry import Item, Multicast, entry
+from .limits import IPAddress
 
 FLOOD_GROUP = 1
 FLOOD_GROUPS = 4096

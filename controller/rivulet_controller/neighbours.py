@@ -11,8 +11,9 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .config import IPAddress, SwitchConfig
+from .config import SwitchConfig
 from .l2 import hop_name, mac_int, mac_text
+from .limits import IPAddress
 
 REFRESH_S = 30.0
 """How often a known neighbour is asked again."""

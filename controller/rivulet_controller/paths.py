@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from .config import IPAddress
+from .limits import IPAddress
 
 LEAST = 1280
 """No smaller MTU is believed, bytes: what every path of IPv6 takes (RFC 8200 section 5), with little lost where one of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import trods
+from . import limits, trods
 from .config import MAX_POOLS, MAX_SERVICES, Config, Host, Replica, Service, SwitchConfig
 
 Mistake = tuple[tuple[str | int, ...], str]
@@ -42,6 +42,7 @@ def references(config: Config) -> Iterator[Mistake]:
             yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
     yield from _switch_references(config)
     yield from _whose(config)
+    yield from _agents(config)
     yield from trods.mistakes(config)
     for user, replicas in config.listen.agents_users.items():
         for place, name in enumerate(replicas):
@@ -107,11 +108,28 @@ def _switch_references(config: Config) -> Iterator[Mistake]:
                     f"to ask for its MAC, switch {switch.name!r} needs an IPv{host.ip.version} address (or give `mac`)",
                 )
             yield from _vlan(switch, host, ("switches", index, "hosts", place, "vlan"))
+        hops: dict[str, str] = {}
         for place, route in enumerate(switch.routes):
             if str(route.via) not in neighbours:
                 yield (
                     ("switches", index, "routes", place, "via"),
                     f"{route.via} is not one of the hosts of switch {switch.name!r}",
+                )
+            other_hop = hops.setdefault(str(route.prefix), str(route.via))
+            if other_hop != str(route.via):
+                yield (
+                    ("switches", index, "routes", place, "prefix"),
+                    f"{route.prefix} is already reached by {other_hop}: a prefix has one next hop",
+                )
+            if route.prefix.num_addresses == 1 and route.prefix.network_address in switch.addresses:
+                yield (
+                    ("switches", index, "routes", place, "prefix"),
+                    f"{route.prefix} is an address of switch {switch.name!r} itself: no route leads to it",
+                )
+            if route.prefix.version != route.via.version:
+                yield (
+                    ("switches", index, "routes", place, "via"),
+                    f"{route.via} is no next hop for {route.prefix}: both are IPv4, or both IPv6",
                 )
         for replica in config.replicas:
             here = replica.switch == switch.name
@@ -127,6 +145,29 @@ def _switch_references(config: Config) -> Iterator[Mistake]:
                     ("switches", index, "addresses"),
                     f"the tunnel to replica {replica.name!r} needs an IPv{replica.ip.version} address"
                     f" of switch {switch.name!r}",
+                )
+
+
+def _agents(config: Config) -> Iterator[Mistake]:
+    """What the agent of a replica would refuse of all its services together (limits.toml)."""
+    if len(config.switches) - 1 > limits.TUNNELS:
+        yield ("switches",), f"a replica is sent to by {limits.TUNNELS} switches of other racks at most"
+    count: dict[str, int] = {}
+    beats: dict[str, dict[str, float]] = {}
+    for index, service in enumerate(config.services):
+        for name in service.replicas:
+            count[name] = count.get(name, 0) + 1
+            if count[name] == limits.SERVICES + 1:
+                yield ("services", index, "replicas"), f"replica {name!r} has more than {limits.SERVICES} services"
+            pools = beats.setdefault(name, {})
+            before = sum(pools.values())
+            # One beat a place in a pool, by the first service that names it.
+            pools.setdefault(service.pool_name, 1e6 / round(service.heartbeat * 1e6))
+            if before <= limits.HEARTBEATS_PER_SECOND < sum(pools.values()):
+                yield (
+                    ("services", index, "heartbeat"),
+                    f"replica {name!r} would send more than {limits.HEARTBEATS_PER_SECOND} heartbeats a second: let"
+                    " services of the same replicas share a `pool`, or say a longer `heartbeat`",
                 )
 
 

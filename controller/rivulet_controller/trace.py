@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .config import IPAddress
 from .cookie import Segment, Words, judge
 from .entry import Entry, Item, MatchValue
 from .l2 import address_int
+from .limits import IPAddress
 from .names import Names
 
 

@@ -94,6 +94,75 @@ def test_mistakes_name_line_and_field(old: str, new: str, line: int, words: str)
         assert any(problem.startswith(f"rack.yaml:{line}: ") for problem in found), found
 
 
+AGENT_RULES = [
+    ("    liveness: 20ms", "    heartbeat: 50us", 16, "heartbeat: 50us is not within 100us to 10s"),
+    ("    liveness: 20ms", "    heartbeat: 15s\n    liveness: 40s", 16, "heartbeat: 15s is not within 100us to 10s"),
+    ("    liveness: 20ms", "    liveness: 2h", 16, "liveness: 2h is not within 100us to 10min"),
+    ("    liveness: 20ms", "    liveness: .inf", 16, "services.0.liveness: "),
+    ("    liveness: 20ms", "    liveness: 1e999", 16, "services.0.liveness: "),
+    ("    number: 1", "    number: 1\n    device_id: 1" + "0" * 23, 5, "switches.0.device_id: "),
+    ("127.0.0.1:9559", "127.0.0.1:95590", 3, "switches.0.address: "),
+    ("seal_rotation: 1h", "horizon: 10us", 17, "keys.horizon: 10us is not within 1ms"),
+    ("[10.9.0.1,", "[0.0.0.0,", 13, "services.0.addresses.0: 0.0.0.0 is in 0.0.0.0/8"),
+    ("[10.9.0.1,", "[224.0.0.5,", 13, "services.0.addresses.0: 224.0.0.5 is in 224.0.0.0/4"),
+    ("[10.9.0.1,", "[127.0.0.1,", 13, "services.0.addresses.0: 127.0.0.1 is in 127.0.0.0/8"),
+    ("[10.9.0.1,", "[255.255.255.255,", 13, "services.0.addresses.0: 255.255.255.255 is in 240.0.0.0/4"),
+    ("[10.9.0.1,", "[5,", 13, "services.0.addresses.0: '5' is not an IP address"),
+    ("fd09::1", "::", 13, "services.0.addresses.1: :: is in ::/128"),
+    ("fd09::1", "fe80::1", 13, "services.0.addresses.1: fe80::1 is in fe80::/10"),
+    ("fd09::1", "::ffff:10.0.0.1", 13, "is in ::ffff:0:0/96"),
+    ("fd09::1", "fd09::1%eth0", 13, "services.0.addresses.1: 'fd09::1%eth0' has a zone"),
+    ("ip: 10.0.1.2,", "ip: 127.0.0.2,", 10, "replicas.1.ip: 127.0.0.2 is in"),
+    ("[10.0.0.254,", "[0.0.0.0,", 6, "switches.0.addresses.0: 0.0.0.0 is in"),
+    ("02:00:00:00:01:02", "00:00:00:00:00:00", 10, "replicas.1.mac: "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "words"), AGENT_RULES, ids=[rule[3] for rule in AGENT_RULES])
+def test_what_agents_refuse_is_refused_with_line_and_value(old: str, new: str, line: int, words: str) -> None:
+    found = problems(GOOD.replace(old, new, 1))
+    assert any(words in problem and problem.startswith(f"rack.yaml:{line}: ") for problem in found), found
+
+
+def routed(*routes: str) -> str:
+    """The rack with routes at its switch."""
+    hosts = "    hosts: [{ip: 10.0.0.1, port: 1}, {ip: 10.0.0.2, port: 1}, {ip: 'fd00::1', port: 1}]\n"
+    return GOOD.replace(
+        "replicas:", hosts + "    routes:\n" + "".join(f"      - {r}\n" for r in routes) + "replicas:", 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("route", "words"),
+    [
+        ("{prefix: 0.0.0.0/0, via: 10.0.0.2}", "0.0.0.0/0 is already reached by 10.0.0.1"),
+        ("{prefix: 10.0.0.254/32, via: 10.0.0.1}", "10.0.0.254/32 is an address of switch 'tor1' itself"),
+        ("{prefix: '::/0', via: 10.0.0.1}", "both are IPv4, or both IPv6"),
+    ],
+)
+def test_routes_that_contradict_are_refused(route: str, words: str) -> None:
+    default = "{prefix: 0.0.0.0/0, via: 10.0.0.1}"
+    assert len(parse(routed(default, "{prefix: 10.8.0.0/16, via: 10.0.0.2}")).switches[0].routes) == 2
+    (problem,) = problems(routed(default, route))
+    assert problem.startswith("rack.yaml:11: switches.0.routes.1.") and words in problem
+
+
+def test_services_of_a_replica_and_their_heartbeats_are_bounded() -> None:
+    def many(count: int, rest: str) -> str:
+        services = (
+            f"  - {{name: s{n}, addresses: [10.8.{n // 250}.{n % 250 + 1}], port: 80, replicas: [r1], {rest}}}\n"
+            for n in range(count)
+        )
+        return GOOD.replace("keys:", "".join(services) + "keys:")
+
+    shared = "pool: all, liveness: 1s"
+    assert len(parse(many(1023, shared)).services) == 1024
+    (problem,) = problems(many(1024, shared))
+    assert "replica 'r1' has more than 1024 services" in problem
+    (problem,) = problems(many(300, "heartbeat: 2ms, liveness: 1s"))
+    assert "r1' would send more than 100000 heartbeats a second: let services of the same replicas share" in problem
+
+
 def test_links_that_bring_more_than_the_sketch_judges() -> None:
     fast = GOOD.replace("    ports:", "    link_mbps: 1000\n    ports:")
     assert [s.name for s in parse(fast).wider_than_the_sketch()] == ["tor1"], "hosts judge the rest"

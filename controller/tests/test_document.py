@@ -54,8 +54,8 @@ def test_a_file_of_mistakes_names_so_many_and_counts_the_rest() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "rack.yaml")
     assert len(caught.value.problems) == MAX_PROBLEMS + 1
-    # Three mistakes a replica (the address is of neither kind), and two parts that are missing.
-    assert caught.value.problems[-1] == f"rack.yaml: and {3 * 500 + 2 - MAX_PROBLEMS} more"
+    # Two mistakes a replica, and two parts that are missing.
+    assert caught.value.problems[-1] == f"rack.yaml: and {2 * 500 + 2 - MAX_PROBLEMS} more"
 
 
 def test_a_colon_within_a_flow_is_read_as_yaml_1_2_says() -> None:

@@ -1,0 +1,41 @@
+"""What agents accept, read from limits.toml, which the agents' Rust reads too (host/server/src/limits.rs)."""
+
+from __future__ import annotations
+
+import ipaddress
+import tomllib
+from pathlib import Path
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_FILE = tomllib.loads((Path(__file__).parent / "limits.toml").read_text(encoding="utf-8"))
+
+SERVICES: int = _FILE["services"]
+ADDRESSES: int = _FILE["addresses"]
+TUNNELS: int = _FILE["tunnels"]
+STORES: int = _FILE["stores"]
+HEARTBEATS_PER_SECOND: int = _FILE["heartbeats_per_second"]
+HEARTBEAT_S: tuple[float, float] = (_FILE["heartbeat_min_us"] / 1e6, _FILE["heartbeat_max_us"] / 1e6)
+LIVENESS_S: float = _FILE["liveness_max_us"] / 1e6
+HORIZON_S: tuple[float, float] = (_FILE["horizon_min_us"] / 1e6, _FILE["horizon_max_us"] / 1e6)
+
+NO_HOST = tuple(ipaddress.ip_network(text) for text in _FILE["no_host"])
+"""Addresses that no host has, or that no router forwards to one."""
+
+
+def host_address(text: object) -> IPAddress:
+    """An address that one host can have. Raises ValueError, in words that name the text."""
+    if isinstance(text, ipaddress.IPv4Address | ipaddress.IPv6Address):
+        text = str(text)
+    if not isinstance(text, str):
+        raise ValueError(f"{str(text)[:80]!r} is not an IP address such as 10.0.2.1 or fd00:2::1 (in quotes)")
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{text[:80]!r} is not an IP address such as 10.0.2.1 or fd00:2::1") from None
+    if "%" in text:
+        raise ValueError(f"{text[:80]!r} has a zone, which no other machine knows: an address without `%`")
+    for network in NO_HOST:
+        if address.version == network.version and address in network:
+            raise ValueError(f"{text} is in {network}: no host has such an address for others")
+    return address

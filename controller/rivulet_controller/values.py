@@ -1,0 +1,96 @@
+"""Scalars of a rack's description: each is checked with the words that name it and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from . import limits
+from .limits import IPAddress
+
+MAX_SECONDS = 366 * 86400.0
+"""Longest duration that anything takes, a year."""
+
+MIN_ROTATION_S = 0.1
+"""Keys rotate no oftener: each rotation is a round of the controller's loop, and epochs are 16 bits."""
+
+
+def _mac(value: Any) -> Any:
+    if isinstance(value, int):
+        raise ValueError("write a MAC address in quotes (YAML takes 02:00:… for a number in base 60)")
+    if isinstance(value, str) and not re.fullmatch(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", value):
+        raise ValueError(f"{value!r} is not a MAC address such as 02:00:00:00:00:01")
+    if isinstance(value, str) and int(value[:2], 16) & 1:
+        raise ValueError(f"{value!r} is a group address: a machine has one whose first byte is even")
+    if isinstance(value, str) and not int(value.replace(":", ""), 16):
+        raise ValueError(f"{value!r} is no machine's MAC address")
+    return value.lower() if isinstance(value, str) else value
+
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _seconds(value: Any) -> Any:
+    """A duration: a number of seconds, or a number with a unit (`2ms`, `20 min`)."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?|\.[0-9]{1,18})\s*([a-z]+)\s*", value)
+        if match is None or match[2] not in _UNITS:
+            raise ValueError(f"{value[:80]!r} is not a duration such as 20ms, 4s, 30min, 1h")
+        return float(match[1]) * _UNITS[match[2]]
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is not a duration such as 20ms, 4s, 30min, 1h")
+    return value
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit that leaves a number without a fraction, as a file has them."""
+    for unit, size in reversed(_UNITS.items()):
+        if seconds >= size and abs(seconds / size - round(seconds / size)) < 1e-6:
+            return f"{round(seconds / size)}{unit}"
+    return f"{seconds:g}s"
+
+
+def within(low: float, high: float) -> AfterValidator:
+    """A duration from `low` to `high`, as whole microseconds: that is what switches and agents are given."""
+
+    def check(value: float) -> float:
+        if not round(low * 1e6) <= round(value * 1e6) <= round(high * 1e6):
+            raise ValueError(f"{duration(value)} is not within {duration(low)} to {duration(high)}")
+        return value
+
+    return AfterValidator(check)
+
+
+Mac = Annotated[str, BeforeValidator(_mac)]
+HostAddress = Annotated[IPAddress, BeforeValidator(limits.host_address)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
+Rotation = Annotated[Seconds, within(MIN_ROTATION_S, MAX_SECONDS)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+PortNumber = Annotated[int, Field(ge=1, le=509)]
+VlanId = Annotated[int, Field(ge=1, le=4094)]
+
+
+ENDPOINT = r"^(unix:[^\x00]+|(\[[0-9a-fA-F:]+\]|[^:\s\x00]+):[0-9]{1,5})$"
+MAX_ENDPOINT = 300
+"""A DNS name has 253 characters, a Unix socket's path 107."""
+MAX_PATH = 4095
+"""As Linux has it (PATH_MAX)."""
+
+
+def _path(value: Any) -> Any:
+    if isinstance(value, str) and ("\0" in value or len(value) > MAX_PATH):
+        raise ValueError(f"{value[:80]!r} is no path")
+    return value
+
+
+File = Annotated[Path, BeforeValidator(_path)]
+
+
+def port_of(address: str) -> str:
+    """`unix:PATH`, or HOST:PORT with a port that there is."""
+    if not address.startswith("unix:") and int(address.rpartition(":")[2]) > 65535:
+        raise ValueError(f"{address!r}: ports end at 65535")
+    return address
