@@ -17,6 +17,7 @@ from rich.text import Text
 from .client import ApiError, Client, default_address, leading
 from .config import ConfigError
 from .moving import progress
+from .private_file import require_private
 from .rack_file import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a Rivulet rack and change it.")
@@ -63,7 +64,11 @@ def options(
 
 
 def _client() -> Client:
-    token = Path(_options["token_file"]).read_text().strip().rpartition(":")[2] if _options.get("token_file") else ""
+    token = ""
+    if _options.get("token_file"):
+        path = Path(_options["token_file"])
+        require_private(path)
+        token = path.read_text().strip().rpartition(":")[2]
     return leading(_options.get("api") or default_address(), token, authority=_options.get("authority", ""))
 
 

@@ -25,6 +25,7 @@ from .config import Config, ConfigError, Etcd, is_local
 from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
+from .private_file import require_private
 from .rack_file import load_with_text
 from .ready import tell_ready
 from .rights import AcceptedBy, Listener, Tokens
@@ -233,6 +234,8 @@ async def serve_api(controller: Controller, config: Config) -> None:
     tokens.read()
     app = make_app(controller, tokens, Audit(config.state.with_name(config.state.name + ".audit")))
     tls = config.listen.api_tls
+    if tls is not None:
+        require_private(tls.key)
     doors = [(config.listen.api, tls)] + ([(config.listen.control, None)] if config.listen.control else [])
     listeners = [_listener(address) for address, _ in doors]
     servers = [

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from .config import Etcd
+from .private_file import require_private
 from .store import StoreError
 from .switch import SwitchError
 from .tls import stamp
@@ -51,6 +52,7 @@ class EtcdClient:
     def _opened(self) -> httpx.Client:
         verify: ssl.SSLContext | bool = True
         if self._tls is not None:
+            require_private(self._tls.key)
             verify = ssl.create_default_context(cafile=str(self._tls.authority))
             verify.load_cert_chain(str(self._tls.certificate), str(self._tls.key))
         return httpx.Client(timeout=REQUEST_S, trust_env=False, verify=verify)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from .private_file import require_private
+
 log = logging.getLogger("rivulet.rights")
 
 TOKENS_MAX = 64 << 10
@@ -102,6 +104,7 @@ class Tokens:
         """Tokens and whose they are. Raises OSError, and ValueError with the line of what is not right."""
         if self._path is None:
             return []
+        require_private(self._path)
         with self._path.open(encoding="utf-8") as file:
             text = file.read(TOKENS_MAX + 1)
         if len(text) > TOKENS_MAX:

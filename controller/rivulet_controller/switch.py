@@ -22,6 +22,7 @@ from .config import SwitchConfig
 from .desired import ORDER, Fragment
 from .entry import Difference, Entry, Item, Meter, difference, from_entity
 from .names import Names
+from .private_file import require_private
 from .supervise import BrokenOff, unbroken
 
 channel.install()
@@ -161,6 +162,7 @@ class SwitchLink:
         if tls is None:
             return None
         try:
+            require_private(tls.key)
             return fy.GRPCCredentialsTLS(
                 cacert=tls.authority.read_bytes(), cert=tls.certificate.read_bytes(), private_key=tls.key.read_bytes()
             )

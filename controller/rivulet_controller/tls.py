@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 
 from .config import ServerTls, Tls
+from .private_file import require_private
 
 log = logging.getLogger("rivulet.tls")
 
@@ -40,6 +41,7 @@ class Certificates:
         return self._tls.key, self._tls.certificate, self._tls.authority
 
     def _read(self) -> tuple[bytes, bytes, bytes]:
+        require_private(self._tls.key)
         key, certificate, authority = (path.read_bytes() for path in self._paths())
         return key, certificate, authority
 
@@ -62,6 +64,7 @@ class Renewing:
             return
         self._seen = seen
         try:
+            require_private(self._tls.key)
             # Tried apart first: a key that is not the certificate's would leave the context with neither.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
             self._context.load_cert_chain(self._tls.certificate, self._tls.key)

@@ -75,6 +75,7 @@ async def served(
     socket = tmp_path / ("control.sock" if address else "api.sock")
     listen = [f"api: '{address}', control: 'unix:{socket}'" if address else f"api: 'unix:{socket}'"]
     if tokens:
+        (tmp_path / "tokens").touch(mode=0o600)
         (tmp_path / "tokens").write_text(tokens)
         listen.append(f"api_token_file: {tmp_path}/tokens")
     listen += [more] if more else []

@@ -37,6 +37,7 @@ async def api(
 ) -> AsyncIterator[tuple[Controller, FakeSwitch, httpx.AsyncClient]]:
     """A controller that is as described, and a client of its application: over a Unix socket, or from `peer`."""
     token_file = tmp_path / "tokens"
+    token_file.touch(mode=0o600)
     token_file.write_text(tokens)
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
@@ -120,6 +121,7 @@ async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> 
         assert (await client.post("/api/replicas/r1/drain", headers=ME)).status_code == 401
         assert (await client.post("/api/replicas/r1/drain", headers={**ME, **right})).status_code == 200
         assert [r["who"] for r in audit_records(tmp_path)] == ["bob@127.0.0.1"]
+        (tmp_path / "tokens").touch(mode=0o600)
         (tmp_path / "tokens").write_text("alice:apply:sesame\n")
         assert (await client.get("/api/status", headers=right)).status_code == 401, "a token can be withdrawn"
 
@@ -293,6 +295,7 @@ async def test_another_sites_page_costs_nothing(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_a_token_file_is_told_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "tokens").touch(mode=0o600)
     (tmp_path / "tokens").write_text(f"# comment\nbob:read:looking\n{line}\n")
     with pytest.raises(ValueError, match=f"tokens:3: .*{words}"):
         Tokens(tmp_path / "tokens").read()

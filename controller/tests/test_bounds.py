@@ -71,6 +71,7 @@ async def test_a_body_is_cut_off_before_anybody_knows_who_asks(tmp_path: Path) -
             taken += 4096
             yield b" " * 4096
 
+    (tmp_path / "tokens").touch(mode=0o600)
     (tmp_path / "tokens").write_text("alice:apply:sesame\n")
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")

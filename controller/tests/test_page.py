@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 async def rack_with_page(tmp_path: Path, tokens: bool = True) -> AsyncIterator[tuple[Controller, FakeSwitch, str]]:
     """A rack under load with its page, and tokens for looking and for operating."""
     port = free_port()
+    (tmp_path / "tokens").touch(mode=0o600)
     (tmp_path / "tokens").write_text("carol:read:looking\nbob:operate:sesame\n")
     extra = f", api_token_file: {tmp_path}/tokens" if tokens else ""
     listen = f"listen: {{api: '127.0.0.1:{port}', lab: true{extra}}}\nstate: {tmp_path}/state.db\n"

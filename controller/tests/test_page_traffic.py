@@ -31,6 +31,7 @@ class PageRack(NetRack):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}/#token=sesame"
         self.client = Client(f"127.0.0.1:{self.port}", "sesame", timeout_s=10.0)
+        (folder / "tokens").touch(mode=0o600)
         (folder / "tokens").write_text("page:apply:sesame\n")
 
     def description(self) -> str:

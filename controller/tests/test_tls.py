@@ -98,6 +98,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
         (tmp_path / "old-controller.key").unlink()
         async with FakeAgent(address, "r1", tls=client(old, old.sign("r1"))) as agent:
             await until(lambda: bool(agent.newest.services), "without its key file it goes on")
+        (tmp_path / "old-controller.key").touch(mode=0o600)
         (tmp_path / "old-controller.key").write_bytes(key)
         certificate, key_file = new.sign("controller", "IP:127.0.0.1")
         for source, place in (

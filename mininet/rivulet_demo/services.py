@@ -83,6 +83,7 @@ def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) ->
     )
     if not api.startswith("unix:"):
         # Beside it the socket for `rivuletctl`, and a token for the page's buttons: loopback alone may only look.
+        (rack.folder / "tokens").touch(mode=0o600)
         (rack.folder / "tokens").write_text(f"page:operate:{secrets.token_urlsafe(12)}\n")
         config["listen"] |= {
             "control": f"unix:{rack.folder / 'api.sock'}",
