@@ -11,7 +11,8 @@ import asyncio
 import ipaddress
 import json
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import Annotated, Any, Literal
 
@@ -22,18 +23,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import view
 from .audit import Audit, AuditError
-from .config import Config, ConfigError
+from .config import ConfigError
 from .controller import Controller
 from .cookie import Segment
 from .keys import Kind
-from .local import with_local_parts
 from .metrics import Metrics
-from .rack_file import parse
+from .names import NamesError
 from .rights import Caller, Listener, Role, Tokens, listener_of
 from .state import OutOfNumbers
 from .store import StoreError
 from .switch import SwitchError
 from .trace import trace
+from .worker import Busy, Overdue
 
 CLIENT_HEADER = "x-rivulet-client"
 """Changes carry it: a browser sends it across origins only after asking, and we never say yes."""
@@ -249,7 +250,8 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         """What a switch has, one readable line each, sorted; keys are not shown."""
         if name not in controller.fleet.switches:
             raise HTTPException(404, f"there is no switch {name!r}")
-        return sorted(str(item) for item in controller.fleet.switches[name].link.items())
+        items = controller.fleet.switches[name].link.items()
+        return await asyncio.to_thread(lambda: sorted(map(str, items)))
 
     @app.get("/api/switches/{name}/trace")
     async def packet(
@@ -279,7 +281,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         except ValueError as error:
             raise HTTPException(422, str(error)) from None
         link = controller.fleet.switches[name].link
-        steps = trace(link.items(), link.names, where, port, rivulet, segment)
+        steps = await asyncio.to_thread(trace, link.items(), link.names, where, port, rivulet, segment)
         return [{"table": s.table, "row": s.row, "meaning": s.meaning} for s in steps]
 
     async def decide(who: str, what: str, name: str, **decision: Any) -> dict[str, str]:
@@ -344,36 +346,41 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         except UnicodeDecodeError as error:
             raise HTTPException(422, f"not UTF-8: {error}") from None
 
-    async def described(request: Request) -> tuple[Config, str]:
-        """The configuration that a request brings, with this machine's own parts, and its text."""
-        text = await posted(request)
+    @contextmanager
+    def refusals() -> Iterator[None]:
+        """What is wrong with a configuration, as answers."""
         try:
-            config = await asyncio.to_thread(parse, text, "config")
-            return with_local_parts(config, controller.local, "config"), text
+            yield
         except ConfigError as error:
             raise HTTPException(422, error.problems) from None
+        except Overdue as error:
+            raise HTTPException(422, [f"config: judging it {error}"]) from None
+        except Busy as error:
+            raise HTTPException(503, str(error)) from None
+        except (SwitchError, OutOfNumbers, NamesError) as error:
+            raise HTTPException(409, [str(error)]) from None
 
     @app.get("/api/config", response_class=PlainTextResponse)
     async def config_in_force(_: Reader) -> str:
         """The configuration in force (YAML), as it was last given by the file or by `apply`."""
         return controller.text
 
-    @app.post("/api/plan")
-    async def plan(request: Request, who: Reader) -> dict[str, list[str]]:
+    @app.post("/api/plan", response_model=dict[str, list[str]])
+    async def plan(request: Request, who: Reader) -> Response:
         """What a configuration (YAML, the body) would change on each switch; nothing is written."""
         _allowed(request, who, Role.READ)
-        config, _ = await described(request)
-        try:
-            return controller.plan(config)
-        except (SwitchError, OutOfNumbers) as error:
-            raise HTTPException(409, [str(error)]) from None
+        text = await posted(request)
+        with refusals():
+            return Response(await controller.judge.plan(text, controller.local), media_type="application/json")
 
     @app.post("/api/apply")
     async def apply(request: Request, who: Configurer) -> dict[str, str]:
         """Brings a configuration (YAML, the body) into force, durably: until the file on the controller's machine
         changes. All of it or, on a refusal, nothing.
         """
-        config, text = await described(request)
+        text = await posted(request)
+        with refusals():
+            config = await controller.judge.change(text, "config", controller.local)
         audit.note(who, "apply")
         if not await controller.change(config, who, text, applied=True):
             with suppress(AuditError):

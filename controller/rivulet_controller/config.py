@@ -49,6 +49,9 @@ class ConfigError(Exception):
         super().__init__("\n".join(problems))
         self.problems = problems
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        return ConfigError, (self.problems,)
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from .agents import Agent
 from .config import Service
 from .content import Content, elect, step
-from .fleet import Rack
 from .keys import KeyRing, Kind
 from .modes import settled
+from .rack import Rack
 from .trods import is_named
 
 log = logging.getLogger("rivulet.contents")

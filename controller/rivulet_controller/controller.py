@@ -19,9 +19,10 @@ from .clock import SteadyClock
 from .config import SKETCH_MBPS, Config, Service
 from .contents import Contents
 from .desired import Numbers
-from .entry import Entry
-from .fleet import LOOK_S, Fleet, Rack, SwitchState
+from .entry import Entry, Item
+from .fleet import LOOK_S, Fleet, SwitchState
 from .health import ReplicaView
+from .judge import Judge, Situation, Standing
 from .keys import RACK_RING, SERVICE_KINDS, KeyRing, Kind, Lives, words
 from .local import with_local_parts
 from .lookout import Lookout
@@ -29,12 +30,12 @@ from .modes import Mode, next_change, settled, step
 from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
 from .placing import assign, number, weights
+from .rack import Rack
 from .rack_file import parse
 from .returning import Returning
 from .state import Decision, OutOfNumbers, State
 from .store import Store, StoreError
 from .supervise import Loop
-from .switch import SwitchError
 from .updates import PLAIN, update
 
 log = logging.getLogger("rivulet.controller")
@@ -118,6 +119,7 @@ class Controller:
         self._there: set[str] = set()
         """Agents that were there when it was last looked."""
         self._began = time.monotonic()
+        self.judge = Judge(self._situation)
         self.contents = Contents(self._rack, self.fleet.note, self.rotate)
 
     @property
@@ -143,7 +145,8 @@ class Controller:
         self.returning.forget()
         kept = self._kept()
         if kept is not None:
-            self._rack.config = with_local_parts(parse(kept, "the configuration in the state"), self.local)
+            found = await asyncio.to_thread(parse, kept, "the configuration in the state")
+            self._rack.config = with_local_parts(found, self.local)
             self.text = kept
         self._rack.draining = self._away()
         self._prepare(self.config)
@@ -178,6 +181,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Ends the sessions. The switches keep what they have."""
+        await self.judge.stop()
         await self.fleet.stop()
         for agent in list(self.agents.agents.values()):
             agent.close()
@@ -287,29 +291,14 @@ class Controller:
         self.config_problem = problem
         log.error("configuration by %s is not taken, the last good one stays:\n%s", who, problem)
 
-    def plan(self, config: Config) -> dict[str, list[str]]:
-        """What a configuration would write to each switch, as lines. Raises SwitchError, OutOfNumbers."""
-        state = self.state.copy()
-        trial = Rack(config, state, number(config, state), self._rack.draining, strangers=self._rack.strangers)
-        assign(config, state, trial.numbers)
-        for service in config.services:
-            # As it will be in the end, however long it takes to get there.
-            state.set_mode(service.name, settled(service.plain))
-            if service.name not in state.rings:
-                given = state.given.get(service.name)
-                fresh = KeyRing().tick(self.clock.now(), self.lives(), lambda kind, epoch: False, given=given)
-                state.set_ring(service.name, fresh)
-        if RACK_RING not in state.rings:
-            fresh = KeyRing().tick(self.clock.now(), self.lives(), lambda kind, epoch: False, kinds=(Kind.TOR,))
-            state.set_ring(RACK_RING, fresh)
-        lines = {}
-        for place in config.switches:
-            switch = self.fleet.switches.get(place.name)
-            fragments = self.fleet.fragments(place.name, trial)
-            if switch is None or fragments is None or not switch.link.connected:
-                raise SwitchError(f"switch {place.name} is not connected: what it has is not known")
-            lines[place.name] = switch.link.plan(fragments).lines()
-        return lines
+    def _situation(self) -> tuple[Situation, dict[str, list[Item]]]:
+        """What a configuration is judged against, and what each switch holds."""
+        switches = {
+            name: Standing(self.fleet.known(name), switch.link.connected)
+            for name, switch in self.fleet.switches.items()
+        }
+        held = {name: switch.link.items() for name, switch in self.fleet.switches.items()}
+        return Situation(self._rack.copy(), self.clock.now(), self.lives(), switches), held
 
     def _prepare(self, config: Config) -> None:
         """Numbers and slots for a configuration. Raises NamesError or OutOfNumbers."""

@@ -26,13 +26,14 @@ from .controller import RETRY_S, Controller
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .private_file import require_private
-from .rack_file import load_with_text
+from .rack_file import load_with_text, read_text
 from .ready import tell_ready
 from .rights import AcceptedBy, Listener, Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
 from .supervise import Loop
 from .tls import Renewing, server_credentials, stamp
+from .worker import Busy, Overdue
 
 log = logging.getLogger("rivulet.daemon")
 
@@ -326,9 +327,12 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
         reload.clear()
         seen = now
         try:
-            config, text = await asyncio.to_thread(load_with_text, path)
+            text = await asyncio.to_thread(read_text, path)
+            config = await controller.judge.change(text, str(path))
             await controller.change(config, "the file", text)
-        except ConfigError as error:
+        except Overdue as error:
+            controller.refuse_config("the file", f"{path}: judging it {error}")
+        except (ConfigError, OutOfNumbers, NamesError, Busy) as error:
             controller.refuse_config("the file", str(error))
 
 

@@ -18,25 +18,20 @@ from typing import Any
 
 from .agents import Agent
 from .clock import OffsetEstimate, RackClock
-from .config import Config, SwitchConfig, is_local
-from .desired import Fragment, Numbers, Tor, desired, tor_of
+from .config import SwitchConfig, is_local
+from .desired import Fragment, Tor, tor_of
 from .entry import Entry
 from .health import Health
-from .l2 import hop_name
 from .limits import IPAddress
-from .names import Names
+from .names import ARTIFACTS, Names
 from .neighbours import Neighbours, answer, asker, question
 from .paths import Paths, too_big
-from .placing import weights
+from .rack import Known, Rack, fragments_of
 from .sources import Sources
-from .state import State
 from .supervise import Loop
 from .switch import Refused, SwitchError, SwitchLink
 
 log = logging.getLogger("rivulet.fleet")
-
-ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
-"""Where the compiled program lies unless a switch's `pipeline` says otherwise."""
 
 RETRY_S = 1.0
 """Pause after a refused write."""
@@ -50,21 +45,6 @@ SETTLE_S = 1.0
 EVENTS_KEPT = 500
 
 _ABOUT_REPLICAS = frozenset({"EXCLUDED", "RETURNED", "READMITTED"})
-
-
-@dataclass(slots=True)
-class Rack:
-    """What is in force: shared by the controller, which changes it, and the fleet, which reads it."""
-
-    config: Config
-    state: State
-    numbers: Numbers
-    draining: frozenset[str] = frozenset()
-    """Replicas that get nothing new: an operator drains them, they are mute and left out, or they return."""
-    returning: frozenset[str] = frozenset()
-    """Those of these that get nothing new for a moment (returning.py)."""
-    strangers: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By service, replicas that get nothing new of it: they have other content than the one in force."""
 
 
 @dataclass(slots=True)
@@ -217,38 +197,36 @@ class Fleet:
         """The switches that can be written now."""
         return [s for s in self.switches.values() if s.link.connected and s.tor is not None]
 
-    def fragments(self, name: str, rack: Rack | None = None) -> dict[str, Fragment] | None:
-        """What a switch should hold now (or with another `rack`); None until its session began once."""
-        rack = rack or self.rack
-        switch = self.switches.get(name)
-        place = next((s for s in rack.config.switches if s.name == name), None)
-        if switch is None or switch.tor is None or place is None:
+    def fragments(self, name: str) -> dict[str, Fragment] | None:
+        """What a switch should hold now; None until its session began once."""
+        known = self.known(name)
+        place = self._place(name)
+        if known is None or place is None:
             return None
-        return desired(
-            switch.link.names,
-            rack.config,
-            place,
-            switch.tor,
-            rack.numbers,
-            rack.state.rings,
-            rack.state.slots,
-            weights(rack.config, rack.state.decisions),
-            rack.draining,
-            switch.readmitted,
-            switch.sources.learned(),
-            self._found(rack, place, switch),
-            switch.paths.mtus(),
-            rack.state.modes,
-            rack.strangers,
-        )
+        return fragments_of(self.switches[name].link.names, self.rack, place, known)
 
-    def _found(self, rack: Rack, place: SwitchConfig, switch: SwitchState) -> dict[str, str]:
-        """MAC addresses that the configuration does not give: hosts' by asking, replicas' from their agents."""
-        found = switch.neighbours.found()
-        for replica in rack.config.replicas:
-            if replica.switch == place.name and replica.mac is None and replica.name in rack.state.macs:
-                found[hop_name(place, replica)] = rack.state.macs[replica.name]
-        return found
+    def known(self, name: str) -> Known | None:
+        """What is known of a switch; None until its session began once."""
+        switch = self.switches.get(name)
+        if switch is None or switch.tor is None:
+            return None
+        return Known(
+            switch.tor, dict(switch.readmitted), switch.sources.learned(), switch.neighbours.found(),
+            switch.paths.mtus(),
+        )  # fmt: skip
+
+    def _place(self, name: str) -> SwitchConfig | None:
+        return next((s for s in self.rack.config.switches if s.name == name), None)
+
+    async def _fragments_apart(self, switch: SwitchState) -> dict[str, Fragment] | None:
+        """What a switch should hold now, computed in a thread: a large rack takes seconds."""
+        name = switch.link.config.name
+        while (known := self.known(name)) is not None and (place := self._place(name)) is not None:
+            found = await asyncio.to_thread(fragments_of, switch.link.names, self.rack.copy(), place, known)
+            if switch.tor is known.tor:
+                return found
+            # Another session began meanwhile.
+        return None
 
     async def apply(self, switch: SwitchState, remove: bool = True) -> str:
         """Writes what one switch lacks (and with `remove` takes what is too much); what it refused, or nothing."""
@@ -270,7 +248,7 @@ class Fleet:
             # Renumbered: nobody may take its packets for another ToR's.
             switch.tor = replace(switch.tor or tor, tor_id=self._fresh_id(switch.link.config))
             await self._save()
-        fragments = self.fragments(switch.link.config.name)
+        fragments = await self._fragments_apart(switch)
         if fragments is None:
             return ""
         switch.holds = False

@@ -32,6 +32,10 @@ ENUMS = frozenset(
 """Enumerations that the controller uses."""
 
 
+ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
+"""Where the compiled program lies unless a switch's `pipeline` says otherwise."""
+
+
 class NamesError(Exception):
     """The artifacts are missing or not those of this controller."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
 
 from .config import Config
 from .desired import Numbers
@@ -35,6 +34,38 @@ def number(config: Config, state: State) -> Numbers:
 
 def assign(config: Config, state: State, numbers: Numbers) -> None:
     """Slots by weight, with few moves. A draining replica keeps its slots, so that coming back moves nothing."""
+    for question in list(questions(config, state, numbers)):
+        state.set_slots(question[-1], _pair(*question))
+
+
+Question = tuple[Pairs, int, tuple[tuple[int, int], ...], str]
+"""What a service's slots depend on: those of before, how many, weights by index, the service's name."""
+
+KNOWN_MAX = 16384
+"""Most answers that are remembered; the oldest is forgotten first."""
+
+_known: dict[Question, Pairs] = {}
+
+
+def _pair(*question: *Question) -> Pairs:
+    """`pair`, remembered: most changes leave most services' slots as they are."""
+    answer = _known.get(question)
+    if answer is None:
+        previous, size, by_index, seed = question
+        answer = pair(previous, size, dict(by_index), seed)
+        remember({question: answer})
+    return answer
+
+
+def remember(answers: Mapping[Question, Pairs]) -> None:
+    """Takes answers that another process computed."""
+    _known.update(answers)
+    while len(_known) > KNOWN_MAX:
+        del _known[next(iter(_known))]
+
+
+def questions(config: Config, state: State, numbers: Numbers) -> Iterator[Question]:
+    """What `assign` asks, service by service."""
     by_name = weights(config, state.decisions)
     maintenance = {r.name for r in config.replicas if r.maintenance}
     for service in config.services:
@@ -43,10 +74,4 @@ def assign(config: Config, state: State, numbers: Numbers) -> None:
         if by_index and not any(by_index.values()):
             by_index = dict.fromkeys(by_index, 1)
         old = state.slots.get(service.name, ())
-        state.set_slots(service.name, _pair(old, service.slots, tuple(sorted(by_index.items())), service.name))
-
-
-@lru_cache(maxsize=16384)
-def _pair(previous: Pairs, size: int, weights: tuple[tuple[int, int], ...], seed: str) -> Pairs:
-    """`pair`, remembered: most changes leave most services' slots as they are."""
-    return pair(previous, size, dict(weights), seed)
+        yield old, service.slots, tuple(sorted(by_index.items())), service.name

@@ -70,10 +70,15 @@ def load(path: str | Path) -> Config:
 
 def load_with_text(path: str | Path) -> tuple[Config, str]:
     """The same, with the text that it was read from. Raises ConfigError."""
+    text = read_text(path)
+    return parse(text, str(path)), text
+
+
+def read_text(path: str | Path) -> str:
+    """A file's text, unparsed. Raises ConfigError."""
     try:
         # No more than the parser takes, and one more for it to see: a file may be of any size.
         with Path(path).open(encoding="utf-8") as file:
-            text = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from None
-    return parse(text, str(path)), text

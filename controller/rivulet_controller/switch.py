@@ -326,7 +326,8 @@ class SwitchLink:
             with _of_session(self):
                 if self._whole:
                     await self._read_meters(switch, fragments)
-                todo = self.plan(fragments)
+                # In a thread: a large rack has a hundred thousand entries.
+                todo = await asyncio.to_thread(self.plan, fragments)
                 for sign, items in (("+", todo.insert), ("~", todo.modify), ("-", todo.delete if remove else ())):
                     for batch in _batches(items):
                         await self._write(switch, sign, batch)

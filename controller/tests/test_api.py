@@ -18,7 +18,6 @@ from ports import free_port
 from sample_rack import NAMES, RACK, config
 from typer.testing import CliRunner
 
-from rivulet_controller import api as api_module
 from rivulet_controller import cli
 from rivulet_controller.api import make_app
 from rivulet_controller.audit import Audit
@@ -27,6 +26,7 @@ from rivulet_controller.config import ConfigError
 from rivulet_controller.controller import Controller
 from rivulet_controller.rights import AcceptedBy, Listener, Tokens
 from rivulet_controller.store import SqliteStore
+from rivulet_controller.worker import Worker
 
 ME = {"x-rivulet-client": "a test"}
 
@@ -274,8 +274,8 @@ async def test_without_tokens_everybody_on_loopback_may_look_and_nobody_may_chan
 
 
 async def test_another_sites_page_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = []
-    monkeypatch.setattr(api_module, "parse", lambda *a: parsed.append(a))
+    parsed: list[object] = []
+    monkeypatch.setattr(Worker, "run", lambda *a: parsed.append(a))
     async with api(tmp_path, peer="127.0.0.1") as (_, switch, client):
         foreign = {**ME, "origin": "http://evil.example"}
         for path in ("/api/plan", "/api/apply"):

@@ -1,0 +1,172 @@
+"""Configurations are judged in processes apart: whatever one asks for, the API and agents are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_agent import FakeAgent
+from fake_switch import FakeSwitch
+from harness import as_described, rack, running, served, until
+from ports import free_port
+from sample_rack import NAMES, RACK
+
+from rivulet_controller import worker as worker_module
+from rivulet_controller.config import ConfigError
+from rivulet_controller.worker import Busy, Overdue, Worker
+
+ME = {"x-rivulet-client": "a reader"}
+
+REQUESTS = 200
+"""Requests that are answered while a plan is judged."""
+
+
+def hostile(services: int = 900, slots: int = 64, members: int = 64) -> str:
+    """80 kB that fit into a switch's tables, and whose slots take many seconds to find."""
+    replicas = ",".join(
+        f"{{name: r{i}, switch: tor1, port: 101, ip: 10.0.{2 + i // 200}.{1 + i % 200}}}" for i in range(members)
+    )
+    names = ",".join(f"r{i}" for i in range(members))
+    of_each = ",".join(
+        f"{{name: s{i}, addresses: [10.9.{i // 200}.{1 + i % 200}], port: 80, pool: p, slots: {slots},"
+        f" replicas: {f'&all [{names}]' if i == 0 else '*all'}}}"
+        for i in range(services)
+    )
+    head = RACK[: RACK.index("replicas:")]
+    return f"{head}replicas: [{replicas}]\nservices: [{of_each}]\n"
+
+
+async def test_the_api_and_agents_are_served_while_a_hostile_plan_is_judged(tmp_path: Path) -> None:
+    port = free_port()
+    text = hostile()
+    assert 70_000 < len(text) < 100_000
+    async with (
+        served(tmp_path, "", f"127.0.0.1:{port}") as (controller, _),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=300.0) as client,
+        FakeAgent(f"unix:{tmp_path}/agents", "r1") as agent,
+    ):
+        await until(lambda: "r1" in controller.agents.agents, "r1 is there")
+        known = controller.agents.agents["r1"]
+        plan = asyncio.create_task(client.post("/api/plan", content=text, headers=ME))
+        for number in range(REQUESTS):
+            assert (await client.get("/api/leader")).json()["leading"]
+            assert not plan.done(), f"the plan is judged before request {number} is answered"
+        for number in range(3):
+            before = known.reported_at
+            agent._fresh.set()
+            await until(lambda before=before: known.reported_at > before, "a report comes in")  # type: ignore[misc]
+            assert not plan.done(), f"the plan is judged before report {number} comes in"
+        answer = await plan
+        assert answer.status_code == 200
+        assert sum("slots[" in line and line[0] == "+" for line in answer.json()["tor1"]) > 50_000
+        # One that takes too long is refused, and the next one is judged as ever.
+        controller.judge.plans = Worker("plans", cpu_s=1.0)
+        answer = await client.post("/api/plan", content=text, headers=ME)
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == [
+            "config: judging it took more than 1 s of processor time, 120 s or 1 GiB of memory"
+        ]
+        good = await client.post("/api/plan", content=controller.text, headers=ME)
+        assert good.status_code == 200 and good.json() == {"tor1": []}
+
+
+async def test_more_than_a_switchs_tables_hold_is_refused_before_it_is_computed(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        for text, table in ((hostile(slots=1024), "slots"), (hostile(200).replace("pool: p, ", ""), "replicas")):
+            with pytest.raises(ConfigError, match=f"entries for table `{table}`, which has room for"):
+                await controller.judge.plan(rack(switch, text), controller.local)
+            with pytest.raises(ConfigError, match=f"entries for table `{table}`, which has room for"):
+                await controller.judge.change(rack(switch, text), "config", controller.local)
+
+
+async def test_a_change_is_judged_while_plans_are_not(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        judge = controller.judge
+        await judge.plan(rack(switch), controller.local)
+        assert judge.plans.pid is not None
+        os.kill(judge.plans.pid, signal.SIGSTOP)
+        plans = [asyncio.create_task(judge.plan(rack(switch), controller.local)) for _ in range(7)]
+        await until(lambda: sum(plan.done() for plan in plans) == 2, "two do not wait")
+        refused = [plan for plan in plans if plan.done()]
+        assert [type(plan.exception()) for plan in refused] == [Busy, Busy]
+        changed = await judge.change(rack(switch).replace("liveness: 20ms", "liveness: 25ms"), "config")
+        assert changed.services[0].liveness == 0.025 and len([p for p in plans if p.done()]) == 2
+        os.kill(judge.plans.pid, signal.SIGCONT)
+        assert {await plan for plan in plans if plan not in refused} == {b'{"tor1": []}'}
+
+
+def spins() -> None:
+    while True:
+        pass
+
+
+def sleeps() -> None:
+    time.sleep(3600)
+
+
+def grows() -> int:
+    held = []
+    while True:
+        held.append(bytearray(1 << 20))
+
+
+def is_large() -> bytes:
+    return bytes(worker_module.ANSWER_MAX_BYTES + 1)
+
+
+def fails() -> None:
+    raise ValueError("of the job")
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+async def test_a_job_that_takes_too_much_is_killed_and_the_next_one_is_done() -> None:
+    worker = Worker("tests", cpu_s=1.0, wall_s=20.0)
+    before = await worker.run(pid)
+    assert before != os.getpid() and await worker.run(pid) == before, "one process does job after job"
+    for job in (spins, grows, is_large):
+        with pytest.raises(Overdue):
+            await worker.run(job)
+        after = await worker.run(pid)
+        assert after != before, job.__name__
+        with pytest.raises(ProcessLookupError):
+            os.kill(before, 0)
+        before = after
+    with pytest.raises(ValueError, match="of the job"):
+        await worker.run(fails)
+    assert await worker.run(pid) == before, "a job that fails ends nothing"
+    await worker.stop()
+
+
+async def test_a_job_that_waits_for_ever_is_killed() -> None:
+    worker = Worker("tests", wall_s=3.0)
+    with pytest.raises(Overdue):
+        await worker.run(sleeps)
+    assert worker.pid is None
+    await worker.stop()
+
+
+async def test_a_process_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "IDLE_S", 0.05)
+    worker = Worker("tests")
+    number = await worker.run(pid)
+
+    def gone() -> bool:
+        try:
+            os.kill(number, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    await until(gone, "it ends by itself")
+    assert await worker.run(pid) != number
+    await worker.stop()
