@@ -17,6 +17,7 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, WebSocket, WebSocketDisconnect
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ from .controller import Controller
 from .cookie import Segment
 from .keys import Kind
 from .metrics import Metrics
+from .mistakes import in_words
 from .names import NamesError
 from .rights import Caller, Listener, Role, Tokens, listener_of
 from .state import OutOfNumbers
@@ -192,6 +194,10 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     @app.exception_handler(StoreError)
     async def not_durable(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": f"{error}: nothing was changed"}, status_code=503)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(_: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": [in_words(item) for item in error.errors()]}, status_code=422)
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:

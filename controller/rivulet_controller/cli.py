@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ keys_app = typer.Typer(no_args_is_help=True, help="Keys of services.")
 app.add_typer(keys_app, name="keys")
 console = Console()
 errors = Console(stderr=True)
+PIPE_COLUMNS = 100_000
+"""Width of a table that nobody looks at on a terminal: programs read whole lines."""
 
 STYLES = {
     "live": "green",
@@ -42,6 +45,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 BAD = ("EXCLUDED", "NO_REPLICA", "MUTE", "LEFT_OUT", "OTHER_CONTENT")
 """Events that are bad news."""
 
+AsJson = Annotated[bool, typer.Option("--json", help="what the API answers, as JSON")]
 File = Annotated[Path, typer.Argument(help="the description of the rack (YAML)")]
 Replica = Annotated[str, typer.Argument(help="name of the replica")]
 _options: dict[str, str] = {}
@@ -83,10 +87,12 @@ def check(file: File) -> None:
 
 
 @app.command()
-def plan(file: File) -> None:
+def plan(file: File, as_json: AsJson = False) -> None:
     """Shows what a description would change on the switches; changes nothing."""
     load(file)
     changes = _client().post("/api/plan", text=file.read_text(encoding="utf-8"))
+    if as_json:
+        return _json(changes)
     for switch, lines in changes.items():
         console.print(f"[bold]{switch}[/bold]: {len(lines)} writes")
         for line in lines:
@@ -109,11 +115,13 @@ def config() -> None:
 
 
 @app.command()
-def status() -> None:
+def status(as_json: AsJson = False) -> None:
     """The switches, and whether everything is as described. Exit code 1 if not."""
     found = _client().get("/api/status")
-    console.print(_switches(found))
-    console.print(_replicas(found), *_trods(found))
+    if as_json:
+        _json(found)
+    else:
+        _show(_switches(found), _replicas(found), *_trods(found))
     if found["config_problem"]:
         errors.print(Text(f"the newest configuration is not in force:\n{found['config_problem']}", style="red"))
     if found["config_problem"] or any(s["problem"] for s in found["switches"]):
@@ -121,23 +129,26 @@ def status() -> None:
 
 
 @app.command()
-def services() -> None:
+def services(as_json: AsJson = False) -> None:
     """The services, their keys' epochs and what became of their packets."""
-    console.print(_services(_client().get("/api/services")))
+    found = _client().get("/api/services")
+    _json(found) if as_json else _show(_services(found))
 
 
 @app.command()
-def replicas() -> None:
+def replicas(as_json: AsJson = False) -> None:
     """The replicas: state and the reason for it."""
-    found = {"replicas": _client().get("/api/replicas")}
-    console.print(_replicas(found), *_trods(found))
+    found = _client().get("/api/replicas")
+    _json(found) if as_json else _show(_replicas({"replicas": found}), *_trods({"replicas": found}))
 
 
 @app.command()
-def replica(name: Replica) -> None:
+def replica(name: Replica, as_json: AsJson = False) -> None:
     """One replica: where it is, its last exclusion, and the states it was in."""
     found = _client().get(f"/api/replicas/{name}")
-    console.print(_replicas({"replicas": [found]}), *_trods({"replicas": [found]}))
+    if as_json:
+        return _json(found)
+    _show(_replicas({"replicas": [found]}), *_trods({"replicas": [found]}))
     last = found["last_exclusion"]
     if last is None:
         console.print("\nnot left out since the controller looks")
@@ -212,11 +223,15 @@ def rotate(
 
 
 @app.command()
-def entries(switch: Annotated[str, typer.Argument(help="name of the switch")], match: str = "") -> None:
+def entries(
+    switch: Annotated[str, typer.Argument(help="name of the switch")], match: str = "", as_json: AsJson = False
+) -> None:
     """What a switch holds, a line an entry; `--match TEXT` for those that contain it. Keys are not shown."""
-    for line in _client().get(f"/api/switches/{switch}/entries"):
-        if match in line:
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    lines = [line for line in _client().get(f"/api/switches/{switch}/entries") if match in line]
+    if as_json:
+        return _json(lines)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -233,6 +248,7 @@ def trace(
         int, typer.Option(min=-1, max=0xFFFF_FFFF, help="its timestamp's echo; -1: it has no timestamps")
     ] = -1,
     data: Annotated[bool, typer.Option(help="it carries data or FIN")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The way of a packet through a switch's tables: why it goes where, or is gone."""
     query: dict[str, str | int | bool] = {"address": address, "port": port, "rivulet": not (plain or client)}
@@ -242,7 +258,10 @@ def trace(
             raise typer.BadParameter("--client is ADDRESS:PORT; an IPv6 address in brackets")
         query |= {"client": host.strip("[]"), "client_port": int(number), "ack": ack, "data": data}
         query |= {"tsecr": tsecr} if tsecr >= 0 else {}
-    for step in _client().get(f"/api/switches/{switch}/trace", **query):
+    steps = _client().get(f"/api/switches/{switch}/trace", **query)
+    if as_json:
+        return _json(steps)
+    for step in steps:
         console.print(Text(step["table"], style="bold"), Text(step["row"] or "—"), soft_wrap=True)
         if step["meaning"]:
             style = "red" if "dropped" in step["meaning"] else "cyan"
@@ -250,8 +269,8 @@ def trace(
 
 
 @app.command()
-def watch() -> None:
-    """Events as they come: exclusions, returns, failed checks."""
+def watch(as_json: AsJson = False) -> None:
+    """Events as they come: exclusions, returns, failed checks. With --json a line of JSON each."""
 
     async def follow() -> None:
         last = time.time()
@@ -259,7 +278,10 @@ def watch() -> None:
             for event in found["events"]:
                 if event["time"] > last:
                     last = event["time"]
-                    console.print(_event(event))
+                    if as_json:
+                        print(json.dumps(event), flush=True)
+                    else:
+                        console.print(_event(event), soft_wrap=True)
 
     asyncio.run(follow())
 
@@ -276,6 +298,25 @@ def top() -> None:
                 live.update(group, refresh=True)
 
     asyncio.run(follow())
+
+
+def _json(found: Any) -> None:
+    """What the API answered."""
+    print(json.dumps(found, indent=2, ensure_ascii=False))
+
+
+def _show(*tables: Table) -> None:
+    """Tables: as wide as the terminal, or, where there is none, as wide as they are."""
+    if console.is_terminal:
+        console.print(*tables)
+        return
+    wide = Console(file=console.file, width=PIPE_COLUMNS, no_color=True, highlight=False)
+    for table in tables:
+        # Without what would fill the lines up.
+        with wide.capture() as captured:
+            wide.print(table)
+        for line in captured.get().splitlines():
+            print(line.rstrip(), file=console.file)
 
 
 def _switches(found: dict[str, Any]) -> Table:

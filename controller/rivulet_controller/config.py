@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from . import limits
 from .limits import IPAddress
@@ -86,6 +86,14 @@ class Route(_Model):
 
     prefix: ipaddress.IPv4Network | ipaddress.IPv6Network
     via: HostAddress
+
+    @field_validator("prefix", mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        """A number would be an address of the first prefix of its version."""
+        if not isinstance(value, str | ipaddress.IPv4Network | ipaddress.IPv6Network):
+            raise ValueError(f"{str(value)[:80]!r} is not a prefix such as 10.0.0.0/24 or fd00::/64 (in quotes)")
+        return value
 
 
 class Tls(_Model):

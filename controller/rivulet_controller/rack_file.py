@@ -6,23 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from .config import Config, ConfigError
 from .document import MAX_BYTES, DocumentError, read
+from .mistakes import mistakes
 from .references import references
 
-REPLACED = {
-    "plain_tcp": "replaced by `plain`: say `plain: kernel` for true (or nothing, it is the default), `plain: none` for"
-    " false",
-}
-"""Fields that there were, and what to say now."""
-
 MAX_PROBLEMS = 100
-"""Most problems that are told of one file."""
+"""Most problems of one file that are reported, those of the first lines."""
 
 
 def parse(text: str, source: str = "config") -> Config:
@@ -36,31 +30,19 @@ def parse(text: str, source: str = "config") -> Config:
     try:
         config = Config.model_validate(document.values)
     except ValidationError as error:
-        mistakes = list(_mistakes(error))
+        found = list(mistakes(error.errors(include_url=False), document.values, Config))
     else:
-        mistakes = list(references(config))
-        if not mistakes:
+        found = list(references(config))
+        if not found:
             return config
+    placed = sorted({(document.line(path), ".".join(map(str, path)), message) for path, message in found})
     problems = [
-        f"{source}:{document.line(path)}: {'.'.join(map(str, path))}: {message}"
-        for path, message in mistakes[:MAX_PROBLEMS]
+        f"{source}:{line}: {path}: {message}" if path else f"{source}:{line}: {message}"
+        for line, path, message in placed[:MAX_PROBLEMS]
     ]
-    more = [f"{source}: and {len(mistakes) - MAX_PROBLEMS} more"] if len(mistakes) > MAX_PROBLEMS else []
-    raise ConfigError(sorted(set(problems)) + more)
-
-
-def _mistakes(error: ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What pydantic found: path in the file, what to do."""
-    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
-    above = {item["loc"][:depth] for item in mistakes for depth in range(len(item["loc"]))}
-    for item in mistakes:
-        # A list of which every item is wrong also counts as too short.
-        if item["type"] == "too_short" and item["loc"] in above:
-            continue
-        path = tuple(part for part in item["loc"] if not str(part).startswith("function-"))
-        unknown = REPLACED.get(str(path[-1]) if path else "", "unknown field")
-        message = {"extra_forbidden": unknown, "missing": "missing"}.get(item["type"])
-        yield path, message or item["msg"].removeprefix("Value error, ")
+    if len(placed) > MAX_PROBLEMS:
+        problems.append(f"{source}: and {len(placed) - MAX_PROBLEMS} more")
+    raise ConfigError(problems)
 
 
 def load(path: str | Path) -> Config:

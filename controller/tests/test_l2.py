@@ -67,7 +67,7 @@ def test_vlans_become_rows() -> None:
         ("tagged: [1]}", "tagged: [1, 101]}", "either tagged or untagged, not both"),
         ("{id: 20, tagged", "{id: 20, untagged: [101], tagged", "port 101 is already untagged in VLAN 10"),
         ("vlan: 20,", "vlan: 10,", "replicas.2.vlan: port 103 of switch 'tor1' does not carry VLAN 10"),
-        ("vlan: 20,", "vlan: 4095,", "replicas.2.vlan: Input should be less than or equal to 4094"),
+        ("vlan: 20,", "vlan: 4095,", "replicas.2.vlan: 4095: must be at most 4094"),
     ],
 )
 def test_mistakes_in_vlans(old: str, new: str, words: str) -> None:
