@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Licences, sources and known weaknesses of everything that is linked or imported: cargo-deny by deny.toml, pip-audit by
-# requirements.lock. The lists of weaknesses come from the network (GitHub, PyPI).
+# requirements.lock. The lists of weaknesses come from the network (GitHub, PyPI); where it gives none, ADVISORIES names a
+# folder of copies, which are asked too (scripts/advisories.py).
 # Exit code: 0, all was checked and nothing found; 1 and others, something was found or the audit itself failed; 3, what
 # could be checked is well, but lists could not be fetched: what was not checked is said last.
 set -euo pipefail
@@ -54,6 +55,12 @@ say "Python: licences"
 # What is imported must be compatible with Apache-2.0; scapy and ptf are for tests, in files under GPL-2.0.
 .venv/bin/python scripts/licences.py
 
+if ((${#missed[@]})) && [[ -n ${ADVISORIES:-} ]]; then
+  say "advisories by the copies in $ADVISORIES"
+  copied=0
+  .venv/bin/python scripts/advisories.py "$ADVISORIES" || copied=$?
+  ((copied == 1)) && exit 1
+fi
 if ((${#missed[@]})); then
   for what in "${missed[@]}"; do say "not checked: $what"; done
   exit 3
