@@ -15,6 +15,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,12 @@ USER_CONNECTIONS_MAX = 64
 
 CONNECTIONS_MAX = 2048
 """Connections at a time."""
+
+PREFIX = "rivulet-agents-"
+"""How the names of the private folders begin."""
+
+DEAD_AFTER_S = 60.0
+"""A private folder without a listener that is older was left by a controller that was killed."""
 
 CHUNK_BYTES = 64 << 10
 """Most bytes that a relay holds for each direction."""
@@ -50,7 +57,8 @@ class AgentSocket:
         self._server = server
         self._admission = admission
         self._group = group
-        self._folder = Path(tempfile.mkdtemp(prefix="rivulet-agents-"))
+        _remove_folders_of_the_dead()
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._inner = self._folder / "grpc.sock"
         self._relays: set[asyncio.Task[None]] = set()
         self._open: Counter[int] = Counter()
@@ -135,6 +143,20 @@ class AgentSocket:
             # The name goes before the connection that had it.
             del self._admission.connected[name]
             inner.close() if back is None else back.close()
+
+
+def _remove_folders_of_the_dead() -> None:
+    """Removes private folders that controllers of this user left when they were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            status = folder.lstat()
+            # A younger one may be that of a controller that is about to listen.
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < DEAD_AFTER_S:
+                continue
+            try:
+                probe.connect(str(folder / "grpc.sock"))
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

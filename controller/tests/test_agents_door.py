@@ -186,7 +186,16 @@ async def test_a_file_that_changes_takes_a_user_its_replica(open_folder: Path) -
 
 
 @needs_root
-async def test_who_reaches_grpc_without_the_listener_is_refused(open_folder: Path) -> None:
+async def test_who_reaches_grpc_without_the_listener_is_refused(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
+    # What a controller that was killed left there.
+    dead = open_folder / "rivulet-agents-dead"
+    dead.mkdir()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(dead / "grpc.sock"))
+    os.utime(dead, (0, 0))
     async with listening(open_folder) as (_, controller):
         listener = controller.agents.admission
         assert isinstance(listener, ByUser)
