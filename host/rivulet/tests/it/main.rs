@@ -18,6 +18,7 @@ mod downloads;
 mod http;
 mod large;
 mod links;
+mod pieces;
 mod programs;
 mod rig;
 mod rotation;

@@ -9,8 +9,11 @@ use crate::ucont::Validity;
 
 /// Input continuations kept per stream: the newest few.
 const MAX_CONTINUATIONS: usize = 8;
-/// Times that a packet of input may come back without progress before the application is told.
-pub const MAX_FUTILE: u8 = 32;
+/// How long the server may consume none of the input that it is sent before the stream fails. As long as a client
+/// has to send more for the server to go on, this time does not run.
+const MAX_FUTILE_US: u64 = 10_000_000;
+/// After a futile try the next one waits this part of the time since the first one, so that their number is bounded.
+const FUTILE_PAUSE: u64 = 8;
 
 /// Packets of no bytes, at most, that ask for one new continuation. A server that refuses what it was asked with refuses
 /// the whole request, so there must be an end.
@@ -46,7 +49,11 @@ pub struct Input {
     fin_in_flight: bool,
     fin_consumed: bool,
     not_before: Time,
-    futile: u8,
+    /// When the first of the tries came back that made no progress; none since the last progress.
+    futile_since: Option<Time>,
+    /// The server has seen all input up to here and needs what follows: half a line of a request, for example. Nothing is
+    /// sent again until the application has written more.
+    short_at: Option<u64>,
     /// Times that a packet of no bytes may still be sent to have the continuation anew.
     renew: u8,
     /// One is on the way.
@@ -68,7 +75,8 @@ impl Input {
             fin_in_flight: false,
             fin_consumed: false,
             not_before: Time(0),
-            futile: 0,
+            futile_since: None,
+            short_at: None,
             renew: 0,
             renewing: false,
         }
@@ -138,15 +146,28 @@ impl Input {
         if now < self.not_before {
             return None;
         }
-        let (start, end) = match self.again.first_key_value() {
-            Some((&start, &end)) => (start, end),
-            None => (self.sent, self.end()),
-        };
+        let start = self.again.first_key_value().map_or(self.sent, |(&start, _)| start);
+        let end = self.sendable_until(start);
         let ends = self.finished && !self.fin_in_flight && !self.fin_consumed;
+        if self.short_at.is_some_and(|short| start <= short && end <= short) && !(ends && end == self.end()) {
+            return None;
+        }
         // Nothing on the way that would bring a new continuation anyway, and one to be renewed.
         let renews =
             self.renew > 0 && !self.renewing && self.sent == self.base && self.base > 0 && !self.finished;
         (start < end || renews || (ends && start == self.end())).then_some((start..end, ends))
+    }
+
+    /// The end of the bytes from `start` on that are not on the way: what came back, and what was written behind it.
+    fn sendable_until(&self, start: u64) -> u64 {
+        let mut end = start;
+        for (&from, &to) in &self.again {
+            if from > end {
+                break;
+            }
+            end = end.max(to);
+        }
+        if end >= self.sent { self.end() } else { end }
     }
 
     /// Whether there is a packet to send now.
@@ -163,13 +184,17 @@ impl Input {
             return None;
         }
         let range = candidate.start..candidate.end.min(candidate.start + most as u64);
-        if self.again.remove(&range.start).is_some() {
-            if range.end < candidate.end {
-                self.again.insert(range.end, candidate.end);
+        while let Some(first) = self.again.first_entry() {
+            if *first.key() > range.start && *first.key() >= range.end {
+                break;
             }
-        } else {
-            self.sent = range.end;
+            let end = first.remove();
+            if end > range.end {
+                self.again.insert(range.end, end);
+                break;
+            }
         }
+        self.sent = self.sent.max(range.end);
         let fin = ends && range.end == self.end();
         // Bytes bring a new continuation by themselves.
         self.renewing = range.is_empty() && !fin;
@@ -209,9 +234,16 @@ impl Input {
         }
     }
 
-    /// A packet was answered: the server took it up to `consumed`, or said nothing about it. Gives false when packets keep coming
-    /// back without progress.
-    pub fn answered(&mut self, range: Range<u64>, fin: bool, consumed: Option<u64>, until: Time) -> bool {
+    /// A packet was answered: the server took it up to `consumed`, or reported nothing about it. It may go again at `until`. Gives
+    /// false when the server has made no progress for too long.
+    pub fn answered(
+        &mut self,
+        range: Range<u64>,
+        fin: bool,
+        consumed: Option<u64>,
+        now: Time,
+        until: Time,
+    ) -> bool {
         if range.is_empty() && !fin {
             // For a new continuation, which came or is asked for again: the server may have had no place to say it.
             self.renewing = false;
@@ -221,10 +253,14 @@ impl Input {
         }
         let taken = consumed.map_or(range.start, |c| c.clamp(range.start, range.end));
         if taken > range.start || (range.is_empty() && consumed.is_some()) {
-            self.futile = 0;
+            (self.futile_since, self.short_at) = (None, None);
+        } else if consumed.is_some() && !fin && self.short_at.is_none_or(|short| range.end > short) {
+            // More than at any try before, so the next one may be the one that is enough.
+            (self.futile_since, self.short_at) = (None, Some(range.end));
         } else {
-            self.futile = self.futile.saturating_add(1);
-            self.not_before = self.not_before.max(until);
+            let since = *self.futile_since.get_or_insert(now);
+            let pause = Time(now.0 + now.0.saturating_sub(since.0) / FUTILE_PAUSE);
+            self.not_before = self.not_before.max(until).max(pause);
         }
         if fin {
             self.fin_in_flight = false;
@@ -251,13 +287,14 @@ impl Input {
         self.again = again.map(|(start, end)| (start.max(base), end)).collect();
         self.resend(taken..range.end);
         self.held.retain(|(v, _)| v.valid_end >= self.base);
-        self.futile < MAX_FUTILE
+        self.futile_since.is_none_or(|since| now.0.saturating_sub(since.0) < MAX_FUTILE_US)
     }
 
-    /// The server said why the input came back: what it needs is not ready yet. However often it says so, that is no
-    /// lack of progress.
-    pub fn told_to_wait(&mut self) {
-        self.futile = 0;
+    /// The server reported why the input came back: what it needs is not ready before `until`. However often it reports
+    /// that, it is no lack of progress.
+    pub fn wait_until(&mut self, until: Time) {
+        (self.futile_since, self.short_at) = (None, None);
+        self.not_before = self.not_before.max(until);
     }
 
     /// When input that came back may be sent again.
@@ -296,20 +333,20 @@ mod tests {
         let first = i.take_packet(400, Time(0)).unwrap();
         assert_eq!((first.range.clone(), first.continuation.is_none()), (0..400, true));
         assert!(!i.has_packet(Time(0)));
-        assert!(i.answered(0..400, false, Some(300), Time(0)), "partly consumed");
+        assert!(i.answered(0..400, false, Some(300), Time(0), Time(0)), "partly consumed");
         i.hold(valid(300, 300), b"c");
         let second = i.take_packet(403, Time(0)).unwrap();
-        assert_eq!(second.range, 300..400, "what was not consumed goes again");
-        assert!(i.answered(second.range, false, Some(400), Time(0)));
+        assert_eq!(second.range, 300..700, "what was not consumed goes again, with what follows");
+        assert!(i.answered(second.range, false, Some(400), Time(0), Time(0)));
         assert!(!i.has_packet(Time(0)), "the continuation starts packets at 300 alone");
         i.hold(valid(400, 1000), b"d");
         assert_eq!(i.take_packet(103, Time(0)).unwrap().range, 400..500);
         assert_eq!(i.take_packet(103, Time(0)).unwrap().range, 500..600, "several with one continuation");
         i.lost(400..500, false);
         assert_eq!(i.take_packet(103, Time(0)).unwrap().range, 400..500);
-        assert!(i.answered(500..600, false, Some(600), Time(0)));
+        assert!(i.answered(500..600, false, Some(600), Time(0), Time(0)));
         assert_eq!(i.position().0, 400);
-        assert!(i.answered(400..500, false, Some(500), Time(0)));
+        assert!(i.answered(400..500, false, Some(500), Time(0), Time(0)));
         assert_eq!(i.position().0, 600);
     }
 
@@ -324,7 +361,7 @@ mod tests {
         i.lost(p.range, true);
         let p = i.take_packet(100, Time(0)).unwrap();
         assert!(p.fin && i.take_packet(100, Time(0)).is_none());
-        i.answered(p.range, true, Some(3), Time(0));
+        i.answered(p.range, true, Some(3), Time(0), Time(0));
         assert!(i.is_consumed());
     }
 
@@ -332,12 +369,60 @@ mod tests {
     fn input_without_progress_rests_and_is_given_up() {
         let mut i = Input::new(1000);
         i.write(b"abc");
-        for n in 0..MAX_FUTILE {
-            let p = i.take_packet(100, Time(u64::from(n))).unwrap();
-            assert!(!i.has_packet(Time(0)));
-            let good = i.answered(p.range, false, None, Time(u64::from(n) + 1));
-            assert_eq!(good, n + 1 < MAX_FUTILE);
+        let (mut now, mut tries) = (0, 0);
+        loop {
+            let p = i.take_packet(100, Time(now)).unwrap();
+            assert!(!i.has_packet(Time(now)));
+            tries += 1;
+            if !i.answered(p.range, false, None, Time(now), Time(now + 100)) {
+                break;
+            }
+            assert!(!i.has_packet(Time(now + 99)));
+            now = i.rests_until(Time(now)).unwrap().0;
         }
+        assert!(now >= MAX_FUTILE_US && tries < 200, "{tries} tries in {now} us");
+    }
+
+    #[test]
+    fn input_that_is_too_short_goes_again_with_what_is_written_behind_it() {
+        let mut i = Input::new(10_000);
+        for n in 0..5000 {
+            i.write(&[7]);
+            let p = i.take_packet(6000, Time(n)).expect("more than before");
+            assert_eq!(p.range, 0..n + 1);
+            assert!(i.answered(p.range, false, Some(0), Time(n), Time(n + 100)), "byte {n}");
+            i.hold(valid(0, 0), b"c");
+            assert!(!i.has_packet(Time(n + 1_000_000)), "no try without another byte");
+        }
+        // A packet that cannot grow any more is tried for a while only.
+        i.write(&[7; 2000]);
+        let (mut now, mut tries) = (5000, 0);
+        loop {
+            let p = i.take_packet(6003, Time(now)).unwrap();
+            assert_eq!(p.range, 0..6000);
+            tries += 1;
+            if !i.answered(p.range, false, Some(0), Time(now), Time(now + 100)) {
+                break;
+            }
+            now = i.rests_until(Time(now)).map_or(now, |t| t.0);
+        }
+        assert!(tries < 200, "{tries}");
+    }
+
+    #[test]
+    fn the_end_of_a_short_input_goes_too() {
+        let mut i = Input::new(100);
+        i.write(b"GET");
+        let p = i.take_packet(50, Time(0)).unwrap();
+        assert!(i.answered(p.range, false, Some(0), Time(0), Time(0)));
+        i.hold(valid(0, 0), b"c");
+        assert!(!i.has_packet(Time(9)));
+        i.finish();
+        let p = i.take_packet(50, Time(9)).unwrap();
+        assert_eq!((p.range.clone(), p.fin), (0..3, true));
+        i.lost(p.range, true);
+        let p = i.take_packet(50, Time(9)).unwrap();
+        assert!(p.fin && i.answered(p.range, true, Some(3), Time(9), Time(9)) && i.is_consumed());
     }
 
     #[test]
@@ -350,18 +435,18 @@ mod tests {
         i.renew();
         assert!(!i.has_packet(Time(0)), "what is on the way brings one");
         i.hold(valid(3, 3), b"old");
-        assert!(i.answered(p.range, false, Some(3), Time(0)));
+        assert!(i.answered(p.range, false, Some(3), Time(0), Time(0)));
         i.renew();
         let p = i.take_packet(100, Time(0)).unwrap();
         assert_eq!((p.range.clone(), p.fin, p.continuation.as_deref()), (3..3, false, Some(&b"old"[..])));
         assert!(!i.has_packet(Time(0)), "once");
         i.lost(p.range, false);
         let p = i.take_packet(100, Time(0)).expect("again, since it was lost");
-        assert!(i.answered(p.range, false, None, Time(9)));
+        assert!(i.answered(p.range, false, None, Time(0), Time(9)));
         assert!(!i.has_packet(Time(8)));
         let p = i.take_packet(100, Time(9)).expect("again, since the server did not say");
         i.hold(valid(3, 3), b"new");
-        assert!(i.answered(p.range.clone(), false, Some(3), Time(0)));
+        assert!(i.answered(p.range.clone(), false, Some(3), Time(0), Time(0)));
         i.renew();
         i.write(b"d");
         let p = i.take_packet(100, Time(9)).unwrap();
@@ -370,7 +455,7 @@ mod tests {
         let p = i.take_packet(100, Time(9)).unwrap();
         assert_eq!(p.range, 3..4);
         i.hold(valid(4, 4), b"newer");
-        assert!(i.answered(p.range, false, Some(4), Time(9)));
+        assert!(i.answered(p.range, false, Some(4), Time(9), Time(9)));
         i.renew();
         let sent =
             (0..100).take_while(|_| i.take_packet(100, Time(9)).map(|p| i.lost(p.range, false)).is_some());
@@ -381,12 +466,15 @@ mod tests {
     fn a_server_that_says_wait_is_waited_for() {
         let mut i = Input::new(1000);
         i.write(b"abc");
-        for n in 0..5 * u64::from(MAX_FUTILE) {
-            let p = i.take_packet(100, Time(n)).unwrap();
-            i.answered(p.range, false, None, Time(n + 1));
-            i.told_to_wait();
+        for n in 0..200 {
+            let now = n * 1_000_000;
+            let p = i.take_packet(100, Time(now)).unwrap();
+            i.answered(p.range, false, Some(0), Time(now), Time(now));
+            i.wait_until(Time(now + 1000));
+            assert!(!i.has_packet(Time(now + 999)));
         }
-        let p = i.take_packet(100, Time(1_000_000)).unwrap();
-        assert!(i.answered(p.range, false, None, Time(1_000_001)), "the first without a reason");
+        let p = i.take_packet(100, Time(200_000_000)).unwrap();
+        let now = Time(200_000_001);
+        assert!(i.answered(p.range, false, None, now, now), "the first without a reason");
     }
 }

@@ -421,9 +421,9 @@ impl Connection {
             let consumed = r.consumed.filter(|c| c.stream == stream).map(|c| c.offset);
             let good = match self.streams.get_mut(&stream) {
                 Some(s) => {
-                    let good = s.input.answered(range, fin, consumed, now + wait);
+                    let good = s.input.answered(range, fin, consumed, now, now + wait);
                     if told.is_some() {
-                        s.input.told_to_wait();
+                        s.input.wait_until(now + wait);
                     }
                     good || told.is_some()
                 }
