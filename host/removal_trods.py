@@ -84,6 +84,37 @@ REMOVALS: dict[str, Removal] = {
         "awaited, .. } = *self; let adopted = false",
         BEYOND_GOES_ON,
     ),
+    # Segments outside of the window, by whoever does not know the numbers.
+    "outside": bpf(
+        "if (!is_acceptable(&s, heard, limits, 1)) {",
+        "if (0) {",
+        "segments_outside_of_the_window_change_nothing",
+    ),
+    "outside-number": bpf(
+        "if (s->seq - limits->ack + CLIENT_BEHIND >= CLIENT_BEHIND + CLIENT_AHEAD)",
+        "if (0)",
+        "segments_outside_of_the_window_change_nothing",
+        file="window.h",
+    ),
+    "outside-acknowledgement": bpf(
+        "return ack - limits->acked + ACK_BEHIND <= reach + beyond;",
+        "return reach | beyond | 1;",
+        "segments_outside_of_the_window_change_nothing",
+        file="window.h",
+    ),
+    "outside-stamped": bpf(
+        "if (held && !is_acceptable(",
+        "if (0 && !is_acceptable(",
+        "stamped::segments_outside_of_the_window_change_no_stamped_connection",
+        file="ts.h",
+    ),
+    # Programs of a process that died, which another user cannot pretend.
+    "presence-folder": Removal(
+        "host/bpf/src/trods/presence.rs",
+        "if found.uid() != geteuid().as_raw() && found.uid() != 0 || found.mode() & 0o022 != 0 {",
+        "if false {",
+        ("bpf:trods::presence::tests::a_folder_that_others_can_write_is_refused",),
+    ),
     # What leaves: data, acknowledgements, FIN, RST.
     "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_the_limit_does_not_leave"),
     "ack": bpf(

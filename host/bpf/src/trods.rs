@@ -9,6 +9,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
@@ -119,6 +120,10 @@ pub struct Counters {
     pub unnamed: Unnamed,
     /// Acknowledgements of requests that were made of the client's, since nothing else was to come.
     pub reflected: u64,
+    /// From clients, outside of what the server's window accepts: they change nothing.
+    pub outside: u64,
+    /// Connections whose handshake the programs did not see, or have forgotten: they go on unprotected.
+    pub handshake: u64,
 }
 
 /// Why timestamps do not name the response of a connection: connections by cause.
@@ -156,8 +161,9 @@ pub struct Trods {
     tap: u32,
     links: Vec<OwnedFd>,
     linger: Option<Linger>,
-    /// That these programs are where they are ([`presence`]).
+    /// That these programs are where they are ([`presence`]), in which folder.
     present: Option<UnixListener>,
+    folder: PathBuf,
     follows: bool,
     former: Vec<OwnedFd>,
     dying: Option<Dying>,
@@ -230,6 +236,7 @@ impl Trods {
             links: Vec::new(),
             linger: None,
             present: None,
+            folder: presence::FOLDER.into(),
             follows: false,
             former: Vec::new(),
             dying: None,
@@ -249,6 +256,12 @@ impl Trods {
         })
     }
 
+    /// The folder in which a name shows the next process that these programs are on an interface; it is made, and others must not be able
+    /// to write there. To be called before [`Trods::attach`].
+    pub fn present_in(&mut self, folder: impl Into<PathBuf>) {
+        self.folder = folder.into();
+    }
+
     /// Attaches both programs to the interface of this index, in the namespace of the calling thread, in place of where they
     /// were. What is put into [the TAP](Trods::set_tap) comes to that interface.
     ///
@@ -257,7 +270,7 @@ impl Trods {
     pub fn attach(&mut self, index: u32) -> Result<(), Error> {
         self.detach();
         let fail = |operation| move |source| Error::Os { operation, source };
-        let claim = presence::claim(index).map_err(fail("a name of programs"))?;
+        let claim = presence::claim(&self.folder, index).map_err(fail("a name of programs"))?;
         (self.present, self.follows, self.former) = (claim.own, claim.follows, claim.former);
         for (name, kind) in [("trods_egress", BPF_TCX_EGRESS), ("trods_ingress", BPF_TCX_INGRESS)] {
             let link = attach(&self.program(name)?, index, kind, 0);
@@ -545,7 +558,7 @@ impl Trods {
     /// The system's.
     pub fn counters(&self) -> Result<Counters, Error> {
         let counters = map(&self.object, "counters")?;
-        let mut sums = [0u64; 22];
+        let mut sums = [0u64; 24];
         for (key, sum) in (0u32..).zip(&mut sums) {
             let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
             for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
@@ -554,8 +567,9 @@ impl Trods {
         }
         let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on, rest @ ..] =
             sums;
-        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, reflected] =
+        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, rest @ ..] =
             rest;
+        let [reflected, outside, handshake] = rest;
         let unnamed = Unnamed { options, ports, asking, fields, unlisted, head, second, full: no_room };
         Ok(Counters {
             opened,
@@ -573,6 +587,8 @@ impl Trods {
             named,
             unnamed,
             reflected,
+            outside,
+            handshake,
         })
     }
 

@@ -77,16 +77,21 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 	return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Whether the kernel has a socket of the connection's own, be it one that only waits. */
-static __always_inline bool has_socket(struct __sk_buff *skb, const struct segment *s)
+/* The state of the connection's own socket in the kernel, be it one that only waits; 0: there is none. */
+static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct segment *s)
 {
 	struct bpf_sock *sk = find_socket(skb, s);
 
 	if (!sk)
-		return false;
-	bool is_own = sk->state != BPF_TCP_LISTEN;
+		return 0;
+	__u32 state = sk->state != BPF_TCP_LISTEN ? sk->state : 0;
 	bpf_sk_release(sk);
-	return is_own;
+	return state;
+}
+
+static __always_inline bool has_socket(struct __sk_buff *skb, const struct segment *s)
+{
+	return socket_state(skb, s);
 }
 
 /*

@@ -185,6 +185,7 @@ static __always_inline bool open_flow(const struct segment *s)
 
 #include "members.h"
 #include "beyond.h"
+#include "window.h"
 #include "ts.h"
 
 SEC("tcx/ingress")
@@ -226,7 +227,12 @@ int trods_ingress(struct __sk_buff *skb)
 		/* One whose replica is gone says by itself what it is, where nobody has told of it. */
 		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
 		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
-			if (s.flags & RST || has_socket(skb, &s))
+			__u32 state = socket_state(skb, &s);
+			/* Its handshake ends, of which nothing is known: its SYN had data, or others pushed it out. */
+			bool records = !issuer || service->records;
+			if (records && state == BPF_TCP_NEW_SYN_RECV && !bpf_map_lookup_elem(&openings, &s.key))
+				count(COUNT_HANDSHAKE);
+			if (s.flags & RST || state)
 				return bound_freed(skb, &s) ? NEXT : DROP;
 			if (!issuer)
 				return second_chance(skb, &s, lease);
@@ -239,7 +245,7 @@ int trods_ingress(struct __sk_buff *skb)
 			park(skb, &s);
 		return DROP;
 	}
-	/* Without its socket the kernel would reset it. What the client asks comes in again when there is one. */
+	/* Without its socket the kernel would reset it. What the client asks comes in again when there is one, and is looked at then. */
 	if (limits->flags & LIMITS_AWAITED) {
 		if (s.length && is_intact(skb, &s))
 			park(skb, &s);
@@ -250,6 +256,10 @@ int trods_ingress(struct __sk_buff *skb)
 	__u32 heard = s.ack;
 	if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s, &heard))
 		return DROP;
+	if (!is_acceptable(&s, heard, limits, 1)) {
+		count(COUNT_OUTSIDE);
+		return NEXT;
+	}
 	/* Whose end it had from another replica is not over here before the kernel has said it, too. */
 	bool ended = s.flags & ACK && limits->has_fin && heard == limits->fin + 1;
 	/* What was not let through is not acknowledged. */

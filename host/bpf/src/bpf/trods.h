@@ -271,6 +271,8 @@ enum counter {
 	COUNT_SECOND, /* another request */
 	COUNT_FULL_ISSUED, /* no room */
 	COUNT_REFLECTED, /* acknowledgements of requests, made of the client's (ts_reflect.h) */
+	COUNT_OUTSIDE, /* from clients, which the server's window does not accept (window.h) */
+	COUNT_HANDSHAKE, /* connections whose handshake was not seen, or is forgotten: they go on unprotected */
 	COUNTERS,
 };
 

@@ -14,6 +14,7 @@
 #define TS_H
 
 #include "beyond.h"
+#include "window.h"
 #include "ts_maps.h"
 #include "ts_handshake.h"
 #include "ts_object.h"
@@ -38,6 +39,14 @@ static __always_inline void hear_echo(struct __sk_buff *skb, const struct segmen
 		st->phase = STAMPED_ECHOED;
 		st->limits.ack = st->client_next;
 	}
+}
+
+/* Whether the client acknowledges all of the response: older numbers than its first are no more of it. */
+static __always_inline bool has_whole(const struct segment *s, const struct stamped *st)
+{
+	__u32 has = s->ack - st->isn - 1;
+
+	return has >= st->total && has - st->total <= BEYOND_MOST;
 }
 
 /* Which ends of the connection are said, and heard. */
@@ -70,7 +79,7 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 			limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
 		}
 	}
-	bool is_named = st->phase >= STAMPED_NAMED, has_all = is_named && s->ack - first >= st->total;
+	bool is_named = st->phase >= STAMPED_NAMED, has_all = is_named && has_whole(s, st);
 	if (s->length && st->phase != STAMPED_FREE) {
 		if (st->phase == STAMPED_SETUP && s->seq == st->client_next)
 			words = take_request(skb, s, st, service, issuer, at);
@@ -205,6 +214,13 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	}
 	bool is_recorded = st->phase == STAMPED_RECORDED;
 	struct limits *limits = is_recorded ? limits_of(&s->key, st) : NULL;
+	/* One that is free has nothing to lose. */
+	const struct limits *held = is_recorded ? limits : st->phase == STAMPED_FREE ? NULL : &st->limits;
+	/* What its client had more of another replica's is bound below. */
+	if (held && !is_acceptable(s, s->ack, held, st->flags & STAMPED_ADOPTED ? BEYOND_MOST : 1)) {
+		count(COUNT_OUTSIDE);
+		return NEXT;
+	}
 	if (is_recorded && s->flags & RST)
 		return limits ? PASS : NEXT;
 	if (s->flags & RST) {

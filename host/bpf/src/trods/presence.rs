@@ -1,12 +1,16 @@
-//! Whether the programs of a process that died are still on an interface ([`crate::linger`]): a name that only lives as long as
-//! they do says so, in the namespace of the interface, and what they know is had there. What they are the kernel tells nobody without
-//! `CAP_SYS_ADMIN`.
+//! Whether the programs of a process that died are still on an interface ([`crate::linger`]): a socket's name that only lives as long as
+//! they do shows it, and gives what they know. What programs they are the kernel tells nobody without `CAP_SYS_ADMIN`.
+//!
+//! The name is a path in a folder that only this user and root can write, so no other user can take it, and names the interface
+//! and its network namespace.
 
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,6 +21,8 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
+/// Where the names are unless the process has another folder.
+pub(super) const FOLDER: &str = "/run/rivulet-programs";
 /// Names that an interface's programs may have: one for those that are there, others for as many processes as die within seconds.
 const NAMES: u32 = 8;
 /// Whoever died gives at once what it had, if the machine lets it.
@@ -33,41 +39,64 @@ pub(super) struct Claim {
     pub former: Vec<OwnedFd>,
 }
 
-/// Of the interface of this index, in the namespace of the calling thread.
+/// Of the interface of this index, in the namespace of the calling thread, by the names in this folder, which is made.
 ///
 /// # Errors
-/// The system's.
-pub(super) fn claim(index: u32) -> io::Result<Claim> {
+/// The system's, and that others can write there.
+pub(super) fn claim(folder: &Path, index: u32) -> io::Result<Claim> {
+    let (folder, netns) = (open(folder)?, std::fs::metadata("/proc/thread-self/ns/net")?.ino());
     let (mut claim, until) = (Claim::default(), Instant::now() + PATIENCE);
     for n in 0..NAMES {
-        let name = name(index, n);
-        match UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name)?) {
-            Ok(socket) if claim.own.is_none() => {
-                // Whoever keeps it waits for nobody in it.
-                socket.set_nonblocking(true)?;
-                claim.own = Some(socket);
+        // However long the folder's own name is, and whatever is put in its place meanwhile.
+        let path: PathBuf = format!("/proc/self/fd/{}/{netns}-{index}-{n}", folder.as_raw_fd()).into();
+        match inherit(&path, until) {
+            Ok(Former::Strangers) => {}
+            Ok(Former::Own(map)) => {
+                claim.follows = true;
+                claim.former.extend(map);
             }
-            Ok(_) => {}
-            Err(e) if e.kind() == ErrorKind::AddrInUse => match inherit(&name, until) {
-                // A name says nothing of programs that another user has.
-                Ok(Former::Strangers) => {}
-                Ok(Former::Own(map)) => {
-                    claim.follows = true;
-                    claim.former.extend(map);
+            // No process has it any more, or none had it.
+            Err(e) if matches!(e.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {
+                if claim.own.is_none() {
+                    claim.own = Some(take(&path)?);
                 }
-                Err(e) => {
-                    claim.follows = true;
-                    tracing::debug!(error = %e, "what a process had that died is not known");
-                }
-            },
-            Err(e) => return Err(e),
+            }
+            Err(e) => {
+                claim.follows = true;
+                tracing::debug!(error = %e, "what a process had that died is not known");
+            }
         }
     }
     Ok(claim)
 }
 
-fn name(index: u32, n: u32) -> String {
-    format!("rivulet-trods-{index}-{n}")
+/// The folder, if nobody else can put anything there.
+fn open(path: &Path) -> io::Result<File> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let folder = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let found = folder.metadata()?;
+    if found.uid() != geteuid().as_raw() && found.uid() != 0 || found.mode() & 0o022 != 0 {
+        let (path, uid, mode) = (path.display(), found.uid(), found.mode() & 0o7777);
+        let why = format!("{path} is of user {uid} with mode {mode:o}: others can write there; remove it");
+        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    }
+    Ok(folder)
+}
+
+/// A name, of which only what a process left is there.
+fn take(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let socket = UnixListener::bind(path)?;
+    // Whoever keeps it waits for nobody in it.
+    socket.set_nonblocking(true)?;
+    Ok(socket)
 }
 
 /// Whose a name is.
@@ -78,29 +107,34 @@ enum Former {
 }
 
 /// What whoever died gives, until then, if it was of this user. Nobody is waited for who accepts nobody.
-fn inherit(name: &str, until: Instant) -> io::Result<Former> {
+fn inherit(path: &Path, until: Instant) -> io::Result<Former> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let from = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&from, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    connect(&from, &SocketAddrUnix::new(path)?)?;
     if socket_peercred(&from)?.uid != geteuid() {
         return Ok(Former::Strangers);
     }
+    receive(&from, until).map(Former::Own)
+}
+
+/// The descriptor that comes there until then.
+fn receive(from: &OwnedFd, until: Instant) -> io::Result<Option<OwnedFd>> {
     let left =
         Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(io::Error::other)?;
-    poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&left))?;
+    poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&left))?;
     let (mut octet, mut space) = ([0], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut with = RecvAncillaryBuffer::new(&mut space);
-    recvmsg(&from, &mut [IoSliceMut::new(&mut octet)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
-    let map = with.drain().find_map(|message| match message {
+    recvmsg(from, &mut [IoSliceMut::new(&mut octet)], &mut with, RecvFlags::CMSG_CLOEXEC)?;
+    Ok(with.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
-    });
-    Ok(Former::Own(map))
+    }))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
     use std::sync::mpsc::channel;
 
     use rivulet_pktio::testing;
@@ -111,15 +145,27 @@ mod tests {
     use crate::linger::Linger;
     use crate::object::{load, map, object, open};
 
-    /// What whoever comes as this user finds.
-    fn found_by(user: libc::uid_t, index: u32) -> (bool, usize) {
-        let look = move || {
+    /// A user that has nothing.
+    const STRANGER: libc::uid_t = 65_534;
+
+    /// Does this as another user, on a thread of its own.
+    fn as_user<T: Send>(user: libc::uid_t, run: impl FnOnce() -> T + Send) -> T {
+        let run = move || {
             // SAFETY: of this thread alone.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
-            let claim = claim(index).unwrap();
-            (claim.follows, claim.former.len())
+            run()
         };
-        std::thread::spawn(look).join().unwrap()
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    }
+
+    /// What a process of this user finds there.
+    fn found_by(user: libc::uid_t, folder: &Path, index: u32) -> (bool, usize) {
+        as_user(user, || claim(folder, index).map(|claim| (claim.follows, claim.former.len())).unwrap())
+    }
+
+    fn name(folder: &Path, index: u32, n: u32) -> PathBuf {
+        let netns = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
+        folder.join(format!("{netns}-{index}-{n}"))
     }
 
     #[test]
@@ -129,21 +175,31 @@ mod tests {
         }
         let object = load("trods", open("trods", object!("trods")).unwrap()).unwrap();
         let (dead, stamped) = (map(&object, ".data.dead").unwrap(), map(&object, "stamped").unwrap());
-        let index = u32::MAX - 1;
-        let own = claim(index).unwrap().own.unwrap();
+        let (folder, index) = (tempfile::tempdir().unwrap(), 1);
+        let own = claim(folder.path(), index).unwrap().own.unwrap();
         let linger = Linger::new(&[], dead.as_fd(), Some([own.as_fd(), stamped.as_fd()])).unwrap();
         drop(own);
-        assert_eq!(found_by(0, index), (true, 0), "it lives");
+        assert_eq!(found_by(0, folder.path(), index), (true, 0), "it lives");
         linger.killed();
-        assert_eq!(found_by(0, index), (true, 1));
-        assert_eq!(found_by(65_534, index), (false, 0), "a stranger's");
-        assert_eq!(found_by(0, index), (true, 1));
+        assert_eq!(found_by(0, folder.path(), index), (true, 1));
+        // Even where it could look there.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::set_permissions(name(folder.path(), index, 0), PermissionsExt::from_mode(0o777)).unwrap();
+        let address = SocketAddrUnix::new(name(folder.path(), index, 0)).unwrap();
+        let given = as_user(STRANGER, || {
+            let from =
+                socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            connect(&from, &address).unwrap();
+            receive(&from, Instant::now() + testing::PATIENCE)
+        });
+        assert!(given.unwrap().is_none(), "a stranger is given something");
+        assert_eq!(found_by(0, folder.path(), index), (true, 1));
     }
 
     #[test]
     fn whoever_is_there_is_seen_for_as_long_as_it_is() {
-        // Of no interface.
-        let of = || claim(u32::MAX).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let of = || claim(folder.path(), 1).unwrap();
         let first = of();
         assert!(first.own.is_some() && !first.follows);
         let second = of();
@@ -160,8 +216,8 @@ mod tests {
 
     #[test]
     fn nobody_is_waited_for_who_takes_nobody() {
-        let index = u32::MAX - 2;
-        let address = SocketAddrUnix::new_abstract_name(name(index, 5).as_bytes()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let address = SocketAddrUnix::new(name(folder.path(), 1, 5)).unwrap();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         let other = socket();
@@ -170,7 +226,55 @@ mod tests {
         let asking: Vec<_> =
             std::iter::from_fn(|| Some(socket()).filter(|s| connect(s, &address).is_ok())).collect();
         let (send, claimed) = channel();
-        std::thread::spawn(move || send.send(claim(index).unwrap().follows));
+        let claim = move || send.send(claim(folder.path(), 1).unwrap().follows);
+        std::thread::spawn(claim);
         assert!(claimed.recv_timeout(testing::PATIENCE).unwrap(), "behind {}", asking.len());
+    }
+
+    /// Whatever names another user takes, and whether anything is accepted there.
+    #[test]
+    fn another_users_names_are_no_process_that_died() {
+        let (folder, index) = (tempfile::tempdir().unwrap(), 1);
+        let taken: Vec<_> = as_user(STRANGER, || {
+            let abstracts = (0..NAMES).map(|n| format!("rivulet-trods-{index}-{n}"));
+            let abstracts = abstracts.map(|name| SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap());
+            abstracts
+                .map(|address| {
+                    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                    let socket =
+                        || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+                    let own = socket();
+                    bind(&own, &address).unwrap();
+                    listen(&own, 0).unwrap();
+                    let full = std::iter::from_fn(|| Some(socket()).filter(|s| connect(s, &address).is_ok()));
+                    (own, full.collect::<Vec<_>>())
+                })
+                .collect()
+        });
+        // Nor can it take any where the names are.
+        let refused = as_user(STRANGER, || UnixListener::bind(name(folder.path(), index, 0)).map(drop));
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        let claim = claim(folder.path(), index).unwrap();
+        assert!(!claim.follows && claim.own.is_some(), "beside {} names", taken.len());
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("programs");
+        assert!(claim(&path, 1).unwrap().own.is_some(), "it is made");
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        for (uid, mode, refused) in
+            [(0, 0o770, true), (0, 0o1777, true), (STRANGER, 0o700, true), (0, 0o755, false)]
+        {
+            std::os::unix::fs::chown(&path, Some(uid), None).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let error = claim(&path, 1).err().map(|e| e.to_string());
+            assert_eq!(error.is_some(), refused, "{uid} {mode:o} {error:?}");
+            assert!(error.is_none_or(|e| e.contains("programs is of user") && e.contains("remove it")));
+        }
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert!(claim(&link, 1).is_err());
     }
 }

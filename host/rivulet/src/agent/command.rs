@@ -7,6 +7,7 @@ use rivulet_agent::{Door, DoorConfig};
 use rivulet_pktio::Interface;
 
 use super::args::{AgentArgs, user};
+use super::beside;
 use super::incarnation;
 use super::plain::PlainTcp;
 use super::stand_in::{self, Predecessor};
@@ -34,7 +35,9 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let mut plain = match args.plain_tcp {
         true => {
             let (path, wake) = (args.health_path.clone(), args.wake.into());
-            Some(PlainTcp::open(&interface, incarnation, path, wake, Predecessor::find(&args.socket))?)
+            let (programs, predecessor) =
+                (beside(&args.socket, ".programs"), Predecessor::find(&args.socket));
+            Some(PlainTcp::open(&interface, programs, incarnation, path, wake, predecessor)?)
         }
         false => None,
     };

@@ -177,7 +177,9 @@ mod tests {
         let (Some(tor), Some(replica)) = (Netns::new("waits-t"), Netns::new("waits-r")) else { return };
         tor.veth("c0", &replica, "r0");
         let asks = |waits| {
-            let mut guard = Guard::new(&replica.interface("r0"), 9, Wake::Server, waits);
+        let folder = tempfile::tempdir().unwrap();
+            let programs = folder.path().join("programs");
+            let mut guard = Guard::new(&replica.interface("r0"), programs, 9, Wake::Server, waits);
             let mut asks = vec![guard.is_asking()];
             guard.replace(&[service()]);
             assert_eq!(guard.trouble(), None);

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,9 +73,11 @@ pub(super) struct PlainTcp {
 
 impl PlainTcp {
     /// Opens the interface for sending and starts to check. With `path` a GET of it must be answered. `incarnation`: of its
-    /// records; heartbeats begin by the clock, as those of serving processes do, which are heard in turn with them.
+    /// records; heartbeats begin by the clock, as those of serving processes do, which are heard in turn with them. `programs`: the
+    /// folder in which names show that BPF programs are on an interface.
     pub(super) fn open(
         interface: &Interface,
+        programs: PathBuf,
         incarnation: u32,
         path: Option<String>,
         wake: Wake,
@@ -93,7 +96,7 @@ impl PlainTcp {
             }
         })?;
         let now = Instant::now();
-        let guard = Guard::new(interface, incarnation, wake, predecessor.is_some());
+        let guard = Guard::new(interface, programs, incarnation, wake, predecessor.is_some());
         let (beats, began) = (Vec::new(), rivulet_server::incarnation());
         Ok(PlainTcp { io, link, looked: now, started: now, began, beats, board, guard, predecessor })
     }

@@ -2,6 +2,7 @@
 //! heartbeats say of it, and whose connections are to be looked for.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -55,6 +56,8 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Guard {
     interface: Interface,
+    /// Where names show the next agent that this one's programs are there.
+    programs: PathBuf,
     wake: Wake,
     incarnation: u32,
     replica: Option<Replica>,
@@ -73,10 +76,17 @@ pub(super) struct Guard {
 
 impl Guard {
     /// Nothing is protected, and nothing is asked of the kernel, before a service wants it.
-    pub(super) fn new(interface: &Interface, incarnation: u32, wake: Wake, waits: bool) -> Guard {
+    pub(super) fn new(
+        interface: &Interface,
+        programs: PathBuf,
+        incarnation: u32,
+        wake: Wake,
+        waits: bool,
+    ) -> Guard {
         let interface = interface.clone();
         Guard {
             interface,
+            programs,
             wake,
             incarnation,
             replica: None,
@@ -132,7 +142,7 @@ impl Guard {
             Some(replica) => replica,
             none => {
                 self.issues = issues;
-                none.insert(Replica::start(&self.interface, self.wake, issues)?)
+                none.insert(Replica::start_in(&self.programs, &self.interface, self.wake, issues)?)
             }
         };
         if self.waits {

@@ -16,6 +16,7 @@ mod watch;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::time::Duration;
 
 use rivulet_bpf::trods::{Counters, Event, FlowKey, RELEASED, Trods};
@@ -104,6 +105,16 @@ impl Hold {
     /// As [`Hold::open`], and that the kernel cannot.
     pub fn open_issuing(interface: &Interface) -> Result<Hold, HoldError> {
         Hold::with(Trods::load_issuing()?, interface)
+    }
+
+    /// As one of these, with names of programs in a folder of this process's user ([`Trods::present_in`]).
+    ///
+    /// # Errors
+    /// As these, and that others can write there.
+    pub fn open_in(folder: &Path, interface: &Interface, issues: bool) -> Result<Hold, HoldError> {
+        let mut programs = if issues { Trods::load_issuing() } else { Trods::load() }?;
+        programs.present_in(folder);
+        Hold::with(programs, interface)
     }
 
     fn with(mut programs: Trods, interface: &Interface) -> Result<Hold, HoldError> {

@@ -379,7 +379,12 @@ impl Body {
         let mut counts = Counts { protected, watched, moved, ..Counts::default() };
         counts.unprotected =
             status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
-        if let (Some(names), Ok(said)) = (&self.names, self.watch.hold().counters()) {
+        let said = self.watch.hold().counters();
+        if let Ok(said) = &said {
+            let lost = [("handshake", said.handshake), ("full", said.full)];
+            counts.unprotected.extend(lost.into_iter().filter(|(_, count)| *count > 0));
+        }
+        if let (Some(names), Ok(said)) = (&self.names, said) {
             counts.protected += said.named;
             let (left, named) = names.moves();
             counts.moved += left;

@@ -6,6 +6,7 @@ mod body;
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -111,6 +112,24 @@ impl Replica {
         let hold = if issues { Hold::open_issuing(interface) } else { Hold::open(interface) }?;
         let leases = hold.programs().leases()?;
         let rescue = Rescue::new(interface.netns(), wake)?;
+        Replica::with(hold, interface, wake)
+    }
+
+    /// As [`Replica::start`], with names of programs in this folder ([`Hold::open_in`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_in(
+        folder: &Path,
+        interface: &Interface,
+        wake: Wake,
+        issues: bool,
+    ) -> Result<Replica, HoldError> {
+        in_netns(interface.netns(), repair::check)??;
+        Replica::with(Hold::open_in(folder, interface, issues)?, interface, wake)
+    }
+
+    fn with(hold: Hold, interface: &Interface, wake: Wake) -> Result<Replica, HoldError> {
         let watch = Watch::new(hold, Stores::default())?;
         let wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;

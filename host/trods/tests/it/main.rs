@@ -1,6 +1,7 @@
 //! All integration tests of this crate in one program.
 
 mod adoption;
+mod blind;
 mod both;
 mod cases;
 mod corpus;

@@ -490,6 +490,25 @@ fn a_second_request_is_named_no_more() {
 }
 
 #[test]
+fn segments_outside_of_the_window_change_no_stamped_connection() {
+    let Some(mut rig) = Rig::stamped() else { return };
+    for phase in [Phase::Setup, Phase::Asked, Phase::Named, Phase::Echoed] {
+        rig.put(|st| (st.phase, st.total, st.object, st.index) = (phase, 1000, OBJECT, 3));
+        let now = |rig: &Rig| Stamped { heard: 0, ..rig.now() };
+        let (before, counted) = (now(&rig), rig.counters().outside);
+        let named = BASE | 3 << 27 | OBJECT;
+        for (seq, ack) in [(1 << 16, 10), (1 << 31, 1000), (0, 1002), (0, 0u32.wrapping_sub(1 << 27))] {
+            for (flags, data) in [(ACK, &b"x"[..]), (ACK, b""), (ACK | FIN, b"")] {
+                assert_eq!(rig.says(flags, seq, ack, named, data).verdict, NEXT);
+            }
+        }
+        rig.says(RST, 1 << 16, 0, named, b"");
+        assert_eq!((now(&rig), rig.counters().outside - counted), (before, 13), "{phase:?}");
+        assert_eq!((rig.told(), rig.unnamed()), (vec![], Unnamed::default()));
+    }
+}
+
+#[test]
 fn a_connection_is_forgotten_when_both_ends_are_done() {
     let Some(rig) = Rig::stamped() else { return };
     let (total, there) = (response().len() as u32, |rig: &Rig| rig.trods.stamps().get(&rig.key()).unwrap());
