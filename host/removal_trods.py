@@ -108,6 +108,19 @@ REMOVALS: dict[str, Removal] = {
         "stamped::segments_outside_of_the_window_change_no_stamped_connection",
         file="ts.h",
     ),
+    # What others put into the store.
+    "sealed": trods(
+        "store/load.rs",
+        "let value = keys.open(&super::place(prefix, stored.number), &value);",
+        "let value = keys.open(&super::place(prefix, stored.number), &value).or(Some(value));",
+        "it:forged::no_connection_is_adopted_by_what_no_replica_stored",
+    ),
+    "sealed-place": trods(
+        "store/sealed.rs",
+        "Payload { msg, aad: place.as_bytes() }",
+        "Payload { msg, aad: if place.is_empty() { b\"\" } else { b\"\" } }",
+        "trods:store::sealed::tests::sealed_value_opens_in_its_place_alone",
+    ),
     # Programs of a process that died, which another user cannot pretend.
     "presence-folder": Removal(
         "host/bpf/src/trods/presence.rs",

@@ -1,6 +1,13 @@
-//! Records for tests.
+//! Records for tests, and keys.
 
 use crate::record::{Handshake, Record, Tuple};
+use crate::store::RecordKeys;
+
+/// What all replicas of a test seal with.
+#[must_use]
+pub fn keys() -> RecordKeys {
+    RecordKeys::new(5, 1, &[(1, [7; 16])])
+}
 
 /// A connection on which nothing is under way: the next octets are the service's at `response_at` and the client's at
 /// `request_at`.

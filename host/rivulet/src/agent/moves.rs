@@ -12,7 +12,7 @@ use rivulet_server::service::{Service, Slots};
 use rivulet_trods::hold::{Departed, Leave};
 use rivulet_trods::ts::LeaveNamed;
 
-use super::trods::{Place, kept, objects, prefix};
+use super::trods::{Place, kept, objects, prefix, record_keys};
 
 /// Of one place in a pool: what leaves this replica, and whom it follows under which index.
 pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Departed)>) {
@@ -28,16 +28,17 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
             let Ok(prefix) = prefix(service, pool, member.replica.into(), incarnation) else { continue };
             let owner = owner(slots.clone(), Arc::clone(&place.takers));
             let (servers, tor) = (trods.store.clone(), place.member.tor_mac);
+            let keys = record_keys(service);
             if member.replica == own {
                 let to = heir(owner, own, tor);
-                leave.push(Leave { prefix, servers, services: service.sockets().collect(), to });
+                leave.push(Leave { prefix, servers, keys, services: service.sockets().collect(), to });
             } else if incarnation != 0 {
                 let drained = member.replica;
                 let other = Box::new(move |client, service| match owner(client, service) {
                     Some(holder) if holder == own => None,
                     holder => Some(Pin { tor, holder: holder.unwrap_or(drained) }),
                 });
-                follow.push((own, Departed { prefix, servers, other, waits: false }));
+                follow.push((own, Departed { prefix, servers, keys, other, waits: false }));
             }
         }
     }
@@ -176,8 +177,8 @@ mod tests {
         }
         let (Some(tor), Some(replica)) = (Netns::new("waits-t"), Netns::new("waits-r")) else { return };
         tor.veth("c0", &replica, "r0");
-        let asks = |waits| {
         let folder = tempfile::tempdir().unwrap();
+        let asks = |waits| {
             let programs = folder.path().join("programs");
             let mut guard = Guard::new(&replica.interface("r0"), programs, 9, Wake::Server, waits);
             let mut asks = vec![guard.is_asking()];

@@ -16,7 +16,7 @@ use rivulet_server::service::{Failure, Member, PoolMember, Service, Trods};
 use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::lease::{Term, clock};
 use rivulet_trods::replica::{Gone, Protected, Replica};
-use rivulet_trods::store::{self, StoreConfig, StoreError};
+use rivulet_trods::store::{self, RecordKeys, StoreConfig, StoreError};
 use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{self, Peers};
 use rivulet_trods::{Settings, Wake};
@@ -389,7 +389,7 @@ impl Place {
             for other in others.filter(|m| alive >> m.replica & 1 == 1 && m.incarnation != 0) {
                 if let Ok(prefix) = prefix(service, self.member.pool, other.replica.into(), other.incarnation)
                 {
-                    absence.others.push((other.replica, prefix));
+                    absence.others.push((other.replica, prefix, record_keys(service)));
                 }
             }
             let fresh = trods.store.iter().filter(|server| !absence.servers.contains(server));
@@ -438,6 +438,13 @@ fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     })
 }
 
+/// What a service's records are sealed with: of the ring of its seals, which is the controller's and known to its replicas alone.
+pub(super) fn record_keys(service: &Service) -> RecordKeys {
+    let keys = &service.keys;
+    let masters: Vec<_> = keys.seal.iter().map(|key| (key.epoch, key.master.0)).collect();
+    RecordKeys::new(keys.service, keys.usable_seal, &masters)
+}
+
 /// What the keys of a replica's records of a service begin with.
 pub(super) fn prefix(
     service: &Service,
@@ -456,9 +463,16 @@ fn protected(
     incarnation: u32,
     wake: Wake,
 ) -> Result<Protected, StoreError> {
-    let sockets = service.sockets().collect();
+    let (sockets, keys) = (service.sockets().collect(), record_keys(service));
     let Some((_, trods)) = kept(service) else {
-        return Ok(Protected { sockets, lease, settings: Settings::default(), store: None, named: None });
+        return Ok(Protected {
+            sockets,
+            lease,
+            settings: Settings::default(),
+            store: None,
+            keys,
+            named: None,
+        });
     };
     let own = trods.members.iter().filter(|m| u16::from(m.replica) == member.replica).map(|m| m.address);
     let store = StoreConfig {
@@ -471,7 +485,7 @@ fn protected(
     };
     let settings =
         Settings { closed: trods.failure == Failure::Closed, deterministic: trods.deterministic, wake };
-    Ok(Protected { sockets, lease, settings, store: Some(store), named: None })
+    Ok(Protected { sockets, lease, settings, store: Some(store), keys, named: None })
 }
 
 /// This replica as it was under another incarnation, if the controller knows that one.
@@ -494,7 +508,8 @@ fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<
         owner => Some(Pin { tor, holder: owner.unwrap_or(dead) }),
     };
     let waits = plain >> (own & 63) & 1 == 0;
-    Some(Departed { prefix, servers: trods.store.clone(), other: Box::new(other), waits })
+    let (servers, keys) = (trods.store.clone(), record_keys(service));
+    Some(Departed { prefix, servers, keys, other: Box::new(other), waits })
 }
 
 #[cfg(test)]
@@ -735,7 +750,8 @@ pub(super) mod tests {
         let absence = place.absence((4, 1), 0b111, Box::new(|_, _| true));
         assert_eq!(absence.alive, 0b111);
         assert_eq!((absence.number, absence.tor), ((4, 1), [2, 0, 0, 0, 0, 0xfe]));
-        assert_eq!(absence.others, [(0, "3-5.0.7".into())], "nobody knows the other's incarnation");
+        let others: Vec<_> = absence.others.iter().map(|(n, prefix, _)| (*n, &**prefix)).collect();
+        assert_eq!(others, [(0, "3-5.0.7")], "nobody knows the other's incarnation");
         assert_eq!(absence.servers, service.trods.as_ref().unwrap().store);
         assert!(
             place.absence((4, 1), 0b110, Box::new(|_, _| true)).others.is_empty(),

@@ -8,14 +8,14 @@ use rivulet_bpf::trods::{FlowKey, Pin};
 
 use super::{HoldError, PATIENCE};
 use crate::record::{Age, Record};
-use crate::store;
+use crate::store::{self, RecordKeys};
 
 /// A replica that was away, and who was there meanwhile; or one that was not, and may get connections of others.
 pub struct Absence {
     /// Which one it is, by lease and in order; it is told when it is over.
     pub number: (u32, u64),
-    /// The other members that are alive: index in the pool, and what the keys of their records begin with.
-    pub others: Vec<(u8, String)>,
+    /// The other members that are alive: index in the pool, what the keys of their records begin with, and what these are sealed with.
+    pub others: Vec<(u8, String, RecordKeys)>,
     /// The servers of their store.
     pub servers: Vec<SocketAddr>,
     /// Services whose connections timestamps name.
@@ -82,9 +82,9 @@ impl Pins {
         let load = self.load.clone();
         std::thread::Builder::new().name("pins".into()).spawn(move || {
             let mut held = Vec::new();
-            let prefixes: Vec<&str> = absence.others.iter().map(|(_, prefix)| &**prefix).collect();
+            let prefixes: Vec<_> = absence.others.iter().map(|(_, prefix, keys)| (&**prefix, keys)).collect();
             let loaded = store::load_all(&absence.servers, &prefixes, PATIENCE);
-            for ((holder, _), loaded) in absence.others.iter().zip(loaded) {
+            for ((holder, ..), loaded) in absence.others.iter().zip(loaded) {
                 if loaded.servers == 0 {
                     tracing::warn!("the store does not tell what replica {holder} holds");
                 }

@@ -11,22 +11,33 @@ use rivulet_bpf::trods::FlowKey;
 
 use super::Keeper;
 use crate::record::Record;
-use crate::store::{Done, Store, StoreConfig};
+use crate::store::{Done, RecordKeys, Store, StoreConfig, place};
 
 /// A store, and which connection has which number in it.
 #[derive(Debug)]
 struct Places {
     store: Store,
     config: StoreConfig,
+    keys: RecordKeys,
     numbers: HashMap<FlowKey, u32>,
-    /// By number: whose it is, and what was stored there last, as the store knows it and as the flow does.
-    taken: Vec<Option<(FlowKey, u64, u64)>>,
+    /// By number.
+    taken: Vec<Option<Taken>>,
     free: BinaryHeap<Reverse<u32>>,
 }
 
+/// Whose a number is, and what was stored there last: as the store knows it, as the flow does, and under the key of which epoch.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    key: FlowKey,
+    handed: u64,
+    ticket: u64,
+    epoch: u16,
+}
+
 impl Places {
-    fn new(store: Store, config: StoreConfig) -> Places {
-        Places { store, config, numbers: HashMap::new(), taken: Vec::new(), free: BinaryHeap::new() }
+    fn new(store: Store, config: StoreConfig, keys: RecordKeys) -> Places {
+        let (numbers, taken, free) = (HashMap::new(), Vec::new(), BinaryHeap::new());
+        Places { store, config, keys, numbers, taken, free }
     }
 
     fn number(&mut self, key: &FlowKey) -> u32 {
@@ -48,19 +59,29 @@ pub struct Stores {
     /// What was handed to stores, counted: what one says of a place is of its last record or of none.
     handed: u64,
     done: Vec<Done>,
+    /// What could not be sealed, by connection and ticket.
+    unsealed: Vec<(FlowKey, u64)>,
 }
 
 impl Stores {
-    /// Has a store keep the records of these services from now on. What others keep stays there.
+    /// Has a store keep the records of these services from now on, sealed with these keys. What others keep stays there.
     pub fn add(
         &mut self,
         store: Store,
         config: &StoreConfig,
+        keys: &RecordKeys,
         services: impl IntoIterator<Item = SocketAddr>,
     ) {
         let at = self.all.len();
-        self.all.push(Places::new(store, config.clone()));
+        self.all.push(Places::new(store, config.clone(), keys.clone()));
         self.services.extend(services.into_iter().map(|service| (service, at)));
+    }
+
+    /// The records of a service are sealed with these keys from now on; those that are stored are stored again.
+    pub fn set_keys(&mut self, service: &SocketAddr, keys: &RecordKeys) {
+        if let Some(places) = self.services.get(service).and_then(|at| self.all.get_mut(*at)) {
+            places.keys = keys.clone();
+        }
     }
 
     /// Whether a store of this configuration keeps the records of a service.
@@ -94,9 +115,12 @@ impl Keeper for Stores {
         let n = places.number(key);
         self.handed += 1;
         if let Some(taken) = places.taken.get_mut(n as usize) {
-            *taken = Some((*key, self.handed, ticket));
+            *taken = Some(Taken { key: *key, handed: self.handed, ticket, epoch: places.keys.usable() });
         }
-        places.store.put(n, self.handed, &record.encode(), Instant::now());
+        match places.keys.seal(&place(&places.config.prefix, n), &record.encode()) {
+            Some(sealed) => places.store.put(n, self.handed, &sealed, Instant::now()),
+            None => self.unsealed.push((*key, ticket)),
+        }
     }
 
     fn forget(&mut self, key: &FlowKey) {
@@ -115,7 +139,11 @@ impl Keeper for Stores {
     fn is_stale(&self, key: &FlowKey) -> bool {
         let places = self.services.get(&key.service()).and_then(|at| self.all.get(*at));
         places.is_some_and(|places| {
-            places.numbers.get(key).is_some_and(|n| places.store.is_stale(*n, Instant::now()))
+            places.numbers.get(key).is_some_and(|n| {
+                let taken = places.taken.get(*n as usize).copied().flatten();
+                let is_old = taken.is_some_and(|taken| taken.epoch != places.keys.usable());
+                is_old || places.store.is_stale(*n, Instant::now())
+            })
         })
     }
 
@@ -123,12 +151,15 @@ impl Keeper for Stores {
         for places in &mut self.all {
             places.store.turn(Instant::now(), &mut self.done);
             for Done { n, ticket: handed, kept } in self.done.drain(..) {
-                if let Some(&Some((key, last, ticket))) = places.taken.get(n as usize)
-                    && last == handed
+                if let Some(&Some(taken)) = places.taken.get(n as usize)
+                    && taken.handed == handed
                 {
-                    settled(&key, ticket, kept);
+                    settled(&taken.key, taken.ticket, kept);
                 }
             }
+        }
+        for (key, ticket) in self.unsealed.drain(..) {
+            settled(&key, ticket, false);
         }
     }
 
@@ -161,7 +192,8 @@ mod tests {
         let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
         let mut stores = Stores::default();
         assert!(!stores.serves(&service));
-        stores.add(Store::new(&config, Instant::now()).unwrap(), &config, [service]);
+        let keys = RecordKeys::new(1, 1, &[(1, [1; 16])]);
+        stores.add(Store::new(&config, Instant::now()).unwrap(), &config, &keys, [service]);
         assert!(stores.serves(&service) && stores.has(&service, &config));
         assert!(!stores.has(&service, &StoreConfig { copies: 2, ..config }));
         let key = |port: u16| FlowKey::new(SocketAddr::from(([192, 0, 2, 7], port)), service);

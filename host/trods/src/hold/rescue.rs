@@ -21,7 +21,7 @@ use super::pace::Pace;
 use super::{HoldError, Keeper, PATIENCE, Watch};
 use crate::flow::Wake;
 use crate::record::{Age, Record};
-use crate::store::{self, Stored};
+use crate::store::{self, RecordKeys, Stored};
 use crate::ts;
 use crate::wake::{self, MAX_UNKNOWN, Prober, Told};
 
@@ -44,6 +44,8 @@ pub struct Departed {
     pub prefix: String,
     /// The servers of its store.
     pub servers: Vec<SocketAddr>,
+    /// What its records are sealed with.
+    pub keys: RecordKeys,
     /// Who is expected to get what the client sends to the service; `None` is this replica itself.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
     /// Whether this replica gets no connections for now: then what is another's is never looked for here.
@@ -154,7 +156,7 @@ impl Rescue {
         let asked = self.asked;
         let loading = Loading::begin(&self.loading);
         std::thread::Builder::new().name("records".into()).spawn(move || {
-            let loaded = store::load(&departed.servers, &departed.prefix, PATIENCE);
+            let loaded = store::load(&departed.servers, &departed.prefix, &departed.keys, PATIENCE);
             tracing::info!(
                 records = loaded.records.len(),
                 servers = loaded.servers,

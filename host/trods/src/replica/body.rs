@@ -308,15 +308,16 @@ impl Body {
 
     fn replace(&mut self, services: &[Protected]) -> Result<(), HoldError> {
         let mut named = Vec::new();
-        for Protected { sockets, store, named: how, .. } in services {
+        for Protected { sockets, store, keys, named: how, .. } in services {
             named.extend(how.iter().map(|how| (sockets.clone(), how.clone())));
             let keeper = self.watch.keeper_mut();
             let Some(config) = store else { continue };
             if sockets.iter().all(|s| keeper.has(s, config)) {
+                sockets.iter().for_each(|s| keeper.set_keys(s, keys));
                 continue;
             }
             match Store::new(config, Instant::now()) {
-                Ok(store) => keeper.add(store, config, sockets.iter().copied()),
+                Ok(store) => keeper.add(store, config, keys, sockets.iter().copied()),
                 Err(e) => tracing::error!(error = %e, "no store for {sockets:?}"),
             }
         }

@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::flow::{Settings, Wake};
 use crate::hold::{Absence, Departed, Hold, HoldError, Leave, Rescue, Stores, Watch};
-use crate::store::StoreConfig;
+use crate::store::{RecordKeys, StoreConfig};
 use crate::ts::{LeaveNamed, Named};
 use body::Body;
 
@@ -34,6 +34,8 @@ pub struct Protected {
     pub settings: Settings,
     /// Where records are of what is needed to go on, of all connections or of those that timestamps do not name.
     pub store: Option<StoreConfig>,
+    /// What records are sealed with.
+    pub keys: RecordKeys,
     /// How timestamps name it.
     pub named: Option<Named>,
 }
@@ -110,8 +112,6 @@ impl Replica {
     pub fn start(interface: &Interface, wake: Wake, issues: bool) -> Result<Replica, HoldError> {
         in_netns(interface.netns(), repair::check)??;
         let hold = if issues { Hold::open_issuing(interface) } else { Hold::open(interface) }?;
-        let leases = hold.programs().leases()?;
-        let rescue = Rescue::new(interface.netns(), wake)?;
         Replica::with(hold, interface, wake)
     }
 
@@ -130,6 +130,8 @@ impl Replica {
     }
 
     fn with(hold: Hold, interface: &Interface, wake: Wake) -> Result<Replica, HoldError> {
+        let leases = hold.programs().leases()?;
+        let rescue = Rescue::new(interface.netns(), wake)?;
         let watch = Watch::new(hold, Stores::default())?;
         let wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;

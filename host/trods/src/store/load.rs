@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::MAX_NUMBER;
+use super::{MAX_NUMBER, RecordKeys, SEALED};
 use crate::record::{MAX_RECORD, Record, Tuple};
 
 /// Records that are asked for at first, however many there are, and at a time then.
@@ -35,27 +35,34 @@ pub struct Loaded {
     pub records: Vec<(Vec<Stored>, Record)>,
     /// Servers that told all they have.
     pub servers: usize,
-    /// Values that are no records.
+    /// Values that no replica of the service has put there, or that are no records.
     pub damaged: usize,
 }
 
-/// Loads what the replica of this [`prefix`](super::prefix) stored, from all servers at a time; one that takes longer than
+/// Loads what the replica of this [`prefix`](super::prefix) stored and sealed, from all servers at a time; one that takes longer than
 /// `patience` is done without. Blocks.
 #[must_use]
-pub fn load(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Loaded {
-    gather(servers, patience, |from, found| from.all(prefix, found))
+pub fn load(servers: &[SocketAddr], prefix: &str, keys: &RecordKeys, patience: Duration) -> Loaded {
+    gather(servers, (prefix, keys), patience, |from, found| from.all(prefix, found))
 }
 
 /// [`load`] of the records with these numbers alone.
 #[must_use]
-pub fn load_some(servers: &[SocketAddr], prefix: &str, numbers: &[u32], patience: Duration) -> Loaded {
-    gather(servers, patience, |from, found| from.some(prefix, numbers, found))
+pub fn load_some(
+    servers: &[SocketAddr],
+    prefix: &str,
+    keys: &RecordKeys,
+    numbers: &[u32],
+    patience: Duration,
+) -> Loaded {
+    gather(servers, (prefix, keys), patience, |from, found| from.some(prefix, numbers, found))
 }
 
 type Values = Vec<(Stored, Vec<u8>)>;
 
 fn gather(
     servers: &[SocketAddr],
+    (prefix, keys): (&str, &RecordKeys),
     patience: Duration,
     read: impl Fn(&mut Reader, &mut Values) -> io::Result<()> + Sync,
 ) -> Loaded {
@@ -82,7 +89,8 @@ fn gather(
     for (values, whole) in found {
         loaded.servers += usize::from(whole);
         for (stored, value) in values {
-            let Ok(record) = Record::decode(&value) else {
+            let value = keys.open(&super::place(prefix, stored.number), &value);
+            let Some(record) = value.and_then(|value| Record::decode(&value).ok()) else {
                 loaded.damaged += 1;
                 continue;
             };
@@ -100,16 +108,19 @@ fn gather(
             }
         }
     }
+    if loaded.damaged > 0 {
+        tracing::warn!(values = loaded.damaged, prefix, "in the store are values that no replica put there");
+    }
     loaded.records = newest.into_values().collect();
     loaded
 }
 
 /// [`load`] of several replicas at a time, in their order.
 #[must_use]
-pub fn load_all(servers: &[SocketAddr], prefixes: &[&str], patience: Duration) -> Vec<Loaded> {
+pub fn load_all(servers: &[SocketAddr], prefixes: &[(&str, &RecordKeys)], patience: Duration) -> Vec<Loaded> {
     thread::scope(|scope| {
-        let threads: Vec<_> =
-            prefixes.iter().map(|prefix| scope.spawn(|| load(servers, prefix, patience))).collect();
+        let one = |(prefix, keys): &(&str, &RecordKeys)| load(servers, prefix, keys, patience);
+        let threads: Vec<_> = prefixes.iter().map(|of| scope.spawn(move || one(of))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or_default()).collect()
     })
 }
@@ -164,7 +175,7 @@ impl Reader {
         }
         let told = line.strip_prefix(b"VA ").ok_or_else(rubbish)?;
         let mut told = told.split(|&b| b == b' ');
-        let length = told.next().and_then(number).filter(|length| *length <= MAX_RECORD as u64);
+        let length = told.next().and_then(number).filter(|length| *length <= (MAX_RECORD + SEALED) as u64);
         let cas = told.next().and_then(|cas| cas.strip_prefix(b"c")).and_then(number).ok_or_else(rubbish)?;
         let mut value = vec![0; length.ok_or_else(rubbish)? as usize + 2];
         self.from.read_exact(&mut value)?;

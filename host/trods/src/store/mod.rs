@@ -4,11 +4,12 @@
 //! the first server that does well, and to the next one too if that has not answered within the patience; an answer that
 //! comes later counts all the same. Servers of the own host are not used: they die with it.
 //!
-//! The record of connection number `n` has the key `pool.replica.incarnation.n`; the key without a number holds a number
+//! What is stored is sealed ([`RecordKeys`]). The record of connection number `n` has the key `pool.replica.incarnation.n`; the key without a number holds a number
 //! that is above all those in use, so that another replica finds them all ([`load`]).
 
 mod load;
 mod notice;
+mod sealed;
 mod server;
 
 use std::cmp::Reverse;
@@ -21,6 +22,7 @@ use self::server::{Answer, Server};
 
 pub use load::{Loaded, Stored, erase, load, load_all, load_some};
 pub(crate) use notice::Notices;
+pub use sealed::{RecordKeys, SEALED};
 
 /// Seconds after which a record that was not stored again is gone.
 pub const LIFETIME: u32 = 3600;
@@ -377,6 +379,11 @@ impl Store {
             self.entry(n).job = None;
         }
     }
+}
+
+/// The key of the record of this number.
+pub(crate) fn place(prefix: &str, number: u32) -> String {
+    format!("{prefix}.{number}")
 }
 
 /// The command that stores a value under a key.

@@ -1,9 +1,10 @@
-//! Values beside the records, by which replicas that share a store tell each other something (`moves`).
+//! Values beside the records, by which replicas that share a store tell each other something (`moves`); sealed as records are.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use super::RecordKeys;
 use super::load::{Reader, rubbish};
 
 /// A server that takes longer is done without, and asked again after a while.
@@ -21,24 +22,30 @@ struct Server {
 #[derive(Debug)]
 pub(crate) struct Notices {
     servers: Vec<Server>,
+    keys: RecordKeys,
 }
 
 impl Notices {
-    pub fn new(servers: &[SocketAddr]) -> Notices {
+    pub fn new(servers: &[SocketAddr], keys: &RecordKeys) -> Notices {
         let server = |address: &SocketAddr| Server { address: *address, reader: None, retry_at: None };
-        Notices { servers: servers.iter().map(server).collect() }
+        Notices { servers: servers.iter().map(server).collect(), keys: keys.clone() }
     }
 
-    /// Hands over what each server has under these keys, with the key's place among them.
+    /// What is sealed with from now on.
+    pub fn set_keys(&mut self, keys: &RecordKeys) {
+        self.keys = keys.clone();
+    }
+
+    /// Hands over what replicas have put on each server under these keys, with the key's place among them.
     pub fn get(&mut self, keys: &[String], mut take: impl FnMut(usize, &[u8])) {
         let commands: String = keys.iter().map(|key| format!("mg {key} v c\r\n")).collect();
-        for server in &mut self.servers {
+        let Notices { servers, keys: seals } = self;
+        for server in servers {
             server.talk(|reader| {
                 reader.ask(commands.as_bytes())?;
-                for place in 0..keys.len() {
-                    if let Some((_, value)) = reader.value()? {
-                        take(place, &value);
-                    }
+                for (place, key) in keys.iter().enumerate() {
+                    let value = reader.value()?.and_then(|(_, sealed)| seals.open(key, &sealed));
+                    value.into_iter().for_each(|value| take(place, &value));
                 }
                 Ok(())
             });
@@ -47,10 +54,11 @@ impl Notices {
 
     /// Puts a value under a key for so many seconds, and says how many servers keep it.
     pub fn put(&mut self, key: &str, seconds: u32, value: &[u8]) -> usize {
+        let Some(value) = self.keys.seal(key, value) else { return 0 };
         let mut command = Vec::with_capacity(key.len() + value.len() + 32);
         // Writing into memory does not fail.
         let _ = write!(command, "ms {key} {} T{seconds}\r\n", value.len());
-        command.extend_from_slice(value);
+        command.extend_from_slice(&value);
         command.extend_from_slice(b"\r\n");
         let mut kept = 0;
         for server in &mut self.servers {

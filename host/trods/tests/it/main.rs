@@ -5,6 +5,7 @@ mod blind;
 mod both;
 mod cases;
 mod corpus;
+mod forged;
 mod generated;
 mod hold;
 mod leaving;

@@ -11,6 +11,7 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_trods::hold::{Absence, Departed, Leave, Left, List};
 use rivulet_trods::store::{load, prefix};
+use rivulet_trods::testing::keys;
 use rivulet_trods::{Flow, Record};
 
 use crate::support::{CLOSED, established, stores};
@@ -19,7 +20,7 @@ use crate::survive::{Plan, Rig, SERVICE};
 /// The second replica's index.
 const SECOND: u8 = 1;
 
-fn first() -> String {
+pub fn first() -> String {
     prefix("www", "r1", 1).unwrap()
 }
 
@@ -29,6 +30,7 @@ pub fn drain(rig: &Rig) {
     let leave = Leave {
         prefix: first(),
         servers: rig.servers(),
+        keys: keys(),
         services: vec![SERVICE.parse().unwrap()],
         to: Box::new(move |_, _| Some(pin)),
     };
@@ -37,8 +39,13 @@ pub fn drain(rig: &Rig) {
 
 /// The second one knows that, too.
 pub fn follow(rig: &Rig) {
-    let departed =
-        Departed { prefix: first(), servers: rig.servers(), other: Box::new(|_, _| None), waits: false };
+    let departed = Departed {
+        prefix: first(),
+        servers: rig.servers(),
+        keys: keys(),
+        other: Box::new(|_, _| None),
+        waits: false,
+    };
     rig.hosts[1].replica.follow(vec![(SECOND, departed)]);
 }
 
@@ -71,7 +78,7 @@ fn answered(stream: &mut TcpStream, content: &[u8]) {
 }
 
 /// Talks with the store.
-fn store(rig: &Rig, say: &[u8], until: &[u8]) -> Vec<u8> {
+pub fn store(rig: &Rig, say: &[u8], until: &[u8]) -> Vec<u8> {
     let server = rig.servers()[0];
     let mut stream = in_netns(Some(rig.router.name()), || TcpStream::connect(server)).unwrap().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -91,11 +98,12 @@ fn list(rig: &Rig) -> Option<List> {
     let told = store(rig, format!("mg {}.left v\r\nmn\r\n", first()).as_bytes(), b"MN\r\n");
     let (line, value) = told.split_at(told.windows(2).position(|two| two == b"\r\n")? + 2);
     let length: usize = std::str::from_utf8(line.strip_prefix(b"VA ")?).ok()?.trim().parse().ok()?;
-    List::decode(&value[..length])
+    List::decode(&keys().open(&format!("{}.left", first()), &value[..length])?)
 }
 
 fn records(rig: &Rig) -> Vec<Record> {
-    let loaded = in_netns(Some(rig.router.name()), || load(&rig.servers(), &first(), Duration::from_secs(1)));
+    let loaded =
+        in_netns(Some(rig.router.name()), || load(&rig.servers(), &first(), &keys(), Duration::from_secs(1)));
     loaded.unwrap().records.into_iter().map(|(_, record)| record).collect()
 }
 
@@ -170,7 +178,7 @@ fn what_nobody_heard_is_heard_where_its_connection_goes_on() {
     let two = &rig.hosts[1].replica;
     two.away(Absence {
         number: (0, 0),
-        others: vec![(0, first())],
+        others: vec![(0, first(), keys())],
         servers: rig.servers(),
         named: Vec::new(),
         alive: 0b11,
@@ -197,14 +205,17 @@ fn what_is_not_ones_own_to_go_on_with_stays_where_it_is() {
     eventually("its record", || records(&rig).len() == 1);
     let record = records(&rig).remove(0);
     let name = |list: &List| {
-        let value = list.encode();
+        let value = keys().seal(&format!("{}.left", first()), &list.encode()).unwrap();
         let say = format!("ms {}.left {} T60\r\n", first(), value.len());
         store(&rig, &[say.as_bytes(), &value, b"\r\n"].concat(), b"HD\r\n");
     };
     let read = |place: u64| {
         let key = format!("mg {}.left.{SECOND} v\r\nmn\r\n", first());
-        let told = String::from_utf8(store(&rig, key.as_bytes(), b"MN\r\n")).unwrap();
-        told.lines().nth(1) == Some(&place.to_string())
+        let told = store(&rig, key.as_bytes(), b"MN\r\n");
+        let line = told.iter().position(|b| *b == b'\n').map_or(0, |at| at + 1);
+        let sealed = told[line..].strip_suffix(b"\r\nMN\r\n").unwrap_or_default();
+        let mark = keys().open(&format!("{}.left.{SECOND}", first()), sealed);
+        mark.is_some_and(|mark| mark == place.to_string().into_bytes())
     };
     let mut list = List::new(7);
     list.push(Left { number: 0, age: record.age() });

@@ -9,6 +9,7 @@ use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_trods::Record;
 use rivulet_trods::hold::{Absence, Known, Pins};
 use rivulet_trods::store::{RENEWAL, Store, StoreConfig, prefix};
+use rivulet_trods::testing::keys;
 
 use crate::records::record;
 use crate::store::Memcached;
@@ -38,7 +39,8 @@ fn hold(server: &Memcached, n: u8, records: &[Record]) {
     };
     let mut store = Store::new(&config, Instant::now()).unwrap();
     for (number, record) in (0..).zip(records) {
-        store.put(number, 1, &record.encode(), Instant::now());
+        let sealed = keys().seal(&format!("{}.{number}", config.prefix), &record.encode()).unwrap();
+        store.put(number, 1, &sealed, Instant::now());
     }
     let mut done = Vec::new();
     eventually("the records are stored", || {
@@ -53,7 +55,7 @@ fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> b
     let (pins, (awake, woken)) = (Pins::default(), channel());
     let absence = Absence {
         number,
-        others: others.iter().map(|n| (*n, prefix("web", &n.to_string(), 1).unwrap())).collect(),
+        others: others.iter().map(|n| (*n, prefix("web", &n.to_string(), 1).unwrap(), keys())).collect(),
         named: Vec::new(),
         alive: 0,
         servers: vec![server.address],

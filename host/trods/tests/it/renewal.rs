@@ -8,6 +8,7 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{PATIENCE, eventually};
 use rivulet_trods::Record;
 use rivulet_trods::store::load;
+use rivulet_trods::testing::keys;
 
 use crate::survive::{Plan, Rig, SERVICE};
 
@@ -36,7 +37,8 @@ fn get(stream: &mut TcpStream, content: &[u8]) {
 
 /// What a store has of the first replica.
 fn records(rig: &Rig, server: SocketAddr) -> Vec<Record> {
-    let loaded = in_netns(Some(rig.router.name()), || load(&[server], "www.r1.1", PATIENCE)).unwrap();
+    let loaded =
+        in_netns(Some(rig.router.name()), || load(&[server], "www.r1.1", &keys(), PATIENCE)).unwrap();
     assert_eq!((loaded.servers, loaded.damaged), (1, 0));
     loaded.records.into_iter().map(|(_, record)| record).collect()
 }

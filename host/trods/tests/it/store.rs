@@ -11,6 +11,7 @@ use rivulet_trods::Record;
 use rivulet_trods::store::{
     Done, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, Stored, erase, load, load_all, prefix,
 };
+use rivulet_trods::testing::keys;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::records::record;
@@ -59,7 +60,7 @@ impl Memcached {
     }
 
     fn found(&self) -> Vec<(Vec<Stored>, Record)> {
-        let loaded = load(&[self.address], "web.r1.7", PATIENCE);
+        let loaded = load(&[self.address], "web.r1.7", &keys(), PATIENCE);
         assert_eq!((loaded.servers, loaded.damaged), (1, 0));
         loaded.records
     }
@@ -67,7 +68,12 @@ impl Memcached {
 
 /// What is found at several servers.
 fn found_at(servers: &[SocketAddr]) -> Vec<Record> {
-    load(servers, "web.r1.7", PATIENCE).records.into_iter().map(|(_, record)| record).collect()
+    load(servers, "web.r1.7", &keys(), PATIENCE).records.into_iter().map(|(_, record)| record).collect()
+}
+
+/// A record as a replica puts it under its number.
+fn sealed(n: u32, record: &Record) -> Vec<u8> {
+    keys().seal(&format!("web.r1.7.{n}"), &record.encode()).unwrap()
 }
 
 /// A patience that nothing on a busy machine exceeds.
@@ -114,7 +120,7 @@ fn of(n: u32, version: u32) -> Record {
 }
 
 fn put(store: &mut Store, n: u32, version: u32) {
-    store.put(n, version.into(), &of(n, version).encode(), Instant::now());
+    store.put(n, version.into(), &sealed(n, &of(n, version)), Instant::now());
 }
 
 /// One record at a time: whether it was kept.
@@ -147,7 +153,7 @@ fn another_replica_finds_what_was_stored() {
         .map(|n| (n, of(n, [1, 2, 9][usize::from(n == 5) + 2 * usize::from(n == 7)])))
         .collect();
     assert!(found == want);
-    assert_eq!(load(&[server.address], "web.r1.8", PATIENCE).records, []);
+    assert_eq!(load(&[server.address], "web.r1.8", &keys(), PATIENCE).records, []);
 }
 
 /// Whoever went on with a connection deletes what was left of it; who is back meanwhile stores others under its number.
@@ -196,7 +202,7 @@ fn the_next_server_takes_over_when_one_dies() {
     assert_eq!(two.load(), [(0, of(0, 19))]);
     drop(two);
     assert!(!kept(&mut store, 0, 20), "nobody is left");
-    let loaded = load(&addresses, "web.r1.7", PATIENCE);
+    let loaded = load(&addresses, "web.r1.7", &keys(), PATIENCE);
     assert_eq!((loaded.servers, loaded.records.len()), (0, 0));
 }
 
@@ -215,11 +221,11 @@ fn old_records_on_another_server_do_not_count() {
     later.handshake.at_ms += 1;
     later.handshake.client_isn += 1;
     let mut store = store(&[two.address], 1, LONG);
-    store.put(9, 1, &later.encode(), Instant::now());
+    store.put(9, 1, &sealed(9, &later), Instant::now());
     finish(&mut store, 1);
     assert_eq!(found_at(&both), [later]);
     // Wherever they are, they are outdated together.
-    let found = load(&both, "web.r1.7", PATIENCE).records;
+    let found = load(&both, "web.r1.7", &keys(), PATIENCE).records;
     let outdated: Vec<Stored> = found.into_iter().flat_map(|(stored, _)| stored).collect();
     assert_eq!((outdated.len(), erase("web.r1.7", outdated, PATIENCE)), (3, 2));
     assert_eq!(found_at(&both), []);
@@ -346,7 +352,7 @@ fn a_server_without_end_is_not_read_for_ever() {
         "VA 5 c1\r\nhello\r\n",
         "VA 1\r\n1\r\n",
         "VA 1 c\r\n1\r\n",
-        "VA 8193 c1\r\n",
+        "VA 8224 c1\r\n",
         "VA x\r\n",
         "EN",
         "x".repeat(1000).as_str(),
@@ -354,7 +360,7 @@ fn a_server_without_end_is_not_read_for_ever() {
     ] {
         let said = said.to_owned();
         let (bad, _told) = pretender(move |_, _| Some(said.clone()));
-        let loaded = load(&[bad], "web.r1.7", Duration::from_millis(300));
+        let loaded = load(&[bad], "web.r1.7", &keys(), Duration::from_millis(300));
         assert_eq!((loaded.servers, loaded.records.len()), (0, 0));
     }
 }
@@ -436,7 +442,8 @@ fn what_several_have_is_asked_for_at_a_time() {
         asked.sort();
         asked
     });
-    let loaded = load_all(&[address], &["p.0.1", "p.1.1", "p.2.1"], PATIENCE);
+    let keys = keys();
+    let loaded = load_all(&[address], &["p.0.1", "p.1.1", "p.2.1"].map(|prefix| (prefix, &keys)), PATIENCE);
     assert_eq!(loaded.iter().map(|loaded| loaded.servers).collect::<Vec<_>>(), [1, 1, 1]);
     assert_eq!(server.join().unwrap(), ["mg p.0.1 v c\r\n", "mg p.1.1 v c\r\n", "mg p.2.1 v c\r\n"]);
 }

@@ -17,6 +17,7 @@ use rivulet_trods::Settings;
 use rivulet_trods::hold::{Absence, Departed};
 use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{RENEWAL, StoreConfig, load, prefix};
+use rivulet_trods::testing::keys;
 use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{PORT as PORT_OF_HINTS, Peers};
 use tempfile::TempDir;
@@ -164,7 +165,14 @@ impl Rig {
         };
         let (store, named) = ((plan.stores > 0).then_some(store), plan.named.then_some(named));
         let sockets = vec![plan.service.parse().unwrap()];
-        replica.protect(vec![Protected { sockets, lease: 0, settings: plan.settings, store, named }]);
+        replica.protect(vec![Protected {
+            sockets,
+            lease: 0,
+            settings: plan.settings,
+            store,
+            keys: keys(),
+            named,
+        }]);
         replica
     }
 
@@ -250,6 +258,7 @@ impl Rig {
         self.hosts[of].replica.departed(Departed {
             prefix: prefix("www", &format!("r{dead}"), 1).unwrap(),
             servers: self.servers(),
+            keys: keys(),
             other: Box::new(|_, _| None),
             waits: false,
         });
@@ -359,7 +368,7 @@ fn what_its_client_ended_ends_once() {
     let there = rig.hosts[1].netns.run("ss -Htan state last-ack dst 10.8.0.1");
     assert_eq!(there.lines().count(), 1, "it was given up: {there}");
     rig.client.run("nft delete table ip last");
-    let records = || load(&rig.servers(), "www.r2.1", Duration::from_secs(1)).records.len();
+    let records = || load(&rig.servers(), "www.r2.1", &keys(), Duration::from_secs(1)).records.len();
     let records = || in_netns(Some(rig.router.name()), records).unwrap();
     eventually("it is over", || records() == 0);
     let counts = rig.hosts[1].replica.counts();

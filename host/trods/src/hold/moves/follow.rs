@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{Left, List, POLL, list_key, mark_key};
 use crate::hold::HoldError;
 use crate::hold::rescue::{Departed, Found, Rescue};
-use crate::store::{Notices, load_some};
+use crate::store::{Notices, RecordKeys, load_some};
 
 /// How far a member has read is said again after this, and counts for so many seconds.
 const SAID: Duration = Duration::from_millis(500);
@@ -65,11 +65,12 @@ impl Followers {
                 continue;
             }
             let (prefix, servers) = (departed.prefix.clone(), departed.servers.clone());
+            let keys = departed.keys.clone();
             let (departed, generation, stop) =
                 (Mutex::new(departed), AtomicU64::new(0), AtomicBool::new(false));
             let shared = Arc::new(Shared { departed, generation, stop });
             let mut reader = Reader {
-                notices: Notices::new(&servers),
+                notices: Notices::new(&servers, &keys),
                 origin: prefix.as_str().into(),
                 servers: servers.clone(),
                 keys: [list_key(&prefix)],
@@ -121,6 +122,7 @@ impl Reader {
             let now = self.shared.generation.load(Ordering::Relaxed);
             if generation != now {
                 generation = now;
+                self.notices.set_keys(&self.keys());
                 self.wanted.extend(self.recent.iter().copied());
             }
             if !self.wanted.is_empty() && self.find() {
@@ -137,6 +139,11 @@ impl Reader {
             }
             std::thread::sleep(POLL);
         }
+    }
+
+    /// What is sealed with now.
+    fn keys(&self) -> RecordKeys {
+        self.shared.departed.lock().unwrap_or_else(PoisonError::into_inner).keys.clone()
     }
 
     /// Reads the list.
@@ -161,7 +168,8 @@ impl Reader {
     /// Reads records; true if there are some.
     fn find(&mut self) -> bool {
         let numbers: Vec<u32> = self.wanted.iter().map(|(_, left)| left.number).collect();
-        let loaded = load_some(&self.servers, &self.origin, &numbers, PATIENCE);
+        let keys = self.keys();
+        let loaded = load_some(&self.servers, &self.origin, &keys, &numbers, PATIENCE);
         let mut found = Vec::new();
         let departed = self.shared.departed.lock().unwrap_or_else(PoisonError::into_inner);
         for (stored, record) in loaded.records {

@@ -11,7 +11,7 @@ use rivulet_bpf::trods::{FlowKey, Pin};
 
 use super::{AT_A_TIME, LISTED, Left, List, POLL, Rounds, list_key, mark_key};
 use crate::hold::{HoldError, Stores, Watch};
-use crate::store::{LIFETIME, Notices};
+use crate::store::{LIFETIME, Notices, RecordKeys};
 
 /// So many may be left that the one that is to go on has not read of.
 const AHEAD: u64 = LISTED as u64 / 2;
@@ -28,6 +28,8 @@ pub struct Leave {
     pub prefix: String,
     /// The servers of its store.
     pub servers: Vec<SocketAddr>,
+    /// What is sealed there with.
+    pub keys: RecordKeys,
     /// Whose connections.
     pub services: Vec<SocketAddr>,
     /// Who goes on with a connection, by client and service.
@@ -68,7 +70,8 @@ impl Leaving {
         let now = Instant::now();
         for leave in all {
             let same = before.iter().position(|place| {
-                (&place.leave.prefix, &place.leave.servers) == (&leave.prefix, &leave.servers)
+                let of = |leave: &Leave| (leave.prefix.clone(), leave.servers.clone(), leave.keys.usable());
+                of(&place.leave) == of(&leave)
             });
             match same {
                 Some(at) => self.places.push(Place { leave, ..before.swap_remove(at) }),
@@ -169,7 +172,7 @@ impl Desk {
     fn open(leave: &Leave, first: u64) -> Result<Desk, HoldError> {
         let marks = Arc::new([const { AtomicU64::new(NOT_READING) }; MEMBERS as usize]);
         let (send, receive) = channel();
-        let (prefix, mut notices) = (leave.prefix.clone(), Notices::new(&leave.servers));
+        let (prefix, mut notices) = (leave.prefix.clone(), Notices::new(&leave.servers, &leave.keys));
         let theirs = Arc::clone(&marks);
         std::thread::Builder::new()
             .name("moves".into())

@@ -1,0 +1,140 @@
+//! How what is stored is sealed: whoever reaches a store's servers, and is no replica of the service, can neither read it, nor change it, nor
+//! give it another place.
+//!
+//! AES-256-GCM-SIV (RFC 8452) under a key of the service's ring of seals, with the value's key in the store as associated data: that names
+//! the pool, the service, the replica, its incarnation and the number, so a value is good in its own place alone. What was there before
+//! it can be put back: [`Record::age`](crate::record::Record::age) and the client's own numbers have to agree with a record before anything
+//! is made of it.
+
+use std::sync::Arc;
+
+use aes_gcm_siv::aead::{Aead, KeyInit, Payload};
+use aes_gcm_siv::{Aes256GcmSiv, Nonce};
+
+/// Bytes that a sealed value has more: its form, the key's epoch, a nonce, a tag.
+pub const SEALED: usize = 1 + 2 + NONCE + 16;
+const NONCE: usize = 12;
+/// The form of sealed values. No record of before begins with it.
+const FORM: u8 = 0xa5;
+/// What keys are derived for.
+const PURPOSE: &str = "Rivulet TRODS records 2026-11";
+
+/// The keys of a service's values, by epoch.
+#[derive(Clone)]
+pub struct RecordKeys(Arc<Keys>);
+
+struct Keys {
+    /// The epoch that seals.
+    usable: u16,
+    keys: Vec<(u16, Aes256GcmSiv)>,
+}
+
+impl std::fmt::Debug for RecordKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let epochs: Vec<u16> = self.0.keys.iter().map(|(epoch, _)| *epoch).collect();
+        write!(f, "RecordKeys({epochs:?}, {} seals)", self.0.usable)
+    }
+}
+
+impl RecordKeys {
+    /// Of a service, from the masters of its live epochs of seals; `usable` is the epoch that seals. Where that is none of them, the oldest
+    /// does: others are most likely to have it.
+    #[must_use]
+    pub fn new(service: u16, usable: u16, masters: &[(u16, [u8; 16])]) -> RecordKeys {
+        let derive = |(epoch, master): &(u16, [u8; 16])| {
+            let material = [&master[..], &service.to_be_bytes(), &epoch.to_be_bytes()].concat();
+            (*epoch, Aes256GcmSiv::new(&blake3::derive_key(PURPOSE, &material).into()))
+        };
+        let keys: Vec<_> = masters.iter().map(derive).collect();
+        let oldest = keys.first().map_or(0, |(epoch, _)| *epoch);
+        let usable = if keys.iter().any(|(epoch, _)| *epoch == usable) { usable } else { oldest };
+        RecordKeys(Arc::new(Keys { usable, keys }))
+    }
+
+    /// The epoch that seals; 0: there is no key, and nothing can be stored.
+    #[must_use]
+    pub fn usable(&self) -> u16 {
+        self.0.usable
+    }
+
+    /// A value that is to stand under this key of the store. None without keys.
+    #[must_use]
+    pub fn seal(&self, place: &str, value: &[u8]) -> Option<Vec<u8>> {
+        let cipher = self.cipher(self.0.usable)?;
+        let mut nonce = [0; NONCE];
+        // Of a nonce that comes twice only that the same value was sealed twice would be seen (RFC 8452 section 9).
+        getrandom::fill(&mut nonce).ok()?;
+        let payload = Payload { msg: value, aad: place.as_bytes() };
+        let sealed = cipher.encrypt(Nonce::from_slice(&nonce), payload).ok()?;
+        let mut out = Vec::with_capacity(SEALED + value.len());
+        out.push(FORM);
+        out.extend_from_slice(&self.0.usable.to_be_bytes());
+        out.extend_from_slice(&nonce);
+        out.extend_from_slice(&sealed);
+        Some(out)
+    }
+
+    /// What was sealed for this place by a replica of the service; None of anything else.
+    #[must_use]
+    pub fn open(&self, place: &str, sealed: &[u8]) -> Option<Vec<u8>> {
+        let rest = sealed.strip_prefix(&[FORM])?;
+        let (epoch, rest) = rest.split_first_chunk::<2>()?;
+        let (nonce, msg) = rest.split_first_chunk::<NONCE>()?;
+        let cipher = self.cipher(u16::from_be_bytes(*epoch))?;
+        cipher.decrypt(Nonce::from_slice(nonce), Payload { msg, aad: place.as_bytes() }).ok()
+    }
+
+    fn cipher(&self, epoch: u16) -> Option<&Aes256GcmSiv> {
+        self.0.keys.iter().find(|(of, _)| *of == epoch).map(|(_, cipher)| cipher)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: &str = "3-5.1.7.12";
+
+    #[test]
+    fn sealed_value_opens_in_its_place_alone() {
+        let keys = RecordKeys::new(5, 2, &[(1, [1; 16]), (2, [2; 16])]);
+        let sealed = keys.seal(PLACE, b"a record").unwrap();
+        assert_eq!(sealed.len(), SEALED + 8);
+        assert!(!sealed.windows(8).any(|part| part == b"a record"));
+        assert_eq!(keys.open(PLACE, &sealed).as_deref(), Some(&b"a record"[..]));
+        for place in ["3-5.1.7.13", "3-5.1.8.12", "3-5.2.7.12", "3-6.1.7.12", ""] {
+            assert_eq!(keys.open(place, &sealed), None, "{place}");
+        }
+        assert_ne!(keys.seal(PLACE, b"a record").unwrap(), sealed, "a nonce of its own");
+    }
+
+    #[test]
+    fn changed_or_cut_value_does_not_open() {
+        let keys = RecordKeys::new(5, 1, &[(1, [1; 16])]);
+        let sealed = keys.seal(PLACE, b"a record").unwrap();
+        for at in 0..sealed.len() {
+            let mut changed = sealed.clone();
+            changed[at] ^= 1;
+            assert_eq!(keys.open(PLACE, &changed), None, "{at}");
+            assert_eq!(keys.open(PLACE, &sealed[..at]), None, "{at}");
+        }
+        assert_eq!(keys.open(PLACE, &[&sealed[..], b"x"].concat()), None);
+    }
+
+    #[test]
+    fn keys_belong_to_a_service_and_an_epoch() {
+        let of = |service, usable, epochs: &[u16]| {
+            let masters: Vec<_> = epochs.iter().map(|epoch| (*epoch, [*epoch as u8; 16])).collect();
+            RecordKeys::new(service, usable, &masters)
+        };
+        let (before, both, after) = (of(5, 1, &[1]), of(5, 2, &[1, 2]), of(5, 2, &[2]));
+        let old = before.seal(PLACE, b"x").unwrap();
+        let new = both.seal(PLACE, b"x").unwrap();
+        let opens = |keys: &RecordKeys, sealed: &[u8]| keys.open(PLACE, sealed).is_some();
+        assert_eq!([opens(&both, &old), opens(&both, &new)], [true; 2], "two live epochs");
+        assert_eq!([opens(&before, &new), opens(&after, &old), opens(&of(6, 2, &[1, 2]), &new)], [false; 3]);
+        assert_eq!((of(5, 9, &[3, 4]).usable(), of(5, 4, &[3, 4]).usable()), (3, 4));
+        let none = of(5, 1, &[]);
+        assert_eq!((none.usable(), none.seal(PLACE, b"x")), (0, None));
+    }
+}

@@ -1,0 +1,107 @@
+//! What somebody who reaches memcached, and is no replica, puts there: no connection is adopted by it.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::eventually;
+use rivulet_trods::Record;
+use rivulet_trods::store::{RecordKeys, load};
+use rivulet_trods::testing::keys;
+
+use crate::moves::{connect, first, store};
+use crate::survive::{Plan, Rig};
+
+/// A value as memcached has it; None: there is none.
+fn value(rig: &Rig, number: u32) -> Option<Vec<u8>> {
+    let told = store(rig, format!("mg {}.{number} v\r\nmn\r\n", first()).as_bytes(), b"MN\r\n");
+    let line = told.iter().position(|b| *b == b'\n')? + 1;
+    Some(told[line..].strip_suffix(b"\r\nMN\r\n")?.to_vec())
+}
+
+fn put(rig: &Rig, number: u32, value: &[u8]) {
+    let say = format!("ms {}.{number} {} T60\r\n", first(), value.len());
+    store(rig, &[say.as_bytes(), value, b"\r\n"].concat(), b"HD\r\n");
+}
+
+fn delete(rig: &Rig, number: u32) {
+    store(rig, format!("md {}.{number}\r\n", first()).as_bytes(), b"HD\r\n");
+}
+
+fn records(rig: &Rig) -> Vec<Record> {
+    let read = || load(&rig.servers(), &first(), &keys(), Duration::from_secs(1));
+    in_netns(Some(rig.router.name()), read).unwrap().records.into_iter().map(|(_, record)| record).collect()
+}
+
+#[test]
+fn no_connection_is_adopted_by_what_no_replica_stored() {
+    let Some(rig) = Rig::new(&Plan::default()) else { return };
+    let content = rig.file("large", 20_000_000);
+    let mut stream = connect(&rig);
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    let mut got = vec![0; 1_000_000];
+    stream.read_exact(&mut got).unwrap();
+    eventually("its record", || records(&rig).len() == 1);
+    let (record, sealed) = (records(&rig).remove(0), value(&rig, 0).unwrap());
+    let plain = record.encode();
+    let shows = |what: &[u8]| sealed.windows(what.len()).any(|part| part == what);
+    assert!(!shows(b"GET /large") && !shows(&plain[plain.len() - 16..]), "it can be read");
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    delete(&rig, 0);
+    let mut altered = sealed.clone();
+    *altered.last_mut().unwrap() ^= 1;
+    let stranger = RecordKeys::new(5, 1, &[(1, [8; 16])]).seal(&format!("{}.3", first()), &plain).unwrap();
+    // As it was before records were sealed; changed; sealed by a stranger; moved to other numbers.
+    for (number, value) in [(1, &plain), (2, &altered), (3, &stranger), (4, &sealed), (70, &sealed)] {
+        put(&rig, number, value);
+    }
+    let second = &rig.hosts[1].replica;
+    let mut asked = 0;
+    for _ in 0..3 {
+        rig.tell(1, 1);
+        asked += 1;
+        // Twice as long as the records take that come behind these.
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!((asked, second.counts().adopted), (3, 0));
+    // In its own place it is good.
+    put(&rig, 0, &sealed);
+    rig.tell(1, 1);
+    stream.read_to_end(&mut got).unwrap();
+    assert!(got.ends_with(&content), "{} bytes", got.len());
+    eventually("it is counted", || second.counts().adopted == 1);
+}
+
+/// A record of before is put back in its own place: the client is further, so nothing is made of it, and nothing is mixed.
+#[test]
+fn no_connection_is_adopted_by_an_older_record_of_its_own() {
+    let Some(rig) = Rig::new(&Plan::default()) else { return };
+    let (small, content) = (rig.file("small", 700), rig.file("large", 20_000_000));
+    let mut stream = connect(&rig);
+    let mut got = Vec::new();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    while !got.ends_with(&small) {
+        let mut more = [0; 4096];
+        let count = stream.read(&mut more).unwrap();
+        got.extend_from_slice(&more[..count]);
+    }
+    eventually("its record", || records(&rig).len() == 1);
+    let old = value(&rig, 0).unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    let mut got = vec![0; 1_000_000];
+    stream.read_exact(&mut got).unwrap();
+    eventually("another record", || value(&rig, 0).is_some_and(|now| now != old));
+    let new = value(&rig, 0).unwrap();
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    put(&rig, 0, &old);
+    rig.tell(1, 1);
+    let second = &rig.hosts[1].replica;
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(second.counts().adopted, 0);
+    put(&rig, 0, &new);
+    rig.tell(1, 1);
+    stream.read_to_end(&mut got).unwrap();
+    assert!(got.ends_with(&content), "{} bytes", got.len());
+}
