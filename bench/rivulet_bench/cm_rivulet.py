@@ -85,8 +85,8 @@ def _serve(rig: CmRig) -> None:
     www.mkdir(exist_ok=True)
     (www / "file").write_bytes(bytes(FETCH_BYTES))
     keys = rig.folder / "keys.toml"
-    keys.write_text(rig.spaces["s"].run(binary("rivulet"), "keygen"))
-    keys.chmod(0o600)
+    keys.unlink(missing_ok=True)
+    rig.spaces["s"].run(binary("rivulet"), "keygen", str(keys))
     rig.spaces["s"].serve_at(SERVICE)
     rig.spaces["c"].ip(f"route add {SERVICE}/32 via {SERVER}")
     command = [binary("rivulet"), "serve", str(www), "-i", "s0", "--listen", f"{SERVICE}:80", "--keys", str(keys)]

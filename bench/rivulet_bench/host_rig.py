@@ -166,8 +166,7 @@ class HostRig(Lab):
             return running
         keys = self.folder / "keys.toml"
         if not keys.exists():
-            keys.write_text(self.run("s", [binary("rivulet"), "keygen"]))
-            keys.chmod(0o600)
+            self.run("s", [binary("rivulet"), "keygen", str(keys)])
         # The metrics are told in the namespace, to whoever asks from there.
         listen = ["--listen", f"{SERVICE}:{port}", "--keys", str(keys)]
         command = [binary("rivulet"), "serve", str(self.www), "-i", "s0", *listen]

@@ -162,8 +162,8 @@ def _nsd(rig: HostRig, name: str, address: str, port: int) -> Process:
 
 def _stateless(rig: HostRig) -> Server:
     keys = rig.folder / "keys.toml"
-    keys.write_text(rig.run("s", [binary("rivulet"), "keygen"]))
-    keys.chmod(0o600)
+    keys.unlink(missing_ok=True)
+    rig.run("s", [binary("rivulet"), "keygen", str(keys)])
     command = [binary("rivulet"), "serve", "-i", "s0", "--listen", f"{SERVICE}:{PORTS['stateless']}"]
     command += ["--keys", str(keys), "--plain", "stateless", "--deterministic"]
     command += ["--back-end", f"dns://127.0.0.1:{BACK_END}"]

@@ -99,9 +99,8 @@ class Rig(Lab):
         www.mkdir(exist_ok=True)
         content = bytes(n * n >> 3 & 0xFF for n in range(1 << 16))
         (www / "file").write_bytes((content * (self.path.size // len(content) + 1))[: self.path.size])
-        keys.write_text(
-            subprocess.run([binary("rivulet"), "keygen"], check=True, capture_output=True, text=True).stdout
-        )
+        keys.unlink(missing_ok=True)
+        subprocess.run([binary("rivulet"), "keygen", str(keys)], check=True)
         words = [binary("rivulet"), "serve", str(www), "-i", "s0", "--plain", "stateless", "--large"]
         words += ["--listen", f"{SERVICE}:80", "--keys", str(keys), "--setup-address"]
         self.start("serve", words, server)

@@ -9,6 +9,8 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 const CONNECT: Duration = Duration::from_secs(2);
 /// A controller that is gone without a word is noticed within twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Longest private key in PEM: an RSA key of 16,384 bits has 13 kB.
+const MAX_KEY_BYTES: u64 = 64 << 10;
 /// Controllers that one agent knows.
 const MAX_CONTROLLERS: usize = 16;
 
@@ -89,7 +91,7 @@ impl Controllers {
             (None, Some(files)) => {
                 let config = ClientTlsConfig::new()
                     .ca_certificate(Certificate::from_pem(read(&files.authority)?))
-                    .identity(Identity::from_pem(read(&files.certificate)?, read(&files.key)?));
+                    .identity(Identity::from_pem(read(&files.certificate)?, read_key(&files.key)?));
                 let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(malformed)?;
                 endpoint.tls_config(config).map_err(|e| AddressError::Tls(address.to_owned(), e))?
             }
@@ -104,6 +106,11 @@ impl Controllers {
 
 fn read(path: &Path) -> Result<Vec<u8>, AddressError> {
     std::fs::read(path).map_err(|e| AddressError::File(path.into(), e))
+}
+
+/// A private key: one that other users can read is refused.
+fn read_key(path: &Path) -> Result<Vec<u8>, AddressError> {
+    rivulet_private_file::read(path, MAX_KEY_BYTES).map_err(|e| AddressError::File(path.into(), e))
 }
 
 fn normal(address: &str) -> Result<String, AddressError> {

@@ -1,8 +1,7 @@
 //! The last update in a file, for an agent that starts while no controller answers.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
@@ -14,24 +13,12 @@ const MAX: u64 = 1 << 20;
 
 /// Reads what [`save`] wrote; `None` if there is no file. One that others may read is refused: it holds keys.
 pub(crate) fn load(path: &Path) -> io::Result<Option<Update>> {
-    let mut file = match File::open(path) {
-        Ok(file) => file,
+    let bytes = match rivulet_private_file::read(path, MAX) {
+        Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
     };
-    let meta = file.metadata()?;
-    if meta.permissions().mode() & 0o077 != 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "others may read it, and it holds keys (chmod 600)",
-        ));
-    }
-    if meta.len() > MAX {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    let mut octets = Vec::new();
-    file.read_to_end(&mut octets)?;
-    Update::decode(&*octets).map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+    Update::decode(&*bytes).map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
 /// Writes an update so that the file is always whole, and its owner's alone.
@@ -41,13 +28,14 @@ pub(crate) fn save(path: &Path, update: &Update) -> io::Result<()> {
     let new = PathBuf::from(name);
     // One that a killed process left may have other rights.
     let _ = fs::remove_file(&new);
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(&update.encode_to_vec())?;
+    rivulet_private_file::create(&new, &update.encode_to_vec())?;
     fs::rename(new, path)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

@@ -217,7 +217,11 @@ impl Lab {
         TlsFiles {
             authority: write("authority.pem", &authority.authority),
             certificate: write("certificate.pem", &certificate),
-            key: write("key.pem", &key),
+            key: {
+                let path = dir.join("key.pem");
+                rivulet_private_file::create(&path, key.as_bytes()).unwrap();
+                path
+            },
         }
     }
 }

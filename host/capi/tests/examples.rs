@@ -56,12 +56,13 @@ fn compile(name: &str, prefix: &Path, into: &Path) -> PathBuf {
 }
 
 fn keys(dir: &Path) -> PathBuf {
-    // What `rivulet keygen` writes; the keys of a test need not be secret.
+    // What `rivulet keygen` writes.
     let path = dir.join("keys.toml");
     let text = "service = 1\nusable_seal = 1\nusable_nonce = 1\n\n[[seal]]\nepoch = 1\n\
         master = \"000102030405060708090a0b0c0d0e0f\"\n\n[[nonce]]\nepoch = 1\nk = \"0001020304050607\"\n\
         k_prime = \"08090a0b0c0d0e0f\"\nopening = \"101112131415161718191a1b1c1d1e1f\"\n";
-    std::fs::write(&path, text).unwrap();
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+    file.write_all(text.as_bytes()).unwrap();
     path
 }
 

@@ -1,7 +1,9 @@
 //! The `rivulet` command.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{Parser, Subcommand};
 use rivulet_cli::agent::{self, AgentArgs, StandInArgs};
 use rivulet_cli::cm::{self, CmArgs};
@@ -30,8 +32,11 @@ enum Command {
     Get(GetArgs),
     Run(RunArgs),
     Cm(CmArgs),
-    /// Writes fresh keys for a service to standard output
+    /// Makes fresh keys for a service, in a new file that its owner alone can read
     Keygen {
+        /// The file; without one the keys go to standard output
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
         /// Number of the service
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
         service: u16,
@@ -48,7 +53,7 @@ fn main() -> ExitCode {
         Command::Get(args) => get::get(&args),
         Command::Run(args) => run::run(&args),
         Command::Cm(args) => cm::run(&args),
-        Command::Keygen { service } => keygen(service),
+        Command::Keygen { file, service } => keygen(file.as_deref(), service),
     };
     match result {
         Ok(code) => ExitCode::from(code),
@@ -59,8 +64,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn keygen(service: u16) -> anyhow::Result<u8> {
-    print!("{}", KeySet::generate(service)?.to_toml());
+fn keygen(file: Option<&Path>, service: u16) -> anyhow::Result<u8> {
+    let keys = KeySet::generate(service)?;
+    let Some(path) = file else {
+        // A shell's `> FILE` makes it with the rights of any other file.
+        if rivulet_private_file::is_open_to_others(&std::io::stdout())? {
+            bail!("standard output is a file that others can read: `rivulet keygen FILE` makes one of mode 0600");
+        }
+        print!("{}", keys.to_toml());
+        return Ok(0);
+    };
+    keys.write(path)?;
     Ok(0)
 }
 

@@ -163,6 +163,9 @@ pub enum KeyError {
     /// The file cannot be read.
     #[error("{0}: {1}")]
     Read(PathBuf, #[source] io::Error),
+    /// The file cannot be written.
+    #[error("{0}: {1}")]
+    Write(PathBuf, #[source] io::Error),
     /// The file is not a key file.
     #[error("{0}: {1}")]
     Parse(PathBuf, #[source] Box<toml::de::Error>),
@@ -194,16 +197,20 @@ impl KeySet {
         Ok(set)
     }
 
-    /// Reads a key file.
+    /// Reads a key file. One that other users can read or change is refused.
     pub fn read(path: &Path) -> Result<KeySet, KeyError> {
         let failed = |e| KeyError::Read(path.into(), e);
-        if std::fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
-            return Err(failed(io::ErrorKind::FileTooLarge.into()));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let bytes = rivulet_private_file::read(path, MAX_FILE).map_err(failed)?;
+        let text = String::from_utf8(bytes).map_err(|_| failed(io::ErrorKind::InvalidData.into()))?;
         let set: KeySet = toml::from_str(&text).map_err(|e| KeyError::Parse(path.into(), Box::new(e)))?;
         set.check()?;
         Ok(set)
+    }
+
+    /// Writes a new key file, which its owner alone can read.
+    pub fn write(&self, path: &Path) -> Result<(), KeyError> {
+        let text = self.to_toml();
+        rivulet_private_file::create(path, text.as_bytes()).map_err(|e| KeyError::Write(path.into(), e))
     }
 
     /// The text of a key file.
@@ -312,7 +319,7 @@ mod tests {
         let set = KeySet::generate(7).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
-        std::fs::write(&path, set.to_toml()).unwrap();
+        set.write(&path).unwrap();
         assert_eq!(KeySet::read(&path).unwrap(), set);
         assert_ne!(KeySet::generate(7).unwrap(), set, "keys are random");
         let ring = set.ring();
@@ -391,7 +398,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");
         for text in cases {
-            std::fs::write(&path, &text).unwrap();
+            let _ = std::fs::remove_file(&path);
+            rivulet_private_file::create(&path, text.as_bytes()).unwrap();
             let error = KeySet::read(&path).expect_err(&text);
             assert!(!error.to_string().is_empty());
         }

@@ -30,6 +30,8 @@ use crate::worker::{Worker, WorkerConfig, WorkerCounters};
 const PACKET_INS: usize = 4096;
 /// Connections to a Unix socket that may wait to be accepted.
 const BACKLOG: i32 = 128;
+/// Longest private key in PEM: an RSA key of 16,384 bits has 13 kB.
+const MAX_KEY_BYTES: u64 = 64 << 10;
 /// Longest that running requests may take at the end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
@@ -189,7 +191,8 @@ fn read_tls(files: &TlsFiles) -> anyhow::Result<Tls> {
     let read = |path: &Path| std::fs::read(path).with_context(|| path.display().to_string());
     Ok(Tls {
         certificate: read(&files.certificate)?,
-        key: read(&files.key)?,
+        key: rivulet_private_file::read(&files.key, MAX_KEY_BYTES)
+            .with_context(|| files.key.display().to_string())?,
         client_authority: files.client_authority.as_deref().map(read).transpose()?,
         client_required: files.client_required,
     })

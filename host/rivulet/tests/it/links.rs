@@ -275,7 +275,8 @@ fn killed_again_and_again() {
 #[test]
 fn wrong_flags_are_told() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("empty"), "").unwrap();
+    let empty = std::fs::File::create(dir.path().join("empty")).unwrap();
+    empty.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let cases: [(&[&str], &str); 8] = [
         (&["serve", ".", "-i", "lo"], "--listen and --keys"),
         (&["serve", "missing", "-i", "lo", "--listen", "10.9.0.1:80", "--keys", "empty"], "missing"),

@@ -22,6 +22,7 @@ mod pieces;
 mod programs;
 mod rig;
 mod rotation;
+mod secrets;
 mod segments;
 mod shared;
 mod slow;

@@ -85,8 +85,8 @@ impl Rack {
         client.ip(&format!("route add {SERVICE6}/128 via fd00:88::2"));
         let dir = TempDir::new().unwrap();
         std::fs::create_dir(dir.path().join("www")).unwrap();
-        let keys = Command::new(RIVULET).arg("keygen").output().unwrap();
-        std::fs::write(dir.path().join("keys.toml"), keys.stdout).unwrap();
+        let keys = Command::new(RIVULET).arg("keygen").arg(dir.path().join("keys.toml")).status().unwrap();
+        assert!(keys.success());
         let wire = Arc::new(Wire { only: BY_CHANCE.into(), ..Wire::default() });
         let open = |name| AfPacket::open(&middle.interface(name), Config::default()).unwrap();
         let ports = [open("m0"), open("m1"), open("m2")];

@@ -32,12 +32,31 @@ impl Rig {
         client.ip("addr add 10.88.0.1/24 dev c0");
         server.ip("addr add 10.88.0.2/24 dev s0");
         client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
+        Some(Rig::between(client, server))
+    }
+
+    /// The same with a router between the two, in a namespace that is given too.
+    pub fn with_router() -> Option<(Rig, Netns)> {
+        let (client, router, server) = (Netns::new("hst-c")?, Netns::new("hst-r")?, Netns::new("hst-s")?);
+        client.veth("c0", &router, "r0");
+        router.veth("r1", &server, "s0");
+        client.ip("addr add 10.77.0.2/24 dev c0");
+        router.ip("addr add 10.77.0.1/24 dev r0");
+        router.ip("addr add 10.88.0.1/24 dev r1");
+        server.ip("addr add 10.88.0.2/24 dev s0");
+        client.ip(&format!("route add {SERVICE}/32 via 10.77.0.1"));
+        router.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
+        server.ip("route add 10.77.0.0/24 via 10.88.0.1");
+        router.run("sysctl -qw net.ipv4.ip_forward=1");
+        Some((Rig::between(client, server), router))
+    }
+
+    fn between(client: Netns, server: Netns) -> Rig {
         let dir = TempDir::new().unwrap();
         std::fs::create_dir(dir.path().join("www")).unwrap();
-        let keys = Command::new(RIVULET).arg("keygen").output().unwrap();
-        assert!(keys.status.success());
-        std::fs::write(dir.path().join("keys.toml"), keys.stdout).unwrap();
-        Some(Rig { client, server, dir })
+        let keys = Command::new(RIVULET).arg("keygen").arg(dir.path().join("keys.toml")).status().unwrap();
+        assert!(keys.success());
+        Rig { client, server, dir }
     }
 
     pub fn www(&self) -> PathBuf {
@@ -66,10 +85,15 @@ impl Rig {
 
     /// The same, of another folder.
     pub fn serve_dir(&self, dir: &Path, flags: &[&str]) -> Process {
+        self.started(Process(self.serve_command(dir, flags).spawn().unwrap()))
+    }
+
+    /// The command that starts a server.
+    pub fn serve_command(&self, dir: &Path, flags: &[&str]) -> Command {
         let mut command = self.server.command(RIVULET);
         command.arg("serve").arg(dir).args(["-i", "s0", "--listen", &format!("{SERVICE}:80")]);
         command.arg("--keys").arg(self.dir.path().join("keys.toml")).arg("--setup-address").args(flags);
-        self.started(Process(command.spawn().unwrap()))
+        command
     }
 
     /// Waits until the server answers.
