@@ -250,6 +250,7 @@ impl Session {
             Err(e) => {
                 tracing::warn!(path = body.path, error = %e, "upload");
                 let status = match e.kind() {
+                    ErrorKind::PermissionDenied => 403,
                     ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => 507,
                     _ => 500,
                 };

@@ -220,8 +220,8 @@ impl Store {
         }
         file.sync_data()?;
         // From here on nobody writes into the file any more, also when this process dies before the rename.
-        let replaced =
-            rustix::fs::statat(&self.root, upload.path.trim_start_matches('/'), AtFlags::empty()).is_ok();
+        let (folder, last) = self.target(&upload.path)?;
+        let replaced = rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         write_map(&mut notes, MOVING, replaced.into(), &[])?;
         notes.sync_data()?;
         self.finish(&mut notes, &names, upload, replaced)
@@ -346,28 +346,47 @@ impl Store {
 
     /// Gives the file its name; folders on the way are made.
     fn commit(&self, data: &str, path: &str) -> io::Result<()> {
-        let name = path.trim_start_matches('/');
-        let (folder, last) = name.rsplit_once('/').unwrap_or(("", name));
-        let mut at = String::new();
-        for part in folder.split('/').filter(|part| !part.is_empty()) {
-            at = if at.is_empty() { part.to_owned() } else { format!("{at}/{part}") };
-            match rustix::fs::mkdirat(&self.root, at.as_str(), Mode::from_raw_mode(0o755)) {
-                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-        // No symbolic link on the way leads out of the storage.
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let folder = if folder.is_empty() { "." } else { folder };
-        let folder = rustix::fs::openat2(&self.root, folder, flags, Mode::empty(), resolve)?;
+        let (folder, last) = self.target(path)?;
         match rustix::fs::renameat(&self.folder, data, &folder, last) {
             // It was renamed by a process that died before it noted that.
-            Err(rustix::io::Errno::NOENT) if rustix::fs::statat(&folder, last, AtFlags::empty()).is_ok() => {
+            Err(rustix::io::Errno::NOENT)
+                if rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() =>
+            {
                 Ok(())
             }
             result => Ok(result?),
         }
+    }
+
+    /// The folder that a path names a file in, made where it is missing, and the file's name there. No symbolic link on the way
+    /// leads out of the storage: each folder is opened beneath the root before the next one is made in it.
+    fn target<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
+        let name = path.trim_start_matches('/');
+        let (folders, last) = name.rsplit_once('/').unwrap_or(("", name));
+        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let open = |folder: &str| {
+            rustix::fs::openat2(&self.root, folder, flags, Mode::empty(), resolve).map_err(|e| match e {
+                // openat2(2), RESOLVE_BENEATH
+                rustix::io::Errno::XDEV => {
+                    io::Error::new(ErrorKind::PermissionDenied, format!("{folder} leads out of the storage"))
+                }
+                e => e.into(),
+            })
+        };
+        let (mut folder, mut end) = (open(".")?, 0);
+        for part in folders.split('/') {
+            end += part.len();
+            if !part.is_empty() {
+                match rustix::fs::mkdirat(&folder, part, Mode::from_raw_mode(0o755)) {
+                    Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                    Err(e) => return Err(e.into()),
+                }
+                folder = open(&folders[..end])?;
+            }
+            end += 1;
+        }
+        Ok((folder, last))
     }
 
     fn open(&self, name: &str, create: OFlags) -> io::Result<File> {
@@ -494,6 +513,40 @@ mod tests {
             }
             prop_assert_eq!(std::fs::read(dir.path().join("a/b/file")).unwrap(), content);
         }
+    }
+
+    #[test]
+    fn uploads_reach_nothing_outside_through_links() {
+        let outer = tempfile::tempdir().unwrap();
+        let (outside, dir) = (outer.path().join("outside"), outer.path().join("storage"));
+        std::fs::create_dir(&outside).unwrap();
+        std::fs::create_dir_all(dir.join("inside")).unwrap();
+        std::fs::write(outside.join("file"), "theirs").unwrap();
+        let link = |to: &Path, name| std::os::unix::fs::symlink(to, dir.join(name)).unwrap();
+        link(Path::new("../outside"), "up");
+        link(&outside, "absolute");
+        link(Path::new("inside"), "within");
+        link(&outside.join("file"), "last");
+        link(Path::new("/proc/self/cwd"), "magic");
+        let uploads = Uploads::open(&dir, Limits::default()).unwrap();
+        let mut id = 0;
+        let mut put = |path: &str| {
+            id += 1;
+            uploads.write(&Upload { id: [id; 16], ..upload(4, path) }, 0, b"ours")
+        };
+        for path in ["/up/file", "/up/new", "/up/a/b/new", "/absolute/a/new", "/magic/a/new", "/inside/../up/x/y"] {
+            let error = put(path).unwrap_err();
+            let refused = error.kind() == ErrorKind::PermissionDenied || error.raw_os_error() == Some(libc::ELOOP);
+            assert!(refused, "{path}: {error}");
+        }
+        // A link in the file's place is replaced, and is no answer to whether there was a file.
+        assert_eq!(put("/last").unwrap(), Some(Written::Completely { replaced: true }));
+        assert_eq!(put("/within/a/new").unwrap(), WHOLE);
+        assert_eq!(std::fs::read(dir.join("inside/a/new")).unwrap(), b"ours");
+        assert!(!std::fs::symlink_metadata(dir.join("last")).unwrap().is_symlink());
+        let names: Vec<_> = std::fs::read_dir(&outside).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["file"], "nothing was made outside");
+        assert_eq!(std::fs::read(outside.join("file")).unwrap(), b"theirs");
     }
 
     #[test]

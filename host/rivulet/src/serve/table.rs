@@ -1,12 +1,18 @@
 //! The files of a directory as the table of stateless TCP: read once, so that the octets of an answer stay the same.
 
-use std::fs;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use rivulet_plain::{Entry, MAX_ANSWER, MAX_LARGE, MAX_NAME, Object, Table};
 
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
+
 use crate::http::content_type;
+
+const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+/// A folder or file that became a symbolic link since it was listed is not followed.
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
 /// Octets of all objects; what is beyond is the kernel's. They are in memory, so that none changes while it is sent.
 const MAX_TOTAL: u64 = 256 << 20;
@@ -23,17 +29,23 @@ pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> 
     let (longest, most) =
         if large { (MAX_OBJECT, MAX_TOTAL_LARGE) } else { (u64::from(MAX_ANSWER), MAX_TOTAL) };
     let mut entries: Vec<(Box<str>, Entry)> = Vec::new();
-    let mut folders = vec![(dir.to_owned(), String::new())];
+    let mut folders = vec![String::new()];
     let mut total = 0;
-    while let Some((folder, prefix)) = folders.pop() {
+    let root = rustix::fs::open(dir, FOLDER, Mode::empty())?;
+    while let Some(prefix) = folders.pop() {
+        let path = if prefix.is_empty() { "." } else { prefix.as_str() };
+        let folder = openat2(&root, path, FOLDER, Mode::empty(), BENEATH)?;
         // In the order of their names: which objects are beyond the total is the same on all replicas.
-        let mut names = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
-        names.sort_by_key(fs::DirEntry::file_name);
-        for entry in names {
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            let name = format!("{prefix}{name}");
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&folder)? {
+            names.extend(entry?.file_name().to_str().map(str::to_owned));
+        }
+        names.sort_unstable();
+        for name in names.iter().filter(|name| !matches!(name.as_str(), "." | "..")) {
             // Links are followed by the kernel's server, which looks where they lead.
-            let kind = entry.file_type()?;
+            let stat = statat(&folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            let name = format!("{prefix}{name}");
             if name.len() > MAX_NAME {
                 continue;
             }
@@ -41,16 +53,20 @@ pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> 
                 return Err(io::Error::other("more than a million files"));
             }
             if kind.is_dir() {
-                folders.push((entry.path(), format!("{name}/")));
+                folders.push(format!("{name}/"));
                 entries.push((name.into(), Entry::Folder));
                 continue;
             }
-            let length = entry.metadata()?.len();
+            let length = stat.st_size as u64;
             if !kind.is_file() || length > longest || total + length > most {
                 entries.push((name.into(), Entry::Kernel));
                 continue;
             }
-            let body = fs::read(entry.path())?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+            let file = File::from(openat2(&root, name.as_str(), flags, Mode::empty(), BENEATH)?);
+            let mut body = Vec::with_capacity(length as usize);
+            // One that grows meanwhile is read as far as it was.
+            file.take(length).read_to_end(&mut body)?;
             total += body.len() as u64;
             let mut hash = [0; 16];
             hash.copy_from_slice(&blake3::hash(&body).as_bytes()[..16]);
@@ -63,6 +79,8 @@ pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> 
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use rivulet_plain::Found;
 
@@ -91,5 +109,49 @@ mod tests {
         assert_ne!(read(dir.path(), true, false).unwrap().version(), table.version());
         fs::write(dir.path().join("a/b/page.html"), "hullo").unwrap();
         assert_ne!(read(dir.path(), false, false).unwrap().version(), table.version());
+    }
+
+    #[test]
+    fn links_that_appear_while_a_directory_is_read_lead_nowhere() {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+        let outer = tempfile::tempdir().unwrap();
+        let (outside, dir) = (outer.path().join("outside"), outer.path().join("www"));
+        for folder in [&outside, &dir.join("folder")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(outside.join("secret"), "secret").unwrap();
+        fs::write(dir.join("file"), "public").unwrap();
+        fs::write(dir.join("folder/file"), "public").unwrap();
+        std::os::unix::fs::symlink("../outside/secret", dir.join("file-link")).unwrap();
+        std::os::unix::fs::symlink("../outside", dir.join("folder-link")).unwrap();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    for name in ["file", "folder"] {
+                        let link = dir.join(format!("{name}-link"));
+                        renameat_with(CWD, dir.join(name), CWD, link, RenameFlags::EXCHANGE).unwrap();
+                    }
+                }
+            });
+            let read = || {
+                for _ in 0..3000 {
+                    // What changes while it is read may be an error.
+                    let Ok(table) = read(&dir, false, false) else { continue };
+                    for name in [&b"file"[..], b"file-link", b"folder/secret", b"folder-link/secret"] {
+                        let Found::Object(n) = table.find(name) else { continue };
+                        let body = &table.object(n).unwrap().body;
+                        if **body != *b"public" {
+                            return Some(String::from_utf8_lossy(name).into_owned());
+                        }
+                    }
+                }
+                None
+            };
+            let found = read();
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(found, None, "the secret came out");
+        });
     }
 }
