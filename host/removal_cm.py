@@ -52,6 +52,10 @@ REMOVALS: dict[str, Removal] = {
         "bpf/src/bpf/calls.c", "if (!flow || flow->uid != uid)", "if (!flow)",
         "calls::a_flow_is_its_users_and_so_is_the_window",
     ),
+    "cm-account": calls(
+        "bpf/src/bpf/calls.c", "flow.place.account = account;", "flow.place.account = uid;",
+        "calls::user_ids_of_one_account_share_its_flows",
+    ),
     "cm-arrived": calls(
         "bpf/src/bpf/share.h", ".resolved = cm_min(nsent, before),", ".resolved = nsent,",
         "calls::what_did_not_leave_does_not_count_as_arrived",

@@ -68,7 +68,7 @@ __noinline int cm_close_flow(__u64 number)
 {
 	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
 	__u64 now = bpf_ktime_get_ns(), forget = ~0ULL;
-	__u32 requests, many, at, uid, id;
+	__u32 requests, many, at, account, id;
 	struct cm_client *client;
 	struct cm_shared *e;
 	struct cm_user *user;
@@ -76,12 +76,12 @@ __noinline int cm_close_flow(__u64 number)
 	if (!flow)
 		return -ENOENT;
 	at = flow->place.slot;
-	uid = flow->uid;
+	account = flow->place.account;
 	id = flow->client;
 	e = find(&flow->place);
 	if (!e)
 		return -EAGAIN;
-	user = bpf_map_lookup_elem(&users, &uid);
+	user = bpf_map_lookup_elem(&users, &account);
 	client = bpf_map_lookup_elem(&clients, &id);
 	many = !user || user->shares > flows_a_user || flow->place.key.apart;
 	bpf_spin_lock(&e->lock);
@@ -112,7 +112,8 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 {
 	__u32 zero = 0, at;
 	struct cm_client *client = bpf_map_lookup_elem(&clients, &o->client);
-	struct cm_user *user = bpf_map_lookup_elem(&users, &uid);
+	__u32 account = client ? client->account : 0;
+	struct cm_user *user = bpf_map_lookup_elem(&users, &account);
 	__u64 now = bpf_ktime_get_ns(), *count = bpf_map_lookup_elem(&numbers, &zero);
 	struct cm_flow flow = {};
 	struct cm_shared *e;
@@ -129,6 +130,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	__sync_fetch_and_add(&client->flows, 1);
 	flow.uid = uid;
 	flow.client = o->client;
+	flow.place.account = account;
 	flow.tuple.netns = flow.place.key.of.netns = netns;
 	flow.tuple.class = flow.place.key.of.class = uid + 1;
 	flow.tuple.protocol = o->protocol;
@@ -141,7 +143,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	flow.place.key.of.dscp = o->dscp;
 	flow.place.flow = *number = __sync_fetch_and_add(count, 1) + 1;
 
-	e = make(&flow.place.key, user, &result);
+	e = make(&flow.place.key, user, account, &result);
 	if (!e)
 		goto fail;
 	bpf_spin_lock(&e->lock);

@@ -19,7 +19,7 @@ const volatile __u64 grant_life = 100 * 1000000ULL;
 const volatile __u64 silence = 5 * 1000000000ULL;
 const volatile __u32 initial_window = 10;
 const volatile __u32 slow_start_limit = 2;
-/* A user's flows; as many macroflows more have their history kept. */
+/* An account's flows; as many macroflows more have their history kept. */
 const volatile __u32 flows_a_user = 1024;
 
 struct cm_shared {
@@ -35,6 +35,8 @@ struct cm_shared {
 	__u64 forget;
 	/* Under the lock (any). */
 	__u64 any;
+	/* Whose count of macroflows it is in. */
+	__u64 account;
 	struct bpf_timer timer;
 };
 
@@ -50,7 +52,8 @@ struct cm_place {
 	__u64 generation;
 	__u64 flow;
 	__u32 slot;
-	__u32 unused;
+	/* Of its flow: as in cm_client. */
+	__u32 account;
 };
 
 /* What egress knows a packet's flow by. */
@@ -81,8 +84,12 @@ struct cm_client {
 	/* Requests of it that wait: each is an event some time. */
 	__u32 waiting;
 	__u32 flows;
+	/* The user whose quotas count it: the owner of a subordinate user id. Written by the daemon. */
+	__u32 account;
+	__u32 unused;
 };
 
+/* What the programs of an account have. */
 struct cm_user {
 	__u32 flows;
 	__u32 shares;

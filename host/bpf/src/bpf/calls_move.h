@@ -29,11 +29,11 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 			return -ESRCH;
 	} else {
 		count = bpf_map_lookup_elem(&numbers, &zero);
-		user = bpf_map_lookup_elem(&users, &moved->uid);
+		user = bpf_map_lookup_elem(&users, &moved->place.account);
 		if (!count || !user)
 			return -ENOENT;
 		moved->place.key.apart = *to = __sync_fetch_and_add(count, 1) + 1;
-		e = make(&moved->place.key, user, &result);
+		e = make(&moved->place.key, user, moved->place.account, &result);
 		if (!e)
 			return result;
 		if (bpf_map_update_elem(&numbered, to, &moved->place.key, BPF_ANY))

@@ -33,7 +33,7 @@ static __always_inline int unmake(struct cm_share_key *key, struct cm_user *user
 }
 
 /* The macroflow of a new flow; none: `result` says why. */
-static __always_inline struct cm_shared *make(struct cm_share_key *key, struct cm_user *user, int *result)
+static __always_inline struct cm_shared *make(struct cm_share_key *key, struct cm_user *user, __u32 account, int *result)
 {
 	struct cm_shared *e = bpf_map_lookup_elem(&shares, key);
 	__u32 zero = 0;
@@ -50,6 +50,8 @@ static __always_inline struct cm_shared *make(struct cm_share_key *key, struct c
 	e = bpf_map_lookup_elem(&shares, key);
 	if (!e)
 		return e;
+	/* Before there is a timer, which reads it. */
+	e->account = account;
 	if (bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC)) {
 		*result = -EAGAIN;
 		return unmake(key, user, e) ? 0 : e;

@@ -219,7 +219,7 @@ static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 	struct walk walk = { .e = e, .now = now, .next = ~0ULL, .done = 1 };
 	struct cm_share_key of;
 	struct cm_user *user;
-	__u32 uid = key->of.class - 1;
+	__u32 account = (__u32)e->account;
 	int gone, watch;
 
 	bpf_spin_lock(&e->lock);
@@ -232,7 +232,7 @@ static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 	walk.turned = e->s.turn && e->s.turn <= now;
 	bpf_spin_unlock(&e->lock);
 	if (gone) {
-		user = bpf_map_lookup_elem(&users, &uid);
+		user = bpf_map_lookup_elem(&users, &account);
 		if (user)
 			less(&user->shares);
 		bpf_map_delete_elem(&numbered, &number);

@@ -17,16 +17,17 @@ use crate::object::{attach, get, load, missing, object, open, run};
 
 const NAME: &str = "calls";
 /// Of a folder in which this version's are pinned: another one begins anew.
-const FOLDER: &str = "calls-3";
+const FOLDER: &str = "calls-4";
 const PROGRAMS: [&str; 6] = ["cm_open", "cm_call", "cm_calls", "cm_open_for", "cm_calls_for", "cm_evict"];
 const MAPS: [&str; 5] = ["shares", "flows", "clients", "users", "rings"];
 const LINK: &str = "egress";
-/// `MAX_CLIENTS` and `RING_OCTETS` of cm.h.
+/// `MAX_CLIENTS` of cm.h: most accounts.
 const MAX_CLIENTS: u32 = 4096;
-/// Octets of a client's ring.
+/// Bytes of a client's ring, `RING_OCTETS` of cm.h.
 pub const RING: u32 = 65_536;
 /// Octets of `struct cm_client`, and where the client is in `struct cm_flow`.
-const CLIENT: usize = 24;
+const CLIENT: usize = 32;
+const CLIENT_ACCOUNT: usize = 24;
 const FLOW_CLIENT: usize = 124;
 /// To close a flow that goes from macroflow to macroflow.
 const TRIES: u32 = 1000;
@@ -48,8 +49,12 @@ pub struct CallOptions {
     pub initial_window: u32,
     /// What one report may add in slow start, packets.
     pub slow_start_limit: u32,
-    /// Most flows of a user.
+    /// Most flows of an account.
     pub flows: u32,
+    /// Most clients of all accounts: 80 KiB of the kernel's memory each, for its ring.
+    pub clients: u32,
+    /// Most macroflows of all accounts: 8 KiB each.
+    pub macroflows: u32,
 }
 
 impl Default for CallOptions {
@@ -61,6 +66,8 @@ impl Default for CallOptions {
             initial_window: 10,
             slow_start_limit: 2,
             flows: 1024,
+            clients: 1024,
+            macroflows: 16_384,
         }
     }
 }
@@ -80,6 +87,8 @@ pub struct CallClient {
     pub id: u32,
     /// Its user.
     pub uid: u32,
+    /// The user whose quotas count it.
+    pub account: u32,
     /// Its process, whose end is its own.
     pub pid: u32,
     /// When that began, as /proc/PID/stat has it: another process may be given its number.
@@ -105,7 +114,7 @@ impl Calls {
         let cgroup = fs::File::open(&options.cgroup)
             .map_err(|source| Error::Os { operation: "opening the cgroup", source })?;
         let mut opened = open(NAME, object!("calls"))?;
-        choose(&mut opened, options);
+        choose(&mut opened, options)?;
         let object = load(NAME, opened)?;
         let mut programs = vec![];
         for name in PROGRAMS {
@@ -197,21 +206,39 @@ impl Calls {
         &self.maps[MAPS.iter().position(|n| *n == name).unwrap_or_default()]
     }
 
-    /// Lets a process in; says its number and gives its ring.
+    /// Most clients of all accounts together.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn capacity(&self) -> Result<u32, Error> {
+        self.map("clients").info().map(|i| i.info.max_entries).map_err(Error::of("asking for a map's size"))
+    }
+
+    /// Lets a process in, counted as one of `account`'s; says its number and gives its ring.
     ///
     /// # Errors
     /// There are too many.
-    pub fn admit(&self, uid: u32, pid: u32, started: u64) -> Result<(u32, OwnedFd), Error> {
+    pub fn admit(
+        &self,
+        uid: u32,
+        account: u32,
+        pid: u32,
+        started: u64,
+    ) -> Result<(u32, OwnedFd), Error> {
         let fail = Error::of("letting a client in");
         let (users, clients) = (self.map("users"), self.map("clients"));
-        let count = || match users.update(&uid.to_ne_bytes(), &[0; 8], MapFlags::NO_EXIST) {
+        let known = self.clients()?;
+        let free = (1..=self.capacity()?).find(|id| known.binary_search_by_key(id, |c| c.id).is_err());
+        let full = || io::Error::other("too many clients");
+        let id = free.ok_or_else(|| Error::Os { operation: "letting a client in", source: full() })?;
+        let count = || match users.update(&account.to_ne_bytes(), &[0; 8], MapFlags::NO_EXIST) {
             Err(e) if e.kind() != libbpf_rs::ErrorKind::AlreadyExists => Err(e),
             _ => Ok(()),
         };
         if count().is_err() {
             // Those of whom nothing is left since their histories were forgotten.
             for key in users.keys() {
-                self.forget_user(key.first_chunk().map_or(0, |uid| u32::from_ne_bytes(*uid)))?;
+                self.forget_user(key.first_chunk().map_or(0, |account| u32::from_ne_bytes(*account)))?;
             }
             count().map_err(&fail)?;
         }
@@ -221,11 +248,9 @@ impl Calls {
             MapHandle::create(MapType::RingBuf, Some("cm_ring"), 0, 0, RING, &options).map_err(&fail)?;
         let mut value = [uid.to_ne_bytes(), pid.to_ne_bytes()].concat();
         value.extend(started.to_ne_bytes());
+        value.resize(CLIENT_ACCOUNT, 0);
+        value.extend(account.to_ne_bytes());
         value.resize(CLIENT, 0);
-        let known = self.clients()?;
-        let free = (1..=MAX_CLIENTS).find(|id| known.binary_search_by_key(id, |c| c.id).is_err());
-        let full = || io::Error::other("too many clients");
-        let id = free.ok_or_else(|| Error::Os { operation: "letting a client in", source: full() })?;
         let key = id.to_ne_bytes();
         clients.update(&key, &value, MapFlags::NO_EXIST).map_err(&fail)?;
         let descriptor = ring.as_fd().as_raw_fd() as u32;
@@ -272,8 +297,8 @@ impl Calls {
                 closed += 1;
             }
         }
-        if let Some(CallClient { uid, .. }) = known {
-            self.forget_user(uid)?;
+        if let Some(CallClient { account, .. }) = known {
+            self.forget_user(account)?;
         }
         Ok(closed)
     }
@@ -294,14 +319,14 @@ impl Calls {
         Err(Error::Os { operation: "closing a flow", source: io::Error::from_raw_os_error(libc::EAGAIN) })
     }
 
-    /// A user of whom nothing is left needs no counts.
-    fn forget_user(&self, uid: u32) -> Result<(), Error> {
+    /// An account of which nothing is left needs no counts.
+    fn forget_user(&self, account: u32) -> Result<(), Error> {
         let users = self.map("users");
-        let counts = users.lookup(&uid.to_ne_bytes(), MapFlags::ANY);
+        let counts = users.lookup(&account.to_ne_bytes(), MapFlags::ANY);
         let counts = counts.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?;
         let idle = counts.is_some_and(|c| c.iter().all(|octet| *octet == 0));
-        if idle && self.clients()?.iter().all(|c| c.uid != uid) {
-            let _ = users.delete(&uid.to_ne_bytes());
+        if idle && self.clients()?.iter().all(|c| c.account != account) {
+            let _ = users.delete(&account.to_ne_bytes());
         }
         Ok(())
     }
@@ -315,10 +340,18 @@ impl Calls {
     }
 }
 
-/// The variables of calls.c that the loader may choose, in their order.
-fn choose(opened: &mut OpenObject, options: &CallOptions) {
+/// The sizes of maps, and the variables of calls.c that the loader may choose, in their order.
+fn choose(opened: &mut OpenObject, options: &CallOptions) -> Result<(), Error> {
     for mut map in opened.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
+        let most = match name.as_str() {
+            "clients" | "rings" => Some(options.clients.clamp(1, MAX_CLIENTS)),
+            "shares" | "numbered" => Some(options.macroflows.max(1)),
+            _ => None,
+        };
+        if let Some(most) = most {
+            map.set_max_entries(most).map_err(Error::of("sizing a map"))?;
+        }
         let Some(value) = map.initial_value_mut().filter(|_| name.ends_with(".rodata")) else { continue };
         value[..8].copy_from_slice(&options.grant_life.to_ne_bytes());
         value[8..16].copy_from_slice(&options.silence.to_ne_bytes());
@@ -326,6 +359,7 @@ fn choose(opened: &mut OpenObject, options: &CallOptions) {
         value[20..24].copy_from_slice(&options.slow_start_limit.to_ne_bytes());
         value[24..28].copy_from_slice(&options.flows.to_ne_bytes());
     }
+    Ok(())
 }
 
 fn client(key: &[u8], value: &[u8]) -> Option<CallClient> {
@@ -333,6 +367,7 @@ fn client(key: &[u8], value: &[u8]) -> Option<CallClient> {
     Some(CallClient {
         id: word(key)?,
         uid: word(value)?,
+        account: word(value.get(CLIENT_ACCOUNT..)?)?,
         pid: word(value.get(4..)?)?,
         started: u64::from_ne_bytes(*value.get(8..)?.first_chunk()?),
     })

@@ -2,6 +2,7 @@
 //! that their connections share. Both stay when the process that loaded them ends, by pins in a BPF file system.
 
 mod calls;
+mod folder;
 mod state;
 
 use std::fs;
@@ -18,6 +19,7 @@ use crate::kernel::{Feature, require};
 use crate::object::{get, load, map, missing, object, open, run};
 
 pub use calls::{CGROUP, CallClient, CallOptions, Calls, RING, unified};
+pub use folder::{own_folder, require_own};
 pub use state::{Macroflow, Numbers};
 
 const NAME: &str = "cm";

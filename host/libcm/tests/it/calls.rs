@@ -143,6 +143,35 @@ fn a_flow_is_its_users_and_so_is_the_window() {
 }
 
 #[test]
+fn user_ids_of_one_account_share_its_flows() {
+    let Some(rig) = Rig::new(CallOptions { flows: 3, clients: 4, ..slow() }) else { return };
+    let ids = [BOB + 1, BOB + 2, BOB + 3];
+    let mut clients = ids.map(|uid| rig.client_of(ALICE, uid));
+    let open = |client: &mut libcm::Client, uid| {
+        rig.as_user(uid, || {
+            let path = path("127.0.0.1");
+            client.open(&path.key, MTU)
+        })
+    };
+    for ((client, _), uid) in clients.iter_mut().zip(ids) {
+        open(client, uid).unwrap();
+    }
+    assert_eq!(refused(open(&mut clients[0].0, ids[0])), rivulet_cm::Error::Full, "3 flows of all of them");
+    let mut bob = rig.client(BOB).0;
+    open(&mut bob, BOB).unwrap();
+    assert!(rig.calls.admit(BOB, BOB, std::process::id(), 0).is_err(), "4 clients in all");
+    // What closes is given back to the account, macroflows too.
+    for ((client, id), uid) in clients.into_iter().zip(ids) {
+        rig.as_user(uid, || drop(client));
+        rig.calls.evict(id).unwrap();
+    }
+    let mut again = rig.client_of(ALICE, ids[0]).0;
+    for _ in 0..3 {
+        open(&mut again, ids[0]).unwrap();
+    }
+}
+
+#[test]
 fn a_user_has_so_many_flows_and_requests() {
     let Some(rig) = Rig::new(CallOptions { flows: 70, ..slow() }) else { return };
     let (mut client, _) = rig.client(ALICE);

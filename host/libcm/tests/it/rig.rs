@@ -42,7 +42,12 @@ impl Rig {
 
     /// A client with the descriptors that the door would have passed.
     pub fn client(&self, uid: u32) -> (Client, u32) {
-        let (id, ring) = self.calls.admit(uid, std::process::id(), 0).unwrap();
+        self.client_of(uid, uid)
+    }
+
+    /// The same, whose user counts for another one.
+    pub fn client_of(&self, account: u32, uid: u32) -> (Client, u32) {
+        let (id, ring) = self.calls.admit(uid, account, std::process::id(), 0).unwrap();
         let [open, call, calls] = self.calls.programs().map(|p| p.try_clone_to_owned().unwrap());
         (Client::new(Descriptors { open, call, calls }, id, ring, RING).unwrap(), id)
     }

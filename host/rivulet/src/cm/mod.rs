@@ -5,7 +5,7 @@ mod status;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use rivulet_bpf::cm::{self, BPF_FS, Calls, Cm, Options};
 
@@ -77,8 +77,13 @@ pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
     let state = args.state.clone().unwrap_or_else(|| Path::new(BPF_FS).join("rivulet-cm"));
     let folder = state.join(&args.name);
     match &args.command {
+        Command::Load { .. } | Command::Serve(_) => cm::own_folder(&state),
+        _ => cm::require_own(&state),
+    }
+    .map_err(|e| anyhow!("{e}"))?;
+    match &args.command {
         &Command::Load { initial_window, destinations } => {
-            load(&state, &folder, &Options { name: &args.name, initial_window, macroflows: destinations })?;
+            load(&folder, &Options { name: &args.name, initial_window, macroflows: destinations })?;
         }
         Command::Status { json, metrics } => {
             let calls = Calls::pinned(&folder).map_err(|e| anyhow!("{e}"))?;
@@ -100,7 +105,7 @@ pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
             let tell = if *json { status::json } else { status::metrics };
             print!("{}", tell(&found, &costs));
         }
-        Command::Serve(args) => serve::run(&state, &folder, args)?,
+        Command::Serve(args) => serve::run(&folder, args)?,
         Command::Forget => {
             let count = cm::forget(&folder).map_err(|e| absent(&state, &args.name, &e))?;
             println!("forgot {count}");
@@ -110,14 +115,9 @@ pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-fn load(state: &Path, folder: &Path, options: &Options<'_>) -> anyhow::Result<()> {
+fn load(folder: &Path, options: &Options<'_>) -> anyhow::Result<()> {
     if folder.join("link").exists() {
         bail!("{} is loaded already: `rivulet cm unload` takes it out", options.name);
-    }
-    // Before anything is loaded: where it is to stay.
-    cm::require_bpf_fs(state.parent().unwrap_or(state)).map_err(|e| anyhow!("{e}"))?;
-    if !state.exists() {
-        std::fs::create_dir_all(state).with_context(|| format!("cannot make {}", state.display()))?;
     }
     let mut loaded = Cm::load(options).map_err(|e| anyhow!("cannot load {}: {e}", options.name))?;
     loaded.pin(folder).map_err(|e| anyhow!("{e}"))?;

@@ -48,22 +48,48 @@ impl Rig {
         self.folder.path().join("cm.sock")
     }
 
-    fn command(&self, words: &str) -> Command {
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The folder of the pins.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.bpf.path().join("cm")
+    }
+
+    pub(crate) fn command(&self, words: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rivulet"));
-        command.args(["cm", "--name", "rvcm_serve", "--state"]).arg(self.bpf.path().join("cm"));
-        command.args(words.split_whitespace());
+        self.arguments(&mut command, words);
         command
+    }
+
+    fn arguments(&self, command: &mut Command, words: &str) {
+        command.args(["cm", "--name", "rvcm_serve", "--state"]).arg(self.state());
+        command.args(words.split_whitespace());
     }
 
     /// The daemon, once it lets programs in; what it says after that is read from it.
     pub(crate) fn serve(&self, words: &str) -> Daemon {
-        let mut command = self.command(&format!("serve {words}"));
+        self.start(self.command(&format!("serve {words}")))
+    }
+
+    /// The same with this file as /etc/subuid.
+    pub(crate) fn serve_with_subuid(&self, words: &str, ranges: &Path) -> Daemon {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", "mount --bind \"$0\" /etc/subuid && exec \"$@\""]).arg(ranges);
+        command.arg(env!("CARGO_BIN_EXE_rivulet"));
+        self.arguments(&mut command, &format!("serve {words}"));
+        self.start(command)
+    }
+
+    fn start(&self, mut command: Command) -> Daemon {
         command.arg("--socket").arg(self.socket()).arg("--cgroup").arg(self.cgroup.path());
         let mut process = Process(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut said = BufReader::new(process.0.stderr.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        assert!(line.starts_with("programs are let in at"), "{line}");
+        let mut all = String::new();
+        while !all.contains("programs are let in at") {
+            assert!(said.read_line(&mut all).unwrap() > 0, "{all}");
+        }
         (process, said)
     }
 

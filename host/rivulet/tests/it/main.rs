@@ -8,6 +8,7 @@ mod attacks;
 mod back_end;
 mod clients;
 mod cm;
+mod cm_accounts;
 mod cm_kills;
 mod cm_library;
 mod cm_serve;

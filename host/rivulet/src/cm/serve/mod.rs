@@ -3,6 +3,7 @@
 //! All state is in pinned maps: this process may be killed at any time, and the next one finds who is in. A client is gone when
 //! its connection or its process ends; of one that was let in by an earlier process, the connection is not there any more.
 
+mod account;
 mod client;
 mod peer;
 
@@ -10,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -47,13 +48,25 @@ pub(super) struct ServeArgs {
     #[arg(long = "user", value_name = "UID")]
     users: Vec<u32>,
 
-    /// Most flows of a user at the same time
+    /// Most flows of a user, with its subordinate user ids, at the same time
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=32_768))]
     flows: u32,
 
-    /// Most programs of a user at the same time, each with 64 KiB of the kernel's memory
-    #[arg(long, value_name = "COUNT", default_value_t = 64)]
-    programs: usize,
+    /// Most programs of a user, with its subordinate user ids, at the same time; each takes 80 KiB of the kernel's memory
+    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    programs: u32,
+
+    /// Most programs of all users at the same time, and so the kernel's memory for them: 80 MiB
+    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    all_programs: u32,
+
+    /// A user for whom places for --programs programs are kept free; again for more
+    #[arg(long = "reserve", value_name = "UID")]
+    reserved: Vec<u32>,
+
+    /// Most destinations of all users whose windows are kept, and so the kernel's memory for them: 8 KiB each
+    #[arg(long, value_name = "COUNT", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    destinations: u32,
 
     /// First window of a destination of which nothing is known, packets
     #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
@@ -61,11 +74,19 @@ pub(super) struct ServeArgs {
 }
 
 /// Serves until SIGTERM or SIGINT.
-pub(super) fn run(state: &Path, folder: &Path, args: &ServeArgs) -> anyhow::Result<()> {
+pub(super) fn run(folder: &Path, args: &ServeArgs) -> anyhow::Result<()> {
     stop_on_signals();
     raise_descriptors();
+    if args.reserved.len() as u64 * u64::from(args.programs) > u64::from(args.all_programs) {
+        bail!(
+            "--reserve keeps {} places for each of {} users, more than the {} that there are (--all-programs)",
+            args.programs,
+            args.reserved.len(),
+            args.all_programs
+        );
+    }
     let _alone = alone(&args.socket)?;
-    let calls = calls(state, folder, args)?;
+    let calls = calls(folder, args)?;
     let mut door = Door::open(calls, args)?;
     eprintln!("programs are let in at {}", args.socket.display());
     tell_ready();
@@ -82,7 +103,11 @@ fn alone(socket: &Path) -> anyhow::Result<fs::File> {
     let folder = socket.parent().ok_or_else(|| anyhow!("{} is in no folder", socket.display()))?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let path = socket.with_extension("lock");
-    let file = fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    // Whoever can open it can lock it, and so keep this process from serving: it is this user's alone.
+    let mut options = fs::File::options();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    file.set_permissions(fs::Permissions::from_mode(0o600))?;
     if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
         bail!("another process serves at {}", socket.display());
     }
@@ -90,8 +115,7 @@ fn alone(socket: &Path) -> anyhow::Result<fs::File> {
 }
 
 /// Those that are pinned, or new ones.
-fn calls(state: &Path, folder: &Path, args: &ServeArgs) -> anyhow::Result<Calls> {
-    rivulet_bpf::cm::require_bpf_fs(state.parent().unwrap_or(state)).map_err(|e| anyhow!("{e}"))?;
+fn calls(folder: &Path, args: &ServeArgs) -> anyhow::Result<Calls> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     if let Some(calls) = Calls::pinned(folder).map_err(|e| anyhow!("{e}"))? {
         return Ok(calls);
@@ -102,6 +126,8 @@ fn calls(state: &Path, folder: &Path, args: &ServeArgs) -> anyhow::Result<Calls>
     let options = CallOptions {
         cgroup: args.cgroup.clone().unwrap_or(default.cgroup),
         flows: args.flows,
+        clients: args.all_programs,
+        macroflows: args.destinations,
         initial_window: args.initial_window,
         ..CallOptions::default()
     };
@@ -140,7 +166,7 @@ impl<'a> Door<'a> {
     /// Who was let in by an earlier process.
     fn find(&mut self) -> anyhow::Result<()> {
         for known in self.calls.clients().map_err(|e| anyhow!("{e}"))? {
-            match Peer::of(known.pid, known.uid).filter(|peer| peer.started == known.started) {
+            match Peer::of(known.pid, known.uid, known.account).filter(|peer| peer.started == known.started) {
                 Some(peer) => self.watch(known.id, Client::new(peer, None))?,
                 None => self.evict(known.id),
             }
@@ -194,7 +220,7 @@ impl<'a> Door<'a> {
         let admitted = self.judge(&socket).and_then(|peer| {
             let (id, ring) = self
                 .calls
-                .admit(peer.uid, peer.pid, peer.started)
+                .admit(peer.uid, peer.account, peer.pid, peer.started)
                 .map_err(|e| anyhow!("process {} of user {}: {e}", peer.pid, peer.uid))?;
             let client = Client::new(peer, Some(socket));
             let welcomed = client.welcome(id, &self.calls, ring.as_fd());
@@ -215,9 +241,16 @@ impl<'a> Door<'a> {
         if !self.args.users.is_empty() && !self.args.users.contains(&uid) {
             bail!("process {pid} is of user {uid}, who is none of those of --user");
         }
-        let programs = self.clients.values().filter(|c| c.peer.uid == uid).count();
-        if programs >= self.args.programs {
-            bail!("process {pid} of user {uid}: {programs} of his are in (--programs)");
+        let ServeArgs { programs, all_programs, reserved, .. } = self.args;
+        let accounts = self.clients.values().map(|c| c.peer.account);
+        let own = accounts.clone().filter(|account| *account == peer.account).count();
+        if own >= *programs as usize {
+            bail!("process {pid} of user {uid}: {own} programs of user {} are in (--programs)", peer.account);
+        }
+        let others = accounts.filter(|account| !reserved.contains(account)).count();
+        let open = *all_programs as usize - reserved.len() * *programs as usize;
+        if others >= open && !reserved.contains(&peer.account) {
+            bail!("process {pid} of user {uid}: all {open} places are taken (--all-programs, --reserve)");
         }
         Ok(peer)
     }

@@ -8,6 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::account::account;
+
 /// asm-generic/socket.h
 const SO_NETNS_COOKIE: libc::c_int = 71;
 const SO_PEERPIDFD: libc::c_int = 77;
@@ -16,6 +18,8 @@ const SO_PEERPIDFD: libc::c_int = 77;
 #[derive(Debug)]
 pub(super) struct Peer {
     pub uid: u32,
+    /// The user whose quotas count it.
+    pub account: u32,
     pub pid: u32,
     /// Can be read from when it has ended.
     pub process: OwnedFd,
@@ -36,13 +40,19 @@ impl Peer {
             Err(_) => pidfd_open(credentials.pid, PidfdFlags::empty())?,
         };
         let started = started(pid).ok_or_else(gone)?;
-        Ok(Peer { uid: credentials.uid.as_raw(), pid, process, started })
+        let uid = credentials.uid.as_raw();
+        let account = account(uid, pid)?;
+        // What was read of it is another's if it has ended, and its number was given again.
+        if self::started(pid) != Some(started) {
+            return Err(gone());
+        }
+        Ok(Peer { uid, account, pid, process, started })
     }
 
     /// A process by its number; none if there is none.
-    pub fn of(pid: u32, uid: u32) -> Option<Peer> {
+    pub fn of(pid: u32, uid: u32, account: u32) -> Option<Peer> {
         let process = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
-        Some(Peer { uid, pid, process, started: started(pid)? })
+        Some(Peer { uid, account, pid, process, started: started(pid)? })
     }
 }
 
@@ -93,8 +103,8 @@ mod tests {
         }
         assert_eq!(parse("7 (cat) S"), None);
         assert_eq!(parse(""), None);
-        let own = Peer::of(std::process::id(), 0).unwrap();
+        let own = Peer::of(std::process::id(), 0, 0).unwrap();
         assert_eq!(Some(own.started), started(own.pid));
-        assert!(Peer::of(0, 0).is_none());
+        assert!(Peer::of(0, 0, 0).is_none());
     }
 }
