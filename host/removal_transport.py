@@ -32,6 +32,10 @@ def stream(file: str, old: str, new: str, *tests: str) -> Removal:
     return window(f"client/{file}", old, new, *(f"transports:streams::{test}" for test in tests))
 
 
+def pauses(file: str, old: str, new: str, test: str) -> Removal:
+    return window(f"client/{file}", old, new, f"transports:pauses::{test}")
+
+
 def disk(old: str, new: str, test: str) -> Removal:
     return Removal("host/client/src/tokens.rs", old, new, (f"client:tokens::tests::{test}",))
 
@@ -46,9 +50,17 @@ OTHERS = "what_others_could_read_or_change_is_refused"
 NOT_OURS = "what_is_not_ours_is_left_as_it_is_and_said"
 BOUNDED = "the_file_is_bounded_and_the_newest_stay"
 AT_ONCE = "no_token_is_given_twice_or_lost_whoever_takes_at_once"
+PATIENCE = "pause_longer_than_the_patience_ends_no_connection"
+TRANSLATED = "translator_that_changes_the_port_ends_no_connection"
 NOBODY_WAITS = "whatever_befell_the_last_process_nobody_waits"
 
 REMOVALS = {
+    # Pauses, and addresses that a translator changes.
+    "pause-noticed": pauses("timers.rs", "        self.notice_pause(now);\n", "", PATIENCE),
+    "pause-silence": pauses(
+        "timers.rs", "        self.last_heard = now;\n        let awaits", "        let awaits", PATIENCE
+    ),
+    "address-told": pauses("receive.rs", "self.sealed_for = seen;", "let _ = seen;", TRANSLATED),
     # The token.
     "window-mac": sealed("equal_in_constant_time(&right, token).then_some(retired)", "Some(retired)", BYTES),
     "window-address": sealed(

@@ -24,9 +24,11 @@ impl Application for Answering<'_> {
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal> {
         let event = self.event;
         let heads = msk.heads().iter().enumerate();
-        let mut places = heads.filter(|(_, h)| h.is_for_application()).map(|(index, _)| index);
-        // The first, where there are fewer than the application was told.
-        let Some(place) = places.clone().nth(event.carrier).or_else(|| places.next()) else {
+        let heads = heads.filter(|(_, h)| h.is_for_application());
+        // The one that the application chose if it can carry what is said about the input, else the first that can.
+        let chosen = heads.clone().nth(event.carrier);
+        let mut places = chosen.into_iter().chain(heads).filter(|(_, h)| h.carries_input_and_token());
+        let Some((place, _)) = places.next() else {
             return Ok(());
         };
         let consumed = event.offset + event.consumed as u64;

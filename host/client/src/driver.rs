@@ -14,13 +14,14 @@ use rivulet_transport::Micros;
 use rivulet_transport::Time;
 use rivulet_transport::client::Event;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::ClockId;
 use smallvec::SmallVec;
 
 use crate::address::flow;
 use crate::connection::{Ending, Line, Shared, State};
 use crate::destinations::Destinations;
 use crate::interfaces::{Interfaces, Port};
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Mailbox, micros};
 use crate::next_hop::NextHop;
 
 /// Octets of an Ethernet header.
@@ -50,6 +51,30 @@ struct Entry {
     queued: bool,
     /// What the server speaks is not known yet: its port counts as one that is being opened, until that is told once.
     opening: bool,
+}
+
+/// The clocks as a batch of frames was taken from an interface.
+struct Clocks {
+    /// The stack's.
+    now: Time,
+    /// The real-time clock, microseconds: that of the kernel's stamps.
+    real: u64,
+    /// When the receive queue was last empty, by the stack's clock.
+    emptied: Time,
+}
+
+impl Clocks {
+    /// When a frame with this stamp came, by the stack's clock: a process that was stopped, or waited for a processor, finds frames
+    /// that came long ago. The real-time clock may have been set meanwhile, so no frame is older than the queue.
+    fn came(&self, stamp: Option<u64>) -> Time {
+        let oldest = self.emptied.min(self.now);
+        match stamp {
+            Some(stamp) => Time(self.now.0.saturating_sub(self.real.saturating_sub(stamp))).max(oldest),
+            // AF_XDP has no stamps, and the queue is looked at every MAX_SLEEP: it stood still.
+            None if self.now.since(oldest) > 2 * MAX_SLEEP => oldest,
+            None => self.now,
+        }
+    }
 }
 
 /// The thread's own state.
@@ -191,17 +216,26 @@ impl Driver {
         let interfaces = self.interfaces.clone();
         for port in interfaces.lock().values_mut() {
             for _ in 0..MAX_BATCHES {
+                let asked = self.mailbox.now();
                 let count = match port.io.recv() {
-                    Ok(0) => break,
+                    Ok(0) => {
+                        port.emptied = asked;
+                        break;
+                    }
                     Ok(count) => count,
                     Err(e) => {
                         Self::trouble(port, &e);
                         break;
                     }
                 };
-                let now = self.mailbox.now();
+                let clocks = Clocks {
+                    now: self.mailbox.now(),
+                    real: micros(ClockId::Realtime),
+                    emptied: port.emptied,
+                };
                 for i in 0..count {
                     let frame = port.io.frame(i);
+                    let came = clocks.came(frame.came);
                     let Some((packet, key)) = flow(frame.data) else {
                         if let Some(error) = TooBig::parse(frame.data) {
                             self.too_big(&error);
@@ -210,7 +244,7 @@ impl Driver {
                     };
                     let Some(&id) = self.flows.get(&key) else { continue };
                     let Some(entry) = self.entries.get(&id) else { continue };
-                    let result = entry.shared.state.lock().connection.handle_input(now, packet);
+                    let result = entry.shared.state.lock().connection.handle_input(came, packet);
                     if let Err(e) = result {
                         tracing::debug!(error = %e, "packet ignored");
                         continue;
@@ -390,4 +424,22 @@ fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Desti
         }
     }
     state.lines.is_empty() && state.connection.is_over()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_as_old_as_the_kernel_says() {
+        let clocks = Clocks { now: Time(10_000_000), real: 1_700_000_000_000_000, emptied: Time(4_000_000) };
+        let ago = |age: u64| clocks.came(Some(clocks.real - age));
+        assert_eq!(ago(0), Time(10_000_000));
+        assert_eq!(ago(5_000_000), Time(5_000_000));
+        assert_eq!(ago(3_600_000_000), Time(4_000_000), "the clock was put forward");
+        assert_eq!(clocks.came(Some(clocks.real + 7)), Time(10_000_000), "the clock was put back");
+        assert_eq!(clocks.came(None), Time(4_000_000), "without stamps, of a queue that was not looked at");
+        let clocks = Clocks { emptied: Time(9_800_000), ..clocks };
+        assert_eq!(clocks.came(None), Time(10_000_000));
+    }
 }

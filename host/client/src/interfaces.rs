@@ -11,6 +11,8 @@ use rivulet_pktio::{
     Backend, ChecksumPolicy, Config, Filter, Interface, IoChoice, IoError, LinkInfo, PacketIo,
 };
 
+use rivulet_transport::Time;
+
 use crate::claims::Claims;
 use crate::error::ConnectError;
 use crate::next_hop::NextHop;
@@ -25,6 +27,8 @@ pub(crate) struct Port {
     /// To be waited for without the lock: a copy of the descriptor, since `io` may be opened anew meanwhile.
     pub readiness: Arc<OwnedFd>,
     pub link: LinkInfo,
+    /// When the receive queue was last found empty: what is in it came later.
+    pub emptied: Time,
     /// Which packets are ours.
     claims: Claims,
     choice: IoChoice,
@@ -40,6 +44,7 @@ impl Port {
     pub fn reopen(&mut self) -> Result<(), ConnectError> {
         let claims = &self.claims;
         self.choice.reopen(&mut self.io, || Ok(config(claims.wide_filter()?)))?;
+        self.io.set_stamps(true);
         self.readiness = readiness(self.io.as_ref())?;
         if self.io.backend() == Backend::AfPacket {
             self.claims.widen();
@@ -138,11 +143,13 @@ impl Interfaces {
             own.add(source, local);
             Ok(config(claims.insert(own).filter()?))
         })?;
-        let (link, io) = (opened.io.link()?, opened.io);
+        let (link, mut io) = (opened.io.link()?, opened.io);
+        io.set_stamps(true);
         let readiness = readiness(io.as_ref())?;
         let mut claims = claims.unwrap_or_default();
         claims.applied();
-        ports.insert(hop.index, Port { io, readiness, link, claims, choice: self.io });
+        let emptied = Time(0);
+        ports.insert(hop.index, Port { io, readiness, link, emptied, claims, choice: self.io });
         Ok(link)
     }
 

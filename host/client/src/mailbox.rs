@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use rivulet_transport::Time;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::time::{ClockId, clock_gettime};
 
 /// What application threads and the stack thread share.
 pub(crate) struct Mailbox {
@@ -17,7 +17,7 @@ pub(crate) struct Mailbox {
     pub stop: AtomicBool,
     /// What is said last is not waited for.
     pub hurry: AtomicBool,
-    started: Instant,
+    started: u64,
 }
 
 impl Mailbox {
@@ -27,13 +27,13 @@ impl Mailbox {
             touched: Mutex::default(),
             stop: AtomicBool::new(false),
             hurry: AtomicBool::new(false),
-            started: Instant::now(),
+            started: micros(ClockId::Boottime),
         })
     }
 
-    /// Microseconds of this stack's clock.
+    /// Microseconds of this stack's clock, which goes on while the machine is suspended: servers' clocks do.
     pub fn now(&self) -> Time {
-        Time(self.started.elapsed().as_micros() as u64)
+        Time(micros(ClockId::Boottime) - self.started)
     }
 
     /// Notes that connection `id` has something to do.
@@ -41,6 +41,12 @@ impl Mailbox {
         self.touched.lock().push(id);
         self.bell.ring();
     }
+}
+
+/// Microseconds of a clock of the kernel's.
+pub(crate) fn micros(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
 /// An eventfd that is written only when the sleeper has not been woken already.

@@ -69,7 +69,9 @@ fn keygen(file: Option<&Path>, service: u16) -> anyhow::Result<u8> {
     let Some(path) = file else {
         // A shell's `> FILE` makes it with the rights of any other file.
         if rivulet_private_file::is_open_to_others(&std::io::stdout())? {
-            bail!("standard output is a file that others can read: `rivulet keygen FILE` makes one of mode 0600");
+            bail!(
+                "standard output is a file that others can read: `rivulet keygen FILE` makes one of mode 0600"
+            );
         }
         print!("{}", keys.to_toml());
         return Ok(0);

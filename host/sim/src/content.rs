@@ -149,7 +149,9 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) ->
         let mut buffer = [0; 9000];
         let mut list: Vec<&[u8]> = vec![];
         let mut reply = Reply::default();
-        if std::mem::take(&mut first)
+        // A retransmission cannot say what was consumed.
+        if head.carries_input_and_token()
+            && std::mem::take(&mut first)
             && let Some((input_length, output_length)) = lengths
         {
             list.push(&sealed.0[..input_length]);

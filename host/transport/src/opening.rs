@@ -1,12 +1,13 @@
 //! What opens connections and generations: one PRF, so that every replica gives the same answer and a client can
 //! neither choose nor find it offline; and the tokens that prove an address.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use arrayvec::ArrayVec;
 use rivulet_packet::TransportContinuation;
 
 use crate::keys::{KeyRing, MacKey, NonceKeys, equal_in_constant_time};
-use crate::retired::Retired;
+use crate::retired::{Retired, WINDOW_TOKEN_LENGTH};
 use crate::seal::{address_bytes, ip_bytes};
 use crate::time::{CLOCK_MASK, Micros, stamp_age};
 
@@ -82,6 +83,35 @@ fn token(key: &MacKey, epoch: u16, now: u64, what: [&[u8]; 2]) -> [u8; TOKEN_LEN
     let mac = key.mac12(&[&out[..8], first, second]);
     out[8..].copy_from_slice(&mac);
     out
+}
+
+/// Length of the address at which a client was seen, before a token.
+pub const SEEN_LENGTH: usize = 18;
+
+/// What a token field holds that tells a client at which address it was seen: that address, and the token if there is one.
+pub fn tell_address(client: SocketAddr, token: Option<&[u8]>, out: &mut TokenField) {
+    out.clear();
+    let _ = out.try_extend_from_slice(&address_bytes(client));
+    let _ = out.try_extend_from_slice(token.unwrap_or_default());
+}
+
+/// A token field with an address: both at their longest.
+pub type TokenField = ArrayVec<u8, { SEEN_LENGTH + WINDOW_TOKEN_LENGTH }>;
+
+/// The address at which the server saw the client, if a token field tells it, and the token, if there is one. Their lengths say what
+/// is there.
+pub fn read_token_field(field: &[u8]) -> (Option<SocketAddr>, Option<&[u8]>) {
+    const WITH_TOKEN: usize = SEEN_LENGTH + TOKEN_LENGTH;
+    const WITH_WINDOW: usize = SEEN_LENGTH + WINDOW_TOKEN_LENGTH;
+    match field.split_first_chunk::<SEEN_LENGTH>() {
+        Some((seen, token)) if matches!(field.len(), SEEN_LENGTH | WITH_TOKEN | WITH_WINDOW) => {
+            let [ip @ .., high, low] = *seen;
+            let ip = IpAddr::V6(Ipv6Addr::from(ip)).to_canonical();
+            let seen = SocketAddr::new(ip, u16::from_be_bytes([high, low]));
+            (Some(seen), Some(token).filter(|token| !token.is_empty()))
+        }
+        _ => (None, Some(field)),
+    }
 }
 
 fn read_token(token: &[u8]) -> Option<(u16, u64)> {
@@ -171,6 +201,21 @@ mod tests {
         assert!(!answers_challenge(&ring, 60, 100, a, 8, &challenge), "another connection");
         assert!(!answers_challenge(&ring, 160, 100, a, 7, &challenge), "too late");
         assert!(!answers_challenge(&ring, 60, 100, b, 7, &challenge), "another address");
+    }
+
+    #[test]
+    fn token_field_tells_address_and_token() {
+        let mut field = TokenField::new();
+        for client in ["192.0.2.1:1000", "[2001:db8::1]:65535"] {
+            let client: SocketAddr = client.parse().unwrap();
+            for token in [None, Some(&[7; TOKEN_LENGTH][..]), Some(&[7; WINDOW_TOKEN_LENGTH])] {
+                tell_address(client, token, &mut field);
+                assert_eq!(read_token_field(&field), (Some(client), token));
+            }
+        }
+        for token in [&[7; TOKEN_LENGTH][..], &[7; WINDOW_TOKEN_LENGTH], &[7; 1]] {
+            assert_eq!(read_token_field(token), (None, Some(token)));
+        }
     }
 
     #[test]

@@ -218,13 +218,7 @@ impl Calls {
     ///
     /// # Errors
     /// There are too many.
-    pub fn admit(
-        &self,
-        uid: u32,
-        account: u32,
-        pid: u32,
-        started: u64,
-    ) -> Result<(u32, OwnedFd), Error> {
+    pub fn admit(&self, uid: u32, account: u32, pid: u32, started: u64) -> Result<(u32, OwnedFd), Error> {
         let fail = Error::of("letting a client in");
         let (users, clients) = (self.map("users"), self.map("clients"));
         let known = self.clients()?;

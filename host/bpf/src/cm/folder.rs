@@ -41,7 +41,11 @@ pub fn own_folder(folder: &Path) -> Result<(), Error> {
             Ok(()) => tracing::warn!("{} was a stranger's: it is {} now", folder.display(), aside.display()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             // Something is there already.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOTDIR | libc::EISDIR)) => {}
+            Err(e)
+                if matches!(
+                    e.raw_os_error(),
+                    Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOTDIR | libc::EISDIR)
+                ) => {}
             Err(e) => return Err(fail(e)),
         }
     }

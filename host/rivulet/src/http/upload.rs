@@ -534,9 +534,12 @@ mod tests {
             id += 1;
             uploads.write(&Upload { id: [id; 16], ..upload(4, path) }, 0, b"ours")
         };
-        for path in ["/up/file", "/up/new", "/up/a/b/new", "/absolute/a/new", "/magic/a/new", "/inside/../up/x/y"] {
+        for path in
+            ["/up/file", "/up/new", "/up/a/b/new", "/absolute/a/new", "/magic/a/new", "/inside/../up/x/y"]
+        {
             let error = put(path).unwrap_err();
-            let refused = error.kind() == ErrorKind::PermissionDenied || error.raw_os_error() == Some(libc::ELOOP);
+            let refused =
+                error.kind() == ErrorKind::PermissionDenied || error.raw_os_error() == Some(libc::ELOOP);
             assert!(refused, "{path}: {error}");
         }
         // A link in the file's place is replaced, and is no answer to whether there was a file.

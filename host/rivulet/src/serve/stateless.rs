@@ -203,7 +203,8 @@ impl Files {
     fn answer(&self, msk: &mut Minisocket<'_, '_>, data: &mut [u8]) -> Result<(), Refusal> {
         // What is said about the input goes where it takes no room from wanted data, if there is such a place.
         let apt = |wanted: bool| {
-            msk.heads().iter().position(|h| h.is_for_application() && h.want.is_none() != wanted)
+            let fits = |h: &Head| h.carries_input_and_token() && h.is_for_application();
+            msk.heads().iter().position(|h| fits(h) && h.want.is_none() != wanted)
         };
         let place = apt(false).or_else(|| apt(true));
         let understood = msk.input().and_then(|input| match (input, place) {
@@ -267,7 +268,8 @@ impl Files {
                 }
             }
             // A token for the client's next connection takes a place that nothing else needs: behind the end of an answer.
-            let token = if given || !has_place(&reply, room) { None } else { msk.address_token() };
+            let takes = !given && head.carries_input_and_token() && has_place(&reply, room);
+            let token = if takes { msk.address_token() } else { None };
             if let Some(token) = &token {
                 reply.token = Some(token);
                 given = true;

@@ -17,6 +17,7 @@ mod content;
 mod crowd;
 mod downloads;
 mod http;
+mod interrupted;
 mod large;
 mod links;
 mod pieces;

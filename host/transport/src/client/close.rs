@@ -37,7 +37,7 @@ impl Connection {
     }
 
     fn is_usable(&self, received_at: Time, now: Time) -> bool {
-        !self.must_restart && self.sealed_for == self.local && !self.is_expired(received_at, now)
+        !self.must_restart && !self.is_expired(received_at, now)
     }
 
     /// The window first, if all of it is here or was waited for long enough, and CLOSE right behind it.

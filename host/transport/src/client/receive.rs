@@ -11,6 +11,7 @@ use super::connection::{Connection, ConnectionError, Event, InputError, Phase, R
 use super::generation::{Arrival, Generation};
 use super::output::MAX_REFUSALS;
 use super::plain;
+use crate::opening::read_token_field;
 use crate::time::{MILLISECOND, Time};
 use crate::ucont;
 
@@ -20,7 +21,8 @@ const BURST: usize = 10;
 const MAX_NUMBERS: u32 = 1 << 30;
 
 impl Connection {
-    /// Takes an IP packet that came at `now`.
+    /// Takes an IP packet that this host received at `now`. That may be before the latest call: packets wait in a socket while the
+    /// process is stopped, and a continuation is as old as its packet.
     ///
     /// # Errors
     /// [`InputError`]: the packet was ignored, and nothing changed but a count.
@@ -213,8 +215,12 @@ impl Connection {
             self.phase = Phase::Open;
             self.events.push_back(Event::Connected);
         }
+        let opened = self.generation.is_none();
         self.former = self.generation.replace(fresh);
-        self.sealed_for = self.local;
+        // Unless the server tells another one, behind an address translator.
+        if opened || matches!(self.revival, Revival::Restart { .. }) {
+            self.sealed_for = self.local;
+        }
         self.must_restart = false;
         self.challenge = None;
         self.revival = Revival::None;
@@ -433,8 +439,17 @@ impl Connection {
                 self.fail_stream(stream, ConnectionError::InputRefused);
             }
         }
-        if let Some(token) = r.token {
-            self.events.push_back(Event::Token(token.to_vec()));
+        if let Some(field) = r.token {
+            let (seen, token) = read_token_field(field);
+            // Of the response that began this generation; one that was late may tell of an address before.
+            let begins = self.generation.as_ref().is_some_and(|g| g.index(r.number) == 0);
+            if let Some(seen) = seen.filter(|_| begins && matches!(r.continuation, NewContinuation::Full(_)))
+            {
+                self.sealed_for = seen;
+            }
+            if let Some(token) = token {
+                self.events.push_back(Event::Token(token.to_vec()));
+            }
         }
     }
 

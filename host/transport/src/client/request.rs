@@ -183,6 +183,7 @@ impl Connection {
             RequestClass::Restart => self.challenge.as_deref(),
             _ => None,
         };
+        // Behind an address translator always: whether it gave this connection another address shows at the server.
         let moved = shape.class == RequestClass::Restart && self.sealed_for != self.local;
         let builder = RequestBuilder {
             class: shape.class,

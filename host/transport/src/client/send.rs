@@ -298,7 +298,7 @@ impl Connection {
                 .and_then(|i| g.slot(i))
                 .is_some_and(|s| !self.is_expired(s.received_at, now))
         });
-        let moved = self.sealed_for != self.local || self.must_restart;
+        let moved = self.must_restart;
         self.abandon_outstanding();
         self.revival = match fresh && !moved {
             true => Revival::Timeout { attempts: 0, due: now },

@@ -82,6 +82,7 @@ impl Connection {
     /// Time has come to `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.clock = self.clock.max(now);
+        self.notice_pause(now);
         match self.phase {
             Phase::Idle | Phase::Over | Phase::Closing { .. } => {}
             Phase::Opening { attempts, due, send, .. } => {
@@ -108,6 +109,22 @@ impl Connection {
                 }
             }
             Phase::Open => self.open_timeout(now),
+        }
+    }
+
+    /// The process, or the machine, stood still when a timer is late by more than a window stays usable. Nothing that was outstanding
+    /// is waited for any more, and the connection begins with one request. The silence was this host's, not the server's.
+    fn notice_pause(&mut self, now: Time) {
+        let late = self.poll_timeout().map_or(0, |due| now.since(due));
+        if late <= self.rtt.idle() {
+            return;
+        }
+        self.last_heard = now;
+        let awaits =
+            self.revival != Revival::None || self.generation.as_ref().is_some_and(|g| g.is_awaiting());
+        if matches!(self.phase, Phase::Open) && awaits {
+            self.rtt.answered();
+            self.revive(now);
         }
     }
 

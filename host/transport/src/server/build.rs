@@ -12,7 +12,7 @@ use super::plan::{Head, HeadKind, Plan, Sent};
 use super::reply::{Answer, Reply, RespondError};
 use crate::keys::KeyRing;
 use crate::nonces::nonce;
-use crate::opening;
+use crate::opening::{self, TokenField};
 use crate::seal::seal_continuation;
 use crate::ucont::MAX_UCONT;
 use crate::verdict::BURST_LIMIT;
@@ -96,6 +96,16 @@ impl Plan<'_> {
             HeadKind::New => self.continuation(head.number, keys)?,
             _ => (NewContinuation::None, None),
         };
+        // A retransmission that was dropped because of what it cannot carry would be another loss. What is left out comes again: the
+        // client repeats input of which it is not told that it was consumed.
+        let carries = head.kind != HeadKind::Retransmission;
+        let mut field = TokenField::new();
+        let mut token = self.given.as_ref().map_or(reply.token, |token| Some(token)).filter(|_| carries);
+        let first = self.heads.first().is_some_and(|first| first.number == head.number);
+        if self.tells_address && first && head.kind == HeadKind::New {
+            opening::tell_address(self.client, token, &mut field);
+            token = Some(&field);
+        }
         let response = Response {
             number: head.number,
             nonce: self.nonce(head, keys)?,
@@ -105,8 +115,8 @@ impl Plan<'_> {
             continuation,
             offset,
             uconts: Uconts::encode(reply.uconts, uconts)?,
-            consumed: reply.consumed,
-            token: self.given.as_ref().map_or(reply.token, |token| Some(token)),
+            consumed: reply.consumed.filter(|_| carries),
+            token,
             body,
             data,
         };

@@ -7,7 +7,7 @@ use rivulet_packet::{Request, RequestClass, SealedContinuation, TransportContinu
 
 use super::refusal::Refusal;
 use crate::keys::KeyRing;
-use crate::opening::{self, TOKEN_LENGTH};
+use crate::opening::{self, SEEN_LENGTH, TOKEN_LENGTH};
 use crate::retired::WINDOW_TOKEN_LENGTH;
 use crate::ucont::{self, UserContinuation};
 use crate::verdict::MAX_RESPONSES;
@@ -54,8 +54,8 @@ pub struct Head {
     pub prime: bool,
     /// The output range that the client wants in it.
     pub want: Option<Want>,
-    /// Bytes there are for data, user continuations (2 more for each, and 1), `consumed` (10) and a token (1 more). 0: the
-    /// application has nothing to say here.
+    /// Bytes there are for data, user continuations (2 more for each, and 1), and, where the response
+    /// [carries them](Self::carries_input_and_token), `consumed` (10) and a token (1 more). 0: the application has nothing to say here.
     pub room: usize,
     pub(super) overhead: usize,
 }
@@ -64,6 +64,11 @@ impl Head {
     /// Whether the application is asked for this response.
     pub fn is_for_application(&self) -> bool {
         self.room > 0 && matches!(self.kind, HeadKind::New | HeadKind::Retransmission)
+    }
+
+    /// Whether the response can carry `consumed` and a token: a retransmission carries data and user continuations alone.
+    pub fn carries_input_and_token(&self) -> bool {
+        self.kind == HeadKind::New
     }
 }
 
@@ -107,6 +112,9 @@ pub struct Plan<'a> {
     pub(super) seeded: bool,
     /// The token for the window that this request gives back.
     pub(super) given: Option<[u8; WINDOW_TOKEN_LENGTH]>,
+    /// The first response tells the client at which address it was seen: behind an address translator it knows no other way, and what
+    /// is sealed for it names that address.
+    pub(super) tells_address: bool,
     /// Largest TCP payload.
     pub(super) largest: usize,
 }
@@ -127,7 +135,8 @@ impl<'a> Plan<'a> {
             HeadKind::New => FULL,
             _ => 0,
         };
-        let overhead = FIXED + continuation;
+        let seen = if self.tells_address && self.heads.is_empty() { 1 + SEEN_LENGTH } else { 0 };
+        let overhead = FIXED + continuation + seen;
         let room = match kind {
             HeadKind::New | HeadKind::Retransmission => self.largest.saturating_sub(overhead),
             _ => 0,

@@ -219,6 +219,7 @@ impl<'s, 'a> Context<'s, 'a> {
             spent: None,
             seeded: false,
             given: None,
+            tells_address: false,
             largest: usize::from(next.mss),
         }
     }
@@ -434,6 +435,7 @@ fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Res
     plan.syn = Some(isn);
     plan.spent = token;
     plan.seeded = seed.is_some();
+    plan.tells_address = true;
     if token.is_none() {
         plan.largest = segment.payload.len().min(plan.largest);
     }
@@ -487,6 +489,8 @@ fn restart<'a>(
     let mut verdict = new_generation(context, request, c, &fresh, key)?;
     if let Verdict::Respond(plan) = &mut verdict {
         plan.largest = plan.largest.min(segment.payload.len());
+        // Its address is another one now, or it did not know which.
+        plan.tells_address = request.former.is_some();
     }
     Ok(verdict)
 }
@@ -518,6 +522,7 @@ fn complete<'a>(context: &Context<'_, 'a>, request: Request<'a>, mss: u16) -> Re
         return Err(Refusal::Cookie);
     }
     let mut plan = context.plan(Some(request), next);
+    plan.tells_address = true;
     push_window(&mut plan, &request, next.number, u32::from(INITIAL_WINDOW), false, true);
     Ok(Verdict::Respond(plan))
 }

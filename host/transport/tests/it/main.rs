@@ -5,6 +5,7 @@ mod allocation;
 mod attacks;
 mod delayed;
 mod greed;
+mod pauses;
 mod recovery;
 mod retirement;
 mod security;

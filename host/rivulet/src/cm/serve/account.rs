@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn subordinate_ids_are_their_owners() {
-        let subuid = "# comment\nalice:100000:65536\n1001:200000:10\ngone:300000:5\nbad:x:1\n\nalice:400000:1\n";
+        let subuid =
+            "# comment\nalice:100000:65536\n1001:200000:10\ngone:300000:5\nbad:x:1\n\nalice:400000:1\n";
         let ranges = parse(subuid, "root:x:0:0::/:/bin/sh\nalice:x:1000:1000::/:/bin/sh\n");
         for (uid, owner) in [
             (1000, 1000),

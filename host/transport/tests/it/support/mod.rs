@@ -295,6 +295,26 @@ impl World {
         }
     }
 
+    /// The client stands still for so long: what comes waits for it, with the times at which it came if `stamped`.
+    pub fn freeze(&mut self, length: u64, stamped: bool, mut fate: impl FnMut(Way, &[u8]) -> Fate) {
+        let thaw = self.now + length;
+        let mut waiting = Vec::new();
+        while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= thaw) {
+            self.now = self.now.max(entry.key().0);
+            match entry.remove() {
+                (Way::Down, packet) => waiting.push((self.now, packet)),
+                (Way::Up, packet) => self.serve(&packet, &mut fate),
+            }
+        }
+        self.now = thaw;
+        for (came, packet) in waiting {
+            let _ = self.client.handle_input(Time(if stamped { came } else { thaw }), &packet);
+        }
+        if self.client.poll_timeout().is_some_and(|due| due.0 <= thaw) {
+            self.client.handle_timeout(Time(thaw));
+        }
+    }
+
     /// As [`World::run`], with packets that may be changed on their way.
     pub fn run_damaging(
         &mut self,
