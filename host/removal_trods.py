@@ -108,6 +108,12 @@ REMOVALS: dict[str, Removal] = {
         "stamped::segments_outside_of_the_window_change_no_stamped_connection",
         file="ts.h",
     ),
+    # Connections that no process holds are looked for again, and their clients reset in the end.
+    "refused-at-last": bpf(
+        "if (since >= REFUSED_AT_LAST)",
+        "if (0)",
+        "client_of_no_connection_is_reset_in_the_end",
+    ),
     # What others put into the store.
     "sealed": trods(
         "store/load.rs",
@@ -152,16 +158,16 @@ REMOVALS: dict[str, Removal] = {
     ),
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
-    "rst-settling": bpf("if (now < lease->settling)", "if (0)", RESET),
-    "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now))",
-                      "refuses_early(s, lease, now)", RESET),
+    "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || since", RESET),
+    "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now, is_pinned))",
+                      "refuses_early(s, lease, now, is_pinned)", RESET),
     "rst-unknown": bpf(
-        " || refuses_early(s, lease, now)", "", "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first"
+        " || refuses_early(s, lease, now, is_pinned)", "", "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first"
     ),
     # Who may speak.
     "lease": bpf("if (now >= lease->until) {", "if (0) {", LEASE),
     "lease-unknown": bpf("if (now >= lease->until || ", "if (", LEASE),
-    "pin-muted": bpf("lease->until || find_pin(&s->key)", "lease->until", HELD_BY_OTHERS),
+    "pin-muted": bpf("bool is_pinned = find_pin(&s->key);", "bool is_pinned = false;", HELD_BY_OTHERS),
     "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
     "pin-one-hop": bpf(
         "is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT", "turn_around(skb, holder)", HELD_BY_OTHERS,
@@ -402,14 +408,14 @@ REMOVALS: dict[str, Removal] = {
         "second.max(last.saturating_add(1))", "second.max(last)", NUMBER, file="agent/incarnation.rs"
     ),
     "incarnation-kept": agent(
-        "if let Err(e) = keep(&path, next) {",
-        "if let Err(e) = keep(&path, 0) {",
+        "if let Err(e) = keep(&path, &next) {",
+        "if let Err(e) = keep(&path, &0.into()) {",
         NUMBER,
         file="agent/incarnation.rs",
     ),
     "incarnation-own": agent(
         "incarnation::next(&args.socket, rivulet_server::incarnation())",
-        "{ let _ = incarnation::next; rivulet_server::incarnation() }",
+        "{ let _ = incarnation::next; incarnation::Incarnation::from(rivulet_server::incarnation()) }",
         OUTLIVES,
         file="agent/command.rs",
     ),

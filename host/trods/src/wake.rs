@@ -181,6 +181,44 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     })
 }
 
+/// Whether a segment is likely to be of the record's client, wherever that is by now, and can be answered: a stranger's numbers are
+/// further away.
+#[must_use]
+pub fn is_of(record: &Record, segment: &Segment<'_>) -> bool {
+    let header = &segment.header;
+    let is_theirs = (header.src, header.dst) == (record.tuple.client, record.tuple.service);
+    let distance = |a: u32, b: u32| (a.wrapping_sub(b) as i32).unsigned_abs();
+    let is_near = distance(header.seq, record.acknowledged()) <= 16 * MAX_UNKNOWN
+        && distance(header.ack, record.passed()) <= 1024 * MAX_UNKNOWN;
+    is_theirs
+        && is_near
+        && segment.has(TcpFlags::ACK)
+        && !segment.has(TcpFlags::SYN)
+        && !segment.has(TcpFlags::RST)
+}
+
+/// The answer to a segment of a connection that is no more (RFC 9293 section 3.10.7.1), with an acknowledgement, so that the programs let
+/// it out. None of one that has none.
+pub(crate) fn reset(segment: &Segment<'_>) -> Option<Vec<u8>> {
+    let theirs = &segment.header;
+    if !segment.has(TcpFlags::ACK) {
+        return None;
+    }
+    let next = theirs.seq.wrapping_add(segment.payload.len() as u32);
+    let header = Header {
+        src: theirs.dst,
+        dst: theirs.src,
+        seq: theirs.ack,
+        ack: next.wrapping_add(u32::from(segment.has(TcpFlags::FIN))),
+        flags: TcpFlags(TcpFlags::RST | TcpFlags::ACK),
+        window: 0,
+        options: Options::default(),
+    };
+    let mut packet = vec![0; header.length()];
+    header.finish(&mut packet, 0).ok()?;
+    Some(packet)
+}
+
 /// A timestamp that the programs made, if it is one of this connection's.
 #[must_use]
 pub(crate) fn stamp(record: &Record, value: u32) -> Option<ObjectStamp> {

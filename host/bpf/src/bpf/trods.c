@@ -27,6 +27,8 @@
 /* Nanoseconds: between the first RST to who is unknown here and one that leaves, and until it is the first again. */
 #define REFUSED_AFTER 1000000000ULL
 #define REFUSED_FOR 10000000000ULL
+/* And the longest that its RST is kept back, whatever is looked for, and whoever is said to hold the connection. */
+#define REFUSED_AT_LAST 2000000000ULL
 
 /* What a segment's service stands under, and by which lease; none: it is none of a service. */
 static __always_inline struct service *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
@@ -322,18 +324,21 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
  * second, since the ToR sends clients here as soon as it excludes another replica, and this one hears of it later. What a client
  * asks again a second later it is told.
  */
-static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now)
+static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now, bool is_pinned)
 {
 	__u64 *first;
 
 	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
 	if (s->flags & ACK && s->seq)
-		return false;
-	if (now < lease->settling)
-		return true;
+		return is_pinned;
 	first = bpf_map_lookup_elem(&refused, &s->key);
-	if (first && now - *first < REFUSED_FOR)
-		return now - *first < REFUSED_AFTER;
+	if (first && now - *first < REFUSED_FOR) {
+		__u64 since = now - *first;
+		/* Nobody has answered it meanwhile. */
+		if (since >= REFUSED_AT_LAST)
+			return false;
+		return is_pinned || now < lease->settling || since < REFUSED_AFTER;
+	}
 	bpf_map_update_elem(&refused, &s->key, &now, BPF_ANY);
 	return true;
 }
@@ -346,14 +351,19 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 {
 	if (s->flags & SYN) {
 		note_syn(skb, s, false);
-	} else if (now >= lease->until || find_pin(&s->key)) {
+	} else {
+		bool is_pinned = find_pin(&s->key);
 		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
-		count(COUNT_MUTED);
-		return swallow();
-	} else if (s->flags & RST && skb->mark != RELEASED &&
-		   (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now))) {
-		count(COUNT_RESETS);
-		return swallow();
+		if (now >= lease->until || (is_pinned && !(s->flags & RST))) {
+			count(COUNT_MUTED);
+			return swallow();
+		}
+		/* Where its holder handed it on to here neither has it. */
+		if (s->flags & RST && (is_pinned || skb->mark != RELEASED) &&
+		    (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now, is_pinned))) {
+			count(is_pinned ? COUNT_MUTED : COUNT_RESETS);
+			return swallow();
+		}
 	}
 	return NEXT;
 }

@@ -898,3 +898,27 @@ fn segments_outside_of_the_window_change_nothing() {
     assert_eq!(rig.up(RST, 100, 0, b""), NEXT);
     assert_eq!(rig.told(), [Told::Reset(100)]);
 }
+
+/// Whatever is looked for, and whoever is said to hold its connection: a client that asks for two seconds is answered.
+#[test]
+fn client_of_no_connection_is_reset_in_the_end() {
+    let Some(rig) = Rig::v4() else { return };
+    let pin = Pin { tor: [2; 6], holder: 1 };
+    for (settling, pinned) in [(u64::MAX, false), (0, true), (u64::MAX, true)] {
+        rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling, ..Lease::default() }).unwrap();
+        delete(&map(&rig.trods.object, "refused").unwrap(), rig.key().octets()).unwrap();
+        if pinned {
+            rig.trods.pin(&rig.key(), pin).unwrap();
+        }
+        // As a kernel says it that does not know the connection.
+        let refuses = || rig.down(RST, 500, 0, &[]).0;
+        assert_eq!([refuses(), refuses()], [SWALLOWED; 2], "{settling} {pinned}");
+        rig.refused_before(1);
+        assert_eq!(refuses(), SWALLOWED, "it may be looked for still");
+        rig.refused_before(1);
+        assert_eq!(refuses(), NEXT, "{settling} {pinned}");
+        // A socket's own RST is nobody's answer, and data is another's to send.
+        assert_eq!(rig.down(RST | ACK, 500, 0, &[]).0, if pinned { SWALLOWED } else { NEXT });
+        assert_eq!(rig.down(ACK, 500, 0, b"x").0, if pinned { SWALLOWED } else { NEXT });
+    }
+}

@@ -37,7 +37,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             let (path, wake) = (args.health_path.clone(), args.wake.into());
             let (programs, predecessor) =
                 (beside(&args.socket, ".programs"), Predecessor::find(&args.socket));
-            Some(PlainTcp::open(&interface, programs, incarnation, path, wake, predecessor)?)
+            Some(PlainTcp::open(&interface, programs, incarnation.clone(), path, wake, predecessor)?)
         }
         false => None,
     };
@@ -45,7 +45,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
         name: args.name.clone(),
         controllers,
         mac: link.mac,
-        incarnation,
+        incarnation: incarnation.own,
         socket: args.socket.clone(),
         owner: args.user.as_deref().map(user).transpose()?,
         keep: args.keep.clone(),

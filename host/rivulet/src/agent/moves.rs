@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rivulet_bpf::trods::Pin;
 use rivulet_server::service::{Service, Slots};
-use rivulet_trods::hold::{Departed, Leave};
+use rivulet_trods::hold::{Departed, Leave, Reads};
 use rivulet_trods::ts::LeaveNamed;
 
 use super::trods::{Place, kept, objects, prefix, record_keys};
@@ -38,7 +38,8 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
                     Some(holder) if holder == own => None,
                     holder => Some(Pin { tor, holder: holder.unwrap_or(drained) }),
                 });
-                follow.push((own, Departed { prefix, servers, keys, other, waits: false }));
+                let reads = Reads::Told;
+                follow.push((own, Departed { prefix, servers, keys, other, waits: false, reads }));
             }
         }
     }
@@ -180,7 +181,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let asks = |waits| {
             let programs = folder.path().join("programs");
-            let mut guard = Guard::new(&replica.interface("r0"), programs, 9, Wake::Server, waits);
+            let mut guard = Guard::new(&replica.interface("r0"), programs, 9.into(), Wake::Server, waits);
             let mut asks = vec![guard.is_asking()];
             guard.replace(&[service()]);
             assert_eq!(guard.trouble(), None);

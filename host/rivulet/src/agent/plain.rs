@@ -18,6 +18,7 @@ use rivulet_server::heartbeat::Beat;
 use rivulet_server::service::{Plain, Service};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::incarnation::Incarnation;
 use super::moves;
 use super::stand_in::Predecessor;
 use super::trods::Guard;
@@ -78,7 +79,7 @@ impl PlainTcp {
     pub(super) fn open(
         interface: &Interface,
         programs: PathBuf,
-        incarnation: u32,
+        incarnation: Incarnation,
         path: Option<String>,
         wake: Wake,
         predecessor: Option<Predecessor>,

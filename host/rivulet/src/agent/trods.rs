@@ -1,6 +1,7 @@
 //! The agent's part in TRODS (`docs/trods.md`): which services are protected and under which lease, what the ToR's answers to
 //! heartbeats say of it, and whose connections are to be looked for.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use rivulet_pktio::{Interface, repair};
 use rivulet_plain::CookieKey;
 use rivulet_server::heartbeat::Live;
 use rivulet_server::service::{Failure, Member, PoolMember, Service, Trods};
-use rivulet_trods::hold::{Absence, Departed};
+use rivulet_trods::hold::{Absence, Departed, Reads};
 use rivulet_trods::lease::{Term, clock};
 use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{self, RecordKeys, StoreConfig, StoreError};
@@ -21,11 +22,15 @@ use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{self, Peers};
 use rivulet_trods::{Settings, Wake};
 
+use super::incarnation::Incarnation;
 use super::moves;
 
 /// Nanoseconds after which all connections are stored that began before the ToR sent their clients elsewhere: they may have said
 /// nothing yet (`REQUEST_PATIENCE`), and the store has to keep them.
 const LATE_NS: u64 = 150_000_000;
+
+/// Nanoseconds after a change at which it is looked for connections that no replica holds.
+const LOOKS_NS: [u64; 5] = [100_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_000_000_000];
 
 /// The longest segments that are taken of clients whose handshakes are made by programs: those of Ethernet.
 const MSS: [u16; 2] = [1460, 1440];
@@ -45,6 +50,9 @@ pub(super) struct Place {
     drained: u64,
     /// When it asks once more what others hold since that changed, of [`clock`].
     look_at: Option<u64>,
+    /// When it is looked once more for connections that no replica holds, of [`clock`], and whose records are to be read for that.
+    looks: VecDeque<u64>,
+    unheld: Vec<Departed>,
     /// Replicas that are gone, of whose named connections others are to be told.
     gone: Vec<u8>,
     /// Who took plain TCP when that was last so.
@@ -60,6 +68,8 @@ pub(super) struct Guard {
     programs: PathBuf,
     wake: Wake,
     incarnation: u32,
+    /// Of the processes before this one.
+    formers: Vec<u32>,
     replica: Option<Replica>,
     /// Whether its programs make handshakes.
     issues: bool,
@@ -79,16 +89,18 @@ impl Guard {
     pub(super) fn new(
         interface: &Interface,
         programs: PathBuf,
-        incarnation: u32,
+        incarnation: Incarnation,
         wake: Wake,
         waits: bool,
     ) -> Guard {
+        let Incarnation { own: incarnation, formers } = incarnation;
         let interface = interface.clone();
         Guard {
             interface,
             programs,
             wake,
             incarnation,
+            formers,
             replica: None,
             issues: false,
             waits,
@@ -154,7 +166,9 @@ impl Guard {
             for service in &place.services {
                 let table = service.sockets().next().map_or(0, |socket| replica.table(&socket));
                 let named = named(service, &place.member, table).filter(|_| issues);
-                let protected = protected(service, &place.member, number, self.incarnation, self.wake)?;
+                let mut protected = protected(service, &place.member, number, self.incarnation, self.wake)?;
+                let formers = self.formers.iter().map(|former| u64::from(*former));
+                protected.store.iter_mut().for_each(|store| store.formers = formers.clone().collect());
                 let is_protected = protected.store.is_some() || named.is_some();
                 all.extend(is_protected.then_some(Protected { named, ..protected }));
             }
@@ -229,6 +243,7 @@ impl Guard {
             replica.set_lease(number, place.lease());
             absence.into_iter().for_each(|absence| replica.away(absence));
             departed.into_iter().for_each(|departed| replica.departed(departed));
+            place.unheld.drain(..).for_each(|departed| replica.departed(departed));
             let gone = std::mem::take(&mut place.gone);
             let gone = gone.into_iter().filter_map(|dead| place.told_of(dead, live.plain));
             gone.for_each(|gone| replica.gone(gone));
@@ -290,6 +305,8 @@ impl Place {
             takers,
             drained,
             look_at: None,
+            looks: VecDeque::new(),
+            unheld: Vec::new(),
             gone: Vec::new(),
             told: 0,
             services: vec![service],
@@ -343,7 +360,31 @@ impl Place {
         if gone != 0 || is_moved {
             self.gone = dead().collect();
         }
+        if gone != 0 || is_moved || absence.is_some() {
+            self.looks = LOOKS_NS.iter().map(|after| now + after).collect();
+        }
+        if self.looks.front().is_some_and(|at| *at <= now) {
+            self.looks.pop_front();
+            self.unheld = self.unheld(incarnation, alive, plain);
+        }
         (absence, looked_for)
+    }
+
+    /// What no process holds, as far as is known: the records of members that are gone, and what those that live, and this one itself, stored
+    /// under other incarnations. Whoever was to go on with these may have died, or come back without knowing of them.
+    fn unheld(&self, incarnation: u32, alive: u64, plain: u64) -> Vec<Departed> {
+        let mut all = Vec::new();
+        for (service, trods) in self.services.iter().filter_map(kept) {
+            for member in &trods.members {
+                let (reads, told) = match member.replica {
+                    own if u16::from(own) == self.member.replica => (Reads::OwnFormers, incarnation),
+                    other if alive >> other & 1 == 1 => (Reads::LivingFormers, member.incarnation),
+                    _ => (Reads::All, member.incarnation),
+                };
+                all.extend(looked_for(service, &self.member, member.replica, told, plain, reads));
+            }
+        }
+        all
     }
 
     /// A member that is gone, as far as others told of its connections; `plain`: who takes what clients send.
@@ -480,6 +521,7 @@ fn protected(
         own: own.collect(),
         copies: trods.copies,
         prefix: prefix(service, member.pool, member.replica, incarnation)?,
+        formers: Vec::new(),
         patience: store::PATIENCE,
         renewal: store::RENEWAL,
     };
@@ -498,8 +540,21 @@ fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> O
 /// A member that is gone, if it ever said under which incarnation its records are; `plain`: who takes what clients send.
 fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<Departed> {
     let (_, trods) = kept(service)?;
-    let slots = service.slots.clone()?;
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
+    looked_for(service, member, dead, incarnation, plain, Reads::Told)
+}
+
+/// The same under this incarnation, and what is read of others.
+fn looked_for(
+    service: &Service,
+    member: &Member,
+    dead: u8,
+    incarnation: u32,
+    plain: u64,
+    reads: Reads,
+) -> Option<Departed> {
+    let (_, trods) = kept(service)?;
+    let slots = service.slots.clone()?;
     let prefix = prefix(service, member.pool, dead.into(), incarnation).ok()?;
     let (own, tor) = (member.replica, member.tor_mac);
     // Whoever is nobody's is anybody's who gets an answer, but nobody's to probe.
@@ -509,7 +564,7 @@ fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<
     };
     let waits = plain >> (own & 63) & 1 == 0;
     let (servers, keys) = (trods.store.clone(), record_keys(service));
-    Some(Departed { prefix, servers, keys, other: Box::new(other), waits })
+    Some(Departed { prefix, servers, keys, other: Box::new(other), waits, reads })
 }
 
 #[cfg(test)]

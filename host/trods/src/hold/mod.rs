@@ -30,7 +30,7 @@ pub(crate) use moves::{AT_A_TIME, Rounds};
 pub use moves::{Followers, LISTED, Leave, Leaving, Left, List};
 pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
-pub use rescue::{Departed, Heard, Rescue};
+pub use rescue::{Departed, Heard, Reads, Rescue};
 pub(crate) use watch::now_ms;
 pub use watch::{Ended, Formers, Keeper, Status, Watch};
 

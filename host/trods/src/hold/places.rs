@@ -186,6 +186,7 @@ mod tests {
             own: Vec::new(),
             copies: 1,
             prefix: "p.0.1".into(),
+            formers: Vec::new(),
             patience: Duration::from_millis(2),
             renewal: RENEWAL,
         };

@@ -6,9 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Pin, Stamped};
@@ -35,8 +35,28 @@ const MAX_ORPHANS: usize = 65_536;
 const FRESH: Duration = Duration::from_millis(200);
 /// After this a connection is not looked for any more: its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
+/// A client that speaks on a connection that is looked for, and whose words fit no record, is reset after so long.
+const UNKNOWN: Duration = Duration::from_secs(2);
+/// What a living replica stored under another incarnation, and is still there after so long, no other replica has gone on with: that one
+/// would have deleted it ([`STORED`]).
+const LEFT: Duration = Duration::from_millis(1500);
+/// For so long it is remembered when that was seen first.
+const REMEMBERED: Duration = Duration::from_secs(60);
 /// Nor is one that another is expected to go on with: what comes of it is handed on from then on.
 const LEAVE: Duration = Duration::from_secs(5);
+
+/// Whether records are read that a replica stored under other incarnations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// They are not: those of the incarnation that is known alone.
+    Told,
+    /// They are, too.
+    All,
+    /// They alone are: it is this replica itself.
+    OwnFormers,
+    /// They alone are: it lives, and may be about to go on with them itself.
+    LivingFormers,
+}
 
 /// A replica that is dead, or was excluded.
 pub struct Departed {
@@ -50,6 +70,43 @@ pub struct Departed {
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
     /// Whether this replica gets no connections for now: then what is another's is never looked for here.
     pub waits: bool,
+    /// What is read.
+    pub reads: Reads,
+}
+
+impl Departed {
+    /// The incarnation of its prefix.
+    fn incarnation(&self) -> u64 {
+        self.prefix.rsplit_once('.').and_then(|(_, n)| n.parse().ok()).unwrap_or(0)
+    }
+
+    /// What it stored under one of its prefixes. Blocks.
+    fn read(&self, prefix: String, asked: u64, seen: &Mutex<HashMap<Stored, Instant>>) -> Vec<Found> {
+        let loaded = store::load(&self.servers, &prefix, &self.keys, PATIENCE);
+        let (count, servers) = (loaded.records.len(), loaded.servers);
+        if self.reads == Reads::Told || count > 0 {
+            tracing::info!(records = count, servers, reads = ?self.reads, "the records of {prefix}");
+        }
+        let origin: Arc<str> = prefix.into();
+        let is_left = |stored: &[Stored]| self.reads != Reads::LivingFormers || are_left(stored, seen);
+        let records = loaded.records.into_iter().filter(|(stored, r)| !r.unprotected && is_left(stored));
+        let found = records.map(|(stored, record)| {
+            let other = (self.other)(record.tuple.client, record.tuple.service);
+            Found { record, origin: Some(Arc::clone(&origin)), stored, asked, other, waits: self.waits }
+        });
+        found.collect()
+    }
+}
+
+/// Whether these values were there some time ago as they are now.
+fn are_left(stored: &[Stored], seen: &Mutex<HashMap<Stored, Instant>>) -> bool {
+    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = Instant::now();
+    if seen.len() > MAX_ORPHANS {
+        seen.retain(|_, first| now.duration_since(*first) < REMEMBERED);
+    }
+    let mut since = |stored: &Stored| now.duration_since(*seen.entry(*stored).or_insert(now));
+    stored.iter().map(&mut since).all(|age| age >= LEFT && age < REMEMBERED)
 }
 
 impl std::fmt::Debug for Departed {
@@ -91,6 +148,8 @@ struct Orphan {
     /// When it is probed first.
     first: Instant,
     probes: usize,
+    /// When its client said something first that fits no record.
+    unknown: Option<Instant>,
 }
 
 /// A question that was not answered yet.
@@ -121,6 +180,10 @@ pub struct Rescue {
     loading: Arc<AtomicUsize>,
     /// Questions for a replica's records so far.
     asked: u64,
+    /// When records of former incarnations of living replicas were seen first.
+    seen: Arc<Mutex<HashMap<Stored, Instant>>>,
+    /// Clients that are to be reset: what they said last.
+    unknown: Vec<(FlowKey, Vec<u8>)>,
     /// Records of connections that go on here, and since when.
     outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
     copies: Copies,
@@ -139,7 +202,22 @@ impl Rescue {
         let (load, loaded) = channel();
         let (orphans, due, outdated) = (HashMap::new(), BinaryHeap::new(), Vec::new());
         let (copies, pace, loading) = (Copies::default(), Pace::default(), Arc::default());
-        Ok(Rescue { orphans, due, load, loaded, loading, asked: 0, outdated, copies, pace, prober, wake })
+        let (seen, unknown) = (Arc::default(), Vec::new());
+        Ok(Rescue {
+            orphans,
+            due,
+            load,
+            loaded,
+            loading,
+            asked: 0,
+            seen,
+            unknown,
+            outdated,
+            copies,
+            pace,
+            prober,
+            wake,
+        })
     }
 
     /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
@@ -154,25 +232,32 @@ impl Rescue {
         let load = self.load.clone();
         self.asked += 1;
         let asked = self.asked;
-        let loading = Loading::begin(&self.loading);
+        // What named connections wait for is what a death brings.
+        let loading = matches!(departed.reads, Reads::Told).then(|| Loading::begin(&self.loading));
+        let seen = Arc::clone(&self.seen);
         std::thread::Builder::new().name("records".into()).spawn(move || {
-            let loaded = store::load(&departed.servers, &departed.prefix, &departed.keys, PATIENCE);
-            tracing::info!(
-                records = loaded.records.len(),
-                servers = loaded.servers,
-                "the records of {departed:?}"
-            );
-            let Departed { prefix, other, waits, .. } = departed;
-            let origin: Arc<str> = prefix.into();
-            let records = loaded.records.into_iter().filter(|(_, r)| !r.unprotected);
-            let records = records.map(|(stored, record)| {
-                let other = other(record.tuple.client, record.tuple.service);
-                Found { record, origin: Some(Arc::clone(&origin)), stored, asked, other, waits }
-            });
-            // Whoever has ended has no use for them.
-            let _ = load.send(records.collect());
+            let alone = matches!(departed.reads, Reads::OwnFormers | Reads::LivingFormers);
+            let (read, mut any) = (|prefix: String| departed.read(prefix, asked, &seen), false);
+            let mut hand_over = |found: Vec<Found>| {
+                any |= !found.is_empty();
+                // Whoever has ended has no use for them.
+                let _ = load.send(found);
+            };
+            if !alone {
+                hand_over(read(departed.prefix.clone()));
+            }
+            if departed.reads != Reads::Told {
+                let all = store::incarnations(&departed.servers, &departed.prefix, PATIENCE);
+                let told = departed.incarnation();
+                let is_wanted = |n: &u64| if alone { *n < told.max(all.newest) } else { *n != told };
+                for former in all.all.iter().filter(|n| is_wanted(n)) {
+                    hand_over(read(store::sibling(&departed.prefix, *former)));
+                }
+            }
             drop(loading);
-            wake();
+            if any || !alone {
+                wake();
+            }
         })?;
         Ok(())
     }
@@ -225,6 +310,9 @@ impl Rescue {
             }
         }
         self.erase(now)?;
+        for (key, packet) in std::mem::take(&mut self.unknown) {
+            self.reset(&key, &packet, watch)?;
+        }
         while let Some(&Reverse((at, key))) = self.due.peek()
             && at <= now
         {
@@ -289,7 +377,7 @@ impl Rescue {
         let (origin, stored, asked) = (None, Vec::new(), self.asked);
         let found = Found { record, origin, stored, asked, other: None, waits: false };
         self.due.push(Reverse((now, key)));
-        self.orphans.insert(key, Orphan { found, began: now, first: now, probes: 0 });
+        self.orphans.insert(key, Orphan { found, began: now, first: now, probes: 0, unknown: None });
     }
 
     /// A record was read.
@@ -336,7 +424,8 @@ impl Rescue {
         };
         tracing::debug!(client = %key.client(), ?age, other = ?found.other, "looked for");
         self.due.push(Reverse((at, key)));
-        self.orphans.insert(key, Orphan { found, began: now, first: at, probes });
+        let unknown = self.orphans.get(&key).and_then(|before| before.unknown);
+        self.orphans.insert(key, Orphan { found, began: now, first: at, probes, unknown });
         Ok(())
     }
 
@@ -365,7 +454,7 @@ impl Rescue {
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
         let segment = Segment::parse(packet).ok()?;
         self.copies.keep(key, packet, &segment, Instant::now());
-        let orphan = self.orphans.get(key)?;
+        let orphan = self.orphans.get_mut(key)?;
         match wake::read(&orphan.found.record, &segment, now_ms) {
             Told::Waits(place) if !place.fresh && orphan.began.elapsed() < FRESH => None,
             Told::Waits(place) => {
@@ -377,13 +466,44 @@ impl Rescue {
                 Some(Heard { record, connection, stamped })
             }
             // Parked until it is given up: nobody is there to be reset.
-            Told::Gone | Told::Nothing => None,
+            Told::Gone => None,
+            // A replica that has a newer record would have been found by now.
+            Told::Nothing => {
+                let speaks = wake::is_of(&orphan.found.record, &segment);
+                let since = speaks.then(|| *orphan.unknown.get_or_insert_with(Instant::now));
+                if since.is_some_and(|since| since.elapsed() >= UNKNOWN) {
+                    self.unknown.push((*key, packet.to_vec()));
+                }
+                None
+            }
         }
     }
 
     /// What the client of a connection said that goes on here now, before it did.
     pub fn said(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
         self.copies.take(key)
+    }
+
+    /// A client whose words fit no record is reset: no replica can go on with its connection.
+    fn reset<K: Keeper>(
+        &mut self,
+        key: &FlowKey,
+        packet: &[u8],
+        watch: &mut Watch<K>,
+    ) -> Result<(), HoldError> {
+        let Some(orphan) = self.orphans.remove(key) else { return Ok(()) };
+        tracing::info!(client = %key.client(), "reset: what it says fits no record");
+        watch.hold().programs().unpark(key)?;
+        if orphan.found.origin.is_none() {
+            watch.forget(key);
+        }
+        if let Ok(segment) = Segment::parse(packet)
+            && let Some(reset) = wake::reset(&segment)
+            && let Err(e) = self.prober.send_packet(key.client(), &reset)
+        {
+            tracing::debug!(error = %e, client = %key.client(), "not reset");
+        }
+        Ok(())
     }
 
     /// Deletes the records of others' whose connections go on here under an own name by now.

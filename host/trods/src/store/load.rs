@@ -1,7 +1,7 @@
 //! The records of a replica that is gone, as another one reads them.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
@@ -18,7 +18,7 @@ const BATCH: u32 = 256;
 const MAX_LINE: u64 = 512;
 
 /// A value as it was found: its number may be another connection's by the time that it is to be deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
     /// Where.
     pub server: SocketAddr,
@@ -113,6 +113,39 @@ fn gather(
     }
     loaded.records = newest.into_values().collect();
     loaded
+}
+
+/// What the servers say of a replica's incarnations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Incarnations {
+    /// The one that stored something last.
+    pub newest: u64,
+    /// All of which there may be records.
+    pub all: BTreeSet<u64>,
+}
+
+/// The incarnations of the replica of this [`prefix`](super::prefix), whichever it has, of which there may be records. Blocks.
+#[must_use]
+pub fn incarnations(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Incarnations {
+    let until = Instant::now() + patience;
+    let (key, _) = super::index(prefix);
+    let ask = &|server: &SocketAddr| -> io::Result<Option<Vec<u8>>> {
+        let mut reader = Reader::connect(*server, until)?;
+        reader.ask(format!("mg {key} v c\r\n").as_bytes())?;
+        Ok(reader.value()?.map(|(_, value)| value))
+    };
+    let values = thread::scope(|scope| {
+        let threads: Vec<_> = servers.iter().map(|server| scope.spawn(move || ask(server))).collect();
+        threads.into_iter().filter_map(|thread| thread.join().ok()?.ok()?).collect::<Vec<_>>()
+    });
+    let mut found = Incarnations::default();
+    for value in values {
+        let all: Vec<u64> =
+            value.split(|&b| b == b' ').take(super::MAX_INCARNATIONS).filter_map(number).collect();
+        found.newest = found.newest.max(all.first().copied().unwrap_or(0));
+        found.all.extend(all);
+    }
+    found
 }
 
 /// [`load`] of several replicas at a time, in their order.

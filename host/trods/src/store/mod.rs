@@ -18,9 +18,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use self::server::{Answer, Server};
+use self::server::{Answer, Names, Server};
 
-pub use load::{Loaded, Stored, erase, load, load_all, load_some};
+pub use load::{Incarnations, Loaded, Stored, erase, incarnations, load, load_all, load_some};
 pub(crate) use notice::Notices;
 pub use sealed::{RecordKeys, SEALED};
 
@@ -42,6 +42,8 @@ pub const RENEWAL: Duration = Duration::from_secs(LIFETIME as u64 / 3);
 const AGAIN: Duration = Duration::from_secs(10);
 /// Connections that may have records.
 pub const MAX_NUMBER: u32 = 1 << 20;
+/// Incarnations of a replica that are looked for.
+const MAX_INCARNATIONS: usize = 16;
 /// Servers of a store.
 pub const MAX_SERVERS: usize = 16;
 
@@ -56,6 +58,8 @@ pub struct StoreConfig {
     pub copies: u8,
     /// The first part of all keys, of [`prefix`].
     pub prefix: String,
+    /// Incarnations of before of which there may be records, so that others [find](incarnations) those.
+    pub formers: Vec<u64>,
     /// How long a server may take.
     pub patience: Duration,
     /// After how long a record is to be stored again, at least ([`Store::is_stale`]).
@@ -130,7 +134,7 @@ struct Job {
 /// The store as one replica writes it.
 #[derive(Debug)]
 pub struct Store {
-    prefix: String,
+    names: Names,
     patience: Duration,
     copies: u32,
     servers: Vec<Server>,
@@ -168,8 +172,11 @@ impl Store {
         // Replicas begin with different servers.
         let turn = crc32c::crc32c(config.prefix.as_bytes()) as usize % others.len();
         others.rotate_left(turn);
+        let (index_key, own) = index(&config.prefix);
+        let all = std::iter::once(own).chain(config.formers.iter().copied()).take(MAX_INCARNATIONS);
+        let index = all.map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
         let mut store = Store {
-            prefix: config.prefix.clone(),
+            names: Names { prefix: config.prefix.clone(), index_key, index },
             patience: config.patience,
             copies: u32::from(config.copies).min(others.len() as u32),
             servers: others.into_iter().map(|address| Server::new(address, now)).collect(),
@@ -183,7 +190,7 @@ impl Store {
             done: Vec::new(),
         };
         for server in &mut store.servers {
-            server.reconnect(now, &store.prefix, 0);
+            server.reconnect(now, &store.names, 0);
         }
         Ok(store)
     }
@@ -261,8 +268,8 @@ impl Store {
             let mut answers = Vec::new();
             let server = &mut self.servers[at];
             let announced = self.announced;
-            if server.reconnect(now, &self.prefix, announced) {
-                server.turn(&self.prefix, &mut answers, now);
+            if server.reconnect(now, &self.names, announced) {
+                server.turn(&self.names.prefix, &mut answers, now);
             }
             for answer in answers {
                 self.answered(at, answer, now);
@@ -313,7 +320,7 @@ impl Store {
     fn announce(&mut self, now: Instant) {
         self.announce_at = now + ANNOUNCE;
         for server in &mut self.servers {
-            server.announce(&self.prefix, self.announced, now);
+            server.announce(&self.names, self.announced, now);
         }
     }
 
@@ -323,7 +330,7 @@ impl Store {
         let open = (0..self.servers.len()).filter(|at| job.asked & 1 << at == 0 && self.servers[*at].takes());
         let Some(at) = open.min_by_key(|at| self.servers[*at].suspect_until > now) else { return false };
         let server = &mut self.servers[at];
-        server.put(&self.prefix, job.n, serial, &job.record, now);
+        server.put(&self.names.prefix, job.n, serial, &job.record, now);
         job.asked |= 1 << at;
         job.waiting += 1;
         let n = job.n;
@@ -379,6 +386,18 @@ impl Store {
             self.entry(n).job = None;
         }
     }
+}
+
+/// The key under which a replica's incarnations stand, and which one this prefix has.
+fn index(prefix: &str) -> (String, u64) {
+    let (replica, incarnation) = prefix.rsplit_once('.').unwrap_or((prefix, ""));
+    (format!("{replica}.all"), incarnation.parse().unwrap_or(0))
+}
+
+/// The prefix of the same replica with another incarnation.
+pub(crate) fn sibling(prefix: &str, incarnation: u64) -> String {
+    let (replica, _) = prefix.rsplit_once('.').unwrap_or((prefix, ""));
+    format!("{replica}.{incarnation}")
 }
 
 /// The key of the record of this number.

@@ -62,6 +62,14 @@ pub(super) struct Server {
     lost: bool,
 }
 
+/// What a replica's keys begin with, and the value by which others find its incarnations: under which key, and those of now and before.
+#[derive(Debug)]
+pub(super) struct Names {
+    pub prefix: String,
+    pub index_key: String,
+    pub index: String,
+}
+
 impl Server {
     pub fn new(address: SocketAddr, now: Instant) -> Server {
         Server {
@@ -119,10 +127,16 @@ impl Server {
         self.stale.remove(&n);
     }
 
-    pub fn announce(&mut self, prefix: &str, count: u32, now: Instant) {
-        if self.stream.is_some() && count > 0 {
+    /// Says which incarnations the replica had, and, if there are records, how many at most.
+    pub fn announce(&mut self, names: &Names, count: u32, now: Instant) {
+        if self.stream.is_none() {
+            return;
+        }
+        let count = (count > 0).then(|| (names.prefix.as_str(), count.to_string()));
+        let index = (names.index_key.as_str(), names.index.clone());
+        for (key, value) in std::iter::once(index).chain(count) {
             self.others -= 1;
-            put_command(format_args!("{prefix}"), self.others, count.to_string().as_bytes(), &mut self.out);
+            put_command(format_args!("{key}"), self.others, value.as_bytes(), &mut self.out);
             self.waiting.push_back((self.others, Kind::Other, now));
         }
     }
@@ -140,13 +154,13 @@ impl Server {
     }
 
     /// Whether there is a connection, perhaps one that is being made.
-    pub fn reconnect(&mut self, now: Instant, prefix: &str, announced: u32) -> bool {
+    pub fn reconnect(&mut self, now: Instant, names: &Names, announced: u32) -> bool {
         if self.stream.is_none() && now >= self.retry_at {
             self.retry_at = now + RETRY;
             match begin(self.address) {
                 Ok(stream) => {
                     self.stream = Some(stream);
-                    self.announce(prefix, announced, now);
+                    self.announce(names, announced, now);
                 }
                 Err(e) => tracing::debug!(server = %self.address, "the store cannot be reached: {e}"),
             }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_bpf::trods::{FlowKey, Generation};
 use rivulet_packet::nonce::half_sip_hash_64;
@@ -18,13 +18,15 @@ pub const PORT: u16 = 7113;
 const LIFETIME: Duration = Duration::from_millis(3500);
 /// Connections that are known at a time; what comes beyond is not.
 const MAX_KNOWN: usize = 1 << 18;
-/// Of a batch: who it is from, whose connections, and how many.
-const HEAD: usize = 4 + 2 + 2 + 18;
+/// Of a batch: who it is from, how many connections it has, whose, and its number.
+const HEAD: usize = 4 + 2 + 2 + 18 + 8;
+/// A sender that was not heard for so long may begin anew: its clock may have been set back.
+const NUMBERED: Duration = Duration::from_secs(60);
 const ENTRY: usize = 32;
 const TAG: usize = 8;
 /// Entries that a frame of Ethernet has room for.
 const MAX_ENTRIES: usize = 44;
-const MAGIC: [u8; 4] = *b"RvT\x02";
+const MAGIC: [u8; 4] = *b"RvT\x03";
 /// Flags of an entry; above them whom it is left to.
 const NAMED: u8 = 1 << 0;
 const LEFT: u8 = 1 << 1;
@@ -96,6 +98,10 @@ pub struct Hints {
     /// Those that are left to somebody.
     left: Vec<FlowKey>,
     waiting: HashMap<SocketAddr, Vec<(FlowKey, Hint)>>,
+    /// The number of the next batch.
+    next: u64,
+    /// The highest number of each sender of a service, and when it was heard: what is not above it was recorded, or comes late.
+    heard: HashMap<(SocketAddr, u8), (u64, Instant)>,
 }
 
 impl Hints {
@@ -109,12 +115,16 @@ impl Hints {
             UdpSocket::bind(any).or_else(|_| UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, port)))?;
         socket.set_nonblocking(true)?;
         let (peers, known, waiting) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Ok(Hints { socket, peers, known, moved: Vec::new(), left: Vec::new(), waiting })
+        // Above those of the process before, which sends less than a batch a microsecond.
+        let next = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64);
+        let (moved, left, heard) = (Vec::new(), Vec::new(), HashMap::new());
+        Ok(Hints { socket, peers, known, moved, left, waiting, next, heard })
     }
 
     /// Who tells of the connections of these services.
     pub fn set_peers(&mut self, peers: HashMap<SocketAddr, Peers>) {
         self.known.retain(|key, _| peers.contains_key(&key.service()));
+        self.heard.retain(|(service, _), _| peers.contains_key(service));
         self.peers = peers;
     }
 
@@ -141,7 +151,8 @@ impl Hints {
                 continue;
             };
             for batch in waiting.chunks(MAX_ENTRIES) {
-                let octets = encode(peers, *service, batch);
+                let octets = encode(peers, *service, batch, self.next);
+                self.next += 1;
                 for (_, other) in &peers.others {
                     let _ = self
                         .socket
@@ -162,12 +173,17 @@ impl Hints {
     }
 
     fn take(&mut self, octets: &[u8], from: IpAddr, now: Instant) {
-        let Some((service, sender, entries)) = decode(octets, &self.peers) else { return };
+        let Some((service, sender, entries, number)) = decode(octets, &self.peers) else { return };
         let Some(peers) = self.peers.get(&service) else { return };
         let from = from.to_canonical();
         if !peers.others.iter().any(|(n, address)| *n == sender && address.ip() == from) {
             return;
         }
+        let (highest, heard) = self.heard.entry((service, sender)).or_insert((0, now));
+        if number <= *highest && now.saturating_duration_since(*heard) < NUMBERED {
+            return;
+        }
+        (*highest, *heard) = (number, now);
         for (key, hint) in entries {
             let is_new = match self.known.get(&key) {
                 Some((holder, known, _)) => *holder == sender || !known.is_after(&hint),
@@ -247,12 +263,13 @@ fn get_address(octets: &[u8]) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_be_bytes(*port.first_chunk()?)))
 }
 
-fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)]) -> Vec<u8> {
+fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)], number: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEAD + ENTRY * entries.len() + TAG);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&[peers.own, 0]);
     out.extend_from_slice(&(entries.len() as u16).to_be_bytes());
     put_address(service, &mut out);
+    out.extend_from_slice(&number.to_be_bytes());
     for (key, hint) in entries {
         put_address(key.client(), &mut out);
         let named = if hint.is_named { NAMED } else { 0 };
@@ -267,7 +284,7 @@ fn encode(peers: &Peers, service: SocketAddr, entries: &[(FlowKey, Hint)]) -> Ve
     out
 }
 
-type Told = (SocketAddr, u8, Vec<(FlowKey, Hint)>);
+type Told = (SocketAddr, u8, Vec<(FlowKey, Hint)>, u64);
 
 fn decode(octets: &[u8], peers: &HashMap<SocketAddr, Peers>) -> Option<Told> {
     let (octets, tag) = octets.split_last_chunk::<TAG>()?;
@@ -296,12 +313,21 @@ fn decode(octets: &[u8], peers: &HashMap<SocketAddr, Peers>) -> Option<Told> {
         };
         (client.is_ipv4() == service.is_ipv4()).then(|| (FlowKey::new(client, service), hint))
     };
-    Some((service, *head.get(4)?, entries.iter().filter_map(read).collect()))
+    let number = u64::from_be_bytes(*head.get(HEAD - 8..)?.first_chunk()?);
+    Some((service, *head.get(4)?, entries.iter().filter_map(read).collect(), number))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+
+    /// Above all before.
+    fn number() -> u64 {
+        static LAST: AtomicU64 = AtomicU64::new(1);
+        LAST.fetch_add(1, Ordering::Relaxed)
+    }
 
     fn peers(own: u8, secret: u8) -> Peers {
         let other = |n: u8| (n, SocketAddr::from(([10, 0, 0, n], PORT)));
@@ -328,7 +354,7 @@ mod tests {
                 left_to: Some(63),
                 quiet: 5,
             };
-            let octets = encode(&peers(1, 5), service, &[(key, hint)]);
+            let octets = encode(&peers(1, 5), service, &[(key, hint)], number());
             let mut hints = Hints::open(0).unwrap();
             let (now, from) = (Instant::now(), "10.0.0.1".parse().unwrap());
             hints.set_peers([(service, peers(2, 6))].into());
@@ -351,6 +377,37 @@ mod tests {
             hints.age(now + LIFETIME);
             assert_eq!(hints.all().count(), 0);
         }
+    }
+
+    #[test]
+    fn recorded_batch_is_not_believed_again() {
+        let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
+        let mut hints = Hints::open(0).unwrap();
+        hints.set_peers([(service, peers(2, 5))].into());
+        let (key, from, now) = (FlowKey::new(client, service), "10.0.0.1".parse().unwrap(), Instant::now());
+        let hint = |client_next| Hint {
+            client_next,
+            base: 0,
+            object: 9,
+            is_named: true,
+            generation: Generation::default(),
+            left_to: None,
+            quiet: 0,
+        };
+        let batches = [7, 9].map(|next| encode(&peers(1, 5), service, &[(key, hint(next))], number()));
+        let mut has = |octets: &[u8], at| {
+            hints.take(octets, from, at);
+            hints.holder(&key).map(|(_, hint)| hint.client_next)
+        };
+        assert_eq!([has(&batches[0], now), has(&batches[1], now)], [Some(7), Some(9)]);
+        for octets in &batches {
+            assert_eq!(has(octets, now + LIFETIME), Some(9));
+        }
+        hints.age(now + LIFETIME);
+        hints.take(&batches[1], from, now + LIFETIME);
+        assert_eq!(hints.all().count(), 0, "nor does it keep anything alive");
+        hints.take(&batches[0], from, now + NUMBERED);
+        assert_eq!(hints.all().count(), 1, "its sender may have begun anew");
     }
 
     #[test]
@@ -378,7 +435,7 @@ mod tests {
                 left_to: None,
                 quiet: 0,
             };
-            let octets = encode(&peers(own, 5), service, &[(key, hint)]);
+            let octets = encode(&peers(own, 5), service, &[(key, hint)], number());
             hints.take(&octets, [10, 0, 0, own].into(), now);
             hints.all().map(|(_, holder, hint, _)| (holder, hint.generation.number())).collect::<Vec<_>>()
         };
@@ -407,7 +464,11 @@ mod tests {
             let mut hints = Hints::open(0).unwrap();
             hints.set_peers([(service, peers(0, 5))].into());
             for (own, hint) in [(1, hint), (2, later)] {
-                hints.take(&encode(&peers(own, 5), service, &[(key, hint)]), [10, 0, 0, own].into(), now);
+                hints.take(
+                    &encode(&peers(own, 5), service, &[(key, hint)], number()),
+                    [10, 0, 0, own].into(),
+                    now,
+                );
             }
             assert_eq!(hints.holder(&key).unwrap().0, holder, "{before}");
         }

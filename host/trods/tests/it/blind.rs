@@ -52,9 +52,8 @@ impl Forger {
     }
 }
 
-fn outlives(rig: &Rig, tell: impl Fn()) {
-    let (size, service) = (20_000_000, SERVICE.parse::<SocketAddr>().unwrap());
-    let content = rig.file("large", size);
+fn outlives(rig: &Rig, content: &[u8], tell: impl Fn()) {
+    let service = SERVICE.parse::<SocketAddr>().unwrap();
     let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(service)).unwrap().unwrap();
     stream.set_read_timeout(Some(testing::PATIENCE)).unwrap();
     let forger = Forger::new(rig, stream.local_addr().unwrap());
@@ -71,7 +70,7 @@ fn outlives(rig: &Rig, tell: impl Fn()) {
     rig.steer("replace", 2);
     tell();
     stream.read_to_end(&mut got).unwrap();
-    assert!(got.ends_with(&content), "{} bytes", got.len());
+    assert!(got.ends_with(content), "{} bytes", got.len());
     let second = &rig.hosts[1].replica;
     eventually("it is counted", || second.counts().adopted == 1);
     assert_eq!((first.counts().unprotected, second.counts().refused), (Default::default(), 0));
@@ -80,7 +79,8 @@ fn outlives(rig: &Rig, tell: impl Fn()) {
 #[test]
 fn blind_segments_take_no_recorded_connection_its_protection() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
-    outlives(&rig, || rig.tell(1, 1));
+    let content = rig.file("large", 20_000_000);
+    outlives(&rig, &content, || rig.tell(1, 1));
 }
 
 #[test]
@@ -88,5 +88,5 @@ fn blind_segments_take_no_named_connection_its_protection() {
     let Some(rig) = stamps::named(&Plan { stores: 0, ..Plan::default() }, &[("large", 20_000_000)]) else {
         return;
     };
-    outlives(&rig, || rig.tell_named(1, 1));
+    outlives(&rig, &stamps::content(&rig, "large"), || rig.tell_named(1, 1));
 }

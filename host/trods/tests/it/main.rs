@@ -8,6 +8,7 @@ mod corpus;
 mod forged;
 mod generated;
 mod hold;
+mod holders;
 mod leaving;
 mod model;
 mod moves;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rivulet_bpf::trods::Pin;
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{PATIENCE, eventually};
-use rivulet_trods::hold::{Absence, Departed, Leave, Left, List};
+use rivulet_trods::hold::{Absence, Departed, Leave, Left, List, Reads};
 use rivulet_trods::store::{load, prefix};
 use rivulet_trods::testing::keys;
 use rivulet_trods::{Flow, Record};
@@ -45,6 +45,7 @@ pub fn follow(rig: &Rig) {
         keys: keys(),
         other: Box::new(|_, _| None),
         waits: false,
+        reads: Reads::Told,
     };
     rig.hosts[1].replica.follow(vec![(SECOND, departed)]);
 }

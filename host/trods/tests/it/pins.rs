@@ -34,6 +34,7 @@ fn hold(server: &Memcached, n: u8, records: &[Record]) {
         own: Vec::new(),
         copies: 1,
         prefix: prefix("web", &n.to_string(), 1).unwrap(),
+        formers: Vec::new(),
         patience: PATIENCE,
         renewal: RENEWAL,
     };

@@ -85,7 +85,15 @@ fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
     let mut servers = servers.to_vec();
     let turn = crc32c::crc32c(prefix.as_bytes()) as usize % servers.len();
     servers.rotate_right(turn);
-    let config = StoreConfig { servers, own: Vec::new(), copies, prefix, patience, renewal: RENEWAL };
+    let config = StoreConfig {
+        servers,
+        own: Vec::new(),
+        copies,
+        prefix,
+        formers: Vec::new(),
+        patience,
+        renewal: RENEWAL,
+    };
     Store::new(&config, Instant::now()).unwrap()
 }
 
@@ -455,6 +463,7 @@ fn the_own_host_is_no_store() {
         own: vec!["10.0.0.1".parse().unwrap()],
         copies: 1,
         prefix: prefix("web", "r1", 7).unwrap(),
+        formers: Vec::new(),
         patience: LONG,
         renewal: RENEWAL,
     };

@@ -14,7 +14,7 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::CookieKey;
 use rivulet_trods::Settings;
-use rivulet_trods::hold::{Absence, Departed};
+use rivulet_trods::hold::{Absence, Departed, Reads};
 use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{RENEWAL, StoreConfig, load, prefix};
 use rivulet_trods::testing::keys;
@@ -160,6 +160,7 @@ impl Rig {
             own: vec![format!("10.8.{n}.1").parse().unwrap()],
             copies: 1,
             prefix: prefix("www", &format!("r{n}"), 1).unwrap(),
+            formers: Vec::new(),
             patience: Duration::from_millis(500),
             renewal: plan.renewal,
         };
@@ -261,6 +262,7 @@ impl Rig {
             keys: keys(),
             other: Box::new(|_, _| None),
             waits: false,
+            reads: Reads::Told,
         });
     }
 }

@@ -1,0 +1,233 @@
+//! A model of who holds a connection while agents are killed and return, for a model checker: replicas with their incarnations, the store
+//! with the records of each, what the controller tells of incarnations, and who gets the client's segments. A connection whose replica is
+//! gone has to be gone on with, or reset, whatever the order of events.
+//!
+//! By the rules of before ([`Rules::OnDeath`]) the checker finds connections that hang for ever: a holder returns as another
+//! incarnation before anybody has gone on with its connections, and their records are asked for no more. The rules of now are those of
+//! `host/rivulet/src/agent/trods.rs` (`Place::answered`) and `hold/rescue.rs`.
+
+use std::collections::BTreeSet;
+
+use stateright::{Checker, Model, Property};
+
+/// Replicas. The first one that takes connections gets what the client sends.
+const REPLICAS: usize = 3;
+/// Agents that are killed in a run. (With three the same is found, in 20 s.)
+const KILLS: u8 = 2;
+
+/// When records are read, and of which incarnations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rules {
+    /// When somebody is seen to die, of the incarnation that the controller told last.
+    OnDeath,
+    /// When anything changes, and again for a while, of all incarnations that stored something.
+    Always,
+}
+
+/// A process of a replica's agent.
+type Process = (usize, u8);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Rack {
+    alive: [bool; REPLICAS],
+    incarnation: [u8; REPLICAS],
+    /// What the controller tells of it; 0: nothing yet.
+    told: [u8; REPLICAS],
+    /// Gets what clients send, if it is the first one.
+    takes: [bool; REPLICAS],
+    /// Who is alive, as each one heard last from the ToR.
+    sees: [[bool; REPLICAS]; REPLICAS],
+    /// Records that each one is about to read.
+    reads: [BTreeSet<Process>; REPLICAS],
+    /// Who has read a record, and answers the client if it gets its segments.
+    looks: [bool; REPLICAS],
+    /// The connection's records in the store.
+    records: BTreeSet<Process>,
+    holder: Option<Process>,
+    is_reset: bool,
+    kills: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    /// An agent is killed.
+    Dies(usize),
+    /// It starts again.
+    Returns(usize),
+    /// The controller tells the others of its incarnation.
+    IsTold(usize),
+    /// It hears from the ToR who is alive.
+    Hears(usize),
+    /// The controller lets it take connections again.
+    IsReadmitted(usize),
+    /// It reads what this process stored.
+    Reads(usize, Process),
+    /// The client's segment comes to it: it goes on with the connection.
+    GoesOn(usize),
+    /// The client's segment comes to it, and no replica has a record.
+    Resets(usize),
+}
+
+struct Racks(Rules);
+
+impl Rack {
+    /// Who gets what the client sends.
+    fn first(&self) -> Option<usize> {
+        (0..REPLICAS).find(|n| self.alive[*n] && self.takes[*n])
+    }
+
+    /// Whether a process that stored a record is gone.
+    fn is_former(&self, (replica, incarnation): Process) -> bool {
+        !self.alive[replica] || self.incarnation[replica] != incarnation
+    }
+}
+
+impl Model for Racks {
+    type State = Rack;
+    type Action = Event;
+
+    fn init_states(&self) -> Vec<Rack> {
+        let all = [true; REPLICAS];
+        vec![Rack {
+            alive: all,
+            incarnation: [1; REPLICAS],
+            told: [1; REPLICAS],
+            takes: all,
+            sees: [all; REPLICAS],
+            reads: Default::default(),
+            looks: [false; REPLICAS],
+            records: BTreeSet::from([(0, 1)]),
+            holder: Some((0, 1)),
+            is_reset: false,
+            kills: 0,
+        }]
+    }
+
+    fn actions(&self, rack: &Rack, events: &mut Vec<Event>) {
+        if rack.is_reset {
+            return;
+        }
+        for n in 0..REPLICAS {
+            if !rack.alive[n] {
+                events.push(Event::Returns(n));
+                continue;
+            }
+            if rack.kills < KILLS {
+                events.push(Event::Dies(n));
+            }
+            if rack.told[n] != rack.incarnation[n] {
+                events.push(Event::IsTold(n));
+            }
+            if rack.sees[n] != rack.alive {
+                events.push(Event::Hears(n));
+            }
+            // It says that it is ready once it has heard, and read.
+            if !rack.takes[n]
+                && rack.sees[n][n]
+                && rack.reads[n].is_empty()
+                && rack.told[n] == rack.incarnation[n]
+            {
+                events.push(Event::IsReadmitted(n));
+            }
+            events.extend(rack.reads[n].iter().map(|of| Event::Reads(n, *of)));
+            // It looks again while somebody's connections may be without a holder.
+            if self.0 == Rules::Always && !rack.looks[n] && rack.holder.is_none() {
+                let formers =
+                    rack.records.iter().filter(|of| rack.is_former(**of) && !rack.reads[n].contains(*of));
+                events.extend(formers.map(|of| Event::Reads(n, *of)));
+            }
+        }
+        if let (Some(first), None) = (rack.first(), rack.holder) {
+            if rack.looks[first] {
+                events.push(Event::GoesOn(first));
+            } else if rack.records.is_empty() {
+                events.push(Event::Resets(first));
+            }
+        }
+    }
+
+    fn next_state(&self, before: &Rack, event: Event) -> Option<Rack> {
+        let mut rack = before.clone();
+        match event {
+            Event::Dies(n) => {
+                (rack.alive[n], rack.takes[n], rack.looks[n]) = (false, false, false);
+                rack.sees[n] = [false; REPLICAS];
+                rack.reads[n].clear();
+                rack.kills += 1;
+                // Its server goes on, and the ToR drops what it says.
+                rack.holder = rack.holder.filter(|(holder, _)| *holder != n);
+            }
+            Event::Returns(n) => {
+                rack.alive[n] = true;
+                rack.incarnation[n] += 1;
+            }
+            Event::IsTold(n) => rack.told[n] = rack.incarnation[n],
+            Event::Hears(n) => {
+                let died = (0..REPLICAS).any(|other| rack.sees[n][other] && !rack.alive[other]);
+                let is_first = !rack.sees[n][n];
+                rack.sees[n] = rack.alive;
+                match self.0 {
+                    Rules::OnDeath => {
+                        let gone = (0..REPLICAS).filter(|other| died && !rack.alive[*other]);
+                        let gone: Vec<_> = gone.map(|other| (other, rack.told[other])).collect();
+                        rack.reads[n].extend(gone);
+                        if is_first && rack.told[n] != rack.incarnation[n] {
+                            rack.reads[n].insert((n, rack.told[n]));
+                        }
+                    }
+                    Rules::Always => {
+                        let formers: Vec<_> =
+                            rack.records.iter().copied().filter(|of| rack.is_former(*of)).collect();
+                        rack.reads[n].extend(formers);
+                    }
+                }
+            }
+            Event::IsReadmitted(n) => rack.takes[n] = true,
+            Event::Reads(n, of) => {
+                rack.reads[n].remove(&of);
+                // What is held is newer.
+                rack.looks[n] |= rack.records.contains(&of) && rack.holder.is_none();
+            }
+            Event::GoesOn(n) => {
+                let process = (n, rack.incarnation[n]);
+                rack.holder = Some(process);
+                rack.records = BTreeSet::from([process]);
+                rack.looks = [false; REPLICAS];
+            }
+            Event::Resets(_) => rack.is_reset = true,
+        }
+        Some(rack)
+    }
+
+    fn properties(&self) -> Vec<Property<Racks>> {
+        vec![
+            // Runs end, since kills are counted: where nothing can happen any more somebody holds the connection.
+            Property::eventually("held or reset", |_, rack: &Rack| {
+                rack.is_reset || rack.kills == KILLS && rack.holder.is_some()
+            }),
+            Property::always("a holder is alive", |_, rack: &Rack| {
+                rack.holder.is_none_or(|(n, incarnation)| rack.alive[n] && rack.incarnation[n] == incarnation)
+            }),
+            Property::sometimes("another replica goes on", |_, rack: &Rack| {
+                rack.holder.is_some_and(|(n, _)| n != 0)
+            }),
+        ]
+    }
+}
+
+#[test]
+fn every_connection_is_held_or_reset_in_the_end() {
+    let checked = Racks(Rules::Always).checker().spawn_bfs().join();
+    checked.assert_properties();
+}
+
+/// The run that was seen: a holder is killed, returns, and dies again before anybody has gone on with its connection.
+#[test]
+fn records_read_on_a_death_alone_leave_connections_hanging() {
+    let checked = Racks(Rules::OnDeath).checker().spawn_bfs().join();
+    let hangs = checked.assert_any_discovery("held or reset");
+    let end = hangs.last_state().clone();
+    let events = hangs.into_actions();
+    assert!(end.holder.is_none() && !end.records.is_empty(), "{events:?} {end:?}");
+    assert!(events.iter().any(|event| matches!(event, Event::Returns(_))), "{events:?}");
+}
