@@ -27,6 +27,8 @@ RATE_MBIT, RTT_MS = 100.0, 10.0
 SILENCE_S = 12
 """A download that gets nothing for so long hangs."""
 CURL_HANGS = 28
+PORT, PORTS = 20_000, 10_000
+"""Of clients, one after the other."""
 SIZES = (300_000, 3_000_000, 12_000_000)
 
 Json = dict[str, Any]
@@ -38,7 +40,8 @@ class Downloads:
     def __init__(self, rack: TrodsRack, clients: int, rng: random.Random) -> None:
         self.rack, self.rng = rack, rng
         self.files = [put(size) for size in SIZES]
-        self.running: dict[int, tuple[Any, str]] = {}
+        self.running: dict[int, tuple[Any, str, int]] = {}
+        self.hung: list[int] = []
         self.ends: Counter[str] = Counter()
         self.number = 0
         for place in range(clients):
@@ -50,17 +53,30 @@ class Downloads:
         out = self.rack.folder / f"got-{place}"
         url = f"http://{SERVICE_V4}:{SERVICE_PORT}/{file}"
         # Only what stalls: connecting again and again is the client's own affair.
-        limits = ["--speed-limit", "1", "--speed-time", str(SILENCE_S), "--connect-timeout", "20"]
+        # By its port a download that hangs is found in the agents' logs.
+        port = PORT + self.number % PORTS
+        limits = [
+            "--local-port",
+            str(port),
+            "--speed-limit",
+            "1",
+            "--speed-time",
+            str(SILENCE_S),
+            "--connect-timeout",
+            "20",
+        ]
         command = [*prompt(), "curl", "-s", "-o", str(out), "--limit-rate", "2M", *limits, url]
-        self.running[place] = (self.rack.start(f"curl-{self.number}", command, self.rack.spaces["c1"]), file)
+        self.running[place] = (self.rack.start(f"curl-{self.number}", command, self.rack.spaces["c1"]), file, port)
 
     def look(self, again: bool) -> None:
         """Counts what has ended, and begins others."""
-        for place, (process, file) in list(self.running.items()):
+        for place, (process, file, port) in list(self.running.items()):
             code = process.popen.poll()
             if code is None:
                 continue
             del self.running[place]
+            if code == CURL_HANGS:
+                self.hung.append(port)
             self.ends[self._end(place, code, file)] += 1
             if again:
                 self._start(place)
@@ -102,9 +118,10 @@ def battery(clients: int, kills: int, seed: int) -> Json:
             downloads.look(False)
             time.sleep(0.05)
         downloads.ends["hung"] += len(downloads.running)
-        for process, _ in downloads.running.values():
+        for process, _, port in downloads.running.values():
             process.popen.kill()
-        return {"clients": clients, "kills": struck, "seed": seed, **downloads.ends}
+            downloads.hung.append(port)
+        return {"clients": clients, "kills": struck, "seed": seed, "ports": downloads.hung, **downloads.ends}
 
 
 def main() -> int:

@@ -96,6 +96,13 @@ impl Pins {
                 held.extend(protected.map(|(_, r)| (key(&r), pin, r.age())));
             }
             tracing::info!(connections = held.len(), members = absence.others.len(), "held by others");
+            if let Some((server, ahead)) = store::clock_ahead(&absence.servers, PATIENCE) {
+                let (by, how) = (ahead.unsigned_abs(), if ahead > 0 { "ahead of" } else { "behind" });
+                tracing::error!(
+                    "this host's clock is {by} s {how} that of the store {server}: connections of other replicas cannot be \
+                     adopted where clocks are 2 s apart; set it, by NTP or chrony"
+                );
+            }
             // Whoever has ended has no use for them.
             let _ = load.send(Known { number: absence.number, held });
             wake();

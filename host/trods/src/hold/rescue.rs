@@ -25,8 +25,8 @@ use crate::store::{self, RecordKeys, Stored};
 use crate::ts;
 use crate::wake::{self, MAX_UNKNOWN, Prober, Told};
 
-/// When a probe is sent, milliseconds after the first one.
-const PROBES: [u64; 8] = [0, 30, 100, 300, 1000, 3000, 10_000, 30_000];
+/// When a probe is sent, milliseconds after the first one: each second for a while, since whoever gets the answer may not speak yet.
+const PROBES: [u64; 13] = [0, 30, 100, 300, 1000, 2000, 3000, 4000, 5000, 6000, 8000, 15_000, 30_000];
 /// After so long a connection that goes on here has a record of its own here, or has been let go.
 const STORED: Duration = Duration::from_secs(1);
 /// Connections that are looked for at a time.

@@ -6,7 +6,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{MAX_NUMBER, RecordKeys, SEALED};
 use crate::record::{MAX_RECORD, Record, Tuple};
@@ -14,6 +14,10 @@ use crate::record::{MAX_RECORD, Record, Tuple};
 /// Records that are asked for at first, however many there are, and at a time then.
 const FIRST: u32 = 64;
 const BATCH: u32 = 256;
+/// Seconds that a host's clock may be apart from another's, whole ones, as memcached tells the time: probes have as much to spare.
+const MOST_APART: u64 = 2;
+/// Lines of a server's statistics that are read for its time.
+const MOST_STATS: usize = 64;
 /// Octets of a line.
 const MAX_LINE: u64 = 512;
 
@@ -146,6 +150,30 @@ pub fn incarnations(servers: &[SocketAddr], prefix: &str, patience: Duration) ->
         found.all.extend(all);
     }
     found
+}
+
+/// By how many seconds this host's clock is ahead of that of a server's host, where they differ by more than TRODS can do with
+/// ([`MOST_APART`]). Blocks.
+#[must_use]
+pub fn clock_ahead(servers: &[SocketAddr], patience: Duration) -> Option<(SocketAddr, i64)> {
+    let until = Instant::now() + patience;
+    let theirs = |server: SocketAddr| -> io::Result<i64> {
+        let mut reader = Reader::connect(server, until)?;
+        reader.ask(b"stats\r\n")?;
+        for _ in 0..MOST_STATS {
+            let line = reader.line()?;
+            if let Some(time) = line.strip_prefix(b"STAT time ") {
+                return number(time).and_then(|time| i64::try_from(time).ok()).ok_or_else(rubbish);
+            }
+        }
+        Err(rubbish())
+    };
+    servers.iter().find_map(|server| {
+        let theirs = theirs(*server).ok()?;
+        let own = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+        let ahead = i64::try_from(own).ok()?.saturating_sub(theirs);
+        (ahead.unsigned_abs() >= MOST_APART).then_some((*server, ahead))
+    })
 }
 
 /// [`load`] of several replicas at a time, in their order.

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use self::server::{Answer, Names, Server};
 
-pub use load::{Incarnations, Loaded, Stored, erase, incarnations, load, load_all, load_some};
+pub use load::{Incarnations, Loaded, Stored, clock_ahead, erase, incarnations, load, load_all, load_some};
 pub(crate) use notice::Notices;
 pub use sealed::{RecordKeys, SEALED};
 

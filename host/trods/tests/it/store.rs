@@ -4,12 +4,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::Record;
 use rivulet_trods::store::{
-    Done, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, Stored, erase, load, load_all, prefix,
+    Done, Incarnations, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, Stored, clock_ahead, erase,
+    incarnations, load, load_all, prefix,
 };
 use rivulet_trods::testing::keys;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -269,9 +270,18 @@ fn serve(
     let mut line = String::new();
     while from.read_line(&mut line).is_ok_and(|n| n > 0) {
         let mut words = line.split_ascii_whitespace();
+        let mut is_index = false;
         if words.next() == Some("ms") {
-            let length: usize = words.nth(1)?.parse().ok()?;
+            is_index = words.next()?.ends_with(".all");
+            let length: usize = words.next()?.parse().ok()?;
             from.read_exact(&mut vec![0; length + 2]).ok()?;
+        }
+        // The replica's incarnations, which nothing waits for.
+        if is_index {
+            let opaque = line.trim().rsplit(' ').next()?;
+            from.get_mut().write_all(format!("HD {opaque}\r\n").as_bytes()).ok()?;
+            line.clear();
+            continue;
         }
         *count += 1;
         tell.send(line.trim().to_owned()).ok()?;
@@ -479,4 +489,45 @@ fn the_own_host_is_no_store() {
         assert_eq!(prefix(name, "r1", 1), Err(StoreError::Name(name.to_owned())));
         assert_eq!(prefix("web", name, 1), Err(StoreError::Name(name.to_owned())));
     }
+}
+
+/// Clocks that are apart are found by the time that memcached tells.
+#[test]
+fn clock_that_is_apart_from_the_stores_is_found() {
+    let Some(server) = Memcached::start() else { return };
+    assert_eq!(clock_ahead(&[server.address], PATIENCE), None);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    for (theirs, ahead) in [(now - 100, 100), (now + 100, -100)] {
+        let (other, _told) =
+            pretender(move |_, _| Some(format!("STAT pid 1\r\nSTAT time {theirs}\r\nEND\r\n")));
+        let (_, found) = clock_ahead(&[server.address, other], PATIENCE).unwrap();
+        assert!((found - ahead).abs() < 60, "{found}");
+    }
+    let (silent, _told) = pretender(|_, _| Some("STAT time x\r\nEND\r\n".to_owned()));
+    assert_eq!(clock_ahead(&[silent], PATIENCE), None);
+}
+
+/// A replica's incarnations are found by whichever of them is known, and those of before are there when it has stored nothing yet.
+#[test]
+fn incarnations_of_before_are_found() {
+    let Some(server) = Memcached::start() else { return };
+    let at = [server.address];
+    assert_eq!(incarnations(&at, "web.r1.7", PATIENCE), Incarnations::default());
+    let config = StoreConfig {
+        servers: at.to_vec(),
+        own: Vec::new(),
+        copies: 1,
+        prefix: prefix("web", "r1", 7).unwrap(),
+        formers: vec![6, 3],
+        patience: LONG,
+        renewal: RENEWAL,
+    };
+    let mut store = Store::new(&config, Instant::now()).unwrap();
+    let found = |known: &str| incarnations(&at, known, PATIENCE);
+    eventually("they stand there", || {
+        store.turn(Instant::now(), &mut Vec::new());
+        found("web.r1.7").newest == 7
+    });
+    assert_eq!(found("web.r1.2"), Incarnations { newest: 7, all: [3, 6, 7].into() });
+    assert_eq!(found("web.r2.7"), Incarnations::default(), "another replica's");
 }
