@@ -65,6 +65,10 @@ class Agent:
     reported_at: float = 0.0
     held: Held = frozenset()
     plain: Plain = frozenset()
+    refused: frozenset[str] = frozenset()
+    """Services of the last update that it does not serve; its report's `error` says why."""
+    _names: dict[int, str] = field(default_factory=dict)
+    """Services of the last update, by their numbers."""
     _sent: dict[int, tuple[Held, Plain]] = field(default_factory=dict)
     _outbox: asyncio.Queue[agent_pb2.ControllerMessage | None] = field(default_factory=lambda: asyncio.Queue(maxsize=2))
 
@@ -82,6 +86,7 @@ class Agent:
         ) | frozenset((RACK_RING, Kind.TOR, key.epoch) for service in update.services for key in service.tor_keys)
         plain: Plain = frozenset((service.name, service.plain) for service in update.services)
         self._sent[update.version] = held, plain
+        self._names = {service.id: service.name for service in update.services}
         if len(self._sent) > SENT_KEPT:
             del self._sent[min(self._sent)]
         while not self._outbox.empty():
@@ -105,6 +110,11 @@ class Agent:
         return self.report.content if self.report is not None else 0
 
     @property
+    def error(self) -> str:
+        """What it says is wrong with the last update; empty if nothing."""
+        return self.report.error if self.report is not None else ""
+
+    @property
     def records(self) -> int:
         """Incarnation of its records, as it last reported; 0: none so far."""
         return self.report.trods.incarnation if self.report is not None else 0
@@ -122,8 +132,11 @@ class Agent:
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
         self.report = report
         self.reported_at = time.monotonic()
+        self.refused = frozenset(self._names[i] for i in report.refused_services if i in self._names)
         if report.version_in_force in self._sent:
-            self.held, self.plain = self._sent[report.version_in_force]
+            held, plain = self._sent[report.version_in_force]
+            self.held = frozenset(key for key in held if key[0] not in self.refused)
+            self.plain = frozenset(mode for mode in plain if mode[0] not in self.refused)
             for version in [v for v in self._sent if v < report.version_in_force]:
                 del self._sent[version]
 
@@ -219,10 +232,10 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             return
 
 
-def _weighty(agent: Agent) -> tuple[Held, Plain, bool | None, bool, int, int]:
+def _weighty(agent: Agent) -> tuple[Held, Plain, frozenset[str], bool | None, bool, int, int]:
     """What of an agent's report needs a round of the controller's loop when it changes."""
     ready = agent.report.ready if agent.report else None
-    return agent.held, agent.plain, ready, agent.asks, agent.content, agent.records
+    return agent.held, agent.plain, agent.refused, ready, agent.asks, agent.content, agent.records
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

@@ -124,7 +124,9 @@ def status(as_json: AsJson = False) -> None:
         _show(_switches(found), _replicas(found), *_trods(found))
     if found["config_problem"]:
         errors.print(Text(f"the newest configuration is not in force:\n{found['config_problem']}", style="red"))
-    if found["config_problem"] or any(s["problem"] for s in found["switches"]):
+    for problem in found.get("problems", []):
+        errors.print(Text(problem, style="red"))
+    if found["config_problem"] or found.get("problems") or any(s["problem"] for s in found["switches"]):
         raise typer.Exit(1)
 
 

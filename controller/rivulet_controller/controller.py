@@ -386,7 +386,7 @@ class Controller:
         state = self.state
         return update(
             self.config, replica, rack.numbers, state.rings, state.slots, self.weights(), rack.draining,
-            state.modes, state.incarnations, state.contents, rack.strangers,
+            state.modes, state.incarnations, state.contents, rack.apart(),
         )  # fmt: skip
 
     # Keys
@@ -437,6 +437,14 @@ class Controller:
             self.state.set_ring(service.name, ring.tick(now, lives, held, wanted, given))
         absent = {r.name: self._gone.get(r.name, self._began) for r in self.config.replicas}
         self.contents.look(self.agents.agents, absent)
+        agents = self.agents.agents
+        refused = {
+            service.name: frozenset(
+                name for name in service.replicas if name in agents and service.name in agents[name].refused
+            )
+            for service in self.config.services
+        }
+        self._rack.refused = {service: names for service, names in refused.items() if names}
         self._step_modes(now)
         ring, given = self.state.rings.get(RACK_RING, KeyRing()), self.state.given.get(RACK_RING)
         wanted = frozenset(self._rotate.pop(RACK_RING, ()))
@@ -681,9 +689,16 @@ class Controller:
                 self.state.retry(changes)
                 raise
 
+    def refusals(self) -> list[str]:
+        """What agents do not serve of their last update, in their words, by replica."""
+        agents = sorted(self.agents.agents.items())
+        return [f"replica {name}: its agent refuses: {agent.error}" for name, agent in agents if agent.error]
+
     def problems(self) -> list[str]:
-        """What an operator should know, in words: a watchdog's findings, the store, a refused configuration."""
-        found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem]
+        """What an operator should know, in words: a watchdog's findings, the store, a refused configuration, what
+        agents refuse.
+        """
+        found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem, *self.refusals()]
         return [problem for problem in found if problem]
 
 

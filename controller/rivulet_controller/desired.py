@@ -158,12 +158,13 @@ def _pool(
     bound_us: int,
     settle_us: int,
     readmitted: tuple[int, ...],
+    unheard: frozenset[int],
     switch: SwitchConfig,
 ) -> Fragment:
     items: list[Item] = []
     group = COPIES_GROUPS + number
     items.append(Multicast(group, tuple((m.port, m.index) for m in sorted(members, key=lambda m: (m.port, m.index)))))
-    bitmap = sum(1 << m.index for m in members)
+    bitmap = sum(1 << m.index for m in members if m.index not in unheard)
     items.append(
         entry(
             "pools",
@@ -413,6 +414,7 @@ def desired(
     path_mtus: Mapping[str, int] = MappingProxyType({}),
     modes: Mapping[str, Mode] = MappingProxyType({}),
     strangers: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    unheard: frozenset[tuple[int, int]] = frozenset(),
 ) -> dict[str, Fragment]:
     """Everything that one switch should hold, by fragment.
 
@@ -420,8 +422,8 @@ def desired(
     which a replica takes plain TCP again; `learned` are sources that events told of, `found` MAC addresses by next hop
     that the configuration does not give, `path_mtus` what tunnels take, by replica's address, `modes` how plain TCP is
     served, by service, where that is on its way to what the configuration says, `strangers` who gets nothing new of a
-    service because its content is another than the one in force. A service without a nonce key is left
-    out: it is not live before its keys.
+    service because its content is another than the one in force, `unheard` members by (pool, replica) numbers that get
+    nothing before their first heartbeat. A service without a nonce key is left out: it is not live before its keys.
     """
     hops = next_hops(config, switch, found)
     live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
@@ -446,7 +448,9 @@ def desired(
             again = tuple(readmitted.get((pool, m.index), 0) for m in members)
             bound = round(service.liveness * 1e6)
             settle = bound + round(SETTLE_HEARTBEATS * service.heartbeat * 1e6)
-            fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, settle, again, switch)
+            fragments[f"pool {service.pool_name}"] = _pool(
+                pool, members, bound, settle, again, frozenset(index for at, index in unheard if at == pool), switch
+            )
             mtus[service.pool_name] = min((m.mtu for m in members), default=MTU_MIN)
             indices[service.pool_name] = {m.index: weights[m.replica.name] for m in members}
             leaving[service.pool_name] = frozenset(m.index for m in members if m.replica.name in draining)

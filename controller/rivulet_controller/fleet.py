@@ -74,6 +74,10 @@ class SwitchState:
     problem: str = ""
     retry_at: float = 0.0
     lost_at: float = 0.0
+    began_at: float = 0.0
+    """Start of the session."""
+    unheard: frozenset[tuple[int, int]] = frozenset()
+    """Members that got nothing at the last reading."""
     converged_at: float = 0.0
     told: set[str] = field(default_factory=set)
     """Replicas of which an event said since the last reading that they were excluded."""
@@ -212,8 +216,29 @@ class Fleet:
             return None
         return Known(
             switch.tor, dict(switch.readmitted), switch.sources.learned(), switch.neighbours.found(),
-            switch.paths.mtus(),
+            switch.paths.mtus(), self.unheard(switch),
         )  # fmt: skip
+
+    def unheard(self, switch: SwitchState) -> frozenset[tuple[int, int]]:
+        """Members, by pool and replica numbers, that the switch gives nothing: it counted no heartbeat of theirs, and
+        they have no agent. None of a pool without any member that is heard, and none before a reading of this session:
+        a switch or a controller that starts takes no replica out.
+        """
+        sample = self.health.samples.get(switch.link.config.name)
+        if sample is None or sample.at < switch.began_at:
+            return frozenset()
+        agents, numbers = self._agents(), self.rack.numbers
+        found: set[tuple[int, int]] = set()
+        for name, pool in numbers.pools.items():
+            members = numbers.replicas.get(name, {})
+            silent = {
+                (pool, index)
+                for replica, index in members.items()
+                if replica not in agents and sample.ready_heartbeats(pool << 6 | index) <= 0
+            }
+            if len(silent) < len(members):
+                found |= silent
+        return frozenset(found)
 
     def _place(self, name: str) -> SwitchConfig | None:
         return next((s for s in self.rack.config.switches if s.name == name), None)
@@ -286,6 +311,7 @@ class Fleet:
         if switch is None:
             return
         switch.holds = False
+        switch.began_at = time.monotonic()
         tor = tor_of(link.tor_parameters())
         switch.estimate.reset()
         switch.sequence = None
@@ -444,6 +470,9 @@ class Fleet:
         place = switch.link.config
         ports = sorted({replica.port for replica in self.rack.config.replicas if replica.switch == place.name})
         sample = await self.health.read(switch.link, places, numbers.services, ports)
+        if (unheard := self.unheard(switch)) != switch.unheard:
+            switch.unheard = unheard
+            self._wake()
         # Of an exclusion whose event was lost the counter tells.
         for replica in self.health.excluded_since(switch.link.config.name) - switch.told:
             self._excluded(replica, switch.link.config.name)

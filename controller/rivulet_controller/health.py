@@ -288,6 +288,8 @@ class Health:
             reason = "heartbeats are heard, but no agent is registered: it gets no new keys"
         elif stale:
             reason = "heartbeats are heard, but its agent has stopped reporting"
+        elif report is not None and report.error:
+            reason = f"its agent refuses: {report.error}"
         return ReplicaView(
             name=name,
             state=state,

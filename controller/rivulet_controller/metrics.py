@@ -88,6 +88,9 @@ class Metrics:
         other = GaugeMetricFamily(
             "rivulet_replica_other_content", "Services at which its content is not the one in force", labels=["replica"]
         )
+        services = GaugeMetricFamily(
+            "rivulet_replica_refused_services", "Services that the replica's agent refuses", labels=["replica"]
+        )
         trods = {
             fate: CounterMetricFamily(f"rivulet_trods_{fate}", f"Connections with TRODS {words}", labels=["replica"])
             for fate, words in TRODS.items()
@@ -97,6 +100,7 @@ class Metrics:
         )
         for replica in view.replicas(self._controller):
             other.add_metric([replica["name"]], len(replica["other_content"]))
+            services.add_metric([replica["name"]], len(replica["refused_services"]))
             if replica["trods"] is not None:
                 for fate, family in trods.items():
                     family.add_metric([replica["name"]], replica["trods"][fate])
@@ -108,7 +112,7 @@ class Metrics:
                 state.add_metric([replica["name"], name], int(replica["state"] == name))
             load.add_metric([replica["name"]], replica["load"])
             weight.add_metric([replica["name"]], replica["weight"])
-        yield from (state, load, weight, answered, refused, other, unprotected, *trods.values())
+        yield from (state, load, weight, answered, refused, other, services, unprotected, *trods.values())
         for attribute, counter in COUNTERS.items():
             name = counter if counter.startswith("replica_") else f"replica_{counter}"
             family = CounterMetricFamily(

@@ -27,10 +27,18 @@ class Rack:
     """Those of these that get nothing new for a moment (returning.py)."""
     strangers: dict[str, frozenset[str]] = field(default_factory=dict)
     """By service, replicas that get nothing new of it: they have other content than the one in force."""
+    refused: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By service, replicas that get nothing new of it: their agents refuse it."""
+
+    def apart(self) -> dict[str, frozenset[str]]:
+        """By service, replicas that get nothing new of it, for either reason."""
+        none: frozenset[str] = frozenset()
+        names = {*self.strangers, *self.refused}
+        return {name: self.strangers.get(name, none) | self.refused.get(name, none) for name in names}
 
     def copy(self) -> Rack:
         """The same values, which later changes leave as they are."""
-        return replace(self, state=self.state.copy(), strangers=dict(self.strangers))
+        return replace(self, state=self.state.copy(), strangers=dict(self.strangers), refused=dict(self.refused))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,8 @@ class Known:
     """MAC addresses by next hop."""
     mtus: Mapping[str, int] = field(default_factory=dict)
     """What tunnels take, by the replica's address."""
+    unheard: frozenset[tuple[int, int]] = frozenset()
+    """Members, by pool and replica numbers, that get nothing before their first heartbeat."""
 
 
 UNKNOWN = Known(Tor(tor_id=0))
@@ -73,5 +83,6 @@ def fragments_of(names: Names, rack: Rack, place: SwitchConfig, known: Known) ->
         found,
         known.mtus,
         MappingProxyType(rack.state.modes),
-        rack.strangers,
+        rack.apart(),
+        known.unheard,
     )

@@ -153,7 +153,7 @@ def _agents(config: Config) -> Iterator[Mistake]:
     if len(config.switches) - 1 > limits.TUNNELS:
         yield ("switches",), f"a replica is sent to by {limits.TUNNELS} switches of other racks at most"
     count: dict[str, int] = {}
-    beats: dict[str, dict[str, float]] = {}
+    beats: dict[str, dict[str, int]] = {}
     for index, service in enumerate(config.services):
         for name in service.replicas:
             count[name] = count.get(name, 0) + 1
@@ -162,7 +162,7 @@ def _agents(config: Config) -> Iterator[Mistake]:
             pools = beats.setdefault(name, {})
             before = sum(pools.values())
             # One beat a place in a pool, by the first service that names it.
-            pools.setdefault(service.pool_name, 1e6 / round(service.heartbeat * 1e6))
+            pools.setdefault(service.pool_name, 1_000_000 // round(service.heartbeat * 1e6))
             if before <= limits.HEARTBEATS_PER_SECOND < sum(pools.values()):
                 yield (
                     ("services", index, "heartbeat"),

@@ -29,6 +29,7 @@ def snapshot(controller: Controller, actions: Iterable[Action] = ()) -> dict[str
     return {
         "time": time.time(),
         "config_problem": controller.config_problem,
+        "problems": [problem for problem in controller.problems() if problem != controller.config_problem],
         "lab": config.listen.lab,
         "leader": controller.leading,
         "switches": switches(controller),
@@ -110,10 +111,17 @@ def replicas(controller: Controller) -> list[dict[str, Any]]:
             "draining": place.name in draining,
             "maintenance": place.maintenance,
             "other_content": controller.contents.strange_at(place.name),
+            "refused_services": _refused(controller, place.name),
             "can_kill": bool(place.kill_command) and controller.config.listen.lab,
         }
         for place in controller.config.replicas
     ]
+
+
+def _refused(controller: Controller, replica: str) -> list[str]:
+    """The services that a replica's agent does not serve."""
+    agent = controller.agents.agents.get(replica)
+    return sorted(agent.refused) if agent is not None else []
 
 
 def replica(controller: Controller, name: str) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class FakeAgent:
         self.content: int | None = 1
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
+        self.refuses: dict[str, str] = {}
+        """Services that it does not serve, and why."""
         self.ended = False
         self._address = address
         self._fresh = asyncio.Event()
@@ -86,6 +88,8 @@ class FakeAgent:
             self._fresh.clear()
             if not self.silent:
                 report = agent_pb2.Report(
-                    version_in_force=self.newest.version, ready=self.ready, content=self.content, trods=self.trods
-                )
+                    version_in_force=self.newest.version, ready=self.ready, content=self.content, trods=self.trods,
+                    refused_services=[s.id for s in self.newest.services if s.name in self.refuses],
+                    error="; ".join(self.refuses[s.name] for s in self.newest.services if s.name in self.refuses),
+                )  # fmt: skip
                 await call.write(agent_pb2.AgentMessage(report=report))

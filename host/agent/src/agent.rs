@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use rivulet_server::service::Service;
 use tokio::sync::watch;
 
+use crate::Accepted;
 use crate::address::Controllers;
 use crate::proto::{Hello, Report, TrodsStatus};
 use crate::{AgentError, upstream};
@@ -27,6 +28,8 @@ pub struct Status {
     pub refused: u64,
     /// What was wrong with the last update.
     pub error: String,
+    /// Numbers of its services that are not served because of that.
+    pub refused_services: Vec<u32>,
     /// What became of connections with TRODS; none while no service has it.
     pub trods: Option<TrodsCounts>,
     /// Version of the content for plain clients that are answered without state.
@@ -85,6 +88,35 @@ impl From<&Status> for Report {
             error: status.error.clone(),
             trods: status.trods.as_ref().map(TrodsStatus::from),
             content: status.content,
+            refused_services: status.refused_services.clone(),
+        }
+    }
+}
+
+/// What an update holds that is not served, and why.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Refusal {
+    services: Vec<u32>,
+    why: String,
+}
+
+impl Refusal {
+    /// What an update was refused of.
+    pub(crate) fn of(accepted: &Accepted, version: u64) -> Refusal {
+        let why = accepted.error();
+        if !why.is_empty() {
+            tracing::error!(version, error = why, "services refused");
+        }
+        Refusal { services: accepted.refused_ids(), why }
+    }
+
+    /// Adds it to a report.
+    pub(crate) fn add_to(&self, report: &mut Report) {
+        report.refused_services.extend_from_slice(&self.services);
+        report.refused_services.sort_unstable();
+        report.refused_services.dedup();
+        if report.error.is_empty() {
+            report.error.clone_from(&self.why);
         }
     }
 }
@@ -104,8 +136,8 @@ pub struct Agent {
     pub updates: mpsc::Receiver<(u64, Vec<Service>)>,
     report: watch::Sender<Report>,
     hello: watch::Sender<Hello>,
-    /// What was wrong with an update that did not get to the packet path.
-    refused: std::sync::Arc<parking_lot::Mutex<String>>,
+    /// What did not get to the packet path of the last update.
+    refused: std::sync::Arc<parking_lot::Mutex<Refusal>>,
 }
 
 impl Agent {
@@ -121,24 +153,16 @@ impl Agent {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (sender, updates) = mpsc::channel();
         let (report, reported) = watch::channel(Report::default());
-        let refused = std::sync::Arc::new(parking_lot::Mutex::new(String::new()));
+        let refused = std::sync::Arc::new(parking_lot::Mutex::new(Refusal::default()));
         let of_thread = refused.clone();
         let (said, hello) = watch::channel(hello(name, incarnation, mac));
         std::thread::Builder::new().name("agent".into()).spawn(move || {
             runtime.block_on(upstream::keep(&controllers, hello, reported, |update| {
                 let version = update.version;
-                match crate::services(&update) {
-                    Ok(services) => {
-                        tracing::info!(version, services = services.len(), "update");
-                        of_thread.lock().clear();
-                        sender.send((version, services)).is_ok()
-                    }
-                    Err(e) => {
-                        tracing::error!(version, error = %e, "update refused");
-                        *of_thread.lock() = e.to_string();
-                        true
-                    }
-                }
+                let accepted = crate::services(&update);
+                tracing::info!(version, services = accepted.services.len(), "update");
+                *of_thread.lock() = Refusal::of(&accepted, version);
+                sender.send((version, accepted.services)).is_ok()
             }));
         })?;
         Ok(Agent { updates, report, hello: said, refused })
@@ -159,9 +183,7 @@ impl Agent {
     /// Sets what the next report says.
     pub fn set_status(&self, status: &Status) {
         let mut report = Report::from(status);
-        if report.error.is_empty() {
-            report.error.clone_from(&self.refused.lock());
-        }
+        self.refused.lock().add_to(&mut report);
         self.report.send_if_modified(|before| {
             let told = urgent(before) == urgent(&report);
             *before = report;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rivulet_packet::slot::{Affinity, Slot, SlotKey};
 use rivulet_server::keys::{CookieEpoch, KeySet, NonceEpoch, SealKey, Secret, TorKeys};
 use rivulet_server::service::{
-    Failure, InForce, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, check_all,
+    Failure, InForce, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, sort_out,
 };
 
 use crate::proto;
@@ -29,11 +29,47 @@ pub enum ConvertError {
     Service(#[from] ServiceError),
 }
 
-/// The services of an update.
-pub fn services(update: &proto::Update) -> Result<Vec<Service>, ConvertError> {
-    let services: Vec<Service> = update.services.iter().map(service).collect::<Result<_, _>>()?;
-    check_all(&services)?;
-    Ok(services)
+/// What can be served of an update, and what is wrong with the rest.
+#[derive(Debug, Default)]
+pub struct Accepted {
+    /// Services that are served.
+    pub services: Vec<Service>,
+    /// The refused ones, by their numbers.
+    pub refused: Vec<(u32, ConvertError)>,
+}
+
+impl Accepted {
+    /// What is wrong, in words: the first few of the refused services. Empty if there are none.
+    #[must_use]
+    pub fn error(&self) -> String {
+        const TOLD: usize = 3;
+        let mut words: Vec<String> = self.refused.iter().take(TOLD).map(|(_, e)| e.to_string()).collect();
+        if self.refused.len() > TOLD {
+            words.push(format!("and {} services more", self.refused.len() - TOLD));
+        }
+        words.join("; ")
+    }
+
+    /// Numbers of the refused services.
+    #[must_use]
+    pub fn refused_ids(&self) -> Vec<u32> {
+        self.refused.iter().map(|(id, _)| *id).collect()
+    }
+}
+
+/// Sorts out the services of an update: those that are wrong take no others out.
+#[must_use]
+pub fn services(update: &proto::Update) -> Accepted {
+    let (mut services, mut refused) = (Vec::with_capacity(update.services.len()), Vec::new());
+    for from in &update.services {
+        match service(from) {
+            Ok(service) => services.push(service),
+            Err(e) => refused.push((from.id, e)),
+        }
+    }
+    let (services, others) = sort_out(services);
+    refused.extend(others.into_iter().map(|(id, e)| (u32::from(id), e.into())));
+    Accepted { services, refused }
 }
 
 fn service(from: &proto::Service) -> Result<Service, ConvertError> {
@@ -193,6 +229,12 @@ mod tests {
     use super::*;
     use rivulet_packet::TorKey;
 
+    /// All services, or the first fault.
+    fn services(update: &proto::Update) -> Result<Vec<Service>, ConvertError> {
+        let Accepted { services, mut refused } = super::services(update);
+        if refused.is_empty() { Ok(services) } else { Err(refused.remove(0).1) }
+    }
+
     fn good() -> proto::Service {
         proto::Service {
             id: 1,
@@ -270,7 +312,7 @@ mod tests {
         let before = proto::Service { content: None, ..good() };
         let update = proto::Update { version: 1, services: vec![before] };
         assert_eq!(
-            super::services(&update).unwrap()[0].content,
+            super::services(&update).services[0].content,
             None,
             "a controller of before decides nothing"
         );
@@ -370,5 +412,61 @@ mod tests {
                 services(&proto::Update { version: 1, services: vec![bad] }).expect_err(part).to_string();
             assert!(error.contains(part), "{part}: {error}");
         }
+    }
+
+    #[test]
+    fn refused_service_is_named_and_leaves_the_others() {
+        let nth = |id: u32| proto::Service { id, addresses: vec![vec![10, 9, 1, id as u8]], ..good() };
+        let mut update = proto::Update { version: 1, services: (1..=9).map(nth).collect() };
+        for (id, address) in [(2, [127, 0, 0, 1]), (4, [0; 4]), (5, [255; 4]), (6, [224, 0, 0, 5])] {
+            update.services[id - 1].addresses = vec![address.into()];
+        }
+        update.services[7].heartbeat_interval_us = 50;
+        let accepted = super::services(&update);
+        let served: Vec<_> = accepted.services.iter().map(|s| s.keys.service).collect();
+        assert_eq!((served, accepted.refused_ids()), (vec![1, 3, 7, 9], vec![2, 4, 5, 6, 8]));
+        let error = accepted.error();
+        assert!(error.starts_with("service www: an address that is not one host's; "), "{error}");
+        assert!(error.ends_with("and 2 services more"), "{error}");
+        assert_eq!(super::services(&proto::Update { version: 1, services: vec![nth(1)] }).error(), "");
+    }
+
+    /// Rows of values with the verdict of the controller's check on each (`controller/tests/test_agent_rules.py`).
+    #[test]
+    fn verdicts_are_those_of_the_controllers_check() {
+        let rows = include_str!("../tests/agent_rules.txt");
+        for row in rows.lines() {
+            let columns: Vec<&str> = row.split_ascii_whitespace().collect();
+            let [verdict, numbers @ .., addresses, racks] = &columns[..] else { panic!("{row}") };
+            let numbers: Vec<u32> =
+                numbers.iter().map(|n| n.parse::<u64>().unwrap().try_into().unwrap_or(u32::MAX)).collect();
+            let &[services, pools, heartbeat, liveness, horizon, port] = &numbers[..] else {
+                panic!("{row}")
+            };
+            let octets = |text: &str| match text.parse::<IpAddr>().unwrap() {
+                IpAddr::V4(a) => a.octets().to_vec(),
+                IpAddr::V6(a) => a.octets().to_vec(),
+            };
+            let place = |n: u32| proto::Service {
+                id: n + 1,
+                addresses: match n {
+                    0 => addresses.split(',').map(octets).collect(),
+                    _ => vec![vec![10, 8, (n / 250) as u8, (n % 250 + 1) as u8]],
+                },
+                port,
+                pool: n % pools,
+                heartbeat_interval_us: heartbeat,
+                liveness_bound_us: liveness,
+                horizon_us: horizon,
+                tunnels: (1..=racks.parse().unwrap())
+                    .map(|n| proto::Tunnel { local: vec![10, 2, 0, 1], tor: vec![10, 3, 0, n] })
+                    .collect(),
+                ..good()
+            };
+            let update = proto::Update { version: 1, services: (0..services).map(place).collect() };
+            let accepted = super::services(&update);
+            assert_eq!(accepted.refused.is_empty(), *verdict == "yes", "{row}: {}", accepted.error());
+        }
+        assert!(rows.lines().count() > 150);
     }
 }

@@ -22,7 +22,7 @@ use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Streaming};
 
 use crate::address::Controllers;
-use crate::agent::{Status, hello, urgent};
+use crate::agent::{Refusal, Status, hello, urgent};
 use crate::proto::agent_message::Message as FromAgent;
 use crate::proto::agents_server::{Agents, AgentsServer};
 use crate::proto::controller_message::Message as FromController;
@@ -90,8 +90,8 @@ struct Own {
     status: Option<Status>,
     /// Version of the update that is held.
     held: u64,
-    /// What was wrong with the last one.
-    error: String,
+    /// What is not served of it.
+    refused: Refusal,
 }
 
 struct Shared {
@@ -124,12 +124,10 @@ impl Shared {
                 );
                 // Held is as good as in force: whoever attaches has it before his first packet.
                 report.version_in_force = own.held;
-                if report.error.is_empty() {
-                    report.error.clone_from(&own.error);
-                }
                 (own.hello.clone(), report)
             }
         };
+        own.refused.add_to(&mut report);
         // Plain TCP of nginx is this process's, whoever else serves.
         report.trods = own.status.as_ref().and_then(|status| status.trods.as_ref()).map(TrodsStatus::from);
         let set = |now: &mut Hello| std::mem::replace(now, hello.clone()) != hello;
@@ -141,18 +139,11 @@ impl Shared {
         });
     }
 
-    /// Takes an update up, if it is one that can be; false if nobody holds the other end any more.
+    /// Takes up what can be of an update; false if nobody holds the other end any more.
     fn take(&self, update: Update, keep: Option<&PathBuf>, to: &mpsc::Sender<(u64, Vec<Service>)>) -> bool {
         let version = update.version;
-        let services = match crate::services(&update) {
-            Ok(services) => services,
-            Err(e) => {
-                tracing::error!(version, error = %e, "update refused");
-                self.own.lock().error = e.to_string();
-                self.retell();
-                return true;
-            }
-        };
+        let accepted = crate::services(&update);
+        let (refused, services) = (Refusal::of(&accepted, version), accepted.services);
         tracing::info!(version, services = services.len(), "update");
         if let Some(path) = keep
             && let Err(e) = keep::save(path, &update)
@@ -162,7 +153,7 @@ impl Shared {
         {
             let mut own = self.own.lock();
             own.held = version;
-            own.error.clear();
+            own.refused = refused;
         }
         self.update.send_replace(Some(update));
         self.retell();
@@ -188,7 +179,7 @@ impl Door {
             hello: said,
             report: told,
             speakers: Mutex::default(),
-            own: Mutex::new(Own { hello: own, status: None, held: 0, error: String::new() }),
+            own: Mutex::new(Own { hello: own, status: None, held: 0, refused: Refusal::default() }),
         });
         let (to, updates) = mpsc::channel();
         if let Some(kept) = kept {

@@ -8,8 +8,8 @@ use prost::Message;
 
 use crate::proto::Update;
 
-/// Longest file read, octets.
-const MAX: u64 = 1 << 20;
+/// Longest file read, octets: the longest update.
+const MAX: u64 = crate::upstream::MAX_MESSAGE as u64;
 
 /// Reads what [`save`] wrote; `None` if there is no file. One that others may read is refused: it holds keys.
 pub(crate) fn load(path: &Path) -> io::Result<Option<Update>> {

@@ -23,7 +23,7 @@ pub mod proto {
 
 pub use address::{AddressError, Controllers, TlsFiles};
 pub use agent::{Agent, Status, TrodsCounts};
-pub use convert::{ConvertError, services};
+pub use convert::{Accepted, ConvertError, services};
 pub use door::{Door, DoorConfig, DoorError};
 pub use due::Due;
 

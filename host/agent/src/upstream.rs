@@ -18,8 +18,8 @@ const REPORT: Duration = Duration::from_millis(500);
 const SOON: Duration = Duration::from_millis(20);
 /// Pause when no address answered, doubled up to the second value.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Longest message taken, octets: some thousand services.
-const MAX_MESSAGE: usize = 1 << 20;
+/// Longest message taken, octets: 1,024 services with 1,024 slots each and as many keys as there can be are about 8 MB.
+pub(crate) const MAX_MESSAGE: usize = 16 << 20;
 
 /// Keeps a stream open for good. `hello` and `report` are what is said, and may change at any time: a new
 /// hello opens the stream anew. `take` gets every update; false from it ends everything.

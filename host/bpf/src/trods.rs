@@ -28,8 +28,8 @@ use crate::linger::Linger;
 use crate::object::{attach, load, map, missing, object, open};
 
 const NAME: &str = "trods";
-/// Most addresses of services.
-pub const MAX_SERVICES: usize = 256;
+/// Most addresses of services: 16 of each of 1,024.
+pub const MAX_SERVICES: usize = 16384;
 /// Leases that services can stand under.
 pub const MAX_LEASES: u32 = 16;
 /// The mark (`SO_MARK`) that what was held, or withheld, is sent with.

@@ -8,8 +8,10 @@
 
 mod draining;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
 use crate::filter::TcpRule;
@@ -125,9 +127,13 @@ impl KernelGuard {
     pub fn share(&self, interfaces: &[&str], rules: &[(TcpRule, Share)]) -> Result<(), GuardError> {
         let mut script = draining::sets(self.table.netns.as_deref(), rules)?;
         let (mut ingress, mut egress) = (String::new(), String::new());
+        let mut dropped = Endpoints::default();
         for (rule, share) in rules {
-            draining::lines(rule, *share, &mut ingress, &mut egress);
+            if *share != Share::None || !dropped.add(rule) {
+                draining::lines(rule, *share, &mut ingress, &mut egress);
+            }
         }
+        dropped.write(&mut ingress);
         for (i, name) in interfaces.iter().enumerate() {
             if crate::Interface::new(None, name).is_err() || name.contains(['"', '\\']) {
                 return Err(GuardError::Name((*name).into()));
@@ -191,6 +197,44 @@ fn start_time(pid: u32) -> Option<u64> {
 #[must_use]
 pub fn with_option(exid: u16) -> String {
     format!("{TCP_HEADER_LONGER_THAN_20} @th,160,8 253 @th,176,16 {exid}")
+}
+
+/// Addresses with a port whose segments are dropped: one look into a set a packet, however many there are.
+#[derive(Default)]
+struct Endpoints {
+    /// By option (ExID) and family, IPv6 or not.
+    sets: BTreeMap<(Option<u16>, bool), EndpointSet>,
+}
+
+type EndpointSet = BTreeSet<(IpAddr, u16)>;
+
+impl Endpoints {
+    /// Takes a rule in that names each address and port; false for any other.
+    fn add(&mut self, rule: &TcpRule) -> bool {
+        let ports = &rule.destination_ports;
+        if rule.destinations.is_empty() || ports.is_empty() || ports.iter().any(|p| p.start() != p.end()) {
+            return false;
+        }
+        for &address in &rule.destinations {
+            let set = self.sets.entry((rule.exid, address.is_ipv6())).or_default();
+            set.extend(ports.iter().map(|port| (address, *port.start())));
+        }
+        true
+    }
+
+    fn write(&self, chain: &mut String) {
+        for ((exid, v6), set) in &self.sets {
+            let family = if *v6 { "ip6" } else { "ip" };
+            let elements: Vec<String> =
+                set.iter().map(|(address, port)| format!("{address} . {port}")).collect();
+            let option = exid.map_or_else(String::new, |exid| format!(" {}", with_option(exid)));
+            let _ = writeln!(
+                chain,
+                "  meta l4proto tcp {family} daddr . tcp dport {{ {} }}{option} counter drop",
+                elements.join(", ")
+            );
+        }
+    }
 }
 
 /// One nftables expression for each family a rule can match.

@@ -9,8 +9,8 @@
 //! straight when it is taken back. So do those for what came in a tunnel of another rack's ToR, whose segments pass
 //! the kernel on another way. When the tables are full they go out too, as without all this.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::net::IpAddr;
 
 use rivulet_bpf::trods::{KNOWN, UNKNOWN};
 use rivulet_packet::option::EX_ID;
@@ -88,16 +88,30 @@ impl SecondChance {
 /// Sets and chains, empty without a service of plain TCP behind a ToR.
 fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) -> String {
     let (mut ingress, mut egress) = (String::new(), String::new());
+    // By family and ToR: one look into a set a packet, however many services there are.
+    let mut served: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     // While connections without state go on, that there is no socket says nothing.
     for service in services.filter(|s| s.is_kernels() && !s.answers_plain()) {
         let Some(member) = service.member else { continue };
         for &address in &service.addresses {
-            rules(&mut ingress, &mut egress, interface, address, service.port, mac, member.tor_mac);
+            served.entry((address.is_ipv6(), member.tor_mac)).or_default().insert((address, service.port));
         }
     }
     let mut text = String::new();
-    if ingress.is_empty() {
+    if served.is_empty() {
         return text;
+    }
+    for (number, ((v6, tor_mac), sockets)) in served.iter().enumerate() {
+        let set = format!("served{number}");
+        let elements: Vec<String> =
+            sockets.iter().map(|(address, port)| format!("{address} . {port}")).collect();
+        let _ = writeln!(
+            text,
+            " set {set} {{ type {} . inet_service; elements = {{ {} }}; }}",
+            if *v6 { "ipv6_addr" } else { "ipv4_addr" },
+            elements.join(", ")
+        );
+        rules(&mut ingress, &mut egress, interface, (&set, *v6), mac, *tor_mac);
     }
     // Nearly all there is, and each rule costs. Of a connection that TRODS knows here, whatever is remembered from before it was
     // adopted; and what resets nothing.
@@ -125,17 +139,16 @@ fn rules(
     ingress: &mut String,
     egress: &mut String,
     interface: &str,
-    address: IpAddr,
-    port: u16,
+    (set, v6): (&str, bool),
     mac: [u8; 6],
     tor_mac: [u8; 6],
 ) {
-    let (ip, family) = if address.is_ipv6() { ("ip6", 6) } else { ("ip", 4) };
+    let (ip, family) = if v6 { ("ip6", 6) } else { ("ip", 4) };
     let (mac, tor) = (colons(mac), colons(tor_mac));
-    let here = format!("{ip} daddr {address} tcp dport {port}");
+    let here = format!("{ip} daddr . tcp dport @{set}");
     let from = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
     // The same connection in the other direction.
-    let reset = format!("{ip} saddr {address} tcp sport {port} tcp flags == rst");
+    let reset = format!("{ip} saddr . tcp sport @{set} tcp flags == rst");
     let to = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
     // Ours are not plain, and many.
     let _ = writeln!(ingress, "  {here} {} accept", with_option(EX_ID));
@@ -219,11 +232,11 @@ mod tests {
             r#"hook egress device "r1-eth0""#,
             "policy accept;\n  meta mark 0x54524f4b accept\n",
             "policy accept;\n  tcp flags & rst == 0 accept\n",
-            "ip daddr 10.9.0.1 tcp dport 80 meta mark 0x54524f55 limit rate over 20000/second",
-            "ip daddr 10.9.0.1 tcp dport 80 @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078 accept",
-            "ip daddr 10.9.0.1 tcp dport 80 ether saddr != 02:00:00:00:00:fe update @handed4",
+            "ip daddr . tcp dport @served0 meta mark 0x54524f55 limit rate over 20000/second",
+            "ip daddr . tcp dport @served0 @th,96,4 >= 6 @th,160,8 253 @th,176,16 21078 accept",
+            "ip daddr . tcp dport @served0 ether saddr != 02:00:00:00:00:fe update @handed4",
             r#"ether saddr set 02:00:00:00:00:01 ether daddr set 02:00:00:00:00:fe counter fwd to "r1-eth0""#,
-            "ip6 saddr fd00:9::1 tcp sport 80 tcp flags == rst ip6 daddr . tcp dport . ip6 saddr . tcp sport @straight6 \
+            "ip6 saddr . tcp sport @served1 tcp flags == rst ip6 daddr . tcp dport . ip6 saddr . tcp sport @straight6 \
              update @away6",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");

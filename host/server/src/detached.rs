@@ -62,6 +62,6 @@ impl Server {
 
     fn service_of(&self, frame: &[u8]) -> Option<&Running> {
         let (_, segment) = Segment::parse_frame(frame).ok()?;
-        self.running.iter().find(|r| r.serves(segment.dst))
+        self.sockets.place(segment.dst).map(|index| &self.running[index])
     }
 }

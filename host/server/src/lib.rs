@@ -15,6 +15,7 @@ mod detached;
 pub mod heartbeat;
 mod interface;
 pub mod keys;
+pub mod limits;
 mod minisocket;
 mod paths;
 mod pulse;
@@ -22,6 +23,7 @@ mod rules;
 mod running;
 mod server;
 pub mod service;
+mod service_set;
 mod tunnel;
 mod workers;
 

@@ -14,14 +14,15 @@ use rivulet_pktio::Interface;
 
 use crate::heartbeat::{Beat, Live, Sender, heartbeat_of};
 use crate::service::{Service, Tunnel};
+use crate::service_set::{ServiceSet, SharedServiceSet};
 use crate::tunnel::Beacon;
-use crate::workers::{Seats, bit};
+use crate::workers::Seats;
 
 /// The beat of one place in a pool, for all services that share it.
 struct Beating {
     beat: Beat,
-    /// The services, a bit each; ready while one of them is.
-    services: u64,
+    /// The services; ready while one of them is.
+    services: ServiceSet,
     beacons: Vec<Beacon>,
 }
 
@@ -48,8 +49,8 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Services that have no keys, a bit each; all of them while the interface is down or the application is not ready.
-    unready: AtomicU64,
+    /// Services that have no keys; all of them while the interface is down or the application is not ready.
+    unready: SharedServiceSet,
     /// The interface's Ethernet address.
     mac: AtomicU64,
     sent: AtomicU64,
@@ -74,7 +75,7 @@ impl Pulse {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
-            unready: AtomicU64::new(u64::MAX),
+            unready: SharedServiceSet::new(ServiceSet::ALL),
             mac: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             answers: [const { AtomicU64::new(0) }; 2],
@@ -97,10 +98,10 @@ impl Pulse {
                 None => {
                     let same = before.iter().position(|b| *b.beat.member() == member);
                     let mut beating = match same.map(|at| before.swap_remove(at)) {
-                        Some(same) => Beating { services: 0, ..same },
+                        Some(same) => Beating { services: ServiceSet::default(), ..same },
                         None => {
                             let beat = Beat::new(member, &of.keys, self.incarnation, now);
-                            Beating { beat, services: 0, beacons: Vec::new() }
+                            Beating { beat, services: ServiceSet::default(), beacons: Vec::new() }
                         }
                     };
                     beating.beat.set_keys(&of.keys);
@@ -113,7 +114,7 @@ impl Pulse {
                 }
             };
             let beating = &mut state.beats[at];
-            beating.services |= bit(service);
+            beating.services.add(service);
             for tunnel in &of.tunnels {
                 if !beating.beacons.iter().any(|beacon| beacon.tunnel == *tunnel) {
                     beating.beacons.push(Beacon::new(*tunnel));
@@ -133,10 +134,10 @@ impl Pulse {
     }
 
     /// What heartbeats say from now on.
-    pub(crate) fn tell(&self, mac: [u8; 6], unready: u64) {
+    pub(crate) fn tell(&self, mac: [u8; 6], unready: ServiceSet) {
         let [a, b, c, d, e, f] = mac;
         self.shared.mac.store(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), Ordering::Relaxed);
-        self.shared.unready.store(unready, Ordering::Relaxed);
+        self.shared.unready.store(unready);
     }
 
     /// Heartbeats sent since the start.
@@ -225,12 +226,12 @@ impl Shared {
     }
 
     fn send(&self, b: &mut Beating, sender: &mut Sender, interface: &Interface, seats: &Seats, now: u64) {
-        let unready = self.unready.load(Ordering::Relaxed) | seats.behind();
+        let unready = self.unready.load().or(seats.behind());
         let mac = self.mac.load(Ordering::Relaxed).to_be_bytes();
         // A request that waits for room waits for the interface: excluding this replica would not help it, and the load
         // tells the ToR. Any other is answered within the turn that takes it, or its worker has stopped.
         let oldest = seats.oldest(now);
-        let ready = b.services & !unready != 0;
+        let ready = !b.services.is_within(unready);
         let Some(frame) = b.beat.frame(now, [2, 3, 4, 5, 6, 7].map(|i| mac[i]), ready, seats.load(), oldest)
         else {
             return;

@@ -1,7 +1,5 @@
 //! A service that is served.
 
-use std::net::SocketAddr;
-
 use rivulet_packet::Segment;
 use rivulet_plain::CookieKeys;
 use rivulet_transport::KeyRing;
@@ -42,11 +40,6 @@ impl Running {
     /// Whether the ToR block of a request that came in a tunnel is believed.
     pub(crate) fn is_tagged(&mut self, segment: &Segment<'_>, now: u64) -> bool {
         self.service.trust_tor && self.blocks.believes(&self.service.keys, segment, now)
-    }
-
-    /// Whether this is the service's address and port.
-    pub(crate) fn serves(&self, address: SocketAddr) -> bool {
-        self.service.port == address.port() && self.service.addresses.contains(&address.ip())
     }
 
     /// Whether a frame from this Ethernet address comes from the ToR, whose block is believed. Others within the rack can

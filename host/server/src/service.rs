@@ -1,5 +1,6 @@
 //! What a replica serves: addresses, keys, and its place in a pool.
 
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,17 +8,12 @@ use std::time::Duration;
 use rivulet_packet::slot::{Affinity, Slot, SlotKey};
 
 use crate::keys::{KeyError, KeySet};
+use crate::limits::{HEARTBEAT_US, HORIZON_US, MAX_HEARTBEATS_PER_SECOND, MAX_LIVENESS_US, is_host};
 
 mod trods;
 
-pub use trods::{Failure, MAX_STORES, PoolMember, Trods};
-
-/// Services that one server carries.
-pub const MAX_SERVICES: usize = 16;
-/// Addresses of one service.
-pub const MAX_ADDRESSES: usize = 16;
-/// ToRs of other racks that send to one service here.
-pub const MAX_TUNNELS: usize = 16;
+pub use crate::limits::{MAX_ADDRESSES, MAX_SERVICES, MAX_STORES, MAX_TUNNELS};
+pub use trods::{Failure, PoolMember, Trods};
 
 /// A service as this replica carries it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,9 +150,9 @@ pub enum ServiceError {
     /// A field is out of range.
     #[error("service {0}: {1}")]
     Invalid(String, &'static str),
-    /// Two services want the same address and port, or there are too many of them.
-    #[error("services: {0}")]
-    Set(String),
+    /// It cannot be served beside those before it.
+    #[error("service {0}: {1}")]
+    Set(String, String),
 }
 
 impl Service {
@@ -168,14 +164,8 @@ impl Service {
         rule(self.port != 0, "the port is 0")?;
         rule(!self.addresses.is_empty(), "no address")?;
         rule(self.addresses.len() <= MAX_ADDRESSES, "more than 16 addresses")?;
-        rule(
-            self.addresses.iter().all(|a| !a.is_unspecified() && !a.is_multicast() && !a.is_loopback()),
-            "an address that is not one host's",
-        )?;
-        rule(
-            !self.horizon.is_zero() && self.horizon <= Duration::from_secs(3600),
-            "the horizon is not within an hour",
-        )?;
+        rule(self.addresses.iter().all(|a| is_host(*a)), "an address that is not one host's")?;
+        rule(within(self.horizon, HORIZON_US), "the horizon is not within 1 ms to an hour")?;
         rule(
             self.plain == self.drains || self.plain != Plain::None && self.drains != Plain::None,
             "nothing drains from or to no plain TCP",
@@ -195,9 +185,8 @@ impl Service {
         }
         rule(self.tunnels.len() <= MAX_TUNNELS, "more than 16 tunnels")?;
         rule(self.tunnels.is_empty() || self.member.is_some(), "tunnels without a place in a pool")?;
-        let one_host = |a: IpAddr| !a.is_unspecified() && !a.is_multicast();
         let right = |t: &Tunnel| {
-            t.local.is_ipv4() == t.tor.is_ipv4() && one_host(t.local) && one_host(t.tor) && t.local != t.tor
+            t.local.is_ipv4() == t.tor.is_ipv4() && is_host(t.local) && is_host(t.tor) && t.local != t.tor
         };
         rule(self.tunnels.iter().all(right), "a tunnel whose ends are not two hosts' of one family")?;
         if let Some(slots) = &self.slots {
@@ -210,12 +199,15 @@ impl Service {
                 member.tor_mac[0] & 1 == 0 && member.tor_mac != [0; 6],
                 "the ToR's Ethernet address is not one",
             )?;
-            let interval = Duration::from_micros(100)..=Duration::from_secs(10);
             rule(
-                interval.contains(&member.heartbeat),
+                within(member.heartbeat, HEARTBEAT_US),
                 "the heartbeat interval is not within 100 us to 10 s",
             )?;
             rule(member.bound >= member.heartbeat, "the liveness bound is below the heartbeat interval")?;
+            rule(
+                member.bound <= Duration::from_micros(MAX_LIVENESS_US),
+                "the liveness bound is above 10 minutes",
+            )?;
         }
         Ok(())
     }
@@ -250,22 +242,67 @@ impl Service {
     }
 }
 
+fn within(time: Duration, (least, most): (u64, u64)) -> bool {
+    (Duration::from_micros(least)..=Duration::from_micros(most)).contains(&time)
+}
+
 /// Checks all services of a server together.
 pub fn check_all(services: &[Service]) -> Result<(), ServiceError> {
-    if services.len() > MAX_SERVICES {
-        return Err(ServiceError::Set(format!("more than {MAX_SERVICES}")));
-    }
-    let mut seen = Vec::new();
-    for service in services {
-        service.check()?;
-        for socket in service.sockets() {
-            if seen.contains(&socket) {
-                return Err(ServiceError::Set(format!("{socket} stands twice")));
-            }
-            seen.push(socket);
+    let mut whole = Whole::default();
+    services.iter().try_for_each(|service| whole.add(service))
+}
+
+/// The services that can be served together, and what is wrong with each of the others, with its number: the fault of one
+/// takes no other out.
+pub fn sort_out(services: Vec<Service>) -> (Vec<Service>, Vec<(u16, ServiceError)>) {
+    let (mut whole, mut refused) = (Whole::default(), Vec::new());
+    let mut accept = |service: &Service| match whole.add(service) {
+        Ok(()) => true,
+        Err(e) => {
+            refused.push((service.keys.service, e));
+            false
         }
+    };
+    let good = services.into_iter().filter(|service| accept(service)).collect();
+    (good, refused)
+}
+
+/// What the services have together that are accepted so far.
+#[derive(Default)]
+struct Whole {
+    services: usize,
+    sockets: HashSet<SocketAddr>,
+    /// Heartbeats a second, of each pool.
+    beats: HashMap<u16, u64>,
+}
+
+impl Whole {
+    /// Takes one more service in, if it can be served beside the others.
+    fn add(&mut self, service: &Service) -> Result<(), ServiceError> {
+        service.check()?;
+        let set = |what: String| ServiceError::Set(service.name.clone(), what);
+        if self.services == MAX_SERVICES {
+            return Err(set(format!("more than {MAX_SERVICES} services")));
+        }
+        let mut own = HashSet::new();
+        let mut taken = |socket: &SocketAddr| self.sockets.contains(socket) || !own.insert(*socket);
+        if let Some(twice) = service.sockets().find(|socket| taken(socket)) {
+            return Err(set(format!("{twice} stands twice")));
+        }
+        if let Some(member) = &service.member {
+            let rate = 1_000_000 / (member.heartbeat.as_micros() as u64).max(1);
+            let others: u64 =
+                self.beats.iter().filter(|(pool, _)| **pool != member.pool).map(|(_, rate)| rate).sum();
+            let rate = *self.beats.get(&member.pool).unwrap_or(&rate);
+            if others + rate > MAX_HEARTBEATS_PER_SECOND {
+                return Err(set(format!("more than {MAX_HEARTBEATS_PER_SECOND} heartbeats a second")));
+            }
+            self.beats.insert(member.pool, rate);
+        }
+        self.services += 1;
+        self.sockets.extend(service.sockets());
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -353,7 +390,9 @@ mod tests {
     fn what_is_out_of_range_is_refused() {
         service().check().unwrap();
         type Change = fn(&mut Service);
-        let cases: [(&str, Change); 16] = [
+        let cases: [(&str, Change); 18] = [
+            ("above 10 min", |s| s.member.as_mut().unwrap().bound = Duration::from_secs(601)),
+            ("one host's", |s| s.addresses.push("fe80::1".parse().unwrap())),
             ("the port", |s| s.port = 0),
             ("no address", |s| s.addresses.clear()),
             ("one host's", |s| s.addresses.push("224.0.0.1".parse().unwrap())),
@@ -416,5 +455,60 @@ mod tests {
             assert!(error.contains(part), "{part}: {error}");
         }
         assert!(check_all(&[service(), service()]).unwrap_err().to_string().contains("twice"));
+    }
+
+    /// The nth service of a replica, in the pool of all.
+    fn nth(n: u16) -> Service {
+        let [high, low] = n.to_be_bytes();
+        let keys = KeySet { service: n + 1, ..KeySet::generate(1).unwrap() };
+        Service { addresses: vec![IpAddr::from([10, 8, high, low])], keys, ..service() }
+    }
+
+    #[test]
+    fn a_replica_has_1024_services_and_the_next_is_refused() {
+        let all: Vec<_> = (0..MAX_SERVICES as u16 + 2).map(nth).collect();
+        let (good, refused) = sort_out(all.clone());
+        assert_eq!((good.len(), MAX_SERVICES), (1024, 1024));
+        let refused: Vec<_> = refused.into_iter().map(|(id, why)| (id, why.to_string())).collect();
+        let why = "service www: more than 1024 services".to_string();
+        assert_eq!(refused, [(1025, why.clone()), (1026, why)]);
+        assert!(check_all(&all).is_err() && check_all(&good).is_ok());
+    }
+
+    #[test]
+    fn fault_of_one_service_leaves_the_others() {
+        let mut all: Vec<_> = (0..6).map(nth).collect();
+        all[1].addresses = vec!["127.0.0.1".parse().unwrap()];
+        all[2].addresses = all[0].addresses.clone();
+        (all[4].member.as_mut().unwrap().pool, all[4].member.as_mut().unwrap().heartbeat) =
+            (7, Duration::from_micros(99));
+        let (good, refused) = sort_out(all);
+        assert_eq!(good.iter().map(|s| s.keys.service).collect::<Vec<_>>(), [1, 4, 6]);
+        let refused: Vec<_> = refused.into_iter().map(|(id, why)| format!("{id} {why}")).collect();
+        let parts = [
+            "2 service www: an address",
+            "3 service www: 10.8.0.0:80 stands",
+            "5 service www: the heartbeat",
+        ];
+        for (refused, part) in refused.iter().zip(parts) {
+            assert!(refused.starts_with(part), "{refused}");
+        }
+        assert_eq!(refused.len(), parts.len());
+    }
+
+    #[test]
+    fn heartbeats_of_all_pools_are_bounded() {
+        let pools = |count: u16, heartbeat: Duration| -> Vec<Service> {
+            let place = |n: u16| {
+                let mut service = nth(n);
+                let member = service.member.as_mut().unwrap();
+                (member.pool, member.heartbeat) = (n, heartbeat);
+                service
+            };
+            (0..count).map(place).collect()
+        };
+        assert!(check_all(&pools(1024, Duration::from_millis(11))).is_ok());
+        let error = check_all(&pools(1024, Duration::from_millis(2))).unwrap_err().to_string();
+        assert!(error.contains("more than 100000 heartbeats a second"), "{error}");
     }
 }

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use crate::service_set::{ServiceSet, SharedServiceSet};
+
 /// Paths told to a worker that it has not looked at yet.
 const MAX_TOLD: usize = 64;
 
@@ -18,8 +20,8 @@ const MAX_TOLD: usize = 64;
 struct Seat {
     /// Requests in the last batch.
     load: AtomicU32,
-    /// Services whose keys it found to be old, a bit each.
-    behind: AtomicU64,
+    /// Services whose keys it found to be old.
+    behind: SharedServiceSet,
     /// When it began what it is doing, microseconds; 0 while it waits for packets: the watermark of its progress.
     busy_since: AtomicU64,
 }
@@ -68,9 +70,9 @@ impl Seats {
         self.seats.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
     }
 
-    /// Services whose keys somebody found to be old, a bit each.
-    pub fn behind(&self) -> u64 {
-        self.seats.iter().fold(0, |all, seat| all | seat.behind.load(Ordering::Relaxed))
+    /// Services whose keys a worker found to be old.
+    pub fn behind(&self) -> ServiceSet {
+        self.seats.iter().fold(ServiceSet::default(), |all, seat| all.or(seat.behind.load()))
     }
 
     /// For how long a worker has been at one thing, microseconds: the longest of all. One that hangs is told by this.
@@ -133,15 +135,17 @@ impl Place {
         self.own().load.store(u32::try_from(load).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// The keys of these services are old, a bit each.
-    pub fn add_behind(&self, services: u64) {
+    /// The keys of the service at this place are old.
+    pub fn add_behind(&self, service: usize) {
         // Only this worker writes here.
-        self.own().behind.store(self.own().behind.load(Ordering::Relaxed) | services, Ordering::Relaxed);
+        let mut behind = self.own().behind.load();
+        behind.add(service);
+        self.own().behind.store(behind);
     }
 
     /// New keys came.
     pub fn has_news(&self) {
-        self.own().behind.store(0, Ordering::Relaxed);
+        self.own().behind.store(ServiceSet::default());
     }
 
     /// What all say.
@@ -163,11 +167,6 @@ impl Place {
     }
 }
 
-/// The bit of a service with this index; those beyond share the last.
-pub(crate) fn bit(index: usize) -> u64 {
-    1 << index.min(63)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,12 +178,12 @@ mod tests {
         for (n, place) in places.iter().enumerate() {
             place.set_load(10 + n);
         }
-        places[1].add_behind(bit(2));
-        places[2].add_behind(bit(200));
+        places[1].add_behind(2);
+        places[2].add_behind(200);
         let seats = places[0].seats();
-        assert_eq!((seats.load(), seats.behind()), (33, bit(2) | 1 << 63));
+        assert_eq!((seats.load(), seats.behind()), (33, [2, 200].into_iter().collect()));
         places[2].has_news();
-        assert_eq!(seats.behind(), bit(2));
+        assert_eq!(seats.behind(), [2].into_iter().collect());
         assert_eq!(seats.oldest(500), 0, "all wait");
         places[0].set_busy(Some(100));
         assert_eq!(seats.oldest(500), 400, "the leader too may hang");

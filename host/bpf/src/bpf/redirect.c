@@ -32,7 +32,8 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 4096);
+	/* 1,024 services with 16 addresses each, and the former ones while they change. */
+	__uint(max_entries, 32768);
 	__type(key, struct endpoint);
 	__type(value, struct taking);
 } endpoints SEC(".maps");

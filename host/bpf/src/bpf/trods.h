@@ -9,7 +9,7 @@
 #include <linux/types.h>
 
 /* Addresses of services; the leases that they stand under. */
-#define MAX_SERVICE_ADDRESSES 256
+#define MAX_SERVICE_ADDRESSES 16384
 #define MAX_LEASES 16
 /* Connections that are held to limits, and those that are looked for elsewhere. */
 #define MAX_FLOWS (1 << 18)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// Half of what the map holds, so that there is room for the old beside the new.
-pub const MAX_ENDPOINTS: usize = 4096 / 2;
+pub const MAX_ENDPOINTS: usize = 32768 / 2;
 /// Likewise.
 pub const MAX_TUNNELS: usize = 1024 / 2;
 /// Likewise.

@@ -82,9 +82,12 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
                 let sockets: Vec<String> = service.sockets().map(|s| s.to_string()).collect();
                 tracing::info!(version, service = service.name, addresses = sockets.join(" "), "holding");
             }
-            if args.setup_address {
-                let all: Vec<_> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
-                addresses.ensure(&all).context("service addresses")?;
+            for service in services.iter().filter(|_| args.setup_address) {
+                // Its check fails then; the others go on.
+                if let Err(e) = addresses.ensure(&service.addresses) {
+                    let error = format!("{e:#}");
+                    tracing::error!(service = service.name, error, "its addresses are not on this host");
+                }
             }
             if let Some(plain) = &mut plain {
                 plain.replace(&services);

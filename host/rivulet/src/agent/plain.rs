@@ -4,10 +4,11 @@
 //! `ready` while it does. A check that hangs is as good as one that failed.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -28,6 +29,8 @@ use rivulet_trods::Wake;
 const CHECK: Duration = Duration::from_millis(50);
 /// A check takes this long at most.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// Services that are checked at a time.
+const AT_ONCE: usize = 32;
 /// A result older than this says nothing.
 const GOOD_FOR: Duration = Duration::from_secs(1);
 /// Between two looks at the kernel's list of connections, and how many times as long as one takes at least: the kernel looks
@@ -268,18 +271,36 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
     } else {
         None
     };
-    for service in &services {
-        let trouble = service.sockets().find_map(|s| check(s, path).err().map(|e| format!("{s}: {e}")));
-        let mut board = board.lock();
-        let before = board.found.get(&service.keys.service).map_or(0, |h| h.load);
-        let load = table.as_ref().map_or(before, |table| table.get(&service.port).copied().unwrap_or(0));
-        board.found.insert(service.keys.service, Health { at: Instant::now(), trouble, load });
-    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(service) = services.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let trouble = service.sockets().find_map(|s| check(s, path).err().map(|e| format!("{s}: {e}")));
+            let mut board = board.lock();
+            let before = board.found.get(&service.keys.service).map_or(0, |h| h.load);
+            let load = table.as_ref().map_or(before, |table| table.get(&service.port).copied().unwrap_or(0));
+            board.found.insert(service.keys.service, Health { at: Instant::now(), trouble, load });
+        }
+    };
+    // Side by side: a service that hangs is not to make the results of others old.
+    std::thread::scope(|scope| {
+        for _ in 1..services.len().min(AT_ONCE) {
+            // Where there is no thread, there are fewer.
+            let _ = std::thread::Builder::new().name("health".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
 }
 
 /// One service address: it accepts a connection, and answers if it is to.
 fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&socket, PATIENCE)?;
+    // Where nobody listens at a port of the ephemeral range, the kernel may choose this very port, and TCP then opens the
+    // connection with itself (simultaneous open, RFC 9293 section 3.5).
+    if stream.local_addr()? == socket {
+        // With a reset, so that the port is free for the service at once.
+        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+        return Err(std::io::Error::new(ErrorKind::ConnectionRefused, "nobody listens there"));
+    }
     let Some(path) = path else { return Ok(()) };
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -308,6 +329,8 @@ fn connections() -> HashMap<u16, u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rivulet_pktio::in_netns;
+    use rivulet_pktio::testing::Netns;
     use std::net::TcpListener;
 
     #[test]
@@ -335,6 +358,75 @@ mod tests {
         assert!(check(address, Some("/")).is_err());
         server.join().unwrap();
         assert!(check(address, None).is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn services_that_hang_leave_the_others_good() {
+        let good = TcpListener::bind("127.0.0.2:0").unwrap();
+        std::thread::spawn({
+            let good = good.try_clone().unwrap();
+            move || {
+                for stream in good.incoming().flatten() {
+                    let mut stream = stream;
+                    let _ = stream.read(&mut [0; 1024]);
+                    let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
+                }
+            }
+        });
+        // Each accepts, and never answers.
+        let hanging: Vec<_> = (0..6).map(|_| TcpListener::bind("127.0.0.3:0").unwrap()).collect();
+        let service = |id: u16, at: SocketAddr| Service {
+            name: format!("s{id}"),
+            addresses: vec![at.ip()],
+            port: at.port(),
+            keys: rivulet_server::keys::KeySet {
+                service: id,
+                ..rivulet_server::keys::KeySet::generate(1).unwrap()
+            },
+            member: None,
+            trust_tor: false,
+            plain: Plain::Kernel,
+            drains: Plain::Kernel,
+            horizon: Duration::from_secs(4),
+            tunnels: Vec::new(),
+            slots: None,
+            trods: None,
+            content: None,
+        };
+        let mut services: Vec<_> =
+            hanging.iter().zip(1..).map(|(l, id)| service(id, l.local_addr().unwrap())).collect();
+        services.insert(0, service(100, good.local_addr().unwrap()));
+        let board = Mutex::new(Board { services, ..Board::default() });
+        check_all(&board, Some("/"), &mut Instant::now());
+        let board = board.lock();
+        // One after the other they would take three seconds, and what was found first would be old.
+        assert!(board.found[&100].is_good(), "{:?}", board.found[&100]);
+        assert_eq!(board.found.values().filter(|h| h.trouble.is_some()).count(), hanging.len());
+    }
+
+    #[test]
+    fn connection_to_itself_is_no_answer() {
+        let Some(netns) = Netns::new("itself") else { return };
+        in_netns(Some(netns.name()), || {
+            // The kernel has no other port to choose.
+            std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001").unwrap();
+            let socket = SocketAddr::from(([127, 0, 0, 1], 40_000));
+            let own = |stream: TcpStream| {
+                rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+                stream.local_addr().unwrap() == socket
+            };
+            assert!((0..8).any(|_| TcpStream::connect(socket).is_ok_and(own)), "it does happen");
+            for path in [None, Some("/")] {
+                for _ in 0..8 {
+                    assert!(check(socket, path).is_err());
+                }
+            }
+            // Nothing of these connections keeps the service from its port.
+            let listener = TcpListener::bind(socket).unwrap();
+            check(socket, None).unwrap();
+            drop(listener);
+        })
+        .unwrap();
     }
 
     #[test]

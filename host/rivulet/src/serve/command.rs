@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use rivulet_agent::{Agent, Due, Status};
 use rivulet_pktio::Interface;
 use rivulet_server::service::Service;
@@ -78,9 +78,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     tracing::info!(io = %server.backend(), "packet I/O");
     let workers = Workers::start(servers, site.as_ref(), &metrics)?;
     report(&server);
-    if let Some(listeners) = &mut listeners {
-        listeners.ensure(server.services());
-    }
+    listen(listeners.as_mut(), &mut server);
     second_chance.ensure(server.services(), server.mac(), server.reopened());
     server.hold_back(true);
     prefer_this_thread();
@@ -117,25 +115,38 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         if let Some(agent) = &agent {
             if let Some((version, services)) = due.take(&agent.updates) {
                 let setup = args.setup_address;
-                let mut place = Place { server: &mut server, workers: &workers, shelf: shelf.as_mut() };
+                let listeners = listeners.as_mut();
+                let mut place =
+                    Place { server: &mut server, workers: &workers, shelf: shelf.as_mut(), listeners };
                 match place.take_up(version, &services, &mut addresses, setup, &mut status) {
-                    Taken::Up => second_chance.ensure(server.services(), server.mac(), server.reopened()),
+                    taken @ (Taken::Up | Taken::Partly) => {
+                        second_chance.ensure(server.services(), server.mac(), server.reopened());
+                        if matches!(taken, Taken::Partly) {
+                            due.again(version, services);
+                        }
+                    }
                     Taken::NotYet => due.later(version, services, SOON),
                     Taken::Failed => due.again(version, services),
                 }
             }
-            fill(&server, &metrics, &mut status);
+            fill(&server, &metrics, listeners.as_ref(), &mut status);
             agent.set_status(&status);
         }
-        if let Some(listeners) = &mut listeners {
-            listeners.ensure(server.services());
-        }
+        listen(listeners.as_mut(), &mut server);
     }
     tracing::info!("stopping");
     // Heartbeats say so now, and the ToR sends nothing more: else the kernel, which is still listening when it is no longer kept
     // from our segments, takes up with plain TCP who asked for ours, for as long as this process lasts.
     server.leave(application.as_mut());
     Ok(())
+}
+
+/// Opens what the kernel's TCP is to listen at; services at which it cannot are not ready.
+fn listen(listeners: Option<&mut Listeners>, server: &mut Server) {
+    let Some(listeners) = listeners else { return };
+    listeners.ensure(server.services());
+    let lacking = listeners.lacking(server.services());
+    server.hold_back_services(lacking);
 }
 
 /// The files under a directory, and where uploads go.
@@ -155,11 +166,15 @@ struct Place<'a> {
     workers: &'a Workers,
     /// None with a back end.
     shelf: Option<&'a mut Shelf>,
+    /// None with a back end.
+    listeners: Option<&'a mut Listeners>,
 }
 
 /// What became of an update.
 enum Taken {
     Up,
+    /// It was, but for what may be there later.
+    Partly,
     /// Its objects are being read.
     NotYet,
     /// It could not be.
@@ -176,13 +191,26 @@ impl Place<'_> {
         setup: bool,
         status: &mut Status,
     ) -> Taken {
-        match self.try_up(services, addresses, setup) {
-            Ok(true) => {
-                (status.version, status.error) = (version, String::new());
+        // The fault of one service takes no other out.
+        let (services, unfit) = self.sort_out(services);
+        match self.try_up(&services, addresses, setup) {
+            Ok(Some(trouble)) => {
+                let is_whole = trouble.is_empty();
+                let error = unfit.first().map_or(trouble, |service| {
+                    format!(
+                        "service {}: its plain TCP is the kernel's, and --back-end is for stateless TCP",
+                        service.name
+                    )
+                });
+                if !error.is_empty() && error != status.error {
+                    tracing::error!(version, error, "not all services are taken up");
+                }
+                (status.version, status.error) = (version, error);
+                status.refused_services = unfit.iter().map(|service| service.keys.service.into()).collect();
                 report(self.server);
-                Taken::Up
+                if is_whole { Taken::Up } else { Taken::Partly }
             }
-            Ok(false) => Taken::NotYet,
+            Ok(None) => Taken::NotYet,
             Err(e) => {
                 let error = format!("{e:#}");
                 if error != status.error {
@@ -194,45 +222,55 @@ impl Place<'_> {
         }
     }
 
-    /// False while its objects are not there.
+    /// The services that can be served here, and those that cannot: a back end has nothing for the kernel's TCP.
+    fn sort_out(&self, services: &[Service]) -> (Vec<Service>, Vec<Service>) {
+        let fits = |service: &Service| self.shelf.is_some() || !service.is_kernels();
+        services.iter().cloned().partition(fits)
+    }
+
+    /// None while its objects are not there; else what is missing all the same, in words.
     fn try_up(
         &mut self,
         services: &[Service],
         addresses: &mut ServiceAddresses,
         setup: bool,
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<Option<String>> {
         let wanted = match &mut self.shelf {
             Some(shelf) => shelf.wanted(services)?,
-            None => {
-                if let Some(service) = services.iter().find(|s| s.is_kernels()) {
-                    bail!(
-                        "service {}: its plain TCP is the kernel's, and --back-end is for stateless TCP",
-                        service.name
-                    );
-                }
-                Wanted::Nothing
-            }
+            None => Wanted::Nothing,
         };
         match wanted {
-            Wanted::NotYet => return Ok(false),
+            Wanted::NotYet => return Ok(None),
             Wanted::This(table) => {
                 self.workers.set_objects(&table);
                 self.server.set_objects(table);
             }
             Wanted::Nothing => {}
         }
-        if setup {
-            ensure(addresses, services)?;
+        // Of a service whose addresses are missing, the listeners are; the others go on.
+        let mut trouble = String::new();
+        if setup && let Err(e) = ensure(addresses, services) {
+            trouble = format!("{e:#}");
+        }
+        // Before heartbeats tell of them.
+        if let Some(listeners) = &mut self.listeners {
+            listeners.ensure(services.iter());
+            self.server.hold_back_services(listeners.lacking(services.iter()));
         }
         self.server.replace(services.to_vec())?;
         self.workers.replace(services);
-        Ok(true)
+        Ok(Some(trouble))
     }
 }
 
 fn ensure(addresses: &mut ServiceAddresses, services: &[Service]) -> anyhow::Result<()> {
-    let all: Vec<_> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
-    addresses.ensure(&all).context("service addresses")
+    let mut result = Ok(());
+    for service in services {
+        let of = addresses.ensure(&service.addresses);
+        let of = of.with_context(|| format!("addresses of service {}", service.name));
+        result = result.and(of);
+    }
+    result
 }
 
 fn report(server: &Server) {
@@ -243,13 +281,16 @@ fn report(server: &Server) {
     }
 }
 
-fn fill(server: &Server, metrics: &metrics::Shared, status: &mut Status) {
+fn fill(server: &Server, metrics: &metrics::Shared, listeners: Option<&Listeners>, status: &mut Status) {
     let counters = metrics.counters();
     status.ready = server.is_ready();
     status.reason = match server.without_content() {
         _ if status.ready => String::new(),
         Some(service) => {
             format!("service {}: what is here is not the content that is in force", service.name)
+        }
+        None if listeners.is_some_and(|l| l.trouble(server.services()).is_some()) => {
+            listeners.and_then(|l| l.trouble(server.services())).unwrap_or_default()
         }
         None if server.back_end_is_dead() => "the back end does not answer".into(),
         None => "nothing to serve, or the interface is down".into(),

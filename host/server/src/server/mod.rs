@@ -11,7 +11,7 @@ mod way;
 
 pub(crate) use plain::Door;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -34,19 +34,23 @@ use crate::pulse::{PoolView, Pulse};
 use crate::rules::{Filters, segments, shares};
 use crate::running::Running;
 use crate::service::{Plain, Service, check_all};
+use crate::service_set::ServiceSet;
 use crate::tunnel::{self, Tunnels};
-use crate::workers::{Place, bit};
+use crate::workers::Place;
 
-/// Uses that the replay defence remembers a horizon, 16 octets each: 65,000 requests a second at 4 s. Beyond it lets
-/// repeats pass unjudged.
-const REPLAY_USES: usize = 1 << 18;
+/// Uses that the replay defence remembers a horizon, 16 octets each, of all services: 65,000 requests a second at 4 s for each
+/// of up to 16 services. With more services each has a share, but this many at least. Beyond it repeats pass unjudged.
+const REPLAY_USES: usize = 1 << 22;
+const REPLAY_USES_OF_ONE: (usize, usize) = (1 << 12, 1 << 18);
 /// How long a replica that leaves answers what is under way to it, and how long it waits for its heartbeats to have left.
 const LEAVING: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// A turn of one that leaves waits for so long.
 const TURN: Duration = Duration::from_millis(2);
-/// Continuations in the minisocket cache of a service: a round trip of 20 ms at 400,000 packets a second, in a megabyte.
-const MINISOCKETS: usize = 1 << 13;
+/// Continuations in the minisocket caches of all services, and least and most of one: a round trip of 20 ms at 400,000 packets
+/// a second, in a megabyte.
+const MINISOCKETS: usize = 1 << 17;
+const MINISOCKETS_OF_ONE: (usize, usize) = (1 << 9, 1 << 13);
 /// The interface is asked again after this time, microseconds.
 const LOOK: u64 = 200_000;
 /// IP and TCP headers of ours at most (IPv6, 28 octets of TCP), taken from the MTU.
@@ -80,6 +84,7 @@ pub struct Server {
     link: LinkInfo,
     guard: Option<KernelGuard>,
     pub(crate) running: Vec<Running>,
+    pub(crate) sockets: Sockets,
     pub(crate) counters: Counters,
     started: Instant,
     /// Requests in the last batch: the load that heartbeats tell.
@@ -100,6 +105,8 @@ pub struct Server {
     reopened: u64,
     /// The application is not ready; requests are answered all the same.
     held_back: bool,
+    /// Numbers of the services for which it is not.
+    held_services: Vec<u16>,
     /// A turn was taken: before that nobody answers.
     turned: bool,
     /// Clients of large answers were heard, and not answered yet.
@@ -184,6 +191,7 @@ impl Server {
             link,
             guard: None,
             running: Vec::new(),
+            sockets: Sockets::default(),
             counters: Counters::default(),
             started,
             load: 0,
@@ -196,6 +204,7 @@ impl Server {
             opener,
             reopened: 0,
             held_back: false,
+            held_services: Vec::new(),
             turned: false,
             heard: false,
             delta: true,
@@ -236,7 +245,8 @@ impl Server {
             pulse.replace(&services).map_err(ServerError::Thread)?;
         }
         let payload = self.payload();
-        let mut running = Vec::with_capacity(services.len());
+        let count = services.len();
+        let mut running = Vec::with_capacity(count);
         for service in services {
             let policy = Policy {
                 payload,
@@ -251,7 +261,7 @@ impl Server {
                 let replay = r.transport.replay.take();
                 replay.filter(|_| r.service.horizon == service.horizon)
             });
-            let transport = transport(policy, replay);
+            let transport = transport(policy, replay, count);
             let mut served = Running::new(service, transport);
             served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu, self.memory);
             if let (Some(door), Some(before)) = (&mut served.plain, remembered) {
@@ -260,6 +270,7 @@ impl Server {
             running.push(served);
         }
         self.running = running;
+        self.sockets = Sockets::of(&self.running);
         self.prepare_to_adopt();
         self.place.has_news();
         self.tell();
@@ -269,18 +280,10 @@ impl Server {
     /// What heartbeats say from now on.
     fn tell(&self) {
         let Some(pulse) = &self.pulse else { return };
-        let holds = self.adopter.held() > 0;
-        let lacking =
-            |(index, running): (usize, &Running)| if running.is_complete(holds) { 0 } else { bit(index) };
-        let lacks = self.running.iter().enumerate().map(lacking).fold(0, |all, service| all | service);
-        pulse.tell(
-            self.link.mac,
-            if self.link.up && self.turned && !self.held_back && !self.back_end_is_dead() {
-                lacks
-            } else {
-                u64::MAX
-            },
-        );
+        let is_ready = self.link.up && self.turned && !self.held_back && !self.back_end_is_dead();
+        let lacking = || self.running.iter().enumerate().filter(|(_, running)| !self.is_complete(running));
+        let unready = if is_ready { lacking().map(|(index, _)| index).collect() } else { ServiceSet::ALL };
+        pulse.tell(self.link.mac, unready);
     }
 
     /// TCP payload that a packet on this interface takes.
@@ -446,8 +449,8 @@ impl Server {
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.running.is_empty()
-            && self.running.iter().all(|running| running.is_complete(self.adopter.held() > 0))
-            && self.place.seats().behind() == 0
+            && self.running.iter().all(|running| self.is_complete(running))
+            && self.place.seats().behind().is_empty()
             && self.link.up
             && !self.held_back
             && !self.back_end_is_dead()
@@ -464,6 +467,20 @@ impl Server {
     pub fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
         self.tell();
+    }
+
+    /// The same for some services alone, by their numbers: those of which the application cannot serve a part, such as plain clients.
+    /// A pool is ready while one of its services is. Services that are served later may be among them.
+    pub fn hold_back_services(&mut self, services: Vec<u16>) {
+        if self.held_services != services {
+            self.held_services = services;
+            self.tell();
+        }
+    }
+
+    fn is_complete(&self, running: &Running) -> bool {
+        running.is_complete(self.adopter.held() > 0)
+            && !self.held_services.contains(&running.service.keys.service)
     }
 
     /// To be called before this is dropped while others of the process still serve: heartbeats say that this replica is not ready,
@@ -510,6 +527,26 @@ impl Server {
     }
 }
 
+/// Place in the list of services of each address and port, in order.
+#[derive(Default)]
+pub(crate) struct Sockets(Vec<(SocketAddr, usize)>);
+
+impl Sockets {
+    fn of(running: &[Running]) -> Sockets {
+        let places = running.iter().enumerate();
+        let mut sockets: Vec<_> =
+            places.flat_map(|(index, r)| r.service.sockets().map(move |socket| (socket, index))).collect();
+        sockets.sort_unstable();
+        Sockets(sockets)
+    }
+
+    /// The place of the service at this address and port.
+    pub(crate) fn place(&self, address: SocketAddr) -> Option<usize> {
+        let at = self.0.binary_search_by_key(&address, |(socket, _)| *socket).ok()?;
+        Some(self.0[at].1)
+    }
+}
+
 /// Longest frame taken, octets: a jumbo frame of 9000 with its tag.
 const MAX_FRAME: usize = 9216;
 
@@ -529,13 +566,19 @@ pub(crate) fn common_clock() -> Time {
 
 /// The transport of a service. Also behind a ToR that is believed it has a memory against replay: what the ToR could not judge, this
 /// replica does.
-fn transport(policy: Policy, replay: Option<ReplayMemory>) -> Transport {
+fn transport(policy: Policy, replay: Option<ReplayMemory>, services: usize) -> Transport {
+    let share = |all: usize, (least, most): (usize, usize)| {
+        (all / services.max(1).next_power_of_two()).clamp(least, most)
+    };
     // It is whole a horizon from now, not from the first request.
-    let fresh = || ReplayMemory::new(REPLAY_USES, policy.horizon, secret()).since(common_clock());
+    let fresh = || {
+        ReplayMemory::new(share(REPLAY_USES, REPLAY_USES_OF_ONE), policy.horizon, secret())
+            .since(common_clock())
+    };
     Transport {
         policy,
         replay: Some(replay.unwrap_or_else(fresh)),
-        cache: Some(MinisocketCache::new(MINISOCKETS)),
+        cache: Some(MinisocketCache::new(share(MINISOCKETS, MINISOCKETS_OF_ONE))),
     }
 }
 
@@ -551,7 +594,7 @@ mod tests {
 
     #[test]
     fn a_server_that_trusts_its_tor_has_a_memory_of_its_own() {
-        let transport = transport(Policy { trust_tor: true, ..Policy::default() }, None);
+        let transport = transport(Policy { trust_tor: true, ..Policy::default() }, None, 1);
         assert!(transport.replay.is_some() && transport.cache.is_some());
     }
 }

@@ -151,10 +151,11 @@ impl Server {
         }
         let now = self.now();
         let path = self.paths.mtu(segment.header.src.ip(), now);
-        let Some(running) = self.running.iter_mut().find(|r| r.serves(segment.header.dst)) else {
+        let Some(index) = self.sockets.place(segment.header.dst) else {
             self.counters.not_ours += 1;
             return;
         };
+        let running = &mut self.running[index];
         if !running.service.answers_plain() {
             self.counters.not_ours += 1;
             return;
@@ -277,7 +278,8 @@ impl Server {
         let Some(Ok(segment)) = answered.frame.get(ethernet.length()..).map(Segment::parse) else { return };
         let path = self.paths.mtu(segment.header.src.ip(), self.now());
         // What is served may be something else by now.
-        let Some(running) = self.running.iter().find(|r| r.serves(segment.header.dst)) else { return };
+        let Some(index) = self.sockets.place(segment.header.dst) else { return };
+        let running = &self.running[index];
         let Some(Door::BackEnd(relay)) = &running.plain else { return };
         let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
         way.unserved = Unserved::Kernel;

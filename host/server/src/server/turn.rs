@@ -21,7 +21,6 @@ use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
 use crate::rules::shares;
 use crate::tunnel::Content;
-use crate::workers::bit;
 
 /// Batches taken before timers are looked at again.
 const MAX_BATCHES: usize = 8;
@@ -288,7 +287,7 @@ impl Server {
             counters.damaged += 1;
             return;
         }
-        let Some(index) = self.running.iter().position(|r| r.serves(segment.dst)) else {
+        let Some(index) = self.sockets.place(segment.dst) else {
             counters.not_ours += 1;
             return;
         };
@@ -322,7 +321,7 @@ impl Server {
                 tracing::debug!(client = %segment.src, refusal = %refusal, "refused");
                 counters.refuse(&refusal);
                 if trusted && running.learn(&refusal, &segment) {
-                    self.place.add_behind(bit(index));
+                    self.place.add_behind(index);
                 }
                 return;
             }

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Servers of one service's records.
-pub const MAX_STORES: usize = 8;
+use crate::limits::{MAX_STORES, is_host};
+
 /// Octets of the path of a list.
 const MAX_PATH: usize = 1024;
 /// Octets of a replica's name.
@@ -67,7 +67,6 @@ impl Trods {
         };
         let servers = &self.store;
         // On loopback each replica would have another.
-        let nobody = |ip: IpAddr| ip.is_unspecified() || ip.is_multicast() || ip.is_loopback();
         let elsewhere = servers.iter().filter(|s| s.ip() != here.address).count();
         let is_kept = self.objects.is_none() || !servers.is_empty();
         let is_target = |path: &String| {
@@ -77,7 +76,7 @@ impl Trods {
             (self.objects.as_ref().is_some_and(|path| !is_target(path)), "the list of objects is at no path"),
             (is_kept && !(1..=MAX_STORES).contains(&servers.len()), "the store has not 1 to 8 servers"),
             (
-                servers.iter().any(|s| nobody(s.ip()) || s.port() == 0),
+                servers.iter().any(|s| !is_host(s.ip()) || s.port() == 0),
                 "a server of the store that is not one host's port",
             ),
             (
