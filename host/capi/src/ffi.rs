@@ -256,7 +256,8 @@ fn with(fd: c_int, msk: *mut Event, f: impl FnOnce(&mut Event) -> c_int) -> c_in
     let event = attempt!(take(&mut serving, msk));
     let msk = Box::into_raw(event);
     serving.out.push(msk);
-    // SAFETY: a box that is with C again; nobody else uses it now.
+    // SAFETY: a box that is with C again. The lock keeps other threads out of `with` and `take`; the header forbids to
+    // read a minisocket in one thread while another changes it.
     f(unsafe { &mut *msk })
 }
 

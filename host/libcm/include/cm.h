@@ -60,7 +60,8 @@ struct cm_item {
     struct cm_status status;
 };
 
-/* cmapp_send, cmapp_update: with what was registered. */
+/* cmapp_send, cmapp_update: with what was registered. Where one thread closes a flow while another is in cm_dispatch(), a call that has
+ * begun ends after the close: what `context` points to must live until that cm_dispatch() has returned. */
 typedef void (*cm_send_callback)(cm_flowid flow, void *context);
 typedef void (*cm_update_callback)(cm_flowid flow, const struct cm_status *status, void *context);
 

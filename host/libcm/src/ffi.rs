@@ -181,10 +181,10 @@ unsafe fn address(at: *const libc::sockaddr) -> Result<SocketAddr, Error> {
     if at.is_null() {
         return Err(invalid("a null address"));
     }
-    // SAFETY: the caller's promise; what follows too.
-    match c_int::from(unsafe { (*at).sa_family }) {
+    // SAFETY: the caller's promise; it may be at any address, so nothing is read through a reference.
+    match c_int::from(unsafe { (&raw const (*at).sa_family).read_unaligned() }) {
         libc::AF_INET => {
-            // SAFETY: of its family; it may be at any address.
+            // SAFETY: the caller's promise: of its family, so it is as long as that has it.
             let four = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(four.sin_addr.s_addr.to_ne_bytes());
             Ok((ip, u16::from_be(four.sin_port)).into())
@@ -492,7 +492,8 @@ pub extern "C" fn cm_dispatch() -> c_int {
             Ok(Some(Due::Nothing)) => continue,
             Ok(Some(Due::Sent)) => {}
             Ok(Some(Due::Send(flow, callback, context))) => {
-                // SAFETY: what C registered for it.
+                // SAFETY: what C registered for the flow. No lock is held, so that it may call in; cm.h says that the
+                // context must live until `cm_dispatch` returns.
                 unsafe { callback(flow, context.0) };
             }
             Ok(Some(Due::Update(flow, status, callback, context))) => {
@@ -534,5 +535,32 @@ pub extern "C" fn cm_loop() -> c_int {
 pub extern "C" fn cm_stop() {
     if let Some(stop) = &*STOP {
         let _ = rustix::io::write(stop, &1u64.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_be_anywhere() {
+        for (family, expected) in
+            [(libc::AF_INET, "10.1.2.3:258"), (libc::AF_INET6, "[::]:258"), (libc::AF_UNIX, "none")]
+        {
+            let mut raw = [0_u8; 40];
+            raw[1..3].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+            raw[3..5].copy_from_slice(&[1, 2]);
+            if family == libc::AF_INET {
+                raw[5..9].copy_from_slice(&[10, 1, 2, 3]);
+            }
+            for shift in 0..2 {
+                raw.rotate_right(shift);
+                // SAFETY: an address of its family, at an odd or an even place.
+                let found = unsafe { address(raw[1 + shift..].as_ptr().cast()) };
+                assert_eq!(found.map_or("none".into(), |a| a.to_string()), expected);
+            }
+        }
+        // SAFETY: null is allowed.
+        assert!(unsafe { address(std::ptr::null()) }.is_err());
     }
 }

@@ -120,8 +120,8 @@ pub unsafe extern "C" fn getsockopt(
         let got = unsafe { (real().getsockopt)(fd, level, name, value, len) };
         let errno = if got == 0 { failure(fd) } else { 0 };
         if errno != 0 {
-            // SAFETY: the kernel has just written an int there.
-            unsafe { value.cast::<c_int>().write_unaligned(errno) };
+            // SAFETY: the kernel has just written `*len` bytes at `value`.
+            unsafe { answer_int(errno, value, len) };
         }
         return got;
     }
@@ -131,6 +131,16 @@ pub unsafe extern "C" fn getsockopt(
     }
     // SAFETY: the caller's arguments, passed on.
     unsafe { (real().getsockopt)(fd, level, name, value, len) }
+}
+
+/// Writes as much of a number as the program has room for, as the kernel does.
+///
+/// # Safety
+/// `value` has room for `*len` bytes.
+unsafe fn answer_int(number: c_int, value: *mut c_void, len: *const socklen_t) {
+    let raw = number.to_ne_bytes();
+    // SAFETY: the caller's promise; no more than `raw` has.
+    unsafe { std::ptr::copy_nonoverlapping(raw.as_ptr(), value.cast(), raw.len().min(*len as usize)) };
 }
 
 /// Replaces setsockopt(2).
@@ -151,4 +161,33 @@ pub unsafe extern "C" fn setsockopt(
     }
     // SAFETY: the caller's arguments, passed on.
     unsafe { (real().setsockopt)(fd, level, name, value, len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_cut_to_the_programs_room() {
+        for room in 0..=6 {
+            let mut value = [0xAA_u8; 8];
+            // SAFETY: there is more room than `room`.
+            unsafe { answer_int(0x0102_0304, value.as_mut_ptr().cast(), &(room as socklen_t)) };
+            let written = room.min(size_of::<c_int>());
+            assert_eq!(value[..written], 0x0102_0304_i32.to_ne_bytes()[..written]);
+            assert!(value[written..].iter().all(|byte| *byte == 0xAA), "{room}: {value:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_longer_than_any_is_left_to_the_kernel() {
+        let address = [0_u8; size_of::<libc::sockaddr_storage>()];
+        let at = address.as_ptr().cast();
+        // SAFETY: the lengths that are read are there; of a longer one nothing is read.
+        unsafe {
+            assert_eq!(stack::read_address(at, 1 << 30), None);
+            assert_eq!(stack::read_address(at, address.len() as socklen_t), None, "of no family");
+            assert_eq!(stack::read_address(std::ptr::null(), 16), None);
+        }
+    }
 }

@@ -162,7 +162,7 @@ pub unsafe fn set(
         && let Some(octets) = usize::try_from(len).ok().filter(|len| *len <= LONGEST && !value.is_null())
     {
         let mut kept = Value { octets: [0; LONGEST], length: len };
-        // SAFETY: the kernel has just read so many octets at `value`.
+        // SAFETY: the caller's promise: `value` has `len` readable bytes, of which the kernel may have read fewer.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), kept.octets.as_mut_ptr(), octets) };
         remember(id, level, name, kept);
     }

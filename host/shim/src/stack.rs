@@ -88,7 +88,8 @@ fn replace(fd: c_int, end: &OwnedFd, flags: OFlags, on_exec: bool) -> Result<(),
 /// # Safety
 /// `address` points to `len` readable octets, or is null.
 pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
-    if address.is_null() {
+    // A longer one than any is the kernel's EINVAL: nothing says that there are so many bytes.
+    if address.is_null() || len as usize > size_of::<libc::sockaddr_storage>() {
         return None;
     }
     // SAFETY: the caller's promise.

@@ -2,14 +2,14 @@
 //!
 //! Reading a page beyond the end of a mapped file raises SIGBUS. The handler here puts a page of zeros
 //! in the place of the missing one and notes that the mapping is broken; the reader looks at the note
-//! after its copy and throws the copy away. Faults elsewhere go to whoever handled them before.
+//! after its copy and throws the copy away. The handler that was installed before gets every other SIGBUS.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::Once;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Mappings at the same time; more are refused.
@@ -39,9 +39,10 @@ static REGIONS: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// Page size, and the handler that stood before ours.
+/// Page size.
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
-static INSTALL: Once = Once::new();
+/// What SIGBUS did before: set once, before our handler is installed.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A read-only mapping of a file's first octets.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps `len` octets, more than 0. Fails when there are too many mappings.
     pub fn new(file: &File, len: usize) -> io::Result<Mapping> {
-        INSTALL.call_once(install);
+        BEFORE.get_or_init(install);
         let free = |slot: &&Slot| !slot.taken.swap(true, Ordering::AcqRel);
         let (index, slot) =
             REGIONS.iter().enumerate().find(|(_, s)| free(s)).ok_or(io::ErrorKind::QuotaExceeded)?;
@@ -119,7 +120,9 @@ impl Mapping {
             if done != 0 {
                 // An older kernel, or a file cut short: the pages are touched.
                 for at in (start..end).step_by(PAGE.load(Ordering::Acquire)) {
-                    self.copy(at, &mut [0]);
+                    // SAFETY: inside the mapping; a missing page is replaced by the handler. Volatile, so that the read
+                    // is not left out.
+                    unsafe { self.ptr.as_ptr().add(at).read_volatile() };
                 }
             }
             self.seen[block].store(now.max(1), Ordering::Relaxed);
@@ -135,9 +138,9 @@ impl Mapping {
         if offset > self.len || out.len() > self.len - offset {
             return false;
         }
-        // SAFETY: inside the mapping by the check above, and `out` is not part of it. Another process
-        // may change the octets meanwhile, which a byte copy tolerates; a missing page is replaced by
-        // the handler.
+        // SAFETY: inside the mapping by the check above, and `out` is not part of it, since the mapping is never given
+        // out as `&mut`. A missing page is replaced by the handler. Another process may write the file meanwhile. The
+        // language has no rule for that; memcpy then copies old or new bytes, and no reference to them is made.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr.as_ptr().add(offset), out.as_mut_ptr(), out.len()) };
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
         !REGIONS[self.slot].broken.load(Ordering::Acquire)
@@ -155,41 +158,77 @@ impl Drop for Mapping {
     }
 }
 
-fn install() {
-    // SAFETY: sysconf reads a constant; the action is fully initialised and the handler does only what
-    // is allowed in one (atomics, mmap, sigaction).
+/// Installs the handler; gives what stood there before.
+fn install() -> libc::sigaction {
+    // SAFETY: sysconf reads a constant. All zero is a valid sigaction, and both calls get pointers to initialised locals.
     unsafe {
         PAGE.store(libc::sysconf(libc::_SC_PAGESIZE) as usize, Ordering::Release);
+        let mut before: libc::sigaction = std::mem::zeroed();
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_fault as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO;
+        // On the alternate stack, as the handler before ours may expect: Rust's own looks at stack overflows.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigemptyset(&mut action.sa_mask);
-        libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+        libc::sigaction(libc::SIGBUS, &action, &mut before);
+        before
     }
 }
 
-extern "C" fn on_fault(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
-    let address = unsafe { (*info).si_addr() } as usize;
-    let page = PAGE.load(Ordering::Acquire);
-    for slot in &REGIONS {
-        let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Acquire));
-        if start != 0 && (start..end).contains(&address) {
-            slot.broken.store(true, Ordering::Release);
-            let at = (address / page * page) as *mut libc::c_void;
-            // SAFETY: replaces one page of a mapping that belongs to this slot.
-            let got = unsafe {
-                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-                libc::mmap(at, page, libc::PROT_READ, flags, -1, 0)
-            };
-            if got != libc::MAP_FAILED {
-                return;
+extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler. A signal that a process sent has a code of 0 or
+    // less, and its process and user where a fault has its address.
+    let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
+    if fault.is_some_and(replace_page) {
+        return;
+    }
+    // SAFETY: allowed in a handler: sigaction, raise and calls of handlers that were installed for this very signal, with
+    // the kernel's arguments and as their flags say.
+    unsafe {
+        match BEFORE.get() {
+            Some(before) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) => {
+                if before.sa_flags & libc::SA_SIGINFO != 0 {
+                    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                        std::mem::transmute(before.sa_sigaction);
+                    handler(signal, info, context);
+                } else {
+                    let handler: extern "C" fn(libc::c_int) = std::mem::transmute(before.sa_sigaction);
+                    handler(signal);
+                }
+            }
+            Some(before) if before.sa_sigaction == libc::SIG_IGN && fault.is_none() => {}
+            _ => {
+                // A fault is repeated when this returns; a signal that was sent is not, so it is sent again. Either ends
+                // the process.
+                libc::signal(libc::SIGBUS, libc::SIG_DFL);
+                if fault.is_none() {
+                    libc::raise(libc::SIGBUS);
+                }
             }
         }
     }
-    // Not ours: the access is repeated under the default action, which ends the process with a core.
-    // SAFETY: allowed in a handler.
-    unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+}
+
+/// Puts a page of zeros where a mapping's page is missing; false if the address is in no mapping.
+fn replace_page(address: usize) -> bool {
+    let page = PAGE.load(Ordering::Acquire);
+    REGIONS.iter().any(|slot| {
+        let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Acquire));
+        let inside = start != 0 && (start..end).contains(&address);
+        // The slot may have been given to another mapping between the two loads: its old start and its new end are no
+        // mapping, and another one may lie between them.
+        if !inside || slot.start.load(Ordering::Acquire) != start {
+            return false;
+        }
+        slot.broken.store(true, Ordering::Release);
+        let at = (address / page * page) as *mut libc::c_void;
+        // SAFETY: one page of this slot's mapping, which lives as long as the faulting copy borrows it. The mapping begins at
+        // a page's beginning, so the whole page is its own.
+        let got = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            libc::mmap(at, page, libc::PROT_READ, flags, -1, 0)
+        };
+        got != libc::MAP_FAILED
+    })
 }
 
 #[cfg(test)]
@@ -228,5 +267,56 @@ mod tests {
             assert!(mapping.copy(offset, &mut [0]));
         }
         assert_eq!(mapping.missing(usize::MAX, 9, 5), None, "beyond the end there is nothing to wait for");
+    }
+
+    /// The name of the test below, for the process that it starts.
+    const CHILD: &str = "RIVULET_TEST_SIGBUS";
+
+    extern "C" fn note_and_exit(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        // SAFETY: the kernel's siginfo; _exit may be called in a handler.
+        unsafe { libc::_exit(if (*info).si_code > 0 { 42 } else { 43 }) };
+    }
+
+    #[test]
+    fn other_sigbus_reaches_the_handler_before() {
+        if let Ok(how) = std::env::var(CHILD) {
+            sigbus_elsewhere(&how);
+        }
+        let exit = |how: &str| {
+            let name = "http::guard::tests::other_sigbus_reaches_the_handler_before";
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child.args(["--exact", name, "--nocapture"]).env(CHILD, how).output().unwrap().status
+        };
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(exit("fault").code(), Some(42), "a fault in a mapping of others");
+        assert_eq!(exit("sent").code(), Some(43), "a signal that was sent");
+        assert_eq!(exit("default fault").signal(), Some(libc::SIGBUS));
+        assert_eq!(exit("default sent").signal(), Some(libc::SIGBUS));
+    }
+
+    /// In a process of its own: installs a handler, ours behind it, and causes a SIGBUS that is not ours.
+    fn sigbus_elsewhere(how: &str) -> ! {
+        // SAFETY: the action is initialised; the mapping is read beyond its file's end, which is what is tested.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction =
+                if how.starts_with("default") { libc::SIG_DFL } else { note_and_exit as *const () as usize };
+            action.sa_flags = libc::SA_SIGINFO;
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&[7; 9000]).unwrap();
+            let ours = Mapping::new(&file, 9000).unwrap();
+            let flags = libc::MAP_SHARED;
+            let other = libc::mmap(std::ptr::null_mut(), 9000, libc::PROT_READ, flags, file.as_raw_fd(), 0)
+                .cast::<u8>();
+            file.set_len(0).unwrap();
+            assert!(!ours.copy(0, &mut [0]), "our own is survived");
+            if how.ends_with("sent") {
+                libc::raise(libc::SIGBUS);
+            } else {
+                other.read_volatile();
+            }
+            libc::_exit(1)
+        }
     }
 }
