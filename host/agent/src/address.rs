@@ -180,7 +180,12 @@ mod tests {
         assert!(matches!(missing, Err(AddressError::File(..))));
         let dir = tempfile::tempdir().unwrap();
         let empty = dir.path().join("empty.pem");
+        // Others can read it, so it is no key.
         std::fs::write(&empty, "").unwrap();
+        std::fs::set_permissions(&empty, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let open = Controllers::new(&["192.0.2.1:1".into()], Some(files(empty.to_str().unwrap())));
+        assert!(matches!(open, Err(AddressError::File(..))), "{open:?}");
+        std::fs::set_permissions(&empty, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         let empty = Controllers::new(&["192.0.2.1:1".into()], Some(files(empty.to_str().unwrap())));
         assert!(matches!(empty, Err(AddressError::Tls(..))), "{empty:?}");
     }
